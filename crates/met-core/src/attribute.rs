@@ -1,0 +1,206 @@
+//! From what machines, cgroups and processes show to what jobs did.
+
+use std::collections::HashMap;
+
+use crate::{Across, Batch, JOB, MISSING, Subject, Table};
+
+/// Which job a cgroup or process belongs to: the most specific one. A nested job names the job around it.
+#[derive(Debug, Default)]
+pub struct JobMap {
+    owners: HashMap<Subject, u32>,
+    outer: HashMap<u32, u32>,
+    slots: Vec<u32>,
+}
+
+impl JobMap {
+    pub fn clear(&mut self) {
+        self.owners.clear();
+        self.outer.clear();
+        self.slots.clear();
+    }
+
+    pub fn add_job(&mut self, slot: u32, outer: Option<u32>) {
+        self.slots.push(slot);
+        if let Some(outer) = outer {
+            self.outer.insert(slot, outer);
+        }
+    }
+
+    pub fn assign(&mut self, subject: Subject, slot: u32) {
+        self.owners.insert(subject, slot);
+    }
+
+    pub fn owner(&self, subject: Subject) -> Option<u32> {
+        self.owners.get(&subject).copied()
+    }
+}
+
+/// Folds the rows of several tables into one row per job.
+///
+/// The batches are in order of precedence: a job's cell is taken from the first batch that has it, so a
+/// job with a cgroup is accounted by its cgroup and one without by its processes. A process counts for
+/// its job and for every job around it; a cgroup's counters hold those of the cgroups below it already.
+#[derive(Debug)]
+pub struct Fold {
+    feeds: Vec<(&'static Table, Vec<Feed>)>,
+    scratch: Vec<i64>,
+    slots: HashMap<u32, usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Feed {
+    from: usize,
+    to: usize,
+    across: Across,
+}
+
+impl Fold {
+    pub fn new() -> Fold {
+        Fold { feeds: Vec::new(), scratch: Vec::new(), slots: HashMap::new() }
+    }
+
+    /// Fills `out`, a batch of the job table, with a row for every job of `map`.
+    pub fn jobs(&mut self, batches: &[Batch], map: &JobMap, out: &mut Batch) {
+        debug_assert!(std::ptr::eq(out.table, &JOB));
+        out.clear();
+        self.slots.clear();
+        for (index, &slot) in map.slots.iter().enumerate() {
+            self.slots.insert(slot, index);
+            out.push(Subject::Job(slot));
+        }
+        for batch in batches {
+            let feeds = self.feeds_of(batch.table);
+            self.sum_batch(feeds, batch, map);
+            for (index, (_, cells)) in out.rows_mut().enumerate() {
+                for feed in &self.feeds[feeds].1 {
+                    let value = self.scratch[index * JOB.columns.len() + feed.to];
+                    if cells[feed.to] == MISSING {
+                        cells[feed.to] = value;
+                    }
+                }
+            }
+        }
+    }
+
+    fn feeds_of(&mut self, table: &'static Table) -> usize {
+        if let Some(known) = self.feeds.iter().position(|(seen, _)| std::ptr::eq(*seen, table)) {
+            return known;
+        }
+        let feed = |(from, column): (usize, &crate::Column)| {
+            let to = JOB.column(column.feeds?)?;
+            Some(Feed { from, to, across: column.across })
+        };
+        self.feeds.push((table, table.columns.iter().enumerate().filter_map(feed).collect()));
+        self.feeds.len() - 1
+    }
+
+    fn sum_batch(&mut self, feeds: usize, batch: &Batch, map: &JobMap) {
+        let width = JOB.columns.len();
+        self.scratch.clear();
+        self.scratch.resize(map.slots.len() * width, MISSING);
+        for (row, cells) in batch.rows() {
+            let mut slot = map.owner(row.owner);
+            while let Some(job) = slot {
+                if let Some(&index) = self.slots.get(&job) {
+                    for feed in &self.feeds[feeds].1 {
+                        let sum = &mut self.scratch[index * width + feed.to];
+                        *sum = combine(*sum, cells[feed.from], feed.across);
+                    }
+                }
+                slot = match row.owner {
+                    Subject::Task { .. } => map.outer.get(&job).copied(),
+                    _ => None,
+                };
+            }
+        }
+    }
+}
+
+impl Default for Fold {
+    fn default() -> Self {
+        Fold::new()
+    }
+}
+
+fn combine(sum: i64, cell: i64, across: Across) -> i64 {
+    match (sum, cell) {
+        (sum, MISSING) => sum,
+        (MISSING, cell) => cell,
+        (sum, cell) => match across {
+            // Rows of a job are alike in kind; a mean over them would weigh a sleeping process like a busy one.
+            Across::Sum | Across::Mean => sum.saturating_add(cell),
+            Across::Max => sum.max(cell),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job_table::{CPU, MEMORY_NEEDED, PROCESSES_RUNNING};
+    use crate::table::{NANO, ONE};
+    use crate::{Column, Unit};
+
+    static CGROUP_COLUMNS: &[Column] = &[Column::counter("cpu", Unit::Seconds, NANO, "").feeds("cpu")];
+    static CGROUP: Table = Table { name: "cgroup", subject: "", labels: &[], columns: CGROUP_COLUMNS };
+    static TASK_COLUMNS: &[Column] = &[
+        Column::counter("cpu", Unit::Seconds, NANO, "").feeds("cpu"),
+        Column::counter("cpu_reaped", Unit::Seconds, NANO, "").feeds("cpu"),
+        Column::gauge("alive", Unit::Count, ONE, "").feeds("processes_running"),
+    ];
+    static TASK: Table = Table { name: "process", subject: "", labels: &[], columns: TASK_COLUMNS };
+
+    fn task(pid: u32) -> Subject {
+        Subject::Task { pid, start_ticks: 7 }
+    }
+
+    fn fold(cgroups: &[(u64, i64)], tasks: &[(u32, [i64; 3])], map: &JobMap) -> Vec<Vec<i64>> {
+        let mut cgroup_batch = Batch::new(&CGROUP);
+        for &(id, cpu) in cgroups {
+            cgroup_batch.push(Subject::Cgroup(id))[0] = cpu;
+        }
+        let mut task_batch = Batch::new(&TASK);
+        for &(pid, cells) in tasks {
+            task_batch.push(task(pid)).copy_from_slice(&cells);
+        }
+        let mut out = Batch::new(&JOB);
+        Fold::new().jobs(&[cgroup_batch, task_batch], map, &mut out);
+        out.rows().map(|(_, cells)| cells.to_vec()).collect()
+    }
+
+    #[test]
+    fn a_cgroup_is_believed_before_its_processes() {
+        let mut map = JobMap::default();
+        map.add_job(1, None);
+        map.assign(Subject::Cgroup(10), 1);
+        map.assign(task(100), 1);
+        let jobs = fold(&[(10, 500)], &[(100, [300, 20, 1])], &map);
+        assert_eq!(jobs[0][CPU], 500);
+        assert_eq!(jobs[0][PROCESSES_RUNNING], 1, "what the cgroup does not say comes from the processes");
+        assert_eq!(jobs[0][MEMORY_NEEDED], MISSING, "what nobody says is missing, not 0");
+    }
+
+    #[test]
+    fn processes_and_what_they_reaped_add_up() {
+        let mut map = JobMap::default();
+        map.add_job(1, None);
+        map.assign(task(100), 1);
+        map.assign(task(101), 1);
+        let jobs = fold(&[], &[(100, [300, 20, 1]), (101, [5, MISSING, 1]), (200, [9, 9, 1])], &map);
+        assert_eq!(jobs[0][CPU], 325, "pid 200 belongs to nobody");
+        assert_eq!(jobs[0][PROCESSES_RUNNING], 2);
+    }
+
+    #[test]
+    fn a_nested_job_is_part_of_the_outer_one() {
+        let mut map = JobMap::default();
+        map.add_job(1, None);
+        map.add_job(2, Some(1));
+        map.assign(task(100), 1);
+        map.assign(task(101), 2);
+        map.assign(Subject::Cgroup(20), 2);
+        let jobs = fold(&[(20, 900)], &[(100, [300, 0, 1]), (101, [5, 0, 1])], &map);
+        assert_eq!((jobs[0][CPU], jobs[0][PROCESSES_RUNNING]), (305, 2));
+        assert_eq!((jobs[1][CPU], jobs[1][PROCESSES_RUNNING]), (900, 1));
+    }
+}

@@ -1,0 +1,198 @@
+//! The course of a job over time: samples of the job table, and what they sum up to.
+
+use crate::job::{Summaries, Summary};
+use crate::rate;
+use crate::{Kind, MISSING, Table};
+
+/// Samples of one table for one subject, column by column. Times are unix milliseconds, ascending.
+#[derive(Clone, Debug)]
+pub struct Course {
+    pub table: &'static Table,
+    pub times_ms: Vec<i64>,
+    /// One per column of the table, each as long as `times_ms`.
+    pub columns: Vec<Vec<i64>>,
+}
+
+impl Course {
+    pub fn new(table: &'static Table) -> Course {
+        Course { table, times_ms: Vec::new(), columns: vec![Vec::new(); table.columns.len()] }
+    }
+
+    pub fn push(&mut self, time_ms: i64, cells: &[i64]) {
+        debug_assert_eq!(cells.len(), self.columns.len());
+        self.times_ms.push(time_ms);
+        for (column, &cell) in self.columns.iter_mut().zip(cells) {
+            column.push(cell);
+        }
+    }
+
+    pub fn clear(&mut self) {
+        self.times_ms.clear();
+        for column in &mut self.columns {
+            column.clear();
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.times_ms.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.times_ms.is_empty()
+    }
+
+    /// Adds the samples of `later`, which begin after these end; an overlap (a block read twice) is skipped.
+    pub fn append(&mut self, later: &Course) {
+        let last = self.times_ms.last().copied().unwrap_or(i64::MIN);
+        let skip = later.times_ms.partition_point(|&time| time <= last);
+        self.times_ms.extend_from_slice(&later.times_ms[skip..]);
+        for (column, more) in self.columns.iter_mut().zip(&later.columns) {
+            column.extend_from_slice(&more[skip..]);
+        }
+    }
+
+    /// The intervals between neighbouring known cells of a column: a level, or a growth per second, that
+    /// held from one time to another. An interval longer than `gap_ms` is a gap and not bridged.
+    pub fn intervals(&self, column: usize, gap_ms: i64) -> impl Iterator<Item = Interval> + '_ {
+        let kind = self.table.columns[column].kind;
+        let known = self.times_ms.iter().zip(&self.columns[column]).filter(|&(_, &cell)| cell != MISSING);
+        known.clone().zip(known.skip(1)).filter_map(move |((&begin_ms, &before), (&end_ms, &now))| {
+            if end_ms <= begin_ms || end_ms - begin_ms > gap_ms {
+                return None;
+            }
+            let value = match kind {
+                Kind::Gauge => (before as f64 + now as f64) / 2.0,
+                Kind::Counter => rate::per_second(before, now, (end_ms - begin_ms) * 1_000_000)?,
+            };
+            Some(Interval { begin_ms, end_ms, value })
+        })
+    }
+
+    pub fn maximum(&self, column: usize) -> Option<i64> {
+        self.columns[column].iter().copied().filter(|&cell| cell != MISSING).max()
+    }
+
+    /// The largest growth per second of a counter over a span of at least `span_ms`.
+    pub fn peak_rate(&self, column: usize, span_ms: i64, gap_ms: i64) -> Option<f64> {
+        let known: Vec<(i64, i64)> = (self.times_ms.iter().copied())
+            .zip(self.columns[column].iter().copied())
+            .filter(|&(_, cell)| cell != MISSING)
+            .collect();
+        let mut peak: Option<f64> = None;
+        let mut begin = 0;
+        for end in 1..known.len() {
+            if known[end].0 - known[end - 1].0 > gap_ms {
+                begin = end;
+            }
+            while begin + 1 < end && known[end].0 - known[begin + 1].0 >= span_ms {
+                begin += 1;
+            }
+            let elapsed_ms = known[end].0 - known[begin].0;
+            if elapsed_ms < span_ms {
+                continue;
+            }
+            if let Some(rate) = rate::per_second(known[begin].1, known[end].1, elapsed_ms * 1_000_000) {
+                peak = Some(peak.map_or(rate, |peak| peak.max(rate)));
+            }
+        }
+        peak
+    }
+
+    pub fn summaries(&self, gap_ms: i64) -> Summaries {
+        let mut summaries = Summaries::default();
+        for column in 0..self.columns.len() {
+            if let Some(summary) = self.summary(column, gap_ms) {
+                summaries.set(column, summary);
+            }
+        }
+        summaries
+    }
+
+    fn summary(&self, column: usize, gap_ms: i64) -> Option<Summary> {
+        let mut spans: Vec<(f64, i64)> =
+            self.intervals(column, gap_ms).map(|span| (span.value, span.end_ms - span.begin_ms)).collect();
+        if spans.is_empty() {
+            // One sample of a level is still a level; of a counter it is nothing.
+            let only = self.maximum(column).filter(|_| self.table.columns[column].kind == Kind::Gauge)?;
+            spans.push((only as f64, 1));
+        }
+        spans.sort_unstable_by(|left, right| left.0.total_cmp(&right.0));
+        let covered_ms: i64 = spans.iter().map(|&(_, length)| length).sum();
+        let mean =
+            spans.iter().map(|&(value, length)| value * length as f64).sum::<f64>() / covered_ms as f64;
+        let quantile = |share: f64| {
+            let mut left = share * covered_ms as f64;
+            for &(value, length) in &spans {
+                left -= length as f64;
+                if left <= 0.0 {
+                    return value;
+                }
+            }
+            spans[spans.len() - 1].0
+        };
+        let (min, max) = (spans[0].0, spans[spans.len() - 1].0);
+        Some(Summary { mean, min, max, p50: quantile(0.5), p95: quantile(0.95) })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    pub begin_ms: i64,
+    pub end_ms: i64,
+    pub value: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::JOB;
+    use crate::job_table::{CPU, MEMORY_NEEDED};
+
+    fn course(samples: &[(i64, i64, i64)]) -> Course {
+        let mut course = Course::new(&JOB);
+        for &(time_ms, cpu, memory) in samples {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            cells[CPU] = cpu;
+            cells[MEMORY_NEEDED] = memory;
+            course.push(time_ms, &cells);
+        }
+        course
+    }
+
+    #[test]
+    fn the_mean_is_weighted_by_time() {
+        let summaries = course(&[(0, 0, 10), (1000, 0, 10), (10_000, 0, 30)]).summaries(60_000);
+        assert_eq!(summaries.get(MEMORY_NEEDED).unwrap().mean, 19.0);
+        assert_eq!(summaries.get(MEMORY_NEEDED).unwrap().max, 20.0);
+    }
+
+    #[test]
+    fn a_gap_is_not_bridged_and_a_missing_cell_is_not_zero() {
+        let summaries = course(&[(0, 0, 10), (1000, MISSING, 10), (900_000, MISSING, 90), (901_000, 5, 90)]);
+        let summaries = summaries.summaries(60_000);
+        assert_eq!(summaries.get(MEMORY_NEEDED).unwrap().mean, 50.0);
+        assert_eq!(summaries.get(CPU), None);
+    }
+
+    #[test]
+    fn one_sample_of_memory_is_a_mean_and_one_of_cpu_is_not() {
+        let summaries = course(&[(5, 7, 10)]).summaries(60_000);
+        assert_eq!(summaries.get(MEMORY_NEEDED).unwrap().mean, 10.0);
+        assert_eq!(summaries.get(CPU), None);
+    }
+
+    #[test]
+    fn peak_rates_ignore_spans_that_are_too_short() {
+        let samples = [(0, 0, 0), (10, 10_000_000, 0), (600, 100_000_000, 0), (1600, 1_100_000_000, 0)];
+        let peak = course(&samples).peak_rate(CPU, 500, 60_000).unwrap();
+        assert!((peak / 1e9 - 1.0).abs() < 1e-9, "{peak}");
+    }
+
+    #[test]
+    fn appending_skips_what_is_there_already() {
+        let mut whole = course(&[(0, 0, 1), (1000, 1, 1)]);
+        whole.append(&course(&[(1000, 1, 1), (2000, 2, 2)]));
+        assert_eq!(whole.times_ms, [0, 1000, 2000]);
+        assert_eq!(whole.columns[CPU], [0, 1, 2]);
+    }
+}

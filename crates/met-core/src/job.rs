@@ -1,0 +1,326 @@
+//! A job: who it is, how it lived, and what is known of it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::de::Deserializer;
+use serde::ser::Serializer;
+use serde::{Deserialize, Serialize};
+
+use crate::JOB;
+
+/// The manager of jobs that `met` itself started or attached to.
+pub const LOCAL: &str = "local";
+
+/// What tells one job from every other one, also from an earlier job with the same id.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct JobKey {
+    pub cluster: Option<String>,
+    pub manager: String,
+    pub id: String,
+    /// The scheduler's restart count, else the start in unix seconds: a requeued job is another one.
+    pub incarnation: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Pending,
+    Running,
+    Suspended,
+    Finished,
+    Failed,
+    Cancelled,
+    Timeout,
+    OutOfMemory,
+    Lost,
+}
+
+impl State {
+    pub const ALL: [State; 9] = [
+        State::Pending,
+        State::Running,
+        State::Suspended,
+        State::Finished,
+        State::Failed,
+        State::Cancelled,
+        State::Timeout,
+        State::OutOfMemory,
+        State::Lost,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Pending => "pending",
+            State::Running => "running",
+            State::Suspended => "suspended",
+            State::Finished => "finished",
+            State::Failed => "failed",
+            State::Cancelled => "cancelled",
+            State::Timeout => "timeout",
+            State::OutOfMemory => "out_of_memory",
+            State::Lost => "lost",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<State> {
+        State::ALL.into_iter().find(|state| state.name() == name)
+    }
+
+    /// Whether more may still come of the job.
+    pub fn is_live(self) -> bool {
+        matches!(self, State::Pending | State::Running | State::Suspended)
+    }
+}
+
+/// A process that cannot be mistaken for a later one with its pid, within one boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ProcessId {
+    pub pid: u32,
+    pub start_ticks: u64,
+}
+
+/// What is known of one job. Times are unix nanoseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    pub key: JobKey,
+    pub name: String,
+    pub user: Option<String>,
+    pub uid: Option<u32>,
+    pub account: Option<String>,
+    /// As given; bytes that are not UTF-8 are shown as U+FFFD.
+    pub command: Vec<String>,
+    pub state: State,
+    /// The scheduler's own word for the state.
+    pub manager_state: Option<String>,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    pub start_ns: Option<i64>,
+    pub end_ns: Option<i64>,
+    pub nodes: Vec<String>,
+    /// The memory of the machine it ran on; what a percentage of memory is a percentage of.
+    pub node_memory_bytes: Option<i64>,
+    #[serde(default)]
+    pub totals: Totals,
+    #[serde(default)]
+    pub summaries: Summaries,
+    /// How to reach it, for a job of this machine.
+    pub local: Option<Local>,
+}
+
+impl Record {
+    pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {
+        Some((self.end_ns.unwrap_or(now_ns) - self.start_ns?).max(0))
+    }
+}
+
+/// Where a local job's processes, files and supervisor are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Local {
+    /// Pids and start times mean something within one boot only.
+    pub boot_id: String,
+    pub origin: Origin,
+    /// The process that waits for the job and writes its end; `None` before it is up.
+    pub supervisor: Option<ProcessId>,
+    pub main: Option<ProcessId>,
+    /// The job's cgroup directories, if it has any.
+    pub cgroup: CgroupPaths,
+    pub cwd: PathBuf,
+    pub stdout: Option<PathBuf>,
+    pub stderr: Option<PathBuf>,
+    /// Processes that were still alive when a `met time` job was closed.
+    #[serde(default)]
+    pub left_over: Vec<LeftOver>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    Run,
+    Time,
+    Attach,
+}
+
+/// Directories below the mount points, on cgroup v1 one for each hierarchy that counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupPaths {
+    pub unified: Option<PathBuf>,
+    pub memory: Option<PathBuf>,
+    pub cpuacct: Option<PathBuf>,
+}
+
+impl CgroupPaths {
+    pub fn is_empty(&self) -> bool {
+        self.unified.is_none() && self.memory.is_none() && self.cpuacct.is_none()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOver {
+    pub pid: u32,
+    pub name: String,
+}
+
+/// How a figure came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QualityKind {
+    /// The difference of a counter that covers the whole job.
+    Measured,
+    /// The largest, last or mean of samples; what happened between them is not in it.
+    Sampled,
+    /// A share of something measured for several.
+    Attributed,
+    Estimated,
+    /// At least this much.
+    LowerBound,
+}
+
+impl QualityKind {
+    pub const ALL: [QualityKind; 5] = [
+        QualityKind::Measured,
+        QualityKind::Sampled,
+        QualityKind::Attributed,
+        QualityKind::Estimated,
+        QualityKind::LowerBound,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            QualityKind::Measured => "measured",
+            QualityKind::Sampled => "sampled",
+            QualityKind::Attributed => "attributed",
+            QualityKind::Estimated => "estimated",
+            QualityKind::LowerBound => "lower_bound",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<QualityKind> {
+        QualityKind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Figure {
+    pub value: i64,
+    pub kind: QualityKind,
+    /// The interface it was read from.
+    pub source: Cow<'static, str>,
+}
+
+/// The known totals of a job, by column of the job table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Totals {
+    figures: BTreeMap<usize, Figure>,
+}
+
+impl Totals {
+    pub fn get(&self, column: usize) -> Option<i64> {
+        self.figures.get(&column).map(|figure| figure.value)
+    }
+
+    pub fn figure(&self, column: usize) -> Option<&Figure> {
+        self.figures.get(&column)
+    }
+
+    pub fn set(
+        &mut self,
+        column: usize,
+        value: i64,
+        kind: QualityKind,
+        source: impl Into<Cow<'static, str>>,
+    ) {
+        self.figures.insert(column, Figure { value, kind, source: source.into() });
+    }
+
+    /// Takes over what `other` knows and this does not.
+    pub fn fill_from(&mut self, other: &Totals) {
+        for (&column, figure) in &other.figures {
+            self.figures.entry(column).or_insert_with(|| figure.clone());
+        }
+    }
+
+    pub fn remove(&mut self, column: usize) {
+        self.figures.remove(&column);
+    }
+
+    /// In the order of the job table.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Figure)> {
+        self.figures.iter().map(|(&column, figure)| (column, figure))
+    }
+}
+
+/// The course of one column in five numbers, in the column's sub-unit. Counters: of their growth per second.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Weighted by time.
+    pub mean: f64,
+    pub min: f64,
+    pub max: f64,
+    pub p50: f64,
+    pub p95: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summaries {
+    by_column: BTreeMap<usize, Summary>,
+}
+
+impl Summaries {
+    pub fn get(&self, column: usize) -> Option<&Summary> {
+        self.by_column.get(&column)
+    }
+
+    pub fn set(&mut self, column: usize, summary: Summary) {
+        self.by_column.insert(column, summary);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Summary)> {
+        self.by_column.iter().map(|(&column, summary)| (column, summary))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_column.is_empty()
+    }
+}
+
+// On disk and on the socket a column goes by its name: a position would change its meaning with the table.
+fn serialize_by_name<T: Serialize, S: Serializer>(
+    map: &BTreeMap<usize, T>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    to.collect_map(map.iter().map(|(&column, value)| (JOB.columns[column].name, value)))
+}
+
+// A name that this version does not know came from a newer one, and is left out.
+fn deserialize_by_name<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<BTreeMap<usize, T>, D::Error> {
+    let named = BTreeMap::<String, T>::deserialize(from)?;
+    Ok(named.into_iter().filter_map(|(name, value)| Some((JOB.column(&name)?, value))).collect())
+}
+
+impl Serialize for Totals {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        serialize_by_name(&self.figures, to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Totals {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Ok(Totals { figures: deserialize_by_name(from)? })
+    }
+}
+
+impl Serialize for Summaries {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        serialize_by_name(&self.by_column, to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Summaries {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Ok(Summaries { by_column: deserialize_by_name(from)? })
+    }
+}

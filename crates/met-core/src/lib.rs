@@ -1,0 +1,17 @@
+//! What is measured and what it means. Pure: no I/O, no clock, no global state.
+//!
+//! A [`Table`] is the one schema: its columns name a Prometheus family, a JSON key, a stored series and
+//! a line of the metric reference. Sources fill [`Batch`]es of integers, [`attribute`] folds them into
+//! one row per job, and everything behind that reads the [`JOB`] table only.
+
+pub mod attribute;
+mod batch;
+pub mod course;
+pub mod job;
+pub mod job_table;
+pub mod rate;
+pub mod table;
+
+pub use batch::{Batch, MISSING, Row, Subject, Window};
+pub use job_table::JOB;
+pub use table::{Across, Column, Kind, Table, Unit};
