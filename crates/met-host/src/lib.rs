@@ -1,1 +1,15 @@
-//! met-host
+//! The door to the machine. Everything is read below one root, so that a captured tree is a machine too.
+
+mod budget;
+pub mod cgroup;
+pub mod clock;
+mod file;
+mod host;
+pub mod parse;
+mod targets;
+
+pub use budget::{Budget, Share, raise_open_file_limit};
+pub use file::{Dir, KeptFile, PidPath};
+pub use host::{Facts, Host};
+pub use rustix::fs::FileType;
+pub use targets::{CgroupTarget, Targets, TaskRole, TaskTarget};

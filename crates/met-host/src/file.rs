@@ -1,0 +1,243 @@
+//! Directories and files by descriptor: opened once, read often, into buffers that the caller owns.
+
+use std::ffi::OsStr;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::buffer::spare_capacity;
+use rustix::fs::{FileType, Mode, OFlags, RawDir};
+
+use crate::budget::{Budget, Share};
+
+/// No file read here is as large; what is longer is cut, and its last line dropped by the parsers.
+const FILE_LIMIT_BYTES: usize = 4 << 20;
+/// More than a memory.stat, so that one call reads a whole file.
+const READ_BYTES: usize = 8 << 10;
+const LISTING_BYTES: usize = 64 << 10;
+
+/// An open directory: files are found below it even if something above is renamed or mounted over.
+#[derive(Debug)]
+pub struct Dir {
+    fd: OwnedFd,
+}
+
+impl Dir {
+    pub fn open(path: &Path) -> io::Result<Dir> {
+        Ok(Dir { fd: rustix::fs::open(path, DIR_FLAGS, Mode::empty())? })
+    }
+
+    pub fn open_dir(&self, path: impl AsRef<Path>) -> io::Result<Dir> {
+        Ok(Dir { fd: rustix::fs::openat(&self.fd, path.as_ref(), DIR_FLAGS, Mode::empty())? })
+    }
+
+    /// Opens a file for a reading or for many. Without room in the budget it is opened for each of them.
+    pub fn open_kept(&self, name: &[u8], budget: &Arc<Budget>, share: Share) -> io::Result<KeptFile> {
+        let fd = self.open_file(name)?;
+        // Opened in any case: whether the file exists and may be read is learned here and not at a reading.
+        Ok(match budget.take(share) {
+            true => KeptFile { fd: Some(fd), budget: Arc::clone(budget) },
+            false => KeptFile { fd: None, budget: Arc::clone(budget) },
+        })
+    }
+
+    /// Reads the whole file into `buffer`, which is emptied first.
+    pub fn read(&self, name: impl AsRef<Path>, buffer: &mut Vec<u8>) -> io::Result<()> {
+        let fd = self.open_file(name.as_ref().as_os_str().as_bytes())?;
+        buffer.clear();
+        loop {
+            buffer.reserve(READ_BYTES);
+            let count = rustix::io::retry_on_intr(|| rustix::io::read(&fd, spare_capacity(buffer)))?;
+            if count == 0 || buffer.len() >= FILE_LIMIT_BYTES {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The inode number; of a cgroup directory it is the cgroup's id.
+    pub fn inode(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.fd)?.st_ino)
+    }
+
+    /// Calls `visit` with name, inode number and type of every entry but `.` and `..`. The buffer is reused.
+    pub fn list(&self, buffer: &mut Vec<u8>, mut visit: impl FnMut(&[u8], u64, FileType)) -> io::Result<()> {
+        // A descriptor of its own: the position of a shared one belongs to whoever lists at the same time.
+        let fd = rustix::fs::openat(&self.fd, ".", DIR_FLAGS, Mode::empty())?;
+        buffer.clear();
+        buffer.reserve(LISTING_BYTES);
+        let spare: &mut [MaybeUninit<u8>] = buffer.spare_capacity_mut();
+        let mut entries = RawDir::new(&fd, spare);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                visit(name, entry.ino(), entry.file_type());
+            }
+        }
+        Ok(())
+    }
+
+    fn open_file(&self, name: &[u8]) -> io::Result<OwnedFd> {
+        Ok(rustix::fs::openat(&self.fd, OsStr::from_bytes(name), FILE_FLAGS, Mode::empty())?)
+    }
+}
+
+const DIR_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const FILE_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
+
+/// A file that is read again and again. Open all the time while the budget of descriptors allows it.
+#[derive(Debug)]
+pub struct KeptFile {
+    fd: Option<OwnedFd>,
+    budget: Arc<Budget>,
+}
+
+impl KeptFile {
+    /// Reads the file into `buffer`, which is emptied first. `dir` and `name` are those it was opened with.
+    ///
+    /// One call where the file fits: the kernel prints the small files of processes and cgroups in one piece.
+    pub fn read(&self, dir: &Dir, name: &[u8], buffer: &mut Vec<u8>) -> io::Result<()> {
+        let opened;
+        let fd = match &self.fd {
+            Some(fd) => fd,
+            None => {
+                opened = dir.open_file(name)?;
+                &opened
+            }
+        };
+        let mut capacity = READ_BYTES;
+        loop {
+            buffer.clear();
+            buffer.reserve(capacity);
+            let room = buffer.capacity();
+            let count = rustix::io::retry_on_intr(|| rustix::io::pread(fd, spare_capacity(buffer), 0))?;
+            if count < room || room >= FILE_LIMIT_BYTES {
+                return Ok(());
+            }
+            capacity = room.saturating_mul(2);
+        }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.fd.is_some()
+    }
+}
+
+impl Drop for KeptFile {
+    fn drop(&mut self) {
+        if self.fd.is_some() {
+            self.budget.give_back();
+        }
+    }
+}
+
+/// A path below /proc/PID on the stack: made for every reading, so it must not allocate.
+#[derive(Clone, Copy, Debug)]
+pub struct PidPath {
+    bytes: [u8; PidPath::LIMIT_BYTES],
+    length: usize,
+}
+
+impl PidPath {
+    // Two pids of ten digits, "/task/" and the longest file name used, with room.
+    const LIMIT_BYTES: usize = 48;
+
+    pub fn new(pid: u32, name: &str) -> PidPath {
+        let mut path = PidPath { bytes: [0; PidPath::LIMIT_BYTES], length: 0 };
+        path.push_number(pid);
+        path.push(b"/");
+        path.push(name.as_bytes());
+        path
+    }
+
+    /// A file of the main thread alone.
+    pub fn of_main_thread(pid: u32, name: &str) -> PidPath {
+        let mut path = PidPath::new(pid, "task/");
+        path.push_number(pid);
+        path.push(b"/");
+        path.push(name.as_bytes());
+        path
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    pub fn as_path(&self) -> &Path {
+        Path::new(OsStr::from_bytes(self.as_bytes()))
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        let end = self.length + bytes.len();
+        debug_assert!(end <= PidPath::LIMIT_BYTES, "names are constants of this program");
+        if let Some(room) = self.bytes.get_mut(self.length..end) {
+            room.copy_from_slice(bytes);
+            self.length = end;
+        }
+    }
+
+    fn push_number(&mut self, mut number: u32) {
+        let mut digits = [0; 10];
+        let mut begin = digits.len();
+        loop {
+            begin -= 1;
+            digits[begin] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                break;
+            }
+        }
+        self.push(&digits[begin..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pid_path_is_what_format_would_print() {
+        for pid in [0, 7, 4_194_304, u32::MAX] {
+            assert_eq!(PidPath::new(pid, "stat").as_bytes(), format!("{pid}/stat").as_bytes());
+            let thread = format!("{pid}/task/{pid}/schedstat");
+            assert_eq!(PidPath::of_main_thread(pid, "schedstat").as_bytes(), thread.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_file_longer_than_the_buffer_is_read_whole() {
+        let root = tempfile::tempdir().unwrap();
+        let text = "x".repeat(3 * READ_BYTES + 1);
+        std::fs::write(root.path().join("long"), &text).unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        let mut buffer = Vec::new();
+        let kept = dir.open_kept(b"long", &Budget::of(10), Share::First).unwrap();
+        kept.read(&dir, b"long", &mut buffer).unwrap();
+        assert_eq!(buffer.len(), text.len());
+        dir.read("long", &mut buffer).unwrap();
+        assert_eq!(buffer.len(), text.len());
+    }
+
+    #[test]
+    fn beyond_the_budget_a_file_is_opened_for_each_reading() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join("a"), "first").unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        let budget = Budget::of(1);
+        let mut buffer = Vec::new();
+        let kept = dir.open_kept(b"a", &budget, Share::First).unwrap();
+        let poor = dir.open_kept(b"a", &budget, Share::First).unwrap();
+        assert!(kept.is_open() && !poor.is_open());
+        drop(kept);
+        std::fs::write(root.path().join("a"), "second").unwrap();
+        poor.read(&dir, b"a", &mut buffer).unwrap();
+        assert_eq!(buffer, b"second");
+        assert!(
+            dir.open_kept(b"a", &budget, Share::First).unwrap().is_open(),
+            "what is closed is given back"
+        );
+    }
+}

@@ -1,0 +1,43 @@
+//! What the sources are asked to read: the cgroups and processes of the jobs, without the jobs.
+
+use std::sync::Arc;
+
+use crate::cgroup::CgroupDirs;
+
+/// The caller owns it and fills it anew at each tick.
+#[derive(Debug, Default)]
+pub struct Targets {
+    pub cgroups: Vec<CgroupTarget>,
+    pub tasks: Vec<TaskTarget>,
+}
+
+impl Targets {
+    pub fn clear(&mut self) {
+        self.cgroups.clear();
+        self.tasks.clear();
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct CgroupTarget {
+    pub dirs: Arc<CgroupDirs>,
+    /// Read what is otherwise read at slow ticks only: a short job has none.
+    pub young: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskTarget {
+    pub pid: u32,
+    pub start_ticks: u64,
+    pub role: TaskRole,
+    /// As for a cgroup. The processes of one job are young together: a sum of some would look like a total.
+    pub young: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskRole {
+    /// A process of a job: all it did counts.
+    Member,
+    /// A job's supervisor: only what it reaped counts, not what it does itself.
+    Keeper,
+}
