@@ -62,6 +62,13 @@ impl Dir {
         Ok(rustix::fs::fstat(&self.fd)?.st_ino)
     }
 
+    /// Whether a directory may lie below this one. Cgroups say it by their link count, without a listing.
+    pub fn may_have_dirs(&self) -> io::Result<bool> {
+        // Two links, its name and its `.`, are those of a directory without another one in it; file systems
+        // that do not count this way say 1.
+        Ok(rustix::fs::fstat(&self.fd)?.st_nlink != 2)
+    }
+
     /// Calls `visit` with name, inode number and type of every entry but `.` and `..`. The buffer is reused.
     pub fn list(&self, buffer: &mut Vec<u8>, mut visit: impl FnMut(&[u8], u64, FileType)) -> io::Result<()> {
         // A descriptor of its own: the position of a shared one belongs to whoever lists at the same time.
@@ -100,14 +107,8 @@ impl KeptFile {
     ///
     /// One call where the file fits: the kernel prints the small files of processes and cgroups in one piece.
     pub fn read(&self, dir: &Dir, name: &[u8], buffer: &mut Vec<u8>) -> io::Result<()> {
-        let opened;
-        let fd = match &self.fd {
-            Some(fd) => fd,
-            None => {
-                opened = dir.open_file(name)?;
-                &opened
-            }
-        };
+        let opened = self.open_if_closed(dir, name)?;
+        let Some(fd) = self.fd.as_ref().or(opened.as_ref()) else { return Ok(()) };
         let mut capacity = READ_BYTES;
         loop {
             buffer.clear();
@@ -119,6 +120,25 @@ impl KeptFile {
             }
             capacity = room.saturating_mul(2);
         }
+    }
+
+    /// As `read`, for lists such as cgroup.procs, which the kernel hands out a page at a time.
+    pub fn read_list(&self, dir: &Dir, name: &[u8], buffer: &mut Vec<u8>) -> io::Result<()> {
+        let opened = self.open_if_closed(dir, name)?;
+        let Some(fd) = self.fd.as_ref().or(opened.as_ref()) else { return Ok(()) };
+        buffer.clear();
+        loop {
+            buffer.reserve(READ_BYTES);
+            let offset = buffer.len() as u64;
+            let count = rustix::io::retry_on_intr(|| rustix::io::pread(fd, spare_capacity(buffer), offset))?;
+            if count == 0 || buffer.len() >= FILE_LIMIT_BYTES {
+                return Ok(());
+            }
+        }
+    }
+
+    fn open_if_closed(&self, dir: &Dir, name: &[u8]) -> io::Result<Option<OwnedFd>> {
+        if self.fd.is_some() { Ok(None) } else { dir.open_file(name).map(Some) }
     }
 
     pub fn is_open(&self) -> bool {

@@ -1,1 +1,8 @@
-//! met-jobs
+//! Finds the processes and cgroups of jobs on this machine.
+
+mod environ;
+pub mod layouts;
+mod members;
+
+pub use environ::find_by_marker;
+pub use members::{JobSpec, Members};

@@ -1,1 +1,138 @@
-//! met-sources
+//! Reads the machine, one file per interface. A source knows cgroups and processes, and no jobs.
+//!
+//! To add one: a file with its table, its [`SourceSpec`] and its [`Source`], and one word in [`SOURCES`].
+
+mod cgroup;
+mod process;
+mod self_cost;
+
+use std::io;
+
+use met_core::{Batch, JOB, Table};
+use met_host::Host;
+
+pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
+pub use self_cost::{NewError, Runner};
+
+/// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
+pub static SOURCES: &[&SourceSpec] = &[&cgroup::SPEC, &process::SPEC];
+
+/// Every table, in the order of the documentation.
+pub fn catalogue() -> Vec<&'static Table> {
+    let of_sources = SOURCES.iter().flat_map(|spec| spec.tables.iter().copied());
+    std::iter::once(&JOB).chain(of_sources).chain([&self_cost::TABLE]).collect()
+}
+
+/// What can be said of a source without a machine.
+#[derive(Debug)]
+pub struct SourceSpec {
+    pub name: &'static str,
+    pub help: &'static str,
+    pub tables: &'static [&'static Table],
+    pub open: fn(&Host, &Options) -> Opened,
+}
+
+pub type Opened = Result<Box<dyn Source>, Unavailable>;
+
+/// What a user may choose about the sources.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Options {}
+
+pub trait Source: Send {
+    /// Adds to `out`, one empty batch for each of the source's tables, what `targets` show now.
+    ///
+    /// A target that vanished has no row and is no error.
+    fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError>;
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TickInfo {
+    /// Read also what is dear and changes little: every tenth tick.
+    pub slow: bool,
+}
+
+/// Why a source has nothing to say on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unavailable {
+    /// The machine has no such thing.
+    Absent(String),
+    /// It has, and `need` would make it readable.
+    Denied { path: String, need: &'static str },
+}
+
+impl std::fmt::Display for Unavailable {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Unavailable::Absent(what) => to.write_str(what),
+            Unavailable::Denied { path, need } => write!(to, "{path} may not be read, it needs {need}"),
+        }
+    }
+}
+
+/// What went wrong in a reading, one variant for each reaction.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The source is gone for good: do not read it again.
+    Gone,
+    /// What could be read is in the batches; the rest is tried again at the next tick.
+    Retry { path: String, error: io::Error },
+}
+
+impl std::fmt::Display for ReadError {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ReadError::Gone => to.write_str("gone"),
+            ReadError::Retry { path, error } => write!(to, "{path}: {error}"),
+        }
+    }
+}
+
+/// Whether a file is unreadable because its process or cgroup ended.
+fn is_gone(error: &io::Error) -> bool {
+    const ENOENT: i32 = rustix::io::Errno::NOENT.raw_os_error();
+    const ENODEV: i32 = rustix::io::Errno::NODEV.raw_os_error();
+    const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
+    matches!(error.raw_os_error(), Some(ENOENT | ENODEV | ESRCH))
+}
+
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_a_source_is_listed() {
+        let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
+        let entries = std::fs::read_dir(here).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        for name in names.filter(|name| !["lib.rs", "self_cost.rs", "fixture.rs"].contains(&name.as_str())) {
+            let source = name.trim_end_matches(".rs");
+            assert!(SOURCES.iter().any(|spec| spec.name == source), "{name} is not in SOURCES");
+        }
+    }
+
+    #[test]
+    fn what_feeds_a_job_feeds_a_column_that_exists() {
+        for table in catalogue() {
+            for column in table.columns {
+                let Some(target) = column.feeds else { continue };
+                let job = JOB.column(target).map(|index| &JOB.columns[index]);
+                let job = job.unwrap_or_else(|| panic!("{}.{} feeds {target}", table.name, column.name));
+                assert_eq!((job.kind, job.unit, job.scale), (column.kind, column.unit, column.scale));
+            }
+        }
+    }
+
+    #[test]
+    fn no_two_tables_or_columns_share_a_name() {
+        let tables = catalogue();
+        let names = tables.iter().flat_map(|table| table.columns.iter().map(|c| table.prometheus_name(c)));
+        let mut seen = std::collections::HashSet::new();
+        for name in names {
+            assert!(seen.insert(name.clone()), "{name} twice");
+        }
+    }
+}

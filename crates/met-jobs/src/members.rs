@@ -1,0 +1,498 @@
+//! Which process belongs to which job: by its cgroup, else by its ancestors, and once a member, always.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use met_core::Subject;
+use met_core::attribute::JobMap;
+use met_core::job::{CgroupPaths, ProcessId};
+use met_host::cgroup::CgroupDirs;
+use met_host::{
+    CgroupTarget, Dir, FileType, Host, KeptFile, PidPath, Share, Targets, TaskRole, TaskTarget, parse,
+};
+
+/// A listing cannot tell every reused pid: each is looked at again once in this many refreshes.
+const VERIFY_REFRESHES: u64 = 60;
+/// For as long a job is young, which covers the time to the first slow tick.
+const YOUNG_REFRESHES: u64 = 10;
+/// Deeper trees of processes or cgroups are a fault of ours or somebody's joke.
+const DEPTH_LIMIT: usize = 1 << 12;
+
+/// Where a job's processes are to be found.
+#[derive(Clone, Debug, Default)]
+pub struct JobSpec {
+    /// The name of the job in the sampler; used once.
+    pub slot: u32,
+    /// The supervisor: every descendant of it is a member, itself it is not.
+    pub keeper: Option<ProcessId>,
+    /// Members to begin with: the main process, a process that was attached to.
+    pub roots: Vec<ProcessId>,
+    /// If it has any, exactly the processes in it and below are members.
+    pub cgroup: CgroupPaths,
+}
+
+/// The processes of all jobs. `refresh` looks at the machine, `fill` tells what it saw.
+#[derive(Default)]
+pub struct Members {
+    jobs: Vec<Job>,
+    /// Positions in `jobs` by slot, and slots by keeper: both are asked for every process.
+    index: HashMap<u32, usize>,
+    keepers: HashMap<ProcessId, u32>,
+    known: HashMap<u32, Known>,
+    generation: u64,
+    living: Vec<(ProcessId, u32)>,
+    listed: Vec<(u32, u64)>,
+    chain: Vec<u32>,
+    buffer: Vec<u8>,
+}
+
+struct Job {
+    spec: JobSpec,
+    outer: Option<u32>,
+    cgroup: Option<Cgroup>,
+    added: u64,
+    young: bool,
+    processes_seen: u64,
+}
+
+struct Cgroup {
+    dirs: Arc<CgroupDirs>,
+    procs: KeptFile,
+}
+
+struct Known {
+    start_ticks: u64,
+    parent_pid: u32,
+    /// Of its directory in /proc: a new process has a new one, so most reused pids show in the listing.
+    inode: u64,
+    seen: u64,
+    /// The job by ancestry, and whether the ancestors were all there to decide it.
+    tree: Option<u32>,
+    decided: bool,
+    /// The job by cgroup, as of the refresh in which it was seen there.
+    group: Option<u32>,
+    grouped: u64,
+    /// The job that counted it among its processes.
+    counted: Option<u32>,
+}
+
+impl Members {
+    pub fn new() -> Members {
+        Members::default()
+    }
+
+    /// Takes up a job; `refresh` finds its processes.
+    pub fn add(&mut self, spec: JobSpec) {
+        let first_start = spec.keeper.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
+        // Nobody older than its first process can be in it: the others stay as they are.
+        for known in self.known.values_mut() {
+            known.decided &= first_start.is_none_or(|start_ticks| known.start_ticks < start_ticks);
+        }
+        let added = self.generation;
+        self.jobs.push(Job { spec, outer: None, cgroup: None, added, young: true, processes_seen: 0 });
+        self.reindex();
+    }
+
+    /// Adds a process that was found in another way to those the job began with.
+    pub fn add_root(&mut self, slot: u32, root: ProcessId) {
+        let Some(&index) = self.index.get(&slot) else { return };
+        self.jobs[index].spec.roots.push(root);
+        for known in self.known.values_mut() {
+            known.decided &= known.start_ticks < root.start_ticks;
+        }
+    }
+
+    /// Forgets a job. What is left of it belongs to the job around it, if there is one.
+    pub fn remove(&mut self, slot: u32) {
+        let Some(&index) = self.index.get(&slot) else { return };
+        let outer = self.jobs.swap_remove(index).outer;
+        self.reindex();
+        for job in self.jobs.iter_mut().filter(|job| job.outer == Some(slot)) {
+            job.outer = outer;
+        }
+        for known in self.known.values_mut() {
+            for belongs in [&mut known.tree, &mut known.group, &mut known.counted] {
+                if *belongs == Some(slot) {
+                    *belongs = outer;
+                }
+            }
+        }
+        self.living.retain_mut(|(_, owner)| {
+            *owner = if *owner == slot { outer.unwrap_or(slot) } else { *owner };
+            *owner != slot
+        });
+    }
+
+    /// Looks at the machine: who is alive, and whose is it.
+    pub fn refresh(&mut self, host: &Host) -> io::Result<()> {
+        self.generation += 1;
+        self.living.clear();
+        self.listed.clear();
+        if self.jobs.is_empty() {
+            self.known.clear();
+            return Ok(());
+        }
+        if self.jobs.iter().any(|job| job.spec.cgroup.is_empty()) {
+            self.list_processes(host)?;
+        }
+        self.list_cgroups(host);
+        let generation = self.generation;
+        self.known.retain(|_, known| known.seen == generation);
+        self.find_outer_jobs();
+        for index in 0..self.listed.len() {
+            self.decide(self.listed[index].0);
+        }
+        for index in 0..self.listed.len() {
+            self.settle(self.listed[index].0);
+        }
+        self.mark_young();
+        Ok(())
+    }
+
+    /// Tells what the last refresh saw.
+    pub fn fill(&self, targets: &mut Targets, map: &mut JobMap) {
+        targets.clear();
+        map.clear();
+        for job in &self.jobs {
+            let (slot, young) = (job.spec.slot, job.young);
+            map.add_job(slot, job.outer);
+            if let Some(cgroup) = &job.cgroup {
+                targets.cgroups.push(CgroupTarget { dirs: Arc::clone(&cgroup.dirs), young });
+                map.assign(Subject::Cgroup(cgroup.dirs.id), slot);
+            }
+            if let Some(ProcessId { pid, start_ticks }) = job.spec.keeper {
+                targets.tasks.push(TaskTarget { pid, start_ticks, role: TaskRole::Keeper, young });
+                map.assign(Subject::Task { pid, start_ticks }, slot);
+            }
+        }
+        for &(ProcessId { pid, start_ticks }, slot) in &self.living {
+            let young = self.job(slot).is_some_and(|job| job.young);
+            targets.tasks.push(TaskTarget { pid, start_ticks, role: TaskRole::Member, young });
+            map.assign(Subject::Task { pid, start_ticks }, slot);
+        }
+    }
+
+    /// How many processes the job had so far, as far as refreshes saw them, those of nested jobs included.
+    pub fn processes_seen(&self, slot: u32) -> u64 {
+        self.job(slot).map_or(0, |job| job.processes_seen)
+    }
+
+    /// The processes of a job at the last refresh, those of nested jobs included.
+    pub fn processes_of(&self, slot: u32) -> impl Iterator<Item = ProcessId> + '_ {
+        self.living.iter().filter(move |(_, owner)| self.is_inside(*owner, slot)).map(|&(process, _)| process)
+    }
+
+    /// The job that this one was started in.
+    pub fn outer(&self, slot: u32) -> Option<u32> {
+        self.job(slot)?.outer
+    }
+
+    fn job(&self, slot: u32) -> Option<&Job> {
+        self.index.get(&slot).map(|&index| &self.jobs[index])
+    }
+
+    /// The job, the job around it, and so on.
+    fn around(&self, slot: u32) -> impl Iterator<Item = u32> + '_ {
+        std::iter::successors(Some(slot), |&inner| self.outer(inner)).take(DEPTH_LIMIT)
+    }
+
+    fn is_inside(&self, inner: u32, outer: u32) -> bool {
+        self.around(inner).any(|slot| slot == outer)
+    }
+
+    fn reindex(&mut self) {
+        self.index = self.jobs.iter().enumerate().map(|(index, job)| (job.spec.slot, index)).collect();
+        let keepers = self.jobs.iter().filter_map(|job| Some((job.spec.keeper?, job.spec.slot)));
+        self.keepers = keepers.collect();
+    }
+
+    // Jobs nested in each other are young together: the sums of the outer one are over processes of all.
+    fn mark_young(&mut self) {
+        let is_new = |job: &&Job| self.generation - job.added <= YOUNG_REFRESHES;
+        let outermost = |job: &Job| self.around(job.spec.slot).last();
+        let young: HashSet<_> = self.jobs.iter().filter(is_new).map(outermost).collect();
+        for index in 0..self.jobs.len() {
+            self.jobs[index].young = young.contains(&self.around(self.jobs[index].spec.slot).last());
+        }
+    }
+
+    fn list_processes(&mut self, host: &Host) -> io::Result<()> {
+        let listed = &mut self.listed;
+        host.proc_dir().list(&mut self.buffer, |name, inode, _| {
+            listed.extend(parse::u32(name).map(|pid| (pid, inode)));
+        })?;
+        for index in 0..self.listed.len() {
+            let (pid, inode) = self.listed[index];
+            self.observe(host, pid, inode);
+        }
+        Ok(())
+    }
+
+    /// Marks a process as seen, and reads who it is if that is not known for certain.
+    fn observe(&mut self, host: &Host, pid: u32, inode: u64) {
+        if let Some(known) = self.known.get_mut(&pid) {
+            known.seen = self.generation;
+            let due = (self.generation + u64::from(pid)).is_multiple_of(VERIFY_REFRESHES);
+            if known.decided && (inode == 0 || inode == known.inode) && !due {
+                return;
+            }
+        }
+        let read = host.proc_dir().read(PidPath::new(pid, "stat").as_path(), &mut self.buffer);
+        let stat = read.ok().and_then(|()| parse::stat(&self.buffer));
+        // Ended between the listing and here, or unreadable: in neither case anybody's process.
+        let Some(stat) = stat else {
+            self.known.remove(&pid);
+            return;
+        };
+        match self.known.get_mut(&pid) {
+            Some(known) if known.start_ticks == stat.start_ticks => {
+                known.parent_pid = stat.parent_pid;
+                known.inode = if inode == 0 { known.inode } else { inode };
+            }
+            _ => {
+                let known = Known::new(&stat, inode, self.generation);
+                self.known.insert(pid, known);
+            }
+        }
+    }
+
+    fn list_cgroups(&mut self, host: &Host) {
+        // Outer directories first: the processes of the inner ones are then claimed by the inner job.
+        let mut order: Vec<usize> = (0..self.jobs.len()).collect();
+        order.retain(|&index| self.jobs[index].open_cgroup(host));
+        order.sort_by_key(|&index| self.jobs[index].depth());
+        let mut pids = Vec::new();
+        for index in order {
+            pids.clear();
+            let job = &self.jobs[index];
+            let slot = job.spec.slot;
+            job.list_cgroup(&mut self.buffer, &mut pids);
+            for &pid in &pids {
+                if self.known.get(&pid).is_none_or(|known| known.seen != self.generation) {
+                    self.listed.push((pid, 0));
+                    self.observe(host, pid, 0);
+                }
+                if let Some(known) = self.known.get_mut(&pid) {
+                    (known.group, known.grouped) = (Some(slot), self.generation);
+                }
+            }
+        }
+    }
+
+    /// A job is inside the one whose process its keeper is, or in whose cgroup its own lies.
+    fn find_outer_jobs(&mut self) {
+        for index in 0..self.jobs.len() {
+            if self.jobs[index].outer.is_some() {
+                continue;
+            }
+            let spec = &self.jobs[index].spec;
+            let slot = spec.slot;
+            let started_by = match (spec.keeper, spec.roots.first()) {
+                (Some(keeper), _) => self.find(keeper).map(|_| keeper.pid),
+                (None, Some(&root)) => self.find(root).map(|known| known.parent_pid),
+                (None, None) => None,
+            };
+            let by_tree = started_by.and_then(|pid| self.decide(pid));
+            let by_group = started_by.and_then(|pid| self.group_of(pid));
+            let outer = by_tree.or(by_group).or_else(|| self.outer_cgroup(index));
+            // Two attached jobs may each hold the other's root; the first one stays outside.
+            if outer.is_some_and(|outer| !self.is_inside(outer, slot)) {
+                self.jobs[index].outer = outer;
+            }
+        }
+    }
+
+    fn outer_cgroup(&self, index: usize) -> Option<u32> {
+        let path = self.jobs[index].cgroup_path()?;
+        let is_around =
+            |job: &&Job| job.cgroup_path().is_some_and(|other| path != other && path.starts_with(other));
+        self.jobs.iter().filter(is_around).max_by_key(|job| job.depth()).map(|job| job.spec.slot)
+    }
+
+    fn find(&self, process: ProcessId) -> Option<&Known> {
+        self.known.get(&process.pid).filter(|known| known.start_ticks == process.start_ticks)
+    }
+
+    fn group_of(&self, pid: u32) -> Option<u32> {
+        self.known.get(&pid).filter(|known| known.grouped == self.generation)?.group
+    }
+
+    /// The job of a process by its ancestors: the nearest that is a root, a member or has a keeper for parent.
+    fn decide(&mut self, pid: u32) -> Option<u32> {
+        let mut chain = std::mem::take(&mut self.chain);
+        chain.clear();
+        let (mut found, complete) = self.climb(pid, &mut chain);
+        for pid in chain.drain(..).rev() {
+            let prior = self.known.get(&pid).and_then(|known| known.tree);
+            // Who was reparented since then stays a member; who turns out to be deeper inside, moves there.
+            found = match (prior, found) {
+                (Some(prior), Some(found)) if self.is_inside(found, prior) => Some(found),
+                (Some(prior), _) => Some(prior),
+                (None, found) => found,
+            };
+            if let Some(known) = self.known.get_mut(&pid) {
+                known.tree = found;
+                known.decided = complete || found.is_some();
+            }
+        }
+        self.chain = chain;
+        found
+    }
+
+    /// Collects the ancestors that are not decided yet. Returns the job of those above them, and whether
+    /// everybody on the way was known: a parent that is not will be gone, and the child have another, soon.
+    fn climb(&self, pid: u32, chain: &mut Vec<u32>) -> (Option<u32>, bool) {
+        let mut pid = pid;
+        let Some(mut known) = self.known.get(&pid) else { return (None, false) };
+        while chain.len() < DEPTH_LIMIT {
+            if known.decided {
+                return (known.tree, true);
+            }
+            chain.push(pid);
+            let process = ProcessId { pid, start_ticks: known.start_ticks };
+            if let Some(job) = self.jobs.iter().find(|job| job.spec.roots.contains(&process)) {
+                return (Some(job.spec.slot), true);
+            }
+            if known.parent_pid == 0 {
+                return (None, true);
+            }
+            let parent = self.known.get(&known.parent_pid);
+            // A parent younger than its child is another process with the parent's pid.
+            let Some(parent) = parent.filter(|parent| parent.start_ticks <= known.start_ticks) else {
+                return (None, false);
+            };
+            let process = ProcessId { pid: known.parent_pid, start_ticks: parent.start_ticks };
+            if let Some(&slot) = self.keepers.get(&process) {
+                return (Some(slot), true);
+            }
+            (pid, known) = (process.pid, parent);
+        }
+        (None, true)
+    }
+
+    /// Settles whose process it is, and counts it once.
+    fn settle(&mut self, pid: u32) {
+        let Some(known) = self.known.get(&pid) else { return };
+        let process = ProcessId { pid, start_ticks: known.start_ticks };
+        let group = self.group_of(pid);
+        // Of a job with a cgroup only those inside it are members.
+        let counts = |slot: &u32| {
+            group == Some(*slot) || self.job(*slot).is_some_and(|job| job.spec.cgroup.is_empty())
+        };
+        let tree = known.tree.and_then(|slot| self.around(slot).find(counts));
+        let slot = match (group, tree) {
+            (Some(group), Some(tree)) if self.is_inside(tree, group) => tree,
+            (Some(slot), _) | (None, Some(slot)) => slot,
+            (None, None) => return,
+        };
+        if self.keepers.contains_key(&process) {
+            return;
+        }
+        self.living.push((process, slot));
+        let counted = known.counted;
+        if counted == Some(slot) {
+            return;
+        }
+        for index in 0..self.jobs.len() {
+            let job = self.jobs[index].spec.slot;
+            if self.is_inside(slot, job) && !counted.is_some_and(|counted| self.is_inside(counted, job)) {
+                self.jobs[index].processes_seen += 1;
+            }
+        }
+        if let Some(known) = self.known.get_mut(&pid) {
+            known.counted = Some(slot);
+        }
+    }
+}
+
+impl Known {
+    fn new(stat: &parse::Stat<'_>, inode: u64, seen: u64) -> Known {
+        Known {
+            start_ticks: stat.start_ticks,
+            parent_pid: stat.parent_pid,
+            inode,
+            seen,
+            tree: None,
+            decided: false,
+            group: None,
+            grouped: 0,
+            counted: None,
+        }
+    }
+}
+
+impl Job {
+    fn cgroup_path(&self) -> Option<&Path> {
+        let paths = &self.spec.cgroup;
+        paths.unified.as_deref().or(paths.memory.as_deref()).or(paths.cpuacct.as_deref())
+    }
+
+    fn depth(&self) -> usize {
+        self.cgroup_path().map_or(0, |path| path.components().count())
+    }
+
+    /// Opens the cgroup when it first appears. One that is gone again stays open and lists nobody.
+    fn open_cgroup(&mut self, host: &Host) -> bool {
+        if self.cgroup.is_none() && !self.spec.cgroup.is_empty() {
+            self.cgroup = Cgroup::open(host, &self.spec.cgroup).ok();
+        }
+        self.cgroup.is_some()
+    }
+
+    fn list_cgroup(&self, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
+        let Some(cgroup) = &self.cgroup else { return };
+        let Some(dir) = cgroup.dir() else { return };
+        if cgroup.procs.read_list(dir, PROCS, buffer).is_ok() {
+            push_pids(buffer, pids);
+        }
+        list_below(dir, 0, buffer, pids);
+    }
+}
+
+const PROCS: &[u8] = b"cgroup.procs";
+
+impl Cgroup {
+    fn open(host: &Host, paths: &CgroupPaths) -> io::Result<Cgroup> {
+        let dirs = Arc::new(CgroupDirs::open(host, paths)?);
+        let dir = dirs.unified.as_ref().or(dirs.memory.as_ref()).or(dirs.cpuacct.as_ref());
+        let procs = dir.ok_or(io::ErrorKind::NotFound)?.open_kept(PROCS, host.budget(), Share::First)?;
+        Ok(Cgroup { dirs, procs })
+    }
+
+    fn dir(&self) -> Option<&Dir> {
+        self.dirs.unified.as_ref().or(self.dirs.memory.as_ref()).or(self.dirs.cpuacct.as_ref())
+    }
+}
+
+/// The processes of the cgroups below `dir`. One that is removed meanwhile has none.
+fn list_below(dir: &Dir, depth: usize, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
+    const CGROUP_DEPTH_LIMIT: usize = 64;
+    if depth == CGROUP_DEPTH_LIMIT || !dir.may_have_dirs().unwrap_or(false) {
+        return;
+    }
+    let mut names = Vec::new();
+    let listing = dir.list(buffer, |name, _, kind| {
+        if kind == FileType::Directory {
+            names.push(OsString::from(OsStr::from_bytes(name)));
+        }
+    });
+    if listing.is_err() {
+        return;
+    }
+    for name in names {
+        let Ok(below) = dir.open_dir(&name) else { continue };
+        if below.read(OsStr::from_bytes(PROCS), buffer).is_ok() {
+            push_pids(buffer, pids);
+        }
+        list_below(&below, depth + 1, buffer, pids);
+    }
+}
+
+fn push_pids(text: &[u8], pids: &mut Vec<u32>) {
+    // 0 stands for a process outside this pid namespace.
+    pids.extend(parse::lines(text).filter_map(parse::u32).filter(|&pid| pid != 0));
+}

@@ -1,0 +1,249 @@
+//! Processes: what each process of a job used, and what it took over from children it reaped.
+
+use std::collections::HashMap;
+use std::io;
+
+use met_core::table::{NANO, ONE};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_host::parse::{self, Stat};
+use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, TaskTarget};
+
+use crate::{Opened, Options, ReadError, Source, SourceSpec, TickInfo, is_gone};
+
+columns! { COLUMNS:
+    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process itself").feeds("cpu"),
+    CPU_USER = Column::counter("cpu_user", Unit::Seconds, NANO, "CPU time of the process in user code").feeds("cpu_user"),
+    CPU_SYSTEM = Column::counter("cpu_system", Unit::Seconds, NANO, "CPU time of the process in the kernel").feeds("cpu_system"),
+    CPU_REAPED = Column::counter("cpu_reaped", Unit::Seconds, NANO, "CPU time of children that ended and were waited for").feeds("cpu"),
+    CPU_USER_REAPED = Column::counter("cpu_user_reaped", Unit::Seconds, NANO, "CPU time of ended children in user code").feeds("cpu_user"),
+    CPU_SYSTEM_REAPED = Column::counter("cpu_system_reaped", Unit::Seconds, NANO, "CPU time of ended children in the kernel").feeds("cpu_system"),
+    ALIVE = Column::gauge("alive", Unit::Count, ONE, "1 while the process lives").feeds("processes_running"),
+    THREADS = Column::gauge("threads", Unit::Count, ONE, "threads of the process").feeds("threads_running"),
+    FAULTS_MINOR = Column::counter("page_faults_minor", Unit::Count, ONE, "page faults served without storage").feeds("page_faults_minor"),
+    FAULTS_MAJOR = Column::counter("page_faults_major", Unit::Count, ONE, "page faults that waited for storage").feeds("page_faults_major"),
+    FAULTS_MINOR_REAPED = Column::counter("page_faults_minor_reaped", Unit::Count, ONE, "those of ended children, served without storage").feeds("page_faults_minor"),
+    FAULTS_MAJOR_REAPED = Column::counter("page_faults_major_reaped", Unit::Count, ONE, "those of ended children that waited for storage").feeds("page_faults_major"),
+    MEMORY_RESIDENT = Column::gauge("memory_resident", Unit::Bytes, ONE, "memory in RAM, shared pages included"),
+    MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "memory in RAM that files or shared memory stand behind"),
+    MEMORY_PRIVATE = Column::gauge("memory_private", Unit::Bytes, ONE, "resident less shared memory; counted again in every fork").feeds("memory_needed"),
+    READ = Column::counter("read", Unit::Bytes, ONE, "bytes fetched from storage, by ended children too").feeds("read"),
+    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes sent towards storage, by ended children too").feeds("written"),
+    READ_CALL = Column::counter("read_call", Unit::Bytes, ONE, "bytes returned by read calls, of ended children too").feeds("read_call"),
+    WRITE_CALL = Column::counter("write_call", Unit::Bytes, ONE, "bytes given to write calls, of ended children too").feeds("write_call"),
+    READ_CALLS = Column::counter("read_calls", Unit::Count, ONE, "read calls, of ended children too").feeds("read_calls"),
+    WRITE_CALLS = Column::counter("write_calls", Unit::Count, ONE, "write calls, of ended children too").feeds("write_calls"),
+    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time the main thread was ready to run and waited for a CPU").feeds("run_queue_wait"),
+}
+
+static TABLE: Table = Table {
+    name: "process",
+    subject: "a process of a job, or a job's supervisor with what it reaped",
+    labels: &["pid"],
+    columns: COLUMNS,
+};
+
+pub(crate) static SPEC: SourceSpec = SourceSpec {
+    name: "process",
+    help: "CPU time, memory and I/O of a job's processes",
+    tables: &[&TABLE],
+    open,
+};
+
+struct Processes {
+    host: Host,
+    ns_per_tick: i64,
+    page_size_bytes: i64,
+    known: HashMap<u32, Entry>,
+    generation: u64,
+    buffer: Vec<u8>,
+}
+
+struct Entry {
+    start_ticks: u64,
+    seen: u64,
+    stat: KeptFile,
+    /// Opened at the first slow reading: many processes do not live to see one.
+    slow: Option<SlowFiles>,
+}
+
+/// Without permission, or in a kernel without the accounting, a file is not there.
+struct SlowFiles {
+    statm: Option<KeptFile>,
+    io: Option<KeptFile>,
+    own_thread_io: Option<KeptFile>,
+    schedstat: Option<KeptFile>,
+}
+
+fn open(host: &Host, _: &Options) -> Opened {
+    Ok(Box::new(Processes {
+        host: host.clone(),
+        ns_per_tick: 1_000_000_000 / host.facts().ticks_per_second,
+        page_size_bytes: host.facts().page_size_bytes,
+        known: HashMap::new(),
+        generation: 0,
+        buffer: Vec::new(),
+    }))
+}
+
+impl Source for Processes {
+    fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+        let [batch] = out else { return Ok(()) };
+        self.generation += 1;
+        let mut first_error = None;
+        for target in &targets.tasks {
+            match self.read_one(target, tick.slow || target.young, batch) {
+                // A process that ended since the listing is not an error.
+                Err(error) if !is_gone(&error) => {
+                    let path = format!("/proc/{}/stat", target.pid);
+                    first_error.get_or_insert(ReadError::Retry { path, error });
+                }
+                _ => {}
+            }
+        }
+        let generation = self.generation;
+        self.known.retain(|_, entry| entry.seen == generation);
+        first_error.map_or(Ok(()), Err)
+    }
+}
+
+impl Processes {
+    fn read_one(&mut self, target: &TaskTarget, slow: bool, batch: &mut Batch) -> io::Result<()> {
+        let path = PidPath::new(target.pid, "stat");
+        let entry = match self.known.get_mut(&target.pid) {
+            Some(entry) if entry.start_ticks == target.start_ticks => entry,
+            _ => {
+                let stat =
+                    self.host.proc_dir().open_kept(path.as_bytes(), self.host.budget(), Share::First)?;
+                let entry = Entry { start_ticks: target.start_ticks, seen: 0, stat, slow: None };
+                self.known.insert(target.pid, entry);
+                let Some(entry) = self.known.get_mut(&target.pid) else { return Ok(()) };
+                entry
+            }
+        };
+        entry.stat.read(self.host.proc_dir(), path.as_bytes(), &mut self.buffer)?;
+        let stat = parse::stat(&self.buffer).ok_or(io::ErrorKind::InvalidData)?;
+        // Otherwise another process has the pid by now, and the entry goes at the end of this reading.
+        if stat.start_ticks != target.start_ticks {
+            return Ok(());
+        }
+        entry.seen = self.generation;
+        let owner = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
+        let cells = batch.push(owner);
+        fill_reaped(&stat, self.ns_per_tick, cells);
+        if target.role == TaskRole::Member {
+            fill_own(&stat, self.ns_per_tick, cells);
+        }
+        if slow {
+            let files = entry.slow.get_or_insert_with(|| SlowFiles::open(&self.host, target));
+            files.read(&self.host, target, self.page_size_bytes, &mut self.buffer, cells);
+        }
+        Ok(())
+    }
+}
+
+impl SlowFiles {
+    fn open(host: &Host, target: &TaskTarget) -> SlowFiles {
+        let open =
+            |path: PidPath| host.proc_dir().open_kept(path.as_bytes(), host.budget(), Share::Second).ok();
+        let of_process = |name: &str| open(PidPath::new(target.pid, name));
+        match target.role {
+            TaskRole::Member => SlowFiles {
+                statm: of_process("statm"),
+                io: of_process("io"),
+                own_thread_io: None,
+                schedstat: of_process("schedstat"),
+            },
+            TaskRole::Keeper => SlowFiles {
+                statm: None,
+                io: of_process("io"),
+                own_thread_io: open(PidPath::of_main_thread(target.pid, "io")),
+                schedstat: None,
+            },
+        }
+    }
+
+    /// What cannot be read stays missing: the process may have ended meanwhile, or belong to somebody else.
+    fn read(
+        &self,
+        host: &Host,
+        target: &TaskTarget,
+        page_size_bytes: i64,
+        buffer: &mut Vec<u8>,
+        cells: &mut [i64],
+    ) {
+        let mut read = |kept: &Option<KeptFile>, path: PidPath, fill: &mut dyn FnMut(&[u8])| {
+            if let Some(kept) = kept
+                && kept.read(host.proc_dir(), path.as_bytes(), buffer).is_ok()
+            {
+                fill(buffer);
+            }
+        };
+        let pid = target.pid;
+        read(&self.statm, PidPath::new(pid, "statm"), &mut |text| fill_memory(text, page_size_bytes, cells));
+        read(&self.schedstat, PidPath::new(pid, "schedstat"), &mut |text| fill_wait(text, cells));
+        let mut io = [MISSING; IO_COLUMNS.len()];
+        read(&self.io, PidPath::new(pid, "io"), &mut |text| io = io_of(text));
+        if target.role == TaskRole::Keeper {
+            let mut own = [MISSING; IO_COLUMNS.len()];
+            read(&self.own_thread_io, PidPath::of_main_thread(pid, "io"), &mut |text| own = io_of(text));
+            for (whole, own) in io.iter_mut().zip(own) {
+                *whole = parse::difference(*whole, own);
+            }
+        }
+        for ((_, column), value) in IO_COLUMNS.iter().zip(io) {
+            cells[*column] = value;
+        }
+    }
+}
+
+fn fill_reaped(stat: &Stat<'_>, ns_per_tick: i64, cells: &mut [i64]) {
+    cells[CPU_USER_REAPED] = parse::scaled(stat.user_reaped_ticks, ns_per_tick);
+    cells[CPU_SYSTEM_REAPED] = parse::scaled(stat.system_reaped_ticks, ns_per_tick);
+    cells[CPU_REAPED] = parse::sum(cells[CPU_USER_REAPED], cells[CPU_SYSTEM_REAPED]);
+    cells[FAULTS_MINOR_REAPED] = stat.faults_minor_reaped;
+    cells[FAULTS_MAJOR_REAPED] = stat.faults_major_reaped;
+}
+
+fn fill_own(stat: &Stat<'_>, ns_per_tick: i64, cells: &mut [i64]) {
+    cells[CPU_USER] = parse::scaled(stat.user_ticks, ns_per_tick);
+    cells[CPU_SYSTEM] = parse::scaled(stat.system_ticks, ns_per_tick);
+    cells[CPU] = parse::sum(cells[CPU_USER], cells[CPU_SYSTEM]);
+    cells[FAULTS_MINOR] = stat.faults_minor;
+    cells[FAULTS_MAJOR] = stat.faults_major;
+    cells[ALIVE] = 1;
+    cells[THREADS] = stat.threads;
+}
+
+/// statm: size, resident, shared, … in pages.
+fn fill_memory(text: &[u8], page_size_bytes: i64, cells: &mut [i64]) {
+    let mut fields =
+        parse::fields(text).skip(1).map(|field| parse::scaled(parse::cell(field), page_size_bytes));
+    cells[MEMORY_RESIDENT] = fields.next().unwrap_or(MISSING);
+    cells[MEMORY_SHARED] = fields.next().unwrap_or(MISSING);
+    cells[MEMORY_PRIVATE] = parse::difference(cells[MEMORY_RESIDENT], cells[MEMORY_SHARED]);
+}
+
+/// schedstat: time on a CPU, time waiting for one, time slices.
+fn fill_wait(text: &[u8], cells: &mut [i64]) {
+    cells[RUN_QUEUE_WAIT] = parse::fields(text).nth(1).map_or(MISSING, parse::cell);
+}
+
+const IO_COLUMNS: [(&[u8], usize); 6] = [
+    (b"rchar", READ_CALL),
+    (b"wchar", WRITE_CALL),
+    (b"syscr", READ_CALLS),
+    (b"syscw", WRITE_CALLS),
+    (b"read_bytes", READ),
+    (b"write_bytes", WRITTEN),
+];
+
+/// The values of an `io` file in the order of `IO_COLUMNS`.
+fn io_of(text: &[u8]) -> [i64; IO_COLUMNS.len()] {
+    let mut values = [MISSING; IO_COLUMNS.len()];
+    for (key, value) in parse::key_values(text) {
+        if let Some(index) = IO_COLUMNS.iter().position(|(name, _)| *name == key) {
+            values[index] = parse::cell(value);
+        }
+    }
+    values
+}

@@ -1,0 +1,144 @@
+//! Runs the sources and measures what each of them costs: a monitor must say its own price.
+
+use met_core::table::{NANO, ONE};
+use met_core::{Batch, Column, Subject, Table, Unit, Window, columns};
+use met_host::{Host, Targets, clock};
+
+use crate::{Options, ReadError, SOURCES, Source, SourceSpec, TickInfo, Unavailable};
+
+columns! { COLUMNS:
+    READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
+    ERRORS = Column::counter("errors", Unit::Count, ONE, "readings that failed in part or whole"),
+    ROWS = Column::gauge("rows", Unit::Count, ONE, "rows of the last reading"),
+}
+
+pub(crate) static TABLE: Table = Table {
+    name: "source",
+    subject: "a source of measurements, and what reading it costs",
+    labels: &["source"],
+    columns: COLUMNS,
+};
+
+/// Distinct errors remembered for each source; one that changes its text all the time is not logged for ever.
+const ERRORS_REMEMBERED: usize = 16;
+
+/// The opened sources and their batches. It logs nothing: the caller asks for what is new.
+pub struct Runner {
+    sources: Vec<Running>,
+    batches: Vec<Batch>,
+    costs: Batch,
+    unavailable: Vec<(&'static SourceSpec, Unavailable)>,
+    new_errors: Vec<NewError>,
+}
+
+struct Running {
+    spec: &'static SourceSpec,
+    /// Position in `SOURCES`, which labels the row of its cost.
+    part: u32,
+    source: Option<Box<dyn Source>>,
+    read_cpu_ns: i64,
+    errors: i64,
+    seen_errors: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewError {
+    pub source: &'static str,
+    pub message: String,
+}
+
+impl Runner {
+    /// Opens every source that this machine has.
+    pub fn open(host: &Host, options: &Options) -> Runner {
+        Runner::open_those(SOURCES, host, options)
+    }
+
+    fn open_those(specs: &[&'static SourceSpec], host: &Host, options: &Options) -> Runner {
+        let (mut sources, mut batches, mut unavailable) = (Vec::new(), Vec::new(), Vec::new());
+        for (part, &spec) in (0..).zip(specs) {
+            match (spec.open)(host, options) {
+                Ok(source) => {
+                    batches.extend(spec.tables.iter().copied().map(Batch::new));
+                    sources.push(Running {
+                        spec,
+                        part,
+                        source: Some(source),
+                        read_cpu_ns: 0,
+                        errors: 0,
+                        seen_errors: Vec::new(),
+                    });
+                }
+                Err(reason) => unavailable.push((spec, reason)),
+            }
+        }
+        Runner { sources, batches, costs: Batch::new(&TABLE), unavailable, new_errors: Vec::new() }
+    }
+
+    /// Reads all sources once. One that fails affects only itself.
+    pub fn read(&mut self, targets: &Targets, tick: &TickInfo) {
+        self.costs.clear();
+        let begin_ns = clock::boottime_ns();
+        let mut rest = &mut self.batches[..];
+        for running in &mut self.sources {
+            let (out, tail) = rest.split_at_mut(running.spec.tables.len());
+            rest = tail;
+            running.read(targets, tick, out, &mut self.new_errors);
+            let cells = self.costs.push_part(Subject::Node, running.part);
+            cells[READ_CPU] = running.read_cpu_ns;
+            cells[ERRORS] = running.errors;
+            cells[ROWS] = i64::try_from(out.iter().map(Batch::len).sum::<usize>()).unwrap_or(i64::MAX);
+        }
+        self.costs.window = Window { begin_ns, end_ns: clock::boottime_ns() };
+    }
+
+    /// What was read last, in order of precedence.
+    pub fn batches(&self) -> &[Batch] {
+        &self.batches
+    }
+
+    /// A row of the table `source` for each opened source; `part` is its position in `SOURCES`.
+    pub fn costs(&self) -> &Batch {
+        &self.costs
+    }
+
+    /// The sources that this machine does not have or does not show, and why.
+    pub fn unavailable(&self) -> &[(&'static SourceSpec, Unavailable)] {
+        &self.unavailable
+    }
+
+    /// Errors that were not there before, each of them once.
+    pub fn take_new_errors(&mut self) -> Vec<NewError> {
+        std::mem::take(&mut self.new_errors)
+    }
+}
+
+impl Running {
+    fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch], new: &mut Vec<NewError>) {
+        for batch in &mut *out {
+            batch.clear();
+        }
+        let Some(source) = &mut self.source else { return };
+        let (begin_ns, begin_cpu_ns) = (clock::boottime_ns(), clock::thread_cpu_ns());
+        let result = source.read(targets, tick, out);
+        self.read_cpu_ns += clock::thread_cpu_ns() - begin_cpu_ns;
+        let window = Window { begin_ns, end_ns: clock::boottime_ns() };
+        for batch in out {
+            batch.window = window;
+        }
+        if let Err(error) = result {
+            self.errors += 1;
+            self.remember(&error, new);
+            if matches!(error, ReadError::Gone) {
+                self.source = None;
+            }
+        }
+    }
+
+    fn remember(&mut self, error: &ReadError, new: &mut Vec<NewError>) {
+        let message = error.to_string();
+        if self.seen_errors.len() < ERRORS_REMEMBERED && !self.seen_errors.contains(&message) {
+            self.seen_errors.push(message.clone());
+            new.push(NewError { source: self.spec.name, message });
+        }
+    }
+}
