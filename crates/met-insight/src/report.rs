@@ -57,6 +57,7 @@ pub struct Section {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
+    /// Tells the line from every other one, also without the section's title.
     pub label: &'static str,
     pub amount: Amount,
     pub details: Vec<Detail>,
@@ -239,7 +240,7 @@ impl Reader<'_> {
 
     fn meters(&self) -> Vec<Meter> {
         let cpu = || meter("CPU", self.rate(column::CPU, Measure::Cores)?, self.cpus()?, "average");
-        let memory = || meter("Memory", self.total(column::MEMORY_NEEDED_PEAK)?, self.node_memory()?, "peak");
+        let memory = || meter("memory", self.total(column::MEMORY_NEEDED_PEAK)?, self.node_memory()?, "peak");
         [cpu(), memory()].into_iter().flatten().collect()
     }
 
@@ -249,15 +250,15 @@ impl Reader<'_> {
             Detail::before("user", self.total(column::CPU_USER)),
             Detail::before("system", self.total(column::CPU_SYSTEM)),
         ];
-        section.put("time", self.total(column::CPU), parts);
+        section.put("CPU time", self.total(column::CPU), parts);
         let cores = self.rate(column::CPU, Measure::Cores);
         let peak = Detail::before("peak", self.total(column::CORES_PEAK));
         section.put("cores", cores, [Detail::words("average"), peak]);
         let waited = self.total(column::RUN_QUEUE_WAIT);
-        section.put("waited", waited, [Detail::words("ready to run, but no CPU was free")]);
+        section.put("waited", waited, [Detail::words("ready to run, no CPU free")]);
         let (gave_up, preempted) =
             (self.total(column::SWITCHES_VOLUNTARY), self.total(column::SWITCHES_INVOLUNTARY));
-        let kinds = [Detail::before("voluntary", gave_up), Detail::before("preempted", preempted)];
+        let kinds = [Detail::after(gave_up, "voluntary"), Detail::after(preempted, "preempted")];
         section.put("switches", sum(gave_up, preempted), kinds);
         section
     }
@@ -268,16 +269,15 @@ impl Reader<'_> {
         match self.total(column::MEMORY_NEEDED_PEAK) {
             Some(peak) => {
                 let details = [Detail::words("peak"), Detail::before("average", mean)];
-                section.put("needed", Some(peak), details);
+                section.put("memory needed", Some(peak), details);
             }
-            None => section.put("needed", mean, [Detail::words("average")]),
+            None => section.put("memory needed", mean, [Detail::words("average")]),
         }
         let cache = self.level(column::MEMORY_CACHE, Measure::Bytes);
         section.put("cache", cache, [Detail::words("average"), Detail::words("reclaimable")]);
-        let both = Detail::words("needed and cache together, at the most");
-        section.put("peak", self.total(column::MEMORY_PEAK), [both]);
+        section.put("peak with cache", self.total(column::MEMORY_PEAK), []);
         let (minor, major) = (self.total(column::PAGE_FAULTS_MINOR), self.total(column::PAGE_FAULTS_MAJOR));
-        let kinds = [Detail::before("minor", minor), Detail::before("major", major)];
+        let kinds = [Detail::after(minor, "minor"), Detail::after(major, "major")];
         section.put("page faults", sum(minor, major), kinds);
         let kills = self.total(column::OOM_KILLS).filter(|kills| kills.value > 0.0);
         section.put("OOM kills", kills, [Detail::words("by the kernel, out of memory")]);
@@ -286,9 +286,10 @@ impl Reader<'_> {
 
     fn input_output(&self) -> Section {
         let mut section = Section { title: "I/O", lines: Vec::new() };
-        for (label, index) in [("read", column::READ), ("written", column::WRITTEN)] {
+        let kinds = [("read", column::READ, "from storage"), ("written", column::WRITTEN, "towards storage")];
+        for (label, index, storage) in kinds {
             let rate = Detail::after(self.rate(index, Measure::BytesPerSecond), "");
-            section.put(label, self.total(index), [rate, Detail::words("storage")]);
+            section.put(label, self.total(index), [Detail::words(storage), rate]);
         }
         let calls = [
             ("read calls", column::READ_CALL, column::READ_CALLS),
@@ -313,14 +314,16 @@ impl Reader<'_> {
     fn pressure(&self) -> Section {
         let mut section = Section { title: "Pressure", lines: Vec::new() };
         let kinds = [
-            ("CPU", column::PRESSURE_CPU, None),
-            ("memory", column::PRESSURE_MEMORY, Some(column::PRESSURE_MEMORY_FULL)),
-            ("I/O", column::PRESSURE_IO, Some(column::PRESSURE_IO_FULL)),
+            ("CPU pressure", column::PRESSURE_CPU, None),
+            ("memory pressure", column::PRESSURE_MEMORY, Some(column::PRESSURE_MEMORY_FULL)),
+            ("I/O pressure", column::PRESSURE_IO, Some(column::PRESSURE_IO_FULL)),
         ];
         for (label, some, full) in kinds {
-            let share = Detail::after(self.rate(some, Measure::Share), "of the time some task waited");
+            let share = Detail::after(self.rate(some, Measure::Share), "of the time");
+            // That every task waited says something only where some did.
             let full = full.and_then(|index| self.rate(index, Measure::Share));
-            section.put(label, self.total(some), [share, Detail::after(full, "every task")]);
+            let full = full.filter(|full| full.value > 0.0);
+            section.put(label, self.total(some), [share, Detail::before("all tasks", full)]);
         }
         section
     }
