@@ -1,1 +1,6 @@
-//! met-insight
+//! Answers from stored data. Pure: no I/O, no clock; the caller says what time it is.
+
+pub mod average;
+pub mod json;
+pub mod report;
+pub mod resample;

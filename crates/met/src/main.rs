@@ -1,1 +1,6 @@
+#[allow(dead_code)]
+mod config;
+#[allow(dead_code)]
+mod view;
+
 fn main() {}

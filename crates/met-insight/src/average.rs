@@ -1,0 +1,39 @@
+//! What a job used per second of its life.
+
+use met_core::JOB;
+use met_core::job::{Record, State};
+use met_core::job_table::{CPU, MEMORY_NEEDED, WALL};
+
+/// How long the job ran, or has been running. Unknown for one that has not begun, and for one that was
+/// lost: when it ended nobody saw.
+pub fn wall_ns(record: &Record, now_ns: i64) -> Option<i64> {
+    if record.state == State::Pending {
+        return None;
+    }
+    if record.state.is_live() && record.end_ns.is_none() {
+        return record.wall_ns(now_ns);
+    }
+    record.totals.get(WALL).or_else(|| Some((record.end_ns? - record.start_ns?).max(0)))
+}
+
+/// The total of a counter over the wall time, in the column's unit per second.
+pub fn per_second(record: &Record, column: usize, now_ns: i64) -> Option<f64> {
+    let wall_ns = wall_ns(record, now_ns).filter(|&wall_ns| wall_ns > 0)?;
+    Some(JOB.columns[column].scaled(record.totals.get(column)?) / (wall_ns as f64 / 1e9))
+}
+
+/// Cores busy on average.
+pub fn cores(record: &Record, now_ns: i64) -> Option<f64> {
+    per_second(record, CPU, now_ns)
+}
+
+/// The mean of a level over time, in the column's unit.
+pub fn level(record: &Record, column: usize) -> Option<f64> {
+    Some(record.summaries.get(column)?.mean * JOB.columns[column].scale)
+}
+
+/// The needed memory as a share of what the machine has: 0.5 is half of it.
+pub fn memory_ratio(record: &Record) -> Option<f64> {
+    let whole_bytes = record.node_memory_bytes.filter(|&bytes| bytes > 0)?;
+    Some(level(record, MEMORY_NEEDED)? / whole_bytes as f64)
+}

@@ -1,0 +1,385 @@
+//! What `met show` and `met time` tell of a job: labelled amounts, without a word on how they are drawn.
+//!
+//! An amount that is not known is left out; it is never shown as 0.
+
+use met_core::job::{Figure, QualityKind, Record, State};
+use met_core::job_table as column;
+use met_core::{JOB, Unit};
+
+use crate::average;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    pub id: String,
+    pub name: String,
+    pub state: State,
+    /// The end of the job, or its state, in words.
+    pub outcome: String,
+    pub facts: Vec<Fact>,
+    pub meters: Vec<Meter>,
+    pub sections: Vec<Section>,
+    pub notes: Vec<String>,
+}
+
+/// A line about the job itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fact {
+    pub label: &'static str,
+    pub value: FactValue,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum FactValue {
+    Text(String),
+    /// As given; how words are quoted is up to the view.
+    Command(Vec<String>),
+    /// Start and, where the job is over, end.
+    Times(i64, Option<i64>),
+    Amount(Amount),
+}
+
+/// How much of a whole was used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Meter {
+    pub label: &'static str,
+    pub share: f64,
+    pub used: Amount,
+    pub whole: Amount,
+    /// What `used` is: an average, a peak.
+    pub of: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Section {
+    pub title: &'static str,
+    pub lines: Vec<Line>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// Tells the line from every other one, also without the section's title.
+    pub label: &'static str,
+    pub amount: Amount,
+    pub details: Vec<Detail>,
+}
+
+/// What explains an amount: words around another amount, or words alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Detail {
+    pub before: &'static str,
+    pub amount: Option<Amount>,
+    pub after: &'static str,
+}
+
+/// A number in its unit, and how it came to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Amount {
+    pub value: f64,
+    pub measure: Measure,
+    pub quality: QualityKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    Seconds,
+    Bytes,
+    BytesPerSecond,
+    Count,
+    Cores,
+    /// 0.5 is half.
+    Share,
+}
+
+/// What of the machine the report may say besides the record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    pub cpus: Option<u32>,
+}
+
+pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
+    let source = Reader { record, machine, now_ns };
+    let sections =
+        [source.cpu(), source.memory(), source.input_output(), source.processes(), source.pressure()];
+    Report {
+        id: record.key.id.clone(),
+        name: record.name.clone(),
+        state: record.state,
+        outcome: outcome(record),
+        facts: source.facts(),
+        meters: source.meters(),
+        sections: sections.into_iter().filter(|section| !section.lines.is_empty()).collect(),
+        notes: source.notes(),
+    }
+}
+
+/// How the job ended, in words, or its state while it has not.
+pub fn outcome(record: &Record) -> String {
+    let ending = match (record.signal, record.exit_code) {
+        (Some(signal), _) => Some(format!("killed by signal {signal}{}", signal_name(signal))),
+        (None, Some(code)) => Some(format!("exit code {code}")),
+        (None, None) => None,
+    };
+    let state = match record.state {
+        State::OutOfMemory => "out of memory",
+        state => state.name(),
+    };
+    match ending {
+        Some(ending) if !record.state.is_live() => format!("{state}, {ending}"),
+        _ => state.to_owned(),
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        10 => "SIGUSR1",
+        11 => "SIGSEGV",
+        12 => "SIGUSR2",
+        13 => "SIGPIPE",
+        14 => "SIGALRM",
+        15 => "SIGTERM",
+        16 => "SIGSTKFLT",
+        24 => "SIGXCPU",
+        25 => "SIGXFSZ",
+        31 => "SIGSYS",
+        _ => return String::new(),
+    };
+    format!(" ({name})")
+}
+
+/// The reading side of one record: every method leaves out what is not known.
+struct Reader<'a> {
+    record: &'a Record,
+    machine: Machine,
+    now_ns: i64,
+}
+
+impl Reader<'_> {
+    fn figure(&self, index: usize) -> Option<&Figure> {
+        self.record.totals.figure(index)
+    }
+
+    /// A total in its unit.
+    fn total(&self, index: usize) -> Option<Amount> {
+        let figure = self.figure(index)?;
+        let column = &JOB.columns[index];
+        let measure = match column.unit {
+            Unit::Bytes => Measure::Bytes,
+            Unit::Seconds => Measure::Seconds,
+            _ if index == column::CORES_PEAK => Measure::Cores,
+            _ => Measure::Count,
+        };
+        Some(Amount { value: column.scaled(figure.value), measure, quality: figure.kind })
+    }
+
+    /// A total over the wall time; as good as the total.
+    fn rate(&self, index: usize, measure: Measure) -> Option<Amount> {
+        let value = average::per_second(self.record, index, self.now_ns)?;
+        Some(Amount { value, measure, quality: self.figure(index)?.kind })
+    }
+
+    fn level(&self, index: usize, measure: Measure) -> Option<Amount> {
+        let value = average::level(self.record, index)?;
+        Some(Amount { value, measure, quality: QualityKind::Sampled })
+    }
+
+    fn wall(&self) -> Option<Amount> {
+        let seconds = average::wall_ns(self.record, self.now_ns)? as f64 / 1e9;
+        Some(Amount { value: seconds, measure: Measure::Seconds, quality: QualityKind::Measured })
+    }
+
+    fn cpus(&self) -> Option<Amount> {
+        let cpus = self.machine.cpus.filter(|&cpus| cpus > 0)?;
+        Some(Amount { value: cpus.into(), measure: Measure::Cores, quality: QualityKind::Measured })
+    }
+
+    fn node_memory(&self) -> Option<Amount> {
+        let bytes = self.record.node_memory_bytes.filter(|&bytes| bytes > 0)?;
+        Some(Amount { value: bytes as f64, measure: Measure::Bytes, quality: QualityKind::Measured })
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        let record = self.record;
+        let mut facts = Vec::new();
+        let mut put = |label, value| facts.push(Fact { label, value });
+        if !record.command.is_empty() {
+            put("command", FactValue::Command(record.command.clone()));
+        }
+        if record.key.manager != met_core::job::LOCAL {
+            let cluster = record.key.cluster.as_ref().map(|cluster| format!(" on {cluster}"));
+            put("manager", FactValue::Text(record.key.manager.clone() + &cluster.unwrap_or_default()));
+        }
+        match (&record.user, &record.account) {
+            (Some(user), Some(account)) => put("user", FactValue::Text(format!("{user}, account {account}"))),
+            (Some(user), None) => put("user", FactValue::Text(user.clone())),
+            (None, Some(account)) => put("account", FactValue::Text(account.clone())),
+            (None, None) => {}
+        }
+        if !record.nodes.is_empty() {
+            put(if record.nodes.len() == 1 { "node" } else { "nodes" }, nodes(&record.nodes));
+        }
+        if let Some(state) = &record.manager_state {
+            put("manager state", FactValue::Text(state.clone()));
+        }
+        if let Some(start_ns) = record.start_ns {
+            put("started", FactValue::Times(start_ns, record.end_ns));
+        }
+        if let Some(wall) = self.wall() {
+            put(if record.state.is_live() { "running for" } else { "duration" }, FactValue::Amount(wall));
+        }
+        facts
+    }
+
+    fn meters(&self) -> Vec<Meter> {
+        let cpu = || meter("CPU", self.rate(column::CPU, Measure::Cores)?, self.cpus()?, "average");
+        let memory = || meter("memory", self.total(column::MEMORY_NEEDED_PEAK)?, self.node_memory()?, "peak");
+        [cpu(), memory()].into_iter().flatten().collect()
+    }
+
+    fn cpu(&self) -> Section {
+        let mut section = Section { title: "CPU", lines: Vec::new() };
+        let parts = [
+            Detail::before("user", self.total(column::CPU_USER)),
+            Detail::before("system", self.total(column::CPU_SYSTEM)),
+        ];
+        section.put("CPU time", self.total(column::CPU), parts);
+        let cores = self.rate(column::CPU, Measure::Cores);
+        let peak = Detail::before("peak", self.total(column::CORES_PEAK));
+        section.put("cores", cores, [Detail::words("average"), peak]);
+        let waited = self.total(column::RUN_QUEUE_WAIT);
+        section.put("waited", waited, [Detail::words("ready to run, no CPU free")]);
+        let (gave_up, preempted) =
+            (self.total(column::SWITCHES_VOLUNTARY), self.total(column::SWITCHES_INVOLUNTARY));
+        let kinds = [Detail::after(gave_up, "voluntary"), Detail::after(preempted, "preempted")];
+        section.put("switches", sum(gave_up, preempted), kinds);
+        section
+    }
+
+    fn memory(&self) -> Section {
+        let mut section = Section { title: "Memory", lines: Vec::new() };
+        let mean = self.level(column::MEMORY_NEEDED, Measure::Bytes);
+        match self.total(column::MEMORY_NEEDED_PEAK) {
+            Some(peak) => {
+                let details = [Detail::words("peak"), Detail::before("average", mean)];
+                section.put("memory needed", Some(peak), details);
+            }
+            None => section.put("memory needed", mean, [Detail::words("average")]),
+        }
+        let cache = self.level(column::MEMORY_CACHE, Measure::Bytes);
+        section.put("cache", cache, [Detail::words("average"), Detail::words("reclaimable")]);
+        section.put("peak with cache", self.total(column::MEMORY_PEAK), []);
+        let (minor, major) = (self.total(column::PAGE_FAULTS_MINOR), self.total(column::PAGE_FAULTS_MAJOR));
+        let kinds = [Detail::after(minor, "minor"), Detail::after(major, "major")];
+        section.put("page faults", sum(minor, major), kinds);
+        let kills = self.total(column::OOM_KILLS).filter(|kills| kills.value > 0.0);
+        section.put("OOM kills", kills, [Detail::words("by the kernel, out of memory")]);
+        section
+    }
+
+    fn input_output(&self) -> Section {
+        let mut section = Section { title: "I/O", lines: Vec::new() };
+        let kinds = [("read", column::READ, "from storage"), ("written", column::WRITTEN, "towards storage")];
+        for (label, index, storage) in kinds {
+            let rate = Detail::after(self.rate(index, Measure::BytesPerSecond), "");
+            section.put(label, self.total(index), [Detail::words(storage), rate]);
+        }
+        let calls = [
+            ("read calls", column::READ_CALL, column::READ_CALLS),
+            ("write calls", column::WRITE_CALL, column::WRITE_CALLS),
+        ];
+        for (label, bytes, count) in calls {
+            let rate = Detail::after(self.rate(bytes, Measure::BytesPerSecond), "");
+            let count = Detail::after(self.total(count), "calls");
+            section.put(label, self.total(bytes), [rate, count]);
+        }
+        section
+    }
+
+    fn processes(&self) -> Section {
+        let mut section = Section { title: "Processes", lines: Vec::new() };
+        let peak = Detail::after(self.total(column::PROCESSES_PEAK), "at once");
+        section.put("processes", self.total(column::PROCESSES), [Detail::words("seen"), peak]);
+        section.put("threads", self.total(column::THREADS_PEAK), [Detail::words("at once")]);
+        section
+    }
+
+    fn pressure(&self) -> Section {
+        let mut section = Section { title: "Pressure", lines: Vec::new() };
+        let kinds = [
+            ("CPU pressure", column::PRESSURE_CPU, None),
+            ("memory pressure", column::PRESSURE_MEMORY, Some(column::PRESSURE_MEMORY_FULL)),
+            ("I/O pressure", column::PRESSURE_IO, Some(column::PRESSURE_IO_FULL)),
+        ];
+        for (label, some, full) in kinds {
+            let share = Detail::after(self.rate(some, Measure::Share), "of the time");
+            // That every task waited says something only where some did.
+            let full = full.and_then(|index| self.rate(index, Measure::Share));
+            let full = full.filter(|full| full.value > 0.0);
+            section.put(label, self.total(some), [share, Detail::before("all tasks", full)]);
+        }
+        section
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let left_over = self.record.local.as_ref().map(|local| local.left_over.as_slice()).unwrap_or(&[]);
+        if !left_over.is_empty() {
+            let named: Vec<String> =
+                left_over.iter().map(|process| format!("{} ({})", process.name, process.pid)).collect();
+            notes.push(format!("still running: {}", named.join(", ")));
+        }
+        notes
+    }
+}
+
+impl Section {
+    /// Adds a line unless its amount is unknown; unknown details are left out one by one.
+    fn put<const N: usize>(
+        &mut self,
+        label: &'static str,
+        amount: Option<Amount>,
+        details: [Option<Detail>; N],
+    ) {
+        if let Some(amount) = amount {
+            self.lines.push(Line { label, amount, details: details.into_iter().flatten().collect() });
+        }
+    }
+}
+
+impl Detail {
+    fn before(words: &'static str, amount: Option<Amount>) -> Option<Detail> {
+        Some(Detail { before: words, amount: Some(amount?), after: "" })
+    }
+
+    fn after(amount: Option<Amount>, words: &'static str) -> Option<Detail> {
+        Some(Detail { before: "", amount: Some(amount?), after: words })
+    }
+
+    fn words(words: &'static str) -> Option<Detail> {
+        Some(Detail { before: words, amount: None, after: "" })
+    }
+}
+
+fn meter(label: &'static str, used: Amount, whole: Amount, of: &'static str) -> Option<Meter> {
+    Some(Meter { label, share: used.value / whole.value, used, whole, of })
+}
+
+fn nodes(nodes: &[String]) -> FactValue {
+    FactValue::Text(nodes.join(", "))
+}
+
+/// Both parts together, no better known than the worse of them.
+fn sum(one: Option<Amount>, other: Option<Amount>) -> Option<Amount> {
+    let (one, other) = (one?, other?);
+    let rank = |quality| QualityKind::ALL.iter().position(|&kind| kind == quality);
+    let quality = if rank(one.quality) >= rank(other.quality) { one.quality } else { other.quality };
+    Some(Amount { value: one.value + other.value, quality, ..one })
+}

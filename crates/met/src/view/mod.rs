@@ -1,0 +1,134 @@
+//! What people see: text from records, reports and courses. Nothing here prints; callers do.
+
+pub mod plot;
+pub mod ps;
+pub mod report;
+#[cfg(test)]
+mod sample;
+pub mod table;
+pub mod text;
+pub mod units;
+
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+
+use jiff::tz::TimeZone;
+
+/// How a view is drawn. Made once, from the stream it goes to.
+#[derive(Clone, Debug)]
+pub struct Style {
+    pub color: bool,
+    /// Columns of the terminal; `None` where the output is not a terminal and nothing is cut.
+    pub width: Option<usize>,
+    /// Only characters that every terminal has, for a locale that is not UTF-8.
+    pub ascii: bool,
+    /// Where the reader's clock is.
+    pub zone: TimeZone,
+}
+
+impl Style {
+    /// No colour, no cutting, UTC: what a file or a test gets.
+    pub fn plain() -> Style {
+        Style { color: false, width: None, ascii: false, zone: TimeZone::UTC }
+    }
+
+    /// What fits the stream: colour and width on a terminal only.
+    pub fn of_stream(stream: &(impl IsTerminal + AsFd)) -> Style {
+        let terminal = stream.is_terminal();
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let columns = rustix::termios::tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col));
+        Style {
+            color: terminal && !dumb && !no_color,
+            // A terminal that does not know its size (a serial line) says 0.
+            width: terminal.then(|| columns.filter(|&columns| columns > 0).unwrap_or(80)),
+            ascii: !utf8_locale(|name| std::env::var(name).ok()),
+            zone: TimeZone::system(),
+        }
+    }
+
+    pub fn paint(&self, paint: Paint, text: &str) -> String {
+        if !self.color || text.is_empty() {
+            return text.to_owned();
+        }
+        format!("\x1b[{}m{text}\x1b[0m", paint.code())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paint {
+    Bold,
+    Dim,
+    Green,
+    Yellow,
+    Red,
+    Cyan,
+}
+
+impl Paint {
+    fn code(self) -> &'static str {
+        match self {
+            Paint::Bold => "1",
+            Paint::Dim => "2",
+            Paint::Green => "32",
+            Paint::Yellow => "33",
+            Paint::Red => "31",
+            Paint::Cyan => "36",
+        }
+    }
+}
+
+/// The locale of characters, by the precedence of setlocale(3). With no locale at all, as in a container
+/// or a cron job, the terminal is most likely a UTF-8 one.
+fn utf8_locale(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .into_iter()
+        .find_map(|name| variable(name).filter(|value| !value.is_empty()));
+    match locale {
+        None => true,
+        Some(locale) => {
+            let locale = locale.to_ascii_lowercase();
+            locale.contains("utf-8") || locale.contains("utf8")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn zz_look() {
+        use met_insight::report::{Machine, report};
+        let mut out = String::new();
+        for width in [60, 80, 120] {
+            let style = Style { width: Some(width), ..Style::plain() };
+            for view in table::View::ALL {
+                out += &format!("--- {} {width}\n", view.name());
+                out += &table::list(&sample::several(), view, sample::NOW_NS, &style);
+            }
+            for record in [sample::full(42, "train"), sample::uncertain(), sample::bare(1, "x")] {
+                out += &format!("--- report {width}\n");
+                out += &report::render(&report(&record, Machine { cpus: Some(8) }, sample::NOW_NS), &style);
+            }
+            out += &format!("--- plot {width}\n");
+            out += &plot::course(&sample::course(), 10_000, &style);
+        }
+        std::fs::write("/tmp/look.txt", out).unwrap();
+    }
+
+    use super::*;
+
+    fn locale(variables: &[(&str, &str)]) -> bool {
+        utf8_locale(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_more_specific_locale_decides() {
+        assert!(locale(&[]));
+        assert!(locale(&[("LANG", "en_US.UTF-8")]));
+        assert!(!locale(&[("LC_ALL", "C"), ("LANG", "en_US.UTF-8")]));
+        assert!(locale(&[("LC_ALL", ""), ("LC_CTYPE", "C.utf8"), ("LANG", "C")]));
+        assert!(!locale(&[("LANG", "POSIX")]));
+    }
+}

@@ -1,0 +1,473 @@
+//! Lists of jobs: for people, cut to their terminal, and as CSV, whole.
+
+use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table, presets};
+use comfy_table::{ContentLineStyle, LineStyle, TableStyle};
+use met_core::JOB;
+use met_core::job::{Record, State};
+use met_core::job_table as column;
+use met_insight::{average, json};
+
+use super::{Style, text, units};
+
+/// Which columns a list has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum View {
+    #[default]
+    Jobs,
+    Cpu,
+    Io,
+    Mem,
+    All,
+}
+
+impl View {
+    pub const ALL: [View; 5] = [View::Jobs, View::Cpu, View::Io, View::Mem, View::All];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            View::Jobs => "jobs",
+            View::Cpu => "cpu",
+            View::Io => "io",
+            View::Mem => "mem",
+            View::All => "all",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<View> {
+        View::ALL.into_iter().find(|view| view.name() == name)
+    }
+
+    fn columns(self) -> &'static [ListColumn] {
+        match self {
+            View::Jobs => JOBS,
+            View::Cpu => CPU,
+            View::Io => IO,
+            View::Mem => MEM,
+            View::All => EVERYTHING,
+        }
+    }
+}
+
+/// What an empty list says.
+pub const NO_JOBS: &str = "no jobs yet; try: met run -- CMD\n";
+
+/// One column of a list: what it is called and where its cells come from.
+struct ListColumn {
+    header: &'static str,
+    /// For a narrow terminal.
+    short: &'static str,
+    csv: &'static str,
+    side: Side,
+    /// The column with the highest rank leaves first when the terminal is narrow; 0 stays.
+    rank: u8,
+    show: Show,
+    value: fn(&Job) -> Value,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Left,
+    Right,
+    /// Left, and cut when room is short.
+    Flexible,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Show {
+    Always,
+    /// Only where it tells jobs apart.
+    IfSeveral,
+}
+
+enum Value {
+    /// Foreign text; escaped when it is shown.
+    Text(Option<String>),
+    /// Our own words for people, and the word for programs.
+    State(String, State),
+    Amount(Option<f64>, fn(f64) -> String),
+    Time(Option<i64>),
+}
+
+struct Job<'a> {
+    record: &'a Record,
+    now_ns: i64,
+}
+
+const fn text_column(header: &'static str, csv: &'static str, value: fn(&Job) -> Value) -> ListColumn {
+    ListColumn { header, short: header, csv, side: Side::Left, rank: 0, show: Show::Always, value }
+}
+
+const fn number_column(header: &'static str, csv: &'static str, value: fn(&Job) -> Value) -> ListColumn {
+    ListColumn { side: Side::Right, ..text_column(header, csv, value) }
+}
+
+impl ListColumn {
+    const fn rank(self, rank: u8) -> ListColumn {
+        ListColumn { rank, ..self }
+    }
+}
+
+const ID: ListColumn = text_column("JOB", "job", |job| Value::Text(Some(job.record.key.id.clone())));
+const MANAGER: ListColumn = ListColumn {
+    show: Show::IfSeveral,
+    ..text_column("MANAGER", "manager", |job| Value::Text(Some(job.record.key.manager.clone()))).rank(5)
+};
+const NAME: ListColumn = ListColumn {
+    side: Side::Flexible,
+    ..text_column("NAME", "name", |job| Value::Text(Some(job.record.name.clone())))
+};
+const USER: ListColumn = ListColumn {
+    show: Show::IfSeveral,
+    ..text_column("USER", "user", |job| Value::Text(job.user())).rank(6)
+};
+const STATE: ListColumn =
+    text_column("STATE", "state", |job| Value::State(state_words(job.record.state), job.record.state));
+const CORES: ListColumn = number_column("CORES", "cores", |job| job.cores(units::cores)).rank(1);
+const MEMORY: ListColumn = number_column("MEMORY", "memory_needed_peak_bytes", |job| {
+    job.total(column::MEMORY_NEEDED_PEAK, units::bytes)
+})
+.rank(2);
+const READ: ListColumn =
+    number_column("READ", "read_bytes", |job| job.total(column::READ, units::bytes)).rank(4);
+const WRITTEN: ListColumn =
+    number_column("WRITTEN", "written_bytes", |job| job.total(column::WRITTEN, units::bytes)).rank(3);
+const READ_CALL: ListColumn =
+    number_column("READ CALLS", "read_call_bytes", |job| job.total(column::READ_CALL, units::bytes)).rank(8);
+const WRITE_CALL: ListColumn =
+    number_column("WRITE CALLS", "write_call_bytes", |job| job.total(column::WRITE_CALL, units::bytes))
+        .rank(8);
+const WITH_CACHE: ListColumn =
+    number_column("WITH CACHE", "memory_peak_bytes", |job| job.total(column::MEMORY_PEAK, units::bytes))
+        .rank(9);
+const MEMORY_RATIO: ListColumn = number_column("OF NODE", "memory_ratio", |job| {
+    Value::Amount(average::memory_ratio(job.record), units::percent)
+})
+.rank(3);
+const DURATION: ListColumn =
+    number_column("DURATION", "wall_seconds", |job| Value::Amount(job.wall_seconds(), units::duration))
+        .rank(1);
+const STARTED: ListColumn = number_column("STARTED", "start", |job| Value::Time(job.record.start_ns)).rank(7);
+
+static JOBS: &[ListColumn] =
+    &[ID, MANAGER, NAME, USER, STATE, CORES, MEMORY, READ, WRITTEN, DURATION, STARTED];
+
+/// The columns of a tool that people come from, with the job's own number in front.
+static CPU: &[ListColumn] = &[
+    ID,
+    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(2),
+    ListColumn { header: "PROCESS NAME", ..NAME },
+    ListColumn {
+        short: "CPU %",
+        ..text_column("CPU % (AVG)", "cores", |job| job.cores(units::percent_fixed))
+    },
+    ListColumn {
+        short: "MEM %",
+        value: |job| Value::Amount(average::memory_ratio(job.record), units::percent_fixed),
+        ..text_column("MEM % (AVG)", "memory_ratio", |_| Value::Text(None))
+    },
+    text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
+    ListColumn { side: Side::Left, ..DURATION },
+];
+
+static IO: &[ListColumn] = &[
+    ID,
+    MANAGER,
+    NAME,
+    USER,
+    STATE,
+    READ.rank(0),
+    WRITTEN.rank(0),
+    number_column("READ/S", "read_bytes_per_second", |job| job.per_second(column::READ)).rank(2),
+    number_column("WRITTEN/S", "written_bytes_per_second", |job| job.per_second(column::WRITTEN)).rank(2),
+    READ_CALL,
+    WRITE_CALL,
+    DURATION,
+];
+
+static MEM: &[ListColumn] = &[
+    ID,
+    MANAGER,
+    NAME,
+    USER,
+    STATE,
+    number_column("AVERAGE", "memory_needed_bytes", |job| job.level(column::MEMORY_NEEDED)).rank(1),
+    ListColumn { header: "PEAK", short: "PEAK", ..MEMORY.rank(0) },
+    MEMORY_RATIO,
+    number_column("CACHE", "memory_cache_bytes", |job| job.level(column::MEMORY_CACHE)).rank(4),
+    WITH_CACHE,
+    number_column("MAJOR FAULTS", "page_faults_major", |job| {
+        job.total(column::PAGE_FAULTS_MAJOR, units::count)
+    })
+    .rank(10),
+    DURATION,
+];
+
+static EVERYTHING: &[ListColumn] = &[
+    ID,
+    ListColumn { show: Show::Always, ..MANAGER },
+    NAME,
+    ListColumn { show: Show::Always, ..USER },
+    STATE,
+    ListColumn { side: Side::Right, ..text_column("EXIT", "exit", |job| Value::Text(job.exit())).rank(6) },
+    CORES,
+    number_column("CPU TIME", "cpu_seconds", |job| job.total(column::CPU, units::duration)).rank(5),
+    MEMORY,
+    MEMORY_RATIO,
+    WITH_CACHE,
+    READ,
+    WRITTEN,
+    READ_CALL,
+    WRITE_CALL,
+    number_column("PROCESSES", "processes", |job| job.total(column::PROCESSES, units::count)).rank(9),
+    number_column("THREADS", "threads_peak", |job| job.total(column::THREADS_PEAK, units::count)).rank(9),
+    DURATION,
+    STARTED,
+    ListColumn {
+        side: Side::Flexible,
+        ..text_column("COMMAND", "command", |job| Value::Text(Some(text::command_line(&job.record.command))))
+            .rank(10)
+    },
+];
+
+impl Job<'_> {
+    fn user(&self) -> Option<String> {
+        // A user who has left the password file is still somebody.
+        self.record.user.clone().or_else(|| self.record.uid.map(|uid| uid.to_string()))
+    }
+
+    fn main_pid(&self) -> Option<String> {
+        Some(self.record.local.as_ref()?.main?.pid.to_string())
+    }
+
+    fn exit(&self) -> Option<String> {
+        match (self.record.signal, self.record.exit_code) {
+            (Some(signal), _) => Some(format!("signal {signal}")),
+            (None, code) => code.map(|code| code.to_string()),
+        }
+    }
+
+    fn wall_seconds(&self) -> Option<f64> {
+        Some(average::wall_ns(self.record, self.now_ns)? as f64 / 1e9)
+    }
+
+    fn total(&self, index: usize, format: fn(f64) -> String) -> Value {
+        let cell = self.record.totals.get(index);
+        Value::Amount(cell.map(|cell| JOB.columns[index].scaled(cell)), format)
+    }
+
+    fn cores(&self, format: fn(f64) -> String) -> Value {
+        Value::Amount(average::cores(self.record, self.now_ns), format)
+    }
+
+    fn per_second(&self, index: usize) -> Value {
+        Value::Amount(average::per_second(self.record, index, self.now_ns), units::bytes)
+    }
+
+    fn level(&self, index: usize) -> Value {
+        Value::Amount(average::level(self.record, index), units::bytes)
+    }
+
+    /// The older tool's words: capitals, and a running job is active.
+    fn status(&self) -> String {
+        if self.record.state == State::Running {
+            return "Active".to_owned();
+        }
+        let words = state_words(self.record.state);
+        let mut letters = words.chars();
+        letters.next().map(|first| first.to_ascii_uppercase().to_string() + letters.as_str()).unwrap_or(words)
+    }
+}
+
+fn state_words(state: State) -> String {
+    state.name().replace('_', " ")
+}
+
+impl Value {
+    fn shown(&self, now_ns: i64, style: &Style) -> String {
+        let known = match self {
+            Value::Text(text) => text.as_deref().map(text::escape),
+            Value::State(words, _) => Some(words.clone()),
+            Value::Amount(value, format) => value.map(format),
+            Value::Time(time_ns) => time_ns.map(|time_ns| units::time_short(time_ns, now_ns, &style.zone)),
+        };
+        known.unwrap_or_else(|| "-".to_owned())
+    }
+
+    /// In base units and without rounding; nothing where nothing is known.
+    fn raw(&self) -> String {
+        match self {
+            // A row stays one line, whatever a name holds: escaped here too.
+            Value::Text(text) => text.as_deref().map(text::escape).unwrap_or_default(),
+            Value::State(_, state) => state.name().to_owned(),
+            Value::Amount(value, _) => value.map(|value| value.to_string()).unwrap_or_default(),
+            Value::Time(time_ns) => time_ns.and_then(json::time).unwrap_or_default(),
+        }
+    }
+}
+
+/// A list for people. Without a terminal's width nothing is cut and no column is dropped.
+pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> String {
+    if records.is_empty() {
+        return NO_JOBS.to_owned();
+    }
+    let jobs: Vec<Job> = records.iter().map(|record| Job { record, now_ns }).collect();
+    let mut shown: Vec<Shown> = (view.columns().iter())
+        .map(|column| Shown {
+            column,
+            header: column.header,
+            cells: jobs.iter().map(|job| (column.value)(job).shown(now_ns, style)).collect(),
+        })
+        .filter(|shown| shown.column.show == Show::Always || shown.is_several())
+        .collect();
+    let frame = Frame { boxed: view == View::Cpu };
+    if let Some(width) = style.width {
+        fit(&mut shown, frame, width, style.ascii);
+    }
+    draw(&shown, &jobs, frame, style)
+}
+
+/// RFC 4180 with a header, every column of the view, numbers in base units. A control character in a
+/// name is escaped, so that a job is always one line.
+pub fn csv(records: &[Record], view: View, now_ns: i64) -> String {
+    let columns = view.columns();
+    let header: Vec<String> = columns.iter().map(|column| column.csv.to_owned()).collect();
+    let mut csv = csv_line(&header);
+    for record in records {
+        let job = Job { record, now_ns };
+        let cells: Vec<String> = columns.iter().map(|column| (column.value)(&job).raw()).collect();
+        csv.push_str(&csv_line(&cells));
+    }
+    csv
+}
+
+fn csv_line(fields: &[String]) -> String {
+    let quoted: Vec<String> = (fields.iter())
+        .map(|field| match field.contains([',', '"', '\n', '\r']) {
+            true => format!("\"{}\"", field.replace('"', "\"\"")),
+            false => field.clone(),
+        })
+        .collect();
+    quoted.join(",") + "\r\n"
+}
+
+/// A column on its way to the screen.
+struct Shown<'a> {
+    column: &'a ListColumn,
+    header: &'a str,
+    cells: Vec<String>,
+}
+
+impl Shown<'_> {
+    fn is_several(&self) -> bool {
+        self.cells.windows(2).any(|pair| pair[0] != pair[1])
+    }
+
+    fn width(&self) -> usize {
+        self.cells.iter().map(|cell| text::width(cell)).max().unwrap_or(0).max(text::width(self.header))
+    }
+}
+
+/// What stands around and between the columns.
+#[derive(Clone, Copy)]
+struct Frame {
+    boxed: bool,
+}
+
+impl Frame {
+    fn width(self, columns: usize) -> usize {
+        if self.boxed { 3 * columns + 1 } else { 2 * columns.saturating_sub(1) }
+    }
+}
+
+/// A name shorter than this says little; a column of figures goes before it is cut further.
+const NAME_COLUMNS_WANTED: usize = 14;
+const NAME_COLUMNS_MIN: usize = 6;
+
+/// Makes the table as wide as the terminal at most: short headers, then shorter names, then fewer
+/// columns, and at last very short names. A line is never wrapped.
+fn fit(shown: &mut Vec<Shown>, frame: Frame, width: usize, ascii: bool) {
+    let total = |shown: &[Shown]| shown.iter().map(Shown::width).sum::<usize>() + frame.width(shown.len());
+    if total(shown) > width {
+        shown.iter_mut().for_each(|shown| shown.header = shown.column.short);
+    }
+    for floor in [NAME_COLUMNS_WANTED, NAME_COLUMNS_MIN] {
+        loop {
+            let excess = total(shown).saturating_sub(width);
+            if excess == 0 {
+                return;
+            }
+            if cut_flexible(shown, excess, floor, ascii) >= excess {
+                return;
+            }
+            let last = shown.iter().enumerate().filter(|(_, shown)| shown.column.rank > 0);
+            let Some((index, _)) = last.max_by_key(|(_, shown)| shown.column.rank) else { break };
+            shown.remove(index);
+        }
+    }
+}
+
+/// Cuts names by up to `excess` columns and says by how many.
+fn cut_flexible(shown: &mut [Shown], excess: usize, floor: usize, ascii: bool) -> usize {
+    let mut gained = 0;
+    for shown in shown.iter_mut().rev().filter(|shown| shown.column.side == Side::Flexible) {
+        let before = shown.width();
+        let target = before.saturating_sub(excess - gained).max(floor.max(text::width(shown.header)));
+        if target < before {
+            shown.cells.iter_mut().for_each(|cell| *cell = text::cut(cell, target, ascii));
+            gained += before - shown.width();
+        }
+        if gained >= excess {
+            break;
+        }
+    }
+    gained
+}
+
+/// One frame and no line between rows: twice as many jobs on a screen.
+const BOX: TableStyle = TableStyle::new()
+    .top_border(LineStyle::new('┌', '─', '┬', '┐'))
+    .header_lines(ContentLineStyle::new('│', '│', '│'))
+    .header_separator(LineStyle::new('├', '─', '┼', '┤'))
+    .content_lines(ContentLineStyle::new('│', '│', '│'))
+    .bottom_border(LineStyle::new('└', '─', '┴', '┘'));
+
+fn draw(shown: &[Shown], jobs: &[Job], frame: Frame, style: &Style) -> String {
+    let mut table = Table::new();
+    table.set_content_arrangement(ContentArrangement::Disabled).force_no_tty();
+    table.load_style(match (frame.boxed, style.ascii) {
+        (true, false) => BOX,
+        (true, true) => presets::ASCII_FULL_CONDENSED,
+        (false, _) => presets::NOTHING,
+    });
+    if style.color {
+        table.enforce_styling();
+    }
+    table.set_header(shown.iter().map(|shown| Cell::new(shown.header).add_attribute(Attribute::Bold)));
+    for (index, job) in jobs.iter().enumerate() {
+        table.add_row(shown.iter().map(|shown| cell(&shown.cells[index], shown.column, job)));
+    }
+    for (index, column) in table.column_iter_mut().enumerate() {
+        if shown[index].column.side == Side::Right {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        if !frame.boxed {
+            column.set_padding((if index == 0 { 0 } else { 2 }, 0));
+        }
+    }
+    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    let text = lines.join("\n") + "\n";
+    if style.ascii { text::to_ascii(&text) } else { text }
+}
+
+fn cell(content: &str, column: &ListColumn, job: &Job) -> Cell {
+    let cell = Cell::new(content);
+    if !matches!((column.value)(job), Value::State(..)) {
+        return cell;
+    }
+    match job.record.state {
+        State::Running => cell.fg(Color::Green),
+        State::Pending | State::Suspended | State::Cancelled => cell.fg(Color::Yellow),
+        State::Failed | State::Timeout | State::OutOfMemory | State::Lost => cell.fg(Color::Red),
+        State::Finished => cell,
+    }
+}

@@ -1,0 +1,131 @@
+//! Foreign text on a terminal: escaped, quoted, and cut to a width.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Makes text harmless: control characters, which could move the cursor, rename the window or fake a
+/// line, are shown as escapes. So are characters that reorder or hide what stands beside them.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' => escaped.push_str("\\n"),
+            '\t' => escaped.push_str("\\t"),
+            '\r' => escaped.push_str("\\r"),
+            '\0'..='\x1f' | '\x7f' => escaped.push_str(&format!("\\x{:02x}", character as u32)),
+            _ if is_hostile(character) => escaped.push_str(&format!("\\u{:04x}", character as u32)),
+            _ => escaped.push(character),
+        }
+    }
+    escaped
+}
+
+fn is_hostile(character: char) -> bool {
+    matches!(character,
+        '\u{80}'..='\u{9f}'           // C1 controls: some terminals take U+009B for ESC [
+        | '\u{200b}'..='\u{200f}'     // zero width, direction marks
+        | '\u{2028}'..='\u{202e}'     // line and paragraph separators, direction overrides
+        | '\u{2060}'..='\u{206f}'     // invisible operators, direction isolates
+        | '\u{feff}')
+}
+
+/// A command as it could be typed into a shell, on one line.
+pub fn command_line(words: &[String]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| quote(word)).collect();
+    quoted.join(" ")
+}
+
+fn quote(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte) || byte >= 0x80;
+    let escaped = escape(word);
+    if escaped != word {
+        // With $'…' the shell reads the escapes back.
+        return format!("$'{}'", escape(&word.replace('\\', "\\\\").replace('\'', "\\'")));
+    }
+    if !word.is_empty() && word.bytes().all(plain) {
+        return escaped;
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+pub fn width(text: &str) -> usize {
+    text.width()
+}
+
+/// At most `columns` wide; what is cut off is marked.
+pub fn cut(text: &str, columns: usize, ascii: bool) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mark = if ascii { "~" } else { "…" };
+    let Some(room) = columns.checked_sub(1) else { return String::new() };
+    let mut kept = String::new();
+    let mut used = 0;
+    for character in text.chars() {
+        used += character.width().unwrap_or(0);
+        if used > room {
+            break;
+        }
+        kept.push(character);
+    }
+    kept + mark
+}
+
+/// `text` followed by spaces up to `columns`.
+pub fn pad(text: &str, columns: usize) -> String {
+    format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
+}
+
+/// `text` with spaces in front, up to `columns`.
+pub fn pad_left(text: &str, columns: usize) -> String {
+    format!("{}{text}", " ".repeat(columns.saturating_sub(width(text))))
+}
+
+/// Box-drawing and other fancy characters as the nearest plain ones. Other people's text, which may
+/// hold anything, becomes `?` where it cannot be shown.
+pub fn to_ascii(text: &str) -> String {
+    text.chars()
+        .map(|character| match character {
+            _ if character.is_ascii() => character,
+            '─' | '━' | '╌' | '–' | '═' | '·' => '-',
+            '│' | '┆' | '┤' | '├' | '╎' => '|',
+            '┌' | '┐' | '└' | '┘' | '┬' | '┴' | '┼' | '╰' | '╭' | '╮' | '╯' | '╞' | '╡' | '╪' => {
+                '+'
+            }
+            '█' | '▉' | '▊' | '▋' | '▌' => '#',
+            '▍' | '▎' | '▏' => ' ',
+            '░' => '.',
+            '…' => '~',
+            '≥' => '>',
+            '×' => 'x',
+            _ => '?',
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_speak_to_the_terminal() {
+        assert_eq!(escape("a\x1b]0;pwned\x07b\nJOB 1\r\u{9b}2J"), "a\\x1b]0;pwned\\x07b\\nJOB 1\\r\\u009b2J");
+        assert_eq!(escape("abc\u{202e}fdp.exe"), "abc\\u202efdp.exe");
+        assert_eq!(escape("größe 大 \\d"), "größe 大 \\d");
+    }
+
+    #[test]
+    fn a_command_can_be_pasted_into_a_shell() {
+        let words = ["sh", "-c", "echo 'a b' > c", "", "x\ny'", "ü=1"].map(str::to_owned);
+        assert_eq!(command_line(&words), r"sh -c 'echo '\''a b'\'' > c' '' $'x\ny\'' ü=1");
+    }
+
+    #[test]
+    fn cutting_counts_columns_and_marks_the_cut() {
+        assert_eq!(cut("abcdef", 6, false), "abcdef");
+        assert_eq!(cut("abcdef", 4, false), "abc…");
+        assert_eq!(cut("abcdef", 4, true), "abc~");
+        assert_eq!(cut("大大大", 5, false), "大大…");
+        assert_eq!(cut("大大大", 4, false), "大…");
+        assert_eq!(cut("abc", 0, false), "");
+    }
+}

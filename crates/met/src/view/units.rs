@@ -1,0 +1,257 @@
+//! Numbers as people write them, in both directions.
+
+use std::time::Duration;
+
+use jiff::civil::{Date, DateTime};
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan, Zoned};
+
+/// What was not understood, and what would be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ParseError(pub String);
+
+const BINARY: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+/// `1.21 GiB`: three digits that count, and a unit that keeps the number below 1000.
+pub fn bytes(value: f64) -> String {
+    let mut scaled = value;
+    let mut unit = 0;
+    while scaled.abs() >= 999.5 && unit + 1 < BINARY.len() {
+        scaled /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        return format!("{scaled:.0} B");
+    }
+    format!("{} {}", three_digits(scaled), BINARY[unit])
+}
+
+pub fn bytes_per_second(value: f64) -> String {
+    format!("{}/s", bytes(value))
+}
+
+/// `12,345,678`.
+pub fn count(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let (sign, digits) = digits.strip_prefix('-').map_or(("", digits.as_str()), |rest| ("-", rest));
+    let mut grouped = String::from(sign);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// A number of cores: `3.76`, `12.4`, `128`.
+pub fn cores(value: f64) -> String {
+    let text = three_digits(value);
+    // 8.00 cores are 8 cores.
+    match text.split_once('.') {
+        Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole.to_owned(),
+        _ => text,
+    }
+}
+
+/// A share of 1 as a percentage: `47%`, `4.7%`, `<0.1%`.
+pub fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    match percent {
+        0.0 => "0%".to_owned(),
+        p if p > 0.0 && p < 0.05 => "<0.1%".to_owned(),
+        p if p < 9.95 => format!("{p:.1}%"),
+        p => format!("{p:.0}%"),
+    }
+}
+
+/// A share of 1 with two decimals, for columns that line up: `376.41%`.
+pub fn percent_fixed(share: f64) -> String {
+    format!("{:.2}%", share * 100.0)
+}
+
+/// `350ms`, `1.25s`, `48s`, `1m8s`, `2h03m`, `3d04h`: two parts at most, for lists.
+pub fn duration(seconds: f64) -> String {
+    if seconds < 9.995 {
+        return below_a_minute(seconds);
+    }
+    let whole = seconds.round() as u64;
+    let (minutes, hours, days) = (whole / 60, whole / 3600, whole / 86_400);
+    match whole {
+        0..60 => format!("{whole}s"),
+        60..3600 => format!("{minutes}m{}s", whole % 60),
+        3600..86_400 => format!("{hours}h{:02}m", minutes % 60),
+        _ => format!("{days}d{:02}h", hours % 24),
+    }
+}
+
+/// The same with the parts that a list leaves out: `48.3s`, `1m8.3s`, `2h03m08s`, `3d04h12m`.
+pub fn duration_long(seconds: f64) -> String {
+    if seconds < 59.95 {
+        return below_a_minute(seconds);
+    }
+    let tenths = (seconds * 10.0).round() as u64;
+    if tenths < 36_000 {
+        let rest = tenths % 600;
+        let fraction = if rest % 10 == 0 { String::new() } else { format!(".{}", rest % 10) };
+        return format!("{}m{}{fraction}s", tenths / 600, rest / 10);
+    }
+    let whole = seconds.round() as u64;
+    let (minutes, hours, days) = (whole / 60, whole / 3600, whole / 86_400);
+    match days {
+        0 => format!("{hours}h{:02}m{:02}s", minutes % 60, whole % 60),
+        _ => format!("{days}d{:02}h{:02}m", hours % 24, minutes % 60),
+    }
+}
+
+fn below_a_minute(seconds: f64) -> String {
+    match seconds {
+        s if s <= 0.0 => "0s".to_owned(),
+        s if s < 999.5e-6 => format!("{:.0}us", s * 1e6),
+        s if s < 0.9995 => format!("{}ms", shortest(&three_digits(s * 1e3))),
+        s => format!("{}s", shortest(&three_digits(s))),
+    }
+}
+
+fn three_digits(value: f64) -> String {
+    let size = value.abs();
+    match size {
+        s if s < 9.995 => format!("{value:.2}"),
+        s if s < 99.95 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+/// Without the zeros that say nothing: `2.50` is `2.5`, `350` stays.
+fn shortest(number: &str) -> &str {
+    if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
+}
+
+/// `2026-01-14 16:40:44` on the reader's clock.
+pub fn time(unix_ns: i64, zone: &TimeZone) -> String {
+    zoned(unix_ns, zone).map(|time| time.strftime("%Y-%m-%d %H:%M:%S").to_string()).unwrap_or_default()
+}
+
+/// As much of a time as tells it from now: `16:40:44` today, `Jan 14 16:40` this year, else the date.
+pub fn time_short(unix_ns: i64, now_ns: i64, zone: &TimeZone) -> String {
+    let (Some(time), Some(now)) = (zoned(unix_ns, zone), zoned(now_ns, zone)) else { return String::new() };
+    let pattern = if time.date() == now.date() {
+        "%H:%M:%S"
+    } else if time.year() == now.year() {
+        "%b %e %H:%M"
+    } else {
+        "%Y-%m-%d"
+    };
+    time.strftime(pattern).to_string()
+}
+
+fn zoned(unix_ns: i64, zone: &TimeZone) -> Option<Zoned> {
+    Some(Timestamp::from_nanosecond(unix_ns.into()).ok()?.to_zoned(zone.clone()))
+}
+
+/// `10s`, `1.5s`, `500ms`, `5m`, `2h`, `1d`, `1h30m`. A number alone is refused: a thousand of what?
+pub fn parse_duration(text: &str) -> Result<Duration, ParseError> {
+    let refuse = || ParseError(format!("{text:?} is not a duration; write 1s, 500ms or 2m"));
+    let trimmed = text.trim();
+    if !trimmed.is_empty() && trimmed.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        let advice = format!("{text:?} has no unit; write {trimmed}s, {trimmed}ms or {trimmed}m");
+        return Err(ParseError(advice));
+    }
+    let mut rest = trimmed;
+    let mut total_ns: u128 = 0;
+    while !rest.is_empty() {
+        let (number, after) = split_number(rest);
+        let end = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
+        let unit_ns = match after[..end].trim() {
+            "ns" => 1,
+            "us" | "µs" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" | "min" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            "d" => 86_400_000_000_000,
+            "w" => 604_800_000_000_000,
+            _ => return Err(refuse()),
+        };
+        let part_ns = multiply(number, unit_ns).ok_or_else(refuse)?;
+        total_ns = total_ns.checked_add(part_ns).ok_or_else(refuse)?;
+        rest = after[end..].trim_start();
+    }
+    if trimmed.is_empty() {
+        return Err(refuse());
+    }
+    u64::try_from(total_ns).map(Duration::from_nanos).map_err(|_| refuse())
+}
+
+/// `2GiB`, `500MB`, `64K` (1024 each, as in other tools), or plain bytes.
+pub fn parse_size(text: &str) -> Result<u64, ParseError> {
+    let refuse = || ParseError(format!("{text:?} is not a size; write 2GiB, 500MB or a number of bytes"));
+    let (number, unit) = split_number(text.trim());
+    let unit_bytes: u128 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(refuse()),
+    };
+    multiply(number, unit_bytes).and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(refuse)
+}
+
+fn split_number(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()))
+}
+
+/// A decimal number times a unit, exactly: no digit passes through a float.
+fn multiply(decimal: &str, unit: u128) -> Option<u128> {
+    let (whole, fraction) = decimal.split_once('.').unwrap_or((decimal, ""));
+    if whole.is_empty() && fraction.is_empty() || whole.len() > 20 || fraction.len() > 15 {
+        return None;
+    }
+    let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<u128>().ok() };
+    let scale = 10u128.pow(u32::try_from(fraction.len()).ok()?);
+    let parts = digits(whole)?.checked_mul(unit)?;
+    parts.checked_add(digits(fraction)?.checked_mul(unit)? / scale)
+}
+
+/// A moment in the past, as unix nanoseconds: how long ago (`2h`, `7d`), a day (`2026-01-14`, `today`,
+/// `yesterday`), a time on the reader's clock (`2026-01-14 16:40`), or RFC 3339.
+pub fn parse_since(text: &str, now_ns: i64, zone: &TimeZone) -> Result<i64, ParseError> {
+    let refuse = || {
+        let examples = "2h, 7d, today, yesterday, 2026-01-14 or 2026-01-14T16:40:44Z";
+        ParseError(format!("{text:?} is not a time; write {examples}"))
+    };
+    let trimmed = text.trim();
+    let nanoseconds = |time: Timestamp| i64::try_from(time.as_nanosecond()).map_err(|_| refuse());
+    let midnight = |date: Date| {
+        let start = date.to_zoned(zone.clone()).and_then(|day| day.start_of_day());
+        start.map_err(|_| refuse()).and_then(|day| nanoseconds(day.timestamp()))
+    };
+    let today = || zoned(now_ns, zone).map(|now| now.date()).ok_or_else(refuse);
+    match trimmed {
+        "now" => return Ok(now_ns),
+        "today" => return midnight(today()?),
+        "yesterday" => return midnight(today()?.checked_sub(1.day()).map_err(|_| refuse())?),
+        _ => {}
+    }
+    if let Ok(ago) = parse_duration(trimmed) {
+        let ago_ns = i64::try_from(ago.as_nanos()).map_err(|_| refuse())?;
+        return Ok(now_ns.saturating_sub(ago_ns));
+    }
+    if trimmed.len() == 10
+        && let Ok(date) = trimmed.parse::<Date>()
+    {
+        return midnight(date);
+    }
+    if let Ok(time) = trimmed.parse::<Timestamp>() {
+        return nanoseconds(time);
+    }
+    let local = trimmed.parse::<DateTime>().map_err(|_| refuse())?;
+    let zoned = local.to_zoned(zone.clone()).map_err(|_| refuse())?;
+    nanoseconds(zoned.timestamp())
+}
