@@ -10,6 +10,7 @@ const COLUMNS_MIN: usize = 40;
 /// Labels end here, right-aligned; values begin two columns on, one of them for a mark.
 const LABEL_COLUMNS: usize = 16;
 const AMOUNT_COLUMNS: usize = 12;
+const SEPARATOR: &str = " · ";
 /// What stands beside a meter's bar: ` 47%  3.76 of 8 cores, average`.
 const METER_TEXT_COLUMNS: usize = 36;
 /// A longer command is cut on a terminal: the report is about what it did.
@@ -65,7 +66,7 @@ impl Page<'_> {
         let id = format!("Job {}", text::escape(&report.id));
         let outcome = text::cut(&text::escape(&report.outcome), self.width - 12, self.style.ascii);
         let room = self.width.saturating_sub(text::width(&id) + text::width(&outcome) + 4);
-        let name = text::cut(&text::escape(&report.name), room, self.style.ascii);
+        let name = self.cut(&text::escape(&report.name), room);
         let used = text::width(&id) + 2 + text::width(&name) + text::width(&outcome);
         let mut lines = vec![
             format!(
@@ -110,6 +111,7 @@ impl Page<'_> {
         }
     }
 
+    /// Foreign text is cut on a terminal only; a file gets all of it.
     fn cut(&self, words: &str, room: usize) -> String {
         match self.style.width {
             Some(_) => text::cut(words, room, self.style.ascii),
@@ -147,9 +149,13 @@ impl Page<'_> {
         let sign = mark(line.amount.quality).map_or(" ", |(sign, _)| sign);
         let value = format!("{sign}{}", amount(&line.amount));
         let begin = LABEL_COLUMNS + 1;
-        let details: Vec<String> = line.details.iter().map(detail).collect();
         let room = self.width.saturating_sub(begin + AMOUNT_COLUMNS + 2);
-        let details = text::cut(&details.join(" · "), room, self.style.ascii);
+        let mut details: Vec<String> = line.details.iter().map(detail).collect();
+        // A detail that does not fit is left out as a whole: half a number is a wrong number.
+        while details.len() > 1 && text::width(&details.join(SEPARATOR)) > room {
+            details.pop();
+        }
+        let details = text::cut(&details.join(SEPARATOR), room, self.style.ascii);
         let value = if details.is_empty() { value } else { text::pad(&value, AMOUNT_COLUMNS) };
         format!("{} {value}  {}", self.label(line.label), self.style.paint(Paint::Dim, &details))
             .trim_end()
@@ -252,40 +258,40 @@ mod tests {
             &sample::full(42, "train"),
             60,
             expect![[r#"
-            Job 42  train                          finished, exit code 0
-            ────────────────────────────────────────────────────────────
-                     command  python3 train.py --epochs 3 --label 'first
-                              try'
-                        user  alice
-                        node  n1
-                     started  2026-01-14 16:40:44 to 16:41:52
-                    duration  1m8.3s
+                Job 42  train                          finished, exit code 0
+                ────────────────────────────────────────────────────────────
+                         command  python3 train.py --epochs 3 --label 'first
+                                  try'
+                            user  alice
+                            node  n1
+                         started  2026-01-14 16:40:44 to 16:41:52
+                        duration  1m8.3s
 
-                         CPU  ████░░░░  47%  3.76 of 8 cores, average
-                      memory  █░░░░░░░ 7.6%  1.21 GiB of 16.0 GiB, peak
+                             CPU  ████░░░░  47%  3.76 of 8 cores, average
+                          memory  █░░░░░░░ 7.6%  1.21 GiB of 16.0 GiB, peak
 
-                    CPU time  4m16.9s      user 4m3.8s · system 13.1s
-                       cores  3.76         average · peak 7.91
-                      waited  4.18s        ready to run, no CPU free
-                    switches  57,214       45,210 voluntary · 12,004 pr…
+                        CPU time  4m16.9s      user 4m3.8s · system 13.1s
+                           cores  3.76         average · peak 7.91
+                          waited  4.18s        ready to run, no CPU free
+                        switches  57,214       45,210 voluntary
 
-               memory needed  1.21 GiB     peak · average 963 MiB
-                       cache  2.70 GiB     average · reclaimable
-             peak with cache  4.70 GiB
-                 page faults  2,345,990    2,345,678 minor · 312 major
+                   memory needed  1.21 GiB     peak · average 963 MiB
+                           cache  2.70 GiB     average · reclaimable
+                 peak with cache  4.70 GiB
+                     page faults  2,345,990    2,345,678 minor · 312 major
 
-                        read  3.22 GiB     from storage · 48.3 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
-                  read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
-                 write calls  775 MiB      11.4 MiB/s · 98,123 calls
+                            read  3.22 GiB     from storage · 48.3 MiB/s
+                         written  700 MiB      towards storage · 10.3 MiB/s
+                      read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
+                     write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-                   processes  23           seen · 9 at once
-                     threads  41           at once
+                       processes  23           seen · 9 at once
+                         threads  41           at once
 
-                CPU pressure  6.9s         10% of the time
-             memory pressure  0s           0% of the time
-                I/O pressure  9.42s        14% of the time · all tasks …
-        "#]],
+                    CPU pressure  6.9s         10% of the time
+                 memory pressure  0s           0% of the time
+                    I/O pressure  9.42s        14% of the time
+            "#]],
         );
     }
 

@@ -328,14 +328,20 @@ pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> Strin
 }
 
 /// RFC 4180 with a header, every column of the view, numbers in base units. A control character in a
-/// name is escaped, so that a job is always one line.
+/// name is escaped, so that a job is always one line. `all` has every total there is, by its JSON name.
 pub fn csv(records: &[Record], view: View, now_ns: i64) -> String {
     let columns = view.columns();
-    let header: Vec<String> = columns.iter().map(|column| column.csv.to_owned()).collect();
+    let shown = |name: &str| columns.iter().any(|column| column.csv == name);
+    let others: Vec<usize> = (0..JOB.columns.len())
+        .filter(|&index| view == View::All && !shown(&JOB.columns[index].json_name()))
+        .collect();
+    let mut header: Vec<String> = columns.iter().map(|column| column.csv.to_owned()).collect();
+    header.extend(others.iter().map(|&index| JOB.columns[index].json_name()));
     let mut csv = csv_line(&header);
     for record in records {
         let job = Job { record, now_ns };
-        let cells: Vec<String> = columns.iter().map(|column| (column.value)(&job).raw()).collect();
+        let mut cells: Vec<String> = columns.iter().map(|column| (column.value)(&job).raw()).collect();
+        cells.extend(others.iter().map(|&index| job.total(index, units::count).raw()));
         csv.push_str(&csv_line(&cells));
     }
     csv
@@ -667,12 +673,13 @@ mod tests {
     }
 
     #[test]
-    fn no_width_is_too_narrow() {
+    fn no_line_is_wrapped_and_no_job_is_lost_at_any_width() {
         for width in 20..130 {
             let style = Style { width: Some(width), ..Style::plain() };
             for view in View::ALL {
                 let drawn = list(&sample::several(), view, sample::NOW_NS, &style);
                 assert_eq!(drawn.lines().filter(|line| line.contains("4")).count(), 5, "{drawn}");
+                // Below that the job, its name and its state alone are wider.
                 if width >= 50 {
                     assert!(drawn.lines().all(|line| text::width(line) <= width), "{width}\n{drawn}");
                 }
@@ -743,7 +750,7 @@ mod tests {
             | 42  | 3113 | train            | 376.41%   | 5.88% | Finished      | 1m8s     |
             | 43  | 3113 | convert-the-who~ | 376.41%   | 5.88% | Failed        | 1m8s     |
             | 44  | 3113 | evil\n\x1b[2J\u~ | 73400.00% | 5.88% | Out of memory | 350ms    |
-            | 45  | 3113 | gr??e ???     | -         | -     | Lost          | -        |
+            | 45  | 3113 | gr??e ??????     | -         | -     | Lost          | -        |
             +-----+------+------------------+-----------+-------+---------------+----------+
         "#]]
         .assert_eq(&drawn);
@@ -763,11 +770,11 @@ mod tests {
         assert!(!csv.contains('\x1b'));
         expect![[r#"
             job,manager,name,user,state,cores,memory_needed_peak_bytes,read_bytes,written_bytes,wall_seconds,start
-            41,local,some_job,alice,running,3.7641,,,,68,2026-01-14T17:39:36Z
-            42,local,"say ""a,b""",alice,finished,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44Z
-            43,local,convert-the-whole-archive-to-parquet-2026,alice,failed,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44Z
-            44,local,evil\n\x1b[2J\u202ename,alice,out_of_memory,734,1299227608,3456789012,734003200,0.35,2026-01-14T16:40:44Z
-            45,local,größe 大きい,alice,lost,,,,,,2026-01-14T17:39:36Z
+            41,local,some_job,alice,running,3.7641,,,,68,2026-01-14T17:39:36.000000Z
+            42,local,"say ""a,b""",alice,finished,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z
+            43,local,convert-the-whole-archive-to-parquet-2026,alice,failed,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z
+            44,local,evil\n\x1b[2J\u202ename,alice,out_of_memory,734,1299227608,3456789012,734003200,0.35,2026-01-14T16:40:44.000000Z
+            45,local,größe 大きい,alice,lost,,,,,,2026-01-14T17:39:36.000000Z
         "#]].assert_eq(&csv.replace("\r\n", "\n"));
     }
 
@@ -779,9 +786,12 @@ mod tests {
             let fields = lines.next().unwrap().matches(',').count();
             assert!(lines.all(|line| line.matches(',').count() == fields), "{csv}");
         }
-        expect![[r#"
-            job,ppid,name,cores,memory_ratio,state,wall_seconds
-        "#]]
-        .assert_eq(&csv(&[], View::Cpu, 0));
+        expect!["job,ppid,name,cores,memory_ratio,state,wall_seconds"]
+            .assert_eq(csv(&[], View::Cpu, 0).trim_end());
+        let header = csv(&[], View::All, 0);
+        for column in JOB.columns {
+            let name = column.json_name();
+            assert_eq!(header.trim_end().split(',').filter(|field| **field == name).count(), 1, "{name}");
+        }
     }
 }
