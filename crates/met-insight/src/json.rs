@@ -98,7 +98,106 @@ pub fn number(column: &Column, cell: i64) -> Value {
     if whole { json!(column.scaled(cell) as i64) } else { json!(column.scaled(cell)) }
 }
 
-/// RFC 3339 in UTC, with as many digits of the second as are not 0.
+/// RFC 3339 in UTC with microseconds, always as long: texts sort like the times they mean.
 pub fn time(unix_ns: i64) -> Option<String> {
-    Timestamp::from_nanosecond(unix_ns.into()).ok().map(|time| time.to_string())
+    Timestamp::from_nanosecond(unix_ns.into()).ok().map(|time| format!("{time:.6}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use met_core::job::State;
+
+    use super::*;
+    use crate::sample;
+
+    /// One line per section, the sections in their order.
+    fn text(record: &Record) -> String {
+        let object = object(record, sample::NOW_NS);
+        let sections = object.as_object().unwrap().iter();
+        sections.map(|(name, section)| format!("{name}: {section}\n")).collect()
+    }
+
+    #[test]
+    fn a_finished_job_has_every_key_in_its_order() {
+        expect![[r#"
+            version: 1
+            job: {"id":"42","manager":"local","cluster":null,"name":"sum","user":"alice","account":null,"command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":null,"exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"]}
+            requested: {}
+            totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
+            average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
+            quality: {"wall_seconds":{"kind":"measured","source":"supervisor"},"cpu_seconds":{"kind":"measured","source":"rusage"},"cpu_user_seconds":{"kind":"measured","source":"rusage"},"cores_peak":{"kind":"sampled","source":"proc"},"memory_needed_peak_bytes":{"kind":"estimated","source":"proc"},"read_bytes":{"kind":"lower_bound","source":"proc"},"processes":{"kind":"measured","source":"proc"}}
+        "#]].assert_eq(&text(&sample::finished()));
+    }
+
+    #[test]
+    fn a_job_of_which_nothing_is_known_has_nulls_and_no_zeros() {
+        let mut record = sample::finished();
+        record.state = State::Pending;
+        (record.user, record.exit_code, record.start_ns, record.end_ns) = (None, None, None, None);
+        (record.command, record.nodes) = (Vec::new(), Vec::new());
+        (record.totals, record.summaries) = Default::default();
+        expect![[r#"
+            version: 1
+            job: {"id":"42","manager":"local","cluster":null,"name":"sum","user":null,"account":null,"command":[],"state":"pending","manager_state":null,"exit_code":null,"signal":null,"start":null,"end":null,"nodes":[]}
+            requested: {}
+            totals: {}
+            average: {}
+            quality: {}
+        "#]].assert_eq(&text(&record));
+    }
+
+    #[test]
+    fn a_running_job_has_the_wall_time_so_far() {
+        let mut record = sample::finished();
+        (record.state, record.end_ns, record.exit_code) = (State::Running, None, None);
+        let object = object(&record, sample::NOW_NS);
+        assert_eq!(object["totals"]["wall_seconds"], 10.0);
+        assert_eq!(object["quality"]["wall_seconds"]["source"], "clock");
+        assert_eq!(object["average"]["cores"], 0.5);
+        assert_eq!(object["job"]["end"], Value::Null);
+    }
+
+    #[test]
+    fn a_lost_job_has_no_wall_time() {
+        let mut record = sample::finished();
+        (record.state, record.end_ns) = (State::Lost, None);
+        record.totals.remove(WALL);
+        let object = object(&record, sample::NOW_NS);
+        assert_eq!(object["totals"].get("wall_seconds"), None);
+        assert_eq!(object["average"].get("cores"), None);
+    }
+
+    #[test]
+    fn a_killed_job_has_a_signal_and_no_exit_code() {
+        let mut record = sample::finished();
+        (record.exit_code, record.signal) = (Some(137), Some(9));
+        let object = object(&record, sample::NOW_NS);
+        assert_eq!((&object["job"]["exit_code"], &object["job"]["signal"]), (&Value::Null, &json!(9)));
+    }
+
+    #[test]
+    fn quality_names_every_total() {
+        let object = object(&sample::finished(), sample::NOW_NS);
+        let keys = |name: &str| object[name].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys("totals"), keys("quality"));
+    }
+
+    #[test]
+    fn the_page_about_it_has_every_key() {
+        let page = include_str!("../../../docs/json.md");
+        for column in JOB.columns {
+            let row = format!("| `{}` | {} |", column.json_name(), column.help);
+            assert!(page.contains(&row), "docs/json.md lacks: {row}");
+        }
+        let object = object(&sample::finished(), sample::NOW_NS);
+        for section in ["job", "average"] {
+            for key in object[section].as_object().unwrap().keys() {
+                assert!(page.contains(&format!("`{key}`")), "docs/json.md lacks {section}.{key}");
+            }
+        }
+        for name in State::ALL.map(State::name).into_iter().chain(QualityKind::ALL.map(QualityKind::name)) {
+            assert!(page.contains(&format!("`{name}`")), "docs/json.md lacks {name}");
+        }
+    }
 }

@@ -4,3 +4,5 @@ pub mod average;
 pub mod json;
 pub mod report;
 pub mod resample;
+#[cfg(test)]
+mod sample;

@@ -383,3 +383,69 @@ fn sum(one: Option<Amount>, other: Option<Amount>) -> Option<Amount> {
     let quality = if rank(one.quality) >= rank(other.quality) { one.quality } else { other.quality };
     Some(Amount { value: one.value + other.value, quality, ..one })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    fn labels(report: &Report) -> Vec<&'static str> {
+        report.sections.iter().flat_map(|section| &section.lines).map(|line| line.label).collect()
+    }
+
+    #[test]
+    fn what_is_not_known_has_no_line() {
+        let report = report(&sample::finished(), Machine::default(), sample::NOW_NS);
+        assert_eq!(labels(&report), ["CPU time", "cores", "memory needed", "read", "processes"]);
+        let titles: Vec<&str> = report.sections.iter().map(|section| section.title).collect();
+        assert_eq!(titles, ["CPU", "Memory", "I/O", "Processes"], "no section is empty");
+    }
+
+    #[test]
+    fn labels_tell_lines_apart_without_their_section() {
+        let mut record = sample::finished();
+        for index in 0..JOB.columns.len() {
+            record.totals.set(index, 5, QualityKind::Measured, "test");
+        }
+        let labels = labels(&report(&record, Machine::default(), sample::NOW_NS));
+        for label in &labels {
+            assert_eq!(labels.iter().filter(|other| *other == label).count(), 1, "{label}");
+        }
+    }
+
+    #[test]
+    fn meters_need_a_whole() {
+        let meters = |machine| report(&sample::finished(), machine, sample::NOW_NS).meters;
+        let labels: Vec<&str> = meters(Machine::default()).iter().map(|meter| meter.label).collect();
+        assert_eq!(labels, ["memory"]);
+        let with_cpus = meters(Machine { cpus: Some(2) });
+        assert_eq!(with_cpus[0].share, 0.625);
+    }
+
+    #[test]
+    fn the_outcome_is_in_words() {
+        let mut record = sample::finished();
+        let mut outcome_of = |state, exit_code, signal| {
+            (record.state, record.exit_code, record.signal) = (state, exit_code, signal);
+            outcome(&record)
+        };
+        assert_eq!(outcome_of(State::Running, None, None), "running");
+        assert_eq!(outcome_of(State::Finished, Some(0), None), "finished, exit code 0");
+        assert_eq!(outcome_of(State::Failed, Some(3), None), "failed, exit code 3");
+        assert_eq!(outcome_of(State::Failed, None, Some(9)), "failed, killed by signal 9 (SIGKILL)");
+        assert_eq!(outcome_of(State::Failed, None, Some(40)), "failed, killed by signal 40");
+        assert_eq!(
+            outcome_of(State::OutOfMemory, None, Some(9)),
+            "out of memory, killed by signal 9 (SIGKILL)"
+        );
+        assert_eq!(outcome_of(State::Lost, None, None), "lost");
+    }
+
+    #[test]
+    fn a_sum_is_no_better_known_than_its_parts() {
+        let amount = |quality| Some(Amount { value: 2.0, measure: Measure::Count, quality });
+        let both = sum(amount(QualityKind::LowerBound), amount(QualityKind::Measured)).unwrap();
+        assert_eq!((both.value, both.quality), (4.0, QualityKind::LowerBound));
+        assert_eq!(sum(amount(QualityKind::Measured), None), None);
+    }
+}

@@ -71,3 +71,75 @@ impl Sum {
         (self.covered_ms > 0.0).then(|| Bin { mean: self.weighted / self.covered_ms, max: self.max })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use met_core::job_table::{CPU, MEMORY_NEEDED};
+    use met_core::{JOB, MISSING};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn course(samples: &[(i64, i64, i64)]) -> Course {
+        let mut course = Course::new(&JOB);
+        for &(time_ms, cpu, memory) in samples {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED]) = (cpu, memory);
+            course.push(time_ms, &cells);
+        }
+        course
+    }
+
+    #[test]
+    fn a_gap_stays_a_gap() {
+        let course = course(&[(0, 0, 10), (1000, 0, 10), (9000, 0, 30), (10_000, 0, 30)]);
+        let means: Vec<Option<f64>> =
+            bins(&course, MEMORY_NEEDED, 10, 2000).iter().map(|bin| bin.map(|bin| bin.mean)).collect();
+        assert_eq!(means[0], Some(10.0));
+        assert_eq!(means[1..9], [None; 8]);
+        assert_eq!(means[9], Some(30.0));
+    }
+
+    #[test]
+    fn a_bin_has_the_mean_by_time_and_the_largest() {
+        let course = course(&[(0, 0, 8), (1000, 0, 8), (4000, 0, 8), (4500, 0, 40), (5000, 0, 40)]);
+        let bin = bins(&course, MEMORY_NEEDED, 1, 60_000)[0].unwrap();
+        assert_eq!(bin.max, 40.0);
+        assert!((bin.mean - (8.0 * 4.0 + 24.0 * 0.5 + 40.0 * 0.5) / 5.0).abs() < 1e-9, "{bin:?}");
+    }
+
+    #[test]
+    fn a_counter_is_shown_by_its_growth() {
+        let course =
+            course(&[(0, 0, MISSING), (1000, 2_000_000_000, MISSING), (2000, 2_000_000_000, MISSING)]);
+        let rates: Vec<f64> = bins(&course, CPU, 2, 60_000).iter().map(|bin| bin.unwrap().mean).collect();
+        assert_eq!(rates, [2e9, 0.0]);
+        assert_eq!(bins(&course, MEMORY_NEEDED, 2, 60_000), [None, None]);
+    }
+
+    #[test]
+    fn nothing_in_is_nothing_out() {
+        assert_eq!(bins(&Course::new(&JOB), CPU, 3, 1000), [None; 3]);
+        assert_eq!(bins(&course(&[(5, 1, 1)]), CPU, 3, 1000), [None; 3]);
+        assert_eq!(bins(&course(&[(5, 1, 1), (9, 2, 2)]), CPU, 0, 1000), []);
+    }
+
+    proptest! {
+        #[test]
+        fn growth_is_neither_lost_nor_made(
+            steps in prop::collection::vec((1i64..5000, 0i64..1_000_000), 1..60),
+            count in 1usize..200,
+        ) {
+            let (mut time_ms, mut cpu) = (0, 0);
+            let mut samples = vec![(0, 0, 0)];
+            for (elapsed_ms, growth) in steps {
+                (time_ms, cpu) = (time_ms + elapsed_ms, cpu + growth);
+                samples.push((time_ms, cpu, 0));
+            }
+            let bin_seconds = time_ms as f64 / count as f64 / 1000.0;
+            let bins = bins(&course(&samples), CPU, count, i64::MAX);
+            let sum: f64 = bins.iter().map(|bin| bin.unwrap().mean * bin_seconds).sum();
+            prop_assert!((sum - cpu as f64).abs() <= 1e-6 * (cpu as f64 + 1.0), "{} {}", sum, cpu);
+        }
+    }
+}

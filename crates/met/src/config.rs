@@ -1,5 +1,10 @@
 //! The configuration: one YAML file, every key optional.
 
+mod keys;
+mod tree;
+
+use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -67,9 +72,14 @@ pub struct Loaded {
     pub path: Option<PathBuf>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(pub String);
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file that was asked for, or one that is there and may not be read.
+    #[error("{}: {error}", path.display())]
+    Read { path: PathBuf, error: io::Error },
+    #[error("{}:{line}: {message}", path.display())]
+    Content { path: PathBuf, line: u64, message: String },
+}
 
 impl Default for Config {
     fn default() -> Config {
@@ -94,12 +104,332 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Reads the first file there is: `explicit` (`--config`), `$MET_CONFIG`, the user's, the machine's.
+    /// The first two must exist if they are named.
     pub fn load(explicit: Option<&Path>) -> Result<Loaded, ConfigError> {
-        let _ = explicit;
-        Ok(Loaded { config: Config::default(), path: None })
+        load_with(explicit, Path::new("/etc/met/met.yaml"), |name| std::env::var_os(name))
     }
 
+    /// What is written in `yaml`; `path` is what complaints name.
+    pub fn parse(yaml: &str, path: &Path) -> Result<Config, ConfigError> {
+        let mut config = Config::default();
+        let read = tree::parse(yaml).and_then(|root| keys::apply(&root, &mut config));
+        read.map(|()| config).map_err(|complaint| ConfigError::Content {
+            path: path.to_owned(),
+            line: complaint.line,
+            message: complaint.message,
+        })
+    }
+
+    /// docs/config.md.
     pub fn reference() -> String {
-        String::new()
+        let mut text = String::from(REFERENCE_HEAD);
+        for section in keys::SECTIONS {
+            text.push_str(&format!("\n## `{}`\n\n{}\n\n", section.name, section.help));
+            text.push_str("| key | what | default | meaning |\n| --- | --- | --- | --- |\n");
+            for key in section.keys {
+                let default = match key.default {
+                    "" => "none".to_owned(),
+                    default => format!("`{default}`"),
+                };
+                let (name, what) = (key.name, key.form.word());
+                text.push_str(&format!(
+                    "| `{}.{name}` | {what} | {default} | {} |\n",
+                    section.name, key.help
+                ));
+            }
+        }
+        text
+    }
+}
+
+const REFERENCE_HEAD: &str = "\
+# The configuration file
+
+Nothing needs to be configured. To change something, write one YAML file; every section and key may be
+left out. The first of these files is read, and only that one:
+
+1. the one given with `--config FILE`
+2. the one named by `$MET_CONFIG`
+3. `$XDG_CONFIG_HOME/met/met.yaml`, or `~/.config/met/met.yaml`
+4. `/etc/met/met.yaml`
+
+A file named by 1 or 2 must exist. A key that is not in this list, that stands twice or whose value cannot
+be understood is an error that names the line; nothing is guessed.
+
+An *interval* or *duration* is a number with a unit: `500ms`, `0.5s`, `1m`, `2h`, `90d`; intervals lie
+between `10ms` and `1h`. A *size* is a number of bytes or has a unit: `2GiB`, `500MB`.
+
+```yaml
+sampling:
+  interval: 1s
+storage:
+  keep: 90d
+  max_size: 2GiB
+```
+";
+
+fn load_with(
+    explicit: Option<&Path>,
+    machine: &Path,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Result<Loaded, ConfigError> {
+    let named = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(path) = explicit.map(Path::to_owned).or_else(|| named("MET_CONFIG")) {
+        let yaml = std::fs::read_to_string(&path)
+            .map_err(|error| ConfigError::Read { path: path.clone(), error })?;
+        return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path) });
+    }
+    // A relative XDG_CONFIG_HOME is to be ignored, by its specification.
+    let home = named("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
+    let home = home.or_else(|| Some(named("HOME")?.join(".config")));
+    let user = home.map(|home| home.join("met/met.yaml"));
+    for path in user.into_iter().chain([machine.to_owned()]) {
+        match std::fs::read_to_string(&path) {
+            Ok(yaml) => return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path) }),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) => return Err(ConfigError::Read { path, error }),
+        }
+    }
+    Ok(Loaded { config: Config::default(), path: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect, expect_file};
+
+    use super::*;
+
+    fn check_error(yaml: &str, expected: Expect) {
+        let error = Config::parse(yaml, Path::new("met.yaml")).unwrap_err();
+        expected.assert_eq(&error.to_string());
+    }
+
+    fn parse(yaml: &str) -> Config {
+        Config::parse(yaml, Path::new("met.yaml")).unwrap()
+    }
+
+    #[test]
+    fn an_empty_file_changes_nothing() {
+        for yaml in ["", "# nothing\n", "---\n", "sampling:\nstorage: {}\n", "null\n"] {
+            assert_eq!(parse(yaml), Config::default(), "{yaml:?}");
+        }
+    }
+
+    #[test]
+    fn the_file_of_the_older_tool_is_read_as_it_stands() {
+        let config = parse(
+            "storage:\n  name: \"memory\"\n  size: 100\n  interval: \"4s\"\n\
+             cpuCollector:\n  interval: \"1s\"\n  size: 10\n\
+             nvidiaCollector:\n  interval: \"0.5s\"\n  size: 10\n\
+             state:\n  interval: \"2s\"\n",
+        );
+        assert_eq!(config.storage.name, StorageName::Memory);
+        assert_eq!(config.storage.jobs_max, Some(100));
+        assert_eq!(config.storage.flush_interval, Duration::from_secs(4));
+        assert_eq!(config.sampling.interval, Duration::from_secs(1));
+        assert_eq!(config.sampling.buffer_samples, Some(10));
+        assert_eq!(config.sampling.membership_interval, Some(Duration::from_secs(2)));
+        let nvidia = Collector { interval: Some(Duration::from_millis(500)), size: Some(10) };
+        assert_eq!(config.nvidia, nvidia);
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let config = parse(
+            "sampling: {interval: 250ms}\n\
+             daemon: {idle_exit: 1h30m, operators: wheel}\n\
+             storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
+             system: {runtime: /run/other, state: /srv/met}\n",
+        );
+        assert_eq!(config.sampling.interval, Duration::from_millis(250));
+        assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
+        assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));
+        assert_eq!(config.storage.keep, Duration::from_secs(7 * 86_400));
+        assert_eq!(config.storage.max_bytes, 500_000_000);
+        assert_eq!(config.system.runtime, Path::new("/run/other"));
+        assert_eq!(config.system.state, Path::new("/srv/met"));
+    }
+
+    #[test]
+    fn the_defaults_in_the_reference_are_the_defaults() {
+        let mut config = Config::default();
+        for key in keys::SECTIONS.iter().flat_map(|section| section.keys) {
+            if !key.default.is_empty() {
+                key.form.apply(key.default, &mut config).unwrap();
+            }
+        }
+        assert_eq!(config, Config::default());
+    }
+
+    #[test]
+    fn a_misspelt_key_is_told_its_neighbour() {
+        check_error(
+            "sampling:\n  interval: 1s\ncpuColector:\n  size: 10\n",
+            expect![[r#"met.yaml:3: unknown key "cpuColector"; did you mean "cpuCollector"?"#]],
+        );
+        check_error(
+            "sampling:\n  intervall: 1s\n",
+            expect![[r#"met.yaml:2: unknown key "sampling.intervall"; did you mean "sampling.interval"?"#]],
+        );
+        check_error(
+            "storage:\n\n  maxSize: 1GiB\n",
+            expect![[r#"met.yaml:3: unknown key "storage.maxSize"; did you mean "storage.max_size"?"#]],
+        );
+        check_error(
+            "colour: red\n",
+            expect![[
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, system, cpuCollector, nvidiaCollector, state"#
+            ]],
+        );
+        check_error(
+            "daemon:\n  port: 80\n",
+            expect![[r#"met.yaml:2: unknown key "daemon.port"; the keys here are idle_exit, operators"#]],
+        );
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_kind_is_told_what_to_write() {
+        check_error(
+            "\n\n\nsampling:\n  interval: 10x\n",
+            expect![[r#"met.yaml:5: sampling.interval: "10x" is not a duration; write 1s, 500ms or 2m"#]],
+        );
+        check_error(
+            "sampling:\n  interval: 10\n",
+            expect![[r#"met.yaml:2: sampling.interval: "10" has no unit; write 10s, 10ms or 10m"#]],
+        );
+        check_error(
+            "sampling:\n  interval:\n    1ms\n",
+            expect![[r#"met.yaml:3: sampling.interval: "1ms" is too short; the shortest is 10ms"#]],
+        );
+        check_error(
+            "sampling: {interval: 2h}\n",
+            expect![[r#"met.yaml:1: sampling.interval: "2h" is too long; the longest is 1h"#]],
+        );
+        check_error("sampling:\n  interval:\n", expect!["met.yaml:2: sampling.interval: no value; write 1s"]);
+        check_error(
+            "sampling:\n  interval: [1s]\n",
+            expect!["met.yaml:2: sampling.interval: one value is needed; write 1s"],
+        );
+        check_error(
+            "sampling: 1s\n",
+            expect!["met.yaml:1: sampling: a section, not a value; its keys are interval"],
+        );
+        check_error(
+            "storage:\n  size: many\n",
+            expect![[r#"met.yaml:2: storage.size: "many" is not a number from 1 to 1000000000"#]],
+        );
+        check_error(
+            "storage:\n  size: -1\n",
+            expect![[r#"met.yaml:2: storage.size: "-1" is not a number from 1 to 1000000000"#]],
+        );
+        check_error(
+            "storage:\n  name: postgres\n",
+            expect![[r#"met.yaml:2: storage.name: "postgres" is not a storage; write sqlite or memory"#]],
+        );
+        check_error(
+            "storage:\n  max_size: 2 apples\n",
+            expect![[
+                r#"met.yaml:2: storage.max_size: "2 apples" is not a size; write 2GiB, 500MB or a number of bytes"#
+            ]],
+        );
+        check_error(
+            "storage:\n  max_size: 10\n",
+            expect![[r#"met.yaml:2: storage.max_size: "10" is too small; the smallest is 1MiB"#]],
+        );
+        check_error(
+            "storage:\n  keep: true\n",
+            expect![[r#"met.yaml:2: storage.keep: "true" is not a duration; write 1s, 500ms or 2m"#]],
+        );
+        check_error(
+            "system:\n  state: var/met\n",
+            expect![[r#"met.yaml:2: system.state: "var/met" is not an absolute path; begin it with /"#]],
+        );
+        check_error(
+            "- sampling\n",
+            expect![[r#"met.yaml:1: the file holds no sections; write for example "sampling:""#]],
+        );
+    }
+
+    #[test]
+    fn a_key_may_not_stand_twice() {
+        check_error(
+            "sampling:\n  interval: 1s\nstorage:\nsampling:\n  interval: 2s\n",
+            expect![[r#"met.yaml:4: "sampling" stands twice, first in line 1"#]],
+        );
+        check_error(
+            "sampling:\n  interval: 1s\n  interval: 1s\n",
+            expect![[r#"met.yaml:3: "sampling.interval" stands twice, first in line 2"#]],
+        );
+    }
+
+    #[test]
+    fn two_names_of_one_setting_must_agree() {
+        check_error(
+            "cpuCollector:\n  interval: 2s\nsampling:\n  interval: 1s\n",
+            expect![[
+                r#"met.yaml:4: sampling.interval and cpuCollector.interval are one setting, and line 2 says otherwise; keep one"#
+            ]],
+        );
+        let agreed = parse("cpuCollector:\n  interval: 2s\nsampling:\n  interval: 2000ms\n");
+        assert_eq!(agreed.sampling.interval, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn broken_yaml_names_its_line() {
+        check_error(
+            "sampling:\n  interval: \"1s\nstorage: [\n",
+            expect!["met.yaml:3: not YAML: invalid indentation in multiline quoted scalar"],
+        );
+        check_error(
+            "sampling:\n\tinterval: 1s\n",
+            expect!["met.yaml:2: not YAML: tabs disallowed within this context (block indentation)"],
+        );
+        check_error("a: 1\n---\nb: 2\n", expect!["met.yaml:3: a second document; keep one"]);
+        check_error("sampling: *nowhere\n", expect!["met.yaml:1: not YAML: alias references unknown anchor"]);
+    }
+
+    #[test]
+    fn the_reference_is_current() {
+        expect_file!["../../../docs/config.md"].assert_eq(&Config::reference());
+    }
+
+    #[test]
+    fn the_nearest_file_wins_and_a_named_one_must_exist() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, interval: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, format!("sampling: {{interval: {interval}}}\n")).unwrap();
+            path
+        };
+        let machine = dir.path().join("etc/met.yaml");
+        let load = |explicit: Option<&Path>, variables: &[(&str, &str)]| {
+            load_with(explicit, &machine, |name| {
+                let value = variables.iter().find(|(known, _)| *known == name);
+                value.map(|(_, value)| dir.path().join(value).into_os_string())
+            })
+        };
+        let none: &[(&str, &str)] = &[];
+        assert_eq!(load(None, none).unwrap(), Loaded { config: Config::default(), path: None });
+        write("etc/met.yaml", "1s");
+        let home = write("home/.config/met/met.yaml", "2s");
+        let xdg = write("xdg/met/met.yaml", "3s");
+        let variable = write("variable.yaml", "4s");
+        let explicit = write("explicit.yaml", "5s");
+        assert_eq!(load(None, none).unwrap().path.as_ref(), Some(&machine));
+        let mut variables = vec![("HOME", "home")];
+        assert_eq!(load(None, &variables).unwrap().path, Some(home));
+        variables.push(("XDG_CONFIG_HOME", "xdg"));
+        assert_eq!(load(None, &variables).unwrap().path, Some(xdg));
+        variables.push(("MET_CONFIG", "variable.yaml"));
+        assert_eq!(load(None, &variables).unwrap().path, Some(variable));
+        let loaded = load(Some(&explicit), &variables).unwrap();
+        assert_eq!(loaded.config.sampling.interval, Duration::from_secs(5));
+
+        let missing = load(Some(Path::new("/nowhere/met.yaml")), none).unwrap_err();
+        expect!["/nowhere/met.yaml: No such file or directory (os error 2)"].assert_eq(&missing.to_string());
+        let missing = load(None, &[("MET_CONFIG", "absent.yaml")]).unwrap_err();
+        assert!(matches!(missing, ConfigError::Read { .. }), "{missing}");
     }
 }

@@ -95,26 +95,6 @@ fn utf8_locale(variable: impl Fn(&str) -> Option<String>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #[test]
-    fn zz_look() {
-        use met_insight::report::{Machine, report};
-        let mut out = String::new();
-        for width in [60, 80, 120] {
-            let style = Style { width: Some(width), ..Style::plain() };
-            for view in table::View::ALL {
-                out += &format!("--- {} {width}\n", view.name());
-                out += &table::list(&sample::several(), view, sample::NOW_NS, &style);
-            }
-            for record in [sample::full(42, "train"), sample::uncertain(), sample::bare(1, "x")] {
-                out += &format!("--- report {width}\n");
-                out += &report::render(&report(&record, Machine { cpus: Some(8) }, sample::NOW_NS), &style);
-            }
-            out += &format!("--- plot {width}\n");
-            out += &plot::course(&sample::course(), 10_000, &style);
-        }
-        std::fs::write("/tmp/look.txt", out).unwrap();
-    }
-
     use super::*;
 
     fn locale(variables: &[(&str, &str)]) -> bool {

@@ -1,12 +1,314 @@
 //! The course of a job over time, in a few lines of a terminal.
 
+use met_core::JOB;
 use met_core::course::Course;
+use met_core::job_table as column;
+use met_insight::resample::{self, Bin};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::symbols::bar;
+use ratatui_core::widgets::Widget;
+use ratatui_widgets::sparkline::Sparkline;
 
-use super::Style;
+use super::{Paint, Style, text, units};
+
+const COLUMNS_DEFAULT: usize = 80;
+const COLUMNS_MAX: usize = 120;
+const COLUMNS_MIN: usize = 40;
+/// Room for `1000 MiB/s` in front of the axis.
+const SCALE_COLUMNS: usize = 11;
+const ROWS: usize = 4;
+/// A bar's height is counted in this many parts of the axis.
+const PARTS: u64 = 1_000_000;
+
+const ASCII_BARS: bar::Set = bar::Set {
+    full: "#",
+    seven_eighths: "#",
+    three_quarters: "#",
+    five_eighths: "+",
+    half: "+",
+    three_eighths: "-",
+    one_quarter: "-",
+    one_eighth: ".",
+    empty: " ",
+};
 
 /// CPU, memory and I/O over time, one small plot each; what was never sampled has no plot.
 /// A pause between samples longer than `gap_ms` is shown as a gap.
 pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
-    let _ = (course, gap_ms, style);
-    String::new()
+    let columns = style.width.unwrap_or(COLUMNS_DEFAULT).clamp(COLUMNS_MIN, COLUMNS_MAX);
+    let bins = |index: usize| {
+        let scale = JOB.columns[index].scale;
+        let bins = resample::bins(course, index, columns - SCALE_COLUMNS - 2, gap_ms);
+        let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
+        bins.into_iter().map(|bin| bin.map(scaled)).collect::<Vec<_>>()
+    };
+    let panels = [
+        Panel { title: "CPU cores", bins: bins(column::CPU), unit: units::cores, step: 1000.0 },
+        Panel { title: "memory needed", bins: bins(column::MEMORY_NEEDED), unit: units::bytes, step: 1024.0 },
+        Panel {
+            title: "read and written",
+            bins: added(bins(column::READ), bins(column::WRITTEN)),
+            unit: units::bytes_per_second,
+            step: 1024.0,
+        },
+    ];
+    let known: Vec<&Panel> = panels.iter().filter(|panel| panel.bins.iter().any(Option::is_some)).collect();
+    let (Some(&first_ms), Some(&last_ms)) = (course.times_ms.first(), course.times_ms.last()) else {
+        return String::new();
+    };
+    if known.is_empty() {
+        return String::new();
+    }
+    let mut lines: Vec<String> = known.iter().flat_map(|panel| panel.draw(style)).collect();
+    lines.push(time_axis(first_ms, last_ms, columns, style));
+    if known.iter().any(|panel| panel.bins.iter().any(Option::is_none)) {
+        let legend = "  where the axis breaks off: no samples";
+        lines.push(style.paint(Paint::Dim, &format!("{}{legend}", " ".repeat(SCALE_COLUMNS))));
+    }
+    let drawn = lines.join("\n") + "\n";
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+/// Both together, or the one that is known.
+fn added(one: Vec<Option<Bin>>, other: Vec<Option<Bin>>) -> Vec<Option<Bin>> {
+    let add = |one: Bin, other: Bin| Bin { mean: one.mean + other.mean, max: one.max + other.max };
+    one.into_iter()
+        .zip(other)
+        .map(|(one, other)| match (one, other) {
+            (Some(one), Some(other)) => Some(add(one, other)),
+            (one, other) => one.or(other),
+        })
+        .collect()
+}
+
+struct Panel {
+    title: &'static str,
+    bins: Vec<Option<Bin>>,
+    unit: fn(f64) -> String,
+    /// From one unit to the next: KiB to MiB.
+    step: f64,
+}
+
+impl Panel {
+    fn draw(&self, style: &Style) -> Vec<String> {
+        let known = || self.bins.iter().flatten();
+        let top = nice_above(known().map(|bin| bin.mean).fold(0.0, f64::max), self.step);
+        let peak = known().map(|bin| bin.max).fold(0.0, f64::max);
+        let title = format!("{:SCALE_COLUMNS$}  {}", "", self.title);
+        let mut lines = vec![format!(
+            "{}{}",
+            style.paint(Paint::Bold, &title),
+            style.paint(Paint::Dim, &format!(", peak {}", (self.unit)(peak))),
+        )];
+        for (index, row) in self.rows(top, style.ascii).into_iter().enumerate() {
+            let scale = if index == 0 { (self.unit)(top) } else { String::new() };
+            let scale =
+                format!("{} {}", text::pad_left(&scale, SCALE_COLUMNS), if index == 0 { "┤" } else { "│" });
+            lines.push(style.paint(Paint::Dim, &scale) + &style.paint(Paint::Cyan, row.trim_end()));
+        }
+        let axis: String = self.bins.iter().map(|bin| if bin.is_some() { '─' } else { ' ' }).collect();
+        let axis = format!("{} ┼{}", text::pad_left("0", SCALE_COLUMNS), axis.trim_end());
+        lines.push(style.paint(Paint::Dim, &axis));
+        lines
+    }
+
+    fn rows(&self, top: f64, ascii: bool) -> Vec<String> {
+        let least = PARTS / (8 * ROWS as u64) + 1;
+        let heights = self.bins.iter().map(|bin| {
+            let share = bin.as_ref()?.mean / top;
+            // Little is not nothing: it gets the lowest bar there is.
+            Some(if share > 0.0 { ((share * PARTS as f64) as u64).max(least) } else { 0 })
+        });
+        let bars = if ascii { ASCII_BARS } else { bar::NINE_LEVELS };
+        let area = Rect::new(0, 0, u16::try_from(self.bins.len()).unwrap_or(u16::MAX), ROWS as u16);
+        let mut buffer = Buffer::empty(area);
+        Sparkline::default().data(heights).max(PARTS).bar_set(bars).render(area, &mut buffer);
+        (0..area.height)
+            .map(|row| (0..area.width).map(|column| buffer[(column, row)].symbol()).collect())
+            .collect()
+    }
+}
+
+/// The next round number above, in the unit it will be written in.
+fn nice_above(value: f64, step: f64) -> f64 {
+    const ROUND: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0];
+    if value <= 0.0 {
+        return 1.0;
+    }
+    let mut unit = 1.0;
+    while value / unit >= step {
+        unit *= step;
+    }
+    let in_unit = value / unit;
+    let decade = 10f64.powf(in_unit.log10().floor());
+    let round = ROUND.into_iter().find(|&round| round * decade >= in_unit).unwrap_or(10.0);
+    unit * (round * decade).min(step)
+}
+
+fn time_axis(first_ms: i64, last_ms: i64, columns: usize, style: &Style) -> String {
+    let label = |time_ms: i64| units::time_short(time_ms * 1_000_000, last_ms * 1_000_000, &style.zone);
+    let (first, last) = (label(first_ms), label(last_ms));
+    let room = columns - SCALE_COLUMNS - 2;
+    let between = room.saturating_sub(text::width(&first) + text::width(&last));
+    let middle = label(first_ms + (last_ms - first_ms) / 2);
+    let middle = if between > text::width(&middle) + 8 { middle } else { String::new() };
+    let left = (room / 2).saturating_sub(text::width(&first) + text::width(&middle) / 2);
+    let right = between.saturating_sub(left + text::width(&middle));
+    let axis = format!("{first}{}{middle}{}{last}", " ".repeat(left), " ".repeat(right));
+    style.paint(Paint::Dim, &format!("{:SCALE_COLUMNS$}  {axis}", ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+    use crate::view::sample;
+
+    fn check(style: Style, expected: Expect) {
+        let drawn = course(&sample::course(), 10_000, &style);
+        let width = style.width.unwrap_or(80);
+        assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
+        // The first line keeps the common indentation from being taken for the test's own.
+        expected.assert_eq(&format!("{width} columns\n{drawn}"));
+    }
+
+    #[test]
+    fn three_plots_at_60() {
+        check(
+            Style { width: Some(60), ..Style::plain() },
+            expect![[r#"
+                60 columns
+                             CPU cores, peak 7.50
+                          8 ┤  ▃▅▅▃            ▁                ▃▅▅▃
+                            │▂▇█████▃         ▅█              ▃█████▇▂
+                            │████████▆▁     ▃███            ▁▆████████▅
+                            │██████████▅▂▂▃▆████         ▂▂▅████████████▄▂▂▃
+                          0 ┼───────────────────         ───────────────────
+                             memory needed, peak 5.58 GiB
+                   6.00 GiB ┤                                 ▁▁▁▂▂▂▃▃▃▄▄▄▅▅
+                            │               ▁▁▂▂         ▇▇▇████████████████
+                            │    ▁▂▃▃▄▅▆▆▇▇█████         ███████████████████
+                            │▂▅▆████████████████         ███████████████████
+                          0 ┼───────────────────         ───────────────────
+                             read and written, peak 172 MiB/s
+                  200 MiB/s ┤▃▃▃▃▃▃▃▃▃
+                            │█████████
+                            │█████████▁ ▁                      ▃           ▅
+                            │██████████▅█▁▁▁▁▁▁▁         ▁▁▁▁▁▁█▃▁▁▁▁▁▁▁▁▁▁█
+                          0 ┼───────────────────         ───────────────────
+                             16:40:44           16:45:43            16:50:43
+                             where the axis breaks off: no samples
+            "#]],
+        );
+    }
+
+    #[test]
+    fn three_plots_at_80() {
+        check(
+            Style { width: Some(80), ..Style::plain() },
+            expect![[r#"
+                80 columns
+                             CPU cores, peak 7.50
+                          8 ┤   ▃▅▅▅▄▂                 ▂                      ▁▃▅▅▅▄▂
+                            │▂▅███████▇▄             ▄▇█                    ▂▆███████▇▃
+                            │████████████▄▁       ▁▄████                  ▃▆████████████▄
+                            │██████████████▆▄▂▂▂▃▆██████             ▂▂▃▅▇████████████████▅▃▂▂▂▄
+                          0 ┼───────────────────────────             ───────────────────────────
+                             memory needed, peak 5.58 GiB
+                   6.00 GiB ┤                                               ▁▁▁▁▂▂▂▂▃▃▃▃▄▄▄▄▄▅▅▅
+                            │                      ▁▁▂▂▂             ▇▇▇▇███████████████████████
+                            │      ▁▁▂▃▃▄▄▅▅▆▆▇▇████████             ███████████████████████████
+                            │▂▄▅▆▇██████████████████████             ███████████████████████████
+                          0 ┼───────────────────────────             ───────────────────────────
+                             read and written, peak 172 MiB/s
+                  200 MiB/s ┤▃▃▃▃▃▃▃▃▃▃▃▃▃
+                            │█████████████
+                            │█████████████  ▄▁                                ▅                ▅
+                            │██████████████▁██▁▁▁▁▁▁▁▁▁▁             ▁▁▁▁▁▁▁▁▄█▃▁▁▁▁▁▁▁▁▁▁▁▁▁▁▇█
+                          0 ┼───────────────────────────             ───────────────────────────
+                             16:40:44                     16:45:43                      16:50:43
+                             where the axis breaks off: no samples
+            "#]],
+        );
+    }
+
+    #[test]
+    fn three_plots_at_120() {
+        check(
+            Style { width: Some(120), ..Style::plain() },
+            expect![[r#"
+                120 columns
+                             CPU cores, peak 7.50
+                          8 ┤    ▁▃▄▅▅▅▅▅▃▂                           ▁▂                                    ▂▃▄▅▅▅▅▄▃▂
+                            │▁▃▅▇███████████▆▄▂                    ▂▄▇██                                ▁▄▆████████████▆▄▂
+                            │███████████████████▅▃▁            ▁▃▆██████                             ▂▅▇██████████████████▇▅▃▁
+                            │██████████████████████▇▅▄▃▂▂▂▂▃▄▅▇█████████                     ▂▂▂▂▃▅▆██████████████████████████▇▅▄▃▂▂▂▂▃▄
+                          0 ┼───────────────────────────────────────────                     ───────────────────────────────────────────
+                             memory needed, peak 5.58 GiB
+                   6.00 GiB ┤                                                                           ▁▁▁▁▁▁▁▂▂▂▂▂▂▃▃▃▃▃▃▃▄▄▄▄▄▄▅▅▅▅▅▅
+                            │                                   ▁▁▁▁▂▂▂▂                     ▇▇▇▇▇▇█████████████████████████████████████
+                            │          ▁▁▂▂▂▃▃▄▄▄▅▅▅▅▆▆▆▇▇▇▇████████████                     ███████████████████████████████████████████
+                            │▁▃▄▅▆▆▇▇███████████████████████████████████                     ███████████████████████████████████████████
+                          0 ┼───────────────────────────────────────────                     ───────────────────────────────────────────
+                             read and written, peak 172 MiB/s
+                  200 MiB/s ┤▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃
+                            │█████████████████████
+                            │█████████████████████   ▄▅                                                    ▅▅                         ▅▅
+                            │█████████████████████▇▁▁███▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁                     ▁▁▁▁▁▁▁▁▁▁▁▁▁▄██▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▆██
+                          0 ┼───────────────────────────────────────────                     ───────────────────────────────────────────
+                             16:40:44                                         16:45:43                                          16:50:43
+                             where the axis breaks off: no samples
+            "#]],
+        );
+    }
+
+    #[test]
+    fn an_old_terminal_gets_plain_characters() {
+        let style = Style { width: Some(60), ascii: true, ..Style::plain() };
+        assert!(course(&sample::course(), 10_000, &style).is_ascii());
+        check(
+            style,
+            expect![[r#"
+                60 columns
+                             CPU cores, peak 7.50
+                          8 |  -++-            .                -++-
+                            |-######-         +#              -######-
+                            |#########.     -###            .#########+
+                            |##########+---#####         --+############+---
+                          0 +-------------------         -------------------
+                             memory needed, peak 5.58 GiB
+                   6.00 GiB |                                 ...------+++++
+                            |               ..--         ###################
+                            |    .---++#########         ###################
+                            |-+#################         ###################
+                          0 +-------------------         -------------------
+                             read and written, peak 172 MiB/s
+                  200 MiB/s |---------
+                            |#########
+                            |#########. .                      -           +
+                            |##########+#.......         ......#-..........#
+                          0 +-------------------         -------------------
+                             16:40:44           16:45:43            16:50:43
+                             where the axis breaks off: no samples
+            "#]],
+        );
+    }
+
+    #[test]
+    fn nothing_sampled_is_no_plot() {
+        assert_eq!(course(&Course::new(&JOB), 10_000, &Style::plain()), "");
+        let mut one = Course::new(&JOB);
+        one.push(5, &vec![7; JOB.columns.len()]);
+        assert_eq!(course(&one, 10_000, &Style::plain()), "");
+    }
+
+    #[test]
+    fn the_axis_ends_at_a_round_number() {
+        let tops = [0.0, 0.02, 0.97, 7.5, 128.0, 999.0].map(|value| nice_above(value, 1000.0));
+        assert_eq!(tops, [1.0, 0.02, 1.0, 8.0, 150.0, 1000.0]);
+        let bytes = [5.58e9, 1023.0, 180e6].map(|value| units::bytes(nice_above(value, 1024.0)));
+        assert_eq!(bytes, ["6.00 GiB", "1.00 KiB", "200 MiB"]);
+    }
 }

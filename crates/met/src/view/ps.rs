@@ -1,6 +1,8 @@
 //! The processes of a job as a tree.
 
-use super::Style;
+use std::collections::{BTreeMap, HashSet};
+
+use super::{Paint, Style, text, units};
 
 /// One process as it is now. What could not be read is `None`, not 0.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -11,7 +13,7 @@ pub struct ProcessLine {
     /// The kernel's letter: R, S, D, T, Z.
     pub state: char,
     pub cpu_seconds: Option<f64>,
-    /// Of one core, over the last interval or the process's life.
+    /// Of one core: 150 is one and a half.
     pub cpu_percent: Option<f64>,
     pub memory_bytes: Option<u64>,
     pub threads: Option<u64>,
@@ -20,7 +22,222 @@ pub struct ProcessLine {
     pub command: Vec<String>,
 }
 
-pub fn tree(lines: &[ProcessLine], style: &Style) -> String {
-    let _ = (lines, style);
-    String::new()
+/// Deeper processes are drawn at this depth: a chain of forks does not push the commands off the screen.
+const DEPTH_MAX: usize = 12;
+const COMMAND_COLUMNS_MIN: usize = 24;
+
+pub fn tree(processes: &[ProcessLine], style: &Style) -> String {
+    if processes.is_empty() {
+        return "no processes\n".to_owned();
+    }
+    let branches = branches(processes);
+    let mut columns: Vec<PsColumn> = COLUMNS
+        .iter()
+        .map(|&(header, rank, cell)| {
+            let cells = branches.iter().map(|branch| cell(branch.process).unwrap_or("-".to_owned()));
+            PsColumn::new(header, rank, cells.collect())
+        })
+        .filter(|column| column.header != "USER" || column.cells.iter().any(|cell| *cell != column.cells[0]))
+        .collect();
+    let used = |columns: &[PsColumn]| columns.iter().map(|column| column.width + 2).sum::<usize>();
+    while let Some(width) = style.width
+        && used(&columns) + COMMAND_COLUMNS_MIN > width
+    {
+        let last = columns.iter().enumerate().filter(|(_, column)| column.rank > 0);
+        let Some((index, _)) = last.max_by_key(|(_, column)| column.rank) else { break };
+        columns.remove(index);
+    }
+    let room = style.width.map(|width| width.saturating_sub(used(&columns)));
+    let head: String = columns.iter().map(|column| column.pad(column.header) + "  ").collect();
+    let mut drawn = style.paint(Paint::Bold, &format!("{head}COMMAND")) + "\n";
+    for (index, branch) in branches.iter().enumerate() {
+        let cells: String = columns.iter().map(|column| column.pad(&column.cells[index]) + "  ").collect();
+        let command = text::command_line(&branch.process.command);
+        let stem = if style.ascii { text::to_ascii(&branch.stem) } else { branch.stem.clone() };
+        let command = match room {
+            Some(room) => text::cut(&command, room.saturating_sub(text::width(&stem)), style.ascii),
+            None => command,
+        };
+        let command = if style.ascii { text::to_ascii(&command) } else { command };
+        drawn.push_str(&format!("{cells}{}{command}\n", style.paint(Paint::Dim, &stem)));
+    }
+    drawn
+}
+
+/// Header, rank (the highest leaves first on a narrow terminal, 0 stays) and cell.
+type ColumnSpec = (&'static str, u8, fn(&ProcessLine) -> Option<String>);
+
+const COLUMNS: &[ColumnSpec] = &[
+    ("PID", 0, |process| Some(process.pid.to_string())),
+    ("USER", 4, |process| process.user.as_deref().map(text::escape)),
+    ("S", 3, |process| Some(text::escape(&process.state.to_string()))),
+    ("CPU %", 0, |process| process.cpu_percent.map(|percent| format!("{percent:.1}"))),
+    ("CPU TIME", 2, |process| process.cpu_seconds.map(units::duration)),
+    ("MEMORY", 1, |process| process.memory_bytes.map(|bytes| units::bytes(bytes as f64))),
+    ("THREADS", 5, |process| process.threads.map(|threads| threads.to_string())),
+    ("READ", 7, |process| process.read_bytes.map(|bytes| units::bytes(bytes as f64))),
+    ("WRITTEN", 6, |process| process.written_bytes.map(|bytes| units::bytes(bytes as f64))),
+];
+
+struct PsColumn {
+    header: &'static str,
+    rank: u8,
+    cells: Vec<String>,
+    width: usize,
+}
+
+impl PsColumn {
+    fn new(header: &'static str, rank: u8, cells: Vec<String>) -> PsColumn {
+        let width = cells.iter().map(|cell| text::width(cell)).max().unwrap_or(0).max(text::width(header));
+        PsColumn { header, rank, cells, width }
+    }
+
+    fn pad(&self, cell: &str) -> String {
+        match self.header {
+            "USER" | "S" => text::pad(cell, self.width),
+            _ => text::pad_left(cell, self.width),
+        }
+    }
+}
+
+/// A process with the lines that lead to it.
+struct Branch<'a> {
+    process: &'a ProcessLine,
+    stem: String,
+}
+
+/// Parents before children, siblings by pid. The list was read while processes came and went: a parent
+/// may be missing, or a reused pid may make a circle; every process is shown once all the same.
+fn branches(processes: &[ProcessLine]) -> Vec<Branch<'_>> {
+    let pids: HashSet<u32> = processes.iter().map(|process| process.pid).collect();
+    let mut children: BTreeMap<u32, Vec<&ProcessLine>> = BTreeMap::new();
+    let mut roots: Vec<&ProcessLine> = Vec::new();
+    for process in processes {
+        match pids.contains(&process.ppid) && process.ppid != process.pid {
+            true => children.entry(process.ppid).or_default().push(process),
+            false => roots.push(process),
+        }
+    }
+    let mut in_order: Vec<&ProcessLine> = processes.iter().collect();
+    roots.sort_by_key(|process| process.pid);
+    in_order.sort_by_key(|process| process.pid);
+    children.values_mut().for_each(|siblings| siblings.sort_by_key(|process| process.pid));
+
+    let mut drawn = HashSet::new();
+    let mut branches = Vec::with_capacity(processes.len());
+    // After the roots every process is offered again, which draws only those in a circle.
+    for root in roots.into_iter().chain(in_order) {
+        let mut waiting = vec![(root, String::new(), String::new())];
+        while let Some((process, stem, indent)) = waiting.pop() {
+            if !drawn.insert(std::ptr::from_ref(process)) {
+                continue;
+            }
+            branches.push(Branch { process, stem });
+            let below = children.get(&process.pid).map_or(&[][..], Vec::as_slice);
+            for (index, child) in below.iter().enumerate().rev() {
+                let last = index + 1 == below.len();
+                let (turn, onward) = if last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+                let deep = indent.chars().count() / 3 >= DEPTH_MAX;
+                let onward = if deep { indent.clone() } else { format!("{indent}{onward}") };
+                waiting.push((child, format!("{indent}{turn}"), onward));
+            }
+        }
+    }
+    branches
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+    use crate::view::sample;
+
+    fn check(width: Option<usize>, expected: Expect) {
+        let drawn = tree(&sample::processes(), &Style { width, ..Style::plain() });
+        let room = width.unwrap_or(usize::MAX);
+        assert!(drawn.lines().all(|line| text::width(line) <= room), "{drawn}");
+        expected.assert_eq(&drawn);
+    }
+
+    #[test]
+    fn a_tree_at_60() {
+        check(
+            Some(60),
+            expect![[r#"
+             PID  S  CPU %  CPU TIME    MEMORY  COMMAND
+            3113  S    0.0      10ms  1.81 MiB  sh -c 'make all && ./re…
+            3114  S    0.4      1.2s  11.7 MiB  ├─ make -j8 all
+            3115  R  376.4      4m4s  1.13 GiB  │  ├─ python3 train.py …
+            3116  Z    0.0       12s       0 B  │  └─ cc1plus
+            3120  S    0.1     200ms  2.96 MiB  └─ tee $'out\x1b[2J\nlo…
+            4000  D   12.5     1h01m   858 MiB  orphan
+        "#]],
+        );
+    }
+
+    #[test]
+    fn a_tree_at_80() {
+        check(
+            Some(80),
+            expect![[r#"
+             PID  S  CPU %  CPU TIME    MEMORY  THREADS   WRITTEN  COMMAND
+            3113  S    0.0      10ms  1.81 MiB        1  4.00 KiB  sh -c 'make all && ./rep…
+            3114  S    0.4      1.2s  11.7 MiB        1  4.00 KiB  ├─ make -j8 all
+            3115  R  376.4      4m4s  1.13 GiB       41  4.00 KiB  │  ├─ python3 train.py -…
+            3116  Z    0.0       12s       0 B        1  4.00 KiB  │  └─ cc1plus
+            3120  S    0.1     200ms  2.96 MiB        1  4.00 KiB  └─ tee $'out\x1b[2J\nlog'
+            4000  D   12.5     1h01m   858 MiB        1  4.00 KiB  orphan
+        "#]],
+        );
+    }
+
+    #[test]
+    fn a_tree_at_120() {
+        check(
+            Some(120),
+            expect![[r#"
+             PID  S  CPU %  CPU TIME    MEMORY  THREADS      READ   WRITTEN  COMMAND
+            3113  S    0.0      10ms  1.81 MiB        1         -  4.00 KiB  sh -c 'make all && ./report'
+            3114  S    0.4      1.2s  11.7 MiB        1         -  4.00 KiB  ├─ make -j8 all
+            3115  R  376.4      4m4s  1.13 GiB       41  3.22 GiB  4.00 KiB  │  ├─ python3 train.py --label 'first try'
+            3116  Z    0.0       12s       0 B        1         -  4.00 KiB  │  └─ cc1plus
+            3120  S    0.1     200ms  2.96 MiB        1         -  4.00 KiB  └─ tee $'out\x1b[2J\nlog'
+            4000  D   12.5     1h01m   858 MiB        1         -  4.00 KiB  orphan
+        "#]],
+        );
+    }
+
+    #[test]
+    fn colour_is_for_what_stands_around_the_figures() {
+        let style = Style { color: true, width: Some(60), ..Style::plain() };
+        expect![[r#"
+            ESC[1m PID  S  CPU %  CPU TIME    MEMORY  COMMANDESC[0m
+            3113  S    0.0      10ms  1.81 MiB  sh -c 'make all && ./re…
+            3114  S    0.4      1.2s  11.7 MiB  ESC[2m├─ ESC[0mmake -j8 all
+            3120  S    0.1     200ms  2.96 MiB  ESC[2m└─ ESC[0mtee $'out\x1b[2J\nlo…
+        "#]]
+        .assert_eq(&tree(&sample::processes()[..3], &style).replace('\x1b', "ESC"));
+    }
+
+    #[test]
+    fn a_circle_of_parents_shows_everyone_once() {
+        let process = |pid, ppid| ProcessLine { pid, ppid, state: 'S', ..ProcessLine::default() };
+        let drawn = tree(&[process(1, 2), process(2, 1), process(3, 3), process(4, 99)], &Style::plain());
+        assert_eq!(drawn.lines().count(), 5, "{drawn}");
+    }
+
+    #[test]
+    fn a_long_chain_of_forks_stays_on_the_screen() {
+        let process = |pid: u32| ProcessLine { pid, ppid: pid - 1, state: 'S', ..ProcessLine::default() };
+        let chain: Vec<ProcessLine> = (1..5000).map(process).collect();
+        let drawn = tree(&chain, &Style { width: Some(100), ..Style::plain() });
+        assert_eq!(drawn.lines().count(), 5000);
+        assert!(drawn.lines().all(|line| text::width(line) <= 100));
+    }
+
+    #[test]
+    fn no_process_is_said_in_words() {
+        assert_eq!(tree(&[], &Style::plain()), "no processes\n");
+    }
 }

@@ -10,6 +10,7 @@ const COLUMNS_MIN: usize = 40;
 /// Labels end here, right-aligned; values begin two columns on, one of them for a mark.
 const LABEL_COLUMNS: usize = 16;
 const AMOUNT_COLUMNS: usize = 12;
+const SEPARATOR: &str = " · ";
 /// What stands beside a meter's bar: ` 47%  3.76 of 8 cores, average`.
 const METER_TEXT_COLUMNS: usize = 36;
 /// A longer command is cut on a terminal: the report is about what it did.
@@ -65,7 +66,7 @@ impl Page<'_> {
         let id = format!("Job {}", text::escape(&report.id));
         let outcome = text::cut(&text::escape(&report.outcome), self.width - 12, self.style.ascii);
         let room = self.width.saturating_sub(text::width(&id) + text::width(&outcome) + 4);
-        let name = text::cut(&text::escape(&report.name), room, self.style.ascii);
+        let name = self.cut(&text::escape(&report.name), room);
         let used = text::width(&id) + 2 + text::width(&name) + text::width(&outcome);
         let mut lines = vec![
             format!(
@@ -110,6 +111,7 @@ impl Page<'_> {
         }
     }
 
+    /// Foreign text is cut on a terminal only; a file gets all of it.
     fn cut(&self, words: &str, room: usize) -> String {
         match self.style.width {
             Some(_) => text::cut(words, room, self.style.ascii),
@@ -147,9 +149,13 @@ impl Page<'_> {
         let sign = mark(line.amount.quality).map_or(" ", |(sign, _)| sign);
         let value = format!("{sign}{}", amount(&line.amount));
         let begin = LABEL_COLUMNS + 1;
-        let details: Vec<String> = line.details.iter().map(detail).collect();
         let room = self.width.saturating_sub(begin + AMOUNT_COLUMNS + 2);
-        let details = text::cut(&details.join(" · "), room, self.style.ascii);
+        let mut details: Vec<String> = line.details.iter().map(detail).collect();
+        // A detail that does not fit is left out as a whole: half a number is a wrong number.
+        while details.len() > 1 && text::width(&details.join(SEPARATOR)) > room {
+            details.pop();
+        }
+        let details = text::cut(&details.join(SEPARATOR), room, self.style.ascii);
         let value = if details.is_empty() { value } else { text::pad(&value, AMOUNT_COLUMNS) };
         format!("{} {value}  {}", self.label(line.label), self.style.paint(Paint::Dim, &details))
             .trim_end()
@@ -222,4 +228,249 @@ fn wrap(words: &str, columns: usize) -> Vec<String> {
     }
     lines.push(line);
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+    use met_core::job::Record;
+    use met_core::job_table as column;
+    use met_insight::report::{Machine, report};
+
+    use super::*;
+    use crate::view::sample;
+
+    fn draw(record: &Record, style: &Style) -> String {
+        render(&report(record, Machine { cpus: Some(8) }, sample::NOW_NS), style)
+    }
+
+    fn check(record: &Record, width: usize, expected: Expect) {
+        let drawn = draw(record, &Style { width: Some(width), ..Style::plain() });
+        for line in drawn.lines() {
+            assert!(text::width(line) <= width.min(80), "{line}");
+        }
+        expected.assert_eq(&drawn);
+    }
+
+    #[test]
+    fn everything_known_at_60() {
+        check(
+            &sample::full(42, "train"),
+            60,
+            expect![[r#"
+                Job 42  train                          finished, exit code 0
+                ────────────────────────────────────────────────────────────
+                         command  python3 train.py --epochs 3 --label 'first
+                                  try'
+                            user  alice
+                            node  n1
+                         started  2026-01-14 16:40:44 to 16:41:52
+                        duration  1m8.3s
+
+                             CPU  ████░░░░  47%  3.76 of 8 cores, average
+                          memory  █░░░░░░░ 7.6%  1.21 GiB of 16.0 GiB, peak
+
+                        CPU time  4m16.9s      user 4m3.8s · system 13.1s
+                           cores  3.76         average · peak 7.91
+                          waited  4.18s        ready to run, no CPU free
+                        switches  57,214       45,210 voluntary
+
+                   memory needed  1.21 GiB     peak · average 963 MiB
+                           cache  2.70 GiB     average · reclaimable
+                 peak with cache  4.70 GiB
+                     page faults  2,345,990    2,345,678 minor · 312 major
+
+                            read  3.22 GiB     from storage · 48.3 MiB/s
+                         written  700 MiB      towards storage · 10.3 MiB/s
+                      read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
+                     write calls  775 MiB      11.4 MiB/s · 98,123 calls
+
+                       processes  23           seen · 9 at once
+                         threads  41           at once
+
+                    CPU pressure  6.9s         10% of the time
+                 memory pressure  0s           0% of the time
+                    I/O pressure  9.42s        14% of the time
+            "#]],
+        );
+    }
+
+    #[test]
+    fn everything_known_at_80() {
+        check(
+            &sample::full(42, "train"),
+            80,
+            expect![[r#"
+            Job 42  train                                              finished, exit code 0
+            ────────────────────────────────────────────────────────────────────────────────
+                     command  python3 train.py --epochs 3 --label 'first try'
+                        user  alice
+                        node  n1
+                     started  2026-01-14 16:40:44 to 16:41:52
+                    duration  1m8.3s
+
+                         CPU  ████████████░░░░░░░░░░░░░░  47%  3.76 of 8 cores, average
+                      memory  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.6%  1.21 GiB of 16.0 GiB, peak
+
+                    CPU time  4m16.9s      user 4m3.8s · system 13.1s
+                       cores  3.76         average · peak 7.91
+                      waited  4.18s        ready to run, no CPU free
+                    switches  57,214       45,210 voluntary · 12,004 preempted
+
+               memory needed  1.21 GiB     peak · average 963 MiB
+                       cache  2.70 GiB     average · reclaimable
+             peak with cache  4.70 GiB
+                 page faults  2,345,990    2,345,678 minor · 312 major
+
+                        read  3.22 GiB     from storage · 48.3 MiB/s
+                     written  700 MiB      towards storage · 10.3 MiB/s
+                  read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
+                 write calls  775 MiB      11.4 MiB/s · 98,123 calls
+
+                   processes  23           seen · 9 at once
+                     threads  41           at once
+
+                CPU pressure  6.9s         10% of the time
+             memory pressure  0s           0% of the time
+                I/O pressure  9.42s        14% of the time · all tasks 3.1%
+        "#]],
+        );
+    }
+
+    #[test]
+    fn a_wide_terminal_does_not_stretch_the_page() {
+        let [at_80, at_120] = [80, 120]
+            .map(|width| draw(&sample::full(42, "train"), &Style { width: Some(width), ..Style::plain() }));
+        assert_eq!(at_80, at_120);
+    }
+
+    #[test]
+    fn what_is_not_certain_is_marked_and_explained() {
+        check(
+            &sample::uncertain(),
+            80,
+            expect![[r#"
+            Job 7  server                              failed, killed by signal 11 (SIGSEGV)
+            ────────────────────────────────────────────────────────────────────────────────
+                     command  python3 train.py --epochs 3 --label 'first try'
+                        user  alice
+                        node  n1
+                     started  2026-01-14 16:40:44 to 16:41:52
+                    duration  1m8.3s
+
+                         CPU  ████████████░░░░░░░░░░░░░░  47%  ≥3.76 of 8 cores, average
+                      memory  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.6%  ~1.21 GiB of 16.0 GiB, peak
+
+                    CPU time ≥4m16.9s      user ≥4m3.8s · system ≥13.1s
+                       cores ≥3.76         average · peak 7.91
+                      waited  4.18s        ready to run, no CPU free
+                    switches  57,214       45,210 voluntary · 12,004 preempted
+
+               memory needed ~1.21 GiB     peak · average 963 MiB
+                       cache  2.70 GiB     average · reclaimable
+             peak with cache  4.70 GiB
+                 page faults  2,345,990    2,345,678 minor · 312 major
+
+                        read  3.22 GiB     from storage · 48.3 MiB/s
+                     written  700 MiB      towards storage · 10.3 MiB/s
+                  read calls  9.20 GiB     138 MiB/s
+                 write calls  775 MiB      11.4 MiB/s · 98,123 calls
+
+                   processes  23           seen · 9 at once
+                     threads  41           at once
+
+            * still running: redis-server (3120), tail\x1b[31m (3121)
+            ~ estimated   ≥ at least this much
+        "#]],
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        check(
+            &sample::bare(1, "x"),
+            80,
+            expect![[r#"
+            Job 1  x                                                                 running
+            ────────────────────────────────────────────────────────────────────────────────
+                     command  x
+                        user  alice
+                        node  n1
+                     started  2026-01-14 17:39:36
+                 running for  1m8s
+        "#]],
+        );
+    }
+
+    #[test]
+    fn a_long_command_and_a_hostile_name_stay_in_their_place() {
+        let mut record =
+            sample::bare(1, "evil\n\x1b]0;title\x07name-that-goes-on-and-on-and-on-and-on-and-on");
+        record.command = (0..60).map(|index| format!("argument-{index}")).collect();
+        record.totals = sample::full(1, "x").totals;
+        record.totals.remove(column::CPU);
+        check(
+            &record,
+            80,
+            expect![[r#"
+            Job 1  evil\n\x1b]0;title\x07name-that-goes-on-and-on-and-on-and-on-an…  running
+            ────────────────────────────────────────────────────────────────────────────────
+                     command  argument-0 argument-1 argument-2 argument-3 argument-4
+                              argument-5 argument-6 argument-7 argument-8 argument-9
+                              argument-10 argument-11 argument-12 argument-13 argument-14  …
+                        user  alice
+                        node  n1
+                     started  2026-01-14 17:39:36
+                 running for  1m8s
+
+                      memory  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.6%  1.21 GiB of 16.0 GiB, peak
+
+                      waited  4.18s        ready to run, no CPU free
+                    switches  57,214       45,210 voluntary · 12,004 preempted
+
+               memory needed  1.21 GiB     peak
+             peak with cache  4.70 GiB
+                 page faults  2,345,990    2,345,678 minor · 312 major
+
+                        read  3.22 GiB     from storage · 48.5 MiB/s
+                     written  700 MiB      towards storage · 10.3 MiB/s
+                  read calls  9.20 GiB     139 MiB/s · 1,204,117 calls
+                 write calls  775 MiB      11.4 MiB/s · 98,123 calls
+
+                   processes  23           seen · 9 at once
+                     threads  41           at once
+
+                CPU pressure  6.9s         10% of the time
+             memory pressure  0s           0% of the time
+                I/O pressure  9.42s        14% of the time · all tasks 3.1%
+        "#]],
+        );
+    }
+
+    #[test]
+    fn colours_and_plain_characters() {
+        let record = sample::uncertain();
+        let colored = draw(&record, &Style { color: true, ..Style::plain() });
+        let head: Vec<&str> = colored.lines().take(12).collect();
+        expect![[r#"
+            ESC[1mJob 7ESC[0m  ESC[1mserverESC[0m                              ESC[31mfailed, killed by signal 11 (SIGSEGV)ESC[0m
+            ESC[2m────────────────────────────────────────────────────────────────────────────────ESC[0m
+            ESC[2m         commandESC[0m  python3 train.py --epochs 3 --label 'first try'
+            ESC[2m            userESC[0m  alice
+            ESC[2m            nodeESC[0m  n1
+            ESC[2m         startedESC[0m  2026-01-14 16:40:44 to 16:41:52
+            ESC[2m        durationESC[0m  1m8.3s
+
+            ESC[2m             CPUESC[0m  ESC[36m████████████ESC[0mESC[2m░░░░░░░░░░░░░░ESC[0m  47%  ≥3.76 of 8 cores, average
+            ESC[2m          memoryESC[0m  ESC[36m██ESC[0mESC[2m░░░░░░░░░░░░░░░░░░░░░░░░ESC[0m 7.6%  ~1.21 GiB of 16.0 GiB, peak
+
+            ESC[2m        CPU timeESC[0m ≥4m16.9s      ESC[2muser ≥4m3.8s · system ≥13.1sESC[0m"#]].assert_eq(&head.join("\n").replace('\x1b', "ESC"));
+        let plain = draw(&record, &Style { ascii: true, ..Style::plain() });
+        assert!(plain.is_ascii(), "{plain}");
+    }
+
+    #[test]
+    fn a_bar_is_empty_only_for_nothing_and_full_only_for_all() {
+        assert_eq!([0.0, 0.001, 0.5, 1.0, 7.0].map(|share| filled_columns(share, 10)), [0, 1, 5, 10, 10]);
+    }
 }

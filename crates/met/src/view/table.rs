@@ -154,7 +154,7 @@ static JOBS: &[ListColumn] =
 /// The columns of a tool that people come from, with the job's own number in front.
 static CPU: &[ListColumn] = &[
     ID,
-    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(2),
+    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(3),
     ListColumn { header: "PROCESS NAME", ..NAME },
     ListColumn {
         short: "CPU %",
@@ -162,6 +162,7 @@ static CPU: &[ListColumn] = &[
     },
     ListColumn {
         short: "MEM %",
+        rank: 2,
         value: |job| Value::Amount(average::memory_ratio(job.record), units::percent_fixed),
         ..text_column("MEM % (AVG)", "memory_ratio", |_| Value::Text(None))
     },
@@ -327,14 +328,20 @@ pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> Strin
 }
 
 /// RFC 4180 with a header, every column of the view, numbers in base units. A control character in a
-/// name is escaped, so that a job is always one line.
+/// name is escaped, so that a job is always one line. `all` has every total there is, by its JSON name.
 pub fn csv(records: &[Record], view: View, now_ns: i64) -> String {
     let columns = view.columns();
-    let header: Vec<String> = columns.iter().map(|column| column.csv.to_owned()).collect();
+    let shown = |name: &str| columns.iter().any(|column| column.csv == name);
+    let others: Vec<usize> = (0..JOB.columns.len())
+        .filter(|&index| view == View::All && !shown(&JOB.columns[index].json_name()))
+        .collect();
+    let mut header: Vec<String> = columns.iter().map(|column| column.csv.to_owned()).collect();
+    header.extend(others.iter().map(|&index| JOB.columns[index].json_name()));
     let mut csv = csv_line(&header);
     for record in records {
         let job = Job { record, now_ns };
-        let cells: Vec<String> = columns.iter().map(|column| (column.value)(&job).raw()).collect();
+        let mut cells: Vec<String> = columns.iter().map(|column| (column.value)(&job).raw()).collect();
+        cells.extend(others.iter().map(|&index| job.total(index, units::count).raw()));
         csv.push_str(&csv_line(&cells));
     }
     csv
@@ -469,5 +476,322 @@ fn cell(content: &str, column: &ListColumn, job: &Job) -> Cell {
         State::Pending | State::Suspended | State::Cancelled => cell.fg(Color::Yellow),
         State::Failed | State::Timeout | State::OutOfMemory | State::Lost => cell.fg(Color::Red),
         State::Finished => cell,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+    use crate::view::sample;
+
+    fn check(view: View, width: usize, expected: Expect) {
+        let style = Style { width: Some(width), ..Style::plain() };
+        let drawn = list(&sample::several(), view, sample::NOW_NS, &style);
+        for line in drawn.lines() {
+            assert!(text::width(line) <= width, "{line}");
+        }
+        expected.assert_eq(&drawn);
+    }
+
+    #[test]
+    fn jobs_at_60() {
+        check(
+            View::Jobs,
+            60,
+            expect![[r#"
+            JOB  NAME            STATE          CORES  DURATION
+            41   some_job        running         3.76      1m8s
+            42   train           finished        3.76      1m8s
+            43   convert-the-w…  failed          3.76      1m8s
+            44   evil\n\x1b[2J…  out of memory    734     350ms
+            45   größe 大きい    lost               -         -
+        "#]],
+        );
+    }
+
+    #[test]
+    fn jobs_at_80() {
+        check(
+            View::Jobs,
+            80,
+            expect![[r#"
+            JOB  NAME            STATE          CORES    MEMORY      READ  WRITTEN  DURATION
+            41   some_job        running         3.76         -         -        -      1m8s
+            42   train           finished        3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s
+            43   convert-the-w…  failed          3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s
+            44   evil\n\x1b[2J…  out of memory    734  1.21 GiB  3.22 GiB  700 MiB     350ms
+            45   größe 大きい    lost               -         -         -        -         -
+        "#]],
+        );
+    }
+
+    #[test]
+    fn jobs_at_120() {
+        check(
+            View::Jobs,
+            120,
+            expect![[r#"
+            JOB  NAME                                       STATE          CORES    MEMORY      READ  WRITTEN  DURATION   STARTED
+            41   some_job                                   running         3.76         -         -        -      1m8s  17:39:36
+            42   train                                      finished        3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s  16:40:44
+            43   convert-the-whole-archive-to-parquet-2026  failed          3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s  16:40:44
+            44   evil\n\x1b[2J\u202ename                    out of memory    734  1.21 GiB  3.22 GiB  700 MiB     350ms  16:40:44
+            45   größe 大きい                               lost               -         -         -        -         -  17:39:36
+        "#]],
+        );
+    }
+
+    #[test]
+    fn cpu_at_60() {
+        check(
+            View::Cpu,
+            60,
+            expect![[r#"
+                ┌─────┬────────────────┬───────────┬───────────────┐
+                │ JOB │ NAME           │ CPU %     │ STATUS        │
+                ├─────┼────────────────┼───────────┼───────────────┤
+                │ 41  │ some_job       │ 376.41%   │ Active        │
+                │ 42  │ train          │ 376.41%   │ Finished      │
+                │ 43  │ convert-the-w… │ 376.41%   │ Failed        │
+                │ 44  │ evil\n\x1b[2J… │ 73400.00% │ Out of memory │
+                │ 45  │ größe 大きい   │ -         │ Lost          │
+                └─────┴────────────────┴───────────┴───────────────┘
+            "#]],
+        );
+    }
+
+    #[test]
+    fn cpu_at_80() {
+        check(
+            View::Cpu,
+            80,
+            expect![[r#"
+            ┌─────┬──────┬──────────────────┬───────────┬───────┬───────────────┬──────────┐
+            │ JOB │ PPID │ NAME             │ CPU %     │ MEM % │ STATUS        │ DURATION │
+            ├─────┼──────┼──────────────────┼───────────┼───────┼───────────────┼──────────┤
+            │ 41  │ 3113 │ some_job         │ 376.41%   │ 0.01% │ Active        │ 1m8s     │
+            │ 42  │ 3113 │ train            │ 376.41%   │ 5.88% │ Finished      │ 1m8s     │
+            │ 43  │ 3113 │ convert-the-who… │ 376.41%   │ 5.88% │ Failed        │ 1m8s     │
+            │ 44  │ 3113 │ evil\n\x1b[2J\u… │ 73400.00% │ 5.88% │ Out of memory │ 350ms    │
+            │ 45  │ 3113 │ größe 大きい     │ -         │ -     │ Lost          │ -        │
+            └─────┴──────┴──────────────────┴───────────┴───────┴───────────────┴──────────┘
+        "#]],
+        );
+    }
+
+    #[test]
+    fn cpu_at_120() {
+        check(
+            View::Cpu,
+            120,
+            expect![[r#"
+            ┌─────┬──────┬───────────────────────────────────────────┬─────────────┬─────────────┬───────────────┬──────────┐
+            │ JOB │ PPID │ PROCESS NAME                              │ CPU % (AVG) │ MEM % (AVG) │ STATUS        │ DURATION │
+            ├─────┼──────┼───────────────────────────────────────────┼─────────────┼─────────────┼───────────────┼──────────┤
+            │ 41  │ 3113 │ some_job                                  │ 376.41%     │ 0.01%       │ Active        │ 1m8s     │
+            │ 42  │ 3113 │ train                                     │ 376.41%     │ 5.88%       │ Finished      │ 1m8s     │
+            │ 43  │ 3113 │ convert-the-whole-archive-to-parquet-2026 │ 376.41%     │ 5.88%       │ Failed        │ 1m8s     │
+            │ 44  │ 3113 │ evil\n\x1b[2J\u202ename                   │ 73400.00%   │ 5.88%       │ Out of memory │ 350ms    │
+            │ 45  │ 3113 │ größe 大きい                              │ -           │ -           │ Lost          │ -        │
+            └─────┴──────┴───────────────────────────────────────────┴─────────────┴─────────────┴───────────────┴──────────┘
+        "#]],
+        );
+    }
+
+    #[test]
+    fn io_at_80_and_120() {
+        check(
+            View::Io,
+            80,
+            expect![[r#"
+            JOB  NAME            STATE              READ  WRITTEN    READ/S  DURATION
+            41   some_job        running               -        -         -      1m8s
+            42   train           finished       3.22 GiB  700 MiB  48.3 MiB      1m8s
+            43   convert-the-w…  failed         3.22 GiB  700 MiB  48.3 MiB      1m8s
+            44   evil\n\x1b[2J…  out of memory  3.22 GiB  700 MiB  9.20 GiB     350ms
+            45   größe 大きい    lost                  -        -         -         -
+        "#]],
+        );
+        check(
+            View::Io,
+            120,
+            expect![[r#"
+            JOB  NAME                       STATE              READ  WRITTEN    READ/S  WRITTEN/S  READ CALLS  WRITE CALLS  DURATION
+            41   some_job                   running               -        -         -          -           -            -      1m8s
+            42   train                      finished       3.22 GiB  700 MiB  48.3 MiB   10.3 MiB    9.20 GiB      775 MiB      1m8s
+            43   convert-the-whole-archiv…  failed         3.22 GiB  700 MiB  48.3 MiB   10.3 MiB    9.20 GiB      775 MiB      1m8s
+            44   evil\n\x1b[2J\u202ename    out of memory  3.22 GiB  700 MiB  9.20 GiB   1.95 GiB    9.20 GiB      775 MiB     350ms
+            45   größe 大きい               lost                  -        -         -          -           -            -         -
+        "#]],
+        );
+    }
+
+    #[test]
+    fn mem_at_80_and_120() {
+        check(
+            View::Mem,
+            80,
+            expect![[r#"
+            JOB  NAME            STATE           AVERAGE      PEAK  OF NODE  DURATION
+            41   some_job        running        1.62 MiB         -    <0.1%      1m8s
+            42   train           finished        963 MiB  1.21 GiB     5.9%      1m8s
+            43   convert-the-w…  failed          963 MiB  1.21 GiB     5.9%      1m8s
+            44   evil\n\x1b[2J…  out of memory   963 MiB  1.21 GiB     5.9%     350ms
+            45   größe 大きい    lost                  -         -        -         -
+        "#]],
+        );
+        check(
+            View::Mem,
+            120,
+            expect![[r#"
+            JOB  NAME                       STATE           AVERAGE      PEAK  OF NODE     CACHE  WITH CACHE  MAJOR FAULTS  DURATION
+            41   some_job                   running        1.62 MiB         -    <0.1%         -           -             -      1m8s
+            42   train                      finished        963 MiB  1.21 GiB     5.9%  2.70 GiB    4.70 GiB           312      1m8s
+            43   convert-the-whole-archiv…  failed          963 MiB  1.21 GiB     5.9%  2.70 GiB    4.70 GiB           312      1m8s
+            44   evil\n\x1b[2J\u202ename    out of memory   963 MiB  1.21 GiB     5.9%  2.70 GiB    4.70 GiB           312     350ms
+            45   größe 大きい               lost                  -         -        -         -           -             -         -
+        "#]],
+        );
+    }
+
+    #[test]
+    fn all_at_120() {
+        check(
+            View::All,
+            120,
+            expect![[r#"
+            JOB  MANAGER  NAME            USER   STATE          CORES  CPU TIME    MEMORY  OF NODE      READ  WRITTEN  DURATION
+            41   local    some_job        alice  running         3.76     4m16s         -    <0.1%         -        -      1m8s
+            42   local    train           alice  finished        3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
+            43   local    convert-the-w…  alice  failed          3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
+            44   local    evil\n\x1b[2J…  alice  out of memory    734     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB     350ms
+            45   local    größe 大きい    alice  lost               -         -         -        -         -        -         -
+        "#]],
+        );
+    }
+
+    #[test]
+    fn no_line_is_wrapped_and_no_job_is_lost_at_any_width() {
+        for width in 20..130 {
+            let style = Style { width: Some(width), ..Style::plain() };
+            for view in View::ALL {
+                let drawn = list(&sample::several(), view, sample::NOW_NS, &style);
+                assert_eq!(drawn.lines().filter(|line| line.contains("4")).count(), 5, "{drawn}");
+                // Below that the job, its name and its state alone are wider.
+                if width >= 50 {
+                    assert!(drawn.lines().all(|line| text::width(line) <= width), "{width}\n{drawn}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_columns_of_the_older_tool_are_all_there_in_a_pipe() {
+        let drawn = list(&sample::several()[..1], View::Cpu, sample::NOW_NS, &Style::plain());
+        expect![[r#"
+            ┌─────┬──────┬──────────────┬─────────────┬─────────────┬────────┬──────────┐
+            │ JOB │ PPID │ PROCESS NAME │ CPU % (AVG) │ MEM % (AVG) │ STATUS │ DURATION │
+            ├─────┼──────┼──────────────┼─────────────┼─────────────┼────────┼──────────┤
+            │ 41  │ 3113 │ some_job     │ 376.41%     │ 0.01%       │ Active │ 1m8s     │
+            └─────┴──────┴──────────────┴─────────────┴─────────────┴────────┴──────────┘
+        "#]]
+        .assert_eq(&drawn);
+    }
+
+    #[test]
+    fn nothing_is_cut_in_a_pipe() {
+        let mut record = sample::full(1, &"long".repeat(60));
+        record.command = vec!["x".repeat(300)];
+        let drawn = list(&[record], View::All, sample::NOW_NS, &Style::plain());
+        assert!(drawn.contains(&"long".repeat(60)) && drawn.contains(&"x".repeat(300)), "{drawn}");
+        assert!(!drawn.contains('…'));
+    }
+
+    #[test]
+    fn users_are_named_where_there_are_several() {
+        let mut records = sample::several();
+        records[1].user = Some("bob".to_owned());
+        let style = Style { width: Some(120), ..Style::plain() };
+        let drawn = list(&records[..2], View::Jobs, sample::NOW_NS, &style);
+        expect![[r#"
+            JOB  NAME      USER   STATE     CORES    MEMORY      READ  WRITTEN  DURATION   STARTED
+            41   some_job  alice  running    3.76         -         -        -      1m8s  17:39:36
+            42   train     bob    finished   3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s  16:40:44
+        "#]]
+        .assert_eq(&drawn);
+    }
+
+    #[test]
+    fn states_have_colours_where_colours_are_wanted() {
+        let style = Style { width: Some(60), color: true, ..Style::plain() };
+        let drawn = list(&sample::several(), View::Jobs, sample::NOW_NS, &style);
+        expect![[r#"
+            ESC[1mJOBESC[0mESC[1m  NAME          ESC[0mESC[1m  STATE        ESC[0mESC[1m  CORESESC[0mESC[1m  DURATIONESC[0m
+            41   some_job      ESC[38;5;10m  running      ESC[39m   3.76      1m8s
+            42   train           finished        3.76      1m8s
+            43   convert-the-w…ESC[38;5;9m  failed       ESC[39m   3.76      1m8s
+            44   evil\n\x1b[2J…ESC[38;5;9m  out of memoryESC[39m    734     350ms
+            45   größe 大きい  ESC[38;5;9m  lost         ESC[39m      -         -
+        "#]].assert_eq(&drawn.replace('\x1b', "ESC"));
+    }
+
+    #[test]
+    fn an_old_terminal_gets_plain_characters() {
+        let style = Style { width: Some(80), ascii: true, ..Style::plain() };
+        let drawn = list(&sample::several(), View::Cpu, sample::NOW_NS, &style);
+        assert!(drawn.is_ascii(), "{drawn}");
+        expect![[r#"
+            +-----+------+------------------+-----------+-------+---------------+----------+
+            | JOB | PPID | NAME             | CPU %     | MEM % | STATUS        | DURATION |
+            +==============================================================================+
+            | 41  | 3113 | some_job         | 376.41%   | 0.01% | Active        | 1m8s     |
+            | 42  | 3113 | train            | 376.41%   | 5.88% | Finished      | 1m8s     |
+            | 43  | 3113 | convert-the-who~ | 376.41%   | 5.88% | Failed        | 1m8s     |
+            | 44  | 3113 | evil\n\x1b[2J\u~ | 73400.00% | 5.88% | Out of memory | 350ms    |
+            | 45  | 3113 | gr??e ??????     | -         | -     | Lost          | -        |
+            +-----+------+------------------+-----------+-------+---------------+----------+
+        "#]]
+        .assert_eq(&drawn);
+    }
+
+    #[test]
+    fn an_empty_list_says_what_to_do() {
+        assert_eq!(list(&[], View::Jobs, 0, &Style::plain()), "no jobs yet; try: met run -- CMD\n");
+    }
+
+    #[test]
+    fn csv_has_whole_numbers_of_base_units_and_one_line_per_job() {
+        let mut records = sample::several();
+        records[1].name = "say \"a,b\"".to_owned();
+        let csv = csv(&records, View::Jobs, sample::NOW_NS);
+        assert_eq!(csv.matches("\r\n").count(), records.len() + 1);
+        assert!(!csv.contains('\x1b'));
+        expect![[r#"
+            job,manager,name,user,state,cores,memory_needed_peak_bytes,read_bytes,written_bytes,wall_seconds,start
+            41,local,some_job,alice,running,3.7641,,,,68,2026-01-14T17:39:36.000000Z
+            42,local,"say ""a,b""",alice,finished,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z
+            43,local,convert-the-whole-archive-to-parquet-2026,alice,failed,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z
+            44,local,evil\n\x1b[2J\u202ename,alice,out_of_memory,734,1299227608,3456789012,734003200,0.35,2026-01-14T16:40:44.000000Z
+            45,local,größe 大きい,alice,lost,,,,,,2026-01-14T17:39:36.000000Z
+        "#]].assert_eq(&csv.replace("\r\n", "\n"));
+    }
+
+    #[test]
+    fn csv_of_every_view_has_as_many_fields_as_its_header() {
+        for view in View::ALL {
+            let csv = csv(&sample::several(), view, sample::NOW_NS);
+            let mut lines = csv.split("\r\n").filter(|line| !line.is_empty());
+            let fields = lines.next().unwrap().matches(',').count();
+            assert!(lines.all(|line| line.matches(',').count() == fields), "{csv}");
+        }
+        expect!["job,ppid,name,cores,memory_ratio,state,wall_seconds"]
+            .assert_eq(csv(&[], View::Cpu, 0).trim_end());
+        let header = csv(&[], View::All, 0);
+        for column in JOB.columns {
+            let name = column.json_name();
+            assert_eq!(header.trim_end().split(',').filter(|field| **field == name).count(), 1, "{name}");
+        }
     }
 }

@@ -81,25 +81,26 @@ pub fn pad_left(text: &str, columns: usize) -> String {
 }
 
 /// Box-drawing and other fancy characters as the nearest plain ones. Other people's text, which may
-/// hold anything, becomes `?` where it cannot be shown.
+/// hold anything, becomes `?` where it cannot be shown; what was in line stays in line.
 pub fn to_ascii(text: &str) -> String {
-    text.chars()
-        .map(|character| match character {
+    let mut plain = String::with_capacity(text.len());
+    for character in text.chars() {
+        plain.push(match character {
             _ if character.is_ascii() => character,
-            '─' | '━' | '╌' | '–' | '═' | '·' => '-',
-            '│' | '┆' | '┤' | '├' | '╎' => '|',
-            '┌' | '┐' | '└' | '┘' | '┬' | '┴' | '┼' | '╰' | '╭' | '╮' | '╯' | '╞' | '╡' | '╪' => {
-                '+'
-            }
-            '█' | '▉' | '▊' | '▋' | '▌' => '#',
-            '▍' | '▎' | '▏' => ' ',
+            '─' | '·' => '-',
+            '│' | '┤' | '├' => '|',
+            '┌' | '┐' | '└' | '┘' | '┬' | '┴' | '┼' => '+',
+            '█' => '#',
             '░' => '.',
             '…' => '~',
             '≥' => '>',
-            '×' => 'x',
-            _ => '?',
-        })
-        .collect()
+            _ => {
+                plain.push_str(&"?".repeat(character.width().unwrap_or(0)));
+                continue;
+            }
+        });
+    }
+    plain
 }
 
 #[cfg(test)]
@@ -127,5 +128,13 @@ mod tests {
         assert_eq!(cut("大大大", 5, false), "大大…");
         assert_eq!(cut("大大大", 4, false), "大…");
         assert_eq!(cut("abc", 0, false), "");
+    }
+
+    #[test]
+    fn plain_characters_are_as_wide_as_what_they_stand_for() {
+        for text in ["│ größe 大きい ─┼", "e\u{301}…≥1"] {
+            assert_eq!(width(&to_ascii(text)), width(text), "{text}");
+            assert!(to_ascii(text).is_ascii());
+        }
     }
 }

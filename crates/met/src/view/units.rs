@@ -94,7 +94,7 @@ pub fn duration_long(seconds: f64) -> String {
     let tenths = (seconds * 10.0).round() as u64;
     if tenths < 36_000 {
         let rest = tenths % 600;
-        let fraction = if rest % 10 == 0 { String::new() } else { format!(".{}", rest % 10) };
+        let fraction = if rest.is_multiple_of(10) { String::new() } else { format!(".{}", rest % 10) };
         return format!("{}m{}{fraction}s", tenths / 600, rest / 10);
     }
     let whole = seconds.round() as u64;
@@ -254,4 +254,131 @@ pub fn parse_since(text: &str, now_ns: i64, zone: &TimeZone) -> Result<i64, Pars
     let local = trimmed.parse::<DateTime>().map_err(|_| refuse())?;
     let zoned = local.to_zoned(zone.clone()).map_err(|_| refuse())?;
     nanoseconds(zoned.timestamp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_three_digits() {
+        let values = [0.0, 999.0, 1000.0, 1024.0, 123_456.0, 1_299_227_608.0, 1023.0 * 1048576.0, 1e19, 1e30];
+        let texts = values.map(bytes);
+        assert_eq!(texts[..5], ["0 B", "999 B", "0.98 KiB", "1.00 KiB", "121 KiB"]);
+        assert_eq!(texts[5..8], ["1.21 GiB", "1.00 GiB", "8.67 EiB"]);
+    }
+
+    #[test]
+    fn durations_have_two_parts() {
+        let cases = [
+            (0.0, "0s", "0s"),
+            (0.000_05, "50us", "50us"),
+            (0.35, "350ms", "350ms"),
+            (0.9999, "1s", "1s"),
+            (1.25, "1.25s", "1.25s"),
+            (9.999, "10s", "10s"),
+            (48.32, "48s", "48.3s"),
+            (59.99, "1m0s", "1m0s"),
+            (68.25, "1m8s", "1m8.3s"),
+            (3599.99, "1h00m", "1h00m00s"),
+            (7380.0, "2h03m", "2h03m00s"),
+            (86_399.9, "1d00h", "1d00h00m"),
+            (274_000.0, "3d04h", "3d04h06m"),
+        ];
+        for (seconds, short, long) in cases {
+            assert_eq!((duration(seconds).as_str(), duration_long(seconds).as_str()), (short, long));
+        }
+    }
+
+    #[test]
+    fn counts_cores_and_percentages() {
+        assert_eq!([0.0, 999.0, 1000.0, 1_204_117.0].map(count), ["0", "999", "1,000", "1,204,117"]);
+        assert_eq!(
+            [0.0, 0.016, 3.764, 8.0, 12.44, 128.0].map(cores),
+            ["0", "0.02", "3.76", "8", "12.4", "128"]
+        );
+        assert_eq!(
+            [0.0, 0.0002, 0.003, 0.0994, 0.47, 3.7641].map(percent),
+            ["0%", "<0.1%", "0.3%", "9.9%", "47%", "376%"]
+        );
+        assert_eq!(percent_fixed(3.7641), "376.41%");
+    }
+
+    #[test]
+    fn durations_are_read() {
+        let cases = [
+            ("10s", 10_000),
+            ("1.5s", 1500),
+            ("500ms", 500),
+            ("5m", 300_000),
+            ("2h", 7_200_000),
+            (".5s", 500),
+        ];
+        for (text, milliseconds) in cases {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        assert_eq!(parse_duration("1d"), Ok(Duration::from_secs(86_400)));
+        assert_eq!(parse_duration(" 1h 30m "), Ok(Duration::from_secs(5400)));
+        assert_eq!(parse_duration("0.1s"), Ok(Duration::from_millis(100)), "exactly");
+    }
+
+    #[test]
+    fn what_is_no_duration_is_told_what_is() {
+        let error = |text| parse_duration(text).unwrap_err().to_string();
+        assert_eq!(error("10"), "\"10\" has no unit; write 10s, 10ms or 10m");
+        assert_eq!(error("10x"), "\"10x\" is not a duration; write 1s, 500ms or 2m");
+        for text in ["", " ", "s", "-1s", "1s1", "1..5s", ".s", "99999999999999999999d", "1e3s", "1\ns\x1b"] {
+            assert!(error(text).contains("write 1s, 500ms or 2m"), "{text:?}");
+        }
+        assert!(!error("\x1b[2J").contains('\x1b'));
+    }
+
+    #[test]
+    fn sizes_are_read() {
+        let cases =
+            [("2GiB", 2 << 30), ("500MB", 500_000_000), ("1.5k", 1536), ("42", 42), ("1 TiB", 1 << 40)];
+        for (text, bytes) in cases {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "GiB", "2 apples", "-1", "99999999999TiB"] {
+            assert!(parse_size(text).unwrap_err().to_string().contains("write 2GiB"), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn moments_are_read_on_the_clock_of_the_reader() {
+        let now: Timestamp = "2026-01-14T16:40:44.5Z".parse().unwrap();
+        let now_ns = i64::try_from(now.as_nanosecond()).unwrap();
+        let zone = TimeZone::fixed(jiff::tz::offset(2));
+        let since = |text: &str| {
+            let ns = parse_since(text, now_ns, &zone).unwrap();
+            Timestamp::from_nanosecond(ns.into()).unwrap().to_string()
+        };
+        assert_eq!(since("2h"), "2026-01-14T14:40:44.5Z");
+        assert_eq!(since("7d"), "2026-01-07T16:40:44.5Z");
+        assert_eq!(since("today"), "2026-01-13T22:00:00Z");
+        assert_eq!(since("yesterday"), "2026-01-12T22:00:00Z");
+        assert_eq!(since("2026-01-14"), "2026-01-13T22:00:00Z");
+        assert_eq!(since("2026-01-14 08:30"), "2026-01-14T06:30:00Z");
+        assert_eq!(since("2026-01-14T08:30:00Z"), "2026-01-14T08:30:00Z");
+        assert_eq!(since("2026-01-14T08:30:00+01:00"), "2026-01-14T07:30:00Z");
+    }
+
+    #[test]
+    fn what_is_no_moment_is_told_what_is() {
+        for text in ["", "10", "tomorrow", "2026-13-01", "99999-01-01", "2026-01-14T25:00"] {
+            let error = parse_since(text, 0, &TimeZone::UTC).unwrap_err().to_string();
+            assert!(error.contains("write 2h, 7d, today"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_time_says_as_much_as_is_needed() {
+        let unix_ns = |text: &str| i64::try_from(text.parse::<Timestamp>().unwrap().as_nanosecond()).unwrap();
+        let now_ns = unix_ns("2026-01-14T16:40:44Z");
+        let short = |text| time_short(unix_ns(text), now_ns, &TimeZone::UTC);
+        assert_eq!(short("2026-01-14T06:07:08Z"), "06:07:08");
+        assert_eq!(short("2026-01-04T06:07:08Z"), "Jan  4 06:07");
+        assert_eq!(short("2025-12-31T06:07:08Z"), "2025-12-31");
+    }
 }

@@ -1,0 +1,43 @@
+//! A made-up job that the tests share.
+
+use met_core::job::{JobKey, LOCAL, QualityKind, Record, State, Summaries, Summary, Totals};
+use met_core::job_table as column;
+
+/// 2026-01-14 16:40:44.5 UTC.
+pub const START_NS: i64 = 1_768_408_844_500_000_000;
+pub const NOW_NS: i64 = START_NS + 10_000_000_000;
+
+/// Ran for four seconds and used five of CPU.
+pub fn finished() -> Record {
+    let mut totals = Totals::default();
+    totals.set(column::WALL, 4_000_000_000, QualityKind::Measured, "supervisor");
+    totals.set(column::CPU, 5_000_000_000, QualityKind::Measured, "rusage");
+    totals.set(column::CPU_USER, 3_750_000_000, QualityKind::Measured, "rusage");
+    totals.set(column::CORES_PEAK, 1_875, QualityKind::Sampled, "proc");
+    totals.set(column::MEMORY_NEEDED_PEAK, 3 << 20, QualityKind::Estimated, "proc");
+    totals.set(column::READ, 4096, QualityKind::LowerBound, "proc");
+    totals.set(column::PROCESSES, 3, QualityKind::Measured, "proc");
+    let mut summaries = Summaries::default();
+    let mean = f64::from(1 << 21);
+    let summary = Summary { mean, min: 0.0, max: mean, p50: mean, p95: mean };
+    summaries.set(column::MEMORY_NEEDED, summary);
+    Record {
+        key: JobKey { cluster: None, manager: LOCAL.to_owned(), id: "42".to_owned(), incarnation: 7 },
+        name: "sum".to_owned(),
+        user: Some("alice".to_owned()),
+        uid: Some(1000),
+        account: None,
+        command: vec!["sh".to_owned(), "-c".to_owned(), "echo \"a b\"".to_owned()],
+        state: State::Finished,
+        manager_state: None,
+        exit_code: Some(0),
+        signal: None,
+        start_ns: Some(START_NS),
+        end_ns: Some(START_NS + 4_000_000_000),
+        nodes: vec!["n1".to_owned()],
+        node_memory_bytes: Some(1 << 30),
+        totals,
+        summaries,
+        local: None,
+    }
+}

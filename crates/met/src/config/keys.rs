@@ -1,0 +1,356 @@
+//! Every key there is: one list makes the reader, its complaints and the reference.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::tree::{Complaint, Entry, Node};
+use super::{Config, StorageName};
+use crate::view::units::{self, ParseError};
+
+pub struct Section {
+    pub name: &'static str,
+    pub help: &'static str,
+    pub keys: &'static [Key],
+}
+
+pub struct Key {
+    pub name: &'static str,
+    pub form: Form,
+    /// As it would be written; empty where there is none.
+    pub default: &'static str,
+    pub help: &'static str,
+}
+
+/// What may stand behind a key, and where it goes.
+pub enum Form {
+    /// From 10 ms to 1 h: shorter is all overhead, longer is no course.
+    Interval(fn(&mut Config, Duration)),
+    Duration(fn(&mut Config, Duration)),
+    Count(fn(&mut Config, u64)),
+    Size(fn(&mut Config, u64)),
+    Text(fn(&mut Config, String)),
+    Path(fn(&mut Config, PathBuf)),
+    Storage(fn(&mut Config, StorageName)),
+}
+
+/// A bound and how it is written.
+type Bound = (Duration, &'static str);
+
+const INTERVAL_MIN: Bound = (Duration::from_millis(10), "10ms");
+const INTERVAL_MAX: Bound = (Duration::from_secs(3600), "1h");
+const DURATION_MIN: Bound = (Duration::from_secs(1), "1s");
+/// A hundred years: nobody means more, and sums of times stay far from overflow.
+const DURATION_MAX: Bound = (Duration::from_secs(36_500 * 86_400), "36500d");
+const COUNT_MAX: u64 = 1_000_000_000;
+
+/// Two names of one setting; in one file they must agree.
+pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cpuCollector", "interval")];
+
+pub static SECTIONS: &[Section] = &[
+    Section {
+        name: "sampling",
+        help: "How often jobs are looked at. Totals do not depend on it: they are exact at any interval.",
+        keys: &[Key {
+            name: "interval",
+            form: Form::Interval(|config, interval| config.sampling.interval = interval),
+            default: "1s",
+            help: "time between two samples",
+        }],
+    },
+    Section {
+        name: "daemon",
+        help: "The process that samples in the background.",
+        keys: &[
+            Key {
+                name: "idle_exit",
+                form: Form::Duration(|config, wait| config.daemon.idle_exit = wait),
+                default: "10m",
+                help: "a user's daemon ends after this long without a job",
+            },
+            Key {
+                name: "operators",
+                form: Form::Text(|config, group| config.daemon.operators = Some(group)),
+                default: "",
+                help: "a group whose members may see and cancel everybody's jobs",
+            },
+        ],
+    },
+    Section {
+        name: "storage",
+        help: "Where jobs are kept, and for how long.",
+        keys: &[
+            Key {
+                name: "name",
+                form: Form::Storage(|config, name| config.storage.name = name),
+                default: "sqlite",
+                help: "`sqlite`: a database in the state directory; `memory`: the runtime directory only, gone after a reboot",
+            },
+            Key {
+                name: "size",
+                form: Form::Count(|config, jobs| config.storage.jobs_max = Some(jobs)),
+                default: "",
+                help: "with `memory`: at most this many jobs are kept, the oldest leave first",
+            },
+            Key {
+                name: "interval",
+                form: Form::Interval(|config, interval| config.storage.flush_interval = interval),
+                default: "60s",
+                help: "how often samples are written to the store; the end of a job is written at once",
+            },
+            Key {
+                name: "keep",
+                form: Form::Duration(|config, age| config.storage.keep = age),
+                default: "90d",
+                help: "samples older than this are removed",
+            },
+            Key {
+                name: "max_size",
+                form: Form::Size(|config, bytes| config.storage.max_bytes = bytes),
+                default: "2GiB",
+                help: "the store is kept below this, the oldest samples leave first",
+            },
+        ],
+    },
+    Section {
+        name: "system",
+        help: "The directories of the daemon that runs as root. A user's own are found by the XDG rules.",
+        keys: &[
+            Key {
+                name: "runtime",
+                form: Form::Path(|config, path| config.system.runtime = path),
+                default: "/run/met",
+                help: "socket and lock",
+            },
+            Key {
+                name: "state",
+                form: Form::Path(|config, path| config.system.state = path),
+                default: "/var/lib/met",
+                help: "the store",
+            },
+        ],
+    },
+    Section {
+        name: "cpuCollector",
+        help: "The older names of the sampling settings; a file that has them works as it stands.",
+        keys: &[
+            Key {
+                name: "interval",
+                form: Form::Interval(|config, interval| config.sampling.interval = interval),
+                default: "1s",
+                help: "the same as `sampling.interval`",
+            },
+            Key {
+                name: "size",
+                form: Form::Count(|config, samples| config.sampling.buffer_samples = Some(samples)),
+                default: "",
+                help: "samples are written to the store when this many are waiting, even before `storage.interval`",
+            },
+        ],
+    },
+    Section {
+        name: "nvidiaCollector",
+        help: "Read and checked; used once GPUs are measured.",
+        keys: &[
+            Key {
+                name: "interval",
+                form: Form::Interval(|config, interval| config.nvidia.interval = Some(interval)),
+                default: "",
+                help: "time between two samples of the GPUs",
+            },
+            Key {
+                name: "size",
+                form: Form::Count(|config, samples| config.nvidia.size = Some(samples)),
+                default: "",
+                help: "GPU samples that wait to be written",
+            },
+        ],
+    },
+    Section {
+        name: "state",
+        help: "How processes are found.",
+        keys: &[Key {
+            name: "interval",
+            form: Form::Interval(|config, interval| config.sampling.membership_interval = Some(interval)),
+            default: "",
+            help: "how often new processes of a job are looked for; by default with every sample",
+        }],
+    },
+];
+
+impl Form {
+    /// The word in the reference.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Form::Interval(_) => "interval",
+            Form::Duration(_) => "duration",
+            Form::Count(_) => "number",
+            Form::Size(_) => "size",
+            Form::Text(_) => "text",
+            Form::Path(_) => "path",
+            Form::Storage(_) => "`sqlite` or `memory`",
+        }
+    }
+
+    /// Reads the text and puts it where it belongs; says what is wrong with it otherwise.
+    pub fn apply(&self, text: &str, config: &mut Config) -> Result<(), ParseError> {
+        match self {
+            Form::Interval(set) => set(config, bounded(text, INTERVAL_MIN, INTERVAL_MAX)?),
+            Form::Duration(set) => set(config, bounded(text, DURATION_MIN, DURATION_MAX)?),
+            Form::Count(set) => set(config, count(text)?),
+            Form::Size(set) => set(config, size(text)?),
+            Form::Text(set) => set(config, text.to_owned()),
+            Form::Path(set) => set(config, path(text)?),
+            Form::Storage(set) => set(config, storage(text)?),
+        }
+        Ok(())
+    }
+}
+
+fn bounded(text: &str, least: Bound, most: Bound) -> Result<Duration, ParseError> {
+    let value = units::parse_duration(text)?;
+    if value < least.0 {
+        return Err(ParseError(format!("{text:?} is too short; the shortest is {}", least.1)));
+    }
+    if value > most.0 {
+        return Err(ParseError(format!("{text:?} is too long; the longest is {}", most.1)));
+    }
+    Ok(value)
+}
+
+fn count(text: &str) -> Result<u64, ParseError> {
+    let value = text.parse::<u64>().ok().filter(|value| (1..=COUNT_MAX).contains(value));
+    value.ok_or_else(|| ParseError(format!("{text:?} is not a number from 1 to {COUNT_MAX}")))
+}
+
+fn size(text: &str) -> Result<u64, ParseError> {
+    let bytes = units::parse_size(text)?;
+    match bytes >= 1 << 20 {
+        true => Ok(bytes),
+        false => Err(ParseError(format!("{text:?} is too small; the smallest is 1MiB"))),
+    }
+}
+
+fn path(text: &str) -> Result<PathBuf, ParseError> {
+    match text.starts_with('/') {
+        true => Ok(PathBuf::from(text)),
+        false => Err(ParseError(format!("{text:?} is not an absolute path; begin it with /"))),
+    }
+}
+
+fn storage(text: &str) -> Result<StorageName, ParseError> {
+    match text {
+        "sqlite" => Ok(StorageName::Sqlite),
+        "memory" => Ok(StorageName::Memory),
+        _ => Err(ParseError(format!("{text:?} is not a storage; write sqlite or memory"))),
+    }
+}
+
+/// Puts everything in the file into `config`, or complains about the first thing that cannot be.
+pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
+    let entries = match root {
+        Node::Null => return Ok(()),
+        Node::Map(entries) => entries,
+        Node::List | Node::Scalar(_) => {
+            let message = "the file holds no sections; write for example \"sampling:\"".to_owned();
+            return Err(Complaint { line: 1, message });
+        }
+    };
+    refuse_duplicates(entries, "")?;
+    for entry in entries {
+        let section = SECTIONS.iter().find(|section| section.name == entry.key);
+        let section = section.ok_or_else(|| {
+            unknown(entry, "", &SECTIONS.iter().map(|section| section.name).collect::<Vec<_>>())
+        })?;
+        apply_section(section, entry, config)?;
+    }
+    refuse_contradiction(entries)
+}
+
+fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Result<(), Complaint> {
+    let names: Vec<&str> = section.keys.iter().map(|key| key.name).collect();
+    let entries = match &entry.value {
+        Node::Null => return Ok(()),
+        Node::Map(entries) => entries,
+        Node::List | Node::Scalar(_) => {
+            let keys = names.join(", ");
+            let message = format!("{}: a section, not a value; its keys are {keys}", section.name);
+            return Err(Complaint { line: entry.value_line, message });
+        }
+    };
+    let prefix = format!("{}.", section.name);
+    refuse_duplicates(entries, &prefix)?;
+    for entry in entries {
+        let key = section.keys.iter().find(|key| key.name == entry.key);
+        let key = key.ok_or_else(|| unknown(entry, &prefix, &names))?;
+        let complain = |message: String| Complaint {
+            line: entry.value_line,
+            message: format!("{prefix}{}: {message}", key.name),
+        };
+        let text = match &entry.value {
+            Node::Scalar(text) => text,
+            Node::Null => return Err(complain(format!("no value; write {}", example(key)))),
+            Node::Map(_) | Node::List => {
+                return Err(complain(format!("one value is needed; write {}", example(key))));
+            }
+        };
+        key.form.apply(text, config).map_err(|error| complain(error.to_string()))?;
+    }
+    Ok(())
+}
+
+fn example(key: &Key) -> &'static str {
+    match key.form {
+        _ if !key.default.is_empty() => key.default,
+        Form::Interval(_) | Form::Duration(_) => "1s",
+        Form::Count(_) => "100",
+        Form::Size(_) => "2GiB",
+        Form::Text(_) | Form::Path(_) | Form::Storage(_) => "a name",
+    }
+}
+
+/// A file with one key twice means one thing to its author and another to us.
+fn refuse_duplicates(entries: &[Entry], prefix: &str) -> Result<(), Complaint> {
+    for (index, entry) in entries.iter().enumerate() {
+        if let Some(first) = entries[..index].iter().find(|first| first.key == entry.key) {
+            let message =
+                format!("{:?} stands twice, first in line {}", format!("{prefix}{}", entry.key), first.line);
+            return Err(Complaint { line: entry.line, message });
+        }
+    }
+    Ok(())
+}
+
+fn refuse_contradiction(entries: &[Entry]) -> Result<(), Complaint> {
+    let given = SAMPLING_INTERVAL.map(|(section, key)| {
+        let section = entries.iter().find(|entry| entry.key == section)?;
+        let Node::Map(keys) = &section.value else { return None };
+        let entry = keys.iter().find(|entry| entry.key == key)?;
+        let Node::Scalar(text) = &entry.value else { return None };
+        Some((entry.value_line, units::parse_duration(text).ok()?))
+    });
+    let [Some(new), Some(old)] = given else { return Ok(()) };
+    if new.1 == old.1 {
+        return Ok(());
+    }
+    let line = new.0.max(old.0);
+    let other = new.0.min(old.0);
+    let message = format!(
+        "sampling.interval and cpuCollector.interval are one setting, and line {other} says otherwise; keep one"
+    );
+    Err(Complaint { line, message })
+}
+
+fn unknown(entry: &Entry, prefix: &str, known: &[&str]) -> Complaint {
+    let name = format!("{prefix}{}", entry.key);
+    let nearest = known
+        .iter()
+        .map(|known| (strsim::damerau_levenshtein(&entry.key.to_lowercase(), &known.to_lowercase()), known))
+        .min_by_key(|(distance, _)| *distance)
+        // Half the letters wrong is another word.
+        .filter(|(distance, known)| *distance <= known.len() / 2);
+    let advice = match nearest {
+        Some((_, nearest)) => format!("did you mean \"{prefix}{nearest}\"?"),
+        None => format!("the keys here are {}", known.join(", ")),
+    };
+    Complaint { line: entry.line, message: format!("unknown key {name:?}; {advice}") }
+}

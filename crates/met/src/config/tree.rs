@@ -1,0 +1,125 @@
+//! YAML as a tree in which every key and value knows its line.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::Spanned;
+use serde_saphyr::options::DuplicateKeyPolicy;
+
+#[derive(Debug)]
+pub enum Node {
+    /// As written, in the order written, a key that stands twice included.
+    Map(Vec<Entry>),
+    List,
+    Scalar(String),
+    Null,
+}
+
+#[derive(Debug)]
+pub struct Entry {
+    pub key: String,
+    pub line: u64,
+    pub value: Node,
+    pub value_line: u64,
+}
+
+/// What is wrong with a file, and in which line of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    pub line: u64,
+    pub message: String,
+}
+
+pub fn parse(yaml: &str) -> Result<Node, Complaint> {
+    // Duplicates are passed on, because the complaint about one should name both lines.
+    let options = serde_saphyr::options! {
+        duplicate_keys: DuplicateKeyPolicy::LastWins,
+        with_snippet: false,
+    };
+    match serde_saphyr::from_str_with_options::<Option<Node>>(yaml, options) {
+        Ok(node) => Ok(node.unwrap_or(Node::Null)),
+        Err(error) => {
+            let error = error.without_snippet();
+            let line = error.location().map_or(1, |location| location.line().max(1));
+            let message = match error {
+                serde_saphyr::Error::MultipleDocuments { .. } => "a second document; keep one".to_owned(),
+                error => format!("not YAML: {}", without_place(&error.to_string())),
+            };
+            Err(Complaint { line, message })
+        }
+    }
+}
+
+/// The parser's message without its own idea of where: the line stands in front already.
+fn without_place(message: &str) -> &str {
+    let line = message.lines().next().unwrap_or(message);
+    let place = line.rfind(" at line ").or_else(|| line.rfind(" (line "));
+    place.map_or(line, |end| &line[..end]).trim_end_matches([',', ':'])
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Node, D::Error> {
+        from.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, to: &mut fmt::Formatter) -> fmt::Result {
+        to.write_str("a mapping or a value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(key) = map.next_key::<Spanned<String>>()? {
+            let value = map.next_value::<Spanned<Node>>()?;
+            entries.push(Entry {
+                line: key.referenced.line(),
+                key: key.value,
+                value_line: value.referenced.line(),
+                value: value.value,
+            });
+        }
+        Ok(Node::Map(entries))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
+        while list.next_element::<Node>()?.is_some() {}
+        Ok(Node::List)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Node, E> {
+        Ok(Node::Scalar(text.to_owned()))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Node, E> {
+        Ok(Node::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Node, D::Error> {
+        Node::deserialize(from)
+    }
+}
