@@ -1,1 +1,6 @@
-//! met-store
+//! Keeps jobs, totals and series.
+
+mod bits;
+pub mod block;
+pub mod column;
+mod huffman;
