@@ -1,1 +1,30 @@
-//! met-store
+//! Keeps jobs, totals and series.
+//!
+//! ```text
+//! <state>/store.lock           held by the one writer
+//! <state>/store.db             jobs, totals, summaries
+//! <state>/series/2026-11-15.db samples of one UTC day, as blocks
+//! <state>/jobs/<id>/           the inbox: jobs that run, or ended and are not imported yet
+//! ```
+//! Supervisors write to the [`inbox`] and never open a database. One [`Writer`] imports from there. Every
+//! reader shows the database and the inbox as one.
+
+mod bits;
+pub mod block;
+pub mod column;
+mod day;
+mod error;
+mod huffman;
+pub mod inbox;
+mod network;
+mod query;
+mod record;
+#[cfg(test)]
+mod samples;
+mod schema;
+mod series;
+mod store;
+
+pub use error::StoreError;
+pub use query::{Filter, Queries, Reader};
+pub use store::{Imported, Retained, Retention, Writer};

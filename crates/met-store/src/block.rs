@@ -1,0 +1,232 @@
+//! Blocks: some samples of one table, every column that holds anything, in one run of bytes.
+//!
+//! ```text
+//! version, number of samples, times,
+//! number of masks, masks,
+//! number of columns, for each: its name, its mask (0: nothing missing), length of its values, its values,
+//! check sum of all that (4 bytes)
+//! ```
+//! Columns go by name, so a table may gain, lose or reorder columns and old blocks still read right. A
+//! column without a known cell is left out. Columns read from one source miss the same cells, so a mask
+//! is written once and referred to.
+
+use std::ops::Range;
+
+use met_core::course::Course;
+use met_core::{MISSING, Table};
+
+use crate::bits::{Input, put_varint};
+use crate::column::{Damaged, Mask, decode_values, encode_values};
+
+/// A day of samples, one per minute, with both ends.
+pub const BLOCK_SAMPLES_MAX: usize = 1441;
+
+/// More than any table has; bounds what a damaged block can ask for.
+const COLUMNS_MAX: u64 = 512;
+const VERSION: u8 = 1;
+
+/// Adds the samples `range` of `course`, at most [`BLOCK_SAMPLES_MAX`], as one block to `out`.
+pub fn encode(course: &Course, range: Range<usize>, out: &mut Vec<u8>) {
+    debug_assert!(range.len() <= BLOCK_SAMPLES_MAX);
+    let begin = out.len();
+    out.push(VERSION);
+    put_varint(out, range.len() as u64);
+    encode_values(&course.times_ms[range.clone()], out);
+
+    let mut masks: Vec<Mask> = Vec::new();
+    let mut present = Vec::new();
+    for (column, cells) in course.table.columns.iter().zip(&course.columns) {
+        let cells = &cells[range.clone()];
+        if cells.iter().all(|&cell| cell == MISSING) {
+            continue;
+        }
+        let mask = Mask::of(cells);
+        let number = if mask.is_empty() { 0 } else { 1 + position_or_push(&mut masks, mask) };
+        present.push((column.name, cells, number));
+    }
+    put_varint(out, masks.len() as u64);
+    for mask in &masks {
+        mask.encode(out);
+    }
+    put_varint(out, present.len() as u64);
+    let (mut known, mut bytes) = (Vec::new(), Vec::new());
+    for (name, cells, number) in present {
+        put_varint(out, name.len() as u64);
+        out.extend_from_slice(name.as_bytes());
+        put_varint(out, number as u64);
+        known.clear();
+        known.extend(cells.iter().copied().filter(|&cell| cell != MISSING));
+        bytes.clear();
+        encode_values(&known, &mut bytes);
+        put_varint(out, bytes.len() as u64);
+        out.extend_from_slice(&bytes);
+    }
+    let sum = check_sum(&out[begin..]);
+    out.extend_from_slice(&sum.to_le_bytes());
+}
+
+fn position_or_push(masks: &mut Vec<Mask>, mask: Mask) -> usize {
+    masks.iter().position(|known| *known == mask).unwrap_or_else(|| {
+        masks.push(mask);
+        masks.len() - 1
+    })
+}
+
+/// Reads one block of `table`. A column that the table does not have came from another version of it and
+/// is passed over.
+pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
+    let (body, sum) = bytes.split_last_chunk::<4>().ok_or(Damaged("block ends early"))?;
+    if check_sum(body) != u32::from_le_bytes(*sum) {
+        return Err(Damaged("check sum differs"));
+    }
+    let mut input = Input::new(body);
+    if input.byte()? != VERSION {
+        return Err(Damaged("unknown version"));
+    }
+    let count = bounded(input.varint()?, BLOCK_SAMPLES_MAX as u64)?;
+    let mut course = Course::new(table);
+    decode_values(&mut input, count, &mut course.times_ms)?;
+    let mask_count = bounded(input.varint()?, COLUMNS_MAX)?;
+    let masks: Vec<Mask> =
+        (0..mask_count).map(|_| Mask::decode(&mut input, count)).collect::<Result<_, _>>()?;
+    let mut known = Vec::new();
+    for _ in 0..bounded(input.varint()?, COLUMNS_MAX)? {
+        let name_length = bounded(input.varint()?, u64::from(u8::MAX))?;
+        let name = input.take(name_length)?;
+        let number = bounded(input.varint()?, mask_count as u64)?;
+        let length = bounded(input.varint()?, body.len() as u64)?;
+        let mut values = Input::new(input.take(length)?);
+        let Some(column) = table.columns.iter().position(|column| column.name.as_bytes() == name) else {
+            continue;
+        };
+        let cells = &mut course.columns[column];
+        match number.checked_sub(1).and_then(|index| masks.get(index)) {
+            None => decode_values(&mut values, count, cells)?,
+            Some(mask) => {
+                decode_values(&mut values, mask.known_count(count), &mut known)?;
+                cells.clear();
+                mask.spread(&known, cells);
+            }
+        }
+    }
+    for cells in &mut course.columns {
+        cells.resize(count, MISSING);
+    }
+    Ok(course)
+}
+
+fn bounded(value: u64, max: u64) -> Result<usize, Damaged> {
+    if value <= max { Ok(value as usize) } else { Err(Damaged("a count is out of bounds")) }
+}
+
+/// FNV-1a, taken eight bytes at a time: not against forgery, but against half-written files.
+fn check_sum(bytes: &[u8]) -> u32 {
+    let mut sum = 0xcbf2_9ce4_8422_2325_u64;
+    for eight in bytes.chunks(8) {
+        let word = eight.iter().rev().fold(eight.len() as u64, |word, &byte| word << 8 | u64::from(byte));
+        sum = (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        sum ^= sum >> 29;
+    }
+    (sum ^ (sum >> 32)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use met_core::JOB;
+    use met_core::job_table::{CPU, MEMORY_NEEDED, OOM_KILLS};
+    use proptest::prelude::*;
+
+    fn course(samples: &[(i64, i64, i64)]) -> Course {
+        let mut course = Course::new(&JOB);
+        for &(time_ms, cpu, memory) in samples {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED], cells[OOM_KILLS]) = (cpu, memory, 0);
+            course.push(time_ms, &cells);
+        }
+        course
+    }
+
+    fn same(left: &Course, right: &Course) -> bool {
+        left.times_ms == right.times_ms && left.columns == right.columns
+    }
+
+    #[test]
+    fn a_block_of_part_of_a_course_comes_back() {
+        let whole = course(&[(1, 5, MISSING), (2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]);
+        let mut bytes = Vec::new();
+        encode(&whole, 1..4, &mut bytes);
+        let part = course(&[(2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]);
+        assert!(same(&decode(&bytes, &JOB).unwrap(), &part));
+    }
+
+    #[test]
+    fn a_regular_course_takes_little() {
+        let samples: Vec<_> =
+            (0..1441).map(|i| (1_700_000_000_000 + i * 10_000, i * 10_000_000, 5 << 20)).collect();
+        let mut bytes = Vec::new();
+        encode(&course(&samples), 0..1441, &mut bytes);
+        assert!(bytes.len() < 120, "{} bytes", bytes.len());
+    }
+
+    #[test]
+    fn a_column_of_another_version_is_passed_over() {
+        static COLUMNS: &[met_core::Column] = &[JOB.columns[MEMORY_NEEDED]];
+        static SMALL: Table = Table { name: "job", subject: "", labels: &[], columns: COLUMNS };
+        let mut bytes = Vec::new();
+        encode(&course(&[(1, 5, 4096), (2, 6, 8192)]), 0..2, &mut bytes);
+        assert_eq!(decode(&bytes, &SMALL).unwrap().columns, [[4096, 8192]]);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_noticed() {
+        let mut bytes = Vec::new();
+        encode(&course(&[(1, 5, 4096), (2, 6, 8192)]), 0..2, &mut bytes);
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode(&damaged, &JOB).is_err(), "bit {bit}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_course_comes_back(samples in prop::collection::vec((any::<i64>(), cell(), cell()), 1..300)) {
+            let course = course(&samples);
+            let mut bytes = Vec::new();
+            encode(&course, 0..course.len(), &mut bytes);
+            prop_assert!(same(&decode(&bytes, &JOB).unwrap(), &course));
+        }
+
+        #[test]
+        fn any_bytes_decode_or_fail(mut bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            // The right check sum lets the bytes through to the parsers behind it.
+            if let Some(first) = bytes.first_mut() { *first = VERSION; }
+            let sum = check_sum(&bytes);
+            bytes.extend_from_slice(&sum.to_le_bytes());
+            let _ = decode(&bytes, &JOB);
+        }
+
+        #[test]
+        fn mutated_blocks_decode_or_fail(
+            samples in prop::collection::vec((any::<i64>(), cell(), 0..9_i64), 1..100),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let course = course(&samples);
+            let mut bytes = Vec::new();
+            encode(&course, 0..course.len(), &mut bytes);
+            bytes.truncate(bytes.len() - 4);
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            let sum = check_sum(&bytes);
+            bytes.extend_from_slice(&sum.to_le_bytes());
+            let _ = decode(&bytes, &JOB);
+        }
+    }
+
+    fn cell() -> impl Strategy<Value = i64> {
+        prop_oneof![Just(MISSING), any::<i64>(), 0..100_i64]
+    }
+}

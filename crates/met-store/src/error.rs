@@ -1,0 +1,48 @@
+//! What can go wrong, one variant per reaction.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rusqlite::ErrorCode;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Leave it to the process that holds the lock.
+    #[error("{}: another process is the writer of this store", path.display())]
+    Locked { path: PathBuf },
+    /// Nothing was touched; a newer program is needed.
+    #[error(
+        "{}: written by a newer version of met (schema {found}, this one knows up to {supported}); use that version or another state directory",
+        path.display()
+    )]
+    Newer { path: PathBuf, found: i64, supported: i64 },
+    /// The next [`crate::Writer::open`] checks the file and moves it aside if it has to.
+    #[error("{}: damaged: {what}", path.display())]
+    Damaged { path: PathBuf, what: String },
+    /// Ask the process that holds it, or try again.
+    #[error("{}: in use by another process", path.display())]
+    Busy { path: PathBuf },
+    #[error("{}: {error}", path.display())]
+    Io { path: PathBuf, error: io::Error },
+    #[error("{}: {error}", path.display())]
+    Database { path: PathBuf, error: rusqlite::Error },
+}
+
+impl StoreError {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> StoreError + '_ {
+        move |error| StoreError::Io { path: path.to_path_buf(), error }
+    }
+
+    pub(crate) fn database(path: &Path) -> impl Fn(rusqlite::Error) -> StoreError + Copy + '_ {
+        move |error| {
+            let path = path.to_path_buf();
+            match error.sqlite_error_code() {
+                Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+                    StoreError::Damaged { path, what: error.to_string() }
+                }
+                Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy { path },
+                _ => StoreError::Database { path, error },
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! The inbox: one directory per local job that the database does not hold yet.
+//!
+//! `jobs/<id>/` is private to its owner. `start` and `end` are records as JSON, `course` holds the samples
+//! of a job that had no daemon. The directory is the reservation of the id. Supervisors write here and
+//! never open the database, so this file uses none of it.
+//!
+//! The space of the end record is reserved when the start is written: a disk that fills up while the
+//! job runs cannot lose its end.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use met_core::JOB;
+use met_core::course::Course;
+use met_core::job::Record;
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use crate::block::{self, BLOCK_SAMPLES_MAX};
+
+const JOBS: &str = "jobs";
+const START: &str = "start";
+const END: &str = "end";
+const END_RESERVED: &str = "end.tmp";
+const COURSE: &str = "course";
+/// Marks a directory that is kept for its number only.
+const DONE: &str = "done";
+
+/// What totals and summaries may add to a record between its start and its end.
+const END_GROWTH_BYTES: u64 = 64 << 10;
+/// Larger files were not written by this program.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+/// A reservation that old and still empty belongs to a process that did not live to use it.
+const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
+const COURSE_MAGIC: &[u8; 8] = b"metjob\x01\n";
+
+/// The directory of one job.
+#[derive(Clone, Debug)]
+pub struct JobDir {
+    id: u64,
+    path: PathBuf,
+}
+
+/// What a directory says of its job. A file that cannot be used is a problem and otherwise as if absent.
+#[derive(Debug, Default)]
+pub struct Entry {
+    pub start: Option<Record>,
+    pub end: Option<Record>,
+    pub problems: Vec<String>,
+}
+
+impl Entry {
+    /// The newest record of the job.
+    pub fn into_record(self) -> Option<Record> {
+        self.end.or(self.start)
+    }
+}
+
+impl JobDir {
+    /// Reserves the next free id, `at_least` or higher. No two callers get the same one.
+    pub fn reserve(state: &Path, at_least: u64) -> io::Result<(u64, JobDir)> {
+        let jobs = private_dir(&state.join(JOBS))?;
+        // Shared with other reservations, and against a cleaner that removes the number this is about to read.
+        let lock = File::open(&jobs)?;
+        lock_or_go_on(&lock, FlockOperation::LockShared)?;
+        let highest = ids(&jobs)?.into_iter().max().unwrap_or(0);
+        let mut id = highest.saturating_add(1).max(at_least).max(1);
+        loop {
+            match make_private_dir(&jobs.join(id.to_string())) {
+                Ok(()) => return Ok((id, JobDir::open(state, id))),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => id += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The directory of `id`, whether it exists or not.
+    pub fn open(state: &Path, id: u64) -> JobDir {
+        JobDir { id, path: state.join(JOBS).join(id.to_string()) }
+    }
+
+    /// Makes the directory of exactly this id, if it is not there.
+    pub fn claim(state: &Path, id: u64) -> io::Result<JobDir> {
+        private_dir(&state.join(JOBS))?;
+        let dir = JobDir::open(state, id);
+        private_dir(&dir.path)?;
+        Ok(dir)
+    }
+
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the start durably and reserves the space of the end; an error here says that the end could
+    /// not be kept either.
+    pub fn write_start(&self, record: &Record) -> io::Result<()> {
+        let json = serde_json::to_vec(record)?;
+        self.reserve_end(json.len() as u64 + END_GROWTH_BYTES)?;
+        self.write_durably(START, &json)
+    }
+
+    fn reserve_end(&self, bytes: u64) -> io::Result<()> {
+        let file = create(&self.path.join(END_RESERVED))?;
+        if file.metadata()?.len() >= bytes {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => {}
+            // Zeros take space just as well, only slower.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(&vec![0; bytes as usize], 0)?,
+            Err(error) => return Err(error.into()),
+        }
+        file.sync_all()
+    }
+
+    /// Writes the end durably, into the space reserved for it.
+    pub fn write_end(&self, record: &Record) -> io::Result<()> {
+        let json = serde_json::to_vec(record)?;
+        let reserved = self.path.join(END_RESERVED);
+        let file = create(&reserved)?;
+        // Truncating first would give the space away.
+        file.write_all_at(&json, 0)?;
+        file.set_len(json.len() as u64)?;
+        file.sync_all()?;
+        fs::rename(&reserved, self.path.join(END))?;
+        File::open(&self.path)?.sync_all()
+    }
+
+    /// Writes samples. Best effort: totals do not depend on them, so nothing waits for the disk.
+    pub fn write_course(&self, course: &Course) -> io::Result<()> {
+        let mut bytes = COURSE_MAGIC.to_vec();
+        let mut block = Vec::new();
+        for begin in (0..course.len()).step_by(BLOCK_SAMPLES_MAX) {
+            block.clear();
+            block::encode(course, begin..course.len().min(begin + BLOCK_SAMPLES_MAX), &mut block);
+            bytes.extend_from_slice(&(block.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(&block);
+        }
+        let temporary = self.path.join("course.tmp");
+        let mut file = create(&temporary)?;
+        file.set_len(0)?;
+        file.write_all(&bytes)?;
+        fs::rename(&temporary, self.path.join(COURSE))
+    }
+
+    fn write_durably(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let temporary = self.path.join(format!("{name}.tmp"));
+        let mut file = create(&temporary)?;
+        file.set_len(0)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, self.path.join(name))?;
+        File::open(&self.path)?.sync_all()
+    }
+
+    /// The records of the job, as far as they are there and whole.
+    pub fn read(&self) -> Entry {
+        let mut entry = Entry::default();
+        entry.start = self.read_record(START, &mut entry.problems);
+        entry.end = self.read_record(END, &mut entry.problems);
+        entry
+    }
+
+    fn read_record(&self, name: &str, problems: &mut Vec<String>) -> Option<Record> {
+        let path = self.path.join(name);
+        let result = read_bounded(&path).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+        match result {
+            Ok(record) => Some(record),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                problems.push(format!("{}: {error}", path.display()));
+                None
+            }
+        }
+    }
+
+    /// The samples up to the first damaged block, and what was wrong with that.
+    pub fn read_course(&self) -> (Option<Course>, Option<String>) {
+        let path = self.path.join(COURSE);
+        match read_bounded(&path) {
+            Ok(bytes) => {
+                let (course, problem) = decode_course(&bytes);
+                (Some(course), problem.map(|what| format!("{}: {what}", path.display())))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (None, None),
+            Err(error) => (None, Some(format!("{}: {error}", path.display()))),
+        }
+    }
+
+    /// Removes the job's files; [`clean`] removes the directory once it is not the highest id any more.
+    pub fn remove(&self) -> io::Result<()> {
+        // The end goes last: if this is interrupted, the job is imported again and not taken for a live one.
+        for name in [START, "start.tmp", COURSE, "course.tmp", END_RESERVED, END] {
+            match fs::remove_file(self.path.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        // Without the mark it looks like a reservation that was never used, and goes a day later.
+        let _ = create(&self.path.join(DONE));
+        Ok(())
+    }
+}
+
+/// The directories of jobs not imported yet, by id.
+pub fn pending(state: &Path) -> io::Result<Vec<JobDir>> {
+    let mut ids = ids(&state.join(JOBS))?;
+    ids.sort_unstable();
+    Ok(ids.into_iter().map(|id| JobDir::open(state, id)).collect())
+}
+
+/// Removes directories that hold nothing more, except the one with the highest id: without it that id
+/// would be given again.
+pub fn clean(state: &Path) -> io::Result<()> {
+    let mut dirs = pending(state)?;
+    if dirs.pop().is_none() || dirs.is_empty() {
+        return Ok(());
+    }
+    let lock = File::open(state.join(JOBS))?;
+    // Where somebody is reserving an id the directories wait for the next time.
+    if let Err(Errno::WOULDBLOCK) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        return Ok(());
+    }
+    for dir in dirs {
+        let done = dir.path.join(DONE);
+        if done.exists() && !dir.path.join(END).exists() {
+            fs::remove_file(&done)?;
+            ignore_unless(fs::remove_dir(&dir.path), io::ErrorKind::DirectoryNotEmpty)?;
+        } else if is_abandoned(&dir.path) {
+            ignore_unless(fs::remove_dir(&dir.path), io::ErrorKind::DirectoryNotEmpty)?;
+        }
+    }
+    Ok(())
+}
+
+fn ignore_unless(result: io::Result<()>, expected: io::ErrorKind) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() != expected && error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    let is_empty = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+    let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
+    let age = changed.ok().and_then(|changed| SystemTime::now().duration_since(changed).ok());
+    is_empty && age.is_some_and(|age| age > ABANDONED_AFTER)
+}
+
+fn decode_course(bytes: &[u8]) -> (Course, Option<String>) {
+    let mut course = Course::new(&JOB);
+    let Some(mut rest) = bytes.strip_prefix(COURSE_MAGIC) else {
+        return (course, Some("not a course of this version".into()));
+    };
+    while !rest.is_empty() {
+        let block = rest
+            .split_first_chunk::<4>()
+            .and_then(|(length, behind)| behind.split_at_checked(u32::from_le_bytes(*length) as usize));
+        let Some((block, behind)) = block else {
+            return (course, Some("the file ends early".into()));
+        };
+        match block::decode(block, &JOB) {
+            Ok(part) => course.append(&part),
+            Err(error) => return (course, Some(error.to_string())),
+        }
+        rest = behind;
+    }
+    (course, None)
+}
+
+fn ids(jobs: &Path) -> io::Result<Vec<u64>> {
+    let entries = match fs::read_dir(jobs) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut ids = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        // Only names this program writes: `007` and `+7` are somebody else's.
+        let id = name.to_str().and_then(|text| text.parse::<u64>().ok().filter(|id| id.to_string() == text));
+        ids.extend(id);
+    }
+    Ok(ids)
+}
+
+/// Makes a directory that only its owner can enter, whatever the umask.
+pub(crate) fn make_private_dir(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o700))
+}
+
+/// As [`make_private_dir`], with its parents, and content if it is there already.
+pub(crate) fn private_dir(path: &Path) -> io::Result<PathBuf> {
+    match make_private_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if let Some(parent) = path.parent() {
+                private_dir(parent)?;
+            }
+            ignore_exists(make_private_dir(path))?;
+        }
+        result => ignore_exists(result)?,
+    }
+    Ok(path.to_path_buf())
+}
+
+fn ignore_exists(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        result => result,
+    }
+}
+
+/// Opens for writing, without truncating; a new file is private whatever the umask.
+pub(crate) fn create(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW.bits() as i32;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(path)?;
+    if file.metadata()?.permissions().mode() & 0o777 != 0o600 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    // Without NONBLOCK a pipe put in the place of the file would hold the reader for ever.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "file is larger than 16 MiB"));
+    }
+    Ok(bytes)
+}
+
+fn lock_or_go_on(file: &File, operation: FlockOperation) -> io::Result<()> {
+    match rustix::fs::flock(file, operation) {
+        Err(Errno::INTR) => lock_or_go_on(file, operation),
+        // Some network file systems lock no directories. Then mkdir alone decides, which suffices
+        // unless a clean-up falls into the same instant.
+        Err(Errno::NOLCK | Errno::BADF | Errno::OPNOTSUPP | Errno::NOSYS) | Ok(()) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+#[path = "inbox_tests.rs"]
+mod tests;

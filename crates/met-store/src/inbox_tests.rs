@@ -1,0 +1,110 @@
+use super::*;
+use crate::samples::{MIDNIGHT_S, course, finished, running};
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn ids_count_up_and_are_never_given_twice() {
+    let state = tempfile::tempdir().unwrap();
+    let (first, dir) = JobDir::reserve(state.path(), 1).unwrap();
+    assert_eq!(first, 1);
+    dir.remove().unwrap();
+    clean(state.path()).unwrap();
+    assert_eq!(JobDir::reserve(state.path(), 1).unwrap().0, 2);
+    assert_eq!(JobDir::reserve(state.path(), 10).unwrap().0, 10);
+    clean(state.path()).unwrap();
+    assert!(!dir.path().exists(), "an imported job that is not the highest leaves nothing");
+    assert!(JobDir::open(state.path(), 2).path().exists(), "a fresh reservation is not cleaned away");
+}
+
+#[test]
+fn records_and_samples_come_back() {
+    let state = tempfile::tempdir().unwrap();
+    let (id, dir) = JobDir::reserve(state.path(), 1).unwrap();
+    dir.write_start(&running(id, MIDNIGHT_S)).unwrap();
+    let entry = dir.read();
+    assert_eq!(entry.start, Some(running(id, MIDNIGHT_S)));
+    assert_eq!(entry.end, None);
+    let samples = course(MIDNIGHT_S * 1000, 1000, 3000);
+    dir.write_course(&samples).unwrap();
+    dir.write_end(&finished(id, MIDNIGHT_S)).unwrap();
+    assert_eq!(dir.read().into_record(), Some(finished(id, MIDNIGHT_S)));
+    let (read, problem) = dir.read_course();
+    assert_eq!((read.unwrap().columns, problem), (samples.columns, None));
+    assert!(!dir.path().join(END_RESERVED).exists());
+}
+
+#[test]
+fn files_are_private() {
+    let state = tempfile::tempdir().unwrap();
+    let (id, dir) = JobDir::reserve(&state.path().join("a/b"), 1).unwrap();
+    dir.write_start(&running(id, MIDNIGHT_S)).unwrap();
+    assert_eq!(mode(&state.path().join("a")), 0o700);
+    assert_eq!(mode(dir.path()), 0o700);
+    assert_eq!(mode(&dir.path().join(START)), 0o600);
+    assert_eq!(mode(&dir.path().join(END_RESERVED)), 0o600);
+}
+
+#[test]
+fn a_damaged_file_is_a_problem_of_its_own_only() {
+    let state = tempfile::tempdir().unwrap();
+    let dir = JobDir::claim(state.path(), 7).unwrap();
+    dir.write_end(&finished(7, MIDNIGHT_S)).unwrap();
+    fs::write(dir.path().join(START), b"{\"key\":").unwrap();
+    let entry = dir.read();
+    assert_eq!(entry.problems.len(), 1);
+    assert_eq!(entry.into_record(), Some(finished(7, MIDNIGHT_S)));
+
+    dir.write_course(&course(0, 1000, 2000)).unwrap();
+    let file = create(&dir.path().join(COURSE)).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 9).unwrap();
+    let (course, problem) = dir.read_course();
+    assert_eq!(course.unwrap().len(), BLOCK_SAMPLES_MAX, "the whole blocks before the damage are kept");
+    assert!(problem.is_some());
+}
+
+#[test]
+fn a_link_and_an_oversized_file_are_refused() {
+    let state = tempfile::tempdir().unwrap();
+    let dir = JobDir::claim(state.path(), 1).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", dir.path().join(START)).unwrap();
+    create(&dir.path().join(END)).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+    assert_eq!(dir.read().problems.len(), 2);
+}
+
+#[test]
+fn an_interrupted_end_is_no_end() {
+    let state = tempfile::tempdir().unwrap();
+    let dir = JobDir::claim(state.path(), 1).unwrap();
+    dir.write_start(&running(1, MIDNIGHT_S)).unwrap();
+    create(&dir.path().join(END_RESERVED)).unwrap().write_all_at(b"{\"key\"", 0).unwrap();
+    let entry = dir.read();
+    assert!(entry.end.is_none() && entry.problems.is_empty());
+}
+
+#[test]
+fn a_full_disk_does_not_lose_the_end() {
+    let mount = tempfile::tempdir().unwrap();
+    let options = c"size=400k";
+    if let Err(error) =
+        rustix::mount::mount(c"tmpfs", mount.path(), c"tmpfs", rustix::mount::MountFlags::empty(), options)
+    {
+        let _ = writeln!(io::stderr(), "skipped: a small tmpfs cannot be mounted here: {error}");
+        return;
+    }
+    let dir = JobDir::claim(mount.path(), 1).unwrap();
+    dir.write_start(&running(1, MIDNIGHT_S)).unwrap();
+    let mut filler = create(&mount.path().join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    let mut end = finished(1, MIDNIGHT_S);
+    end.command = vec!["x".repeat(50_000)];
+    let written = dir.write_end(&end);
+    let read = dir.read();
+    let next = JobDir::claim(mount.path(), 2).unwrap().write_start(&running(2, MIDNIGHT_S));
+    rustix::mount::unmount(mount.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    written.unwrap();
+    assert_eq!(read.end, Some(end));
+    assert_eq!(next.unwrap_err().kind(), io::ErrorKind::StorageFull, "the next job is told at its start");
+}

@@ -1,0 +1,344 @@
+//! Questions to the store. Database and inbox are answered from as one.
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use met_core::JOB;
+use met_core::course::Course;
+use met_core::job::{JobKey, LOCAL, Record, State};
+use rusqlite::Connection;
+use rusqlite::types::ToSql;
+
+use crate::block;
+use crate::day;
+use crate::error::StoreError;
+use crate::inbox::{self, JobDir};
+use crate::record::{
+    Parts, exact, id_number, is_unsettled, select, sort_ns, supersedes, with_what_was_known,
+};
+use crate::schema::{CATALOGUE, SERIES, open_for_reading};
+use crate::series;
+
+pub(crate) const CATALOGUE_FILE: &str = "store.db";
+
+/// Which jobs to list. The default is all of them.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Started then or later.
+    pub since_ns: Option<i64>,
+    /// Started before then.
+    pub until_ns: Option<i64>,
+    /// Any of these; none named means any at all.
+    pub states: Vec<State>,
+    pub uid: Option<u32>,
+    pub user: Option<String>,
+    pub name: Option<String>,
+    pub manager: Option<String>,
+    pub limit: Option<usize>,
+    pub with_summaries: bool,
+}
+
+impl Filter {
+    fn accepts(&self, record: &Record) -> bool {
+        self.since_ns.is_none_or(|since_ns| sort_ns(record) >= since_ns)
+            && self.until_ns.is_none_or(|until_ns| sort_ns(record) < until_ns)
+            && (self.states.is_empty() || self.states.contains(&record.state))
+            && self.uid.is_none_or(|uid| record.uid == Some(uid))
+            && self.user.as_ref().is_none_or(|user| record.user.as_ref() == Some(user))
+            && self.name.as_ref().is_none_or(|name| record.name == *name)
+            && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
+    }
+
+    fn sql(&self) -> (String, Vec<Box<dyn ToSql>>) {
+        let mut conditions = vec!["TRUE".to_string()];
+        let mut values: Vec<Box<dyn ToSql>> = Vec::new();
+        let mut add = |condition: &str, value: Box<dyn ToSql>| {
+            conditions.push(condition.to_string());
+            values.push(value);
+        };
+        if let Some(since_ns) = self.since_ns {
+            add("sort_ns >= ?", Box::new(since_ns));
+        }
+        if let Some(until_ns) = self.until_ns {
+            add("sort_ns < ?", Box::new(until_ns));
+        }
+        if let Some(uid) = self.uid {
+            add("uid = ?", Box::new(uid));
+        }
+        if let Some(user) = &self.user {
+            add("user = ?", Box::new(user.clone()));
+        }
+        if let Some(name) = &self.name {
+            add("name = ?", Box::new(name.clone()));
+        }
+        if let Some(manager) = &self.manager {
+            add("manager = ?", Box::new(manager.clone()));
+        }
+        if !self.states.is_empty() {
+            let marks = vec!["?"; self.states.len()].join(", ");
+            conditions.push(format!("state IN ({marks})"));
+            values.extend(self.states.iter().map(|state| Box::new(state.name()) as Box<dyn ToSql>));
+        }
+        (conditions.join(" AND "), values)
+    }
+}
+
+/// The questions that both [`Reader`] and [`crate::Writer`] answer.
+pub struct Queries {
+    pub(crate) state: PathBuf,
+    /// Empty until there is a database.
+    pub(crate) catalogue: OnceCell<Connection>,
+    /// Days the writer has open: on a network file system no second connection gets in.
+    pub(crate) open_days: RefCell<Vec<(i64, Connection)>>,
+    pub(crate) is_network: bool,
+}
+
+/// Reads the store of a state directory, also while it is written and before there is one.
+pub struct Reader {
+    queries: Queries,
+}
+
+impl Reader {
+    pub fn open(state: &Path) -> Result<Reader, StoreError> {
+        let queries = Queries::new(state, OnceCell::new());
+        queries.catalogue()?;
+        Ok(Reader { queries })
+    }
+}
+
+impl Deref for Reader {
+    type Target = Queries;
+
+    fn deref(&self) -> &Queries {
+        &self.queries
+    }
+}
+
+impl Queries {
+    pub(crate) fn new(state: &Path, catalogue: OnceCell<Connection>) -> Queries {
+        Queries {
+            state: state.to_path_buf(),
+            catalogue,
+            open_days: RefCell::default(),
+            is_network: crate::network::is_network(state),
+        }
+    }
+
+    /// Whether the state is on a file system where only one process can open the database.
+    pub fn is_network(&self) -> bool {
+        self.is_network
+    }
+
+    pub(crate) fn catalogue_path(&self) -> PathBuf {
+        self.state.join(CATALOGUE_FILE)
+    }
+
+    fn catalogue(&self) -> Result<Option<&Connection>, StoreError> {
+        if self.catalogue.get().is_none()
+            && let Some(connection) = open_for_reading(&self.catalogue_path(), &CATALOGUE)?
+        {
+            let _ = self.catalogue.set(connection);
+        }
+        Ok(self.catalogue.get())
+    }
+
+    /// The jobs that pass `filter`, newest first by start, then by number.
+    pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
+        // The inbox first: a job that is imported between the two is then in both and not in neither.
+        let mut pending = self.inbox();
+        let parts = Parts { totals: true, summaries: filter.with_summaries };
+        let mut jobs = Vec::new();
+        if let Some(catalogue) = self.catalogue()? {
+            let path = self.catalogue_path();
+            let database = StoreError::database(&path);
+            settle(catalogue, &mut pending).map_err(database)?;
+            let (condition, values) = filter.sql();
+            let values: Vec<&dyn ToSql> = values.iter().map(|value| &**value).collect();
+            let limit = filter.limit.map_or(-1, |limit| limit.saturating_add(pending.len()) as i64);
+            let stored = select(catalogue, &condition, &values, limit, parts).map_err(database)?;
+            jobs.extend(stored.into_iter().map(|stored| stored.record));
+            jobs.retain(|record| !pending.contains_key(&record.key));
+        }
+        jobs.extend(pending.into_values().filter(|record| filter.accepts(record)));
+        jobs.sort_by_key(|record| std::cmp::Reverse((sort_ns(record), id_number(&record.key.id))));
+        jobs.truncate(filter.limit.unwrap_or(usize::MAX));
+        Ok(jobs)
+    }
+
+    /// Every job with this id, newest first: ids are given again by schedulers, and by several of them.
+    pub fn find(&self, manager: Option<&str>, id: &str) -> Result<Vec<Record>, StoreError> {
+        let is_asked = |key: &JobKey| key.id == id && manager.is_none_or(|manager| key.manager == manager);
+        let mut pending = self.inbox_of(id);
+        pending.retain(|key, _| is_asked(key));
+        let mut jobs = Vec::new();
+        if let Some(catalogue) = self.catalogue()? {
+            let path = self.catalogue_path();
+            let database = StoreError::database(&path);
+            settle(catalogue, &mut pending).map_err(database)?;
+            let stored = select(catalogue, "id = ?1", &[&id], -1, Parts::ALL).map_err(database)?;
+            jobs.extend(stored.into_iter().map(|stored| stored.record));
+            jobs.retain(|record| is_asked(&record.key) && !pending.contains_key(&record.key));
+        }
+        jobs.extend(pending.into_values());
+        jobs.sort_by_key(|record| std::cmp::Reverse(sort_ns(record)));
+        Ok(jobs)
+    }
+
+    /// The job with exactly this key.
+    pub fn get(&self, key: &JobKey) -> Result<Option<Record>, StoreError> {
+        let pending = self.inbox_of(&key.id).remove(key);
+        let stored = match self.catalogue()? {
+            Some(catalogue) => exact(catalogue, key, Parts::ALL)
+                .map_err(StoreError::database(&self.catalogue_path()))?
+                .map(|stored| stored.record),
+            None => None,
+        };
+        Ok(match (pending, stored) {
+            (Some(pending), Some(stored)) => Some(merge(&pending, stored)),
+            (pending, stored) => pending.or(stored),
+        })
+    }
+
+    pub fn newest_named(&self, name: &str) -> Result<Option<Record>, StoreError> {
+        let filter =
+            Filter { name: Some(name.into()), limit: Some(1), with_summaries: true, ..Filter::default() };
+        Ok(self.jobs(&filter)?.pop())
+    }
+
+    pub fn newest(&self) -> Result<Option<Record>, StoreError> {
+        let filter = Filter { limit: Some(1), with_summaries: true, ..Filter::default() };
+        Ok(self.jobs(&filter)?.pop())
+    }
+
+    /// A number above that of every local job in the database; the inbox knows those of its own.
+    pub fn next_local_id(&self) -> Result<u64, StoreError> {
+        let Some(catalogue) = self.catalogue()? else { return Ok(1) };
+        let highest: Option<i64> = catalogue
+            .query_row("SELECT max(id_number) FROM job WHERE manager = 'local'", [], |row| row.get(0))
+            .map_err(StoreError::database(&self.catalogue_path()))?;
+        Ok(highest.map_or(1, |highest| highest.max(0) as u64 + 1))
+    }
+
+    /// All samples of a job.
+    pub fn course(&self, key: &JobKey) -> Result<Course, StoreError> {
+        self.course_between(key, i64::MIN, i64::MAX)
+    }
+
+    /// The samples from `begin_ms` to `end_ms`, both included. A damaged block or day is a gap.
+    pub fn course_between(&self, key: &JobKey, begin_ms: i64, end_ms: i64) -> Result<Course, StoreError> {
+        let (first_day, last_day) = self.days_of(key)?;
+        let first_day = first_day.max(day::of_ms(begin_ms));
+        let last_day = last_day.min(day::of_ms(end_ms));
+        // The samples of the inbox first, for the same reason as in `jobs`.
+        let pending = self.inbox_course(key);
+        let mut blocks = Vec::new();
+        let days = series::days(&self.state).map_err(StoreError::io(&self.state))?;
+        for day in days.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
+            self.blocks_of(day, key, (begin_ms, end_ms), &mut blocks)?;
+        }
+        let mut course = Course::new(&JOB);
+        let samples = blocks.iter().map(|block| block.samples).sum();
+        course.times_ms.reserve(samples);
+        course.columns.iter_mut().for_each(|cells| cells.reserve(samples));
+        for block in &blocks {
+            if let Ok(part) = block::decode(&block.data, &JOB) {
+                course.append(&part);
+            }
+        }
+        if let Some(pending) = pending {
+            course.append(&pending);
+        }
+        trim(&mut course, begin_ms, end_ms);
+        Ok(course)
+    }
+
+    /// The days a job can have samples in, with one more at each end for clocks that were set.
+    fn days_of(&self, key: &JobKey) -> Result<(i64, i64), StoreError> {
+        let record = self.get(key)?;
+        let start_ns = record.as_ref().and_then(|record| record.start_ns);
+        let end_ns = record.as_ref().and_then(|record| record.end_ns);
+        let first = start_ns.map_or(i64::MIN, |start_ns| day::of_ns(start_ns) - 1);
+        let last = end_ns.map_or(i64::MAX, |end_ns| day::of_ns(end_ns) + 1);
+        Ok((first, last))
+    }
+
+    fn blocks_of(
+        &self,
+        day: i64,
+        key: &JobKey,
+        span_ms: (i64, i64),
+        out: &mut Vec<series::Packed>,
+    ) -> Result<(), StoreError> {
+        let path = series::path_of(&self.state, day);
+        let read = |connection: &Connection, out: &mut Vec<series::Packed>| {
+            series::blocks(connection, key, &JOB, span_ms, out).map_err(StoreError::database(&path))
+        };
+        let open_days = self.open_days.borrow();
+        let result = match open_days.iter().find(|(open, _)| *open == day) {
+            Some((_, connection)) => read(connection, out),
+            None => match open_for_reading(&path, &SERIES) {
+                Ok(Some(connection)) => read(&connection, out),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            },
+        };
+        match result {
+            Err(StoreError::Damaged { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// What the inbox says, by job.
+    fn inbox(&self) -> HashMap<JobKey, Record> {
+        let dirs = inbox::pending(&self.state).unwrap_or_default();
+        by_key(dirs)
+    }
+
+    fn inbox_of(&self, id: &str) -> HashMap<JobKey, Record> {
+        by_key(id.parse().ok().map(|id| JobDir::open(&self.state, id)))
+    }
+
+    fn inbox_course(&self, key: &JobKey) -> Option<Course> {
+        if key.manager != LOCAL || !self.inbox_of(&key.id).contains_key(key) {
+            return None;
+        }
+        JobDir::open(&self.state, key.id.parse().ok()?).read_course().0
+    }
+}
+
+fn by_key(dirs: impl IntoIterator<Item = JobDir>) -> HashMap<JobKey, Record> {
+    let records = dirs.into_iter().filter_map(|dir| dir.read().into_record());
+    records.map(|record| (record.key.clone(), record)).collect()
+}
+
+/// Replaces what the inbox says of each job by what inbox and catalogue say together.
+fn settle(catalogue: &Connection, pending: &mut HashMap<JobKey, Record>) -> rusqlite::Result<()> {
+    for record in pending.values_mut() {
+        if let Some(stored) = exact(catalogue, &record.key, Parts::ALL)? {
+            *record = merge(record, stored.record);
+        }
+    }
+    Ok(())
+}
+
+/// An end in the inbox is news to the catalogue; a start is not.
+fn merge(pending: &Record, stored: Record) -> Record {
+    if !pending.state.is_live() && supersedes(pending, &stored) && is_unsettled(&stored) {
+        with_what_was_known(pending, &stored)
+    } else {
+        stored
+    }
+}
+
+fn trim(course: &mut Course, begin_ms: i64, end_ms: i64) {
+    let end = course.times_ms.partition_point(|&time| time <= end_ms);
+    let begin = course.times_ms.partition_point(|&time| time < begin_ms).min(end);
+    course.times_ms.truncate(end);
+    course.times_ms.drain(..begin);
+    for cells in &mut course.columns {
+        cells.truncate(end);
+        cells.drain(..begin);
+    }
+}

@@ -1,0 +1,165 @@
+//! The tables on disk, and how a file of any released version becomes one of this version.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rusqlite::{Connection, OpenFlags};
+
+use crate::error::StoreError;
+
+/// One kind of database file.
+pub(crate) struct Schema {
+    application_id: i32,
+    /// Entry `n` turns version `n` into `n + 1`. Released entries are never changed.
+    migrations: &'static [&'static str],
+    cache_kib: i32,
+}
+
+pub(crate) static CATALOGUE: Schema = Schema {
+    application_id: i32::from_be_bytes(*b"metc"),
+    migrations: &[include_str!("schema/catalogue-1.sql")],
+    cache_kib: 1000,
+};
+
+pub(crate) static SERIES: Schema = Schema {
+    application_id: i32::from_be_bytes(*b"mets"),
+    migrations: &[include_str!("schema/series-1.sql")],
+    cache_kib: 256,
+};
+
+impl Schema {
+    fn version(&self) -> i64 {
+        self.migrations.len() as i64
+    }
+}
+
+/// How a file is opened for writing.
+#[derive(Clone, Copy)]
+pub(crate) struct Access {
+    /// On a network file system shared memory cannot be relied on: one process has the file for itself.
+    pub exclusive: bool,
+    /// Look through the whole file first.
+    pub check: bool,
+}
+
+/// Opens, creates or upgrades a file.
+pub(crate) fn open_for_writing(
+    path: &Path,
+    schema: &Schema,
+    access: Access,
+) -> Result<Connection, StoreError> {
+    create_private(path).map_err(StoreError::io(path))?;
+    // Looked at without the right to write: a newer program's file stays as it is, its log included.
+    let found = open_for_reading(path, schema)?.map_or(Ok(0), |connection| version_of(&connection, path))?;
+    let database = StoreError::database(path);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags).map_err(database)?;
+    connection.busy_timeout(Duration::from_secs(5)).map_err(database)?;
+    if access.exclusive {
+        connection.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(database)?;
+    }
+    let settings = format!(
+        "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;
+         PRAGMA cache_size = -{}; PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA mmap_size = 0;
+         PRAGMA wal_autocheckpoint = 256; PRAGMA journal_size_limit = 1048576;",
+        schema.cache_kib
+    );
+    connection.execute_batch(&settings).map_err(database)?;
+    if access.check {
+        let verdict: String =
+            connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(database)?;
+        if verdict != "ok" {
+            return Err(StoreError::Damaged { path: path.to_path_buf(), what: verdict });
+        }
+    }
+    if found < schema.version() {
+        migrate(&mut connection, schema, found).map_err(database)?;
+    }
+    Ok(connection)
+}
+
+fn migrate(connection: &mut Connection, schema: &Schema, found: i64) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    for step in &schema.migrations[found as usize..] {
+        transaction.execute_batch(step)?;
+    }
+    transaction.pragma_update(None, "application_id", schema.application_id)?;
+    transaction.pragma_update(None, "user_version", schema.version())?;
+    transaction.commit()
+}
+
+/// Opens a file that may be being written. `None` where there is none yet, or nothing in it.
+pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Connection>, StoreError> {
+    match fs::metadata(path) {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(StoreError::io(path)(error)),
+    }
+    let database = StoreError::database(path);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(database)?;
+    connection.busy_timeout(Duration::from_secs(1)).map_err(database)?;
+    let found = version_of(&connection, path)?;
+    if found == 0 {
+        return Ok(None);
+    }
+    let application_id: i32 =
+        connection.pragma_query_value(None, "application_id", |row| row.get(0)).map_err(database)?;
+    if application_id != schema.application_id {
+        let what = format!("a database of another program (application id {application_id:#x})");
+        return Err(StoreError::Damaged { path: path.to_path_buf(), what });
+    }
+    if found > schema.version() {
+        return Err(StoreError::Newer { path: path.to_path_buf(), found, supported: schema.version() });
+    }
+    connection.pragma_update(None, "cache_size", -schema.cache_kib).map_err(database)?;
+    Ok(Some(connection))
+}
+
+fn version_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
+    connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(StoreError::database(path))
+}
+
+/// SQLite gives its log and shared memory the mode of the database. An existing file is not opened here:
+/// closing it would drop the locks that a connection of this process holds on it.
+fn create_private(path: &Path) -> io::Result<()> {
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(file) => file.set_permissions(Permissions::from_mode(0o600)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if fs::metadata(path)?.permissions().mode() & 0o777 != 0o600 {
+                fs::set_permissions(path, Permissions::from_mode(0o600))?;
+            }
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A file of the same database: its log or its shared memory.
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// Renames a damaged database, with its log, so that a new one can begin. Nothing is deleted.
+pub(crate) fn move_aside(path: &Path) -> io::Result<PathBuf> {
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut aside = beside(path, &format!(".damaged-{now_s}"));
+    let mut number = 1;
+    while aside.exists() {
+        aside = beside(path, &format!(".damaged-{now_s}.{number}"));
+        number += 1;
+    }
+    fs::rename(path, &aside)?;
+    for suffix in ["-wal", "-shm"] {
+        match fs::rename(beside(path, suffix), beside(&aside, suffix)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(aside)
+}

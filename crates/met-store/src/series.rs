@@ -1,0 +1,180 @@
+//! The files of samples: one for each UTC day, so that old samples go by removing a file.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use met_core::Table;
+use met_core::course::Course;
+use met_core::job::JobKey;
+use rusqlite::{Connection, OptionalExtension, Result, params};
+
+use crate::block::{self, BLOCK_SAMPLES_MAX};
+use crate::day;
+use crate::schema::beside;
+
+pub(crate) const FOLDER: &str = "series";
+const ENDING: &str = ".db";
+
+pub(crate) fn path_of(state: &Path, day: i64) -> PathBuf {
+    state.join(FOLDER).join(format!("{}{ENDING}", day::name(day)))
+}
+
+/// The days that have a file, oldest first.
+pub(crate) fn days(state: &Path) -> io::Result<Vec<i64>> {
+    let entries = match fs::read_dir(state.join(FOLDER)) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut days = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        days.extend(name.to_str().and_then(|name| name.strip_suffix(ENDING)).and_then(day::parse));
+    }
+    days.sort_unstable();
+    Ok(days)
+}
+
+/// The bytes on disk of a database with its log.
+pub(crate) fn bytes_of(path: &Path) -> u64 {
+    let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
+    size(path) + size(&beside(path, "-wal"))
+}
+
+/// Removes a day with its log.
+pub(crate) fn unlink(path: &Path) -> io::Result<()> {
+    // The log first: a log without its database would be taken for that of the next one of this name.
+    for path in [beside(path, "-wal"), beside(path, "-shm"), path.to_path_buf()] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+struct LastBlock {
+    key: i64,
+    last_ms: i64,
+    samples: i64,
+    data: Vec<u8>,
+}
+
+/// Adds the samples `course[range]`, all of this file's day, that are later than those it has. Runs in the
+/// caller's transaction.
+pub(crate) fn append(connection: &Connection, key: &JobKey, course: &Course, day: i64) -> Result<()> {
+    let subject = subject_or_new(connection, key)?;
+    let last = last_block(connection, subject, course.table)?;
+    let after_ms = last.as_ref().map_or(i64::MIN, |last| last.last_ms);
+    let mut fresh = Course::new(course.table);
+    let begin = course.times_ms.partition_point(|&time| day::of_ms(time) < day || time <= after_ms);
+    let end = course.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin);
+    if begin == end {
+        return Ok(());
+    }
+    if let Some(last) = last.filter(|last| (last.samples as usize) < BLOCK_SAMPLES_MAX) {
+        // A damaged last block stays as it is, and a new one begins behind it.
+        if let Ok(before) = block::decode(&last.data, course.table) {
+            fresh = before;
+            connection.prepare_cached("DELETE FROM block WHERE key = ?1")?.execute([last.key])?;
+        }
+    }
+    fresh.append(&part(course, begin, end));
+    let mut data = Vec::new();
+    for begin in (0..fresh.len()).step_by(BLOCK_SAMPLES_MAX) {
+        let end = fresh.len().min(begin + BLOCK_SAMPLES_MAX);
+        data.clear();
+        block::encode(&fresh, begin..end, &mut data);
+        connection
+            .prepare_cached(
+                "INSERT INTO block (subject, table_name, first_ms, last_ms, samples, data)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            )?
+            .execute(params![
+                subject,
+                course.table.name,
+                fresh.times_ms[begin],
+                fresh.times_ms[end - 1],
+                (end - begin) as i64,
+                data
+            ])?;
+    }
+    Ok(())
+}
+
+fn part(course: &Course, begin: usize, end: usize) -> Course {
+    Course {
+        table: course.table,
+        times_ms: course.times_ms[begin..end].to_vec(),
+        columns: course.columns.iter().map(|cells| cells[begin..end].to_vec()).collect(),
+    }
+}
+
+fn subject(connection: &Connection, key: &JobKey) -> Result<Option<i64>> {
+    connection
+        .prepare_cached(
+            "SELECT key FROM subject WHERE id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4",
+        )?
+        .query_row(
+            params![key.id, key.manager, key.incarnation, key.cluster.as_deref().unwrap_or("")],
+            |row| row.get(0),
+        )
+        .optional()
+}
+
+fn subject_or_new(connection: &Connection, key: &JobKey) -> Result<i64> {
+    if let Some(subject) = subject(connection, key)? {
+        return Ok(subject);
+    }
+    connection
+        .prepare_cached("INSERT INTO subject (id, manager, incarnation, cluster) VALUES (?1, ?2, ?3, ?4)")?
+        .execute(params![key.id, key.manager, key.incarnation, key.cluster.as_deref().unwrap_or("")])?;
+    Ok(connection.last_insert_rowid())
+}
+
+fn last_block(connection: &Connection, subject: i64, table: &Table) -> Result<Option<LastBlock>> {
+    connection
+        .prepare_cached(
+            "SELECT key, last_ms, samples, data FROM block WHERE subject = ?1 AND table_name = ?2
+             ORDER BY first_ms DESC LIMIT 1",
+        )?
+        .query_row(params![subject, table.name], |row| {
+            Ok(LastBlock { key: row.get(0)?, last_ms: row.get(1)?, samples: row.get(2)?, data: row.get(3)? })
+        })
+        .optional()
+}
+
+/// A block as it is stored.
+pub(crate) struct Packed {
+    pub samples: usize,
+    pub data: Vec<u8>,
+}
+
+/// The blocks of a job that overlap a span, in order.
+pub(crate) fn blocks(
+    connection: &Connection,
+    key: &JobKey,
+    table: &Table,
+    span_ms: (i64, i64),
+    out: &mut Vec<Packed>,
+) -> Result<()> {
+    let Some(subject) = subject(connection, key)? else { return Ok(()) };
+    let mut statement = connection.prepare_cached(
+        "SELECT samples, data FROM block WHERE subject = ?1 AND table_name = ?2 AND first_ms <= ?3 AND last_ms >= ?4
+         ORDER BY first_ms",
+    )?;
+    let mut rows = statement.query(params![subject, table.name, span_ms.1, span_ms.0])?;
+    while let Some(row) = rows.next()? {
+        let samples = row.get::<_, i64>(0)?.clamp(0, BLOCK_SAMPLES_MAX as i64) as usize;
+        out.push(Packed { samples, data: row.get(1)? });
+    }
+    Ok(())
+}
+
+pub(crate) fn remove(connection: &Connection, key: &JobKey) -> Result<()> {
+    if let Some(subject) = subject(connection, key)? {
+        connection.prepare_cached("DELETE FROM subject WHERE key = ?1")?.execute([subject])?;
+    }
+    Ok(())
+}
