@@ -80,7 +80,7 @@ fn cpuacct(dirs: &CgroupDirs) -> Option<&Dir> {
     dirs.cpuacct.as_ref()
 }
 
-/// Each group of files tells the same: the first that exists is read. This is where v1, v2 and hybrid
+/// Of files that tell the same, the first that exists is read. This is where v1, v2 and hybrid
 /// layouts differ, and it is decided once for each cgroup.
 static ALTERNATIVES: &[&[&[Format]]] = &[
     &[
@@ -143,6 +143,10 @@ impl Cgroups {
     fn read_one(&mut self, target: &CgroupTarget, slow: bool, batch: &mut Batch) -> Option<ReadError> {
         let dirs = &*target.dirs;
         let entry = self.known.entry(dirs.id).or_insert_with(|| open_files(dirs, &self.budget));
+        // Gone before it was opened, and looked for again at the next tick.
+        if entry.files.is_empty() {
+            return None;
+        }
         entry.seen = self.generation;
         let cells = batch.push(Subject::Cgroup(dirs.id));
         let mut first_error = None;
@@ -269,4 +273,196 @@ fn values_of<const COUNT: usize>(text: &[u8], keys: [&str; COUNT]) -> [i64; COUN
         }
     }
     values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{FAST, Machine, SLOW};
+    use expect_test::expect;
+    use proptest::prelude::*;
+
+    fn v2() -> Machine {
+        let mut machine = Machine::new(include_str!("../../../fixtures/hosts/cgroup-v2.txt"));
+        machine.aim("job-1", "/sys/fs/cgroup/met/job-1", "", "");
+        machine.aim("job-2", "/sys/fs/cgroup/met/job-2", "", "");
+        machine
+    }
+
+    #[test]
+    fn a_v2_cgroup_tells_everything() {
+        expect![[r#"
+            job-1
+              cpu 7254013000
+              cpu_user 6100200000
+              cpu_system 1153813000
+              memory_needed 109051904
+              memory_cache 48234496
+              memory_peak 167772160
+              threads 9
+              pressure_cpu 120045000
+              pressure_memory 7000
+              pressure_io 900000
+              pressure_cpu_full 45000
+              pressure_memory_full 5000
+              pressure_io_full 800000
+              oom_kills 2
+            job-2
+              cpu 10000
+              cpu_system 4000
+              memory_cache 4096
+        "#]]
+        .assert_eq(&v2().read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn a_tick_between_reads_cpu_and_memory_only() {
+        expect![[r#"
+            job-1
+              cpu 7254013000
+              cpu_user 6100200000
+              cpu_system 1153813000
+              memory_needed 109051904
+              memory_cache 48234496
+            job-2
+              cpu 10000
+              cpu_system 4000
+              memory_cache 4096
+        "#]]
+        .assert_eq(&v2().read(&SPEC, FAST));
+    }
+
+    #[test]
+    fn a_young_cgroup_is_read_whole_at_every_tick() {
+        let mut machine = v2();
+        let slow = machine.read(&SPEC, SLOW);
+        for target in &mut machine.targets.cgroups {
+            target.young = true;
+        }
+        assert_eq!(machine.read(&SPEC, FAST), slow);
+    }
+
+    #[test]
+    fn a_v1_cgroup_counts_the_cgroups_below_it_and_splits_its_cpu_time_exactly() {
+        let mut machine = Machine::new(include_str!("../../../fixtures/hosts/cgroup-v1.txt"));
+        for name in ["ann_1", "bob_2"] {
+            let memory = format!("/sys/fs/cgroup/memory/oar/{name}");
+            machine.aim(name, "", &memory, &format!("/sys/fs/cgroup/cpu,cpuacct/oar/{name}"));
+        }
+        expect![[r#"
+            ann_1
+              cpu 10000000007
+              cpu_user 6666666671
+              cpu_system 3333333336
+              memory_needed 73000
+              memory_cache 47000
+              memory_peak 131072
+              oom_kills 3
+            bob_2
+              cpu 12345
+              cpu_user 12345
+              cpu_system 0
+              memory_needed 2100
+              memory_cache 900
+        "#]]
+        .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn a_hybrid_cgroup_is_read_in_both_hierarchies() {
+        let mut machine = Machine::new(include_str!("../../../fixtures/hosts/cgroup-hybrid.txt"));
+        let (unified, memory) = ("/sys/fs/cgroup/unified/met", "/sys/fs/cgroup/memory/met");
+        machine.aim("job-1", &format!("{unified}/job-1"), &format!("{memory}/job-1"), "");
+        machine.aim("job-2", &format!("{unified}/job-2"), &format!("{memory}/job-2"), "");
+        expect![[r#"
+            job-1
+              cpu 3000000
+              cpu_user 2000000
+              cpu_system 1000000
+              memory_needed 73000
+              memory_cache 47000
+              memory_peak 131072
+              pressure_cpu 17000
+              pressure_cpu_full 0
+            job-2
+              cpu 1000
+              cpu_user 1000
+              cpu_system 0
+        "#]]
+        .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn a_removed_cgroup_has_no_row_and_the_others_have() {
+        let machine = v2();
+        std::fs::remove_dir_all(machine.path("/sys/fs/cgroup/met/job-1")).unwrap();
+        expect![[r#"
+            job-2
+              cpu 10000
+              cpu_system 4000
+              memory_cache 4096
+        "#]]
+        .assert_eq(&machine.read(&SPEC, FAST));
+    }
+
+    #[test]
+    fn without_cgroups_the_source_is_absent() {
+        let machine = Machine::new("-- proc/self/mountinfo --\n22 27 0:21 / /proc rw - proc proc rw\n");
+        let opened = (SPEC.open)(&machine.host, &Options::default());
+        assert_eq!(opened.err(), Some(Unavailable::Absent("no cgroup hierarchy is mounted".into())));
+    }
+
+    /// On this machine, if it lets us make a cgroup.
+    #[test]
+    fn a_cgroup_removed_under_an_open_file_has_no_row() {
+        let host = Host::real().unwrap();
+        let Some(mount) = Hierarchies::read(&host).unwrap().unified else { return };
+        let path = mount.point.join(format!("met-test-{}", std::process::id()));
+        if std::fs::create_dir(&path).is_err() {
+            return;
+        }
+        let paths = met_core::job::CgroupPaths { unified: Some(path.clone()), ..Default::default() };
+        let dirs = Arc::new(CgroupDirs::open(&host, &paths).unwrap());
+        let targets = Targets { cgroups: vec![CgroupTarget { dirs, young: false }], tasks: Vec::new() };
+        let mut source = open(&host, &Options::default()).unwrap();
+        let mut batches = [Batch::new(&TABLE)];
+        source.read(&targets, &SLOW, &mut batches).unwrap();
+        std::fs::remove_dir(&path).unwrap();
+        let cpu_ns: Vec<i64> = batches[0].rows().map(|(_, cells)| cells[CPU]).collect();
+        assert_eq!(cpu_ns, [0], "an empty cgroup has used nothing, and says so");
+        batches[0].clear();
+        source.read(&targets, &SLOW, &mut batches).unwrap();
+        assert!(batches[0].is_empty());
+    }
+
+    #[test]
+    fn files_of_cgroups_that_are_no_target_any_more_are_closed() {
+        let mut machine = v2();
+        let mut source = open(&machine.host, &Options::default()).unwrap();
+        let mut batches = [Batch::new(&TABLE)];
+        source.read(&machine.targets, &SLOW, &mut batches).unwrap();
+        assert_eq!(machine.host.budget().kept(), 11);
+        machine.targets.clear();
+        source.read(&machine.targets, &SLOW, &mut batches).unwrap();
+        assert_eq!(machine.host.budget().kept(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_fill_cells_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..300)) {
+            let mut cells = vec![MISSING; COLUMNS.len()];
+            for format in ALTERNATIVES.iter().copied().flatten().copied().flatten() {
+                (format.fill)(&text, 10_000_000, &mut cells);
+            }
+        }
+
+        #[test]
+        fn user_and_system_time_add_up_to_the_usage(usage in 0..i64::MAX, user in 0..1i64 << 40, system in 0..1i64 << 40) {
+            let mut cells = vec![MISSING; COLUMNS.len()];
+            fill_cpu_v1(usage.to_string().as_bytes(), 1, &mut cells);
+            split_cpu_v1(format!("user {user}\nsystem {system}\n").as_bytes(), 10_000, &mut cells);
+            prop_assert!(cells[CPU_USER] >= 0 && cells[CPU_SYSTEM] >= 0);
+            prop_assert_eq!(cells[CPU_USER] + cells[CPU_SYSTEM], usage);
+        }
+    }
 }

@@ -210,8 +210,10 @@ fn fill_own(stat: &Stat<'_>, ns_per_tick: i64, cells: &mut [i64]) {
     cells[CPU] = parse::sum(cells[CPU_USER], cells[CPU_SYSTEM]);
     cells[FAULTS_MINOR] = stat.faults_minor;
     cells[FAULTS_MAJOR] = stat.faults_major;
-    cells[ALIVE] = 1;
-    cells[THREADS] = stat.threads;
+    // A zombie uses nothing any more, but what it used is with nobody else until its parent reaps it.
+    let ended = matches!(stat.state, b'Z' | b'X');
+    cells[ALIVE] = i64::from(!ended);
+    cells[THREADS] = if ended { 0 } else { stat.threads };
 }
 
 /// statm: size, resident, shared, … in pages.
@@ -246,4 +248,179 @@ fn io_of(text: &[u8]) -> [i64; IO_COLUMNS.len()] {
         }
     }
     values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{FAST, Machine, SLOW};
+    use expect_test::expect;
+    use proptest::prelude::*;
+
+    fn machine() -> Machine {
+        let mut machine = Machine::new(include_str!("../../../fixtures/hosts/processes.txt"));
+        let starts =
+            [(40, 88000), (41, 88100), (42, 88200), (43, 88300), (44, 88400), (45, 88500), (46, 88600)];
+        machine.targets.tasks.extend(starts.map(|(pid, start_ticks)| {
+            let role = if pid == 40 { TaskRole::Keeper } else { TaskRole::Member };
+            TaskTarget { pid, start_ticks, role, young: false }
+        }));
+        machine
+    }
+
+    #[test]
+    fn members_show_what_they_did_and_a_keeper_what_it_reaped() {
+        expect![[r#"
+            40
+              cpu_reaped 15400000000
+              cpu_user_reaped 12000000000
+              cpu_system_reaped 3400000000
+              page_faults_minor_reaped 5400
+              page_faults_major_reaped 31
+              read 4096
+              written 65536
+              read_call 800000
+              write_call 69000
+              read_calls 800
+              write_calls 75
+            41
+              cpu 55550000000
+              cpu_user 43210000000
+              cpu_system 12340000000
+              cpu_reaped 1500000000
+              cpu_user_reaped 1000000000
+              cpu_system_reaped 500000000
+              alive 1
+              threads 8
+              page_faults_minor 5000
+              page_faults_major 3
+              page_faults_minor_reaped 12
+              page_faults_major_reaped 0
+              memory_resident 1966080
+              memory_shared 1638400
+              memory_private 327680
+              read 4096
+              written 12288
+              read_call 123
+              write_call 456
+              read_calls 7
+              write_calls 8
+              run_queue_wait 987654321
+            42
+              cpu 50000000
+              cpu_user 30000000
+              cpu_system 20000000
+              cpu_reaped 0
+              cpu_user_reaped 0
+              cpu_system_reaped 0
+              alive 1
+              threads 2
+              page_faults_minor 10
+              page_faults_major 0
+              page_faults_minor_reaped 0
+              page_faults_major_reaped 0
+              memory_shared 122880
+            43
+              cpu_user 7000000000
+              cpu_reaped 0
+              cpu_user_reaped 0
+              cpu_system_reaped 0
+              alive 0
+              threads 0
+              page_faults_minor 10
+              page_faults_major 0
+              page_faults_minor_reaped 0
+              page_faults_major_reaped 0
+            error: /proc/45/stat: invalid data
+        "#]]
+        .assert_eq(&machine().read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn a_tick_between_reads_stat_only() {
+        expect![[r#"
+            40
+              cpu_reaped 15400000000
+              cpu_user_reaped 12000000000
+              cpu_system_reaped 3400000000
+              page_faults_minor_reaped 5400
+              page_faults_major_reaped 31
+            41
+              cpu 55550000000
+              cpu_user 43210000000
+              cpu_system 12340000000
+              cpu_reaped 1500000000
+              cpu_user_reaped 1000000000
+              cpu_system_reaped 500000000
+              alive 1
+              threads 8
+              page_faults_minor 5000
+              page_faults_major 3
+              page_faults_minor_reaped 12
+              page_faults_major_reaped 0
+            42
+              cpu 50000000
+              cpu_user 30000000
+              cpu_system 20000000
+              cpu_reaped 0
+              cpu_user_reaped 0
+              cpu_system_reaped 0
+              alive 1
+              threads 2
+              page_faults_minor 10
+              page_faults_major 0
+              page_faults_minor_reaped 0
+              page_faults_major_reaped 0
+            43
+              cpu_user 7000000000
+              cpu_reaped 0
+              cpu_user_reaped 0
+              cpu_system_reaped 0
+              alive 0
+              threads 0
+              page_faults_minor 10
+              page_faults_major 0
+              page_faults_minor_reaped 0
+              page_faults_major_reaped 0
+            error: /proc/45/stat: invalid data
+        "#]]
+        .assert_eq(&machine().read(&SPEC, FAST));
+    }
+
+    #[test]
+    fn files_of_processes_that_are_no_target_any_more_are_closed() {
+        let mut machine = machine();
+        let mut source = open(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
+        let mut batches = [Batch::new(&TABLE)];
+        let _ = source.read(&machine.targets, &SLOW, &mut batches);
+        assert_eq!(machine.host.budget().kept(), 4 + 6, "44 is another process, 45 unreadable, 46 gone");
+        machine.targets.tasks.truncate(1);
+        source.read(&machine.targets, &FAST, &mut batches).unwrap();
+        assert_eq!(machine.host.budget().kept(), 3);
+    }
+
+    #[test]
+    fn this_process_finds_itself() {
+        let host = Host::real().unwrap();
+        let me = host.process(std::process::id()).unwrap();
+        let target =
+            TaskTarget { pid: me.pid, start_ticks: me.start_ticks, role: TaskRole::Member, young: true };
+        let targets = Targets { tasks: vec![target], ..Targets::default() };
+        let mut source = open(&host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
+        let mut batches = [Batch::new(&TABLE)];
+        source.read(&targets, &FAST, &mut batches).unwrap();
+        let (_, cells) = batches[0].rows().next().unwrap();
+        assert_eq!(cells[ALIVE], 1);
+        assert!(cells[THREADS] >= 1 && cells[MEMORY_PRIVATE] > 0 && cells[FAULTS_MINOR] > 0);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_fill_cells_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..300)) {
+            let mut cells = vec![MISSING; COLUMNS.len()];
+            fill_memory(&text, 4096, &mut cells);
+            fill_wait(&text, &mut cells);
+            let _ = io_of(&text);
+        }
+    }
 }

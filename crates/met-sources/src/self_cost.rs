@@ -142,3 +142,76 @@ impl Running {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Opened;
+    use std::io;
+
+    static FAILING: SourceSpec =
+        SourceSpec { name: "failing", help: "", tables: &[&TABLE], open: open_failing };
+    static ABSENT: SourceSpec = SourceSpec { name: "absent", help: "", tables: &[&TABLE], open: open_absent };
+
+    /// Fails in turns: twice alike, once otherwise, then it is gone.
+    struct Failing(u32);
+
+    fn open_failing(_: &Host, _: &Options) -> Opened {
+        Ok(Box::new(Failing(0)))
+    }
+
+    fn open_absent(_: &Host, _: &Options) -> Opened {
+        Err(Unavailable::Absent("no such thing".into()))
+    }
+
+    impl Source for Failing {
+        fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+            self.0 += 1;
+            out[0].push(Subject::Node);
+            let retry =
+                |path: &str| ReadError::Retry { path: path.into(), error: io::ErrorKind::Other.into() };
+            Err(match self.0 {
+                1 | 2 => retry("/a"),
+                3 => retry("/b"),
+                _ => ReadError::Gone,
+            })
+        }
+    }
+
+    #[test]
+    fn a_failing_source_affects_only_itself_and_is_named_once_for_each_error() {
+        let host = Host::real().unwrap();
+        let mut runner = Runner::open_those(&[&FAILING, &ABSENT, SOURCES[1]], &host, &Options::default());
+        assert_eq!(runner.unavailable()[0].0.name, "absent");
+        let mut told = Vec::new();
+        for _ in 0..6 {
+            runner.read(&Targets::default(), &TickInfo::default());
+            told.extend(runner.take_new_errors().into_iter().map(|error| error.message));
+        }
+        assert_eq!(told, ["/a: other error", "/b: other error", "gone"]);
+        assert_eq!(runner.batches().len(), 2);
+        let costs: Vec<_> = runner.costs().rows().map(|(row, cells)| (row.part, cells[ERRORS])).collect();
+        assert_eq!(costs, [(0, 4), (2, 0)]);
+        assert!(runner.batches()[0].is_empty(), "a source that is gone has no rows");
+    }
+
+    #[test]
+    fn reading_a_process_has_a_price_and_a_row() {
+        let host = Host::real().unwrap();
+        let me = host.process(std::process::id()).unwrap();
+        let target = met_host::TaskTarget {
+            pid: me.pid,
+            start_ticks: me.start_ticks,
+            role: met_host::TaskRole::Member,
+            young: false,
+        };
+        let targets = Targets { tasks: vec![target], ..Targets::default() };
+        let mut runner = Runner::open_those(&[SOURCES[1]], &host, &Options::default());
+        runner.read(&targets, &TickInfo { slow: true });
+        let (_, cells) = runner.costs().rows().next().unwrap();
+        assert!(cells[READ_CPU] > 0);
+        assert_eq!((cells[ERRORS], cells[ROWS]), (0, 1));
+        let window = runner.batches()[0].window;
+        assert!(window.begin_ns < window.end_ns);
+    }
+}
