@@ -131,7 +131,7 @@ impl Course {
             spans[spans.len() - 1].0
         };
         let (min, max) = (spans[0].0, spans[spans.len() - 1].0);
-        Some(Summary { mean, min, max, p50: quantile(0.5), p95: quantile(0.95) })
+        Some(Summary { mean, min, max, p50: Some(quantile(0.5)), p95: Some(quantile(0.95)) })
     }
 }
 

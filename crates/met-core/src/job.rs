@@ -258,8 +258,9 @@ pub struct Summary {
     pub mean: f64,
     pub min: f64,
     pub max: f64,
-    pub p50: f64,
-    pub p95: f64,
+    /// Known when the job is over and every sample is at hand.
+    pub p50: Option<f64>,
+    pub p95: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -19,7 +19,7 @@ pub fn finished() -> Record {
     totals.set(column::PROCESSES, 3, QualityKind::Measured, "proc");
     let mut summaries = Summaries::default();
     let mean = f64::from(1 << 21);
-    let summary = Summary { mean, min: 0.0, max: mean, p50: mean, p95: mean };
+    let summary = Summary { mean, min: 0.0, max: mean, p50: Some(mean), p95: Some(mean) };
     summaries.set(column::MEMORY_NEEDED, summary);
     Record {
         key: JobKey { cluster: None, manager: LOCAL.to_owned(), id: "42".to_owned(), incarnation: 7 },

@@ -3,8 +3,8 @@
 //! To add one: a file with its table, its [`SourceSpec`] and its [`Source`], and one word in [`SOURCES`].
 
 mod cgroup;
-mod process;
-mod self_cost;
+pub mod process;
+pub mod self_cost;
 
 use std::io;
 

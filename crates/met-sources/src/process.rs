@@ -35,7 +35,7 @@ columns! { COLUMNS:
     RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time the main thread was ready to run and waited for a CPU").feeds("run_queue_wait"),
 }
 
-static TABLE: Table = Table {
+pub static TABLE: Table = Table {
     name: "process",
     subject: "a process of a job, or a job's supervisor with what it reaped",
     labels: &["pid"],

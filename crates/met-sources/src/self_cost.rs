@@ -12,7 +12,7 @@ columns! { COLUMNS:
     ROWS = Column::gauge("rows", Unit::Count, ONE, "rows of the last reading"),
 }
 
-pub(crate) static TABLE: Table = Table {
+pub static TABLE: Table = Table {
     name: "source",
     subject: "a source of measurements, and what reading it costs",
     labels: &["source"],

@@ -26,5 +26,6 @@ mod series;
 mod store;
 
 pub use error::StoreError;
+pub use network::is_network;
 pub use query::{Filter, Queries, Reader};
 pub use store::{Imported, Retained, Retention, Writer};

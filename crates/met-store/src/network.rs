@@ -24,7 +24,7 @@ const NETWORK: [u64; 16] = [
 ];
 
 /// Of a directory that does not exist yet the nearest parent decides.
-pub(crate) fn is_network(path: &Path) -> bool {
+pub fn is_network(path: &Path) -> bool {
     let found = path.ancestors().find_map(|path| rustix::fs::statfs(path).ok());
     // The kernel's type is a signed word on some machines; only the lower 32 bits mean anything.
     found.is_some_and(|found| NETWORK.contains(&(found.f_type as u64 & 0xffff_ffff)))

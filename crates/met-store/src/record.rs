@@ -212,7 +212,7 @@ fn write_figures(connection: &Connection, terms: &mut Terms, key: i64, record: &
     for (column, summary) in record.summaries.iter() {
         let Summary { mean, min, max, p50, p95 } = *summary;
         // Not a number is not known, and what is not known is left out.
-        if [mean, min, max, p50, p95].iter().all(|value| value.is_finite()) {
+        if [mean, min, max].iter().all(|value| value.is_finite()) {
             let metric = term(connection, terms, JOB.columns[column].name)?;
             insert.execute(params![key, metric, mean, min, max, p50, p95])?;
         }

@@ -30,7 +30,7 @@ fn a_job_comes_back_whole() {
     let mut record = finished(1, MIDNIGHT_S);
     record.key.cluster = Some("alpha".into());
     record.totals.set(READ, i64::MAX, QualityKind::LowerBound, "task_io");
-    record.summaries.set(CPU, Summary { mean: 0.5, min: 0.0, max: 2.0, p50: 0.25, p95: 1.5 });
+    record.summaries.set(CPU, Summary { mean: 0.5, min: 0.0, max: 2.0, p50: Some(0.25), p95: Some(1.5) });
     writer.put(&record).unwrap();
     writer.put(&record).unwrap();
     assert_eq!(writer.find(None, "1").unwrap(), [record.clone()]);

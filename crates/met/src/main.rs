@@ -1,6 +1,103 @@
-#[allow(dead_code)]
+//! `met`: tells people what their jobs did with the machine.
+
+mod cli;
+mod client;
+mod commands;
 mod config;
-#[allow(dead_code)]
+mod daemon;
+mod failure;
+mod jobs;
+mod launch;
+mod paths;
+mod processes;
+mod protocol;
+mod running;
+mod sampler;
+mod setting;
+mod supervise;
+mod users;
 mod view;
 
-fn main() {}
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::Result;
+use clap::Parser;
+
+use cli::{Cli, Command, ListArgs};
+use failure::Failure;
+use setting::Setting;
+
+fn main() {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    // Before anything else is touched: a supervisor stays as small as it starts.
+    if arguments.get(1).is_some_and(|first| first == launch::SUPERVISE) {
+        let code = i32::from(launch::run_as_supervisor(&arguments[2..]).is_err());
+        std::process::exit(code);
+    }
+    let cli = Cli::try_parse_from(arguments).unwrap_or_else(|error| refuse(&error));
+    log_to_stderr(matches!(cli.command, Some(Command::Daemon(_))));
+    let code = run(cli).unwrap_or_else(|error| explain(&error));
+    std::process::exit(code);
+}
+
+fn run(cli: Cli) -> Result<i32> {
+    let config = cli.config.as_deref();
+    let setting = || Setting::find(config);
+    match cli.command {
+        None => commands::list::list(&setting()?, &ListArgs::default()),
+        Some(Command::Time(args)) => commands::time::time(&setting()?, args),
+        Some(Command::Run(args)) => commands::run::run(&setting()?, args),
+        Some(Command::Attach(args)) => commands::attach::attach(&setting()?, &args),
+        Some(Command::List(args)) => commands::list::list(&setting()?, &args),
+        Some(Command::Show(args)) => commands::show::show(&setting()?, &args),
+        Some(Command::Ps(args)) => commands::ps::ps(&setting()?, &args),
+        Some(Command::Logs(args)) => commands::logs::logs(&setting()?, &args),
+        Some(Command::Wait(args)) => commands::wait::wait(&setting()?, &args),
+        Some(Command::Cancel(args)) => commands::cancel::cancel(&setting()?, &args),
+        Some(Command::Rm(args)) => commands::rm::rm(&setting()?, &args),
+        Some(Command::Daemon(args)) => commands::daemon::daemon(&setting()?, &args),
+        Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?, &args),
+        Some(Command::Metrics(args)) => commands::metrics::metrics(&args),
+        Some(Command::Config) => commands::man::config(),
+        Some(Command::Completions(args)) => commands::man::completions(&args),
+        Some(Command::Man(args)) => commands::man::man(&args),
+    }
+}
+
+/// Help goes to stdout; a mistake gets one line and exit code 2.
+fn refuse(error: &clap::Error) -> ! {
+    if !error.use_stderr() {
+        let _ = error.print();
+        std::process::exit(0);
+    }
+    let text = error.render().to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let said: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    let said = said.join(" ");
+    let said = said.strip_prefix("error: ").unwrap_or(&said);
+    let _ = writeln!(io::stderr(), "met: {said}; see met --help");
+    std::process::exit(2);
+}
+
+fn explain(error: &anyhow::Error) -> i32 {
+    let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    };
+    // Whoever reads our output has had enough; that is no failure.
+    if error.chain().any(broken_pipe) {
+        return 0;
+    }
+    let _ = writeln!(io::stderr(), "met: {error:#}");
+    error.downcast_ref::<Failure>().map_or(1, |failure| failure.code)
+}
+
+fn log_to_stderr(daemon: bool) {
+    let builder = tracing_subscriber::fmt().with_writer(io::stderr).with_target(false);
+    let builder = builder.with_ansi(io::stderr().is_terminal()).with_max_level(tracing::Level::INFO);
+    if daemon {
+        builder.init();
+    } else {
+        builder.without_time().with_level(false).init();
+    }
+}

@@ -44,7 +44,7 @@ CREATE TABLE summary (
     mean   REAL NOT NULL,
     min    REAL NOT NULL,
     max    REAL NOT NULL,
-    p50    REAL NOT NULL,
-    p95    REAL NOT NULL,
+    p50    REAL,
+    p95    REAL,
     PRIMARY KEY (job, metric)
 ) STRICT, WITHOUT ROWID;

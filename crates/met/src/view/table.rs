@@ -10,33 +10,22 @@ use met_insight::{average, json};
 use super::{Style, text, units};
 
 /// Which columns a list has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum View {
+    /// What matters most
     #[default]
     Jobs,
+    /// CPU and memory in per cent
     Cpu,
+    /// Bytes read and written
     Io,
+    /// Memory
     Mem,
+    /// Everything
     All,
 }
 
 impl View {
-    pub const ALL: [View; 5] = [View::Jobs, View::Cpu, View::Io, View::Mem, View::All];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            View::Jobs => "jobs",
-            View::Cpu => "cpu",
-            View::Io => "io",
-            View::Mem => "mem",
-            View::All => "all",
-        }
-    }
-
-    pub fn parse(name: &str) -> Option<View> {
-        View::ALL.into_iter().find(|view| view.name() == name)
-    }
-
     fn columns(self) -> &'static [ListColumn] {
         match self {
             View::Jobs => JOBS,
@@ -676,7 +665,7 @@ mod tests {
     fn no_line_is_wrapped_and_no_job_is_lost_at_any_width() {
         for width in 20..130 {
             let style = Style { width: Some(width), ..Style::plain() };
-            for view in View::ALL {
+            for view in <View as clap::ValueEnum>::value_variants().iter().copied() {
                 let drawn = list(&sample::several(), view, sample::NOW_NS, &style);
                 assert_eq!(drawn.lines().filter(|line| line.contains("4")).count(), 5, "{drawn}");
                 // Below that the job, its name and its state alone are wider.
@@ -780,7 +769,7 @@ mod tests {
 
     #[test]
     fn csv_of_every_view_has_as_many_fields_as_its_header() {
-        for view in View::ALL {
+        for view in <View as clap::ValueEnum>::value_variants().iter().copied() {
             let csv = csv(&sample::several(), view, sample::NOW_NS);
             let mut lines = csv.split("\r\n").filter(|line| !line.is_empty());
             let fields = lines.next().unwrap().matches(',').count();

@@ -1,0 +1,282 @@
+//! The command line: the one definition of which help, man pages and completions are made.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::view::table::View;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "met",
+    version,
+    about = "What did my job do with the machine?",
+    long_about = "Runs jobs, measures them with all their children, and tells what they did with the machine: \
+                  CPU, memory, I/O. No set-up, no root, no configuration.\n\nWithout a command, the jobs are listed.",
+    after_help = "Examples:\n  met time -- make -j8          run, watch, report\n  met run -- python train.py    \
+                  run in the background\n  met list                      all jobs\n  met show @last                \
+                  the newest one"
+)]
+pub struct Cli {
+    /// Configuration file (default: $MET_CONFIG, ~/.config/met/met.yaml, /etc/met/met.yaml)
+    #[arg(long, short, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command in the foreground and report what it used
+    #[command(after_help = "Example:\n  met time -- python train.py --epochs 3")]
+    Time(TimeArgs),
+    /// Start a command in the background as a job
+    #[command(after_help = "Example:\n  met run -n training -- python train.py --epochs 30")]
+    Run(RunArgs),
+    /// Measure a process that already runs, with its children, until it ends
+    #[command(after_help = "Example:\n  met attach 3113 -n server")]
+    Attach(AttachArgs),
+    /// List the jobs
+    #[command(visible_alias = "ls", after_help = "Example:\n  met list cpu --since 2h --state running")]
+    List(ListArgs),
+    /// Report on one job, running or finished, with its course over time
+    #[command(after_help = "Example:\n  met show 12")]
+    Show(ShowArgs),
+    /// Show the process tree of a running job
+    #[command(after_help = "Example:\n  met ps @last")]
+    Ps(PsArgs),
+    /// Print what a job wrote
+    #[command(after_help = "Example:\n  met logs -f 12")]
+    Logs(LogsArgs),
+    /// Wait for jobs to end; exits with the job's exit code, of several with the worst
+    #[command(after_help = "Example:\n  met wait 12 13 && echo both succeeded")]
+    Wait(WaitArgs),
+    /// End jobs with all their processes
+    #[command(after_help = "Example:\n  met cancel 12 --grace 30s")]
+    Cancel(CancelArgs),
+    /// Forget finished jobs; their output files stay
+    #[command(after_help = "Example:\n  met rm 12")]
+    Rm(RmArgs),
+    /// Measure jobs for a user, or as root for everybody; started by itself when needed
+    #[command(after_help = "Example:\n  met daemon --stop     end it; jobs run on")]
+    Daemon(DaemonArgs),
+    /// Say what can be measured on this machine, what not, why, and what would enable it
+    #[command(after_help = "Example:\n  met doctor")]
+    Doctor(DoctorArgs),
+    /// Print the catalogue of everything measured
+    #[command(after_help = "Example:\n  met metrics --markdown")]
+    Metrics(MetricsArgs),
+    /// Print every key of the configuration file with its default
+    #[command(after_help = "Example:\n  met config | less")]
+    Config,
+    /// Print shell completions
+    #[command(
+        after_help = "Example:\n  met completions bash > ~/.local/share/bash-completion/completions/met"
+    )]
+    Completions(CompletionsArgs),
+    /// Write the man pages into a folder
+    #[command(after_help = "Example:\n  met man ~/.local/share/man/man1")]
+    Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct TimeArgs {
+    /// Name of the job (default: base name of the command)
+    #[arg(long, short)]
+    pub name: Option<String>,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Write the report to a file instead of stderr
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print no report
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Time between samples, e.g. 500ms
+    #[arg(long, value_name = "TIME")]
+    pub interval: Option<String>,
+    /// Wait for processes that outlive the command
+    #[arg(long)]
+    pub all: bool,
+    /// Do not keep a record of the job
+    #[arg(long)]
+    pub no_record: bool,
+    /// The command and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Name of the job (default: base name of the command)
+    #[arg(long, short)]
+    pub name: Option<String>,
+    /// File for the job's standard output (default: NAME.out; an earlier job's file is kept)
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// File for the job's standard error (default: NAME.err)
+    #[arg(long, value_name = "FILE")]
+    pub err: Option<PathBuf>,
+    /// Folder to run in
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<PathBuf>,
+    /// Set a variable in the job's environment
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub env: Vec<OsString>,
+    /// Wait for the job to end and exit with its exit code
+    #[arg(long)]
+    pub wait: bool,
+    /// Print only the job's id
+    #[arg(long)]
+    pub print_id: bool,
+    /// The command and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    /// Process to measure
+    #[arg(value_name = "PID")]
+    pub pid: u32,
+    /// Name of the job (default: the process's name)
+    #[arg(long, short)]
+    pub name: Option<String>,
+    /// Print only the job's id
+    #[arg(long)]
+    pub print_id: bool,
+}
+
+#[derive(Debug, Default, Args)]
+pub struct ListArgs {
+    /// Which columns
+    #[arg(value_enum, default_value_t, hide_default_value = true)]
+    pub view: View,
+    /// Print an array of JSON objects
+    #[arg(long, conflicts_with = "csv")]
+    pub json: bool,
+    /// Print comma-separated values in base units
+    #[arg(long)]
+    pub csv: bool,
+    /// Jobs started after this time: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Jobs in this state; may be repeated
+    #[arg(long, value_name = "STATE")]
+    pub state: Vec<String>,
+    /// Jobs of this user
+    #[arg(long)]
+    pub user: Option<String>,
+    /// Jobs of this name
+    #[arg(long)]
+    pub name: Option<String>,
+    /// At most this many jobs, the newest (default: 50; all with --json and --csv)
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Keep the list on the screen and up to date
+    #[arg(long, short)]
+    pub watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// A job: 12, local:12, a name (its newest), or @last
+    #[arg(value_name = "JOB", default_value = "@last")]
+    pub job: String,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    /// A job: 12, local:12, a name (its newest), or @last
+    #[arg(value_name = "JOB", default_value = "@last")]
+    pub job: String,
+}
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// A job: 12, local:12, a name (its newest), or @last
+    #[arg(value_name = "JOB", default_value = "@last")]
+    pub job: String,
+    /// Go on printing until the job ends
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Print standard error instead of standard output
+    #[arg(long)]
+    pub err: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// Jobs: 12, local:12, a name (its newest), or @last
+    #[arg(value_name = "JOB", required = true)]
+    pub jobs: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct CancelArgs {
+    /// Jobs: 12, local:12, a name (its newest), or @last
+    #[arg(value_name = "JOB", required = true)]
+    pub jobs: Vec<String>,
+    /// Signal to begin with, by name or number
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM")]
+    pub signal: String,
+    /// How long the job may take to end before it is killed
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    pub grace: String,
+}
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Jobs: 12, local:12, a name (its newest), or @last
+    #[arg(value_name = "JOB", required = true)]
+    pub jobs: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct DaemonArgs {
+    /// End the running daemon; jobs run on
+    #[arg(long)]
+    pub stop: bool,
+    /// Print what the running daemon does
+    #[arg(long, conflicts_with = "stop")]
+    pub status: bool,
+    /// As root: measure root's own jobs only, not everybody's
+    #[arg(long)]
+    pub user: bool,
+    /// Leave when there has been no job for a while; how `met run` starts it
+    #[arg(long, hide = true)]
+    pub auto: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct MetricsArgs {
+    /// Print the reference as Markdown
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Folder for the pages
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+}

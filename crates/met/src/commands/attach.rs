@@ -1,0 +1,73 @@
+//! `met attach`: measures a process that already runs.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use met_core::job::Origin;
+use met_host::Host;
+
+use crate::cli::AttachArgs;
+use crate::failure::Failure;
+use crate::launch::{self, Draft, Surroundings};
+use crate::processes;
+use crate::protocol;
+use crate::setting::Setting;
+use crate::supervise::Notice;
+
+pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
+    let pid = args.pid;
+    let gone = || Failure::usage(format!("no process {pid}; `ps -e` shows those there are"));
+    let process = setting.host.process(pid).map_err(|_| gone())?;
+    if !setting.host.is_alive(process) {
+        return Err(gone());
+    }
+    let owner = rustix::fs::stat(format!("/proc/{pid}")).map_err(|_| gone())?.st_uid;
+    let me = rustix::process::getuid().as_raw();
+    if me != 0 && owner != me {
+        return Err(Failure::usage(format!(
+            "process {pid} belongs to another user; only root may measure it"
+        )));
+    }
+    let command = processes::command_of(&setting.host, pid);
+    let name = args.name.clone().unwrap_or_else(|| name_of(&setting.host, pid));
+    let draft = Draft {
+        origin: Origin::Attach,
+        name: Some(&name),
+        command,
+        cwd: std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_else(|_| PathBuf::from("/")),
+        stdout: None,
+        stderr: None,
+        keep: true,
+        until_last: false,
+    };
+    let mut assignment = launch::assign(setting, draft)?;
+    if let Some(local) = &mut assignment.record.local {
+        local.main = Some(process);
+    }
+    let surroundings = Surroundings {
+        cwd: PathBuf::from("/"),
+        env: Vec::new(),
+        stdout: Stdio::null(),
+        stderr: Stdio::null(),
+    };
+    let mut channel = launch::exec_watcher(&assignment, surroundings)?;
+    match protocol::read_frame(&mut channel).context("the supervisor died before it attached")? {
+        Notice::Started(record) if args.print_id => writeln!(io::stdout(), "{}", record.key.id)?,
+        Notice::Started(record) => {
+            let name = crate::view::text::escape(&record.name);
+            writeln!(io::stdout(), "Attached to pid {pid} as job {} \"{name}\"", record.key.id)?;
+        }
+        Notice::Failed { message } => bail!("cannot attach to {pid}: {message}"),
+        notice => bail!("unexpected answer {notice:?}"),
+    }
+    Ok(0)
+}
+
+fn name_of(host: &Host, pid: u32) -> String {
+    let mut text = Vec::new();
+    let _ = host.read_small(format!("/proc/{pid}/comm"), &mut text);
+    let name = String::from_utf8_lossy(&text).trim_end().to_owned();
+    if name.is_empty() { "job".to_owned() } else { name }
+}

@@ -1,0 +1,138 @@
+//! `met cancel`: the whole tree of a job, with no orphan left.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use met_core::job::{LOCAL, Origin, ProcessId, Record};
+use met_jobs::enclosure;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::cli::CancelArgs;
+use crate::failure::Failure;
+use crate::jobs::AllJobs;
+use crate::processes::{self, Process};
+use crate::setting::Setting;
+use crate::supervise::{cancel_signal, parse_signal};
+use crate::view::units;
+
+/// How often is looked whether a job has ended, and for new processes of one that does not.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// A process that survives SIGKILL for so long hangs in the kernel.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
+
+pub fn cancel(setting: &Setting, args: &CancelArgs) -> Result<i32> {
+    let Some(signal) = parse_signal(&args.signal) else {
+        return Err(Failure::usage(format!(
+            "--signal {}: no such signal; write TERM, INT, KILL or a number",
+            args.signal
+        )));
+    };
+    let grace =
+        units::parse_duration(&args.grace).map_err(|error| Failure::usage(format!("--grace: {error}")))?;
+    let mut all = AllJobs::open(setting)?;
+    let records = args.jobs.iter().map(|job| all.find(job)).collect::<Result<Vec<_>>>()?;
+    drop(all);
+    for record in &records {
+        cancel_job(setting, record, signal, grace)?;
+    }
+    Ok(0)
+}
+
+fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
+    if record.key.manager != LOCAL {
+        bail!("job {} belongs to {}; cancel it there", record.key.id, record.key.manager);
+    }
+    let mut stdout = io::stdout().lock();
+    let processes = members(setting, record);
+    if processes.is_empty() && !record.state.is_live() {
+        writeln!(stdout, "Job {} has already ended ({})", record.key.id, record.state.name())?;
+        return Ok(());
+    }
+    // First, so that the end is recorded as what it is.
+    if let Some(supervisor) = supervisor(setting, record) {
+        send(supervisor, cancel_signal())?;
+    }
+    let count = processes.len();
+    end_all(setting, record, signal, grace)?;
+    wait_for_supervisor(setting, record);
+    if let Some(local) = &record.local {
+        enclosure::remove(&local.cgroup);
+    }
+    let plural = if count == 1 { "" } else { "es" };
+    writeln!(stdout, "Cancelled job {} ({count} process{plural})", record.key.id)?;
+    Ok(())
+}
+
+/// An attached job is somebody else's process: only its supervisor is ours to spare.
+fn members(setting: &Setting, record: &Record) -> Vec<Process> {
+    processes::of_job(&setting.host, record)
+}
+
+fn supervisor(setting: &Setting, record: &Record) -> Option<ProcessId> {
+    record.local.as_ref()?.supervisor.filter(|supervisor| setting.host.is_alive(*supervisor))
+}
+
+/// The signal, then, when the grace is over, SIGKILL, until nothing is left. New processes get it too.
+fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
+    let begin = Instant::now();
+    let mut told = std::collections::HashSet::new();
+    loop {
+        let living = members(setting, record);
+        if living.is_empty() {
+            return Ok(());
+        }
+        let late = begin.elapsed() >= grace;
+        if late {
+            kill_cgroup(record);
+        }
+        for process in &living {
+            if late {
+                send(process.id, libc::SIGKILL)?;
+            } else if told.insert(process.id) {
+                send(process.id, signal)?;
+                // A stopped process sees no signal before it goes on.
+                if process.state == 'T' {
+                    send(process.id, libc::SIGCONT)?;
+                }
+            }
+        }
+        if begin.elapsed() > grace + KILL_PATIENCE {
+            let pids: Vec<_> = living.iter().map(|process| process.id.pid.to_string()).collect();
+            bail!("job {}: these processes do not end: {}", record.key.id, pids.join(", "));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Kills everything in a cgroup at once, faster than anything can fork.
+fn kill_cgroup(record: &Record) {
+    let unified = record.local.as_ref().and_then(|local| local.cgroup.unified.as_ref());
+    if let Some(unified) = unified {
+        let _ = std::fs::write(unified.join("cgroup.kill"), "1");
+    }
+}
+
+/// Signals this very process; one that has ended meanwhile is no error.
+fn send(process: ProcessId, signal: i32) -> Result<()> {
+    let Some(pid) = Pid::from_raw(process.pid as i32) else { return Ok(()) };
+    let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(()) };
+    // SAFETY: the number was checked, or is one of libc's.
+    let signal = unsafe { Signal::from_raw_unchecked(signal) };
+    match pidfd_send_signal(&pidfd, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => {
+            Err(io::Error::from(error)).with_context(|| format!("cannot signal process {}", process.pid))
+        }
+    }
+}
+
+/// When this returns, the end of the job is on disk.
+fn wait_for_supervisor(setting: &Setting, record: &Record) {
+    let attached = record.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
+    let patience = if attached { Duration::from_secs(3) } else { KILL_PATIENCE };
+    let begin = Instant::now();
+    while supervisor(setting, record).is_some() && begin.elapsed() < patience {
+        std::thread::sleep(LOOK_EVERY);
+    }
+}

@@ -1,0 +1,62 @@
+//! `met daemon`.
+
+use std::io::{self, Write};
+
+use anyhow::{Result, bail};
+
+use crate::cli::DaemonArgs;
+use crate::client::Client;
+use crate::daemon;
+use crate::failure::Failure;
+use crate::paths::Place;
+use crate::protocol::{Reply, Request};
+use crate::setting::Setting;
+
+pub fn daemon(setting: &Setting, args: &DaemonArgs) -> Result<i32> {
+    let for_everybody = rustix::process::getuid().is_root() && !args.user;
+    if args.stop || args.status {
+        return ask_running(setting, args, for_everybody);
+    }
+    let place = if for_everybody { &setting.system } else { &setting.user };
+    daemon::run(setting, place, args.auto)?;
+    Ok(0)
+}
+
+fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Result<i32> {
+    let own: &[&Place] = if for_everybody { &[&setting.system, &setting.user] } else { &[&setting.user] };
+    let Some(mut client) = own.iter().find_map(|place| Client::connect(&place.socket()).ok()) else {
+        return Err(Failure::usage("no daemon runs; the next `met run` starts one"));
+    };
+    let mut stdout = io::stdout().lock();
+    if args.stop {
+        client.call(&Request::Stop)?;
+        // It has flushed and let go of its files when it closes the connection.
+        while client.read_unasked().is_ok() {}
+        writeln!(stdout, "Stopped; jobs run on")?;
+        return Ok(0);
+    }
+    let Reply::Status(status) = client.call(&Request::Status)? else { bail!("the daemon did not answer") };
+    let whose = if status.system { "everybody" } else { "this user" };
+    writeln!(
+        stdout,
+        "Daemon {} (pid {}) for {whose}, state in {}",
+        status.version,
+        status.pid,
+        status.state.display()
+    )?;
+    writeln!(stdout, "{} running jobs, sampled every {} ms", status.jobs, status.interval_ms)?;
+    for source in status.sources {
+        let seconds = source.read_ns as f64 / 1e9;
+        write!(
+            stdout,
+            "  {:<10} {} rows, {seconds:.3} s CPU, {} errors",
+            source.name, source.rows, source.errors
+        )?;
+        writeln!(
+            stdout,
+            "{}",
+            source.last_error.map(|error| format!(", last: {error}")).unwrap_or_default()
+        )?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,216 @@
+//! `met doctor`: what can be measured here, what not, why, and what would enable it.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::Result;
+use met_host::cgroup::{Hierarchies, Kind};
+use met_jobs::enclosure::Enclosure;
+use met_sources::{Options, Runner, SOURCES, Unavailable};
+use serde_json::json;
+
+use crate::cli::DoctorArgs;
+use crate::setting::Setting;
+use crate::supervise::perf_allowed;
+use crate::view::{Paint, Style};
+
+/// One thing looked at.
+struct Finding {
+    what: &'static str,
+    health: Health,
+    detail: String,
+    /// The exact command that would make it better.
+    remedy: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Health {
+    Good,
+    /// Works in part, or with less precision.
+    Less,
+    Missing,
+}
+
+impl Health {
+    fn name(self) -> &'static str {
+        match self {
+            Health::Good => "ok",
+            Health::Less => "less",
+            Health::Missing => "no",
+        }
+    }
+
+    fn paint(self) -> Paint {
+        match self {
+            Health::Good => Paint::Green,
+            Health::Less => Paint::Yellow,
+            Health::Missing => Paint::Red,
+        }
+    }
+}
+
+pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
+    let mut findings = sources(setting);
+    findings.extend([
+        cgroups(setting),
+        job_cgroup(setting),
+        perf(),
+        pressure(),
+        open_files(),
+        daemon(setting),
+        store(setting),
+    ]);
+    let mut stdout = io::stdout().lock();
+    if args.json {
+        let object = |finding: &Finding| {
+            json!({
+                "what": finding.what,
+                "health": finding.health.name(),
+                "detail": finding.detail,
+                "remedy": finding.remedy,
+            })
+        };
+        let all: Vec<_> = findings.iter().map(object).collect();
+        writeln!(stdout, "{}", serde_json::Value::Array(all))?;
+        return Ok(0);
+    }
+    let style = Style::of_stream(&stdout);
+    for finding in findings {
+        let health = style.paint(finding.health.paint(), &format!("{:<4}", finding.health.name()));
+        writeln!(stdout, "{health} {:<14} {}", finding.what, finding.detail)?;
+        if let Some(remedy) = finding.remedy {
+            writeln!(stdout, "{:>19} {}", style.paint(Paint::Dim, "enable:"), remedy)?;
+        }
+    }
+    Ok(0)
+}
+
+fn sources(setting: &Setting) -> Vec<Finding> {
+    let runner = Runner::open(&setting.host, &Options::default());
+    let finding = |spec: &&'static met_sources::SourceSpec| {
+        let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
+        let (health, detail, remedy) = match reason {
+            None => (Health::Good, spec.help.to_owned(), None),
+            Some((_, Unavailable::Absent(why))) => (Health::Missing, why.clone(), None),
+            Some((_, Unavailable::Denied { path, need })) => {
+                (Health::Missing, format!("{path} may not be read"), Some((*need).to_owned()))
+            }
+        };
+        Finding { what: spec.name, health, detail, remedy }
+    };
+    SOURCES.iter().map(finding).collect()
+}
+
+fn cgroups(setting: &Setting) -> Finding {
+    let kind = Hierarchies::read(&setting.host).map_or(Kind::None, |hierarchies| hierarchies.kind());
+    let (health, detail) = match kind {
+        Kind::V2 => (Health::Good, "cgroup v2"),
+        Kind::Hybrid => (Health::Good, "cgroup v1 with a v2 hierarchy beside it"),
+        Kind::V1 => (Health::Less, "cgroup v1 alone: no pressure figures"),
+        Kind::None => {
+            (Health::Missing, "no cgroup file system is mounted: jobs are followed by their process tree")
+        }
+    };
+    let remedy = (kind == Kind::None).then(|| "mount -t cgroup2 none /sys/fs/cgroup".to_owned());
+    Finding { what: "cgroups", health, detail: detail.to_owned(), remedy }
+}
+
+/// Tried for real: whether it works depends on who asks from where.
+fn job_cgroup(setting: &Setting) -> Finding {
+    let mut tried =
+        Enclosure::create(&setting.host, std::process::id(), &format!("met-doctor-{}", std::process::id()));
+    let (paths, counts_cpu) = (tried.paths.clone(), tried.counts_cpu());
+    tried.remove();
+    let memory = paths.memory.is_some()
+        || paths.unified.as_ref().and_then(|path| path.parent()).is_some_and(|parent| {
+            std::fs::read_to_string(parent.join("cgroup.subtree_control"))
+                .is_ok_and(|text| text.contains("memory"))
+        });
+    let system = setting.system_daemon().is_some();
+    let (health, detail) = match (counts_cpu, memory) {
+        (true, true) => (Health::Good, "a job gets a cgroup of its own: CPU, memory and pressure are exact"),
+        (true, false) => {
+            (Health::Less, "a job gets a cgroup without the memory controller: memory is estimated")
+        }
+        _ if system => (Health::Good, "the system daemon makes a cgroup for each job"),
+        _ => {
+            (Health::Less, "no cgroup may be made here: CPU stays exact by other means, memory is estimated")
+        }
+    };
+    let remedy =
+        (health == Health::Less && !counts_cpu).then(|| "sudo met daemon    (serves everybody)".to_owned());
+    Finding { what: "job cgroup", health, detail: detail.to_owned(), remedy }
+}
+
+fn perf() -> Finding {
+    if perf_allowed() {
+        let detail = "task clock: CPU of every descendant, also where there is no cgroup";
+        return Finding { what: "perf", health: Health::Good, detail: detail.to_owned(), remedy: None };
+    }
+    Finding {
+        what: "perf",
+        health: Health::Less,
+        detail: "perf events are not allowed: without a cgroup, CPU of unreaped children is missed"
+            .to_owned(),
+        remedy: Some("sudo sysctl kernel.perf_event_paranoid=2".to_owned()),
+    }
+}
+
+fn pressure() -> Finding {
+    if Path::new("/proc/pressure/cpu").exists() {
+        return Finding {
+            what: "pressure",
+            health: Health::Good,
+            detail: "time lost waiting for CPU, memory and I/O".to_owned(),
+            remedy: None,
+        };
+    }
+    Finding {
+        what: "pressure",
+        health: Health::Missing,
+        detail: "the kernel does not account pressure".to_owned(),
+        remedy: Some("boot with psi=1 on the kernel command line".to_owned()),
+    }
+}
+
+fn open_files() -> Finding {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let enough = limit.is_none_or(|limit| limit >= 8192);
+    Finding {
+        what: "open files",
+        health: if enough { Health::Good } else { Health::Less },
+        detail: match limit {
+            None => "unlimited".to_owned(),
+            Some(limit) => format!("at most {limit}; beyond 80 % of that, files are opened for each reading"),
+        },
+        remedy: (!enough)
+            .then(|| "ulimit -Hn 65536    (as root, or in /etc/security/limits.conf)".to_owned()),
+    }
+}
+
+fn daemon(setting: &Setting) -> Finding {
+    let (health, detail) = if setting.system_daemon().is_some() {
+        (Health::Good, "a system daemon runs and is used".to_owned())
+    } else if setting.user_daemon().is_ok() {
+        (Health::Good, format!("runs, at {}", setting.user.socket().display()))
+    } else {
+        (Health::Good, "none runs; the first `met run` starts one".to_owned())
+    };
+    Finding { what: "daemon", health, detail, remedy: None }
+}
+
+fn store(setting: &Setting) -> Finding {
+    let state = &setting.user.state;
+    let network = met_store::is_network(state);
+    Finding {
+        what: "store",
+        health: if network { Health::Less } else { Health::Good },
+        detail: match network {
+            true => {
+                format!("{} is on a network file system: one process at a time reads it", state.display())
+            }
+            false => state.display().to_string(),
+        },
+        remedy: network.then(|| "export XDG_STATE_HOME=/var/tmp/$USER    (a local disk)".to_owned()),
+    }
+}

@@ -1,0 +1,75 @@
+//! `met list`, and `met` alone.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::Result;
+use met_core::job::State;
+
+use crate::cli::ListArgs;
+use crate::failure::Failure;
+use crate::jobs::{self, AllJobs, JobsFilter};
+use crate::setting::Setting;
+use crate::view::table;
+use crate::view::{Style, units};
+
+/// A screen holds no more; files and programs get everything.
+const LIMIT: usize = 50;
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
+    let filter = filter(args)?;
+    let mut stdout = io::stdout();
+    if !args.watch {
+        let text = text(setting, args, &filter, &Style::of_stream(&stdout))?;
+        stdout.write_all(text.as_bytes())?;
+        return Ok(0);
+    }
+    loop {
+        let text = text(setting, args, &filter, &Style::of_stream(&stdout))?;
+        // Drawn over the old list line by line: a cleared screen flickers.
+        let lines = text.lines().map(|line| format!("{line}\x1b[K\n")).collect::<String>();
+        write!(stdout, "\x1b[H{lines}\x1b[J")?;
+        stdout.flush()?;
+        std::thread::sleep(WATCH_EVERY);
+    }
+}
+
+fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) -> Result<String> {
+    let records = AllJobs::open(setting)?.jobs(filter)?;
+    let now_ns = jobs::now_ns();
+    Ok(if args.json {
+        let objects: Vec<_> =
+            records.iter().map(|record| met_insight::json::object(record, now_ns)).collect();
+        format!("{}\n", serde_json::Value::Array(objects))
+    } else if args.csv {
+        table::csv(&records, args.view, now_ns)
+    } else {
+        table::list(&records, args.view, now_ns, style)
+    })
+}
+
+fn filter(args: &ListArgs) -> Result<JobsFilter> {
+    let since = args.since.as_ref().map(|text| {
+        units::parse_since(text, jobs::now_ns(), &jiff::tz::TimeZone::system())
+            .map_err(|error| Failure::usage(format!("--since: {error}")))
+    });
+    let states =
+        args.state.iter().flat_map(|text| text.split(',')).map(parse_state).collect::<Result<_>>()?;
+    let unlimited = args.json || args.csv;
+    Ok(JobsFilter {
+        since_ns: since.transpose()?,
+        states,
+        uid: None,
+        user: args.user.clone(),
+        name: args.name.clone(),
+        limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
+    })
+}
+
+fn parse_state(text: &str) -> Result<State> {
+    State::parse(text).ok_or_else(|| {
+        let names = State::ALL.map(State::name).join(", ");
+        Failure::usage(format!("--state {text}: no such state; there are {names}"))
+    })
+}

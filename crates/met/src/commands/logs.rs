@@ -1,0 +1,42 @@
+//! `met logs`: what a job wrote.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use met_core::job::Record;
+
+use crate::cli::LogsArgs;
+use crate::failure::Failure;
+use crate::jobs::AllJobs;
+use crate::setting::Setting;
+
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
+    let record = AllJobs::open(setting)?.find(&args.job)?;
+    let local = record.local.as_ref();
+    let path = local.and_then(|local| if args.err { local.stderr.as_ref() } else { local.stdout.as_ref() });
+    let Some(path) = path else {
+        return Err(Failure::usage(format!("job {} wrote to its terminal; nothing was kept", record.key.id)));
+    };
+    let mut file = File::open(path)
+        .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
+    let mut stdout = io::stdout().lock();
+    loop {
+        // Asked before the rest is read: what the job wrote last is not missed.
+        let over = !args.follow || is_over(setting, &record);
+        io::copy(&mut file, &mut stdout).with_context(|| format!("cannot print {}", path.display()))?;
+        stdout.flush()?;
+        if over {
+            return Ok(0);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn is_over(setting: &Setting, record: &Record) -> bool {
+    let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
+    !record.state.is_live() || !supervisor.is_some_and(|supervisor| setting.host.is_alive(supervisor))
+}

@@ -1,0 +1,27 @@
+//! `met man`, `met completions` and `met config`: references made from the definitions themselves.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+
+use crate::cli::{Cli, CompletionsArgs, ManArgs};
+use crate::config::Config;
+
+pub fn man(args: &ManArgs) -> Result<i32> {
+    std::fs::create_dir_all(&args.folder)
+        .with_context(|| format!("cannot create {}", args.folder.display()))?;
+    clap_mangen::generate_to(Cli::command(), &args.folder)
+        .with_context(|| format!("cannot write to {}", args.folder.display()))?;
+    Ok(0)
+}
+
+pub fn completions(args: &CompletionsArgs) -> Result<i32> {
+    clap_complete::generate(args.shell, &mut Cli::command(), "met", &mut io::stdout());
+    Ok(0)
+}
+
+pub fn config() -> Result<i32> {
+    io::stdout().write_all(Config::reference().as_bytes())?;
+    Ok(0)
+}

@@ -1,0 +1,88 @@
+//! `met ps`: the processes of a running job, as of now.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::Result;
+use met_core::{MISSING, Subject};
+use met_host::{Targets, TaskRole, TaskTarget};
+use met_sources::{Options, Runner, TickInfo, process};
+
+use crate::cli::PsArgs;
+use crate::jobs::AllJobs;
+use crate::processes::{self, Process};
+use crate::setting::Setting;
+use crate::users;
+use crate::view::Style;
+use crate::view::ps::{self, ProcessLine};
+
+/// Over this time the present use of the CPU is measured.
+const LOOK_FOR: Duration = Duration::from_millis(200);
+
+pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
+    let record = AllJobs::open(setting)?.find(&args.job)?;
+    let processes = processes::of_job(&setting.host, &record);
+    let mut stdout = io::stdout().lock();
+    if processes.is_empty() {
+        writeln!(stdout, "Job {} has no process any more ({})", record.key.id, record.state.name())?;
+        return Ok(0);
+    }
+    let lines = look(setting, &processes);
+    stdout.write_all(ps::tree(&lines, &Style::of_stream(&stdout)).as_bytes())?;
+    Ok(0)
+}
+
+fn look(setting: &Setting, processes: &[Process]) -> Vec<ProcessLine> {
+    let target = |process: &Process| TaskTarget {
+        pid: process.id.pid,
+        start_ticks: process.id.start_ticks,
+        role: TaskRole::Member,
+        young: true,
+    };
+    let targets = Targets { cgroups: Vec::new(), tasks: processes.iter().map(target).collect() };
+    let mut runner = Runner::open(&setting.host, &Options::default());
+    let before = read(&mut runner, &targets);
+    std::thread::sleep(LOOK_FOR);
+    let after = read(&mut runner, &targets);
+    let line = |process: &Process| {
+        let find = |rows: &[(Subject, Vec<i64>)]| {
+            let subject = Subject::Task { pid: process.id.pid, start_ticks: process.id.start_ticks };
+            rows.iter().find(|(owner, _)| *owner == subject).map(|(_, cells)| cells.clone())
+        };
+        Some(to_line(setting, process, find(&before)?, find(&after)?))
+    };
+    processes.iter().filter_map(line).collect()
+}
+
+fn read(runner: &mut Runner, targets: &Targets) -> Vec<(Subject, Vec<i64>)> {
+    runner.read(targets, &TickInfo { slow: true });
+    let batch = runner.batches().iter().find(|batch| std::ptr::eq(batch.table, &process::TABLE));
+    batch
+        .map(|batch| batch.rows().map(|(row, cells)| (row.owner, cells.to_vec())).collect())
+        .unwrap_or_default()
+}
+
+fn to_line(setting: &Setting, process: &Process, before: Vec<i64>, after: Vec<i64>) -> ProcessLine {
+    let count = |cell: i64| u64::try_from(cell).ok();
+    let cpu = |cells: &[i64]| (cells[process::CPU] != MISSING).then(|| cells[process::CPU] as f64 / 1e9);
+    let percent = match (cpu(&before), cpu(&after)) {
+        (Some(before), Some(after)) => Some((after - before) / LOOK_FOR.as_secs_f64() * 100.0),
+        _ => None,
+    };
+    // A kernel thread, or one that has just ended, has no command line.
+    let command = processes::command_of(&setting.host, process.id.pid);
+    let uid = rustix::fs::stat(format!("/proc/{}", process.id.pid)).ok().map(|found| found.st_uid);
+    ProcessLine {
+        pid: process.id.pid,
+        ppid: process.parent_pid,
+        user: uid.map(|uid| users::name_of(uid).unwrap_or_else(|| uid.to_string())),
+        state: process.state,
+        cpu_seconds: cpu(&after),
+        cpu_percent: percent,
+        memory_bytes: count(after[process::MEMORY_RESIDENT]),
+        threads: count(after[process::THREADS]),
+        read_bytes: count(after[process::READ]),
+        written_bytes: count(after[process::WRITTEN]),
+        command: if command.is_empty() { vec![format!("[{}]", process.name)] } else { command },
+    }
+}

@@ -1,0 +1,25 @@
+//! `met rm`: forgets finished jobs.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+
+use crate::cli::RmArgs;
+use crate::failure::Failure;
+use crate::jobs::AllJobs;
+use crate::setting::Setting;
+
+pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
+    let mut all = AllJobs::open(setting)?;
+    // All or none: a mistyped job must not cost the others their record.
+    let records = args.jobs.iter().map(|job| all.find(job)).collect::<Result<Vec<_>>>()?;
+    if let Some(running) = records.iter().find(|record| record.state.is_live()) {
+        let id = &running.key.id;
+        return Err(Failure::usage(format!("job {id} still runs; end it first with: met cancel {id}")));
+    }
+    for record in records {
+        all.remove(&record.key)?;
+        writeln!(io::stdout(), "Removed job {}", record.key.id)?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,207 @@
+//! `met run`: a job in the background.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use met_core::job::Origin;
+
+use crate::cli::RunArgs;
+use crate::failure::Failure;
+use crate::launch::{self, Draft, Surroundings};
+use crate::protocol;
+use crate::setting::Setting;
+use crate::supervise::Notice;
+
+pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
+    let here = std::env::current_dir().context("the current folder is gone; cd somewhere else")?;
+    let cwd = args.cwd.as_ref().map_or_else(|| here.clone(), |cwd| here.join(cwd));
+    if !cwd.is_dir() {
+        return Err(Failure::usage(format!("--cwd {}: no such folder", cwd.display())));
+    }
+    let env = parse_env(&args.env)?;
+    let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
+    let path = path.or_else(|| std::env::var_os("PATH"));
+    let program = launch::find_program(&args.command, path.as_deref(), &cwd)?;
+    let command = launch::shown(&args.command);
+    let stem = args.name.clone().unwrap_or_else(|| base_name(&args.command[0]));
+    let outputs = Outputs::open(&args, &here, &cwd, &stem)?;
+    let draft = Draft {
+        origin: Origin::Run,
+        name: args.name.as_deref(),
+        command,
+        cwd: cwd.clone(),
+        stdout: Some(outputs.out_path.clone()),
+        stderr: Some(outputs.err_path.clone()),
+        keep: true,
+        until_last: true,
+    };
+    let assignment = launch::assign(setting, draft).inspect_err(|_| outputs.discard())?;
+    let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());
+    let (stdout, stderr) = outputs.into_stdio()?;
+    let surroundings = Surroundings { cwd, env, stdout, stderr };
+    let mut channel = launch::exec_supervisor(&assignment, program.as_os_str(), &args.command, surroundings)?;
+    loop {
+        match protocol::read_frame(&mut channel).context("the supervisor died before it started the job")? {
+            Notice::Started(record) => {
+                let main = record.local.as_ref().and_then(|local| local.main).map_or(0, |main| main.pid);
+                announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here)?;
+                if !args.wait {
+                    return Ok(0);
+                }
+            }
+            Notice::NotExecuted { message } => tracing::error!("{message}"),
+            Notice::Ended(record) => return Ok(super::exit_code(&record)),
+            Notice::Failed { message } => bail!("cannot start the job: {message}"),
+        }
+    }
+}
+
+fn announce(
+    args: &RunArgs,
+    id: &str,
+    name: &str,
+    pid: u32,
+    outputs: [&PathBuf; 2],
+    here: &Path,
+) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    if args.print_id {
+        writeln!(stdout, "{id}")?;
+    } else {
+        let [out, err] = outputs.map(|path| path.strip_prefix(here).unwrap_or(path).display());
+        let name = crate::view::text::escape(name);
+        writeln!(stdout, "Started job {id} \"{name}\" (pid {pid}), output in {out} and {err}")?;
+    }
+    Ok(stdout.flush()?)
+}
+
+fn parse_env(given: &[OsString]) -> Result<Vec<(OsString, OsString)>> {
+    let split = |pair: &OsString| {
+        let bytes = pair.as_bytes();
+        let equals = bytes.iter().position(|&byte| byte == b'=').filter(|&position| position > 0)?;
+        Some((OsString::from_vec(bytes[..equals].to_vec()), OsString::from_vec(bytes[equals + 1..].to_vec())))
+    };
+    let wrong = |pair: &OsString| Failure::usage(format!("--env {pair:?} is not KEY=VALUE"));
+    given.iter().map(|pair| split(pair).ok_or_else(|| wrong(pair))).collect()
+}
+
+fn base_name(command: &OsStr) -> String {
+    Path::new(command)
+        .file_name()
+        .map_or_else(|| "job".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The files a job writes to.
+struct Outputs {
+    out_path: PathBuf,
+    err_path: PathBuf,
+    out: File,
+    /// `None` where both streams go to one file.
+    err: Option<File>,
+    /// Files that were not there before.
+    created: Vec<PathBuf>,
+}
+
+impl Outputs {
+    fn open(args: &RunArgs, here: &Path, cwd: &Path, stem: &str) -> Result<Outputs> {
+        let stem: String = stem
+            .chars()
+            .map(|letter| if letter == '/' || letter.is_control() { '_' } else { letter })
+            .collect();
+        let out = args.out.as_ref().map(|path| here.join(path));
+        let err = args.err.as_ref().map(|path| here.join(path));
+        if let (Some(out), Some(err)) = (&out, &err) {
+            return Outputs::named(out, err);
+        }
+        for number in 1.. {
+            let label = if number == 1 { stem.clone() } else { format!("{stem}.{number}") };
+            let default = |suffix: &str| cwd.join(format!("{label}.{suffix}"));
+            let (out_default, err_default) = (default("out"), default("err"));
+            let opened_out = match &out {
+                Some(path) => Some(named(path)?),
+                None => fresh(&out_default)?,
+            };
+            let Some(out_file) = opened_out else { continue };
+            let opened_err = match &err {
+                Some(path) => Some(named(path)?),
+                None => fresh(&err_default)?,
+            };
+            let Some(err_file) = opened_err else {
+                if out.is_none() {
+                    std::fs::remove_file(&out_default)?;
+                }
+                continue;
+            };
+            let created = [(&out, &out_default), (&err, &err_default)].into_iter();
+            return Ok(Outputs {
+                created: created.filter(|(given, _)| given.is_none()).map(|(_, path)| path.clone()).collect(),
+                out_path: out.clone().unwrap_or(out_default),
+                err_path: err.clone().unwrap_or(err_default),
+                out: out_file,
+                err: Some(err_file),
+            });
+        }
+        bail!("no free name for the output files of {stem}")
+    }
+
+    fn named(out: &Path, err: &Path) -> Result<Outputs> {
+        let out_file = named(out)?;
+        let err_file = if out == err { None } else { Some(named(err)?) };
+        Ok(Outputs {
+            out_path: out.to_path_buf(),
+            err_path: err.to_path_buf(),
+            out: out_file,
+            err: err_file,
+            created: Vec::new(),
+        })
+    }
+
+    /// The job was not started after all.
+    fn discard(&self) {
+        for path in &self.created {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    fn into_stdio(self) -> Result<(Stdio, Stdio)> {
+        let err = match self.err {
+            Some(err) => err,
+            None => self.out.try_clone()?,
+        };
+        Ok((self.out.into(), err.into()))
+    }
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> anyhow::Error {
+    Failure::usage(format!(
+        "cannot write {}: {error}; choose another place with --out and --err",
+        path.display()
+    ))
+}
+
+/// A file the user named: as in a shell, what was in it goes.
+fn named(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    let emptied = opened.and_then(|file| {
+        if file.metadata()?.is_file() {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    });
+    emptied.map_err(|error| cannot_write(path, &error))
+}
+
+/// A file of a default name; `None` if an earlier job has it.
+fn fresh(path: &Path) -> Result<Option<File>> {
+    match OpenOptions::new().append(true).create_new(true).mode(0o666).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(cannot_write(path, &error)),
+    }
+}

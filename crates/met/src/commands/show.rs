@@ -1,0 +1,43 @@
+//! `met show`: the report of one job.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+
+use crate::cli::ShowArgs;
+use crate::jobs::{self, AllJobs};
+use crate::processes;
+use crate::sampler;
+use crate::setting::Setting;
+use crate::view::{self, Style, text};
+
+pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
+    let mut all = AllJobs::open(setting)?;
+    let record = all.find(&args.job)?;
+    let now_ns = jobs::now_ns();
+    let mut stdout = io::stdout().lock();
+    if args.json {
+        writeln!(stdout, "{}", met_insight::json::object(&record, now_ns))?;
+        return Ok(0);
+    }
+    let style = Style::of_stream(&stdout);
+    let machine = super::machine(setting, &record);
+    stdout.write_all(
+        view::report::render(&met_insight::report::report(&record, machine, now_ns), &style).as_bytes(),
+    )?;
+    let course = all.course(&record.key)?;
+    let plot = view::plot::course(&course, sampler::gap_ms(setting.config.sampling.interval), &style);
+    if !plot.is_empty() {
+        write!(stdout, "\n{plot}")?;
+    }
+    if !record.state.is_live() {
+        let alive = processes::of_job(&setting.host, &record);
+        if !alive.is_empty() {
+            let named =
+                alive.iter().map(|process| format!("{} ({})", process.id.pid, text::escape(&process.name)));
+            let list = named.collect::<Vec<_>>().join(", ");
+            writeln!(stdout, "\nStill alive: {list}\nEnd them with: met cancel {}", record.key.id)?;
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,155 @@
+//! `met time`: a job in the foreground, sampled by this very process.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use met_core::job::{Origin, Record};
+use met_host::clock;
+use met_store::inbox::JobDir;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::cli::TimeArgs;
+use crate::failure::Failure;
+use crate::launch::{self, Draft, Supervisor};
+use crate::protocol;
+use crate::sampler::{Sampled, Sampler};
+use crate::setting::Setting;
+use crate::supervise::Notice;
+use crate::view::{self, Style, units};
+
+pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
+    let interval = match &args.interval {
+        Some(text) => parse_interval(text)?,
+        None => setting.config.sampling.interval,
+    };
+    let cwd = std::env::current_dir().context("the current folder is gone; cd somewhere else")?;
+    let program = launch::find_program(&args.command, std::env::var_os("PATH").as_deref(), &cwd)?;
+    let output = args.output.as_ref().map(|path| {
+        File::create(path)
+            .map_err(|error| Failure::usage(format!("cannot write {}: {error}", path.display())))
+    });
+    let output = output.transpose()?;
+    let draft = Draft {
+        origin: Origin::Time,
+        name: args.name.as_deref(),
+        command: launch::shown(&args.command),
+        cwd,
+        stdout: None,
+        stderr: None,
+        keep: !args.no_record,
+        until_last: args.all,
+    };
+    let assignment = launch::assign(setting, draft)?;
+    let inbox = assignment.inbox.clone();
+    let mut supervisor = launch::fork_supervisor(assignment, &program, &args.command)?;
+    let watched = watch(setting, &mut supervisor, interval)?;
+    let record = finish(watched, &mut supervisor, inbox.as_deref(), interval)?;
+    if !args.quiet {
+        report(setting, &args, &record, output)?;
+    }
+    Ok(super::exit_code(&record))
+}
+
+fn parse_interval(text: &str) -> Result<Duration> {
+    let interval =
+        units::parse_duration(text).map_err(|error| Failure::usage(format!("--interval: {error}")))?;
+    if interval < Duration::from_millis(10) || interval > Duration::from_secs(3600) {
+        return Err(Failure::usage(format!("--interval {text}: choose between 10ms and 1h")));
+    }
+    Ok(interval)
+}
+
+/// The job at its end and what was seen of it on the way.
+struct Watched {
+    record: Record,
+    sampled: Sampled,
+}
+
+/// Samples until the supervisor says that the job is over.
+fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> Result<Watched> {
+    let mut sampler: Option<(Sampler, u32)> = None;
+    loop {
+        let patience = sampler.as_ref().map(|(sampler, _)| sampler.until_next_tick());
+        let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
+        let (spoken, signalled) = {
+            let channel = PollFd::from_borrowed_fd(supervisor.channel.as_fd(), PollFlags::IN);
+            let mut fds = [channel, PollFd::new(&supervisor.signals, PollFlags::IN)];
+            let _ = poll(&mut fds, timeout.as_ref());
+            (!fds[0].revents().is_empty(), !fds[1].revents().is_empty())
+        };
+        if signalled {
+            pass_on_signals(supervisor);
+        }
+        if spoken {
+            match protocol::read_frame(&mut supervisor.channel)
+                .context("the supervisor of the job was killed")?
+            {
+                Notice::Started(record) => {
+                    let mut new = Sampler::new(setting.host.clone(), interval, &setting.config);
+                    sampler = new.add(&record).map(|slot| (new, slot));
+                }
+                Notice::NotExecuted { message } => tracing::error!("{message}"),
+                Notice::Ended(record) => {
+                    let sampled =
+                        sampler.and_then(|(mut sampler, slot)| sampler.remove(slot)).unwrap_or_default();
+                    return Ok(Watched { record: *record, sampled });
+                }
+                Notice::Failed { message } => bail!("cannot start the job: {message}"),
+            }
+        } else if let Some((sampler, _)) = &mut sampler {
+            sampler.tick_if_due();
+        }
+    }
+}
+
+/// A terminal signals the whole foreground group; what was sent to us alone is meant for the job.
+fn pass_on_signals(supervisor: &Supervisor) {
+    while let Some(signal) = supervisor.signals.next() {
+        if signal.number != libc::SIGCHLD && !signal.from_kernel {
+            // SAFETY: plain system call on our own, not yet reaped child.
+            unsafe { libc::kill(supervisor.pid, signal.number) };
+        }
+    }
+}
+
+/// Adds what was sampled to what was counted, and makes it last.
+fn finish(
+    watched: Watched,
+    supervisor: &mut Supervisor,
+    inbox: Option<&std::path::Path>,
+    interval: Duration,
+) -> Result<Record> {
+    let Watched { mut record, sampled } = watched;
+    sampled.complete(&mut record, &sampled.course, interval);
+    if let Some(state) = inbox {
+        let folder = JobDir::open(state, record.key.id.parse()?);
+        // The course is worth less than the end: it comes first, and may fail.
+        if !sampled.course.is_empty() {
+            let _ = folder.write_course(&sampled.course);
+        }
+        folder.write_end(&record).with_context(|| format!("cannot keep the end of job {}", record.key.id))?;
+    }
+    supervisor.channel.write_all(&[1])?;
+    // SAFETY: reaps our own child.
+    unsafe { libc::waitpid(supervisor.pid, std::ptr::null_mut(), 0) };
+    Ok(record)
+}
+
+fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<File>) -> Result<()> {
+    let now_ns = clock::realtime_ns();
+    let text = if args.json {
+        format!("{}\n", met_insight::json::object(record, now_ns))
+    } else {
+        let style = if output.is_some() { Style::plain() } else { Style::of_stream(&io::stderr()) };
+        let machine = super::machine(setting, record);
+        view::report::render(&met_insight::report::report(record, machine, now_ns), &style)
+    };
+    match output {
+        Some(mut file) => file.write_all(text.as_bytes()).context("cannot write the report"),
+        // A report that nobody can read must not change the exit code of the job.
+        None => Ok(io::stderr().write_all(text.as_bytes()).unwrap_or(())),
+    }
+}

@@ -1,0 +1,448 @@
+//! The jobs a daemon knows: who may ask for which, what happens when one starts, ends or is lost.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use met_core::job::{CgroupPaths, JobKey, LOCAL, Record, State};
+use met_host::cgroup::Hierarchies;
+use met_host::{Host, parse};
+use met_jobs::enclosure::{self, Enclosure};
+use met_store::inbox::JobDir;
+use met_store::{Retention, StoreError, Writer};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::sampling::Sampling;
+use super::socket::Peer;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::jobs;
+use crate::paths::Place;
+use crate::protocol::{Reply, Request, Status, WireCourse};
+use crate::setting::Setting;
+use crate::users;
+
+/// How long a starting daemon waits for the store.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
+
+pub struct Keeping {
+    host: Host,
+    config: Config,
+    place: Place,
+    writer: Writer,
+    sampling: Sampling,
+    jobs: HashMap<JobKey, Kept>,
+    /// Cgroups made for users who may not make them, by name; removed at the end of the job.
+    made: HashMap<String, (u32, CgroupPaths)>,
+}
+
+struct Kept {
+    record: Record,
+    /// Readable when the supervisor is gone; `None` where the kernel has no pidfd.
+    supervisor: Option<OwnedFd>,
+}
+
+impl Keeping {
+    pub fn open(setting: &Setting, place: &Place) -> Result<Keeping> {
+        let writer = open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
+        let mut keeping = Keeping {
+            host: setting.host.clone(),
+            config: setting.config.clone(),
+            place: place.clone(),
+            writer,
+            sampling: Sampling::start(setting.host.clone(), &setting.config)?,
+            jobs: HashMap::new(),
+            made: HashMap::new(),
+        };
+        jobs::import(&mut keeping.writer, &keeping.host)?;
+        keeping.take_up_running()?;
+        Ok(keeping)
+    }
+
+    /// Jobs that began before this daemon did: sampled on if they still run, lost if nobody waits for them.
+    fn take_up_running(&mut self) -> Result<()> {
+        let live = jobs::JobsFilter { states: vec![State::Running, State::Suspended], ..Default::default() };
+        for mut record in self.writer.jobs(&live.to_store())? {
+            jobs::settle(&self.host, &mut record);
+            let in_terminal =
+                record.local.as_ref().is_some_and(|local| local.origin == met_core::job::Origin::Time);
+            if record.state == State::Lost {
+                self.close_lost(record);
+            } else if !in_terminal {
+                self.watch(record);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn job_count(&self) -> usize {
+        self.jobs.len()
+    }
+
+    pub fn supervisors(&self) -> impl Iterator<Item = (JobKey, &OwnedFd)> {
+        self.jobs.iter().filter_map(|(key, kept)| Some((key.clone(), kept.supervisor.as_ref()?)))
+    }
+
+    pub fn may_stop(&self, peer: Peer) -> bool {
+        peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw()
+    }
+
+    fn sees_all(&self, peer: Peer) -> bool {
+        let operators = self.config.daemon.operators.as_deref();
+        self.may_stop(peer) || operators.is_some_and(|group| users::is_in_group(peer.uid, group))
+    }
+
+    pub fn answer(&mut self, request: Request, peer: Peer) -> Result<Reply> {
+        if !self.place.system && !self.may_stop(peer) {
+            bail!("this daemon serves another user");
+        }
+        match request {
+            Request::Reserve { at_least } => self.reserve(at_least),
+            Request::Enclose { name, pid } => self.enclose(&name, pid, peer).map(Reply::Enclosed),
+            Request::Started(record) => self.started(*record, peer),
+            Request::Ended(record) => self.ended(*record, peer),
+            Request::Jobs(mut filter) => {
+                if !self.sees_all(peer) {
+                    filter.uid = Some(peer.uid);
+                }
+                self.refresh()?;
+                let found = self.writer.jobs(&filter.to_store())?;
+                Ok(Reply::Jobs(self.with_live(found)))
+            }
+            Request::Find(job) => {
+                self.refresh()?;
+                let mut found = jobs::find(&self.writer, &job)?;
+                let sees_all = self.sees_all(peer);
+                if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
+                    found = self.find_own(&job, peer)?;
+                }
+                found.retain(|record| sees_all || record.uid == Some(peer.uid));
+                Ok(Reply::Jobs(self.with_live(found)))
+            }
+            Request::Course(key) => self.course(&key, peer),
+            Request::Remove(key) => self.remove(&key, peer),
+            Request::Status => Ok(Reply::Status(Box::new(self.status()))),
+            Request::Hello { .. } | Request::Stop => bail!("not a question about jobs"),
+        }
+    }
+
+    /// The newest job of a user that fits, where the newest of all is somebody else's.
+    fn find_own(&mut self, job: &jobs::JobRef, peer: Peer) -> Result<Vec<Record>> {
+        let name = match job {
+            jobs::JobRef::Id { .. } => return Ok(Vec::new()),
+            jobs::JobRef::Name(name) => Some(name.clone()),
+            jobs::JobRef::Last => None,
+        };
+        let filter = jobs::JobsFilter { uid: Some(peer.uid), limit: Some(1), name, ..Default::default() };
+        Ok(self.writer.jobs(&filter.to_store())?)
+    }
+
+    fn reserve(&mut self, at_least: u64) -> Result<Reply> {
+        let next = self.writer.next_local_id()?;
+        let (id, _) = JobDir::reserve(&self.place.state, at_least.max(next))?;
+        Ok(Reply::Reserved { id })
+    }
+
+    /// Makes a cgroup inside the caller's own slice and moves his waiting child into it.
+    fn enclose(&mut self, name: &str, pid: u32, peer: Peer) -> Result<CgroupPaths> {
+        if !enclosure::is_valid_name(name) {
+            bail!("{name:?} is no name for a job's cgroup");
+        }
+        let child = Pid::from_raw(pid as i32).context("no such process")?;
+        // While the pidfd shows it alive, the pid cannot have become somebody else's.
+        let pidfd = pidfd_open(child, PidfdFlags::empty()).context("no such process")?;
+        let (parent, uid) = self.parent_and_user(pid)?;
+        if parent != peer.pid || uid != peer.uid {
+            bail!("process {pid} is not a child of the caller");
+        }
+        let mut made = Enclosure::create(&self.host, pid, name);
+        if made.move_in(pid).is_err() || made.paths.is_empty() || !alive(&pidfd) {
+            made.remove();
+            bail!("no cgroup could be made");
+        }
+        self.made.insert(name.to_owned(), (peer.uid, made.paths.clone()));
+        Ok(made.paths)
+    }
+
+    fn parent_and_user(&self, pid: u32) -> Result<(u32, u32)> {
+        let mut text = Vec::new();
+        self.host.read_small(format!("/proc/{pid}/stat"), &mut text)?;
+        let parent = parse::stat(&text).context("unreadable process")?.parent_pid;
+        let folder = rustix::fs::stat(format!("/proc/{pid}"))?;
+        Ok((parent, folder.st_uid))
+    }
+
+    fn started(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
+        if record.key.manager != LOCAL {
+            bail!("only local jobs are announced");
+        }
+        if let Some(kept) = self.jobs.get(&record.key) {
+            self.check_owner(&kept.record, peer)?;
+        }
+        if peer.uid != rustix::process::getuid().as_raw() {
+            self.check_claims(&record, peer)?;
+            record.uid = Some(peer.uid);
+            record.user = users::name_of(peer.uid);
+        }
+        record.state = State::Running;
+        self.writer.put(&record)?;
+        self.watch(record);
+        Ok(Reply::Done)
+    }
+
+    /// What another user says about his job must be true: its figures are read with our rights.
+    fn check_claims(&self, record: &Record, peer: Peer) -> Result<()> {
+        let local = record.local.as_ref().context("no process named")?;
+        if local.supervisor.map(|supervisor| supervisor.pid) != Some(peer.pid) {
+            bail!("only the supervisor of a job may announce it");
+        }
+        let main = local.main.context("no process named")?;
+        if !self.host.is_alive(main) {
+            return Ok(());
+        }
+        if self.parent_and_user(main.pid)?.1 != peer.uid {
+            bail!("process {} is not yours", main.pid);
+        }
+        let claimed = &local.cgroup;
+        let actual = Hierarchies::read(&self.host)?.of_process(&self.host, main.pid)?;
+        let pairs = [
+            (&claimed.unified, &actual.unified),
+            (&claimed.memory, &actual.memory),
+            (&claimed.cpuacct, &actual.cpuacct),
+        ];
+        let ours = |path: &std::path::PathBuf| {
+            path.file_name().and_then(|name| name.to_str()).is_some_and(enclosure::is_valid_name)
+        };
+        for (claimed, actual) in pairs {
+            if claimed.as_ref().is_some_and(|claimed| Some(claimed) != actual.as_ref() || !ours(claimed)) {
+                bail!("the job is not in the cgroup it claims");
+            }
+        }
+        Ok(())
+    }
+
+    fn check_owner(&self, record: &Record, peer: Peer) -> Result<()> {
+        if !self.may_stop(peer) && record.uid != Some(peer.uid) {
+            bail!("no such job");
+        }
+        Ok(())
+    }
+
+    /// Samples a running job and waits for its supervisor.
+    fn watch(&mut self, record: Record) {
+        if self.jobs.contains_key(&record.key) {
+            return;
+        }
+        let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
+        let pidfd = supervisor
+            .and_then(|supervisor| Pid::from_raw(supervisor.pid as i32))
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let before = self.writer.course(&record.key).ok().filter(|course| !course.is_empty());
+        self.sampling.add(&record, before);
+        self.jobs.insert(record.key.clone(), Kept { record, supervisor: pidfd });
+    }
+
+    /// Keeps the end of a job; it is on disk when this returns.
+    fn ended(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
+        let known = match self.jobs.get(&record.key) {
+            Some(kept) => Some(kept.record.clone()),
+            None => self.writer.get(&record.key)?,
+        };
+        // A job may end before its start was told. A system daemon then knows it by the id it gave away;
+        // other jobs are kept by their owners.
+        if let Some(known) = &known {
+            self.check_owner(known, peer)?;
+            (record.uid, record.user) = (known.uid, known.user.clone());
+        } else if self.place.system && !self.gave_away(&record) {
+            bail!("no such job");
+        } else if peer.uid != rustix::process::getuid().as_raw() {
+            (record.uid, record.user) = (Some(peer.uid), users::name_of(peer.uid));
+        }
+        if record.state.is_live() {
+            bail!("the job has not ended");
+        }
+        self.close_job(record)?;
+        Ok(Reply::Done)
+    }
+
+    fn gave_away(&self, record: &Record) -> bool {
+        record.key.id.parse().is_ok_and(|id| JobDir::open(&self.place.state, id).path().is_dir())
+    }
+
+    fn close_job(&mut self, mut record: Record) -> Result<()> {
+        let sampled = self.sampling.remove(&record.key).unwrap_or_default();
+        if !sampled.course.is_empty()
+            && let Err(error) = self.writer.append_course(&record.key, &sampled.course)
+        {
+            tracing::warn!("job {}: the last samples are lost: {error}", record.key.id);
+        }
+        let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
+        sampled.complete(&mut record, &course, self.config.sampling.interval);
+        self.writer.put(&record)?;
+        self.jobs.remove(&record.key);
+        self.forget_cgroup(&record);
+        self.limit_count()
+    }
+
+    fn close_lost(&mut self, mut record: Record) {
+        record.state = State::Lost;
+        if let Err(error) = self.close_job(record) {
+            tracing::error!("cannot keep a lost job: {error:#}");
+        }
+    }
+
+    fn forget_cgroup(&mut self, record: &Record) {
+        let Some(local) = &record.local else { return };
+        enclosure::remove(&local.cgroup);
+        self.made.retain(|_, (_, paths)| *paths != local.cgroup);
+        if self.place.system
+            && let Ok(id) = record.key.id.parse()
+        {
+            let _ = JobDir::open(&self.place.state, id).remove();
+        }
+    }
+
+    /// The supervisor of a job is gone: it left the end behind, or the job is lost.
+    pub fn supervisor_gone(&mut self, key: &JobKey) {
+        let Some(kept) = self.jobs.get(key) else { return };
+        let record = kept.record.clone();
+        let folder =
+            key.id.parse().ok().filter(|_| !self.place.system).map(|id| JobDir::open(&self.place.state, id));
+        let end = folder.as_ref().and_then(|folder| folder.read().end).filter(|end| end.key == *key);
+        match end {
+            Some(end) => match self.close_job(end) {
+                Ok(()) => drop(folder.map(|folder| folder.remove())),
+                // It stays in the inbox, where every reader finds it.
+                Err(error) => {
+                    tracing::error!("cannot keep the end of job {}: {error:#}", key.id);
+                    self.jobs.remove(key);
+                }
+            },
+            None => {
+                tracing::warn!("job {}: its supervisor was killed", key.id);
+                self.close_lost(record);
+                drop(folder.map(|folder| folder.remove()));
+            }
+        }
+    }
+
+    fn refresh(&mut self) -> Result<()> {
+        if self.place.system { Ok(()) } else { jobs::import(&mut self.writer, &self.host) }
+    }
+
+    fn with_live(&self, mut found: Vec<Record>) -> Vec<Record> {
+        if found.iter().any(|record| record.state.is_live()) {
+            let mut live = self.sampling.live();
+            for record in found.iter_mut().filter(|record| record.state.is_live()) {
+                match live.remove(&record.key) {
+                    Some(live) => jobs::overlay(record, live),
+                    None => jobs::settle(&self.host, record),
+                }
+            }
+        }
+        found
+    }
+
+    fn visible(&mut self, key: &JobKey, peer: Peer) -> Result<Record> {
+        let record =
+            self.writer.get(key)?.filter(|record| self.sees_all(peer) || record.uid == Some(peer.uid));
+        record.context("no such job")
+    }
+
+    fn course(&mut self, key: &JobKey, peer: Peer) -> Result<Reply> {
+        self.visible(key, peer)?;
+        if self.jobs.contains_key(key) {
+            self.flush();
+        }
+        Ok(Reply::Course(WireCourse::of(&self.writer.course(key)?)))
+    }
+
+    fn remove(&mut self, key: &JobKey, peer: Peer) -> Result<Reply> {
+        match self.visible(key, peer) {
+            Ok(record) => self.check_owner(&record, peer)?,
+            // Removed is removed, whoever kept it.
+            Err(_) => return Ok(Reply::Done),
+        }
+        if self.jobs.contains_key(key) {
+            bail!("the job still runs; `met cancel` ends it");
+        }
+        self.writer.remove(key)?;
+        Ok(Reply::Done)
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            system: self.place.system,
+            jobs: self.jobs.len(),
+            interval_ms: self.config.sampling.interval.as_millis() as i64,
+            state: self.place.state.clone(),
+            sources: self.sampling.costs(),
+        }
+    }
+
+    /// Samples go to disk this often: a killed daemon loses no more.
+    pub fn flush_every(&self) -> Duration {
+        let buffered = self.config.sampling.buffer_samples;
+        let by_size =
+            buffered.map(|samples| self.config.sampling.interval.saturating_mul(samples.min(100_000) as u32));
+        let every = self.config.storage.flush_interval;
+        by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
+    }
+
+    pub fn flush(&mut self) {
+        for (key, course) in self.sampling.drain() {
+            if let Err(error) = self.writer.append_course(&key, &course) {
+                tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
+            }
+        }
+    }
+
+    pub fn retain(&mut self) {
+        let storage = &self.config.storage;
+        let retention = Retention {
+            max_age_ns: Some(storage.keep.as_nanos() as i64),
+            max_bytes: Some(storage.max_bytes),
+        };
+        if let Err(error) = self.writer.retain(&retention, jobs::now_ns()) {
+            tracing::warn!("old jobs could not be removed: {error}");
+        }
+    }
+
+    /// `storage.size`: at most so many finished jobs.
+    fn limit_count(&mut self) -> Result<()> {
+        let Some(most) = self.config.storage.jobs_max else { return Ok(()) };
+        let all = self.writer.jobs(&jobs::JobsFilter::default().to_store())?;
+        for record in all.iter().filter(|record| !record.state.is_live()).skip(most as usize) {
+            self.writer.remove(&record.key)?;
+        }
+        Ok(())
+    }
+
+    pub fn close(self) {
+        self.sampling.stop();
+    }
+}
+
+/// A command that lists jobs holds the store for a moment, too.
+fn open_writer(state: &Path) -> Result<Writer, StoreError> {
+    let begin = Instant::now();
+    loop {
+        match Writer::open(state) {
+            Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn alive(pidfd: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&now)), Ok(0))
+}

@@ -1,0 +1,245 @@
+//! The daemon: samples the jobs of a user, or as root of everybody, and keeps what becomes of them.
+//!
+//! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. It
+//! never starts a user's process, and jobs go on without it.
+
+mod keeping;
+mod sampling;
+mod socket;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use met_core::job::JobKey;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::failure::Failure;
+use crate::paths::Place;
+use crate::protocol::{PROTOCOL, Reply, Request};
+use crate::setting::Setting;
+use crate::supervise::Signals;
+use keeping::Keeping;
+use socket::{Connection, Peer, Post};
+
+/// More would be a fault, or somebody's attack.
+const CONNECTIONS_MAX: usize = 8192;
+const RETENTION_EVERY: Duration = Duration::from_secs(3600);
+
+/// Serves until told to stop, or, if `auto`, until there has been nothing to do for a while.
+pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
+    place.create()?;
+    met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
+    let signals = Signals::block()?;
+    let Some(post) = Post::take(place)? else {
+        return match auto {
+            true => Ok(()),
+            false => {
+                Err(Failure::usage("a daemon runs already; `met daemon --status` shows it, --stop ends it"))
+            }
+        };
+    };
+    let keeping = Keeping::open(setting, place)?;
+    tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
+    let mut daemon = Daemon {
+        keeping,
+        post,
+        signals,
+        connections: Vec::new(),
+        idle_exit: auto.then_some(setting.config.daemon.idle_exit),
+        busy_at: Instant::now(),
+        next_flush: Instant::now(),
+        next_retention: Instant::now(),
+    };
+    daemon.serve()?;
+    daemon.leave();
+    Ok(())
+}
+
+struct Daemon {
+    keeping: Keeping,
+    post: Post,
+    signals: Signals,
+    connections: Vec<Connection>,
+    idle_exit: Option<Duration>,
+    busy_at: Instant,
+    next_flush: Instant,
+    next_retention: Instant,
+}
+
+/// What a poll found.
+#[derive(Default)]
+struct Ready {
+    signalled: bool,
+    knocked: bool,
+    connections: Vec<usize>,
+    ended: Vec<JobKey>,
+}
+
+impl Daemon {
+    fn serve(&mut self) -> Result<()> {
+        loop {
+            let ready = self.poll();
+            if ready.signalled && self.told_to_stop() {
+                return Ok(());
+            }
+            while ready.knocked
+                && let Some((stream, peer)) = self.post.accept()
+            {
+                self.admit(Connection::new(stream, peer));
+            }
+            if self.serve_connections(&ready.connections) {
+                return Ok(());
+            }
+            for key in ready.ended {
+                self.keeping.supervisor_gone(&key);
+            }
+            self.keep_house();
+            if self.idle_too_long() && self.left_for_good()? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn poll(&mut self) -> Ready {
+        let watched: Vec<(JobKey, &OwnedFd)> = self.keeping.supervisors().collect();
+        let mut fds =
+            vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.post.listener, PollFlags::IN)];
+        for connection in &self.connections {
+            let flags =
+                if connection.wants_to_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            fds.push(PollFd::from_borrowed_fd(connection.as_fd(), flags));
+        }
+        fds.extend(watched.iter().map(|(_, pidfd)| PollFd::new(*pidfd, PollFlags::IN)));
+        let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return Ready::default();
+        }
+        let is_ready = |index: usize| !fds[index].revents().is_empty();
+        let first_supervisor = 2 + self.connections.len();
+        Ready {
+            signalled: is_ready(0),
+            knocked: is_ready(1),
+            connections: (0..self.connections.len()).filter(|index| is_ready(2 + index)).collect(),
+            ended: (0..watched.len())
+                .filter(|index| is_ready(first_supervisor + index))
+                .map(|index| watched[index].0.clone())
+                .collect(),
+        }
+    }
+
+    /// How long nothing needs to be done unless somebody asks.
+    fn patience(&self) -> Option<Duration> {
+        let flush = (self.keeping.job_count() > 0).then_some(self.next_flush);
+        let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
+        let next = flush.into_iter().chain(idle).chain([self.next_retention]).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    fn told_to_stop(&self) -> bool {
+        let mut stop = false;
+        while let Some(signal) = self.signals.next() {
+            stop |= matches!(signal.number, libc::SIGTERM | libc::SIGINT | libc::SIGHUP);
+        }
+        stop
+    }
+
+    fn admit(&mut self, connection: Connection) {
+        self.busy_at = Instant::now();
+        if self.connections.len() < CONNECTIONS_MAX {
+            self.connections.push(connection);
+        }
+    }
+
+    /// Answers who asked; true when told to stop.
+    fn serve_connections(&mut self, ready: &[usize]) -> bool {
+        let mut stop = false;
+        let mut gone = Vec::new();
+        for &index in ready {
+            self.busy_at = Instant::now();
+            let peer = self.connections[index].peer;
+            let Some(requests) = self.connections[index].read() else {
+                gone.push(index);
+                continue;
+            };
+            for request in requests {
+                let (reply, stops) = self.answer(request, peer);
+                stop |= stops;
+                self.connections[index].reply(&reply);
+                if matches!(reply, Reply::Error { .. }) {
+                    self.connections[index].close_after_reply();
+                }
+            }
+            if !self.connections[index].flush() {
+                gone.push(index);
+            }
+        }
+        for index in gone.into_iter().rev() {
+            self.connections.swap_remove(index);
+        }
+        stop
+    }
+
+    fn answer(&mut self, request: Request, peer: Peer) -> (Reply, bool) {
+        match request {
+            // A newer client needs a newer daemon: this one makes room.
+            Request::Hello { protocol } => {
+                (Reply::Hello { protocol: PROTOCOL, pid: std::process::id() }, protocol > PROTOCOL)
+            }
+            Request::Stop if self.keeping.may_stop(peer) => (Reply::Done, true),
+            Request::Stop => {
+                (Reply::Error { message: "only root may stop the system daemon".to_owned() }, false)
+            }
+            request => {
+                let answered = self.keeping.answer(request, peer);
+                (answered.unwrap_or_else(|error| Reply::Error { message: format!("{error:#}") }), false)
+            }
+        }
+    }
+
+    fn keep_house(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_flush && self.keeping.job_count() > 0 {
+            self.keeping.flush();
+            self.next_flush = now + self.keeping.flush_every();
+        }
+        if now >= self.next_retention {
+            self.keeping.retain();
+            self.next_retention = now + RETENTION_EVERY;
+        }
+        if !self.is_idle() {
+            self.busy_at = now;
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.keeping.job_count() == 0
+    }
+
+    fn idle_too_long(&self) -> bool {
+        self.idle_exit.is_some_and(|idle_exit| self.is_idle() && self.busy_at.elapsed() >= idle_exit)
+    }
+
+    /// Closes the door, and opens it again if somebody had come in meanwhile.
+    fn left_for_good(&mut self) -> Result<bool> {
+        let Some((stream, peer)) = self.post.close_door() else {
+            tracing::info!("leaving: no job for a while");
+            return Ok(true);
+        };
+        self.post.reopen_door()?;
+        self.admit(Connection::new(stream, peer));
+        Ok(false)
+    }
+
+    /// Ends the daemon; whatever was sampled is kept, jobs run on.
+    fn leave(mut self) {
+        let late = self.post.close_door();
+        self.connections.extend(late.map(|(stream, peer)| Connection::new(stream, peer)));
+        self.keeping.flush();
+        for connection in &mut self.connections {
+            connection.reply(&Reply::Leaving);
+            connection.flush();
+        }
+        self.keeping.close();
+    }
+}

@@ -1,0 +1,136 @@
+//! The sampling thread: it ticks, and between ticks does what it is asked to. It never touches a disk.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use met_core::course::Course;
+use met_core::job::{JobKey, Record};
+use met_host::Host;
+
+use crate::config::Config;
+use crate::protocol::SourceStatus;
+use crate::sampler::{Live, Sampled, Sampler};
+
+enum Order {
+    Add(Box<Record>, Option<Box<Course>>),
+    Remove(JobKey, SyncSender<Option<Sampled>>),
+    Drain(SyncSender<Vec<(JobKey, Course)>>),
+    Live(SyncSender<HashMap<JobKey, Live>>),
+    Costs(SyncSender<Vec<SourceStatus>>),
+}
+
+/// The other threads' end of the sampler.
+pub struct Sampling {
+    orders: Sender<Order>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sampling {
+    pub fn start(host: Host, config: &Config) -> io::Result<Sampling> {
+        let (orders, receiver) = mpsc::channel();
+        let mut sampler = Sampler::new(host, config.sampling.interval, config);
+        let thread = std::thread::Builder::new()
+            .name("sampler".to_owned())
+            .spawn(move || work(&mut sampler, &receiver))?;
+        Ok(Sampling { orders, thread: Some(thread) })
+    }
+
+    /// Begins to sample a job; `before` is what an earlier daemon saw of it.
+    pub fn add(&self, record: &Record, before: Option<Course>) {
+        let _ = self.orders.send(Order::Add(Box::new(record.clone()), before.map(Box::new)));
+    }
+
+    pub fn remove(&self, key: &JobKey) -> Option<Sampled> {
+        self.ask(|reply| Order::Remove(key.clone(), reply)).flatten()
+    }
+
+    /// The samples since the last call.
+    pub fn drain(&self) -> Vec<(JobKey, Course)> {
+        self.ask(Order::Drain).unwrap_or_default()
+    }
+
+    pub fn live(&self) -> HashMap<JobKey, Live> {
+        self.ask(Order::Live).unwrap_or_default()
+    }
+
+    pub fn costs(&self) -> Vec<SourceStatus> {
+        self.ask(Order::Costs).unwrap_or_default()
+    }
+
+    fn ask<T>(&self, order: impl FnOnce(SyncSender<T>) -> Order) -> Option<T> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.orders.send(order(reply)).ok()?;
+        answer.recv().ok()
+    }
+
+    /// Ends the thread; what it holds must have been drained.
+    pub fn stop(mut self) {
+        let thread = self.thread.take();
+        drop(self.orders);
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(sampler: &mut Sampler, orders: &Receiver<Order>) {
+    let mut slots = HashMap::new();
+    let mut last_errors = HashMap::new();
+    loop {
+        // Without jobs there is nothing to wake up for.
+        let order = match sampler.job_count() {
+            0 => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            _ => orders.recv_timeout(sampler.until_next_tick().max(Duration::from_micros(1))),
+        };
+        match order {
+            Ok(order) => obey(sampler, &mut slots, &last_errors, order),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if sampler.job_count() > 0 && sampler.tick_if_due() {
+            for error in sampler.take_new_errors() {
+                tracing::warn!("source {}: {}", error.source, error.message);
+                last_errors.insert(error.source, error.message);
+            }
+        }
+    }
+}
+
+fn obey(
+    sampler: &mut Sampler,
+    slots: &mut HashMap<JobKey, u32>,
+    last_errors: &HashMap<&'static str, String>,
+    order: Order,
+) {
+    match order {
+        Order::Add(record, before) => {
+            if slots.contains_key(&record.key) {
+                return;
+            }
+            if let Some(slot) = sampler.add(&record) {
+                slots.insert(record.key.clone(), slot);
+                if let Some(before) = before {
+                    sampler.recall(slot, &before);
+                }
+            }
+        }
+        Order::Remove(key, reply) => {
+            let _ = reply.send(slots.remove(&key).and_then(|slot| sampler.remove(slot)));
+        }
+        Order::Drain(reply) => drop(reply.send(sampler.drain())),
+        Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
+        Order::Costs(reply) => {
+            let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
+                name: cost.source.to_owned(),
+                read_ns: cost.read_ns,
+                errors: cost.errors,
+                rows: cost.rows,
+                last_error: last_errors.get(cost.source).cloned(),
+            });
+            drop(reply.send(costs.collect()));
+        }
+    }
+}

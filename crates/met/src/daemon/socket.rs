@@ -1,0 +1,151 @@
+//! The daemon's socket: one instance by a lock, connections with their peers' credentials.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::fs::FlockOperation;
+
+use crate::client::Client;
+use crate::paths::Place;
+use crate::protocol::{self, Reply, Request};
+
+/// How long a starting daemon waits for a leaving one to let go of the lock.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The lock, held for the life of a daemon, and the socket bound under it.
+pub struct Post {
+    _lock: File,
+    pub listener: UnixListener,
+    socket: PathBuf,
+    system: bool,
+}
+
+impl Post {
+    /// Takes the place of the one daemon. `None`: another one serves already.
+    pub fn take(place: &Place) -> Result<Option<Post>> {
+        let path = place.lock();
+        let lock = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
+        let begin = Instant::now();
+        while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if Client::connect(&place.socket()).is_ok() || begin.elapsed() > LOCK_PATIENCE {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let listener = bind(&place.socket(), place.system)?;
+        Ok(Some(Post { _lock: lock, listener, socket: place.socket(), system: place.system }))
+    }
+
+    /// Takes the socket away; whoever had connected by then is found by one last accept.
+    pub fn close_door(&mut self) -> Option<(UnixStream, Peer)> {
+        let _ = fs::remove_file(&self.socket);
+        self.accept()
+    }
+
+    pub fn reopen_door(&mut self) -> Result<()> {
+        self.listener = bind(&self.socket, self.system)?;
+        Ok(())
+    }
+
+    pub fn accept(&self) -> Option<(UnixStream, Peer)> {
+        let (stream, _) = self.listener.accept().ok()?;
+        stream.set_nonblocking(true).ok()?;
+        let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+        let pid = credentials.pid.as_raw_nonzero().get() as u32;
+        Some((stream, Peer { uid: credentials.uid.as_raw(), pid }))
+    }
+}
+
+/// Bound under another name and renamed: a client finds the old socket, none, or one that answers.
+fn bind(socket: &PathBuf, system: bool) -> Result<UnixListener> {
+    let fresh = socket.with_extension(format!("{}", std::process::id()));
+    let _ = fs::remove_file(&fresh);
+    let bound = UnixListener::bind(&fresh).with_context(|| format!("cannot bind {}", fresh.display()))?;
+    bound.set_nonblocking(true)?;
+    // Everybody may knock at a system daemon's door; what is answered depends on who does.
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(if system { 0o666 } else { 0o600 }))?;
+    fs::rename(&fresh, socket).with_context(|| format!("cannot create {}", socket.display()))?;
+    Ok(bound)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub uid: u32,
+    pub pid: u32,
+}
+
+/// A client and what has not been read or written yet.
+pub struct Connection {
+    stream: UnixStream,
+    pub peer: Peer,
+    arrived: Vec<u8>,
+    leaving: Vec<u8>,
+    /// Nothing more is read; closed when the last reply is out.
+    closing: bool,
+}
+
+impl Connection {
+    pub fn new(stream: UnixStream, peer: Peer) -> Connection {
+        Connection { stream, peer, arrived: Vec::new(), leaving: Vec::new(), closing: false }
+    }
+
+    pub fn wants_to_write(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// Reads what is there. `None`: the peer is gone, or speaks nonsense.
+    pub fn read(&mut self) -> Option<Vec<Request>> {
+        let mut chunk = [0; 16 << 10];
+        let mut requests = Vec::new();
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return if requests.is_empty() { None } else { Some(requests) },
+                Ok(length) => self.arrived.extend_from_slice(&chunk[..length]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(requests),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+            while let Some(request) = protocol::take_frame(&mut self.arrived).ok()? {
+                requests.push(request);
+            }
+        }
+    }
+
+    /// Queues a reply; `flush` sends it. One that is too large for a frame becomes an error the peer can read.
+    pub fn reply(&mut self, reply: &Reply) {
+        if let Err(error) = protocol::write_frame(&mut self.leaving, reply) {
+            let _ = protocol::write_frame(&mut self.leaving, &Reply::Error { message: error.to_string() });
+        }
+    }
+
+    pub fn close_after_reply(&mut self) {
+        self.closing = true;
+    }
+
+    /// Sends as much as the peer takes; false when the connection is done with.
+    pub fn flush(&mut self) -> bool {
+        while !self.leaving.is_empty() {
+            match self.stream.write(&self.leaving) {
+                Ok(0) => return false,
+                Ok(length) => drop(self.leaving.drain(..length)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        !self.closing
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}

@@ -1,0 +1,397 @@
+//! Jobs as commands ask for them: by reference or filter, from a daemon or from the files themselves.
+
+use anyhow::{Context, Result, bail};
+use met_core::course::Course;
+use met_core::job::{JobKey, LOCAL, Record, State};
+use met_core::{JOB, MISSING};
+use met_host::{Host, clock};
+use met_store::{Filter, Queries, Reader, StoreError, Writer, inbox};
+use serde::{Deserialize, Serialize};
+
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::protocol::{Reply, Request, WireCourse};
+use crate::sampler::Live;
+use crate::setting::Setting;
+
+/// The managers whose name may stand before an id.
+const MANAGERS: [&str; 9] =
+    [LOCAL, "slurm", "oar", "pbs", "lsf", "htcondor", "kubernetes", "docker", "podman"];
+
+/// How a user names a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobRef {
+    /// The newest of all.
+    Last,
+    Id {
+        manager: Option<String>,
+        id: String,
+    },
+    /// The newest of this name.
+    Name(String),
+}
+
+impl JobRef {
+    pub fn parse(text: &str) -> Result<JobRef> {
+        if text == "@last" {
+            return Ok(JobRef::Last);
+        }
+        if text.is_empty() || text.starts_with('@') {
+            return Err(Failure::usage(format!("{text:?} is no job; write 12, local:12, a name or @last")));
+        }
+        if let Some((manager, id)) = text.split_once(':')
+            && MANAGERS.contains(&manager)
+            && !id.is_empty()
+        {
+            return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned() });
+        }
+        if text.bytes().next().is_some_and(|first| first.is_ascii_digit())
+            && text.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'_' | b'.' | b'+'))
+        {
+            return Ok(JobRef::Id { manager: None, id: text.to_owned() });
+        }
+        Ok(JobRef::Name(text.to_owned()))
+    }
+}
+
+/// Which jobs are wanted.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct JobsFilter {
+    pub since_ns: Option<i64>,
+    pub states: Vec<State>,
+    pub uid: Option<u32>,
+    pub user: Option<String>,
+    pub name: Option<String>,
+    pub limit: Option<usize>,
+}
+
+impl JobsFilter {
+    pub fn to_store(&self) -> Filter {
+        Filter {
+            since_ns: self.since_ns,
+            states: self.states.clone(),
+            uid: self.uid,
+            user: self.user.clone(),
+            name: self.name.clone(),
+            limit: self.limit,
+            with_summaries: true,
+            ..Filter::default()
+        }
+    }
+}
+
+/// Somebody who knows jobs.
+trait JobSource {
+    fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>>;
+    fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
+    fn course(&mut self, key: &JobKey) -> Result<Course>;
+    fn remove(&mut self, key: &JobKey) -> Result<()>;
+}
+
+/// Every job that the caller may see, wherever it is kept.
+pub struct AllJobs {
+    sources: Vec<Box<dyn JobSource>>,
+}
+
+impl AllJobs {
+    pub fn open(setting: &Setting) -> Result<AllJobs> {
+        let mut sources: Vec<Box<dyn JobSource>> = Vec::new();
+        let mut system = setting.system_daemon();
+        if let Some(system) = &mut system {
+            hand_over_ends(setting, system);
+        }
+        match setting.user_daemon() {
+            Ok(client) => sources.push(Box::new(FromDaemon { client })),
+            Err(_) if setting.user.state.is_dir() => sources.push(Box::new(FromFiles::open(setting)?)),
+            Err(_) => {}
+        }
+        if let Some(client) = system {
+            sources.push(Box::new(FromDaemon { client }));
+        }
+        Ok(AllJobs { sources })
+    }
+
+    /// Newest first.
+    pub fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
+        let mut jobs = Vec::new();
+        for source in &mut self.sources {
+            jobs.extend(source.jobs(filter)?);
+        }
+        let mut jobs = merge(jobs);
+        jobs.truncate(filter.limit.unwrap_or(usize::MAX));
+        Ok(jobs)
+    }
+
+    /// The one job meant by `text`.
+    pub fn find(&mut self, text: &str) -> Result<Record> {
+        let job = JobRef::parse(text)?;
+        let mut found = Vec::new();
+        for source in &mut self.sources {
+            found.extend(source.find(&job)?);
+        }
+        let found = merge(found);
+        let Some(newest) = found.first() else {
+            return Err(Failure::usage(match job {
+                JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
+                _ => format!("no job {text}; `met list` shows those there are"),
+            }));
+        };
+        // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
+        if let JobRef::Id { manager: None, .. } = job
+            && let Some(other) = found.iter().find(|record| record.key.manager != newest.key.manager)
+        {
+            let name = |record: &Record| format!("{}:{}", record.key.manager, record.key.id);
+            return Err(Failure::usage(format!(
+                "job {text} is ambiguous: {} or {}",
+                name(newest),
+                name(other)
+            )));
+        }
+        Ok(newest.clone())
+    }
+
+    pub fn course(&mut self, key: &JobKey) -> Result<Course> {
+        for source in &mut self.sources {
+            let course = source.course(key)?;
+            if !course.is_empty() {
+                return Ok(course);
+            }
+        }
+        Ok(Course::new(&JOB))
+    }
+
+    pub fn remove(&mut self, key: &JobKey) -> Result<()> {
+        for source in &mut self.sources {
+            source.remove(key)?;
+        }
+        Ok(())
+    }
+}
+
+/// Newest first, each job once: an end that somebody knows beats a job that somebody else lost sight of.
+fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
+    let known = |record: &Record| !record.state.is_live() && record.state != State::Lost;
+    jobs.sort_by(|left, right| {
+        let order = |record: &Record| (record.start_ns, record.key.id.parse::<u64>().ok());
+        order(right)
+            .cmp(&order(left))
+            .then_with(|| left.key.cmp(&right.key))
+            .then_with(|| known(right).cmp(&known(left)))
+    });
+    jobs.dedup_by(|later, earlier| later.key == earlier.key);
+    jobs
+}
+
+/// Ends of jobs that a system daemon knows, written while it was away.
+fn hand_over_ends(setting: &Setting, system: &mut Client) {
+    for folder in inbox::pending(&setting.user.state).unwrap_or_default() {
+        if let Some(end) = folder.read().end
+            && system.call(&Request::Ended(Box::new(end))).is_ok()
+        {
+            let _ = folder.remove();
+        }
+    }
+}
+
+struct FromDaemon {
+    client: Client,
+}
+
+impl FromDaemon {
+    fn records(&mut self, request: &Request) -> Result<Vec<Record>> {
+        match self.client.call(request).context("cannot ask the daemon")? {
+            Reply::Jobs(jobs) => Ok(jobs),
+            reply => bail!("the daemon answered {reply:?}"),
+        }
+    }
+}
+
+impl JobSource for FromDaemon {
+    fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
+        self.records(&Request::Jobs(filter.clone()))
+    }
+
+    fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
+        self.records(&Request::Find(job.clone()))
+    }
+
+    fn course(&mut self, key: &JobKey) -> Result<Course> {
+        match self.client.call(&Request::Course(key.clone())).context("cannot ask the daemon")? {
+            Reply::Course(course) => Ok(course.into_course()),
+            reply => bail!("the daemon answered {reply:?}"),
+        }
+    }
+
+    fn remove(&mut self, key: &JobKey) -> Result<()> {
+        self.client.call(&Request::Remove(key.clone())).context("cannot ask the daemon").map(drop)
+    }
+}
+
+impl WireCourse {
+    pub fn of(course: &Course) -> WireCourse {
+        let known = |cells: &&Vec<i64>| cells.iter().any(|&cell| cell != MISSING);
+        let optional =
+            |cells: &Vec<i64>| cells.iter().map(|&cell| (cell != MISSING).then_some(cell)).collect();
+        let columns = course.table.columns.iter().zip(&course.columns).filter(|(_, cells)| known(cells));
+        WireCourse {
+            times_ms: course.times_ms.clone(),
+            columns: columns.map(|(column, cells)| (column.name.to_owned(), optional(cells))).collect(),
+        }
+    }
+
+    fn into_course(self) -> Course {
+        let mut course = Course::new(&JOB);
+        let count = self.times_ms.len();
+        course.columns.iter_mut().for_each(|column| column.resize(count, MISSING));
+        for (name, cells) in self.columns {
+            if let Some(column) = JOB.column(&name).filter(|_| cells.len() == count) {
+                course.columns[column] = cells.into_iter().map(|cell| cell.unwrap_or(MISSING)).collect();
+            }
+        }
+        course.times_ms = self.times_ms;
+        course
+    }
+}
+
+/// The store as it lies on disk, where no daemon runs.
+struct FromFiles {
+    host: Host,
+    store: Files,
+}
+
+enum Files {
+    /// Nobody else writes: what waits in the inbox is imported.
+    Ours(Box<Writer>),
+    /// Somebody writes at this moment.
+    Theirs(Box<Reader>),
+}
+
+impl FromFiles {
+    fn open(setting: &Setting) -> Result<FromFiles> {
+        let state = &setting.user.state;
+        let host = setting.host.clone();
+        let store = match Writer::open(state) {
+            Ok(mut writer) => {
+                import(&mut writer, &host)?;
+                Files::Ours(Box::new(writer))
+            }
+            Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open(state)?)),
+            Err(error) => return Err(Failure::usage(error.to_string())),
+        };
+        Ok(FromFiles { host, store })
+    }
+
+    fn queries(&self) -> &Queries {
+        match &self.store {
+            Files::Ours(writer) => writer,
+            Files::Theirs(reader) => reader,
+        }
+    }
+
+    fn up_to_date(&self, mut jobs: Vec<Record>) -> Vec<Record> {
+        for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
+            settle(&self.host, record);
+            if record.state.is_live() {
+                let live = Live::now(&self.host, record);
+                overlay(record, live);
+            }
+        }
+        jobs
+    }
+}
+
+impl JobSource for FromFiles {
+    fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
+        let jobs = self.queries().jobs(&filter.to_store())?;
+        Ok(self.up_to_date(jobs))
+    }
+
+    fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
+        let jobs = find(self.queries(), job)?;
+        Ok(self.up_to_date(jobs))
+    }
+
+    fn course(&mut self, key: &JobKey) -> Result<Course> {
+        Ok(self.queries().course(key)?)
+    }
+
+    fn remove(&mut self, key: &JobKey) -> Result<()> {
+        match &mut self.store {
+            Files::Ours(writer) => Ok(writer.remove(key)?),
+            Files::Theirs(_) => bail!("another met is writing at this moment; try again"),
+        }
+    }
+}
+
+/// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost.
+pub fn import(writer: &mut Writer, host: &Host) -> Result<()> {
+    if let Some(aside) = writer.moved_aside.take() {
+        tracing::warn!("the store was damaged; it was moved to {} and a new one begun", aside.display());
+    }
+    let imported = writer.import()?;
+    for problem in &imported.problems {
+        tracing::warn!("{problem}");
+    }
+    for mut record in imported.live {
+        settle(host, &mut record);
+        if record.state == State::Lost {
+            writer.put(&record)?;
+        }
+    }
+    Ok(())
+}
+
+/// A job that nobody waits for any more is lost, whatever its last record says.
+pub fn settle(host: &Host, record: &mut Record) {
+    let Some(local) = record.local.as_ref().filter(|_| record.state.is_live()) else { return };
+    let waited_for = local.boot_id == host.facts().boot_id
+        && local.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
+    if !waited_for {
+        record.state = State::Lost;
+    }
+}
+
+/// Adds what is known of a running job to its record.
+pub fn overlay(record: &mut Record, live: Live) {
+    record.totals.fill_from(&live.totals);
+    if record.summaries.is_empty() {
+        record.summaries = live.summaries;
+    }
+}
+
+/// The candidates for a reference, newest first.
+pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
+    Ok(match job {
+        JobRef::Last => store.newest()?.into_iter().collect(),
+        JobRef::Id { manager, id } => store.find(manager.as_deref(), id)?,
+        JobRef::Name(name) => store.newest_named(name)?.into_iter().collect(),
+    })
+}
+
+/// Now, in unix nanoseconds.
+pub fn now_ns() -> i64 {
+    clock::realtime_ns()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(manager: Option<&str>, id: &str) -> JobRef {
+        JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned() }
+    }
+
+    #[test]
+    fn jobs_are_named_in_four_ways() {
+        let parse = |text| JobRef::parse(text).unwrap();
+        assert_eq!(parse("12"), id(None, "12"));
+        assert_eq!(parse("local:12"), id(Some("local"), "12"));
+        assert_eq!(parse("slurm:1234_7"), id(Some("slurm"), "1234_7"));
+        assert_eq!(parse("1234.0"), id(None, "1234.0"));
+        assert_eq!(parse("@last"), JobRef::Last);
+        assert_eq!(parse("train"), JobRef::Name("train".to_owned()));
+        assert_eq!(parse("a:b"), JobRef::Name("a:b".to_owned()));
+        assert!(JobRef::parse("").is_err() && JobRef::parse("@first").is_err());
+    }
+}

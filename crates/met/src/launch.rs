@@ -1,0 +1,245 @@
+//! What `met run`, `met time` and `met attach` share: a reserved job and a supervisor of its own.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use met_core::job::{CgroupPaths, JobKey, LOCAL, Local, Origin, Record, State, Summaries, Totals};
+use met_host::clock;
+use met_store::inbox::JobDir;
+
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::processes;
+use crate::protocol::{self, Reply, Request};
+use crate::setting::Setting;
+use crate::supervise::{self, Assignment, Channel, Command, look_up};
+
+/// The hidden first argument of a supervisor's command line.
+pub const SUPERVISE: &str = "__supervise";
+
+/// The descriptor at which an executed supervisor finds the command line that started it.
+const CHANNEL_FD: i32 = 3;
+
+/// A job that does not run yet.
+pub struct Draft<'a> {
+    pub origin: Origin,
+    pub name: Option<&'a str>,
+    pub command: Vec<String>,
+    pub cwd: PathBuf,
+    pub stdout: Option<PathBuf>,
+    pub stderr: Option<PathBuf>,
+    /// Whether it is to be remembered.
+    pub keep: bool,
+    pub until_last: bool,
+}
+
+/// Gives the draft an identity, on disk if it is to be kept.
+pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
+    let name = job_name(draft.name, &draft.command)?;
+    let detached = draft.origin != Origin::Time;
+    let mut system = if detached { setting.system_daemon() } else { None };
+    let id = if draft.keep { reserve(setting, system.as_mut())? } else { 0 };
+    let now_ns = clock::realtime_ns();
+    let uid = rustix::process::getuid().as_raw();
+    let facts = setting.host.facts();
+    let record = Record {
+        key: JobKey {
+            cluster: None,
+            manager: LOCAL.to_owned(),
+            id: id.to_string(),
+            incarnation: now_ns / 1_000_000_000,
+        },
+        name,
+        user: crate::users::name_of(uid),
+        uid: Some(uid),
+        account: None,
+        command: draft.command,
+        state: State::Pending,
+        manager_state: None,
+        exit_code: None,
+        signal: None,
+        start_ns: Some(now_ns),
+        end_ns: None,
+        nodes: vec![facts.hostname.clone()],
+        node_memory_bytes: facts.memory_total_bytes,
+        totals: Totals::default(),
+        summaries: Summaries::default(),
+        local: Some(Local {
+            boot_id: facts.boot_id.clone(),
+            origin: draft.origin,
+            supervisor: None,
+            main: None,
+            cgroup: CgroupPaths::default(),
+            cwd: draft.cwd,
+            stdout: draft.stdout,
+            stderr: draft.stderr,
+            left_over: Vec::new(),
+        }),
+    };
+    Ok(Assignment {
+        record,
+        inbox: draft.keep.then(|| setting.user.state.clone()),
+        detached,
+        until_last: draft.until_last,
+        daemon: setting.daemon_place(system.is_some()),
+    })
+}
+
+/// An id that neither this user nor, where there is one, the system daemon has given away.
+fn reserve(setting: &Setting, system: Option<&mut Client>) -> Result<u64> {
+    setting.user.create()?;
+    let state = &setting.user.state;
+    let in_state = || format!("cannot keep a job in {}", state.display());
+    let (own_id, own_dir) = JobDir::reserve(state, 1).with_context(in_state)?;
+    let Some(system) = system else { return Ok(own_id) };
+    match system.call(&Request::Reserve { at_least: own_id })? {
+        Reply::Reserved { id } if id == own_id => Ok(id),
+        Reply::Reserved { id } => {
+            JobDir::claim(state, id).with_context(in_state)?;
+            own_dir.remove().with_context(in_state)?;
+            Ok(id)
+        }
+        reply => bail!("the system daemon answered {reply:?}"),
+    }
+}
+
+fn job_name(given: Option<&str>, command: &[String]) -> Result<String> {
+    if given.is_some_and(|name| name.trim().is_empty()) {
+        return Err(Failure::usage("--name is empty; give the job a name, or leave the option out"));
+    }
+    let base =
+        |command: &String| Path::new(command).file_name().map(|name| name.to_string_lossy().into_owned());
+    let default = || command.first().and_then(base).unwrap_or_else(|| "job".to_owned());
+    Ok(given.map_or_else(default, str::to_owned))
+}
+
+/// The command line as text, for records and screens.
+pub fn shown(command: &[OsString]) -> Vec<String> {
+    command.iter().map(|argument| argument.to_string_lossy().into_owned()).collect()
+}
+
+/// Finds the program before anything is reserved or started.
+pub fn find_program(command: &[OsString], path: Option<&OsStr>, cwd: &Path) -> Result<PathBuf> {
+    let Some(name) = command.first() else {
+        return Err(Failure::usage(
+            "no command given; write it behind --, as in: met run -- python train.py",
+        ));
+    };
+    look_up(name, path, cwd).map_err(|error| Failure::with_code(error.exit_code(), error.to_string()))
+}
+
+/// The command with this process's environment, and the variables by which a job is recognised.
+fn prepare(program: &OsStr, argv: &[OsString], record: &Record) -> Result<Command> {
+    let string = |text: &OsStr| CString::new(text.as_bytes()).context("a NUL byte in the command");
+    let marker = processes::marker(record);
+    let mut envp = Vec::new();
+    for (key, value) in std::env::vars_os() {
+        if key != processes::MARKER && key != processes::JOB_ID {
+            envp.push(string(&[key.as_os_str(), value.as_os_str()].join(OsStr::new("=")))?);
+        }
+    }
+    envp.push(string(OsStr::new(&format!("{}={marker}", processes::MARKER)))?);
+    envp.push(string(OsStr::new(&format!("{}={}", processes::JOB_ID, record.key.id)))?);
+    let argv = argv.iter().map(|argument| string(argument)).collect::<Result<_>>()?;
+    Ok(Command { program: string(program)?, argv, envp })
+}
+
+/// Forks a supervisor that stays in the terminal's foreground. Only while this process has one thread.
+pub fn fork_supervisor(assignment: Assignment, program: &Path, argv: &[OsString]) -> Result<Supervisor> {
+    let command = prepare(program.as_os_str(), argv, &assignment.record)?;
+    let (ours, theirs) = UnixStream::pair()?;
+    let signals = supervise::Signals::block()?;
+    // SAFETY: one thread; the child goes on as an ordinary single-threaded process.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()).context("cannot fork"),
+        0 => {
+            drop(ours);
+            signals.release();
+            supervise::supervise_child(assignment, command, Channel::new(theirs));
+            // SAFETY: ends the child without running what the parent registered for its own end.
+            unsafe { libc::_exit(0) }
+        }
+        pid => Ok(Supervisor { channel: ours, pid, signals }),
+    }
+}
+
+/// A supervisor as its parent sees it.
+pub struct Supervisor {
+    pub channel: UnixStream,
+    pub pid: i32,
+    pub signals: supervise::Signals,
+}
+
+/// Where a detached job's streams go and where it runs.
+pub struct Surroundings {
+    pub cwd: PathBuf,
+    pub env: Vec<(OsString, OsString)>,
+    pub stdout: Stdio,
+    pub stderr: Stdio,
+}
+
+/// Executes a supervisor of its own: it keeps nothing of this process's memory.
+pub fn exec_supervisor(
+    assignment: &Assignment,
+    program: &OsStr,
+    argv: &[OsString],
+    surroundings: Surroundings,
+) -> Result<UnixStream> {
+    let arguments: Vec<&OsStr> =
+        std::iter::once(program).chain(argv.iter().map(OsString::as_os_str)).collect();
+    exec(assignment, &arguments, surroundings)
+}
+
+/// Executes a supervisor for a process that runs already.
+pub fn exec_watcher(assignment: &Assignment, surroundings: Surroundings) -> Result<UnixStream> {
+    exec(assignment, &[], surroundings)
+}
+
+fn exec(assignment: &Assignment, arguments: &[&OsStr], surroundings: Surroundings) -> Result<UnixStream> {
+    let (mut ours, theirs) = UnixStream::pair()?;
+    let theirs_fd = theirs.as_raw_fd();
+    let mut command = std::process::Command::new("/proc/self/exe");
+    command.arg0("met").arg(SUPERVISE).args(arguments);
+    command.current_dir(&surroundings.cwd).envs(surroundings.env);
+    command.stdin(Stdio::null()).stdout(surroundings.stdout).stderr(surroundings.stderr);
+    // SAFETY: dup2 and fcntl are async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            // dup2 onto itself would leave close-on-exec set.
+            let done = match theirs_fd == CHANNEL_FD {
+                true => libc::fcntl(CHANNEL_FD, libc::F_SETFD, 0),
+                false => libc::dup2(theirs_fd, CHANNEL_FD),
+            };
+            if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        });
+    }
+    command.spawn().context("cannot start a supervisor")?;
+    drop(theirs);
+    protocol::write_frame(&mut ours, assignment)?;
+    Ok(ours)
+}
+
+/// The life of an executed supervisor. `arguments`: the program and its argument vector.
+pub fn run_as_supervisor(arguments: &[OsString]) -> Result<()> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: whoever executed us put a socket there, for us alone.
+    let mut channel = unsafe { UnixStream::from_raw_fd(CHANNEL_FD) };
+    rustix::io::fcntl_setfd(&channel, rustix::io::FdFlags::CLOEXEC)?;
+    let assignment: Assignment = protocol::read_frame(&mut channel)?;
+    let channel = Channel::new(channel);
+    match arguments.split_first() {
+        Some((program, argv)) => {
+            let command = prepare(program, argv, &assignment.record)?;
+            supervise::supervise_child(assignment, command, channel);
+        }
+        None => supervise::supervise_attached(assignment, channel),
+    }
+    Ok(())
+}

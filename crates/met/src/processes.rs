@@ -1,0 +1,82 @@
+//! The living processes of one job, looked up once: for `met ps`, `met cancel` and reports.
+
+use met_core::job::{ProcessId, Record};
+use met_host::{Host, parse};
+use met_jobs::{JobSpec, Members};
+
+/// The variable by which the processes of a job are found when nothing else is left of it.
+pub const MARKER: &str = "MET_JOB";
+/// The variable by which a job's own scripts may know their id.
+pub const JOB_ID: &str = "MET_JOB_ID";
+
+/// Unique among the jobs of a machine.
+pub fn marker(record: &Record) -> String {
+    format!("{}:{}:{}", record.key.manager, record.key.id, record.key.incarnation)
+}
+
+#[derive(Clone, Debug)]
+pub struct Process {
+    pub id: ProcessId,
+    pub parent_pid: u32,
+    /// The kernel's name for it, at most 15 bytes.
+    pub name: String,
+    pub state: char,
+}
+
+/// Where the processes of a job are to be found, as long as this boot lasts.
+pub fn spec(host: &Host, record: &Record, slot: u32) -> Option<JobSpec> {
+    let local = record.local.as_ref().filter(|local| local.boot_id == host.facts().boot_id)?;
+    Some(JobSpec {
+        slot,
+        keeper: local.supervisor.filter(|_| local.origin != met_core::job::Origin::Attach),
+        roots: local.main.into_iter().collect(),
+        cgroup: local.cgroup.clone(),
+    })
+}
+
+/// Everything of the job that is alive. Zombies are not.
+pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
+    let Some(spec) = spec(host, record, 0) else { return Vec::new() };
+    let orphaned = spec.cgroup.is_empty() && !spec.keeper.is_some_and(|keeper| host.is_alive(keeper));
+    let mut ids = Vec::new();
+    let mut members = Members::default();
+    members.add(spec);
+    if members.refresh(host).is_ok() {
+        ids.extend(members.processes_of(0));
+    }
+    if orphaned {
+        let variable = format!("{MARKER}={}", marker(record));
+        ids.extend(met_jobs::find_by_marker(host, &variable).unwrap_or_default());
+    }
+    ids.sort_unstable_by_key(|id| (id.start_ticks, id.pid));
+    ids.dedup();
+    ids.into_iter()
+        .filter_map(|id| look_at(host, id))
+        .filter(|process| !matches!(process.state, 'Z' | 'X'))
+        .collect()
+}
+
+fn look_at(host: &Host, id: ProcessId) -> Option<Process> {
+    let mut text = Vec::new();
+    host.read_small(format!("/proc/{}/stat", id.pid), &mut text).ok()?;
+    let stat = parse::stat(&text).filter(|stat| stat.start_ticks == id.start_ticks)?;
+    Some(Process {
+        id,
+        parent_pid: stat.parent_pid,
+        name: String::from_utf8_lossy(stat.name).into_owned(),
+        state: char::from(stat.state),
+    })
+}
+
+/// The command line of a process; nothing where it has none.
+pub fn command_of(host: &Host, pid: u32) -> Vec<String> {
+    let mut text = Vec::new();
+    if host.read_small(format!("/proc/{pid}/cmdline"), &mut text).is_err() {
+        return Vec::new();
+    }
+    if text.is_empty() {
+        return Vec::new();
+    }
+    let arguments = text.strip_suffix(b"\0").unwrap_or(&text).split(|&byte| byte == 0);
+    arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
+}

@@ -1,0 +1,161 @@
+//! What is said on a daemon's socket: frames of a length and JSON, one reply to each request.
+
+use std::io::{self, Read, Write};
+
+use met_core::job::{CgroupPaths, JobKey, Record};
+use serde::{Deserialize, Serialize};
+
+use crate::jobs::{JobRef, JobsFilter};
+
+/// Raised when an older peer would misunderstand; a daemon that is older than its client leaves.
+pub const PROTOCOL: u32 = 1;
+
+/// Bounds what a peer can make the other side hold.
+const FRAME_BYTES_MAX: u32 = 64 << 20;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    Hello {
+        protocol: u32,
+    },
+    /// The next free job id, at least this one.
+    Reserve {
+        at_least: u64,
+    },
+    /// A cgroup for a child of the asking supervisor that waits before its exec.
+    Enclose {
+        name: String,
+        pid: u32,
+    },
+    Started(Box<Record>),
+    Ended(Box<Record>),
+    Jobs(JobsFilter),
+    Find(JobRef),
+    Course(JobKey),
+    Remove(JobKey),
+    Status,
+    Stop,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    Hello {
+        protocol: u32,
+        pid: u32,
+    },
+    Reserved {
+        id: u64,
+    },
+    Enclosed(CgroupPaths),
+    Done,
+    Jobs(Vec<Record>),
+    Course(WireCourse),
+    Status(Box<Status>),
+    /// The daemon ends on purpose: nobody shall start another one for it.
+    Leaving,
+    Error {
+        message: String,
+    },
+}
+
+/// A course of the job table with its columns by name.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct WireCourse {
+    pub times_ms: Vec<i64>,
+    pub columns: Vec<(String, Vec<Option<i64>>)>,
+}
+
+/// What a daemon says about itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    pub pid: u32,
+    pub version: String,
+    pub system: bool,
+    pub jobs: usize,
+    pub interval_ms: i64,
+    pub state: std::path::PathBuf,
+    pub sources: Vec<SourceStatus>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SourceStatus {
+    pub name: String,
+    pub read_ns: i64,
+    pub errors: i64,
+    pub rows: i64,
+    pub last_error: Option<String>,
+}
+
+pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {
+    let mut frame = vec![0; 4];
+    serde_json::to_writer(&mut frame, message)?;
+    let length = u32::try_from(frame.len() - 4).ok().filter(|&length| length <= FRAME_BYTES_MAX);
+    let length = length.ok_or_else(|| io::Error::other("message is too large for the daemon's socket"))?;
+    frame[..4].copy_from_slice(&length.to_le_bytes());
+    to.write_all(&frame)
+}
+
+pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Result<T> {
+    let mut length = [0; 4];
+    from.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > FRAME_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "frame is too long"));
+    }
+    // Read as it arrives: a peer that announces much and sends little costs little.
+    let mut body = Vec::new();
+    from.take(u64::from(length)).read_to_end(&mut body)?;
+    if body.len() < length as usize {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(serde_json::from_slice(&body)?)
+}
+
+/// Takes one whole frame off the front of what has arrived so far, if there is one.
+pub fn take_frame<T: for<'de> Deserialize<'de>>(arrived: &mut Vec<u8>) -> io::Result<Option<T>> {
+    let Some(header) = arrived.first_chunk::<4>() else { return Ok(None) };
+    let length = u32::from_le_bytes(*header);
+    if length > FRAME_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "frame is too long"));
+    }
+    let end = 4 + length as usize;
+    if arrived.len() < end {
+        return Ok(None);
+    }
+    let message = serde_json::from_slice(&arrived[4..end]);
+    arrived.drain(..end);
+    Ok(Some(message?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_taken_only_when_whole() {
+        let mut bytes = Vec::new();
+        write_frame(&mut bytes, &Request::Status).unwrap();
+        write_frame(&mut bytes, &Request::Stop).unwrap();
+        let whole = bytes.clone();
+        let mut arrived = Vec::new();
+        let mut taken = 0;
+        for byte in whole {
+            arrived.push(byte);
+            while let Some(request) = take_frame::<Request>(&mut arrived).unwrap() {
+                taken += 1;
+                assert!(matches!(request, Request::Status | Request::Stop));
+            }
+        }
+        assert_eq!((taken, arrived.len()), (2, 0));
+    }
+
+    #[test]
+    fn a_frame_that_is_too_long_or_no_message_is_refused() {
+        assert!(take_frame::<Request>(&mut vec![0xff; 8]).is_err());
+        assert!(take_frame::<Request>(&mut b"\x02\0\0\0{]".to_vec()).is_err());
+        assert!(read_frame::<Request>(&mut &b"\xff\xff\xff\xff"[..]).is_err());
+        assert!(read_frame::<Request>(&mut &b"\x09\0\0\0{}"[..]).is_err());
+    }
+}

@@ -1,0 +1,141 @@
+//! The figures of a job that still runs, kept up to date sample by sample in constant memory.
+
+use met_core::job::{Summaries, Summary};
+use met_core::job_table::CPU;
+use met_core::{JOB, Kind, MISSING, rate};
+
+/// What all samples so far sum up to.
+pub struct Running {
+    gap_ms: i64,
+    peak_span_ms: i64,
+    columns: Vec<Column>,
+    /// Where the present span of the peak began: time and CPU time.
+    span: Option<(i64, i64)>,
+    peak_cores: Option<f64>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Column {
+    first: Option<i64>,
+    last: Option<(i64, i64)>,
+    minimum: i64,
+    maximum: i64,
+    /// Sum of level × milliseconds.
+    weighted: f64,
+    covered_ms: i64,
+}
+
+impl Running {
+    pub fn new(gap_ms: i64, peak_span_ms: i64) -> Running {
+        let columns = vec![Column::default(); JOB.columns.len()];
+        Running { gap_ms, peak_span_ms, columns, span: None, peak_cores: None }
+    }
+
+    pub fn push(&mut self, time_ms: i64, cells: &[i64]) {
+        for (column, &cell) in self.columns.iter_mut().zip(cells) {
+            if cell != MISSING {
+                column.push(time_ms, cell, self.gap_ms);
+            }
+        }
+        self.follow_peak(time_ms, cells[CPU]);
+    }
+
+    fn follow_peak(&mut self, time_ms: i64, cpu_ns: i64) {
+        let Some((begin_ms, before_ns)) = self.span else {
+            self.span = (cpu_ns != MISSING).then_some((time_ms, cpu_ns));
+            return;
+        };
+        let elapsed_ms = time_ms - begin_ms;
+        if elapsed_ms < self.peak_span_ms || cpu_ns == MISSING {
+            return;
+        }
+        if elapsed_ms <= self.gap_ms
+            && let Some(rate) = rate::per_second(before_ns, cpu_ns, elapsed_ms * 1_000_000)
+        {
+            let cores = rate / 1e9;
+            self.peak_cores = Some(self.peak_cores.map_or(cores, |peak| peak.max(cores)));
+        }
+        self.span = Some((time_ms, cpu_ns));
+    }
+
+    /// The counters as last read; for a job that was attached to, what they grew since.
+    pub fn counters(&self, since_first: bool) -> impl Iterator<Item = (usize, i64)> {
+        let known = move |(index, column): (usize, &Column)| {
+            let ((_, last), first) = (column.last?, column.first?);
+            let value = if since_first { last - first } else { last };
+            (JOB.columns[index].kind == Kind::Counter && value >= 0).then_some((index, value))
+        };
+        self.columns.iter().enumerate().filter_map(known)
+    }
+
+    pub fn maximum(&self, column: usize) -> Option<i64> {
+        let column = &self.columns[column];
+        column.last.map(|_| column.maximum)
+    }
+
+    pub fn peak_cores(&self) -> Option<f64> {
+        self.peak_cores
+    }
+
+    /// Of the levels, as far as they can be told without keeping every sample.
+    pub fn summaries(&self) -> Summaries {
+        let mut summaries = Summaries::default();
+        for (index, column) in self.columns.iter().enumerate() {
+            if JOB.columns[index].kind == Kind::Gauge
+                && let Some(summary) = column.summary()
+            {
+                summaries.set(index, summary);
+            }
+        }
+        summaries
+    }
+}
+
+impl Column {
+    fn push(&mut self, time_ms: i64, cell: i64, gap_ms: i64) {
+        match self.last {
+            None => (self.minimum, self.maximum) = (cell, cell),
+            Some((before_ms, before)) => {
+                let elapsed_ms = time_ms - before_ms;
+                if elapsed_ms > 0 && elapsed_ms <= gap_ms {
+                    self.weighted += (before as f64 + cell as f64) / 2.0 * elapsed_ms as f64;
+                    self.covered_ms += elapsed_ms;
+                }
+                (self.minimum, self.maximum) = (self.minimum.min(cell), self.maximum.max(cell));
+            }
+        }
+        self.first.get_or_insert(cell);
+        self.last = Some((time_ms, cell));
+    }
+
+    fn summary(&self) -> Option<Summary> {
+        let (_, last) = self.last?;
+        let mean = if self.covered_ms > 0 { self.weighted / self.covered_ms as f64 } else { last as f64 };
+        Some(Summary { mean, min: self.minimum as f64, max: self.maximum as f64, p50: None, p95: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use met_core::job_table::MEMORY_NEEDED;
+
+    fn cells(cpu: i64, memory: i64) -> Vec<i64> {
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        (cells[CPU], cells[MEMORY_NEEDED]) = (cpu, memory);
+        cells
+    }
+
+    #[test]
+    fn a_gap_counts_for_nothing_and_peaks_are_rates_over_a_span() {
+        let mut running = Running::new(10_000, 500);
+        running.push(0, &cells(0, 100));
+        running.push(1_000, &cells(2_000_000_000, 100));
+        running.push(100_000, &cells(90_000_000_000, MISSING));
+        running.push(101_000, &cells(91_000_000_000, 500));
+        assert_eq!(running.peak_cores(), Some(2.0));
+        assert_eq!(running.summaries().get(MEMORY_NEEDED).unwrap().mean, 100.0);
+        assert_eq!(running.maximum(MEMORY_NEEDED), Some(500));
+        assert_eq!(running.counters(false).find(|(column, _)| *column == CPU), Some((CPU, 91_000_000_000)));
+    }
+}

@@ -1,0 +1,417 @@
+//! Samples jobs: which processes they have, what these show, what that means for each job.
+//!
+//! Used by the daemon for every job of a node, by `met time` for its own one, and once at the end of a
+//! job for its counters. Samples give the course over time and never make a total that a counter has.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use met_core::attribute::{Fold, JobMap};
+use met_core::course::Course;
+use met_core::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
+use met_core::job::{JobKey, Local, Origin, Record, Totals};
+use met_core::job_table::*;
+use met_core::{Batch, JOB, MISSING, Subject};
+use met_host::{Host, Targets, clock};
+use met_jobs::{Members, enclosure};
+use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, self_cost};
+
+use crate::config::Config;
+use crate::processes;
+use crate::running::Running;
+
+/// A job younger than this is read more often than the period: a short one would not be seen at all.
+const EARLY_MS: [i64; 6] = [20, 50, 100, 200, 400, 800];
+/// Beyond so many jobs the extra readings would cost more than they tell.
+const EARLY_JOBS_MAX: usize = 16;
+/// What is dear to read is read at every tenth tick.
+const SLOW_EVERY: u64 = 10;
+/// A peak of cores is one that lasted.
+const PEAK_SPAN_MS: i64 = 500;
+
+/// The longest time between two samples over which a level is still believed: slow ticks are ten periods apart.
+pub fn gap_ms(interval: Duration) -> i64 {
+    (interval.as_millis() as i64 * 25).max(25_000)
+}
+
+pub struct Sampler {
+    host: Host,
+    interval_ns: i64,
+    membership_every_ns: i64,
+    members: Members,
+    refreshed_ns: i64,
+    runner: Runner,
+    targets: Targets,
+    map: JobMap,
+    fold: Fold,
+    out: Batch,
+    jobs: HashMap<u32, Tracked>,
+    next_slot: u32,
+    ticks: u64,
+    next_tick_ns: i64,
+}
+
+struct Tracked {
+    key: JobKey,
+    profile: Profile,
+    born_ns: i64,
+    early_taken: usize,
+    /// Unix time minus boot time when the job began: its samples stay in line if the clock is set.
+    unix_offset_ns: i64,
+    course: Course,
+    running: Running,
+    waits: WaitLedger,
+}
+
+/// What decides how good a job's samples are.
+#[derive(Clone, Copy)]
+struct Profile {
+    /// Counters have a history before the job began.
+    attached: bool,
+    counts_cpu: bool,
+    counts_memory: bool,
+}
+
+impl Profile {
+    fn of(local: &Local) -> Profile {
+        let has_controller = |unified: &PathBuf| unified.join("memory.stat").exists();
+        Profile {
+            attached: local.origin == Origin::Attach,
+            counts_cpu: enclosure::counts_cpu(&local.cgroup),
+            counts_memory: local.cgroup.memory.is_some()
+                || local.cgroup.unified.as_ref().is_some_and(has_controller),
+        }
+    }
+}
+
+/// What the kernel forgets about threads that ended: their last seen wait for a CPU.
+#[derive(Default)]
+struct WaitLedger {
+    living: HashMap<Subject, i64>,
+    ended_ns: i64,
+}
+
+/// What samples know of a job at its end.
+pub struct Sampled {
+    /// Samples that were not taken out before.
+    pub course: Course,
+    totals: Totals,
+}
+
+impl Default for Sampled {
+    fn default() -> Sampled {
+        Sampled { course: Course::new(&JOB), totals: Totals::default() }
+    }
+}
+
+impl Sampler {
+    pub fn new(host: Host, interval: Duration, config: &Config) -> Sampler {
+        let interval_ns = interval.as_nanos() as i64;
+        let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
+        Sampler {
+            runner: Runner::open(&host, &Options::default()),
+            host,
+            interval_ns,
+            membership_every_ns: membership,
+            members: Members::default(),
+            refreshed_ns: i64::MIN,
+            targets: Targets::default(),
+            map: JobMap::default(),
+            fold: Fold::new(),
+            out: Batch::new(&JOB),
+            jobs: HashMap::new(),
+            next_slot: 0,
+            ticks: 0,
+            next_tick_ns: next_boundary(clock::boottime_ns(), interval_ns),
+        }
+    }
+
+    /// Begins to sample a job of this machine. `None` if its processes belong to an earlier boot.
+    pub fn add(&mut self, record: &Record) -> Option<u32> {
+        let slot = self.next_slot;
+        let spec = processes::spec(&self.host, record, slot)?;
+        let local = record.local.as_ref()?;
+        self.next_slot += 1;
+        let now_ns = clock::boottime_ns();
+        self.jobs.insert(
+            slot,
+            Tracked {
+                key: record.key.clone(),
+                profile: Profile::of(local),
+                born_ns: now_ns,
+                early_taken: 0,
+                unix_offset_ns: clock::realtime_ns() - now_ns,
+                course: Course::new(&JOB),
+                running: Running::new(self.gap_ms(), PEAK_SPAN_MS),
+                waits: WaitLedger::default(),
+            },
+        );
+        self.members.add(spec);
+        self.refreshed_ns = i64::MIN;
+        Some(slot)
+    }
+
+    /// Tells what was sampled before this process began: by an earlier daemon.
+    pub fn recall(&mut self, slot: u32, course: &Course) {
+        let Some(job) = self.jobs.get_mut(&slot) else { return };
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        for (index, &time_ms) in course.times_ms.iter().enumerate() {
+            for (cell, column) in cells.iter_mut().zip(&course.columns) {
+                *cell = column[index];
+            }
+            job.running.push(time_ms, &cells);
+        }
+    }
+
+    pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
+        let job = self.jobs.remove(&slot)?;
+        self.members.remove(slot);
+        Some(Sampled { totals: totals(&job.running, job.profile), course: job.course })
+    }
+
+    pub fn job_count(&self) -> usize {
+        self.jobs.len()
+    }
+
+    pub fn gap_ms(&self) -> i64 {
+        gap_ms(Duration::from_nanos(self.interval_ns as u64))
+    }
+
+    /// How long one may sleep before the next tick.
+    pub fn until_next_tick(&self) -> Duration {
+        let now_ns = clock::boottime_ns();
+        Duration::from_nanos((self.due_ns() - now_ns).max(0) as u64)
+    }
+
+    pub fn tick_if_due(&mut self) -> bool {
+        let now_ns = clock::boottime_ns();
+        if now_ns < self.due_ns() {
+            return false;
+        }
+        let regular = now_ns >= self.next_tick_ns;
+        self.tick(now_ns, regular);
+        if regular {
+            self.next_tick_ns = next_boundary(clock::boottime_ns(), self.interval_ns);
+        }
+        true
+    }
+
+    fn due_ns(&self) -> i64 {
+        if self.jobs.len() > EARLY_JOBS_MAX {
+            return self.next_tick_ns;
+        }
+        let early = |job: &Tracked| EARLY_MS.get(job.early_taken).map(|ms| job.born_ns + ms * 1_000_000);
+        self.jobs.values().filter_map(early).min().map_or(self.next_tick_ns, |due| due.min(self.next_tick_ns))
+    }
+
+    fn tick(&mut self, now_ns: i64, regular: bool) {
+        if now_ns - self.membership_every_ns >= self.refreshed_ns {
+            // A /proc that cannot be listed leaves the members as they were.
+            let _ = self.members.refresh(&self.host);
+            self.refreshed_ns = now_ns;
+        }
+        self.targets.clear();
+        self.map.clear();
+        self.members.fill(&mut self.targets, &mut self.map);
+        let slow = regular && self.ticks.is_multiple_of(SLOW_EVERY);
+        self.ticks += u64::from(regular);
+        self.runner.read(&self.targets, &TickInfo { slow });
+        self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
+        self.follow_waits();
+        for (row, cells) in self.out.rows_mut() {
+            let Subject::Job(slot) = row.owner else { continue };
+            let Some(job) = self.jobs.get_mut(&slot) else { continue };
+            while EARLY_MS.get(job.early_taken).is_some_and(|ms| job.born_ns + ms * 1_000_000 <= now_ns) {
+                job.early_taken += 1;
+            }
+            cells[PROCESSES] = self.members.processes_seen(slot) as i64;
+            if cells[RUN_QUEUE_WAIT] != MISSING {
+                cells[RUN_QUEUE_WAIT] = job.waits.total_ns();
+            }
+            let time_ms = (now_ns + job.unix_offset_ns) / 1_000_000;
+            job.course.push(time_ms, cells);
+            job.running.push(time_ms, cells);
+        }
+    }
+
+    fn follow_waits(&mut self) {
+        for batch in self.runner.batches() {
+            let Some(column) =
+                batch.table.columns.iter().position(|column| column.feeds == Some("run_queue_wait"))
+            else {
+                continue;
+            };
+            for (row, cells) in batch.rows() {
+                if cells[column] != MISSING
+                    && let Some(job) = self.map.owner(row.owner).and_then(|slot| self.jobs.get_mut(&slot))
+                {
+                    job.waits.living.insert(row.owner, cells[column]);
+                }
+            }
+        }
+        let map = &self.map;
+        for job in self.jobs.values_mut() {
+            let ended = &mut job.waits.ended_ns;
+            job.waits.living.retain(|subject, &mut wait_ns| {
+                let lives = map.owner(*subject).is_some();
+                *ended += if lives { 0 } else { wait_ns };
+                lives
+            });
+        }
+    }
+
+    /// The samples taken since the last call, by job.
+    pub fn drain(&mut self) -> Vec<(JobKey, Course)> {
+        let drained = self.jobs.values_mut().filter(|job| !job.course.is_empty());
+        drained.map(|job| (job.key.clone(), std::mem::replace(&mut job.course, Course::new(&JOB)))).collect()
+    }
+
+    /// What is known of each job so far.
+    pub fn live(&self) -> Vec<(JobKey, Live)> {
+        let live = |job: &Tracked| Live::of(&job.running, job.profile);
+        self.jobs.values().map(|job| (job.key.clone(), live(job))).collect()
+    }
+
+    /// What each source has cost so far.
+    pub fn costs(&self) -> Vec<Cost> {
+        let cost = |(row, cells): (met_core::Row, &[i64])| Cost {
+            source: SOURCES.get(row.part as usize).map_or("?", |spec| spec.name),
+            read_ns: cells[self_cost::READ_CPU],
+            errors: cells[self_cost::ERRORS],
+            rows: cells[self_cost::ROWS],
+        };
+        self.runner.costs().rows().map(cost).collect()
+    }
+
+    pub fn take_new_errors(&mut self) -> Vec<NewError> {
+        self.runner.take_new_errors()
+    }
+}
+
+/// The price of one source.
+#[derive(Clone, Debug)]
+pub struct Cost {
+    pub source: &'static str,
+    pub read_ns: i64,
+    pub errors: i64,
+    pub rows: i64,
+}
+
+/// Figures of a job that still runs.
+#[derive(Clone, Debug, Default)]
+pub struct Live {
+    pub totals: Totals,
+    pub summaries: met_core::job::Summaries,
+}
+
+impl Live {
+    fn of(running: &Running, profile: Profile) -> Live {
+        Live { totals: totals(running, profile), summaries: running.summaries() }
+    }
+
+    /// Of a job that nobody samples: what its counters and levels are at this moment.
+    pub fn now(host: &Host, record: &Record) -> Live {
+        let Some(local) = &record.local else { return Live::default() };
+        let reading = Reading::of_job(host, record);
+        let first_known =
+            |(cgroup, processes): (&i64, &i64)| if *cgroup == MISSING { *processes } else { *cgroup };
+        let cells: Vec<i64> = reading.cgroup.iter().zip(&reading.processes).map(first_known).collect();
+        let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
+        running.push(0, &cells);
+        Live::of(&running, Profile::of(local))
+    }
+}
+
+/// What samples say: counters as last read, levels at their highest.
+fn totals(running: &Running, profile: Profile) -> Totals {
+    let mut totals = Totals::default();
+    let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
+    for (column, value) in running.counters(profile.attached) {
+        totals.set(column, value, LowerBound, counters);
+    }
+    if let Some(peak) = running.maximum(MEMORY_NEEDED) {
+        match profile.counts_memory {
+            true => totals.set(MEMORY_NEEDED_PEAK, peak, SampledKind, "cgroup"),
+            false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, "/proc/PID/statm"),
+        }
+    }
+    if let Some(peak) = running.maximum(MEMORY_PEAK) {
+        totals.set(MEMORY_PEAK, peak, SampledKind, "cgroup");
+    }
+    for (level, peak) in [(PROCESSES_RUNNING, PROCESSES_PEAK), (THREADS_RUNNING, THREADS_PEAK)] {
+        if let Some(value) = running.maximum(level) {
+            totals.set(peak, value, SampledKind, "/proc");
+        }
+    }
+    if let Some(cores) = running.peak_cores() {
+        totals.set(CORES_PEAK, (cores * 1000.0).round() as i64, SampledKind, counters);
+    }
+    totals
+}
+
+impl WaitLedger {
+    fn total_ns(&self) -> i64 {
+        self.ended_ns + self.living.values().sum::<i64>()
+    }
+}
+
+impl Sampled {
+    /// Adds to the record of a job that is over what only samples know. `course` is the whole of it.
+    pub fn complete(&self, record: &mut Record, course: &Course, interval: Duration) {
+        if !course.is_empty() {
+            record.summaries = course.summaries(gap_ms(interval));
+        }
+        let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
+        record.totals.fill_from(&self.totals);
+        if let Some(seen) = seen {
+            record.totals.set(PROCESSES, seen, LowerBound, "/proc");
+        }
+        // A job too short for a span of its own was never busier than in its mean.
+        let (cpu, wall) = (record.totals.get(CPU), record.totals.get(WALL));
+        if let (None, Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CORES_PEAK), cpu, wall)
+            && wall_ns > 0
+        {
+            let millicores = (cpu_ns as f64 / wall_ns as f64 * 1000.0).round() as i64;
+            record.totals.set(CORES_PEAK, millicores, LowerBound, "cpu / wall");
+        }
+    }
+}
+
+/// The first multiple of the interval after `now_ns`: ticks do not drift, and nodes tick together.
+fn next_boundary(now_ns: i64, interval_ns: i64) -> i64 {
+    (now_ns / interval_ns + 1) * interval_ns
+}
+
+/// The counters of one job, read once. What is not known is missing.
+pub struct Reading {
+    pub cgroup: Vec<i64>,
+    pub processes: Vec<i64>,
+}
+
+impl Reading {
+    pub fn of_job(host: &Host, record: &Record) -> Reading {
+        let nothing = || vec![MISSING; JOB.columns.len()];
+        let mut reading = Reading { cgroup: nothing(), processes: nothing() };
+        let Some(spec) = processes::spec(host, record, 0) else { return reading };
+        let mut members = Members::default();
+        members.add(spec);
+        if members.refresh(host).is_err() {
+            return reading;
+        }
+        let (mut targets, mut map) = (Targets::default(), JobMap::default());
+        members.fill(&mut targets, &mut map);
+        let mut runner = Runner::open(host, &Options::default());
+        runner.read(&targets, &TickInfo { slow: true });
+        let mut out = Batch::new(&JOB);
+        for batch in runner.batches() {
+            Fold::new().jobs(std::slice::from_ref(batch), &map, &mut out);
+            let Some((_, cells)) = out.rows().next() else { continue };
+            match batch.table.name {
+                "cgroup" => reading.cgroup = cells.to_vec(),
+                _ => reading.processes = cells.to_vec(),
+            }
+        }
+        reading
+    }
+}

@@ -1,0 +1,48 @@
+//! Where a command finds itself: the machine, the configuration, the places of the user and the system.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use met_host::Host;
+
+use crate::client::Client;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::paths::Place;
+use crate::supervise::DaemonPlace;
+
+pub struct Setting {
+    pub host: Host,
+    pub config: Config,
+    pub config_path: Option<PathBuf>,
+    pub user: Place,
+    pub system: Place,
+}
+
+impl Setting {
+    pub fn find(config: Option<&Path>) -> Result<Setting> {
+        let loaded = Config::load(config).map_err(|error| Failure::usage(error.to_string()))?;
+        let host = Host::real().context("cannot read /proc")?;
+        let user = Place::user(&loaded.config, &host.facts().machine_id)?;
+        let system = Place::system(&loaded.config);
+        // A daemon that is started later runs in another folder.
+        let config_path = loaded.path.map(std::path::absolute).transpose()?;
+        Ok(Setting { host, config: loaded.config, config_path, user, system })
+    }
+
+    /// A running system daemon is preferred; `None` where there is none.
+    pub fn system_daemon(&self) -> Option<Client> {
+        Client::connect(&self.system.socket()).ok()
+    }
+
+    /// The user's own daemon, if it runs.
+    pub fn user_daemon(&self) -> io::Result<Client> {
+        Client::connect(&self.user.socket())
+    }
+
+    pub fn daemon_place(&self, system: bool) -> DaemonPlace {
+        let place = if system { &self.system } else { &self.user };
+        DaemonPlace { socket: place.socket(), system, config: self.config_path.clone(), log: self.user.log() }
+    }
+}

@@ -1,0 +1,264 @@
+//! Supervising a command of our own.
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+
+use met_core::job::{LeftOver, Record, State};
+use met_core::job_table::{OOM_KILLS, PROCESSES};
+use met_host::{Host, clock};
+use met_jobs::enclosure::Enclosure;
+use met_store::inbox::JobDir;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, WaitOptions, WaitStatus};
+
+use super::link::Link;
+use super::perf::{Begin, TaskClock};
+use super::signals::{Signals, cancel_signal};
+use super::spawn::{self, Command, Outcome};
+use super::{Assignment, Channel, Notice, job_dir, totals};
+
+/// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
+pub fn supervise_child(assignment: Assignment, command: Command, mut channel: Channel) {
+    if let Err(error) =
+        Supervision::begin(assignment, command, &mut channel).map(|job| job.finish(&mut channel))
+    {
+        channel.tell(&Notice::Failed { message: error.to_string() });
+    }
+}
+
+struct Supervision {
+    host: Host,
+    assignment: Assignment,
+    inbox: Option<JobDir>,
+    signals: Signals,
+    link: Option<Link>,
+    enclosure: Enclosure,
+    clock: Option<TaskClock>,
+    outcome: Option<Outcome>,
+    begin_boot_ns: i64,
+    main: Pid,
+    main_status: Option<WaitStatus>,
+    reaped: i64,
+    cancelled: bool,
+}
+
+impl Supervision {
+    fn begin(mut assignment: Assignment, command: Command, channel: &mut Channel) -> io::Result<Supervision> {
+        let signals = Signals::block()?;
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        if assignment.detached {
+            rustix::process::setsid()?;
+        }
+        let host = Host::real()?;
+        let inbox = job_dir(&assignment)?;
+        let mut link = assignment.detached.then(|| Link::new(assignment.daemon.clone()));
+        let name = enclosure_name(&assignment.record);
+        let mut enclosure = Enclosure::create(&host, std::process::id(), &name);
+        let cgroups = spawn::Cgroups { unified: enclosure.unified(), procs: enclosure.procs() };
+        let child = spawn::fork_to_gate(&command, &cgroups, assignment.detached, &signals.inherited_mask)?;
+        if !child.in_unified {
+            enclosure.give_up_unified();
+        }
+        if enclosure.paths.is_empty()
+            && assignment.daemon.system
+            && let Some(link) = &mut link
+        {
+            enclosure.paths = link.enclose(&name, child.pid).unwrap_or_default();
+        }
+        let clock = match enclosure.counts_cpu() {
+            true => None,
+            false => TaskClock::open(child.pid, Begin::AtExec).ok(),
+        };
+        let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
+        complete(&host, &mut assignment.record, child.pid as u32, &enclosure);
+        if let Some(inbox) = &inbox {
+            inbox.write_start(&assignment.record)?;
+        }
+        let begin_boot_ns = clock::boottime_ns();
+        let outcome = child.open()?;
+        channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
+        Ok(Supervision {
+            host,
+            assignment,
+            inbox,
+            signals,
+            link,
+            enclosure,
+            clock,
+            outcome: Some(outcome),
+            begin_boot_ns,
+            main,
+            main_status: None,
+            reaped: 0,
+            cancelled: false,
+        })
+    }
+
+    fn finish(mut self, channel: &mut Channel) {
+        self.wait(channel);
+        let record = self.close();
+        let taken = !self.assignment.detached && channel.hand_over(&record);
+        if !taken {
+            self.keep(&record);
+        }
+        if self.assignment.detached {
+            channel.tell(&Notice::Ended(Box::new(record)));
+        }
+    }
+
+    /// Returns when the job is over.
+    fn wait(&mut self, channel: &mut Channel) {
+        while !self.reap() {
+            if let Some(link) = &mut self.link {
+                link.keep_up(&self.assignment.record);
+            }
+            let [signalled, farewell, executed] = self.poll();
+            if executed && let Some(outcome) = self.outcome.take() {
+                self.executed(outcome, channel);
+            }
+            if farewell && let Some(link) = &mut self.link {
+                link.listen();
+            }
+            while signalled && let Some(signal) = self.signals.next() {
+                self.react(signal);
+            }
+        }
+    }
+
+    fn poll(&self) -> [bool; 3] {
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        let link = self.link.as_ref().and_then(|link| link.fd());
+        let outcome = self.outcome.as_ref().map(|outcome| outcome.fd().as_fd());
+        fds.extend(link.iter().chain(&outcome).map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
+        let patience = self.link.as_ref().and_then(|link| link.patience());
+        let timeout = patience.and_then(|patience| rustix::event::Timespec::try_from(patience).ok());
+        // A signal that interrupts the poll is found in the next round.
+        let _ = poll(&mut fds, timeout.as_ref());
+        let ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
+        let behind_link = 1 + usize::from(link.is_some());
+        [ready(0), link.is_some() && ready(1), outcome.is_some() && ready(behind_link)]
+    }
+
+    /// Reaps whatever has ended; true when the job is over.
+    fn reap(&mut self) -> bool {
+        loop {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    self.reaped += 1;
+                    if pid == self.main {
+                        self.main_status = Some(status);
+                    }
+                }
+                Ok(None) => return self.main_status.is_some() && !self.assignment.until_last,
+                Err(rustix::io::Errno::INTR) => {}
+                // No child is left, and as subreaper we would have inherited any descendant.
+                Err(_) => return true,
+            }
+        }
+    }
+
+    fn react(&mut self, signal: super::signals::Signal) {
+        if signal.number == cancel_signal() {
+            self.cancelled = true;
+        } else if signal.number != libc::SIGCHLD && !signal.from_kernel && self.main_status.is_none() {
+            // Passed on to the command, which decides; a terminal has signalled its whole group by itself.
+            // SAFETY: plain system call.
+            unsafe { libc::kill(self.main.as_raw_nonzero().get(), signal.number) };
+        }
+    }
+
+    fn executed(&mut self, outcome: Outcome, channel: &mut Channel) {
+        let executed = outcome.wait();
+        if !executed.in_v1 {
+            self.enclosure.give_up_v1();
+            if let Some(local) = &mut self.assignment.record.local {
+                local.cgroup = self.enclosure.paths.clone();
+            }
+        }
+        if let Some(error) = executed.error {
+            self.explain(&error, channel);
+        }
+    }
+
+    fn explain(&self, error: &io::Error, channel: &mut Channel) {
+        let command = self.assignment.record.command.first().map_or("", String::as_str);
+        let message = format!("cannot run {command}: {error}");
+        channel.tell(&Notice::NotExecuted { message: message.clone() });
+        if self.assignment.detached {
+            let _ = writeln!(io::stderr(), "met: {message}");
+        }
+    }
+
+    /// The job's record with its exact end. The cgroup is gone afterwards.
+    fn close(&mut self) -> Record {
+        let wall_ns = clock::boottime_ns() - self.begin_boot_ns;
+        let mut record = self.assignment.record.clone();
+        let left_over = self.left_over();
+        record.totals =
+            totals::exact(&self.host, &record, self.clock.as_ref(), wall_ns, !left_over.is_empty());
+        let seen = self.reaped + left_over.len() as i64;
+        record.totals.set(PROCESSES, seen, met_core::job::QualityKind::LowerBound, "wait");
+        record.end_ns = record.start_ns.map(|start_ns| start_ns + wall_ns);
+        match self.main_status {
+            Some(status) if status.signaled() => record.signal = status.terminating_signal(),
+            Some(status) => record.exit_code = status.exit_status(),
+            None => {}
+        }
+        record.state = self.end_state(&record);
+        if let Some(local) = &mut record.local {
+            local.left_over = left_over;
+        }
+        // Processes that are left alone keep their cgroup; whoever lists jobs later removes it when empty.
+        self.enclosure.remove();
+        record
+    }
+
+    fn end_state(&self, record: &Record) -> State {
+        let killed = record.signal == Some(libc::SIGKILL) || record.exit_code == Some(128 + libc::SIGKILL);
+        if self.cancelled {
+            State::Cancelled
+        } else if killed && record.totals.get(OOM_KILLS).is_some_and(|kills| kills > 0) {
+            State::OutOfMemory
+        } else if record.exit_code == Some(0) {
+            State::Finished
+        } else {
+            State::Failed
+        }
+    }
+
+    fn left_over(&self) -> Vec<LeftOver> {
+        if self.assignment.until_last {
+            return Vec::new();
+        }
+        let members = crate::processes::of_job(&self.host, &self.assignment.record);
+        members.into_iter().map(|process| LeftOver { pid: process.id.pid, name: process.name }).collect()
+    }
+
+    /// Makes the end durable, then tells the daemon, then cleans up.
+    fn keep(&mut self, record: &Record) {
+        let Some(inbox) = &self.inbox else { return };
+        if let Err(error) = inbox.write_end(record) {
+            let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
+        }
+        if let Some(link) = &mut self.link
+            && link.hand_over(record)
+        {
+            let _ = inbox.remove();
+        }
+    }
+}
+
+/// Unique below any cgroup: the pid of a living supervisor and the second it began.
+fn enclosure_name(record: &Record) -> String {
+    format!("met-{}-{}-{:x}", record.key.id, std::process::id(), record.key.incarnation)
+}
+
+fn complete(host: &Host, record: &mut Record, pid: u32, enclosure: &Enclosure) {
+    record.start_ns = Some(clock::realtime_ns());
+    record.state = State::Running;
+    if let Some(local) = &mut record.local {
+        local.supervisor = host.process(std::process::id()).ok();
+        local.main = host.process(pid).ok();
+        local.cgroup = enclosure.paths.clone();
+    }
+}

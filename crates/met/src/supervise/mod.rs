@@ -1,0 +1,106 @@
+//! The supervisor: one small process per job that waits for it and writes its exact end.
+//!
+//! It is a child subreaper, so no descendant of the job escapes it, and it does nothing but wait: what
+//! the kernel adds to it when it reaps (CPU, faults, I/O) is the job's and nobody else's. It samples
+//! nothing; a daemon or `met time` does that from outside.
+
+mod attached;
+mod child;
+mod link;
+mod perf;
+mod signals;
+mod spawn;
+mod totals;
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use met_core::job::Record;
+use met_store::inbox::JobDir;
+use serde::{Deserialize, Serialize};
+
+use crate::protocol;
+
+pub use attached::supervise_attached;
+pub use child::supervise_child;
+pub use perf::perf_allowed;
+pub use signals::{Signals, cancel_signal, parse_signal};
+pub use spawn::{Command, look_up};
+
+/// What a supervisor is told by the command line that forks it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Assignment {
+    /// The job as far as it is known before its start.
+    pub record: Record,
+    /// Where its start and end are kept; `None` leaves no trace.
+    pub inbox: Option<PathBuf>,
+    /// Whether the job leaves the terminal's session and is measured by a daemon.
+    pub detached: bool,
+    /// Whether the job lasts until its last process ends, or until its main process does.
+    pub until_last: bool,
+    pub daemon: DaemonPlace,
+}
+
+/// How the daemon of a job is reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DaemonPlace {
+    pub socket: PathBuf,
+    /// A system daemon is not ours to start.
+    pub system: bool,
+    pub config: Option<PathBuf>,
+    /// Where a daemon that we start writes what it has to say.
+    pub log: PathBuf,
+}
+
+/// What a supervisor tells the command line that forked it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Notice {
+    /// The job exists, on disk too, and its command is about to be executed.
+    Started(Box<Record>),
+    /// The command could not be executed.
+    NotExecuted {
+        message: String,
+    },
+    /// The job is over. A `met time` that reads this keeps the record itself and answers with one byte.
+    Ended(Box<Record>),
+    Failed {
+        message: String,
+    },
+}
+
+/// The supervisor's line to the process that forked it; that process may be gone.
+pub struct Channel {
+    stream: Option<UnixStream>,
+}
+
+impl Channel {
+    pub fn new(stream: UnixStream) -> Channel {
+        Channel { stream: Some(stream) }
+    }
+
+    fn tell(&mut self, notice: &Notice) -> bool {
+        let Some(stream) = &mut self.stream else { return false };
+        let told = protocol::write_frame(stream, notice).is_ok();
+        if !told {
+            self.stream = None;
+        }
+        told
+    }
+
+    /// Hands the finished record over; true when the other side has taken charge of it.
+    fn hand_over(&mut self, record: &Record) -> bool {
+        use std::io::Read;
+        let told = self.tell(&Notice::Ended(Box::new(record.clone())));
+        let Some(stream) = self.stream.as_mut().filter(|_| told) else { return false };
+        let mut taken = [0];
+        matches!(stream.read(&mut taken), Ok(1))
+    }
+}
+
+fn job_dir(assignment: &Assignment) -> io::Result<Option<JobDir>> {
+    let Some(state) = &assignment.inbox else { return Ok(None) };
+    let id = assignment.record.key.id.parse().map_err(io::Error::other)?;
+    Ok(Some(JobDir::open(state, id)))
+}

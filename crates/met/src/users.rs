@@ -1,0 +1,70 @@
+//! Names of users and groups, as the system's databases know them.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// Entries are short; a directory service may still need more than one page.
+const ENTRY_BYTES: usize = 64 << 10;
+
+pub fn name_of(uid: u32) -> Option<String> {
+    with_passwd(uid, |entry| {
+        // SAFETY: the entry's strings live in the caller's buffer.
+        unsafe { CStr::from_ptr(entry.pw_name) }.to_string_lossy().into_owned()
+    })
+}
+
+pub fn home_of(uid: u32) -> Option<PathBuf> {
+    with_passwd(uid, |entry| {
+        // SAFETY: as above.
+        PathBuf::from(OsStr::from_bytes(unsafe { CStr::from_ptr(entry.pw_dir) }.to_bytes()))
+    })
+}
+
+fn with_passwd<T>(uid: u32, read: impl FnOnce(&libc::passwd) -> T) -> Option<T> {
+    let mut entry = MaybeUninit::<libc::passwd>::uninit();
+    let mut buffer = vec![0; ENTRY_BYTES];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are valid for the call; `found` is null or points to `entry`.
+    unsafe {
+        libc::getpwuid_r(uid, entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &mut found);
+        found.as_ref().map(|entry| read(entry))
+    }
+}
+
+/// Whether a user is in a group, as member or by primary group.
+pub fn is_in_group(uid: u32, group: &str) -> bool {
+    let (Ok(group), Some(user)) = (CString::new(group), name_of(uid)) else { return false };
+    let mut entry = MaybeUninit::<libc::group>::uninit();
+    let mut buffer = vec![0; ENTRY_BYTES];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are valid for the call; the member list ends with a null pointer.
+    unsafe {
+        libc::getgrnam_r(group.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &mut found);
+        let Some(group) = found.as_ref() else { return false };
+        let primary = with_passwd(uid, |passwd| passwd.pw_gid);
+        let mut member = group.gr_mem;
+        while !(*member).is_null() {
+            if CStr::from_ptr(*member).to_bytes() == user.as_bytes() {
+                return true;
+            }
+            member = member.add(1);
+        }
+        primary == Some(group.gr_gid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_known_and_nobody_else_is_root() {
+        assert_eq!(name_of(0).as_deref(), Some("root"));
+        assert!(is_in_group(0, "root"));
+        assert!(!is_in_group(65534, "root"));
+        assert!(!is_in_group(0, "no-such-group"));
+        assert_eq!(name_of(4_000_000_000), None);
+    }
+}
