@@ -160,8 +160,8 @@ impl Cgroups {
                     return None;
                 }
                 Err(error) => {
-                    let path = format!("{} of cgroup {}", format.name, dirs.id);
-                    first_error.get_or_insert(ReadError::Retry { path, error });
+                    let path = || format!("{} of cgroup {}", format.name, dirs.id);
+                    first_error.get_or_insert_with(|| ReadError::Retry { path: path(), error });
                 }
             }
         }
