@@ -517,6 +517,7 @@ fn push_pids(text: &[u8], pids: &mut Vec<u32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// A machine of `stat` files that a test rewrites as processes come, move and go.
     struct Machine {
@@ -738,5 +739,98 @@ mod tests {
         machine.add(2, INNER_KEEPER);
         machine.refresh();
         assert_eq!(young(&machine), [true; 4]);
+    }
+
+    /// What may happen to a machine between two refreshes.
+    #[derive(Clone, Debug)]
+    enum Event {
+        Fork { parent: usize },
+        Exit { process: usize },
+        AddJob { keeper: usize },
+        RemoveJob { job: usize },
+    }
+
+    fn events() -> impl Strategy<Value = Vec<Vec<Event>>> {
+        let event = prop_oneof![
+            4 => any::<usize>().prop_map(|parent| Event::Fork { parent }),
+            2 => any::<usize>().prop_map(|process| Event::Exit { process }),
+            1 => any::<usize>().prop_map(|keeper| Event::AddJob { keeper }),
+            1 => any::<usize>().prop_map(|job| Event::RemoveJob { job }),
+        ];
+        prop::collection::vec(prop::collection::vec(event, 0..5), 1..25)
+    }
+
+    /// Processes as (pid, parent, start), of which the first is init.
+    struct Model {
+        processes: Vec<(u32, u32, u64)>,
+        jobs: Vec<u32>,
+        clock: u64,
+    }
+
+    impl Model {
+        fn apply(&mut self, event: &Event, machine: &mut Machine) {
+            self.clock += 1;
+            let clock = u32::try_from(self.clock).unwrap();
+            match *event {
+                Event::Fork { parent } => {
+                    let parent_pid = self.processes[parent % self.processes.len()].0;
+                    self.processes.push((clock, parent_pid, self.clock));
+                    machine.process(clock, parent_pid, self.clock);
+                }
+                Event::Exit { process } if self.processes.len() > 1 => {
+                    let (pid, ..) = self.processes.remove(1 + process % (self.processes.len() - 1));
+                    machine.end(pid);
+                    for child in self.processes.iter_mut().filter(|child| child.1 == pid) {
+                        child.1 = 1;
+                        machine.process(child.0, 1, child.2);
+                    }
+                }
+                Event::AddJob { keeper } => {
+                    let (pid, _, start_ticks) = self.processes[keeper % self.processes.len()];
+                    let keeper = ProcessId { pid, start_ticks };
+                    if pid != 1 && !machine.members.keepers.contains_key(&keeper) {
+                        machine.add(clock, keeper);
+                        self.jobs.push(clock);
+                    }
+                }
+                Event::RemoveJob { job } if !self.jobs.is_empty() => {
+                    machine.members.remove(self.jobs.swap_remove(job % self.jobs.len()));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    proptest! {
+        // Every step makes files: with the usual 256 cases it would be the slowest test of all.
+        #![proptest_config(ProptestConfig::with_cases(40))]
+
+        #[test]
+        fn whatever_happens_a_process_has_one_job_and_keeps_one(rounds in events()) {
+            let mut machine = Machine::new();
+            let mut model = Model { processes: vec![(1, 0, 1)], jobs: Vec::new(), clock: 1 };
+            let mut before: Vec<(u32, u32)> = Vec::new();
+            for round in rounds {
+                let removes = round.iter().any(|event| matches!(event, Event::RemoveJob { .. }));
+                round.iter().for_each(|event| model.apply(event, &mut machine));
+                let now = machine.refresh();
+                let is_keeper = |pid: u32| machine.members.keepers.keys().any(|keeper| keeper.pid == pid);
+                prop_assert!(now.windows(2).all(|pair| pair[0].0 < pair[1].0), "twice: {now:?}");
+                prop_assert!(now.iter().all(|(_, slot)| model.jobs.contains(slot)));
+                prop_assert!(now.iter().all(|&(pid, _)| !is_keeper(pid)));
+                for &(pid, slot) in before.iter().filter(|_| !removes) {
+                    let alive = model.processes.iter().any(|process| process.0 == pid);
+                    let kept = now.iter().any(|&(other, inner)| {
+                        other == pid && machine.members.is_inside(inner, slot)
+                    });
+                    prop_assert!(!alive || kept || is_keeper(pid), "{pid} left job {slot}");
+                }
+                for &(pid, parent_pid, _) in &model.processes {
+                    let member = now.iter().any(|&(other, _)| other == pid);
+                    prop_assert!(member || is_keeper(pid) || !is_keeper(parent_pid), "{pid} was not found");
+                }
+                before = now;
+            }
+        }
     }
 }
