@@ -12,7 +12,7 @@ use met_core::course::Course;
 use met_core::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
 use met_core::job::{JobKey, Local, Origin, Record, Totals};
 use met_core::job_table::*;
-use met_core::{Batch, JOB, MISSING, Subject};
+use met_core::{Batch, JOB, Kind, MISSING, Subject};
 use met_host::{Host, Targets, clock};
 use met_jobs::{Members, enclosure};
 use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, self_cost};
@@ -62,6 +62,21 @@ struct Tracked {
     course: Course,
     running: Running,
     waits: WaitLedger,
+    /// The highest reading of each counter.
+    floors: Vec<i64>,
+}
+
+impl Tracked {
+    /// A child that ends between the listing and the reading is missing from one sum and back, by its
+    /// parent, in the next: not a restart, and not a peak.
+    fn hold_counters(&mut self, cells: &mut [i64]) {
+        for ((floor, cell), column) in self.floors.iter_mut().zip(cells).zip(JOB.columns) {
+            if *cell != MISSING && column.kind == Kind::Counter {
+                *floor = (*floor).max(*cell);
+                *cell = *floor;
+            }
+        }
+    }
 }
 
 /// What decides how good a job's samples are.
@@ -145,6 +160,7 @@ impl Sampler {
                 course: Course::new(&JOB),
                 running: Running::new(self.gap_ms(), PEAK_SPAN_MS),
                 waits: WaitLedger::default(),
+                floors: vec![MISSING; JOB.columns.len()],
             },
         );
         self.members.add(spec);
@@ -160,6 +176,7 @@ impl Sampler {
             for (cell, column) in cells.iter_mut().zip(&course.columns) {
                 *cell = column[index];
             }
+            job.hold_counters(&mut cells);
             job.running.push(time_ms, &cells);
         }
     }
@@ -229,6 +246,7 @@ impl Sampler {
             if cells[RUN_QUEUE_WAIT] != MISSING {
                 cells[RUN_QUEUE_WAIT] = job.waits.total_ns();
             }
+            job.hold_counters(cells);
             let time_ms = (now_ns + job.unix_offset_ns) / 1_000_000;
             job.course.push(time_ms, cells);
             job.running.push(time_ms, cells);
