@@ -23,7 +23,6 @@ fn main() -> Result<()> {
     lists(&folder.path().join("lists"))?;
     week(&folder.path().join("week"))?;
     ends(&folder.path().join("ends"))?;
-    println!("\npeak resident memory {} KiB", peak_kib()?);
     Ok(())
 }
 
@@ -174,12 +173,6 @@ fn ends(state: &Path) -> Result<()> {
     let begin = Instant::now();
     let imported = writer.import()?.ended.len();
     let each_ms = begin.elapsed().as_secs_f64() * 1e3 / imported as f64;
-    println!("| import of one job from the inbox (mean of {imported}) | | {each_ms:.2} ms |");
+    println!("| import of one job from the inbox, durable (mean of {imported}) | | {each_ms:.2} ms |");
     Ok(())
-}
-
-fn peak_kib() -> Result<String> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    Ok(line.map_or("unknown", |line| line.trim().trim_end_matches(" kB")).to_string())
 }

@@ -196,27 +196,24 @@ pub(crate) fn encode_values(values: &[i64], out: &mut Vec<u8>) {
         return;
     }
     let reduced = Reduced::of(values);
-    let candidates = [Mode::Level, Mode::Step, Mode::Slope].map(|mode| {
-        // What comes before the first value is predicted to be like it.
-        let level = if mode == Mode::Level { middle(&reduced.units) } else { reduced.units[0] };
-        let misses = misses(mode, level, &reduced.units);
-        (cost_bits(&misses), mode, level, misses)
-    });
-    let cheapest = candidates.into_iter().min_by_key(|&(cost_bits, ..)| cost_bits);
-    let Some((_, mode, level, misses)) = cheapest else { return };
-    let missed = misses.iter().filter(|&&miss| miss != 0).count();
-    let sparse = is_sparse(missed, misses.len());
+    let units = &reduced.units;
+    let plans = Plan::of_all(units);
+    let cheapest = plans.iter().min_by_key(|plan| plan.cost_bits(units.len()));
+    let Some(&Plan { mode, level, ref counts, .. }) = cheapest else { return };
+    let missed = units.len() - counts[0] as usize;
+    let sparse = is_sparse(missed, units.len());
     out.push(mode as u8 | if sparse { SPARSE } else { 0 });
     put_varint(out, zigzag(reduced.base));
     put_varint(out, reduced.divisor);
     put_varint(out, zigzag(level));
+    let misses = misses(mode, level, units);
     if sparse {
         put_varint(out, missed as u64);
         let (exact_runs, listed) = list_misses(&misses);
         put_numbers(&exact_runs, out);
         put_numbers(&listed, out);
     } else {
-        put_numbers(&misses, out);
+        put_counted(&misses, counts, out);
     }
 }
 
@@ -324,14 +321,23 @@ fn put_numbers(numbers: &[u64], out: &mut Vec<u8>) {
     for &number in numbers {
         counts[split(number).0 as usize] += 1;
     }
-    let code = Code::of(&counts);
+    put_counted(numbers, &counts, out);
+}
+
+/// As [`put_numbers`], for numbers whose tokens are counted already.
+fn put_counted(numbers: &[u64], counts: &[u32; TOKENS], out: &mut Vec<u8>) {
+    let code = Code::of(counts);
     code.write(out);
     let mut bits = BitWriter::new(out);
     for &number in numbers {
         let (token, extra_bits, extra) = split(number);
         let (length, word) = code.word(token);
-        bits.put(word, length);
-        bits.put_wide(extra, extra_bits);
+        if length + extra_bits <= 32 {
+            bits.put(word | extra << length, length + extra_bits);
+        } else {
+            bits.put(word, length);
+            bits.put_wide(extra, extra_bits);
+        }
     }
     bits.finish();
 }
@@ -377,26 +383,55 @@ fn misses(mode: Mode, level: i64, units: &[i64]) -> Vec<u64> {
     each.collect()
 }
 
-/// About how many bits the numbers will take.
-fn cost_bits(numbers: &[u64]) -> u64 {
-    let mut counts = [0_u32; TOKENS];
-    let mut extra_total = 0_u64;
-    for &number in numbers {
-        let (token, extra_bits, _) = split(number);
-        counts[token as usize] += 1;
-        extra_total += u64::from(extra_bits);
+/// How a column would be written in one mode.
+struct Plan {
+    mode: Mode,
+    level: i64,
+    counts: [u32; TOKENS],
+    extra_bits: u64,
+}
+
+impl Plan {
+    fn new(mode: Mode, level: i64) -> Plan {
+        Plan { mode, level, counts: [0; TOKENS], extra_bits: 0 }
     }
-    let total = numbers.len() as f32;
-    let mut token_bits = 0.0;
-    for &count in counts.iter().filter(|&&count| count > 0) {
+
+    /// All three in one pass: they do not wait for each other, as three passes would.
+    fn of_all(units: &[i64]) -> [Plan; 3] {
+        // What comes before the first value is predicted to be like it.
+        let (first, middle) = (units.first().copied().unwrap_or(0), middle(units));
+        let mut plans =
+            [Plan::new(Mode::Level, middle), Plan::new(Mode::Step, first), Plan::new(Mode::Slope, first)];
+        let (mut before, mut step_before) = (first, 0_i64);
+        for &unit in units {
+            let step = unit.wrapping_sub(before);
+            plans[0].count(unit.wrapping_sub(middle));
+            plans[1].count(step);
+            plans[2].count(step.wrapping_sub(step_before));
+            before = unit;
+            step_before = step;
+        }
+        plans
+    }
+
+    #[inline(always)]
+    fn count(&mut self, miss: i64) {
+        let (token, extra_bits, _) = split(zigzag(miss));
+        self.counts[token as usize] += 1;
+        self.extra_bits += u64::from(extra_bits);
+    }
+
+    /// About how many bits the misses will take.
+    fn cost_bits(&self, count: usize) -> u64 {
+        let occurring = || self.counts.iter().copied().filter(|&count| count > 0);
         // Five bits is about what a token's line in the code costs.
-        token_bits += count as f32 * (total / count as f32).log2() + 5.0;
+        let token_bits: f32 =
+            occurring().map(|often| often as f32 * (count as f32 / often as f32).log2() + 5.0).sum();
+        let sparse = is_sparse(count - self.counts[0] as usize, count);
+        // Entropy may be less than a bit for each, but a code word is not, unless the exact ones are left out.
+        let least_bits = if occurring().count() > 1 && !sparse { count as u64 } else { 0 };
+        self.extra_bits + least_bits.max(token_bits as u64)
     }
-    let sparse = is_sparse(numbers.len() - counts[0] as usize, numbers.len());
-    let several = counts.iter().filter(|&&count| count > 0).count() > 1;
-    // Entropy may be less than a bit for each, but a code word is not, unless the exact ones are left out.
-    let least_bits = if several && !sparse { numbers.len() as u64 } else { 0 };
-    extra_total + least_bits.max(token_bits as u64)
 }
 
 // Numbers below 2^PLAIN_BITS are their own tokens; of larger ones the token holds the magnitude and the
