@@ -44,7 +44,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     };
     let assignment = launch::assign(setting, draft)?;
     let inbox = assignment.inbox.clone();
-    let mut supervisor = launch::fork_supervisor(assignment, &program, &args.command)?;
+    let mut supervisor = launch::fork_supervisor(setting.host.clone(), assignment, &program, &args.command)?;
     let watched = watch(setting, &mut supervisor, interval)?;
     let record = finish(watched, &mut supervisor, inbox.as_deref(), interval)?;
     if !args.quiet {
