@@ -87,6 +87,18 @@ fn child() {
         acknowledge(JobDir::reserve(&state, 1).unwrap().0);
         return;
     }
+    if work == "umask" {
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o777));
+        let mut writer = Writer::open(&state).unwrap();
+        let (id, dir) = JobDir::reserve(&state, 1).unwrap();
+        dir.write_start(&record(id)).unwrap();
+        dir.write_course(&course()).unwrap();
+        dir.write_end(&record(id)).unwrap();
+        assert_eq!(writer.import().unwrap().ended.len(), 1);
+        assert_eq!(Reader::open(&state).unwrap().course(&record(id).key).unwrap().len(), 50);
+        acknowledge(id);
+        return;
+    }
     let mut writer = Writer::open(&state).unwrap();
     assert_eq!(writer.moved_aside, None);
     loop {
@@ -141,4 +153,12 @@ fn twenty_processes_get_twenty_ids() {
     }
     ids.sort_unstable();
     assert_eq!(ids, (1..=20).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_umask_that_forbids_everything_does_not_shut_the_owner_out() {
+    let parent = tempfile::tempdir().unwrap();
+    let mut child = spawn("umask", &parent.path().join("met"));
+    assert_eq!(acknowledged(&mut child).collect::<Vec<_>>(), [1]);
+    assert!(child.wait().unwrap().success());
 }
