@@ -42,7 +42,7 @@ fn version_1_still_opens() {
         assert_eq!((ended.name.as_str(), ended.key.id.as_str(), ended.exit_code), ("job-1", "1", Some(0)));
         assert_eq!(ended.totals.get(CPU), Some(42));
         assert_eq!(ended.totals.figure(CPU).unwrap().source, "cgroup");
-        assert_eq!(ended.summaries.get(CPU).unwrap().p95, 1.5);
+        assert_eq!(ended.summaries.get(CPU).unwrap().p95, Some(1.5));
         assert_eq!(ended.local.as_ref().unwrap().boot_id, "b");
         assert_eq!(course.len(), 30);
         assert_eq!(course.columns[CPU][29], 29_000_000);
