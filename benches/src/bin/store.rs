@@ -58,6 +58,7 @@ fn job(number: u64) -> Record {
         node_memory_bytes: Some(1 << 37),
         totals: Default::default(),
         summaries: Default::default(),
+        gpus: Vec::new(),
         local: None,
     };
     for column in 0..16 {

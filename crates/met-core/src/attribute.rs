@@ -30,6 +30,10 @@ impl JobMap {
         self.owners.insert(subject, slot);
     }
 
+    pub fn slots(&self) -> &[u32] {
+        &self.slots
+    }
+
     pub fn owner(&self, subject: Subject) -> Option<u32> {
         self.owners.get(&subject).copied()
     }

@@ -105,6 +105,9 @@ pub struct Record {
     pub totals: Totals,
     #[serde(default)]
     pub summaries: Summaries,
+    /// What it did with each card that it held or used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuUse>,
     /// How to reach it, for a job of this machine.
     pub local: Option<Local>,
 }
@@ -160,6 +163,64 @@ impl CgroupPaths {
 pub struct LeftOver {
     pub pid: u32,
     pub name: String,
+}
+
+/// What a job did with one card. Means are over the time in which the job held or used it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GpuUse {
+    pub uuid: String,
+    /// The driver's number; of a part of a card with the number of the part: `0.1`.
+    pub index: String,
+    pub name: String,
+    pub vendor: String,
+    /// The card that this is a part of.
+    pub parent: Option<String>,
+    /// What gave it to the job: a variable, the devices cgroup, or `open` where it just used it.
+    pub held_by: String,
+    pub held_since_ns: Option<i64>,
+    /// Since when the job has not used it; `None` while it does.
+    pub idle_since_ns: Option<i64>,
+    /// How long it was the job's, and how long of that the job computed on it.
+    pub held_ns: i64,
+    pub used_ns: i64,
+    /// By the job's own processes; 1 is all of the card.
+    pub utilization: Option<f64>,
+    /// Of the whole card, whoever used it.
+    pub card_utilization: Option<f64>,
+    pub encoder: Option<f64>,
+    pub decoder: Option<f64>,
+    pub copy: Option<f64>,
+    pub memory_mean_bytes: Option<f64>,
+    pub memory_peak_bytes: Option<i64>,
+    pub memory_total_bytes: Option<i64>,
+    pub energy_active_uj: i64,
+    pub energy_idle_uj: i64,
+    pub energy_kind: Option<QualityKind>,
+    pub energy_source: Option<String>,
+    /// Of the whole card.
+    pub card_power_mw: Option<f64>,
+    pub temperature_max_mc: Option<i64>,
+    pub clock_mean_mhz: Option<f64>,
+    pub clock_max_mhz: Option<i64>,
+    /// Why its clocks were held down, in words.
+    pub throttled: Vec<String>,
+    pub throttled_ns: i64,
+    pub ecc_corrected: Option<i64>,
+    pub ecc_uncorrected: Option<i64>,
+    /// Critical errors told by the driver, and the last one's number.
+    pub faults: Option<i64>,
+    pub fault_last: Option<i64>,
+    pub pcie_received_rate: Option<f64>,
+    pub pcie_sent_rate: Option<f64>,
+    /// The job's processes on it, as last seen.
+    pub processes: i64,
+}
+
+impl GpuUse {
+    pub fn energy_uj(&self) -> i64 {
+        self.energy_active_uj + self.energy_idle_uj
+    }
 }
 
 /// How a figure came to be.

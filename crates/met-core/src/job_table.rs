@@ -1,6 +1,6 @@
 //! The job table: one row per job, whatever its figures were read from.
 
-use crate::table::{MILLI, NANO, ONE};
+use crate::table::{MICRO, MILLI, NANO, ONE};
 use crate::{Across, Column, Table, Unit, columns};
 
 columns! { COLUMNS:
@@ -35,6 +35,15 @@ columns! { COLUMNS:
     PRESSURE_MEMORY_FULL = Column::counter("pressure_memory_full", Unit::Seconds, NANO, "time in which every task of the job waited for memory"),
     PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which every task of the job waited for I/O"),
     OOM_KILLS = Column::counter("oom_kills", Unit::Count, ONE, "processes the kernel killed because the job was out of memory"),
+    GPUS = Column::gauge("gpus", Unit::Count, ONE, "cards that the job holds or uses"),
+    GPUS_IDLE = Column::gauge("gpus_idle", Unit::Count, ONE, "cards that the job holds and does not use"),
+    GPU_UTILIZATION = Column::gauge("gpu_utilization", Unit::Ratio, MILLI, "computing of the job on all its cards together: 1 is one card fully used"),
+    GPU_MEMORY = Column::gauge("gpu_memory", Unit::Bytes, ONE, "memory of cards that the job holds"),
+    GPU_MEMORY_PEAK = Column::gauge("gpu_memory_peak", Unit::Bytes, ONE, "largest gpu_memory seen"),
+    GPU_POWER = Column::gauge("gpu_power", Unit::Watts, MILLI, "the job's part of the power of its cards, idle part included"),
+    GPU_ENERGY = Column::counter("gpu_energy", Unit::Joules, MICRO, "energy of cards charged to the job, idle part included"),
+    GPU_ENERGY_IDLE = Column::counter("gpu_energy_idle", Unit::Joules, MICRO, "the idle part: what cards use that are held and do not compute"),
+    GPU_TEMPERATURE = Column::gauge("gpu_temperature", Unit::Celsius, MILLI, "temperature of the hottest card of the job").across(Across::Max),
 }
 
 pub static JOB: Table = Table {

@@ -4,9 +4,14 @@
 //! a line of the metric reference. Sources fill [`Batch`]es of integers, [`attribute`] folds them into
 //! one row per job, and everything behind that reads the [`JOB`] table only.
 
+pub mod apportion;
 pub mod attribute;
 mod batch;
+pub mod card_ledger;
+pub mod cards;
 pub mod course;
+pub mod gpu;
+pub mod holding;
 pub mod job;
 pub mod job_table;
 pub mod rate;

@@ -68,6 +68,7 @@ pub const NANO: f64 = 1e-9;
 pub const MICRO: f64 = 1e-6;
 pub const MILLI: f64 = 1e-3;
 pub const ONE: f64 = 1.0;
+pub const MEGA: f64 = 1e6;
 
 impl Column {
     pub const fn counter(name: &'static str, unit: Unit, scale: f64, help: &'static str) -> Column {

@@ -38,6 +38,7 @@ pub fn finished() -> Record {
         node_memory_bytes: Some(1 << 30),
         totals,
         summaries,
+        gpus: Vec::new(),
         local: None,
     }
 }

@@ -27,6 +27,7 @@ pub(crate) fn running(id: u64, start_s: i64) -> Record {
         node_memory_bytes: Some(1 << 34),
         totals: Default::default(),
         summaries: Default::default(),
+        gpus: Vec::new(),
         local: Some(Local {
             boot_id: "b".into(),
             origin: Origin::Run,

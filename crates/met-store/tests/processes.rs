@@ -38,6 +38,7 @@ fn record(id: u64) -> Record {
         node_memory_bytes: None,
         totals: Default::default(),
         summaries: Default::default(),
+        gpus: Vec::new(),
         local: None,
     };
     record.totals.set(CPU, id as i64, QualityKind::Measured, "test");

@@ -71,6 +71,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         node_memory_bytes: facts.memory_total_bytes,
         totals: Totals::default(),
         summaries: Summaries::default(),
+        gpus: Vec::new(),
         local: Some(Local {
             boot_id: facts.boot_id.clone(),
             origin: draft.origin,

@@ -39,6 +39,7 @@ pub fn bare(id: u32, name: &str) -> Record {
         node_memory_bytes: Some(16 << 30),
         totals: Totals::default(),
         summaries: Summaries::default(),
+        gpus: Vec::new(),
         local: Some(Local {
             boot_id: "b".to_owned(),
             origin: Origin::Run,

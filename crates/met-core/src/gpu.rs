@@ -1,0 +1,100 @@
+//! Graphics cards: the tables that every source of them fills, whatever the maker.
+
+/// The card in whole, or a part of it that the driver hands out as a card of its own.
+pub mod card {
+    use crate::table::{MEGA, MICRO, MILLI, NANO, ONE};
+    use crate::{Across, Column, Table, Unit, columns};
+
+    columns! { COLUMNS:
+        UTILIZATION = Column::gauge("utilization", Unit::Ratio, MILLI, "share of the time in which the card computed").across(Across::Mean),
+        UTILIZATION_MEMORY = Column::gauge("utilization_memory", Unit::Ratio, MILLI, "share of the time in which the card's memory was read or written").across(Across::Mean),
+        UTILIZATION_ENCODER = Column::gauge("utilization_encoder", Unit::Ratio, MILLI, "share of the time in which the video encoder worked").across(Across::Mean),
+        UTILIZATION_DECODER = Column::gauge("utilization_decoder", Unit::Ratio, MILLI, "share of the time in which the video decoder worked").across(Across::Mean),
+        MEMORY_USED = Column::gauge("memory_used", Unit::Bytes, ONE, "memory of the card in use, the driver's own included"),
+        MEMORY_TOTAL = Column::gauge("memory_total", Unit::Bytes, ONE, "memory of the card"),
+        POWER = Column::gauge("power", Unit::Watts, MILLI, "power the card draws"),
+        POWER_LIMIT = Column::gauge("power_limit", Unit::Watts, MILLI, "power above which the card lowers its clocks"),
+        ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the driver was loaded, by the card's own counter"),
+        PASS_AGE = Column::gauge("pass_age", Unit::Seconds, NANO, "how long ago the dear figures (energy counter, use by process, PCIe) were read").across(Across::Max),
+        TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature of the chip").across(Across::Max),
+        CLOCK = Column::gauge("clock", Unit::Hertz, MEGA, "clock of the computing units").across(Across::Mean),
+        CLOCK_MEMORY = Column::gauge("clock_memory", Unit::Hertz, MEGA, "clock of the memory").across(Across::Mean),
+        THROTTLE = Column::gauge("throttle", Unit::Count, ONE, "why the clocks are held down, a sum of powers of two: 4 power cap, 8 hardware slowdown, 32 temperature, 64 temperature (hardware), 128 power brake").across(Across::Max),
+        ECC_CORRECTED = Column::counter("ecc_corrected", Unit::Count, ONE, "memory errors put right since the driver was loaded"),
+        ECC_UNCORRECTED = Column::counter("ecc_uncorrected", Unit::Count, ONE, "memory errors not put right since the driver was loaded"),
+        FAULTS = Column::counter("faults", Unit::Count, ONE, "critical errors told by the driver (Xid) since they are listened to"),
+        FAULT_LAST = Column::gauge("fault_last", Unit::Count, ONE, "number of the last critical error (Xid)").across(Across::Max),
+        PCIE_RECEIVED = Column::gauge("pcie_received_rate", Unit::Bytes, ONE, "bytes per second from the host to the card"),
+        PCIE_SENT = Column::gauge("pcie_sent_rate", Unit::Bytes, ONE, "bytes per second from the card to the host"),
+        SLICES = Column::gauge("slices", Unit::Count, ONE, "computing slices of a part of a card; of a card that is cut into parts, all it has"),
+    }
+
+    pub static TABLE: Table = Table {
+        name: "gpu",
+        subject: "a graphics card, or a part of one that is handed out as a card of its own",
+        labels: &["index", "uuid", "name", "vendor", "parent", "device"],
+        columns: COLUMNS,
+    };
+
+    /// Positions in the labels of a row.
+    pub mod label {
+        pub const INDEX: usize = 0;
+        pub const UUID: usize = 1;
+        pub const NAME: usize = 2;
+        pub const VENDOR: usize = 3;
+        /// The uuid of the card that this is a part of; empty for a whole card.
+        pub const PARENT: usize = 4;
+        /// Major and minor number of its device file.
+        pub const DEVICE: usize = 5;
+    }
+}
+
+/// A process on a card. The part of a row is the card's.
+pub mod process {
+    use crate::table::{MILLI, ONE};
+    use crate::{Across, Column, Table, Unit, columns};
+
+    columns! { COLUMNS:
+        MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory of the card that the process holds"),
+        UTILIZATION = Column::gauge("utilization", Unit::Ratio, MILLI, "share of the card's computing units that the process used").across(Across::Mean),
+        UTILIZATION_MEMORY = Column::gauge("utilization_memory", Unit::Ratio, MILLI, "share of the time in which the process read or wrote the card's memory").across(Across::Mean),
+        UTILIZATION_ENCODER = Column::gauge("utilization_encoder", Unit::Ratio, MILLI, "share of the video encoder that the process used").across(Across::Mean),
+        UTILIZATION_DECODER = Column::gauge("utilization_decoder", Unit::Ratio, MILLI, "share of the video decoder that the process used").across(Across::Mean),
+        UTILIZATION_COPY = Column::gauge("utilization_copy", Unit::Ratio, MILLI, "share of the copy engine that the process used").across(Across::Mean),
+        OPEN = Column::gauge("open", Unit::Count, ONE, "1 while the process has the card open, 0 when it ended since the last dear reading"),
+    }
+
+    pub static TABLE: Table = Table {
+        name: "gpu_process",
+        subject: "a process on a card",
+        labels: &["pid", "uuid"],
+        columns: COLUMNS,
+    };
+}
+
+/// Bits of `card::THROTTLE` that mean a loss, in words. Idle and the clocks that the user chose are none.
+const REASONS: [(i64, &str); 7] = [
+    (0x4, "power cap"),
+    (0x8, "hardware slowdown"),
+    (0x10, "sync boost"),
+    (0x20, "temperature"),
+    (0x40, "temperature (hardware)"),
+    (0x80, "power brake"),
+    (0x200, "memory temperature"),
+];
+
+/// Why the clocks are held down, in words.
+pub fn throttle_words(bits: i64) -> Vec<&'static str> {
+    REASONS.iter().filter(|&&(bit, _)| bits > 0 && bits & bit != 0).map(|&(_, words)| words).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_card_is_not_throttled() {
+        assert!(throttle_words(0x1).is_empty() && throttle_words(crate::MISSING).is_empty());
+        assert_eq!(throttle_words(0x24), ["power cap", "temperature"]);
+    }
+}
