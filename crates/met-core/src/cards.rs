@@ -561,12 +561,21 @@ impl Card {
 
     /// How much a process computed, compared with the others on the card.
     fn activity(&self, presence: &Presence) -> u64 {
-        let of = |presence: &Presence| presence.cells[process::UTILIZATION];
-        if self.present.iter().any(|other| of(other) != MISSING) {
-            return u64::try_from(of(presence)).unwrap_or(0);
+        let open = presence.cells[process::OPEN] != 0;
+        let known = self.present.iter().map(|other| other.cells[process::UTILIZATION]);
+        let known = known.filter(|&utilization| utilization != MISSING);
+        let (sum, count) =
+            known.fold((0i64, 0i64), |(sum, count), used| (sum.saturating_add(used), count + 1));
+        match presence.cells[process::UTILIZATION] {
+            MISSING if count > 0 && open => {
+                // Newer than the last dear reading: until the next it is taken to be like the others.
+                return u64::try_from(sum / count).unwrap_or(0);
+            }
+            MISSING if count > 0 => return 0,
+            MISSING => {}
+            used => return u64::try_from(used).unwrap_or(0),
         }
         // Nobody tells them apart: if the card computes, or does not say, they share what it does.
-        let open = presence.cells[process::OPEN] != 0;
         u64::from(open && self.cells[card::UTILIZATION] != 0)
     }
 }

@@ -3,10 +3,13 @@
 //! To add one: a file with its table, its [`SourceSpec`] and its [`Source`], and one word in [`SOURCES`].
 
 mod cgroup;
+mod nvidia;
 pub mod process;
 pub mod self_cost;
 
 use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use met_core::{Batch, JOB, Table};
 use met_host::Host;
@@ -15,12 +18,19 @@ pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
 pub use self_cost::{NewError, Runner};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
-pub static SOURCES: &[&SourceSpec] = &[&cgroup::SPEC, &process::SPEC];
+pub static SOURCES: &[&SourceSpec] = &[&cgroup::SPEC, &process::SPEC, &nvidia::SPEC];
 
 /// Every table, in the order of the documentation.
 pub fn catalogue() -> Vec<&'static Table> {
     let of_sources = SOURCES.iter().flat_map(|spec| spec.tables.iter().copied());
-    std::iter::once(&JOB).chain(of_sources).chain([&self_cost::TABLE]).collect()
+    let mut tables: Vec<&'static Table> = Vec::new();
+    for table in std::iter::once(&JOB).chain(of_sources).chain([&self_cost::TABLE]) {
+        // Sources of the same thing, such as cards of several makers, fill the same table.
+        if !tables.iter().any(|known| std::ptr::eq(*known, table)) {
+            tables.push(table);
+        }
+    }
+    tables
 }
 
 /// What can be said of a source without a machine.
@@ -36,14 +46,30 @@ pub type Opened = Result<Box<dyn Source>, Unavailable>;
 
 /// What a user may choose about the sources.
 #[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct Options {}
+pub struct Options {
+    /// The library of the NVIDIA driver, where it is not found by itself.
+    pub nvml_library: Option<PathBuf>,
+    /// How long opening a source may take. What is not ready by then is read as soon as it is.
+    pub patience: Duration,
+    /// Of these alone; `None` is all of them.
+    pub only: Option<&'static [&'static str]>,
+}
 
 pub trait Source: Send {
     /// Adds to `out`, one empty batch for each of the source's tables, what `targets` show now.
     ///
     /// A target that vanished has no row and is no error.
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError>;
+
+    /// The labels of its rows by their part, in the order of the table's labels. Only ever longer.
+    fn labels(&self) -> &[Vec<String>] {
+        &[]
+    }
+
+    /// CPU time of threads of its own.
+    fn background_cpu_ns(&self) -> i64 {
+        0
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

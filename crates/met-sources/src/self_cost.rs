@@ -8,6 +8,7 @@ use crate::{Options, ReadError, SOURCES, Source, SourceSpec, TickInfo, Unavailab
 
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
+    BACKGROUND_CPU = Column::counter("background", Unit::Seconds, NANO, "CPU time of the source's own threads, which read what is slow"),
     ERRORS = Column::counter("errors", Unit::Count, ONE, "readings that failed in part or whole"),
     ROWS = Column::gauge("rows", Unit::Count, ONE, "rows of the last reading"),
 }
@@ -55,7 +56,8 @@ impl Runner {
 
     fn open_those(specs: &[&'static SourceSpec], host: &Host, options: &Options) -> Runner {
         let (mut sources, mut batches, mut unavailable) = (Vec::new(), Vec::new(), Vec::new());
-        for (part, &spec) in (0..).zip(specs) {
+        let wanted = |spec: &SourceSpec| options.only.is_none_or(|names| names.contains(&spec.name));
+        for (part, &spec) in (0..).zip(specs).filter(|(_, spec)| wanted(spec)) {
             match (spec.open)(host, options) {
                 Ok(source) => {
                     batches.extend(spec.tables.iter().copied().map(Batch::new));
@@ -85,6 +87,7 @@ impl Runner {
             running.read(targets, tick, out, &mut self.new_errors);
             let cells = self.costs.push_part(Subject::Node, running.part);
             cells[READ_CPU] = running.read_cpu_ns;
+            cells[BACKGROUND_CPU] = running.source.as_ref().map_or(0, |source| source.background_cpu_ns());
             cells[ERRORS] = running.errors;
             cells[ROWS] = i64::try_from(out.iter().map(Batch::len).sum::<usize>()).unwrap_or(i64::MAX);
         }
@@ -94,6 +97,16 @@ impl Runner {
     /// What was read last, in order of precedence.
     pub fn batches(&self) -> &[Batch] {
         &self.batches
+    }
+
+    /// The same by source, each with the labels of its parts.
+    pub fn labelled(&self) -> impl Iterator<Item = (&[Batch], &[Vec<String>])> {
+        let mut rest = &self.batches[..];
+        self.sources.iter().map(move |running| {
+            let (own, tail) = rest.split_at(running.spec.tables.len());
+            rest = tail;
+            (own, running.source.as_ref().map_or(&[][..], |source| source.labels()))
+        })
     }
 
     /// A row of the table `source` for each opened source; `part` is its position in `SOURCES`.

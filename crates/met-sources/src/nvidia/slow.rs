@@ -1,0 +1,568 @@
+//! The thread that does what takes milliseconds: loads the library, finds the cards, reads the dear
+//! figures. It works only while somebody looks, and as often as its cost allows.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use met_core::MISSING;
+use met_core::gpu::{card, process};
+use met_host::clock;
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, PcieUtilCounter};
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, EventSet, Nvml};
+use nvml_wrapper_sys::bindings::nvmlProcessUtilizationSample_t;
+
+use super::{is_lost, is_unsupported, memory_bytes, outcome};
+
+const LIBRARIES: [&str; 3] =
+    ["libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"];
+/// The dear figures may cost this part of a core, PCIe alone a tenth of it.
+const COST_INVERSE: i64 = 1500;
+const PCIE_COST_INVERSE: i64 = 6000;
+const EVERY_MIN_NS: i64 = 1_000_000_000;
+const EVERY_MAX_NS: i64 = 20_000_000_000;
+const PCIE_EVERY_MIN_NS: i64 = 10_000_000_000;
+const PCIE_EVERY_MAX_NS: i64 = 300_000_000_000;
+/// A driver that is gone is looked for this often.
+const RELOAD_EVERY: Duration = Duration::from_secs(5);
+const SETTLE: Duration = Duration::from_millis(50);
+const SAMPLES_USUAL: u32 = 256;
+const SAMPLES_MAX: u32 = 1 << 16;
+/// The driver remembers about this much of what processes did.
+const REMEMBERED_US: i64 = 1_000_000;
+
+/// The library and the cards it shows; cheap to clone.
+#[derive(Clone)]
+pub(super) struct Loaded {
+    /// Tells one loading from the next.
+    pub number: u64,
+    pub nvml: Arc<Nvml>,
+    pub cards: Arc<[CardFacts]>,
+}
+
+pub(super) struct CardFacts {
+    pub index: u32,
+    pub labels: Vec<String>,
+    /// How many slices it has, if it can be cut into parts and is.
+    pub slices: Option<u32>,
+    pub parts: Vec<PartFacts>,
+}
+
+pub(super) struct PartFacts {
+    pub labels: Vec<String>,
+    pub gpu_instance: u32,
+    pub compute_instance: u32,
+    pub slices: u32,
+    pub memory_bytes: i64,
+}
+
+/// The dear figures of one card, and when they were read.
+#[derive(Clone, Default)]
+pub(super) struct SlowCard {
+    at_ns: i64,
+    energy_uj: Option<i64>,
+    /// Use by process since the pass before; `None` where the card does not tell.
+    knows_processes: bool,
+    pub samples: Vec<Sample>,
+    /// Processes that draw and do not compute.
+    pub graphics: Vec<(u32, i64)>,
+    ecc_corrected: Option<i64>,
+    ecc_uncorrected: Option<i64>,
+    encoder: Option<i64>,
+    decoder: Option<i64>,
+    pcie_received: Option<i64>,
+    pcie_sent: Option<i64>,
+    faults: Option<i64>,
+    fault_last: Option<i64>,
+    last_seen_us: u64,
+}
+
+/// In thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sample {
+    pub pid: u32,
+    utilization: i64,
+    memory: i64,
+    encoder: i64,
+    decoder: i64,
+}
+
+impl SlowCard {
+    pub fn fill(&self, now_ns: i64, cells: &mut [i64]) {
+        cells[card::PASS_AGE] = (now_ns - self.at_ns).max(0);
+        for (column, value) in [
+            (card::ENERGY, self.energy_uj),
+            (card::ECC_CORRECTED, self.ecc_corrected),
+            (card::ECC_UNCORRECTED, self.ecc_uncorrected),
+            (card::UTILIZATION_ENCODER, self.encoder),
+            (card::UTILIZATION_DECODER, self.decoder),
+            (card::PCIE_RECEIVED, self.pcie_received),
+            (card::PCIE_SENT, self.pcie_sent),
+            (card::FAULTS, self.faults),
+            (card::FAULT_LAST, self.fault_last),
+        ] {
+            cells[column] = value.unwrap_or(MISSING);
+        }
+    }
+
+    /// A process that the library does not name did nothing, unless it is newer than the pass.
+    pub fn fill_process(&self, pid: u32, first_seen_ns: i64, cells: &mut [i64]) {
+        let sample = self.samples.iter().find(|sample| sample.pid == pid);
+        let idle = (self.knows_processes && first_seen_ns < self.at_ns).then(Sample::default);
+        if let Some(sample) = sample.copied().or(idle) {
+            cells[process::UTILIZATION] = sample.utilization;
+            cells[process::UTILIZATION_MEMORY] = sample.memory;
+            cells[process::UTILIZATION_ENCODER] = sample.encoder;
+            cells[process::UTILIZATION_DECODER] = sample.decoder;
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub loaded: Option<Loaded>,
+    /// Why nothing is loaded, once that was tried.
+    pub failure: Option<String>,
+    pub figures: Vec<SlowCard>,
+    /// Counts passes.
+    pub number: u64,
+    due_ns: i64,
+    asked: bool,
+    reload: bool,
+    stop: bool,
+    cpu_ns: i64,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+    done: Condvar,
+}
+
+/// Our end of the thread.
+pub(super) struct Slow {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Slow {
+    pub fn start(library: Option<PathBuf>) -> io::Result<Slow> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("nvml".to_owned())
+            .spawn(move || work(&theirs, library.as_deref()))?;
+        Ok(Slow { shared, thread: Some(thread) })
+    }
+
+    /// Why there is nothing to be read, if that turns out in time.
+    pub fn wait_until_loaded(&self, patience: Duration) -> Option<String> {
+        let begin = Instant::now();
+        let mut state = lock(&self.shared.state);
+        while state.loaded.is_none() && state.failure.is_none() {
+            let left = patience.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())?;
+            state = self.shared.done.wait_timeout(state, left).unwrap_or_else(|broken| broken.into_inner()).0;
+        }
+        state.failure.clone()
+    }
+
+    /// Looks at what there is and asks for more if it is time. `None`: the thread is just writing.
+    pub fn glance(&self, now_ns: i64) -> Option<MutexGuard<'_, State>> {
+        let mut state = self.shared.state.try_lock().ok()?;
+        if !state.asked && now_ns >= state.due_ns {
+            state.asked = true;
+            self.shared.wake.notify_one();
+        }
+        Some(state)
+    }
+
+    pub fn reload(&self) {
+        if let Ok(mut state) = self.shared.state.try_lock() {
+            state.reload = true;
+            self.shared.wake.notify_one();
+        }
+    }
+
+    pub fn cpu_ns(&self) -> i64 {
+        self.shared.state.try_lock().map_or(0, |state| state.cpu_ns)
+    }
+}
+
+impl Drop for Slow {
+    /// The thread is not waited for: it may be inside a driver that does not answer.
+    fn drop(&mut self) {
+        lock(&self.shared.state).stop = true;
+        self.shared.wake.notify_one();
+        drop(self.thread.take());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|broken| broken.into_inner())
+}
+
+fn work(shared: &Shared, library: Option<&std::path::Path>) {
+    let mut number = 0;
+    loop {
+        number += 1;
+        let opened = load(library, number);
+        {
+            let mut state = lock(&shared.state);
+            state.reload = false;
+            match opened {
+                Ok(loaded) => (state.loaded, state.failure) = (Some(loaded), None),
+                Err(why) => (state.loaded, state.failure) = (None, Some(why)),
+            }
+            state.cpu_ns = clock::thread_cpu_ns();
+            (state.due_ns, state.figures) = (0, Vec::new());
+        }
+        shared.done.notify_all();
+        let loaded = lock(&shared.state).loaded.clone();
+        let stop = match loaded {
+            Some(loaded) => serve(shared, &loaded),
+            None => pause(shared, RELOAD_EVERY),
+        };
+        // Whoever still has the old library lets go of it when he looks next: only then it is loaded anew.
+        if stop || pause(shared, SETTLE) {
+            return;
+        }
+    }
+}
+
+/// Waits until it is time to try again; true when told to stop.
+fn pause(shared: &Shared, time: Duration) -> bool {
+    let begin = Instant::now();
+    let mut state = lock(&shared.state);
+    // Without anybody who looks there is no hurry.
+    while !state.stop && (begin.elapsed() < time || !state.asked) {
+        let left = time.saturating_sub(begin.elapsed()).max(Duration::from_millis(10));
+        state = match state.asked {
+            true => shared.wake.wait_timeout(state, left).unwrap_or_else(|broken| broken.into_inner()).0,
+            false => shared.wake.wait(state).unwrap_or_else(|broken| broken.into_inner()),
+        };
+    }
+    state.asked = false;
+    state.stop
+}
+
+/// Reads the dear figures when asked to, until told to stop (true) or to load anew (false).
+fn serve(shared: &Shared, loaded: &Loaded) -> bool {
+    let faults = listen(loaded);
+    let mut figures: Vec<SlowCard> = loaded.cards.iter().map(|_| SlowCard::default()).collect();
+    let mut pcie_due_ns = 0;
+    loop {
+        {
+            let mut state = lock(&shared.state);
+            while !(state.asked || state.stop || state.reload) {
+                state = shared.wake.wait(state).unwrap_or_else(|broken| broken.into_inner());
+            }
+            if state.stop || state.reload {
+                (state.loaded, state.asked, state.due_ns) = (None, false, 0);
+                return state.stop;
+            }
+        }
+        let begin_cpu_ns = clock::thread_cpu_ns();
+        for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
+            pass(&loaded.nvml, facts, figures);
+        }
+        hear(faults.as_ref(), loaded, &mut figures);
+        let cost_ns = clock::thread_cpu_ns() - begin_cpu_ns;
+        let now_ns = clock::boottime_ns();
+        {
+            let mut state = lock(&shared.state);
+            state.figures.clone_from(&figures);
+            state.number += 1;
+            state.due_ns = now_ns + (cost_ns * COST_INVERSE).clamp(EVERY_MIN_NS, EVERY_MAX_NS);
+            state.asked = false;
+            state.cpu_ns = clock::thread_cpu_ns();
+        }
+        shared.done.notify_all();
+        // The first pass is for those who wait; what takes 20 ms and more comes with a later one.
+        if now_ns >= pcie_due_ns {
+            pcie_due_ns = match pcie_due_ns {
+                0 => now_ns + PCIE_EVERY_MIN_NS,
+                _ => {
+                    let begin_ns = clock::thread_cpu_ns();
+                    for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
+                        read_pcie(&loaded.nvml, facts, figures);
+                    }
+                    let cost_ns = clock::thread_cpu_ns() - begin_ns;
+                    now_ns + (cost_ns * PCIE_COST_INVERSE).clamp(PCIE_EVERY_MIN_NS, PCIE_EVERY_MAX_NS)
+                }
+            };
+        }
+    }
+}
+
+fn load(library: Option<&std::path::Path>, number: u64) -> Result<Loaded, String> {
+    let nvml = match library {
+        Some(path) => init(path.as_os_str()),
+        None => {
+            let mut tried = LIBRARIES.iter().map(|name| init(OsStr::new(name)));
+            let first = tried.next().unwrap_or(Err(NvmlError::LibraryNotFound));
+            let missing = |error: &NvmlError| matches!(error, NvmlError::LibloadingError(_));
+            match first {
+                Err(error) if missing(&error) => tried.find_map(Result::ok).ok_or(error),
+                other => other,
+            }
+        }
+    };
+    let nvml = nvml.map_err(|error| match error {
+        NvmlError::LibloadingError(_) => {
+            "an NVIDIA driver is loaded but its library libnvidia-ml.so.1 is not installed".to_owned()
+        }
+        NvmlError::LibRmVersionMismatch => {
+            "libnvidia-ml.so.1 and the loaded NVIDIA driver are of different versions: reboot, or reload the driver".to_owned()
+        }
+        error => format!("NVML: {error}"),
+    })?;
+    let count = nvml.device_count().map_err(|error| format!("NVML: {error}"))?;
+    if count == 0 {
+        return Err("the NVIDIA driver shows no card".to_owned());
+    }
+    let mut cards = Vec::new();
+    for index in 0..count {
+        // A card that is lost or not ours does not take the others with it.
+        if let Ok(device) = nvml.device_by_index(index)
+            && let Ok(facts) = facts_of(&device, index)
+        {
+            cards.push(facts);
+        }
+    }
+    if cards.is_empty() {
+        return Err(format!("none of the {count} NVIDIA cards may be read"));
+    }
+    Ok(Loaded { number, nvml: Arc::new(nvml), cards: cards.into() })
+}
+
+fn init(path: &OsStr) -> Result<Nvml, NvmlError> {
+    Nvml::builder().lib_path(path).init()
+}
+
+fn facts_of(device: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
+    let uuid = device.uuid()?;
+    let name = device.name().unwrap_or_else(|_| "NVIDIA".to_owned());
+    let minor = device.minor_number().map(|minor| format!("195:{minor}")).unwrap_or_default();
+    let mut facts = CardFacts {
+        index,
+        labels: vec![
+            index.to_string(),
+            uuid.clone(),
+            name.clone(),
+            "nvidia".to_owned(),
+            String::new(),
+            minor,
+        ],
+        slices: None,
+        parts: Vec::new(),
+    };
+    if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
+        let most = device.mig_device_count().unwrap_or(0);
+        facts.slices = Some(most);
+        for position in 0..most {
+            if let Ok(piece) = device.mig_device_by_index(position)
+                && let Some(piece) = part_facts(&piece, index, position, &name, &uuid)
+            {
+                facts.parts.push(piece);
+            }
+        }
+    }
+    Ok(facts)
+}
+
+fn part_facts(device: &Device<'_>, card: u32, position: u32, name: &str, parent: &str) -> Option<PartFacts> {
+    let library = device.nvml().lib();
+    let id = |symbol: &Result<unsafe extern "C" fn(_, *mut u32) -> _, _>| {
+        let symbol = symbol.as_ref().ok()?;
+        let mut id = 0;
+        // SAFETY: the handle is that of a living part, and the library writes one number.
+        outcome(unsafe { symbol(device.handle(), &mut id) }).ok()?;
+        Some(id)
+    };
+    let attributes = device.attributes().ok();
+    let slices = attributes.as_ref().map_or(1, |found| found.gpu_instance_slice_count.max(1));
+    let memory =
+        attributes.map_or(MISSING, |found| memory_bytes(found.memory_size_mb.saturating_mul(1 << 20)));
+    let labels = [format!("{card}.{position}"), device.uuid().ok()?, format!("{name} MIG {slices}g")];
+    let labels = labels.into_iter().chain(["nvidia".to_owned(), parent.to_owned(), String::new()]).collect();
+    Some(PartFacts {
+        labels,
+        gpu_instance: id(&library.nvmlDeviceGetGpuInstanceId)?,
+        compute_instance: id(&library.nvmlDeviceGetComputeInstanceId)?,
+        slices,
+        memory_bytes: memory,
+    })
+}
+
+/// One card's dear figures. What fails stays unknown until the next pass.
+fn pass(nvml: &Nvml, facts: &CardFacts, figures: &mut SlowCard) {
+    let device = match nvml.device_by_index(facts.index) {
+        Ok(device) => device,
+        Err(_) => return,
+    };
+    if figures.last_seen_us == 0 {
+        figures.last_seen_us = u64::try_from(clock::realtime_ns() / 1000 - REMEMBERED_US).unwrap_or(0);
+    }
+    let used = read_use(&device, figures.last_seen_us);
+    let begin_ns = clock::boottime_ns();
+    let energy = device.total_energy_consumption();
+    let end_ns = clock::boottime_ns();
+    if energy.as_ref().is_err_and(is_lost) {
+        return;
+    }
+    figures.at_ns = begin_ns + (end_ns - begin_ns) / 2;
+    figures.energy_uj = energy.ok().and_then(|mj| i64::try_from(mj).ok()).map(|mj| mj.saturating_mul(1000));
+    match used {
+        Ok((samples, last_seen_us)) => {
+            (figures.samples, figures.knows_processes) = (samples, true);
+            figures.last_seen_us = last_seen_us.max(figures.last_seen_us);
+        }
+        Err(error) => {
+            figures.samples.clear();
+            figures.knows_processes = !is_unsupported(&error) && figures.knows_processes;
+        }
+    }
+    let count = |found: Result<u64, NvmlError>| found.ok().and_then(|count| i64::try_from(count).ok());
+    figures.ecc_corrected = count(device.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile));
+    figures.ecc_uncorrected = count(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile));
+    figures.encoder = device.encoder_utilization().ok().map(|used| i64::from(used.utilization) * 10);
+    figures.decoder = device.decoder_utilization().ok().map(|used| i64::from(used.utilization) * 10);
+    let memory = |used: UsedGpuMemory| match used {
+        UsedGpuMemory::Used(bytes) => memory_bytes(bytes),
+        UsedGpuMemory::Unavailable => MISSING,
+    };
+    let graphics = device.running_graphics_processes().unwrap_or_default();
+    figures.graphics = graphics.into_iter().map(|info| (info.pid, memory(info.used_gpu_memory))).collect();
+}
+
+/// Use by process since `since_us`, one entry for each, and the time of the newest.
+fn read_use(device: &Device<'_>, since_us: u64) -> Result<(Vec<Sample>, u64), NvmlError> {
+    let symbol = device.nvml().lib().nvmlDeviceGetProcessUtilization.as_ref();
+    let symbol = symbol.map_err(|_| NvmlError::FunctionNotFound)?;
+    let mut raw: Vec<nvmlProcessUtilizationSample_t> = Vec::new();
+    let mut room = SAMPLES_USUAL;
+    loop {
+        raw.reserve(room as usize);
+        let mut count = room;
+        // SAFETY: the buffer has room for `count` entries, and the library says how many it wrote.
+        match outcome(unsafe { symbol(device.handle(), raw.as_mut_ptr(), &mut count, since_us) }) {
+            Ok(()) => {
+                // SAFETY: that many were written, and never more than there is room for.
+                unsafe { raw.set_len(count.min(room) as usize) };
+                break;
+            }
+            Err(NvmlError::InsufficientSize(_)) if room < SAMPLES_MAX => room *= 4,
+            // Nobody did anything.
+            Err(NvmlError::NotFound) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(by_process(&raw, since_us))
+}
+
+/// The mean of each process's samples that are newer than `since_us`.
+fn by_process(raw: &[nvmlProcessUtilizationSample_t], since_us: u64) -> (Vec<Sample>, u64) {
+    let mut found: Vec<(Sample, i64)> = Vec::new();
+    let mut newest_us = since_us;
+    // Slots that the library did not use have no pid, those of before an old time.
+    for entry in raw.iter().filter(|entry| entry.pid != 0 && entry.timeStamp > since_us) {
+        newest_us = newest_us.max(entry.timeStamp);
+        let position = found.iter().position(|(sample, _)| sample.pid == entry.pid).unwrap_or_else(|| {
+            found.push((Sample { pid: entry.pid, ..Sample::default() }, 0));
+            found.len() - 1
+        });
+        let (sample, count) = &mut found[position];
+        // More than all of a card is a fault of the driver's.
+        let thousandths = |percent: u32| i64::from(percent.min(100)) * 10;
+        sample.utilization += thousandths(entry.smUtil);
+        sample.memory += thousandths(entry.memUtil);
+        sample.encoder += thousandths(entry.encUtil);
+        sample.decoder += thousandths(entry.decUtil);
+        *count += 1;
+    }
+    let mean = |(sample, count): (Sample, i64)| Sample {
+        utilization: sample.utilization / count,
+        memory: sample.memory / count,
+        encoder: sample.encoder / count,
+        decoder: sample.decoder / count,
+        ..sample
+    };
+    (found.into_iter().map(mean).collect(), newest_us)
+}
+
+fn read_pcie(nvml: &Nvml, facts: &CardFacts, figures: &mut SlowCard) {
+    let Ok(device) = nvml.device_by_index(facts.index) else { return };
+    // In KB.
+    let rate = |counter| device.pcie_throughput(counter).ok().map(|kb| i64::from(kb) * 1000);
+    figures.pcie_received = rate(PcieUtilCounter::Receive);
+    figures.pcie_sent = rate(PcieUtilCounter::Send);
+}
+
+/// Asks the driver to tell of critical errors of every card that can.
+fn listen(loaded: &Loaded) -> Option<EventSet<'_>> {
+    let mut set = loaded.nvml.create_event_set().ok()?;
+    let mut heard = false;
+    for facts in loaded.cards.iter() {
+        let Ok(device) = loaded.nvml.device_by_index(facts.index) else { continue };
+        set = match device.register_events(EventTypes::CRITICAL_XID_ERROR, set) {
+            Ok(set) => {
+                heard = true;
+                set
+            }
+            // The set is gone with the card that refused: begin again without it.
+            Err(_) => loaded.nvml.create_event_set().ok()?,
+        };
+    }
+    heard.then_some(set)
+}
+
+fn hear(faults: Option<&EventSet<'_>>, loaded: &Loaded, figures: &mut [SlowCard]) {
+    const EVENTS_MAX: usize = 64;
+    let Some(faults) = faults else { return };
+    for figures in figures.iter_mut() {
+        figures.faults.get_or_insert(0);
+    }
+    for _ in 0..EVENTS_MAX {
+        let Ok(event) = faults.wait(0) else { return };
+        let uuid = event.device.uuid().unwrap_or_default();
+        let card = loaded.cards.iter().position(|facts| facts.labels[card::label::UUID] == uuid);
+        if let Some(figures) = card.and_then(|index| figures.get_mut(index)) {
+            *figures.faults.get_or_insert(0) += 1;
+            if let Some(XidError::Value(number)) = event.event_data {
+                figures.fault_last = i64::try_from(number).ok();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(pid: u32, time_us: u64, percent: u32) -> nvmlProcessUtilizationSample_t {
+        nvmlProcessUtilizationSample_t {
+            pid,
+            timeStamp: time_us,
+            smUtil: percent,
+            memUtil: 0,
+            encUtil: 0,
+            decUtil: 0,
+        }
+    }
+
+    #[test]
+    fn use_is_the_mean_of_what_is_new() {
+        let entries = [raw(7, 100, 90), raw(7, 200, 40), raw(7, 300, 60), raw(0, 300, 99), raw(8, 250, 999)];
+        let (samples, newest_us) = by_process(&entries, 100);
+        let found: Vec<_> = samples.iter().map(|sample| (sample.pid, sample.utilization)).collect();
+        assert_eq!((found, newest_us), (vec![(7, 500), (8, 1000)], 300));
+    }
+}

@@ -1,0 +1,215 @@
+//! The source against a library that does what a script says, loaded as the real one is.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use met_core::Subject;
+use met_host::{TaskRole, TaskTarget};
+
+use super::*;
+use crate::fixture::FAST;
+use expect_test::{Expect, expect};
+
+struct Machine {
+    folder: tempfile::TempDir,
+    source: Box<dyn Source>,
+    targets: Targets,
+    batches: Vec<Batch>,
+}
+
+/// Cargo puts a dependency's library beside the test program.
+pub(crate) fn fake_library() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    program.parent().unwrap().join("libnvml_fake.so")
+}
+
+fn options(folder: &Path) -> Options {
+    let library = folder.join("libnvidia-ml.so.1");
+    Options { nvml_library: Some(library), patience: Duration::from_secs(20), ..Options::default() }
+}
+
+fn prepare(script: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(fake_library(), folder.path().join("libnvidia-ml.so.1")).unwrap();
+    std::fs::write(folder.path().join("script"), script).unwrap();
+    folder
+}
+
+impl Machine {
+    fn new(script: &str) -> Machine {
+        let folder = prepare(script);
+        let source =
+            open(&Host::real().unwrap(), &options(folder.path())).unwrap_or_else(|why| panic!("{why}"));
+        let task = |pid| TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
+        let targets = Targets { cgroups: Vec::new(), tasks: vec![task(100), task(200)] };
+        let batches = SPEC.tables.iter().copied().map(Batch::new).collect();
+        Machine { folder, source, targets, batches }
+    }
+
+    fn script(&self, script: &str) {
+        // Renamed: the library never reads half a script.
+        let fresh = self.folder.path().join("script.new");
+        std::fs::write(&fresh, script).unwrap();
+        std::fs::rename(fresh, self.folder.path().join("script")).unwrap();
+    }
+
+    fn read(&mut self) -> Result<(), ReadError> {
+        self.batches.iter_mut().for_each(Batch::clear);
+        self.source.read(&self.targets, &FAST, &mut self.batches)
+    }
+
+    /// Reads until `enough`, as ticks would: the dear figures come when they are ready.
+    fn read_until(&mut self, enough: impl Fn(&str) -> bool) -> String {
+        let begin = Instant::now();
+        loop {
+            let result = self.read();
+            let mut text = self.print();
+            if let Err(error) = result {
+                writeln!(text, "error: {error}").unwrap();
+            }
+            if enough(&text) {
+                return text;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(30), "{text}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn print(&self) -> String {
+        let mut text = String::new();
+        for batch in &self.batches {
+            for (row, cells) in batch.rows() {
+                let labels = &self.source.labels()[row.part as usize];
+                match row.owner {
+                    Subject::Task { pid, start_ticks } => {
+                        write!(text, "{pid}/{start_ticks} on {}:", labels[1])
+                    }
+                    _ => write!(text, "{}:", labels.join(" ").trim_end()),
+                }
+                .unwrap();
+                for (column, cell) in batch.table.columns.iter().zip(cells) {
+                    // How old a figure is differs from run to run.
+                    if *cell != MISSING && column.name != "pass_age" {
+                        write!(text, " {}={cell}", column.name).unwrap();
+                    }
+                }
+                text.push('\n');
+            }
+        }
+        text
+    }
+}
+
+fn check(text: String, expected: Expect) {
+    expected.assert_eq(&text);
+}
+
+const TWO_CARDS: &str = "driver 1\n\
+    card 0 uuid=GPU-a name=Fake_H200 power=300000 energy=5000 util=90 memory=3000 total=8000 temperature=61 clock=1980 clock_memory=3201 throttle=4 ecc=2 ecc_bad=0\n\
+    card 1 uuid=GPU-b name=Fake_T4 power=70000 util=0 memory=0 total=4000 temperature=30\n\
+    process 0 pid=100 memory=1000 sm=60\n\
+    process 0 pid=200 memory=2000 sm=30\n\
+    process 0 pid=555 memory=10\n";
+
+#[test]
+fn two_jobs_and_a_stranger_on_one_card() {
+    let mut machine = Machine::new(TWO_CARDS);
+    let text = machine.read_until(|text| text.contains("energy="));
+    check(
+        text,
+        expect![[r#"
+            0 GPU-a Fake H200 nvidia  195:0: utilization=900 utilization_memory=450 memory_used=3000 memory_total=8000 power=300000 energy=5000000 temperature=61000 clock=1980 clock_memory=3201 throttle=4 ecc_corrected=2 ecc_uncorrected=0 faults=0
+            1 GPU-b Fake T4 nvidia  195:1: utilization=0 utilization_memory=0 memory_used=0 memory_total=4000 power=70000 temperature=30000 faults=0
+            100/7 on GPU-a: memory=1000 utilization=600 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
+            200/7 on GPU-a: memory=2000 utilization=300 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
+            555/0 on GPU-a: memory=10 utilization=0 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
+        "#]],
+    );
+}
+
+#[test]
+fn a_process_that_ended_is_still_named_by_what_it_did() {
+    let mut machine = Machine::new(&TWO_CARDS.replace("pid=200 memory=2000", "pid=200 ended=1"));
+    let text = machine.read_until(|text| text.contains("energy="));
+    assert!(text.contains("200/7 on GPU-a: utilization=300") && text.contains("open=0"), "{text}");
+}
+
+#[test]
+fn parts_of_a_card_are_cards_with_a_parent() {
+    let mut machine = Machine::new(
+        "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n\
+         part 0 uuid=MIG-1 slices=3 memory=40 gi=1 ci=0\n\
+         part 0 uuid=MIG-2 slices=4 memory=30 gi=2 ci=0\n\
+         process 0 pid=100 memory=9 gi=2 ci=0\n\
+         error nvmlDeviceGetProcessUtilization 0 3\n\
+         error nvmlDeviceGetUtilizationRates 0 3\n",
+    );
+    check(
+        machine.read_until(|text| text.contains("energy=")),
+        expect![[r#"
+            0 GPU-a Fake nvidia  195:0: memory_used=30 memory_total=70 power=200000 energy=5000 faults=0 slices=7
+            0.0 MIG-1 Fake MIG 3g nvidia GPU-a: memory_total=41943040 slices=3
+            0.1 MIG-2 Fake MIG 4g nvidia GPU-a: memory_total=31457280 slices=4
+            100/7 on MIG-2: memory=9 open=1
+        "#]],
+    );
+}
+
+#[test]
+fn a_lost_card_leaves_the_other_one_as_it_is() {
+    let mut machine = Machine::new(TWO_CARDS);
+    machine.read_until(|text| text.contains("GPU-a"));
+    machine.script(&format!("{TWO_CARDS}error * 0 15\n"));
+    let text = machine.read_until(|text| text.contains("error"));
+    assert!(!text.contains("GPU-a") && text.contains("1 GPU-b Fake T4"), "no zeros for the lost one: {text}");
+    assert!(text.contains("error: NVML, card 0: "), "{text}");
+    machine.script(TWO_CARDS);
+    machine.read_until(|text| text.contains("GPU-a") && !text.contains("error"));
+}
+
+#[test]
+fn one_call_that_fails_leaves_the_others() {
+    let mut machine = Machine::new(&format!("{TWO_CARDS}error nvmlDeviceGetPowerUsage 0 999\n"));
+    let text = machine.read_until(|text| text.contains("energy=") && text.contains("GPU-b"));
+    let first = text.lines().next().unwrap();
+    assert!(!first.contains(" power=") && first.contains("temperature=61000"), "{text}");
+    assert!(text.contains("error: NVML, card 0"), "{text}");
+}
+
+#[test]
+fn a_driver_that_is_loaded_anew_is_found_again() {
+    let mut machine = Machine::new(TWO_CARDS);
+    machine.read_until(|text| text.contains("energy=5000000"));
+    machine.script(&TWO_CARDS.replace("driver 1", "driver 2").replace("energy=5000", "energy=7"));
+    let lost = machine.read_until(|text| text.contains("error"));
+    assert!(!lost.contains("power"), "{lost}");
+    machine.read_until(|text| text.contains("energy=7000"));
+    assert_eq!(machine.source.labels().len(), 2, "a card keeps its row");
+}
+
+#[test]
+fn a_critical_error_is_counted_and_named() {
+    let mut machine = Machine::new(&format!("{TWO_CARDS}xid 1 number=79\n"));
+    machine.read_until(|text| text.contains("faults=1 fault_last=79"));
+}
+
+#[test]
+fn a_library_that_cannot_be_used_says_why() {
+    let host = Host::real().unwrap();
+    let folder = prepare("driver 1\n");
+    let why = |folder: &Path| open(&host, &options(folder)).err().map(|why| why.to_string());
+    assert_eq!(why(folder.path()).as_deref(), Some("the NVIDIA driver shows no card"));
+    std::fs::write(folder.path().join("script"), "error nvmlInit 0 18\n").unwrap();
+    assert!(why(folder.path()).unwrap().contains("different versions"));
+    std::fs::remove_file(folder.path().join("libnvidia-ml.so.1")).unwrap();
+    assert!(why(folder.path()).unwrap().contains("not installed"));
+}
+
+#[test]
+fn without_a_driver_nothing_is_started() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(root.path().join("proc")).unwrap();
+    let opened = open(&Host::at(root.path()).unwrap(), &Options::default());
+    assert_eq!(opened.err().unwrap(), Unavailable::Absent("no NVIDIA driver is loaded".to_owned()));
+}
