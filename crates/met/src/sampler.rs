@@ -114,11 +114,12 @@ pub struct Sampled {
     /// Samples that were not taken out before.
     pub course: Course,
     totals: Totals,
+    attached: bool,
 }
 
 impl Default for Sampled {
     fn default() -> Sampled {
-        Sampled { course: Course::new(&JOB), totals: Totals::default() }
+        Sampled { course: Course::new(&JOB), totals: Totals::default(), attached: false }
     }
 }
 
@@ -186,7 +187,11 @@ impl Sampler {
     pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
         let job = self.jobs.remove(&slot)?;
         self.members.remove(slot);
-        Some(Sampled { totals: totals(&job.running, job.profile), course: job.course })
+        Some(Sampled {
+            totals: totals(&job.running, job.profile),
+            course: job.course,
+            attached: job.profile.attached,
+        })
     }
 
     pub fn job_count(&self) -> usize {
@@ -348,7 +353,7 @@ fn totals(running: &Running, profile: Profile) -> Totals {
     let mut totals = Totals::default();
     let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
     for (column, value) in running.counters(profile.attached) {
-        totals.set(column, value, LowerBound, counters);
+        totals.set(column, value, SampledKind, counters);
     }
     if let Some(peak) = running.maximum(MEMORY_NEEDED) {
         match profile.counts_memory {
@@ -356,7 +361,9 @@ fn totals(running: &Running, profile: Profile) -> Totals {
             false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, "/proc/PID/statm"),
         }
     }
+    // The kernel's own peak is read at slow ticks only; meanwhile the samples may know better.
     if let Some(peak) = running.maximum(MEMORY_PEAK) {
+        let peak = peak.max(running.maximum(MEMORY_NEEDED).unwrap_or(0));
         totals.set(MEMORY_PEAK, peak, SampledKind, "cgroup");
     }
     for (level, peak) in [(PROCESSES_RUNNING, PROCESSES_PEAK), (THREADS_RUNNING, THREADS_PEAK)] {
@@ -377,13 +384,40 @@ impl WaitLedger {
 }
 
 impl Sampled {
+    /// Ends the course with the counters as they were at the end of the job: they are exact, and the last
+    /// slow tick may be long ago.
+    pub fn close_course(&mut self, record: &Record) {
+        let Some(end_ms) = record.end_ns.map(|end_ns| end_ns / 1_000_000) else { return };
+        let never_sampled = self.totals.iter().next().is_none();
+        if self.attached
+            || never_sampled
+            || self.course.times_ms.last().is_some_and(|&last_ms| last_ms >= end_ms)
+        {
+            return;
+        }
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        for (column, figure) in record.totals.iter() {
+            if JOB.columns[column].kind == Kind::Counter && column != WALL && column != PROCESSES {
+                cells[column] = figure.value;
+            }
+        }
+        self.course.push(end_ms, &cells);
+    }
+
     /// Adds to the record of a job that is over what only samples know. `course` is the whole of it.
     pub fn complete(&self, record: &mut Record, course: &Course, interval: Duration) {
         if !course.is_empty() {
             record.summaries = course.summaries(gap_ms(interval));
         }
         let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
-        record.totals.fill_from(&self.totals);
+        for (column, figure) in self.totals.iter() {
+            if record.totals.get(column).is_none() {
+                // The last sample of a counter is not its end.
+                let counter = JOB.columns[column].kind == Kind::Counter;
+                let kind = if counter { LowerBound } else { figure.kind };
+                record.totals.set(column, figure.value, kind, figure.source.clone());
+            }
+        }
         if let Some(seen) = seen {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
         }

@@ -272,7 +272,8 @@ impl Keeping {
     }
 
     fn close_job(&mut self, mut record: Record) -> Result<()> {
-        let sampled = self.sampling.remove(&record.key).unwrap_or_default();
+        let mut sampled = self.sampling.remove(&record.key).unwrap_or_default();
+        sampled.close_course(&record);
         if !sampled.course.is_empty()
             && let Err(error) = self.writer.append_course(&record.key, &sampled.course)
         {
