@@ -38,7 +38,8 @@ pub struct Facts {
 }
 
 impl Host {
-    /// The machine this program runs on.
+    /// The machine this program runs on. Its budget of open files follows the limit of this moment: call
+    /// `raise_open_file_limit` before.
     pub fn real() -> io::Result<Host> {
         let ticks = i64::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100);
         let page_size = i64::try_from(rustix::param::page_size()).unwrap_or(4096);
@@ -90,6 +91,14 @@ impl Host {
         self.proc_dir().read(PidPath::new(pid, "stat").as_path(), &mut text)?;
         let stat = parse::stat(&text).ok_or(io::ErrorKind::InvalidData)?;
         Ok(ProcessId { pid, start_ticks: stat.start_ticks })
+    }
+
+    /// What the process calls itself, for people: bytes that are not UTF-8 are shown as U+FFFD.
+    pub fn process_name(&self, process: ProcessId) -> Option<String> {
+        let mut text = Vec::new();
+        self.proc_dir().read(PidPath::new(process.pid, "stat").as_path(), &mut text).ok()?;
+        let stat = parse::stat(&text).filter(|stat| stat.start_ticks == process.start_ticks)?;
+        Some(String::from_utf8_lossy(stat.name).into_owned())
     }
 
     /// Whether it still runs: a pid that was given to another process does not count, nor does a zombie.
@@ -175,7 +184,7 @@ mod tests {
     fn a_reused_pid_is_another_process() {
         let host = Host::real().unwrap();
         let me = host.process(std::process::id()).unwrap();
-        assert!(host.is_alive(me));
+        assert!(host.is_alive(me) && host.process_name(me).is_some());
         assert!(!host.is_alive(ProcessId { start_ticks: me.start_ticks + 1, ..me }));
         assert!(!host.is_alive(ProcessId { pid: u32::MAX, start_ticks: 0 }));
     }

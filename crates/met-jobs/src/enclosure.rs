@@ -27,8 +27,7 @@ impl Enclosure {
         let mut enclosure = Enclosure::default();
         let Ok(hierarchies) = Hierarchies::read(host) else { return enclosure };
         let Ok(home) = hierarchies.of_process(host, caller) else { return enclosure };
-        let homes = [&home.unified, &home.memory, &home.cpuacct];
-        if homes.into_iter().flatten().any(|path| layouts::is_managed(path)) {
+        if !matches!(layouts::resource_manager_of(host, caller), Ok(None)) {
             return enclosure;
         }
         if let (Some(home), Some(mount)) = (&home.unified, &hierarchies.unified) {

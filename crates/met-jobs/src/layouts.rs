@@ -102,43 +102,44 @@ mod tests {
 
     const CONTAINER: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
+    const PATHS: &[&str] = &[
+        "/sys/fs/cgroup/memory/slurm/uid_1000/job_42/step_0/task_0",
+        "/slurm_node7/uid_1000/job_42",
+        "/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0",
+        "/system.slice/node7_slurmstepd.scope/job_42",
+        "/system.slice/slurmstepd.scope/s7XK2M9PQ4RTVW/step_0",
+        "/system.slice/slurmstepd.scope/system",
+        "/system.slice/slurmd.service",
+        "/slurm",
+        "/oar/first_last_1234",
+        "/oar/first_last_1234/0",
+        "/oar",
+        "/pbs_jobs.service/jobid/17.server",
+        "/pbs_jobs.service/jobs/17[3].server",
+        "/pbspro.service/jobid/17.server",
+        "/pbspro.slice/pbspro-17.server.slice",
+        "/lsf/cluster1/job.99.1234.1700000000",
+        "/lsf/cluster1/job.99.3.1234.1700000000",
+        "/htcondor/condor_var_lib_condor_execute_slot1_2@node",
+        "/system.slice/condor.service/condor_slot1@node",
+        "/system.slice/condor.service",
+        "/kubepods/besteffort/pod1234/CONTAINER",
+        "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12.slice/cri-containerd-CONTAINER.scope",
+        "/docker/CONTAINER",
+        "/docker/1234",
+        "/system.slice/docker-CONTAINER.scope",
+        "/machine.slice/libpod-CONTAINER.scope",
+        "/slurm/uid_0/job_1/docker/CONTAINER",
+        "/user.slice/user-1000.slice/session-3.scope",
+        "/user.slice/user-1000.slice/user@1000.service/app.slice/met.service",
+        "/system.slice/cron.service",
+        "/",
+    ];
+
     #[test]
     fn each_manager_is_known_by_its_paths() {
-        let paths = [
-            "/sys/fs/cgroup/memory/slurm/uid_1000/job_42/step_0/task_0",
-            "/slurm_node7/uid_1000/job_42",
-            "/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0",
-            "/system.slice/node7_slurmstepd.scope/job_42",
-            "/system.slice/slurmstepd.scope/s7XK2M9PQ4RTVW/step_0",
-            "/system.slice/slurmstepd.scope/system",
-            "/system.slice/slurmd.service",
-            "/slurm",
-            "/oar/first_last_1234",
-            "/oar/first_last_1234/0",
-            "/oar",
-            "/pbs_jobs.service/jobid/17.server",
-            "/pbs_jobs.service/jobs/17[3].server",
-            "/pbspro.service/jobid/17.server",
-            "/pbspro.slice/pbspro-17.server.slice",
-            "/lsf/cluster1/job.99.1234.1700000000",
-            "/lsf/cluster1/job.99.3.1234.1700000000",
-            "/htcondor/condor_var_lib_condor_execute_slot1_2@node",
-            "/system.slice/condor.service/condor_slot1@node",
-            "/system.slice/condor.service",
-            "/kubepods/besteffort/pod1234/CONTAINER",
-            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12.slice/cri-containerd-CONTAINER.scope",
-            "/docker/CONTAINER",
-            "/docker/1234",
-            "/system.slice/docker-CONTAINER.scope",
-            "/machine.slice/libpod-CONTAINER.scope",
-            "/slurm/uid_0/job_1/docker/CONTAINER",
-            "/user.slice/user-1000.slice/session-3.scope",
-            "/user.slice/user-1000.slice/user@1000.service/app.slice/met.service",
-            "/system.slice/cron.service",
-            "/",
-        ];
         let mut text = String::new();
-        for path in paths {
+        for path in PATHS {
             let full = path.replace("CONTAINER", CONTAINER);
             let manager = manager_of(Path::new(&full)).unwrap_or("-");
             let managed = if is_managed(Path::new(&full)) { "managed" } else { "" };

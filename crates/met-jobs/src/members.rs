@@ -42,6 +42,7 @@ pub struct Members {
     /// Positions in `jobs` by slot, and slots by keeper: both are asked for every process.
     index: HashMap<u32, usize>,
     keepers: HashMap<ProcessId, u32>,
+    outer_due: bool,
     known: HashMap<u32, Known>,
     generation: u64,
     living: Vec<(ProcessId, u32)>,
@@ -54,6 +55,8 @@ struct Job {
     spec: JobSpec,
     outer: Option<u32>,
     cgroup: Option<Cgroup>,
+    /// How deep its cgroup lies.
+    depth: usize,
     added: u64,
     young: bool,
     processes_seen: u64,
@@ -92,8 +95,7 @@ impl Members {
         for known in self.known.values_mut() {
             known.decided &= first_start.is_none_or(|start_ticks| known.start_ticks < start_ticks);
         }
-        let added = self.generation;
-        self.jobs.push(Job { spec, outer: None, cgroup: None, added, young: true, processes_seen: 0 });
+        self.jobs.push(Job::new(spec, self.generation));
         self.reindex();
     }
 
@@ -208,6 +210,7 @@ impl Members {
         self.index = self.jobs.iter().enumerate().map(|(index, job)| (job.spec.slot, index)).collect();
         let keepers = self.jobs.iter().filter_map(|job| Some((job.spec.keeper?, job.spec.slot)));
         self.keepers = keepers.collect();
+        self.outer_due = true;
     }
 
     // Jobs nested in each other are young together: the sums of the outer one are over processes of all.
@@ -237,7 +240,9 @@ impl Members {
         if let Some(known) = self.known.get_mut(&pid) {
             known.seen = self.generation;
             let due = (self.generation + u64::from(pid)).is_multiple_of(VERIFY_REFRESHES);
-            if known.decided && (inode == 0 || inode == known.inode) && !due {
+            // In a listing of a cgroup there is no inode to compare, and nobody asks for its ancestors.
+            let sure = inode == 0 || (known.decided && inode == known.inode);
+            if sure && !due {
                 return;
             }
         }
@@ -264,7 +269,7 @@ impl Members {
         // Outer directories first: the processes of the inner ones are then claimed by the inner job.
         let mut order: Vec<usize> = (0..self.jobs.len()).collect();
         order.retain(|&index| self.jobs[index].open_cgroup(host));
-        order.sort_by_key(|&index| self.jobs[index].depth());
+        order.sort_by_key(|&index| self.jobs[index].depth);
         let mut pids = Vec::new();
         for index in order {
             pids.clear();
@@ -285,7 +290,12 @@ impl Members {
 
     /// A job is inside the one whose process its keeper is, or in whose cgroup its own lies.
     fn find_outer_jobs(&mut self) {
-        for index in 0..self.jobs.len() {
+        // It changes with the jobs only: with hundreds of them this must not be done at each tick.
+        if !std::mem::take(&mut self.outer_due) {
+            return;
+        }
+        let by_path = self.outer_by_path();
+        for (index, by_path) in by_path.into_iter().enumerate() {
             if self.jobs[index].outer.is_some() {
                 continue;
             }
@@ -298,19 +308,23 @@ impl Members {
             };
             let by_tree = started_by.and_then(|pid| self.decide(pid));
             let by_group = started_by.and_then(|pid| self.group_of(pid));
-            let outer = by_tree.or(by_group).or_else(|| self.outer_cgroup(index));
+            let outer = by_tree.or(by_group).or(by_path);
             // Two attached jobs may each hold the other's root; the first one stays outside.
             if outer.is_some_and(|outer| !self.is_inside(outer, slot)) {
                 self.jobs[index].outer = outer;
             }
+            self.outer_due |=
+                started_by.and_then(|pid| self.known.get(&pid)).is_some_and(|known| !known.decided);
         }
     }
 
-    fn outer_cgroup(&self, index: usize) -> Option<u32> {
-        let path = self.jobs[index].cgroup_path()?;
-        let is_around =
-            |job: &&Job| job.cgroup_path().is_some_and(|other| path != other && path.starts_with(other));
-        self.jobs.iter().filter(is_around).max_by_key(|job| job.depth()).map(|job| job.spec.slot)
+    /// For each job the one in whose cgroup its own lies.
+    fn outer_by_path(&self) -> Vec<Option<u32>> {
+        let slots: HashMap<&Path, u32> =
+            self.jobs.iter().filter_map(|job| Some((job.cgroup_path()?, job.spec.slot))).collect();
+        let outer_of =
+            |job: &Job| job.cgroup_path()?.ancestors().skip(1).find_map(|path| slots.get(path).copied());
+        self.jobs.iter().map(outer_of).collect()
     }
 
     fn find(&self, process: ProcessId) -> Option<&Known> {
@@ -426,13 +440,16 @@ impl Known {
 }
 
 impl Job {
+    fn new(spec: JobSpec, added: u64) -> Job {
+        let mut job =
+            Job { spec, outer: None, cgroup: None, depth: 0, added, young: true, processes_seen: 0 };
+        job.depth = job.cgroup_path().map_or(0, |path| path.components().count());
+        job
+    }
+
     fn cgroup_path(&self) -> Option<&Path> {
         let paths = &self.spec.cgroup;
         paths.unified.as_deref().or(paths.memory.as_deref()).or(paths.cpuacct.as_deref())
-    }
-
-    fn depth(&self) -> usize {
-        self.cgroup_path().map_or(0, |path| path.components().count())
     }
 
     /// Opens the cgroup when it first appears. One that is gone again stays open and lists nobody.
@@ -500,6 +517,7 @@ fn push_pids(text: &[u8], pids: &mut Vec<u32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// A machine of `stat` files that a test rewrites as processes come, move and go.
     struct Machine {
@@ -721,5 +739,98 @@ mod tests {
         machine.add(2, INNER_KEEPER);
         machine.refresh();
         assert_eq!(young(&machine), [true; 4]);
+    }
+
+    /// What may happen to a machine between two refreshes.
+    #[derive(Clone, Debug)]
+    enum Event {
+        Fork { parent: usize },
+        Exit { process: usize },
+        AddJob { keeper: usize },
+        RemoveJob { job: usize },
+    }
+
+    fn events() -> impl Strategy<Value = Vec<Vec<Event>>> {
+        let event = prop_oneof![
+            4 => any::<usize>().prop_map(|parent| Event::Fork { parent }),
+            2 => any::<usize>().prop_map(|process| Event::Exit { process }),
+            1 => any::<usize>().prop_map(|keeper| Event::AddJob { keeper }),
+            1 => any::<usize>().prop_map(|job| Event::RemoveJob { job }),
+        ];
+        prop::collection::vec(prop::collection::vec(event, 0..5), 1..25)
+    }
+
+    /// Processes as (pid, parent, start), of which the first is init.
+    struct Model {
+        processes: Vec<(u32, u32, u64)>,
+        jobs: Vec<u32>,
+        clock: u64,
+    }
+
+    impl Model {
+        fn apply(&mut self, event: &Event, machine: &mut Machine) {
+            self.clock += 1;
+            let clock = u32::try_from(self.clock).unwrap();
+            match *event {
+                Event::Fork { parent } => {
+                    let parent_pid = self.processes[parent % self.processes.len()].0;
+                    self.processes.push((clock, parent_pid, self.clock));
+                    machine.process(clock, parent_pid, self.clock);
+                }
+                Event::Exit { process } if self.processes.len() > 1 => {
+                    let (pid, ..) = self.processes.remove(1 + process % (self.processes.len() - 1));
+                    machine.end(pid);
+                    for child in self.processes.iter_mut().filter(|child| child.1 == pid) {
+                        child.1 = 1;
+                        machine.process(child.0, 1, child.2);
+                    }
+                }
+                Event::AddJob { keeper } => {
+                    let (pid, _, start_ticks) = self.processes[keeper % self.processes.len()];
+                    let keeper = ProcessId { pid, start_ticks };
+                    if pid != 1 && !machine.members.keepers.contains_key(&keeper) {
+                        machine.add(clock, keeper);
+                        self.jobs.push(clock);
+                    }
+                }
+                Event::RemoveJob { job } if !self.jobs.is_empty() => {
+                    machine.members.remove(self.jobs.swap_remove(job % self.jobs.len()));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    proptest! {
+        // Every step makes files: with the usual 256 cases it would be the slowest test of all.
+        #![proptest_config(ProptestConfig::with_cases(40))]
+
+        #[test]
+        fn whatever_happens_a_process_has_one_job_and_keeps_one(rounds in events()) {
+            let mut machine = Machine::new();
+            let mut model = Model { processes: vec![(1, 0, 1)], jobs: Vec::new(), clock: 1 };
+            let mut before: Vec<(u32, u32)> = Vec::new();
+            for round in rounds {
+                let removes = round.iter().any(|event| matches!(event, Event::RemoveJob { .. }));
+                round.iter().for_each(|event| model.apply(event, &mut machine));
+                let now = machine.refresh();
+                let is_keeper = |pid: u32| machine.members.keepers.keys().any(|keeper| keeper.pid == pid);
+                prop_assert!(now.windows(2).all(|pair| pair[0].0 < pair[1].0), "twice: {now:?}");
+                prop_assert!(now.iter().all(|(_, slot)| model.jobs.contains(slot)));
+                prop_assert!(now.iter().all(|&(pid, _)| !is_keeper(pid)));
+                for &(pid, slot) in before.iter().filter(|_| !removes) {
+                    let alive = model.processes.iter().any(|process| process.0 == pid);
+                    let kept = now.iter().any(|&(other, inner)| {
+                        other == pid && machine.members.is_inside(inner, slot)
+                    });
+                    prop_assert!(!alive || kept || is_keeper(pid), "{pid} left job {slot}");
+                }
+                for &(pid, parent_pid, _) in &model.processes {
+                    let member = now.iter().any(|&(other, _)| other == pid);
+                    prop_assert!(member || is_keeper(pid) || !is_keeper(parent_pid), "{pid} was not found");
+                }
+                before = now;
+            }
+        }
     }
 }

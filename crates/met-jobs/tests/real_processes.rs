@@ -2,15 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use met_core::attribute::{Fold, JobMap};
-use met_core::job::ProcessId;
+use met_core::job::{CgroupPaths, ProcessId};
 use met_core::job_table::{CPU, PROCESSES_RUNNING, WRITE_CALL};
 use met_core::{Batch, JOB, MISSING};
+use met_host::cgroup::Hierarchies;
 use met_host::{Host, Targets};
 use met_jobs::{JobSpec, Members};
 use met_sources::{Options, Runner, TickInfo};
@@ -46,7 +47,8 @@ impl Bench {
             reap_all();
             self.members.refresh(&self.host).unwrap();
             let processes: Vec<ProcessId> = self.members.processes_of(1).collect();
-            let mut names: Vec<String> = processes.iter().map(|process| self.name_of(*process)).collect();
+            let mut names: Vec<String> =
+                processes.iter().filter_map(|process| self.host.process_name(*process)).collect();
             names.sort();
             if names == expected {
                 return processes;
@@ -54,13 +56,6 @@ impl Bench {
             assert!(begin.elapsed() < Duration::from_secs(20), "{names:?} instead of {expected:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
-    }
-
-    fn name_of(&self, process: ProcessId) -> String {
-        let mut text = Vec::new();
-        let path = format!("/proc/{}/comm", process.pid);
-        let _ = self.host.read_small(Path::new(&path), &mut text);
-        String::from_utf8_lossy(text.trim_ascii()).into_owned()
     }
 
     fn sample(&self) -> Vec<i64> {
@@ -124,4 +119,45 @@ fn what_ended_orphans_did_is_with_their_keeper() {
     assert_eq!(after[PROCESSES_RUNNING], MISSING, "nobody is left to ask");
     assert!(after[CPU] - before[CPU] >= 50_000_000, "{} ns", after[CPU] - before[CPU]);
     assert!(after[WRITE_CALL] - before[WRITE_CALL] >= 8 << 20);
+}
+
+/// Cgroup directories, removed with this value, the inner ones first.
+struct Cgroups(Vec<PathBuf>);
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        for path in self.0.iter().rev() {
+            let begin = Instant::now();
+            while std::fs::remove_dir(path).is_err() && begin.elapsed() < Duration::from_secs(5) {
+                reap_all();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+/// On this machine, if it lets us make a cgroup.
+#[test]
+fn the_processes_of_a_cgroup_and_of_those_below_it_are_members() {
+    let host = Host::real().unwrap();
+    let Some(mount) = Hierarchies::read(&host).unwrap().unified else { return };
+    let outer = mount.point.join(format!("met-members-{}", std::process::id()));
+    let inner = outer.join("inner");
+    if std::fs::create_dir(&outer).is_err() {
+        return;
+    }
+    // Dropped after the bench, which ends the processes.
+    let _cgroups = Cgroups(vec![outer.clone(), inner.clone()]);
+    std::fs::create_dir(&inner).unwrap();
+    let mut bench = Bench::new();
+    let cgroup = CgroupPaths { unified: Some(outer.clone()), ..CgroupPaths::default() };
+    bench.members = Members::new();
+    bench.members.add(JobSpec { slot: 1, cgroup, ..JobSpec::default() });
+    for path in [&outer, &inner] {
+        bench.sh(&format!("echo $$ > {}/cgroup.procs; exec sleep 600", path.display()));
+    }
+    bench.wait_for(&["sleep", "sleep"]);
+    let sample = bench.sample();
+    assert_eq!(sample[PROCESSES_RUNNING], 2);
+    assert!(sample[CPU] > 0, "the cgroup counted the start of both");
 }

@@ -160,8 +160,8 @@ impl Cgroups {
                     return None;
                 }
                 Err(error) => {
-                    let path = format!("{} of cgroup {}", format.name, dirs.id);
-                    first_error.get_or_insert(ReadError::Retry { path, error });
+                    let path = || format!("{} of cgroup {}", format.name, dirs.id);
+                    first_error.get_or_insert_with(|| ReadError::Retry { path: path(), error });
                 }
             }
         }
@@ -259,13 +259,16 @@ fn pressure_ns(text: &[u8]) -> [i64; 2] {
     [&b"some"[..], b"full"].map(|kind| parse::scaled(total(kind).map_or(MISSING, parse::cell), 1000))
 }
 
-/// The values of several keys in one pass; it ends when all are found, for memory.stat is long.
+/// The values of several keys in one pass over a memory.stat, which is long: most of its lines are passed
+/// by at their first letter, and it ends when all are found.
 fn values_of<const COUNT: usize>(text: &[u8], keys: [&str; COUNT]) -> [i64; COUNT] {
     let mut values = [MISSING; COUNT];
     let mut left = COUNT;
-    for (name, value) in parse::key_values(text) {
-        if let Some(index) = keys.iter().position(|key| key.as_bytes() == name) {
-            values[index] = parse::cell(value);
+    for line in parse::lines(text) {
+        let value_of = |key: &str| line.strip_prefix(key.as_bytes())?.strip_prefix(b" ");
+        let found = keys.iter().enumerate().find_map(|(index, key)| Some((index, value_of(key)?)));
+        if let Some((index, value)) = found {
+            values[index] = parse::cell(value.trim_ascii());
             left -= 1;
             if left == 0 {
                 break;

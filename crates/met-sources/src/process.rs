@@ -60,6 +60,8 @@ struct Processes {
 
 struct Entry {
     start_ticks: u64,
+    /// A member of one job may turn out to be the keeper of another, which is read otherwise.
+    role: TaskRole,
     seen: u64,
     stat: KeptFile,
     /// Opened at the first slow reading: many processes do not live to see one.
@@ -94,8 +96,8 @@ impl Source for Processes {
             match self.read_one(target, tick.slow || target.young, batch) {
                 // A process that ended since the listing is not an error.
                 Err(error) if !is_gone(&error) => {
-                    let path = format!("/proc/{}/stat", target.pid);
-                    first_error.get_or_insert(ReadError::Retry { path, error });
+                    let path = || format!("/proc/{}/stat", target.pid);
+                    first_error.get_or_insert_with(|| ReadError::Retry { path: path(), error });
                 }
                 _ => {}
             }
@@ -110,11 +112,12 @@ impl Processes {
     fn read_one(&mut self, target: &TaskTarget, slow: bool, batch: &mut Batch) -> io::Result<()> {
         let path = PidPath::new(target.pid, "stat");
         let entry = match self.known.get_mut(&target.pid) {
-            Some(entry) if entry.start_ticks == target.start_ticks => entry,
+            Some(entry) if (entry.start_ticks, entry.role) == (target.start_ticks, target.role) => entry,
             _ => {
                 let stat =
                     self.host.proc_dir().open_kept(path.as_bytes(), self.host.budget(), Share::First)?;
-                let entry = Entry { start_ticks: target.start_ticks, seen: 0, stat, slow: None };
+                let TaskTarget { start_ticks, role, .. } = *target;
+                let entry = Entry { start_ticks, role, seen: 0, stat, slow: None };
                 self.known.insert(target.pid, entry);
                 let Some(entry) = self.known.get_mut(&target.pid) else { return Ok(()) };
                 entry
@@ -397,6 +400,21 @@ mod tests {
         machine.targets.tasks.truncate(1);
         source.read(&machine.targets, &FAST, &mut batches).unwrap();
         assert_eq!(machine.host.budget().kept(), 3);
+    }
+
+    #[test]
+    fn a_member_that_turns_out_to_be_a_keeper_is_read_as_one() {
+        let mut machine = machine();
+        let mut source = open(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
+        let mut batches = [Batch::new(&TABLE)];
+        machine.targets.tasks.truncate(1);
+        for (role, read_bytes, alive) in [(TaskRole::Member, 8192, 1), (TaskRole::Keeper, 4096, MISSING)] {
+            machine.targets.tasks[0].role = role;
+            batches[0].clear();
+            source.read(&machine.targets, &SLOW, &mut batches).unwrap();
+            let (_, cells) = batches[0].rows().next().unwrap();
+            assert_eq!((cells[READ], cells[ALIVE]), (read_bytes, alive));
+        }
     }
 
     #[test]

@@ -77,9 +77,12 @@ impl Filter {
             add("manager = ?", Box::new(manager.clone()));
         }
         if !self.states.is_empty() {
-            let marks = vec!["?"; self.states.len()].join(", ");
-            conditions.push(format!("state IN ({marks})"));
-            values.extend(self.states.iter().map(|state| Box::new(state.name()) as Box<dyn ToSql>));
+            let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();
+            conditions.push(format!("state IN ({})", names.join(", ")));
+            if !self.states.contains(&State::Finished) {
+                // Said once more in the words of the index that holds only these.
+                conditions.push("state <> 'finished'".to_string());
+            }
         }
         (conditions.join(" AND "), values)
     }

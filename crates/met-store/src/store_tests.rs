@@ -363,3 +363,17 @@ fn readers_work_while_a_writer_writes() {
     });
     assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), 100);
 }
+
+/// Writes the fixture of the current version: `cargo test -p met-store write_fixture -- --ignored`, once,
+/// when a version is released; `sqlite3 FILE .dump` and the two pragmas make the text of it.
+#[test]
+#[ignore = "writes a fixture"]
+fn write_fixture() {
+    let state =
+        PathBuf::from(std::env::var_os("MET_STORE_FIXTURE").expect("MET_STORE_FIXTURE names a folder"));
+    let mut writer = Writer::open(&state).unwrap();
+    let mut record = finished(1, MIDNIGHT_S);
+    record.summaries.set(CPU, Summary { mean: 0.5, min: 0.0, max: 2.0, p50: Some(0.25), p95: Some(1.5) });
+    writer.put_all(&[record.clone(), running(2, MIDNIGHT_S + 1)]).unwrap();
+    writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 1000, 30)).unwrap();
+}

@@ -1,5 +1,7 @@
 //! Jobs as commands ask for them: by reference or filter, from a daemon or from the files themselves.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record, State};
@@ -273,7 +275,7 @@ impl FromFiles {
         let host = setting.host.clone();
         let store = match Writer::open(state) {
             Ok(mut writer) => {
-                import(&mut writer, &host)?;
+                import(&mut writer, state, &host)?;
                 Files::Ours(Box::new(writer))
             }
             Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open(state)?)),
@@ -325,7 +327,7 @@ impl JobSource for FromFiles {
 }
 
 /// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost.
-pub fn import(writer: &mut Writer, host: &Host) -> Result<()> {
+pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
     if let Some(aside) = writer.moved_aside.take() {
         tracing::warn!("the store was damaged; it was moved to {} and a new one begun", aside.display());
     }
@@ -337,6 +339,7 @@ pub fn import(writer: &mut Writer, host: &Host) -> Result<()> {
         settle(host, &mut record);
         if record.state == State::Lost {
             writer.put(&record)?;
+            inbox::JobDir::open(state, record.key.id.parse()?).remove()?;
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Local, Origin, Record, State, Summaries, Totals};
-use met_host::clock;
+use met_host::{Host, clock};
 use met_store::inbox::JobDir;
 
 use crate::client::Client;
@@ -152,7 +152,12 @@ fn prepare(program: &OsStr, argv: &[OsString], record: &Record) -> Result<Comman
 }
 
 /// Forks a supervisor that stays in the terminal's foreground. Only while this process has one thread.
-pub fn fork_supervisor(assignment: Assignment, program: &Path, argv: &[OsString]) -> Result<Supervisor> {
+pub fn fork_supervisor(
+    host: Host,
+    assignment: Assignment,
+    program: &Path,
+    argv: &[OsString],
+) -> Result<Supervisor> {
     let command = prepare(program.as_os_str(), argv, &assignment.record)?;
     let (ours, theirs) = UnixStream::pair()?;
     let signals = supervise::Signals::block()?;
@@ -162,7 +167,7 @@ pub fn fork_supervisor(assignment: Assignment, program: &Path, argv: &[OsString]
         0 => {
             drop(ours);
             signals.release();
-            supervise::supervise_child(assignment, command, Channel::new(theirs));
+            supervise::supervise_child(host, assignment, command, Channel::new(theirs));
             // SAFETY: ends the child without running what the parent registered for its own end.
             unsafe { libc::_exit(0) }
         }
@@ -237,7 +242,7 @@ pub fn run_as_supervisor(arguments: &[OsString]) -> Result<()> {
     match arguments.split_first() {
         Some((program, argv)) => {
             let command = prepare(program, argv, &assignment.record)?;
-            supervise::supervise_child(assignment, command, channel);
+            supervise::supervise_child(Host::real()?, assignment, command, channel);
         }
         None => supervise::supervise_attached(assignment, channel),
     }

@@ -105,7 +105,7 @@ pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Res
         return Err(io::Error::new(io::ErrorKind::InvalidData, "frame is too long"));
     }
     // Read as it arrives: a peer that announces much and sends little costs little.
-    let mut body = Vec::new();
+    let mut body = Vec::with_capacity(length.min(64 << 10) as usize);
     from.take(u64::from(length)).read_to_end(&mut body)?;
     if body.len() < length as usize {
         return Err(io::ErrorKind::UnexpectedEof.into());

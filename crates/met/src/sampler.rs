@@ -5,15 +5,17 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use met_core::attribute::{Fold, JobMap};
 use met_core::course::Course;
 use met_core::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
-use met_core::job::{JobKey, Local, Origin, Record, Totals};
+use met_core::job::{JobKey, Local, Origin, ProcessId, Record, Totals};
 use met_core::job_table::*;
-use met_core::{Batch, JOB, MISSING, Subject};
-use met_host::{Host, Targets, clock};
+use met_core::{Batch, JOB, Kind, MISSING, Subject};
+use met_host::cgroup::CgroupDirs;
+use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{Members, enclosure};
 use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, self_cost};
 
@@ -62,6 +64,21 @@ struct Tracked {
     course: Course,
     running: Running,
     waits: WaitLedger,
+    /// The highest reading of each counter.
+    floors: Vec<i64>,
+}
+
+impl Tracked {
+    /// A child that ends between the listing and the reading is missing from one sum and back, by its
+    /// parent, in the next: not a restart, and not a peak.
+    fn hold_counters(&mut self, cells: &mut [i64]) {
+        for ((floor, cell), column) in self.floors.iter_mut().zip(cells).zip(JOB.columns) {
+            if *cell != MISSING && column.kind == Kind::Counter {
+                *floor = (*floor).max(*cell);
+                *cell = *floor;
+            }
+        }
+    }
 }
 
 /// What decides how good a job's samples are.
@@ -145,6 +162,7 @@ impl Sampler {
                 course: Course::new(&JOB),
                 running: Running::new(self.gap_ms(), PEAK_SPAN_MS),
                 waits: WaitLedger::default(),
+                floors: vec![MISSING; JOB.columns.len()],
             },
         );
         self.members.add(spec);
@@ -160,6 +178,7 @@ impl Sampler {
             for (cell, column) in cells.iter_mut().zip(&course.columns) {
                 *cell = column[index];
             }
+            job.hold_counters(&mut cells);
             job.running.push(time_ms, &cells);
         }
     }
@@ -229,6 +248,7 @@ impl Sampler {
             if cells[RUN_QUEUE_WAIT] != MISSING {
                 cells[RUN_QUEUE_WAIT] = job.waits.total_ns();
             }
+            job.hold_counters(cells);
             let time_ms = (now_ns + job.unix_offset_ns) / 1_000_000;
             job.course.push(time_ms, cells);
             job.running.push(time_ms, cells);
@@ -390,22 +410,42 @@ pub struct Reading {
 }
 
 impl Reading {
+    /// Of a job with living processes.
     pub fn of_job(host: &Host, record: &Record) -> Reading {
-        let nothing = || vec![MISSING; JOB.columns.len()];
-        let mut reading = Reading { cgroup: nothing(), processes: nothing() };
-        let Some(spec) = processes::spec(host, record, 0) else { return reading };
+        let Some(spec) = processes::spec(host, record, 0) else { return Reading::nothing() };
         let mut members = Members::default();
         members.add(spec);
         if members.refresh(host).is_err() {
-            return reading;
+            return Reading::nothing();
         }
         let (mut targets, mut map) = (Targets::default(), JobMap::default());
         members.fill(&mut targets, &mut map);
+        Reading::of_targets(host, &targets, &map)
+    }
+
+    /// Of a job whose last process was reaped: its cgroup and its supervisor hold all there is.
+    pub fn after_end(host: &Host, record: &Record) -> Reading {
+        let Some(spec) = processes::spec(host, record, 0) else { return Reading::nothing() };
+        let (mut targets, mut map) = (Targets::default(), JobMap::default());
+        map.add_job(spec.slot, None);
+        if let Ok(dirs) = CgroupDirs::open(host, &spec.cgroup) {
+            map.assign(Subject::Cgroup(dirs.id), spec.slot);
+            targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), young: true });
+        }
+        if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
+            map.assign(Subject::Task { pid, start_ticks }, spec.slot);
+            targets.tasks.push(TaskTarget { pid, start_ticks, role: TaskRole::Keeper, young: true });
+        }
+        Reading::of_targets(host, &targets, &map)
+    }
+
+    fn of_targets(host: &Host, targets: &Targets, map: &JobMap) -> Reading {
         let mut runner = Runner::open(host, &Options::default());
-        runner.read(&targets, &TickInfo { slow: true });
+        runner.read(targets, &TickInfo { slow: true });
+        let mut reading = Reading::nothing();
         let mut out = Batch::new(&JOB);
         for batch in runner.batches() {
-            Fold::new().jobs(std::slice::from_ref(batch), &map, &mut out);
+            Fold::new().jobs(std::slice::from_ref(batch), map, &mut out);
             let Some((_, cells)) = out.rows().next() else { continue };
             match batch.table.name {
                 "cgroup" => reading.cgroup = cells.to_vec(),
@@ -413,5 +453,10 @@ impl Reading {
             }
         }
         reading
+    }
+
+    fn nothing() -> Reading {
+        let cells = vec![MISSING; JOB.columns.len()];
+        Reading { cgroup: cells.clone(), processes: cells }
     }
 }

@@ -29,7 +29,7 @@ fn with_passwd<T>(uid: u32, read: impl FnOnce(&libc::passwd) -> T) -> Option<T> 
     // SAFETY: all pointers are valid for the call; `found` is null or points to `entry`.
     unsafe {
         libc::getpwuid_r(uid, entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &mut found);
-        found.as_ref().map(|entry| read(entry))
+        found.as_ref().map(read)
     }
 }
 

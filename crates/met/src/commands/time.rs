@@ -44,7 +44,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     };
     let assignment = launch::assign(setting, draft)?;
     let inbox = assignment.inbox.clone();
-    let mut supervisor = launch::fork_supervisor(assignment, &program, &args.command)?;
+    let mut supervisor = launch::fork_supervisor(setting.host.clone(), assignment, &program, &args.command)?;
     let watched = watch(setting, &mut supervisor, interval)?;
     let record = finish(watched, &mut supervisor, inbox.as_deref(), interval)?;
     if !args.quiet {
@@ -150,6 +150,9 @@ fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<Fi
     match output {
         Some(mut file) => file.write_all(text.as_bytes()).context("cannot write the report"),
         // A report that nobody can read must not change the exit code of the job.
-        None => Ok(io::stderr().write_all(text.as_bytes()).unwrap_or(())),
+        None => {
+            let _ = io::stderr().write_all(text.as_bytes());
+            Ok(())
+        }
     }
 }

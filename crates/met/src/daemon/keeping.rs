@@ -56,7 +56,7 @@ impl Keeping {
             jobs: HashMap::new(),
             made: HashMap::new(),
         };
-        jobs::import(&mut keeping.writer, &keeping.host)?;
+        jobs::import(&mut keeping.writer, &place.state, &keeping.host)?;
         keeping.take_up_running()?;
         Ok(keeping)
     }
@@ -329,7 +329,7 @@ impl Keeping {
     }
 
     fn refresh(&mut self) -> Result<()> {
-        if self.place.system { Ok(()) } else { jobs::import(&mut self.writer, &self.host) }
+        if self.place.system { Ok(()) } else { jobs::import(&mut self.writer, &self.place.state, &self.host) }
     }
 
     fn with_live(&self, mut found: Vec<Record>) -> Vec<Record> {

@@ -18,9 +18,9 @@ use super::spawn::{self, Command, Outcome};
 use super::{Assignment, Channel, Notice, job_dir, totals};
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
-pub fn supervise_child(assignment: Assignment, command: Command, mut channel: Channel) {
+pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {
     if let Err(error) =
-        Supervision::begin(assignment, command, &mut channel).map(|job| job.finish(&mut channel))
+        Supervision::begin(host, assignment, command, &mut channel).map(|job| job.finish(&mut channel))
     {
         channel.tell(&Notice::Failed { message: error.to_string() });
     }
@@ -39,17 +39,23 @@ struct Supervision {
     main: Pid,
     main_status: Option<WaitStatus>,
     reaped: i64,
+    /// Whether children are left; as subreaper we have inherited every descendant.
+    childless: bool,
     cancelled: bool,
 }
 
 impl Supervision {
-    fn begin(mut assignment: Assignment, command: Command, channel: &mut Channel) -> io::Result<Supervision> {
+    fn begin(
+        host: Host,
+        mut assignment: Assignment,
+        command: Command,
+        channel: &mut Channel,
+    ) -> io::Result<Supervision> {
         let signals = Signals::block()?;
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         if assignment.detached {
             rustix::process::setsid()?;
         }
-        let host = Host::real()?;
         let inbox = job_dir(&assignment)?;
         let mut link = assignment.detached.then(|| Link::new(assignment.daemon.clone()));
         let name = enclosure_name(&assignment.record);
@@ -90,6 +96,7 @@ impl Supervision {
             main,
             main_status: None,
             reaped: 0,
+            childless: false,
             cancelled: false,
         })
     }
@@ -151,8 +158,10 @@ impl Supervision {
                 }
                 Ok(None) => return self.main_status.is_some() && !self.assignment.until_last,
                 Err(rustix::io::Errno::INTR) => {}
-                // No child is left, and as subreaper we would have inherited any descendant.
-                Err(_) => return true,
+                Err(_) => {
+                    self.childless = true;
+                    return true;
+                }
             }
         }
     }
@@ -227,7 +236,7 @@ impl Supervision {
     }
 
     fn left_over(&self) -> Vec<LeftOver> {
-        if self.assignment.until_last {
+        if self.childless {
             return Vec::new();
         }
         let members = crate::processes::of_job(&self.host, &self.assignment.record);

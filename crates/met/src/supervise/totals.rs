@@ -29,7 +29,10 @@ pub fn exact(
     survivors: bool,
 ) -> Totals {
     let usage = children();
-    let reading = Reading::of_job(host, record);
+    let reading = match survivors {
+        true => Reading::of_job(host, record),
+        false => Reading::after_end(host, record),
+    };
     let mut totals = Totals::default();
     totals.set(WALL, wall_ns, Measured, "clock");
     set_cpu(&mut totals, &usage, &reading, clock, survivors);

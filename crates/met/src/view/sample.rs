@@ -100,7 +100,7 @@ pub fn full(id: u32, name: &str) -> Record {
         record.totals.set(index, value, QualityKind::Sampled, "cgroup");
     }
     for (index, mean) in [(column::MEMORY_NEEDED, 1.01e9), (column::MEMORY_CACHE, 2.9e9)] {
-        let summary = Summary { mean, min: 0.0, max: mean * 1.3, p50: mean, p95: mean * 1.2 };
+        let summary = Summary { mean, min: 0.0, max: mean * 1.3, p50: Some(mean), p95: Some(mean * 1.2) };
         record.summaries.set(index, summary);
     }
     record
@@ -112,7 +112,7 @@ pub fn several() -> Vec<Record> {
     running.totals.set(column::CPU, 255_958_800_000, QualityKind::Measured, "proc");
     running
         .summaries
-        .set(column::MEMORY_NEEDED, Summary { mean: 1.7e6, min: 1e6, max: 2e6, p50: 1.7e6, p95: 2e6 });
+        .set(column::MEMORY_NEEDED, Summary { mean: 1.7e6, min: 1e6, max: 2e6, p50: Some(1.7e6), p95: Some(2e6) });
     let mut failed = full(43, "convert-the-whole-archive-to-parquet-2026");
     failed.state = State::Failed;
     failed.exit_code = Some(3);

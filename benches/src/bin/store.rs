@@ -1,0 +1,180 @@
+//! What the store takes: a list out of 100,000 jobs, the course of a week, a job that ends, an import.
+//!
+//! Builds its stores in a temporary directory (`TMPDIR` says where). Best and median of several rounds.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use met_core::course::Course;
+use met_core::job::{JobKey, LOCAL, QualityKind, Record, State};
+use met_core::{JOB, Kind, MISSING};
+use met_store::inbox::JobDir;
+use met_store::{Filter, Reader, Writer};
+
+const JOBS: u64 = 100_000;
+const WEEK_SAMPLES: i64 = 7 * 8640;
+const BEGIN_S: i64 = 1_794_700_800;
+const ROUNDS: usize = 21;
+
+fn main() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    println!("| what | best | median |\n| --- | ---: | ---: |");
+    lists(&folder.path().join("lists"))?;
+    week(&folder.path().join("week"))?;
+    ends(&folder.path().join("ends"))?;
+    Ok(())
+}
+
+/// Runs `work` often and prints its time.
+fn time(what: &str, mut work: impl FnMut() -> Result<()>) -> Result<()> {
+    let mut times_ms = Vec::new();
+    for _ in 0..ROUNDS {
+        let begin = Instant::now();
+        work()?;
+        times_ms.push(begin.elapsed().as_secs_f64() * 1e3);
+    }
+    times_ms.sort_by(f64::total_cmp);
+    println!("| {what} | {:.2} ms | {:.2} ms |", times_ms[0], times_ms[ROUNDS / 2]);
+    Ok(())
+}
+
+fn job(number: u64) -> Record {
+    let start_s = BEGIN_S + number as i64 * 30;
+    let mut record = Record {
+        key: JobKey { cluster: None, manager: LOCAL.into(), id: number.to_string(), incarnation: start_s },
+        name: format!("experiment-{}", number % 500),
+        user: Some(format!("user{}", number % 40)),
+        uid: Some(1000 + number as u32 % 40),
+        account: None,
+        command: vec!["python3".into(), "train.py".into(), format!("--seed={number}")],
+        state: if number % 5000 == 7 { State::Failed } else { State::Finished },
+        manager_state: None,
+        exit_code: Some(0),
+        signal: None,
+        start_ns: Some(start_s * 1_000_000_000),
+        end_ns: Some((start_s + 20) * 1_000_000_000),
+        nodes: vec!["node1".into()],
+        node_memory_bytes: Some(1 << 37),
+        totals: Default::default(),
+        summaries: Default::default(),
+        local: None,
+    };
+    for column in 0..16 {
+        record.totals.set(column, number as i64 * column as i64, QualityKind::Measured, "cgroup");
+    }
+    record
+}
+
+fn lists(state: &Path) -> Result<()> {
+    let mut writer = Writer::open(state)?;
+    let records: Vec<Record> = (1..=JOBS).map(job).collect();
+    let begin = Instant::now();
+    for chunk in records.chunks(1000) {
+        writer.put_all(chunk)?;
+    }
+    let each_us = begin.elapsed().as_secs_f64() * 1e6 / JOBS as f64;
+    drop(writer);
+    let bytes = std::fs::metadata(state.join("store.db"))?.len();
+    eprintln!("{JOBS} jobs: {each_us:.0} us and {} bytes each", bytes / JOBS);
+    let list = |what: &str, filter: Filter, expected: usize| {
+        time(what, || {
+            let found = Reader::open(state)?.jobs(&filter)?.len();
+            ensure!(found == expected, "{what}: {found} jobs");
+            Ok(())
+        })
+    };
+    list("open, newest 20 of 100,000", Filter { limit: Some(20), ..Filter::default() }, 20)?;
+    list("open, newest 50 of 100,000", Filter { limit: Some(50), ..Filter::default() }, 50)?;
+    let user = Filter { user: Some("user7".into()), limit: Some(50), ..Filter::default() };
+    list("open, newest 50 of one user", user, 50)?;
+    let failed = Filter { states: vec![State::Failed], limit: Some(50), ..Filter::default() };
+    list("open, the 20 that failed of 100,000", failed, 20)?;
+    time("open, find one by id", || {
+        ensure!(Reader::open(state)?.find(None, "50000")?.len() == 1);
+        Ok(())
+    })?;
+    time("open, newest of a name", || {
+        ensure!(Reader::open(state)?.newest_named("experiment-3")?.is_some());
+        Ok(())
+    })
+}
+
+/// A week, one sample each 10 s: counters that grow unevenly, levels that drift, a third never known.
+fn week_course() -> Course {
+    let mut course = Course::new(&JOB);
+    let mut random = 88_172_645_463_325_252_u64;
+    let mut cells = vec![MISSING; JOB.columns.len()];
+    for sample in 0..WEEK_SAMPLES {
+        for (number, column) in JOB.columns.iter().enumerate() {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let before = if cells[number] == MISSING { 0 } else { cells[number] };
+            cells[number] = match (number % 3, column.kind) {
+                (0, _) => MISSING,
+                (1, Kind::Counter) => before + 9_990_000_000 + (random % 1000 * 20_000) as i64,
+                (1, Kind::Gauge) => (before + (random % 257) as i64 * 4096 - 128 * 4096).max(0),
+                _ => before + i64::from(random.is_multiple_of(500)),
+            };
+        }
+        course.push(BEGIN_S * 1000 + sample * 10_000, &cells);
+    }
+    course
+}
+
+fn week(state: &Path) -> Result<()> {
+    let course = week_course();
+    let mut record = job(1);
+    record.end_ns = record.start_ns.map(|start_ns| start_ns + 7 * 86_400_000_000_000);
+    let mut writer = Writer::open(state)?;
+    writer.put(&record)?;
+    let begin = Instant::now();
+    writer.append_course(&record.key, &course)?;
+    let append_ms = begin.elapsed().as_secs_f64() * 1e3;
+    drop(writer);
+    let mut bytes = 0;
+    for file in std::fs::read_dir(state.join("series"))? {
+        bytes += file?.metadata()?.len();
+    }
+    eprintln!("a week of samples: {append_ms:.0} ms to append, {bytes} bytes on disk");
+    time("open, course of 60,480 samples of 31 columns", || {
+        let read = Reader::open(state)?.course(&record.key)?;
+        ensure!(read.len() == course.len());
+        Ok(())
+    })?;
+    let read = Reader::open(state)?.course(&record.key)?;
+    ensure!(read.times_ms == course.times_ms && read.columns == course.columns);
+    let mut writer = Writer::open(state)?;
+    let key = &job(2).key;
+    let sample = |index: usize| course.columns.iter().map(|cells| cells[index]).collect::<Vec<_>>();
+    let mut part = Course::new(&JOB);
+    (0..1000).for_each(|index| part.push(course.times_ms[index], &sample(index)));
+    writer.append_course(key, &part)?;
+    let mut next = 1000;
+    time("append 6 samples to a block of over 1,000 (31 columns, 21 known)", || {
+        part.clear();
+        (next..next + 6).for_each(|index| part.push(course.times_ms[index], &sample(index)));
+        next += 6;
+        Ok(writer.append_course(key, &part)?)
+    })
+}
+
+fn ends(state: &Path) -> Result<()> {
+    let mut writer = Writer::open(state)?;
+    let mut number = 0;
+    time("a finished job, durable", || {
+        number += 1;
+        Ok(writer.put(&job(number))?)
+    })?;
+    time("start and end in the inbox, durable", || {
+        let (id, dir) = JobDir::reserve(state, 1000)?;
+        dir.write_start(&Record { state: State::Running, ..job(id) })?;
+        Ok(dir.write_end(&job(id))?)
+    })?;
+    let begin = Instant::now();
+    let imported = writer.import()?.ended.len();
+    let each_ms = begin.elapsed().as_secs_f64() * 1e3 / imported as f64;
+    println!("| import of one job from the inbox, durable (mean of {imported}) | | {each_ms:.2} ms |");
+    Ok(())
+}
