@@ -299,6 +299,7 @@ impl FromFiles {
                 overlay(record, live);
             }
         }
+        remove_empty_cgroups(&self.host, &jobs);
         jobs
     }
 }
@@ -352,6 +353,18 @@ pub fn settle(host: &Host, record: &mut Record) {
         && local.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
     if !waited_for {
         record.state = State::Lost;
+    }
+}
+
+/// Processes that outlived their job kept its cgroup; it goes when they have ended, too.
+pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
+    for record in jobs.iter().filter(|record| !record.state.is_live()) {
+        if let Some(local) = &record.local
+            && (record.state == State::Lost || !local.left_over.is_empty())
+            && local.boot_id == host.facts().boot_id
+        {
+            met_jobs::enclosure::remove(&local.cgroup);
+        }
     }
 }
 

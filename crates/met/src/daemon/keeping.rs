@@ -342,6 +342,7 @@ impl Keeping {
                 }
             }
         }
+        jobs::remove_empty_cgroups(&self.host, &found);
         found
     }
 
