@@ -103,6 +103,10 @@ impl Supervision {
 
     fn finish(mut self, channel: &mut Channel) {
         self.wait(channel);
+        // A child that ended at once may have been reaped before its word was read.
+        if let Some(outcome) = self.outcome.take() {
+            self.executed(outcome, channel);
+        }
         let record = self.close();
         let taken = !self.assignment.detached && channel.hand_over(&record);
         if !taken {
