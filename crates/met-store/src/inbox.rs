@@ -98,12 +98,16 @@ impl JobDir {
         &self.path
     }
 
-    /// Writes the start durably and reserves the space of the end; an error here says that the end could
-    /// not be kept either.
+    /// Writes the start and reserves the space of the end; an error here says that the end could not be
+    /// kept either. Nobody waits for the disk: what a crash of the machine takes is a job without an end.
     pub fn write_start(&self, record: &Record) -> io::Result<()> {
         let json = serde_json::to_vec(record)?;
         self.reserve_end(json.len() as u64 + END_GROWTH_BYTES)?;
-        self.write_durably(START, &json)
+        let temporary = self.path.join(format!("{START}.tmp"));
+        let mut file = create(&temporary)?;
+        file.set_len(0)?;
+        file.write_all(&json)?;
+        fs::rename(&temporary, self.path.join(START))
     }
 
     fn reserve_end(&self, bytes: u64) -> io::Result<()> {
@@ -147,16 +151,6 @@ impl JobDir {
         file.set_len(0)?;
         file.write_all(&bytes)?;
         fs::rename(&temporary, self.path.join(COURSE))
-    }
-
-    fn write_durably(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let temporary = self.path.join(format!("{name}.tmp"));
-        let mut file = create(&temporary)?;
-        file.set_len(0)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, self.path.join(name))?;
-        File::open(&self.path)?.sync_all()
     }
 
     /// The records of the job, as far as they are there and whole.

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::link::Link;
+use super::memory;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
 use super::{Assignment, Channel, Notice, job_dir};
@@ -72,9 +73,13 @@ fn open_process(host: &Host, process: ProcessId) -> io::Result<OwnedFd> {
 
 /// Returns when the process has ended; whether that was asked for by `met cancel`.
 fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link) -> bool {
-    let mut cancelled = false;
+    let (mut cancelled, mut shed) = (false, false);
     loop {
         link.keep_up(record);
+        if !shed && link.fd().is_some() {
+            memory::shed_file_pages();
+            shed = true;
+        }
         let (ended, signalled, farewell) = {
             let mut fds = vec![PollFd::new(pidfd, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
             fds.extend(link.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));

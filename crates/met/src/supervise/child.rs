@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
 use super::link::Link;
+use super::memory;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
@@ -42,6 +43,8 @@ struct Supervision {
     /// Whether children are left; as subreaper we have inherited every descendant.
     childless: bool,
     cancelled: bool,
+    /// Whether memory was given back; once is enough.
+    shed: bool,
 }
 
 impl Supervision {
@@ -98,6 +101,7 @@ impl Supervision {
             reaped: 0,
             childless: false,
             cancelled: false,
+            shed: false,
         })
     }
 
@@ -123,6 +127,10 @@ impl Supervision {
             if let Some(link) = &mut self.link {
                 link.keep_up(&self.assignment.record);
             }
+            if !self.shed && self.is_settled() {
+                memory::shed_file_pages();
+                self.shed = true;
+            }
             let [signalled, farewell, executed] = self.poll();
             if executed && let Some(outcome) = self.outcome.take() {
                 self.executed(outcome, channel);
@@ -134,6 +142,11 @@ impl Supervision {
                 self.react(signal);
             }
         }
+    }
+
+    /// The command runs and the daemon knows: nothing is left to do but to wait.
+    fn is_settled(&self) -> bool {
+        self.outcome.is_none() && self.link.as_ref().is_some_and(|link| link.fd().is_some())
     }
 
     fn poll(&self) -> [bool; 3] {

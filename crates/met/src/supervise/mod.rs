@@ -7,6 +7,7 @@
 mod attached;
 mod child;
 mod link;
+mod memory;
 mod perf;
 mod signals;
 mod spawn;

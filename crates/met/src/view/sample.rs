@@ -110,9 +110,10 @@ pub fn full(id: u32, name: &str) -> Record {
 pub fn several() -> Vec<Record> {
     let mut running = bare(41, "some_job");
     running.totals.set(column::CPU, 255_958_800_000, QualityKind::Measured, "proc");
-    running
-        .summaries
-        .set(column::MEMORY_NEEDED, Summary { mean: 1.7e6, min: 1e6, max: 2e6, p50: Some(1.7e6), p95: Some(2e6) });
+    running.summaries.set(
+        column::MEMORY_NEEDED,
+        Summary { mean: 1.7e6, min: 1e6, max: 2e6, p50: Some(1.7e6), p95: Some(2e6) },
+    );
     let mut failed = full(43, "convert-the-whole-archive-to-parquet-2026");
     failed.state = State::Failed;
     failed.exit_code = Some(3);
