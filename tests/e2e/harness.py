@@ -20,7 +20,7 @@ import time
 TESTS = []
 
 #: Generous: a deadline ends a test that hangs, it never judges a slow machine.
-DEADLINE_S = 120
+DEADLINE_S = 60
 
 #: Marks every process that a test starts.
 TOKEN = "MET_E2E"

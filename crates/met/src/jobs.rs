@@ -275,10 +275,17 @@ impl FromFiles {
         let host = setting.host.clone();
         let store = match Writer::open(state) {
             Ok(mut writer) => {
-                import(&mut writer, state, &host)?;
+                // What cannot be imported, on a full disk, is read where it lies.
+                if let Err(error) = import(&mut writer, state, &host) {
+                    tracing::warn!("{error:#}");
+                }
                 Files::Ours(Box::new(writer))
             }
             Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open(state)?)),
+            Err(error @ (StoreError::Io { .. } | StoreError::Database { .. })) => {
+                tracing::warn!("{error}");
+                Files::Theirs(Box::new(Reader::open(state)?))
+            }
             Err(error) => return Err(Failure::usage(error.to_string())),
         };
         Ok(FromFiles { host, store })
