@@ -275,10 +275,17 @@ impl FromFiles {
         let host = setting.host.clone();
         let store = match Writer::open(state) {
             Ok(mut writer) => {
-                import(&mut writer, state, &host)?;
+                // What cannot be imported, on a full disk, is read where it lies.
+                if let Err(error) = import(&mut writer, state, &host) {
+                    tracing::warn!("{error:#}");
+                }
                 Files::Ours(Box::new(writer))
             }
             Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open(state)?)),
+            Err(error @ (StoreError::Io { .. } | StoreError::Database { .. })) => {
+                tracing::warn!("{error}");
+                Files::Theirs(Box::new(Reader::open(state)?))
+            }
             Err(error) => return Err(Failure::usage(error.to_string())),
         };
         Ok(FromFiles { host, store })
@@ -299,6 +306,7 @@ impl FromFiles {
                 overlay(record, live);
             }
         }
+        remove_empty_cgroups(&self.host, &jobs);
         jobs
     }
 }
@@ -352,6 +360,18 @@ pub fn settle(host: &Host, record: &mut Record) {
         && local.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
     if !waited_for {
         record.state = State::Lost;
+    }
+}
+
+/// Processes that outlived their job kept its cgroup; it goes when they have ended, too.
+pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
+    for record in jobs.iter().filter(|record| !record.state.is_live()) {
+        if let Some(local) = &record.local
+            && (record.state == State::Lost || !local.left_over.is_empty())
+            && local.boot_id == host.facts().boot_id
+        {
+            met_jobs::enclosure::remove(&local.cgroup);
+        }
     }
 }
 

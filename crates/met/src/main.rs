@@ -19,10 +19,15 @@ mod users;
 mod view;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
 use clap::Parser;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 use cli::{Cli, Command, ListArgs};
 use failure::Failure;
@@ -98,6 +103,21 @@ fn log_to_stderr(daemon: bool) {
     if daemon {
         builder.init();
     } else {
-        builder.without_time().with_level(false).init();
+        builder.event_format(Spoken).init();
+    }
+}
+
+/// What a command says beside its output looks as its failures do.
+struct Spoken;
+
+impl<S, N> FormatEvent<S, N> for Spoken
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<S, N>, mut to: Writer, event: &Event) -> fmt::Result {
+        to.write_str("met: ")?;
+        context.format_fields(to.by_ref(), event)?;
+        to.write_char('\n')
     }
 }

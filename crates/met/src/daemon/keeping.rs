@@ -107,12 +107,12 @@ impl Keeping {
                 if !self.sees_all(peer) {
                     filter.uid = Some(peer.uid);
                 }
-                self.refresh()?;
+                self.refresh();
                 let found = self.writer.jobs(&filter.to_store())?;
                 Ok(Reply::Jobs(self.with_live(found)))
             }
             Request::Find(job) => {
-                self.refresh()?;
+                self.refresh();
                 let mut found = jobs::find(&self.writer, &job)?;
                 let sees_all = self.sees_all(peer);
                 if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
@@ -329,8 +329,13 @@ impl Keeping {
         }
     }
 
-    fn refresh(&mut self) -> Result<()> {
-        if self.place.system { Ok(()) } else { jobs::import(&mut self.writer, &self.place.state, &self.host) }
+    /// What cannot be imported, on a full disk, is read where it lies.
+    fn refresh(&mut self) {
+        if !self.place.system
+            && let Err(error) = jobs::import(&mut self.writer, &self.place.state, &self.host)
+        {
+            tracing::warn!("{error:#}");
+        }
     }
 
     fn with_live(&self, mut found: Vec<Record>) -> Vec<Record> {
@@ -343,6 +348,7 @@ impl Keeping {
                 }
             }
         }
+        jobs::remove_empty_cgroups(&self.host, &found);
         found
     }
 
