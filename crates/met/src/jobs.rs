@@ -4,9 +4,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use met_core::course::Course;
-use met_core::job::{JobKey, LOCAL, Record, State};
+use met_core::job::{JobKey, LOCAL, ProcessId, Record, State};
 use met_core::{JOB, MISSING};
-use met_host::{Host, clock};
+use met_host::{Host, clock, parse};
 use met_store::{Filter, Queries, Reader, StoreError, Writer, inbox};
 use serde::{Deserialize, Serialize};
 
@@ -70,9 +70,14 @@ pub struct JobsFilter {
 
 impl JobsFilter {
     pub fn to_store(&self) -> Filter {
+        let mut states = self.states.clone();
+        // The store knows that a job runs; whether it is stopped is seen by looking at it.
+        if states.contains(&State::Suspended) {
+            states.push(State::Running);
+        }
         Filter {
             since_ns: self.since_ns,
-            states: self.states.clone(),
+            states,
             uid: self.uid,
             user: self.user.clone(),
             name: self.name.clone(),
@@ -80,6 +85,13 @@ impl JobsFilter {
             with_summaries: true,
             ..Filter::default()
         }
+    }
+}
+
+impl JobsFilter {
+    /// Keeps what still fits after the running jobs were looked at.
+    pub fn retain(&self, jobs: &mut Vec<Record>) {
+        jobs.retain(|record| self.states.is_empty() || self.states.contains(&record.state));
     }
 }
 
@@ -314,7 +326,9 @@ impl FromFiles {
 impl JobSource for FromFiles {
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let jobs = self.queries().jobs(&filter.to_store())?;
-        Ok(self.up_to_date(jobs))
+        let mut jobs = self.up_to_date(jobs);
+        filter.retain(&mut jobs);
+        Ok(jobs)
     }
 
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
@@ -358,9 +372,18 @@ pub fn settle(host: &Host, record: &mut Record) {
     let Some(local) = record.local.as_ref().filter(|_| record.state.is_live()) else { return };
     let waited_for = local.boot_id == host.facts().boot_id
         && local.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
-    if !waited_for {
-        record.state = State::Lost;
-    }
+    record.state = match waited_for {
+        false => State::Lost,
+        true if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
+        true => State::Running,
+    };
+}
+
+fn is_stopped(host: &Host, process: ProcessId) -> bool {
+    let mut text = Vec::new();
+    let read = host.read_small(format!("/proc/{}/stat", process.pid), &mut text);
+    let stat = parse::stat(&text).filter(|stat| read.is_ok() && stat.start_ticks == process.start_ticks);
+    stat.is_some_and(|stat| matches!(stat.state, b'T' | b't'))
 }
 
 /// Processes that outlived their job kept its cgroup; it goes when they have ended, too.
@@ -403,6 +426,31 @@ mod tests {
 
     fn id(manager: Option<&str>, id: &str) -> JobRef {
         JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned() }
+    }
+
+    #[test]
+    fn a_job_of_an_earlier_boot_or_without_its_supervisor_is_lost() {
+        let host = Host::real().unwrap();
+        let mut record = crate::view::sample::full(1, "train");
+        let local = record.local.as_mut().unwrap();
+        local.supervisor = host.process(std::process::id()).ok();
+        local.boot_id.clone_from(&host.facts().boot_id);
+        local.main = None;
+        record.state = State::Running;
+        let settled = |record: &Record| {
+            let mut record = record.clone();
+            settle(&host, &mut record);
+            record.state
+        };
+        assert_eq!(settled(&record), State::Running);
+        let mut rebooted = record.clone();
+        rebooted.local.as_mut().unwrap().boot_id = "before".to_owned();
+        assert_eq!(settled(&rebooted), State::Lost);
+        let mut reused = record.clone();
+        reused.local.as_mut().unwrap().supervisor.as_mut().unwrap().start_ticks += 1;
+        assert_eq!(settled(&reused), State::Lost, "the pid is somebody else's now");
+        record.state = State::Finished;
+        assert_eq!(settled(&record), State::Finished);
     }
 
     #[test]

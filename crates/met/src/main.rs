@@ -77,12 +77,22 @@ fn refuse(error: &clap::Error) -> ! {
         std::process::exit(0);
     }
     let text = error.render().to_string();
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let said: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-    let said = said.join(" ");
-    let said = said.strip_prefix("error: ").unwrap_or(&said);
-    let _ = writeln!(io::stderr(), "met: {said}; see met --help");
+    let _ = writeln!(io::stderr(), "met: {}", one_line(&text));
     std::process::exit(2);
+}
+
+/// What the parser says in several lines, and where to read on.
+fn one_line(text: &str) -> String {
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("met");
+    let words = usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
+    let command = words.collect::<Vec<_>>().join(" ");
+    if text.contains("required arguments") && text.contains("<CMD>") {
+        return format!("no command given; write it behind --, as in: {command} -- python train.py");
+    }
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let said = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let said = said.collect::<Vec<_>>().join(" ");
+    format!("{}; see {command} --help", said.strip_prefix("error: ").unwrap_or(&said))
 }
 
 fn explain(error: &anyhow::Error) -> i32 {
