@@ -1,4 +1,5 @@
 //! Rules that no compiler checks.
+#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
