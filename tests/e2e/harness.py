@@ -300,9 +300,14 @@ class User:
         return int(eventually(ask, "a daemon answers").group(1))
 
     def stop_daemon(self):
-        """Ends the daemon if there is one."""
-        result = self.met("daemon", "--user", "--stop")
-        check(result.code in (0, 2), f"{result}: {result.err}")
+        """Ends the daemon if there is one, also one that is just starting."""
+
+        def stopped():
+            result = self.met("daemon", "--user", "--stop")
+            check(result.code in (0, 2), f"{result}: {result.err}")
+            return not self.daemon_pids()
+
+        eventually(stopped, "no daemon is left")
 
     def supervisor_of(self, main):
         """The pid of the supervisor, found as the parent of the job's main process."""

@@ -216,6 +216,7 @@ def killing_a_waiting_met_run_leaves_the_job_running(world):
 def a_damaged_database_is_moved_aside_and_reported(world):
     world.met("run", "--wait", "--", "true").ok()
     world.stop_daemon()
+    equal(len(world.jobs()), 1, "jobs")
     store = os.path.join(world.store_folder(), "store.db")
     for suffix in ("-wal", "-shm"):
         if os.path.exists(store + suffix):
@@ -241,6 +242,7 @@ def a_database_of_a_newer_version_is_refused_and_left_alone(world):
         raise Skip("this python has no sqlite3") from None
     world.met("run", "--wait", "--", "true").ok()
     world.stop_daemon()
+    equal(len(world.jobs()), 1, "jobs")
     store = os.path.join(world.store_folder(), "store.db")
     with sqlite3.connect(store) as database:
         (version,) = database.execute("PRAGMA user_version").fetchone()

@@ -101,6 +101,8 @@ trait JobSource {
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
     fn course(&mut self, key: &JobKey) -> Result<Course>;
     fn remove(&mut self, key: &JobKey) -> Result<()>;
+    /// Takes over an end that another source knows.
+    fn learn(&mut self, _end: &Record) {}
 }
 
 /// Every job that the caller may see, wherever it is kept.
@@ -111,16 +113,13 @@ pub struct AllJobs {
 impl AllJobs {
     pub fn open(setting: &Setting) -> Result<AllJobs> {
         let mut sources: Vec<Box<dyn JobSource>> = Vec::new();
-        let mut system = setting.system_daemon();
-        if let Some(system) = &mut system {
-            hand_over_ends(setting, system);
-        }
+        hand_over_ends(setting);
         match setting.user_daemon() {
             Ok(client) => sources.push(Box::new(FromDaemon { client })),
             Err(_) if setting.user.state.is_dir() => sources.push(Box::new(FromFiles::open(setting)?)),
             Err(_) => {}
         }
-        if let Some(client) = system {
+        if let Some(client) = setting.system_daemon() {
             sources.push(Box::new(FromDaemon { client }));
         }
         Ok(AllJobs { sources })
@@ -132,6 +131,7 @@ impl AllJobs {
         for source in &mut self.sources {
             jobs.extend(source.jobs(filter)?);
         }
+        self.correct(&jobs);
         let mut jobs = merge(jobs);
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
@@ -144,6 +144,7 @@ impl AllJobs {
         for source in &mut self.sources {
             found.extend(source.find(&job)?);
         }
+        self.correct(&found);
         let found = merge(found);
         let Some(newest) = found.first() else {
             return Err(Failure::usage(match job {
@@ -165,6 +166,16 @@ impl AllJobs {
         Ok(newest.clone())
     }
 
+    /// A system daemon that was away when a job ended calls it lost; who knows better tells it.
+    fn correct(&mut self, found: &[Record]) {
+        for lost in found.iter().filter(|record| record.state == State::Lost) {
+            let known = |record: &&Record| record.key == lost.key && is_known_end(record);
+            if let (Some(end), Some(system)) = (found.iter().find(known), self.sources.last_mut()) {
+                system.learn(end);
+            }
+        }
+    }
+
     pub fn course(&mut self, key: &JobKey) -> Result<Course> {
         for source in &mut self.sources {
             let course = source.course(key)?;
@@ -183,24 +194,29 @@ impl AllJobs {
     }
 }
 
+fn is_known_end(record: &Record) -> bool {
+    !record.state.is_live() && record.state != State::Lost
+}
+
 /// Newest first, each job once: an end that somebody knows beats a job that somebody else lost sight of.
 fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
-    let known = |record: &Record| !record.state.is_live() && record.state != State::Lost;
     jobs.sort_by(|left, right| {
         let order = |record: &Record| (record.start_ns, record.key.id.parse::<u64>().ok());
         order(right)
             .cmp(&order(left))
             .then_with(|| left.key.cmp(&right.key))
-            .then_with(|| known(right).cmp(&known(left)))
+            .then_with(|| is_known_end(right).cmp(&is_known_end(left)))
     });
     jobs.dedup_by(|later, earlier| later.key == earlier.key);
     jobs
 }
 
 /// Ends of jobs that a system daemon knows, written while it was away.
-fn hand_over_ends(setting: &Setting, system: &mut Client) {
+fn hand_over_ends(setting: &Setting) {
     for folder in inbox::pending(&setting.user.state).unwrap_or_default() {
+        // One connection each: a daemon that refuses something hangs up.
         if let Some(end) = folder.read().end
+            && let Some(mut system) = setting.system_daemon()
             && system.call(&Request::Ended(Box::new(end))).is_ok()
         {
             let _ = folder.remove();
@@ -239,6 +255,11 @@ impl JobSource for FromDaemon {
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         self.client.call(&Request::Remove(key.clone())).context("cannot ask the daemon").map(drop)
+    }
+
+    fn learn(&mut self, end: &Record) {
+        // It is shown as it is known here, even if the daemon does not want to know.
+        let _ = self.client.call(&Request::Ended(Box::new(end.clone())));
     }
 }
 
