@@ -113,13 +113,16 @@ pub struct AllJobs {
 impl AllJobs {
     pub fn open(setting: &Setting) -> Result<AllJobs> {
         let mut sources: Vec<Box<dyn JobSource>> = Vec::new();
-        hand_over_ends(setting);
+        let mut system = setting.system_daemon();
+        if let Some(system) = &mut system {
+            hand_over_ends(setting, system);
+        }
         match setting.user_daemon() {
             Ok(client) => sources.push(Box::new(FromDaemon { client })),
             Err(_) if setting.user.state.is_dir() => sources.push(Box::new(FromFiles::open(setting)?)),
             Err(_) => {}
         }
-        if let Some(client) = setting.system_daemon() {
+        if let Some(client) = system {
             sources.push(Box::new(FromDaemon { client }));
         }
         Ok(AllJobs { sources })
@@ -212,11 +215,9 @@ fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
 }
 
 /// Ends of jobs that a system daemon knows, written while it was away.
-fn hand_over_ends(setting: &Setting) {
+fn hand_over_ends(setting: &Setting, system: &mut Client) {
     for folder in inbox::pending(&setting.user.state).unwrap_or_default() {
-        // One connection each: a daemon that refuses something hangs up.
         if let Some(end) = folder.read().end
-            && let Some(mut system) = setting.system_daemon()
             && system.call(&Request::Ended(Box::new(end))).is_ok()
         {
             let _ = folder.remove();

@@ -171,9 +171,6 @@ impl Daemon {
                 let (reply, stops) = self.answer(request, peer);
                 stop |= stops;
                 self.connections[index].reply(&reply);
-                if matches!(reply, Reply::Error { .. }) {
-                    self.connections[index].close_after_reply();
-                }
             }
             if !self.connections[index].flush() {
                 gone.push(index);
