@@ -421,13 +421,14 @@ impl Sampled {
         if let Some(seen) = seen {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
         }
-        // A job too short for a span of its own was never busier than in its mean.
-        let (cpu, wall) = (record.totals.get(CPU), record.totals.get(WALL));
-        if let (None, Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CORES_PEAK), cpu, wall)
+        if let (Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CPU), record.totals.get(WALL))
             && wall_ns > 0
         {
-            let millicores = (cpu_ns as f64 / wall_ns as f64 * 1000.0).round() as i64;
-            record.totals.set(CORES_PEAK, millicores, LowerBound, "cpu / wall");
+            // Spans do not cover the job from end to end, and a short one has none: its mean is a peak, too.
+            let average = (cpu_ns as f64 / wall_ns as f64 * 1000.0).round() as i64;
+            if record.totals.get(CORES_PEAK).is_none_or(|peak| peak < average) {
+                record.totals.set(CORES_PEAK, average, LowerBound, "cpu / wall");
+            }
         }
     }
 }
