@@ -1,1 +1,35 @@
 //! Shared pieces of the benchmark programs.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+/// The binary to measure: `$MET`.
+pub fn met_path() -> Result<PathBuf> {
+    let path =
+        std::env::var_os("MET").context("set MET to the binary to measure, e.g. target/release/met")?;
+    Ok(std::path::absolute(path)?)
+}
+
+/// `met` with everything it keeps below `root`, and `root/met.yaml` as its configuration if there is one.
+pub fn met_command(met: &Path, root: &Path) -> Command {
+    let mut command = Command::new(met);
+    command
+        .env("XDG_STATE_HOME", root)
+        .env("XDG_RUNTIME_DIR", root)
+        .env("XDG_CONFIG_HOME", root)
+        .current_dir(root);
+    let config = root.join("met.yaml");
+    if config.exists() {
+        command.env("MET_CONFIG", config);
+    }
+    command
+}
+
+/// One line of results.
+pub fn say(line: &str) {
+    // Results that nobody can read are no reason to fail.
+    let _ = writeln!(io::stdout(), "{line}");
+}

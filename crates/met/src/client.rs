@@ -33,7 +33,8 @@ impl Client {
 
     /// Asks and waits for the answer; a refusal is an error.
     pub fn call(&mut self, request: &Request) -> io::Result<Reply> {
-        write_frame(&mut self.stream, request)?;
+        // A broken pipe is for the reader of our output; this one is a daemon that hung up.
+        write_frame(&mut self.stream, request).map_err(|_| io::ErrorKind::ConnectionReset)?;
         match read_frame(&mut self.stream)? {
             Reply::Error { message } => Err(io::Error::new(io::ErrorKind::PermissionDenied, message)),
             Reply::Leaving => Err(io::ErrorKind::ConnectionReset.into()),

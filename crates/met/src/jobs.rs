@@ -4,9 +4,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use met_core::course::Course;
-use met_core::job::{JobKey, LOCAL, Record, State};
+use met_core::job::{JobKey, LOCAL, ProcessId, Record, State};
 use met_core::{JOB, MISSING};
-use met_host::{Host, clock};
+use met_host::{Host, clock, parse};
 use met_store::{Filter, Queries, Reader, StoreError, Writer, inbox};
 use serde::{Deserialize, Serialize};
 
@@ -70,9 +70,14 @@ pub struct JobsFilter {
 
 impl JobsFilter {
     pub fn to_store(&self) -> Filter {
+        let mut states = self.states.clone();
+        // The store knows that a job runs; whether it is stopped is seen by looking at it.
+        if states.contains(&State::Suspended) {
+            states.push(State::Running);
+        }
         Filter {
             since_ns: self.since_ns,
-            states: self.states.clone(),
+            states,
             uid: self.uid,
             user: self.user.clone(),
             name: self.name.clone(),
@@ -83,12 +88,21 @@ impl JobsFilter {
     }
 }
 
+impl JobsFilter {
+    /// Keeps what still fits after the running jobs were looked at.
+    pub fn retain(&self, jobs: &mut Vec<Record>) {
+        jobs.retain(|record| self.states.is_empty() || self.states.contains(&record.state));
+    }
+}
+
 /// Somebody who knows jobs.
 trait JobSource {
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>>;
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
     fn course(&mut self, key: &JobKey) -> Result<Course>;
     fn remove(&mut self, key: &JobKey) -> Result<()>;
+    /// Takes over an end that another source knows.
+    fn learn(&mut self, _end: &Record) {}
 }
 
 /// Every job that the caller may see, wherever it is kept.
@@ -120,6 +134,7 @@ impl AllJobs {
         for source in &mut self.sources {
             jobs.extend(source.jobs(filter)?);
         }
+        self.correct(&jobs);
         let mut jobs = merge(jobs);
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
@@ -132,6 +147,7 @@ impl AllJobs {
         for source in &mut self.sources {
             found.extend(source.find(&job)?);
         }
+        self.correct(&found);
         let found = merge(found);
         let Some(newest) = found.first() else {
             return Err(Failure::usage(match job {
@@ -153,6 +169,16 @@ impl AllJobs {
         Ok(newest.clone())
     }
 
+    /// A system daemon that was away when a job ended calls it lost; who knows better tells it.
+    fn correct(&mut self, found: &[Record]) {
+        for lost in found.iter().filter(|record| record.state == State::Lost) {
+            let known = |record: &&Record| record.key == lost.key && is_known_end(record);
+            if let (Some(end), Some(system)) = (found.iter().find(known), self.sources.last_mut()) {
+                system.learn(end);
+            }
+        }
+    }
+
     pub fn course(&mut self, key: &JobKey) -> Result<Course> {
         for source in &mut self.sources {
             let course = source.course(key)?;
@@ -171,15 +197,18 @@ impl AllJobs {
     }
 }
 
+fn is_known_end(record: &Record) -> bool {
+    !record.state.is_live() && record.state != State::Lost
+}
+
 /// Newest first, each job once: an end that somebody knows beats a job that somebody else lost sight of.
 fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
-    let known = |record: &Record| !record.state.is_live() && record.state != State::Lost;
     jobs.sort_by(|left, right| {
         let order = |record: &Record| (record.start_ns, record.key.id.parse::<u64>().ok());
         order(right)
             .cmp(&order(left))
             .then_with(|| left.key.cmp(&right.key))
-            .then_with(|| known(right).cmp(&known(left)))
+            .then_with(|| is_known_end(right).cmp(&is_known_end(left)))
     });
     jobs.dedup_by(|later, earlier| later.key == earlier.key);
     jobs
@@ -228,6 +257,11 @@ impl JobSource for FromDaemon {
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         self.client.call(&Request::Remove(key.clone())).context("cannot ask the daemon").map(drop)
     }
+
+    fn learn(&mut self, end: &Record) {
+        // It is shown as it is known here, even if the daemon does not want to know.
+        let _ = self.client.call(&Request::Ended(Box::new(end.clone())));
+    }
 }
 
 impl WireCourse {
@@ -275,10 +309,17 @@ impl FromFiles {
         let host = setting.host.clone();
         let store = match Writer::open(state) {
             Ok(mut writer) => {
-                import(&mut writer, state, &host)?;
+                // What cannot be imported, on a full disk, is read where it lies.
+                if let Err(error) = import(&mut writer, state, &host) {
+                    tracing::warn!("{error:#}");
+                }
                 Files::Ours(Box::new(writer))
             }
             Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open(state)?)),
+            Err(error @ (StoreError::Io { .. } | StoreError::Database { .. })) => {
+                tracing::warn!("{error}");
+                Files::Theirs(Box::new(Reader::open(state)?))
+            }
             Err(error) => return Err(Failure::usage(error.to_string())),
         };
         Ok(FromFiles { host, store })
@@ -299,6 +340,7 @@ impl FromFiles {
                 overlay(record, live);
             }
         }
+        remove_empty_cgroups(&self.host, &jobs);
         jobs
     }
 }
@@ -306,7 +348,9 @@ impl FromFiles {
 impl JobSource for FromFiles {
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let jobs = self.queries().jobs(&filter.to_store())?;
-        Ok(self.up_to_date(jobs))
+        let mut jobs = self.up_to_date(jobs);
+        filter.retain(&mut jobs);
+        Ok(jobs)
     }
 
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
@@ -350,8 +394,29 @@ pub fn settle(host: &Host, record: &mut Record) {
     let Some(local) = record.local.as_ref().filter(|_| record.state.is_live()) else { return };
     let waited_for = local.boot_id == host.facts().boot_id
         && local.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
-    if !waited_for {
-        record.state = State::Lost;
+    record.state = match waited_for {
+        false => State::Lost,
+        true if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
+        true => State::Running,
+    };
+}
+
+fn is_stopped(host: &Host, process: ProcessId) -> bool {
+    let mut text = Vec::new();
+    let read = host.read_small(format!("/proc/{}/stat", process.pid), &mut text);
+    let stat = parse::stat(&text).filter(|stat| read.is_ok() && stat.start_ticks == process.start_ticks);
+    stat.is_some_and(|stat| matches!(stat.state, b'T' | b't'))
+}
+
+/// Processes that outlived their job kept its cgroup; it goes when they have ended, too.
+pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
+    for record in jobs.iter().filter(|record| !record.state.is_live()) {
+        if let Some(local) = &record.local
+            && (record.state == State::Lost || !local.left_over.is_empty())
+            && local.boot_id == host.facts().boot_id
+        {
+            met_jobs::enclosure::remove(&local.cgroup);
+        }
     }
 }
 
@@ -383,6 +448,31 @@ mod tests {
 
     fn id(manager: Option<&str>, id: &str) -> JobRef {
         JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned() }
+    }
+
+    #[test]
+    fn a_job_of_an_earlier_boot_or_without_its_supervisor_is_lost() {
+        let host = Host::real().unwrap();
+        let mut record = crate::view::sample::full(1, "train");
+        let local = record.local.as_mut().unwrap();
+        local.supervisor = host.process(std::process::id()).ok();
+        local.boot_id.clone_from(&host.facts().boot_id);
+        local.main = None;
+        record.state = State::Running;
+        let settled = |record: &Record| {
+            let mut record = record.clone();
+            settle(&host, &mut record);
+            record.state
+        };
+        assert_eq!(settled(&record), State::Running);
+        let mut rebooted = record.clone();
+        rebooted.local.as_mut().unwrap().boot_id = "before".to_owned();
+        assert_eq!(settled(&rebooted), State::Lost);
+        let mut reused = record.clone();
+        reused.local.as_mut().unwrap().supervisor.as_mut().unwrap().start_ticks += 1;
+        assert_eq!(settled(&reused), State::Lost, "the pid is somebody else's now");
+        record.state = State::Finished;
+        assert_eq!(settled(&record), State::Finished);
     }
 
     #[test]

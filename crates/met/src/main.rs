@@ -19,10 +19,15 @@ mod users;
 mod view;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
 use clap::Parser;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 use cli::{Cli, Command, ListArgs};
 use failure::Failure;
@@ -72,12 +77,22 @@ fn refuse(error: &clap::Error) -> ! {
         std::process::exit(0);
     }
     let text = error.render().to_string();
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let said: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-    let said = said.join(" ");
-    let said = said.strip_prefix("error: ").unwrap_or(&said);
-    let _ = writeln!(io::stderr(), "met: {said}; see met --help");
+    let _ = writeln!(io::stderr(), "met: {}", one_line(&text));
     std::process::exit(2);
+}
+
+/// What the parser says in several lines, and where to read on.
+fn one_line(text: &str) -> String {
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("met");
+    let words = usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
+    let command = words.collect::<Vec<_>>().join(" ");
+    if text.contains("required arguments") && text.contains("<CMD>") {
+        return format!("no command given; write it behind --, as in: {command} -- python train.py");
+    }
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let said = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let said = said.collect::<Vec<_>>().join(" ");
+    format!("{}; see {command} --help", said.strip_prefix("error: ").unwrap_or(&said))
 }
 
 fn explain(error: &anyhow::Error) -> i32 {
@@ -98,6 +113,21 @@ fn log_to_stderr(daemon: bool) {
     if daemon {
         builder.init();
     } else {
-        builder.without_time().with_level(false).init();
+        builder.event_format(Spoken).init();
+    }
+}
+
+/// What a command says beside its output looks as its failures do.
+struct Spoken;
+
+impl<S, N> FormatEvent<S, N> for Spoken
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<S, N>, mut to: Writer, event: &Event) -> fmt::Result {
+        to.write_str("met: ")?;
+        context.format_fields(to.by_ref(), event)?;
+        to.write_char('\n')
     }
 }

@@ -29,6 +29,8 @@ const EARLY_MS: [i64; 6] = [20, 50, 100, 200, 400, 800];
 const EARLY_JOBS_MAX: usize = 16;
 /// What is dear to read is read at every tenth tick.
 const SLOW_EVERY: u64 = 10;
+/// So few processes and cgroups may be read in full each time: a quarter of a millisecond.
+const FEW_TARGETS: usize = 32;
 /// A peak of cores is one that lasted.
 const PEAK_SPAN_MS: i64 = 500;
 
@@ -114,11 +116,12 @@ pub struct Sampled {
     /// Samples that were not taken out before.
     pub course: Course,
     totals: Totals,
+    attached: bool,
 }
 
 impl Default for Sampled {
     fn default() -> Sampled {
-        Sampled { course: Course::new(&JOB), totals: Totals::default() }
+        Sampled { course: Course::new(&JOB), totals: Totals::default(), attached: false }
     }
 }
 
@@ -186,7 +189,11 @@ impl Sampler {
     pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
         let job = self.jobs.remove(&slot)?;
         self.members.remove(slot);
-        Some(Sampled { totals: totals(&job.running, job.profile), course: job.course })
+        Some(Sampled {
+            totals: totals(&job.running, job.profile),
+            course: job.course,
+            attached: job.profile.attached,
+        })
     }
 
     pub fn job_count(&self) -> usize {
@@ -233,7 +240,8 @@ impl Sampler {
         self.targets.clear();
         self.map.clear();
         self.members.fill(&mut self.targets, &mut self.map);
-        let slow = regular && self.ticks.is_multiple_of(SLOW_EVERY);
+        let few = self.targets.tasks.len() + self.targets.cgroups.len() <= FEW_TARGETS;
+        let slow = regular && (few || self.ticks.is_multiple_of(SLOW_EVERY));
         self.ticks += u64::from(regular);
         self.runner.read(&self.targets, &TickInfo { slow });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
@@ -348,7 +356,7 @@ fn totals(running: &Running, profile: Profile) -> Totals {
     let mut totals = Totals::default();
     let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
     for (column, value) in running.counters(profile.attached) {
-        totals.set(column, value, LowerBound, counters);
+        totals.set(column, value, SampledKind, counters);
     }
     if let Some(peak) = running.maximum(MEMORY_NEEDED) {
         match profile.counts_memory {
@@ -356,7 +364,9 @@ fn totals(running: &Running, profile: Profile) -> Totals {
             false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, "/proc/PID/statm"),
         }
     }
+    // The kernel's own peak is read at slow ticks only; meanwhile the samples may know better.
     if let Some(peak) = running.maximum(MEMORY_PEAK) {
+        let peak = peak.max(running.maximum(MEMORY_NEEDED).unwrap_or(0));
         totals.set(MEMORY_PEAK, peak, SampledKind, "cgroup");
     }
     for (level, peak) in [(PROCESSES_RUNNING, PROCESSES_PEAK), (THREADS_RUNNING, THREADS_PEAK)] {
@@ -377,23 +387,51 @@ impl WaitLedger {
 }
 
 impl Sampled {
+    /// Ends the course with the counters as they were at the end of the job: they are exact, and the last
+    /// slow tick may be long ago.
+    pub fn close_course(&mut self, record: &Record) {
+        let Some(end_ms) = record.end_ns.map(|end_ns| end_ns / 1_000_000) else { return };
+        let never_sampled = self.totals.iter().next().is_none();
+        if self.attached
+            || never_sampled
+            || self.course.times_ms.last().is_some_and(|&last_ms| last_ms >= end_ms)
+        {
+            return;
+        }
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        for (column, figure) in record.totals.iter() {
+            if JOB.columns[column].kind == Kind::Counter && column != WALL && column != PROCESSES {
+                cells[column] = figure.value;
+            }
+        }
+        self.course.push(end_ms, &cells);
+    }
+
     /// Adds to the record of a job that is over what only samples know. `course` is the whole of it.
     pub fn complete(&self, record: &mut Record, course: &Course, interval: Duration) {
         if !course.is_empty() {
             record.summaries = course.summaries(gap_ms(interval));
         }
         let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
-        record.totals.fill_from(&self.totals);
+        for (column, figure) in self.totals.iter() {
+            if record.totals.get(column).is_none() {
+                // The last sample of a counter is not its end.
+                let counter = JOB.columns[column].kind == Kind::Counter;
+                let kind = if counter { LowerBound } else { figure.kind };
+                record.totals.set(column, figure.value, kind, figure.source.clone());
+            }
+        }
         if let Some(seen) = seen {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
         }
-        // A job too short for a span of its own was never busier than in its mean.
-        let (cpu, wall) = (record.totals.get(CPU), record.totals.get(WALL));
-        if let (None, Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CORES_PEAK), cpu, wall)
+        if let (Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CPU), record.totals.get(WALL))
             && wall_ns > 0
         {
-            let millicores = (cpu_ns as f64 / wall_ns as f64 * 1000.0).round() as i64;
-            record.totals.set(CORES_PEAK, millicores, LowerBound, "cpu / wall");
+            // Spans do not cover the job from end to end, and a short one has none: its mean is a peak, too.
+            let average = (cpu_ns as f64 / wall_ns as f64 * 1000.0).round() as i64;
+            if record.totals.get(CORES_PEAK).is_none_or(|peak| peak < average) {
+                record.totals.set(CORES_PEAK, average, LowerBound, "cpu / wall");
+            }
         }
     }
 }

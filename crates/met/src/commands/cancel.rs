@@ -1,6 +1,6 @@
 //! `met cancel`: the whole tree of a job, with no orphan left.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -77,11 +77,14 @@ fn supervisor(setting: &Setting, record: &Record) -> Option<ProcessId> {
 fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
     let begin = Instant::now();
     let mut told = std::collections::HashSet::new();
+    let mut progress = Progress::default();
     loop {
         let living = members(setting, record);
         if living.is_empty() {
+            progress.clear();
             return Ok(());
         }
+        progress.show(begin.elapsed(), grace, living.len());
         let late = begin.elapsed() >= grace;
         if late {
             kill_cgroup(record);
@@ -102,6 +105,28 @@ fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> 
             bail!("job {}: these processes do not end: {}", record.key.id, pids.join(", "));
         }
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// A line on the terminal while a job takes its time to end.
+#[derive(Default)]
+struct Progress {
+    shown: bool,
+}
+
+impl Progress {
+    fn show(&mut self, elapsed: Duration, grace: Duration, living: usize) {
+        if elapsed > Duration::from_secs(1) && io::stderr().is_terminal() {
+            let left = grace.saturating_sub(elapsed).as_secs();
+            let _ = write!(io::stderr(), "\r\x1b[Kwaiting for {living} processes to end; killed in {left}s");
+            self.shown = true;
+        }
+    }
+
+    fn clear(&self) {
+        if self.shown {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
     }
 }
 

@@ -25,6 +25,7 @@ pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
         stdout.write_all(text.as_bytes())?;
         return Ok(0);
     }
+    write!(stdout, "\x1b[2J")?;
     loop {
         let text = text(setting, args, &filter, &Style::of_stream(&stdout))?;
         // Drawn over the old list line by line: a cleared screen flickers.

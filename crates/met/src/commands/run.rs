@@ -41,8 +41,9 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
         keep: true,
         until_last: true,
     };
-    let assignment = launch::assign(setting, draft).inspect_err(|_| outputs.discard())?;
+    let assignment = launch::assign(setting, draft).inspect_err(|_| discard(&outputs.created))?;
     let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());
+    let created = outputs.created.clone();
     let (stdout, stderr) = outputs.into_stdio()?;
     let surroundings = Surroundings { cwd, env, stdout, stderr };
     let mut channel = launch::exec_supervisor(&assignment, program.as_os_str(), &args.command, surroundings)?;
@@ -57,7 +58,10 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
             }
             Notice::NotExecuted { message } => tracing::error!("{message}"),
             Notice::Ended(record) => return Ok(super::exit_code(&record)),
-            Notice::Failed { message } => bail!("cannot start the job: {message}"),
+            Notice::Failed { message } => {
+                discard(&created);
+                bail!("cannot start the job: {message}")
+            }
         }
     }
 }
@@ -162,19 +166,19 @@ impl Outputs {
         })
     }
 
-    /// The job was not started after all.
-    fn discard(&self) {
-        for path in &self.created {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-
     fn into_stdio(self) -> Result<(Stdio, Stdio)> {
         let err = match self.err {
             Some(err) => err,
             None => self.out.try_clone()?,
         };
         Ok((self.out.into(), err.into()))
+    }
+}
+
+/// The job was not started after all.
+fn discard(created: &[PathBuf]) {
+    for path in created {
+        let _ = std::fs::remove_file(path);
     }
 }
 

@@ -122,7 +122,8 @@ fn finish(
     inbox: Option<&std::path::Path>,
     interval: Duration,
 ) -> Result<Record> {
-    let Watched { mut record, sampled } = watched;
+    let Watched { mut record, mut sampled } = watched;
+    sampled.close_course(&record);
     sampled.complete(&mut record, &sampled.course, interval);
     if let Some(state) = inbox {
         let folder = JobDir::open(state, record.key.id.parse()?);

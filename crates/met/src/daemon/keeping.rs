@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Record, State};
-use met_host::cgroup::Hierarchies;
-use met_host::{Host, parse};
+use met_host::Host;
 use met_jobs::enclosure::{self, Enclosure};
 use met_store::inbox::JobDir;
 use met_store::{Retention, StoreError, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::claims::{self, Made};
 use super::sampling::Sampling;
 use super::socket::Peer;
 use crate::config::Config;
@@ -21,6 +21,7 @@ use crate::failure::Failure;
 use crate::jobs;
 use crate::paths::Place;
 use crate::protocol::{Reply, Request, Status, WireCourse};
+use crate::sampler::Live;
 use crate::setting::Setting;
 use crate::users;
 
@@ -34,8 +35,7 @@ pub struct Keeping {
     writer: Writer,
     sampling: Sampling,
     jobs: HashMap<JobKey, Kept>,
-    /// Cgroups made for users who may not make them, by name; removed at the end of the job.
-    made: HashMap<String, (u32, CgroupPaths)>,
+    made: Made,
 }
 
 struct Kept {
@@ -54,7 +54,7 @@ impl Keeping {
             writer,
             sampling: Sampling::start(setting.host.clone(), &setting.config)?,
             jobs: HashMap::new(),
-            made: HashMap::new(),
+            made: Made::default(),
         };
         jobs::import(&mut keeping.writer, &place.state, &keeping.host)?;
         keeping.take_up_running()?;
@@ -107,12 +107,14 @@ impl Keeping {
                 if !self.sees_all(peer) {
                     filter.uid = Some(peer.uid);
                 }
-                self.refresh()?;
+                self.refresh();
                 let found = self.writer.jobs(&filter.to_store())?;
-                Ok(Reply::Jobs(self.with_live(found)))
+                let mut found = self.with_live(found);
+                filter.retain(&mut found);
+                Ok(Reply::Jobs(found))
             }
             Request::Find(job) => {
-                self.refresh()?;
+                self.refresh();
                 let mut found = jobs::find(&self.writer, &job)?;
                 let sees_all = self.sees_all(peer);
                 if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
@@ -153,7 +155,7 @@ impl Keeping {
         let child = Pid::from_raw(pid as i32).context("no such process")?;
         // While the pidfd shows it alive, the pid cannot have become somebody else's.
         let pidfd = pidfd_open(child, PidfdFlags::empty()).context("no such process")?;
-        let (parent, uid) = self.parent_and_user(pid)?;
+        let (parent, uid) = claims::parent_and_user(&self.host, pid)?;
         if parent != peer.pid || uid != peer.uid {
             bail!("process {pid} is not a child of the caller");
         }
@@ -162,65 +164,30 @@ impl Keeping {
             made.remove();
             bail!("no cgroup could be made");
         }
-        self.made.insert(name.to_owned(), (peer.uid, made.paths.clone()));
+        self.made.insert(name, peer.uid, &made.paths);
         Ok(made.paths)
-    }
-
-    fn parent_and_user(&self, pid: u32) -> Result<(u32, u32)> {
-        let mut text = Vec::new();
-        self.host.read_small(format!("/proc/{pid}/stat"), &mut text)?;
-        let parent = parse::stat(&text).context("unreadable process")?.parent_pid;
-        let folder = rustix::fs::stat(format!("/proc/{pid}"))?;
-        Ok((parent, folder.st_uid))
     }
 
     fn started(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
         if record.key.manager != LOCAL {
             bail!("only local jobs are announced");
         }
-        if let Some(kept) = self.jobs.get(&record.key) {
-            self.check_owner(&kept.record, peer)?;
+        let known = self.known(&record.key)?;
+        if let Some(known) = &known {
+            self.check_owner(known, peer)?;
         }
-        if peer.uid != rustix::process::getuid().as_raw() {
-            self.check_claims(&record, peer)?;
-            record.uid = Some(peer.uid);
-            record.user = users::name_of(peer.uid);
-        }
+        claims::vouch_start(&self.host, &self.made, &mut record, known.as_ref(), peer)?;
         record.state = State::Running;
         self.writer.put(&record)?;
         self.watch(record);
         Ok(Reply::Done)
     }
 
-    /// What another user says about his job must be true: its figures are read with our rights.
-    fn check_claims(&self, record: &Record, peer: Peer) -> Result<()> {
-        let local = record.local.as_ref().context("no process named")?;
-        if local.supervisor.map(|supervisor| supervisor.pid) != Some(peer.pid) {
-            bail!("only the supervisor of a job may announce it");
+    fn known(&self, key: &JobKey) -> Result<Option<Record>> {
+        match self.jobs.get(key) {
+            Some(kept) => Ok(Some(kept.record.clone())),
+            None => Ok(self.writer.get(key)?),
         }
-        let main = local.main.context("no process named")?;
-        if !self.host.is_alive(main) {
-            return Ok(());
-        }
-        if self.parent_and_user(main.pid)?.1 != peer.uid {
-            bail!("process {} is not yours", main.pid);
-        }
-        let claimed = &local.cgroup;
-        let actual = Hierarchies::read(&self.host)?.of_process(&self.host, main.pid)?;
-        let pairs = [
-            (&claimed.unified, &actual.unified),
-            (&claimed.memory, &actual.memory),
-            (&claimed.cpuacct, &actual.cpuacct),
-        ];
-        let ours = |path: &std::path::PathBuf| {
-            path.file_name().and_then(|name| name.to_str()).is_some_and(enclosure::is_valid_name)
-        };
-        for (claimed, actual) in pairs {
-            if claimed.as_ref().is_some_and(|claimed| Some(claimed) != actual.as_ref() || !ours(claimed)) {
-                bail!("the job is not in the cgroup it claims");
-            }
-        }
-        Ok(())
     }
 
     fn check_owner(&self, record: &Record, peer: Peer) -> Result<()> {
@@ -246,23 +213,18 @@ impl Keeping {
 
     /// Keeps the end of a job; it is on disk when this returns.
     fn ended(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
-        let known = match self.jobs.get(&record.key) {
-            Some(kept) => Some(kept.record.clone()),
-            None => self.writer.get(&record.key)?,
-        };
-        // A job may end before its start was told. A system daemon then knows it by the id it gave away;
-        // other jobs are kept by their owners.
-        if let Some(known) = &known {
-            self.check_owner(known, peer)?;
-            (record.uid, record.user) = (known.uid, known.user.clone());
-        } else if self.place.system && !self.gave_away(&record) {
-            bail!("no such job");
-        } else if peer.uid != rustix::process::getuid().as_raw() {
-            (record.uid, record.user) = (Some(peer.uid), users::name_of(peer.uid));
-        }
         if record.state.is_live() {
             bail!("the job has not ended");
         }
+        // A job may end before its start was told. A system daemon then knows it by the id it gave away;
+        // other jobs are kept by their owners.
+        let known = self.known(&record.key)?;
+        match &known {
+            Some(known) => self.check_owner(known, peer)?,
+            None if self.place.system && !self.gave_away(&record) => bail!("no such job"),
+            None => {}
+        }
+        claims::vouch_end(&self.made, &mut record, known.as_ref(), peer);
         self.close_job(record)?;
         Ok(Reply::Done)
     }
@@ -272,7 +234,8 @@ impl Keeping {
     }
 
     fn close_job(&mut self, mut record: Record) -> Result<()> {
-        let sampled = self.sampling.remove(&record.key).unwrap_or_default();
+        let mut sampled = self.sampling.remove(&record.key).unwrap_or_default();
+        sampled.close_course(&record);
         if !sampled.course.is_empty()
             && let Err(error) = self.writer.append_course(&record.key, &sampled.course)
         {
@@ -296,7 +259,7 @@ impl Keeping {
     fn forget_cgroup(&mut self, record: &Record) {
         let Some(local) = &record.local else { return };
         enclosure::remove(&local.cgroup);
-        self.made.retain(|_, (_, paths)| *paths != local.cgroup);
+        self.made.forget(&local.cgroup);
         if self.place.system
             && let Ok(id) = record.key.id.parse()
         {
@@ -328,20 +291,26 @@ impl Keeping {
         }
     }
 
-    fn refresh(&mut self) -> Result<()> {
-        if self.place.system { Ok(()) } else { jobs::import(&mut self.writer, &self.place.state, &self.host) }
+    /// What cannot be imported, on a full disk, is read where it lies.
+    fn refresh(&mut self) {
+        if !self.place.system
+            && let Err(error) = jobs::import(&mut self.writer, &self.place.state, &self.host)
+        {
+            tracing::warn!("{error:#}");
+        }
     }
 
     fn with_live(&self, mut found: Vec<Record>) -> Vec<Record> {
         if found.iter().any(|record| record.state.is_live()) {
             let mut live = self.sampling.live();
             for record in found.iter_mut().filter(|record| record.state.is_live()) {
-                match live.remove(&record.key) {
-                    Some(live) => jobs::overlay(record, live),
-                    None => jobs::settle(&self.host, record),
-                }
+                jobs::settle(&self.host, record);
+                // A job in a terminal is sampled there.
+                let live = live.remove(&record.key).unwrap_or_else(|| Live::now(&self.host, record));
+                jobs::overlay(record, live);
             }
         }
+        jobs::remove_empty_cgroups(&self.host, &found);
         found
     }
 

@@ -3,7 +3,9 @@
 //! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. It
 //! never starts a user's process, and jobs go on without it.
 
+mod claims;
 mod keeping;
+mod privilege;
 mod sampling;
 mod socket;
 
@@ -39,6 +41,9 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
             }
         };
     };
+    if place.system {
+        privilege::give_up().context("cannot give up rights")?;
+    }
     let keeping = Keeping::open(setting, place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
     let mut daemon = Daemon {
@@ -166,9 +171,6 @@ impl Daemon {
                 let (reply, stops) = self.answer(request, peer);
                 stop |= stops;
                 self.connections[index].reply(&reply);
-                if matches!(reply, Reply::Error { .. }) {
-                    self.connections[index].close_after_reply();
-                }
             }
             if !self.connections[index].flush() {
                 gone.push(index);

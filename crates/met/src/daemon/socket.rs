@@ -87,13 +87,11 @@ pub struct Connection {
     pub peer: Peer,
     arrived: Vec<u8>,
     leaving: Vec<u8>,
-    /// Nothing more is read; closed when the last reply is out.
-    closing: bool,
 }
 
 impl Connection {
     pub fn new(stream: UnixStream, peer: Peer) -> Connection {
-        Connection { stream, peer, arrived: Vec::new(), leaving: Vec::new(), closing: false }
+        Connection { stream, peer, arrived: Vec::new(), leaving: Vec::new() }
     }
 
     pub fn wants_to_write(&self) -> bool {
@@ -125,11 +123,7 @@ impl Connection {
         }
     }
 
-    pub fn close_after_reply(&mut self) {
-        self.closing = true;
-    }
-
-    /// Sends as much as the peer takes; false when the connection is done with.
+    /// Sends as much as the peer takes; false when the peer is gone.
     pub fn flush(&mut self) -> bool {
         while !self.leaving.is_empty() {
             match self.stream.write(&self.leaving) {
@@ -140,7 +134,7 @@ impl Connection {
                 Err(_) => return false,
             }
         }
-        !self.closing
+        true
     }
 }
 

@@ -80,8 +80,15 @@ impl Supervision {
         };
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
         complete(&host, &mut assignment.record, child.pid as u32, &enclosure);
-        if let Some(inbox) = &inbox {
-            inbox.write_start(&assignment.record)?;
+        if let Some(inbox) = &inbox
+            && let Err(error) = inbox.write_start(&assignment.record)
+        {
+            // Nothing stays of a job that could not be kept. The closed gate ends its child.
+            drop(child);
+            let _ = rustix::process::waitpid(Some(main), WaitOptions::empty());
+            enclosure.remove();
+            let _ = inbox.remove();
+            return Err(error);
         }
         let begin_boot_ns = clock::boottime_ns();
         let outcome = child.open()?;
@@ -107,6 +114,10 @@ impl Supervision {
 
     fn finish(mut self, channel: &mut Channel) {
         self.wait(channel);
+        // A child that ended at once may have been reaped before its word was read.
+        if let Some(outcome) = self.outcome.take() {
+            self.executed(outcome, channel);
+        }
         let record = self.close();
         let taken = !self.assignment.detached && channel.hand_over(&record);
         if !taken {

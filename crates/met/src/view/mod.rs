@@ -4,7 +4,7 @@ pub mod plot;
 pub mod ps;
 pub mod report;
 #[cfg(test)]
-mod sample;
+pub mod sample;
 pub mod table;
 pub mod text;
 pub mod units;

@@ -1,0 +1,176 @@
+//! What another user says about his job, as far as it may be believed: a system daemon reads, and in the
+//! end removes, what a record names with its own rights.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use met_core::job::{CgroupPaths, Local, Record};
+use met_host::Host;
+use met_host::cgroup::Hierarchies;
+use met_host::parse;
+use met_jobs::enclosure;
+
+use super::socket::Peer;
+use crate::users;
+
+/// The cgroups made for users who may not make them, by name.
+#[derive(Default)]
+pub struct Made {
+    by_name: HashMap<String, (u32, CgroupPaths)>,
+}
+
+impl Made {
+    pub fn insert(&mut self, name: &str, uid: u32, paths: &CgroupPaths) {
+        self.by_name.insert(name.to_owned(), (uid, paths.clone()));
+    }
+
+    pub fn forget(&mut self, paths: &CgroupPaths) {
+        self.by_name.retain(|_, (_, made)| made != paths);
+    }
+
+    fn for_user(&self, uid: u32, paths: &CgroupPaths) -> bool {
+        self.by_name.values().any(|(owner, made)| *owner == uid && made == paths)
+    }
+}
+
+/// The start of a job, announced by its supervisor.
+pub fn vouch_start(
+    host: &Host,
+    made: &Made,
+    record: &mut Record,
+    known: Option<&Record>,
+    peer: Peer,
+) -> Result<()> {
+    if is_ours(peer) {
+        return Ok(());
+    }
+    (record.uid, record.user) = (Some(peer.uid), users::name_of(peer.uid));
+    let local = record.local.as_mut().context("no process named")?;
+    if take_over(local, known) {
+        return Ok(());
+    }
+    if local.supervisor.map(|supervisor| supervisor.pid) != Some(peer.pid) {
+        bail!("only the supervisor of a job may announce it");
+    }
+    let main = local.main.context("no process named")?;
+    if host.is_alive(main) {
+        if parent_and_user(host, main.pid)?.1 != peer.uid {
+            bail!("process {} is not yours", main.pid);
+        }
+        check_cgroup(host, main.pid, &local.cgroup)
+    } else {
+        drop_unknown_cgroup(made, local, peer);
+        Ok(())
+    }
+}
+
+/// The end of a job. Unless it was announced before, nothing it says about cgroups can be checked any more.
+pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer: Peer) {
+    if is_ours(peer) {
+        return;
+    }
+    (record.uid, record.user) = match known {
+        Some(known) => (known.uid, known.user.clone()),
+        None => (Some(peer.uid), users::name_of(peer.uid)),
+    };
+    if let Some(local) = &mut record.local
+        && !take_over(local, known)
+    {
+        drop_unknown_cgroup(made, local, peer);
+    }
+}
+
+fn is_ours(peer: Peer) -> bool {
+    peer.uid == rustix::process::getuid().as_raw()
+}
+
+/// What was checked once holds.
+fn take_over(local: &mut Local, known: Option<&Record>) -> bool {
+    let Some(checked) = known.and_then(|known| known.local.as_ref()) else { return false };
+    local.boot_id.clone_from(&checked.boot_id);
+    local.cgroup.clone_from(&checked.cgroup);
+    (local.supervisor, local.main) = (checked.supervisor, checked.main);
+    true
+}
+
+fn drop_unknown_cgroup(made: &Made, local: &mut Local, peer: Peer) {
+    if !made.for_user(peer.uid, &local.cgroup) {
+        local.cgroup = CgroupPaths::default();
+    }
+}
+
+/// A user cannot enter somebody else's cgroup: where his process is, he may be looked at.
+fn check_cgroup(host: &Host, pid: u32, claimed: &CgroupPaths) -> Result<()> {
+    let actual = Hierarchies::read(host)?.of_process(host, pid)?;
+    let pairs = [
+        (&claimed.unified, &actual.unified),
+        (&claimed.memory, &actual.memory),
+        (&claimed.cpuacct, &actual.cpuacct),
+    ];
+    // A cgroup that holds more than the job would be counted to it whole.
+    let of_a_job = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(enclosure::is_valid_name)
+    };
+    for (claimed, actual) in pairs {
+        if claimed.as_ref().is_some_and(|claimed| Some(claimed) != actual.as_ref() || !of_a_job(claimed)) {
+            bail!("the job is not in the cgroup it claims");
+        }
+    }
+    Ok(())
+}
+
+pub fn parent_and_user(host: &Host, pid: u32) -> Result<(u32, u32)> {
+    let mut text = Vec::new();
+    host.read_small(format!("/proc/{pid}/stat"), &mut text)?;
+    let parent = parse::stat(&text).context("unreadable process")?.parent_pid;
+    let folder = rustix::fs::stat(format!("/proc/{pid}"))?;
+    Ok((parent, folder.st_uid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::sample;
+
+    fn stranger() -> Peer {
+        Peer { uid: rustix::process::getuid().as_raw() + 1, pid: 1 }
+    }
+
+    fn claim(paths: &CgroupPaths) -> Record {
+        let mut record = sample::full(1, "train");
+        record.local.as_mut().unwrap().cgroup = paths.clone();
+        record
+    }
+
+    #[test]
+    fn a_cgroup_that_nobody_vouches_for_is_not_touched() {
+        let paths = CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() };
+        let mut record = claim(&paths);
+        vouch_end(&Made::default(), &mut record, None, stranger());
+        assert!(record.local.as_ref().unwrap().cgroup.is_empty());
+        assert_eq!(record.uid, Some(stranger().uid), "a record belongs to who sends it");
+
+        let mut made = Made::default();
+        made.insert("met-1", stranger().uid, &paths);
+        let mut record = claim(&paths);
+        vouch_end(&made, &mut record, None, stranger());
+        assert_eq!(record.local.unwrap().cgroup, paths);
+    }
+
+    #[test]
+    fn an_end_cannot_change_what_was_checked_at_the_start() {
+        let checked =
+            claim(&CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() });
+        let mut record = claim(&CgroupPaths { unified: Some("/var/empty".into()), ..Default::default() });
+        vouch_end(&Made::default(), &mut record, Some(&checked), stranger());
+        assert_eq!(record.local, checked.local);
+    }
+
+    #[test]
+    fn only_the_supervisor_announces_a_job() {
+        let host = Host::real().unwrap();
+        let mut record = sample::full(1, "train");
+        assert!(vouch_start(&host, &Made::default(), &mut record, None, stranger()).is_err());
+    }
+}

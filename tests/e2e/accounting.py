@@ -1,0 +1,259 @@
+"""Totals are exact: whatever a job's processes do, whoever reaps them, with and without a cgroup."""
+
+import os
+import shutil
+
+from harness import Skip, alive, check, close_to, each, equal, eventually, need_root, test
+
+MIB = 1 << 20
+
+#: How exact a total of CPU time must be.
+CPU_SHARE = 0.03
+
+
+def truth(user, name="cpu"):
+    """The CPU time that the processes of a workload say they used."""
+    return sum(float(line) for line in user.read(name).split())
+
+
+def has_memory_cgroup(job):
+    return job["quality"]["memory_peak_bytes"]["source"] == "cgroup"
+
+
+def run_job(user, how, *command):
+    """A job that is sampled every ten seconds, that is, never."""
+    if how == "run":
+        return user.run_to_end(*command)
+    return user.time_to_end(*command, options=("--interval", "10s"))
+
+
+def five_in_turn(world, user, how, children):
+    world.configure("sampling:\n  interval: 10s\n")
+    job = run_job(user, how, *world.workload("in_turn", "cpu", 5, 0.4, children))
+    equal(job["job"]["exit_code"], 0, "exit code")
+    return job
+
+
+def exact_or_said(user, job):
+    """Within 3 %, or, where perf is not allowed and nothing else can know, said to be a lower bound."""
+    quality = job["quality"]["cpu_seconds"]
+    if quality["kind"] == "lower_bound":
+        allowed = "perf           task clock" in user.met("doctor").ok().out
+        check(not allowed, "a lower bound, though perf is allowed")
+        check(job["totals"]["cpu_seconds"] <= truth(user) * (1 + CPU_SHARE), "more than there was")
+        raise Skip("perf events are not allowed here; the total is said to be a lower bound")
+    close_to(job["totals"]["cpu_seconds"], truth(user), CPU_SHARE, f"CPU ({quality['source']})")
+
+
+@each(by_run="run", by_time="time")
+def short_lived_children_are_counted(world, how):
+    job = five_in_turn(world, world.me, how, "reaped")
+    close_to(job["totals"]["cpu_seconds"], truth(world), CPU_SHARE, "CPU")
+    parts = job["totals"]["cpu_user_seconds"] + job["totals"]["cpu_system_seconds"]
+    close_to(parts, job["totals"]["cpu_seconds"], 0.001, "user + system")
+    check(job["quality"]["cpu_seconds"]["kind"] in ("measured", "lower_bound"), job["quality"]["cpu_seconds"])
+
+
+@each(by_run="run", by_time="time")
+def children_of_a_parent_that_ignores_sigchld_are_counted(world, how):
+    job = five_in_turn(world, world.me, how, "ignored")
+    exact_or_said(world, job)
+
+
+@each(by_run="run", by_time="time")
+def short_lived_children_of_a_user_without_cgroups_are_counted(world, how):
+    user = world.someone()
+    job = five_in_turn(world, user, how, "reaped")
+    check(job["quality"]["cpu_seconds"]["source"] != "cgroup", "there is a cgroup after all")
+    close_to(job["totals"]["cpu_seconds"], truth(user), CPU_SHARE, "CPU")
+
+
+@each(by_run="run", by_time="time")
+def short_lived_children_on_a_machine_without_cgroups_are_counted(world, how):
+    user = world.without_cgroups()
+    job = five_in_turn(world, user, how, "reaped")
+    check(job["quality"]["cpu_seconds"]["source"] != "cgroup", "there is a cgroup after all")
+    close_to(job["totals"]["cpu_seconds"], truth(user), CPU_SHARE, "CPU")
+
+
+@each(by_run="run", by_time="time")
+def ignored_children_of_a_user_without_cgroups_are_counted(world, how):
+    user = world.someone()
+    job = five_in_turn(world, user, how, "ignored")
+    check(job["quality"]["cpu_seconds"]["source"] != "cgroup", "there is a cgroup after all")
+    exact_or_said(user, job)
+
+
+@test
+def ignored_children_on_a_machine_without_cgroups_are_counted(world):
+    user = world.without_cgroups()
+    job = five_in_turn(world, user, "run", "ignored")
+    check(job["quality"]["cpu_seconds"]["source"] != "cgroup", "there is a cgroup after all")
+    exact_or_said(user, job)
+
+
+@each(by_run="run", by_time="time")
+def a_job_of_50_ms_is_listed_with_cpu_wall_and_exit_code(world, how):
+    run_job(world.me, how, *world.workload("burning", "cpu", 0.03, 4))
+    (job,) = world.jobs()
+    equal(job["job"]["exit_code"], 4, "exit code")
+    equal(job["job"]["state"], "failed", "state")
+    close_to(job["totals"]["cpu_seconds"], truth(world), 0.25, "CPU")
+    check(job["totals"]["wall_seconds"] >= 0.03, "wall", job["totals"]["wall_seconds"])
+
+
+def daemonized_grandchild(world, user):
+    job = user.run(*world.workload("daemonized", "cpu", 0.4, "ready"))
+    pid = int(user.appears("ready"))
+    equal(user.state_of(job), "running", "state while the grandchild lives")
+    said = user.met("cancel", job).ok()
+    check("Cancelled job" in said.out, said.out)
+    check(not alive(pid), "the grandchild lives on")
+    record = user.show(job)
+    equal(record["job"]["state"], "cancelled", "state")
+    close_to(record["totals"]["cpu_seconds"], truth(user), CPU_SHARE, "CPU")
+
+
+@test
+def a_daemonized_grandchild_is_counted_and_cancelled(world):
+    daemonized_grandchild(world, world.me)
+
+
+@test
+def a_daemonized_grandchild_without_a_cgroup_is_counted_and_cancelled(world):
+    daemonized_grandchild(world, world.someone())
+
+
+@each(by_run="run", by_time="time")
+def threads_that_write_together_are_counted_once(world, how):
+    job = run_job(world.me, how, *world.workload("threads_write", "data", 8, MIB))
+    written = job["totals"]["write_call_bytes"]
+    check(MIB <= written <= MIB + 600, f"write_call_bytes: {written}, that is 1 MiB and {written - MIB}")
+
+
+@each(by_run="run", by_time="time")
+def a_buffered_write_is_counted_when_it_is_made(world, how):
+    if os.stat(world.work).st_dev == os.stat("/dev/shm").st_dev or "tmpfs" in filesystem(world.work):
+        raise Skip(f"{world.work} is not on a disk; set MET_E2E_DIR")
+    job = run_job(world.me, how, *world.workload("write", "data", 50 * MIB))
+    written = job["totals"]["written_bytes"]
+    check(50 * MIB <= written <= 50 * MIB + 256 * 1024, f"written_bytes: {written / MIB:.3f} MiB")
+    equal(job["quality"]["written_bytes"]["kind"], "measured", "kind")
+
+
+def filesystem(path):
+    """The type of the file system that a path is on."""
+    device = os.stat(path).st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo") as file:
+        return [line.partition(" - ")[2].split()[0] for line in file if line.split()[2] == name]
+
+
+@each(by_run="run", by_time="time")
+def memory_shared_by_200_forks_is_counted_once(world, how):
+    world.configure("sampling:\n  interval: 100ms\n")
+    command = world.workload("forks", 200, 100 * 1000 * 1000, "ready")
+    job = world.run_to_end(*command) if how == "run" else world.time_to_end(*command)
+    if not has_memory_cgroup(job):
+        raise Skip("no memory cgroup can be made here")
+    needed = job["totals"]["memory_needed_peak_bytes"]
+    check(95e6 < needed < 300e6, f"memory needed: {needed / 1e6:.0f} MB")
+    check(job["totals"]["processes_peak"] >= 201, f"processes at once: {job['totals']['processes_peak']}")
+
+
+@test
+def both_ranks_of_an_mpi_job_are_in_it(world):
+    if not shutil.which("mpirun"):
+        raise Skip("mpirun is not installed (Debian: openmpi-bin)")
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = ["mpirun", *as_root, "--oversubscribe", "-np", "2", *world.workload("rank", world.work)]
+    job = world.run_to_end(*command)
+    equal(job["job"]["exit_code"], 0, "exit code; " + world.read("mpirun.err").decode())
+    ranks = sorted(line.split() for line in world.read("ranks").decode().splitlines())
+    equal(ranks, [["0", job["job"]["id"]], ["1", job["job"]["id"]]], "ranks and their job")
+    check(job["totals"]["cpu_seconds"] >= truth(world), "less CPU than the ranks alone used")
+    check(job["totals"]["processes"] >= 3, f"processes: {job['totals']['processes']}")
+    equal(len(world.jobs()), 1, "jobs")
+
+
+@each(run_in_run=("run", "run"), run_in_time=("time", "run"), time_in_run=("run", "time"), time_in_time=("time", "time"))
+def a_job_inside_a_job_is_counted_once_in_the_outer(world, outer, inner):
+    arguments = ["--wait"] if inner == "run" else ["--quiet"]
+    command = [world.met_path, inner, "-n", "inner", *arguments, "--", *world.workload("burning", "inner", 0.6)]
+    # The shell of the outer job burns too, before and after.
+    script = '"$@"; exec ' + " ".join(world.workload("burning", "outer", 0.4))
+    run_job(world.me, outer, "sh", "-c", script, "sh", *command)
+    found = {job["job"]["name"]: job for job in world.jobs()}
+    equal(sorted(found), ["inner", "sh"], "jobs")
+    inside, whole = truth(world, "inner"), truth(world, "inner") + truth(world, "outer")
+    close_to(found["inner"]["totals"]["cpu_seconds"], inside, CPU_SHARE, "CPU of the inner job")
+    # met itself is part of the outer job: its own start is the slack.
+    counted = found["sh"]["totals"]["cpu_seconds"]
+    check(whole * (1 - CPU_SHARE) <= counted <= whole * (1 + CPU_SHARE) + 0.15, f"outer: {counted}, truth {whole}")
+
+
+@test
+def a_job_inside_a_job_without_cgroups_is_counted_once_in_the_outer(world):
+    user = world.someone()
+    command = [world.met_path, "time", "-n", "inner", "--quiet", "--", *world.workload("burning", "inner", 0.6)]
+    script = '"$@"; exec ' + " ".join(world.workload("burning", "outer", 0.4))
+    user.time_to_end("sh", "-c", script, "sh", *command)
+    found = {job["job"]["name"]: job for job in user.jobs()}
+    equal(sorted(found), ["inner", "sh"], "jobs")
+    whole = truth(user, "inner") + truth(user, "outer")
+    counted = found["sh"]["totals"]["cpu_seconds"]
+    close_to(found["inner"]["totals"]["cpu_seconds"], truth(user, "inner"), CPU_SHARE, "CPU of the inner job")
+    check(whole * (1 - CPU_SHARE) <= counted <= whole * (1 + CPU_SHARE) + 0.15, f"outer: {counted}, truth {whole}")
+
+
+@each(with_cgroups=True, without_cgroups=False)
+def an_attached_process_is_measured_from_then_on(world, cgroups):
+    user = world.me if cgroups else world.someone()
+    process = user.start(*world.workload("burn_when_told", "cpu", "ready", "go", 0.8, 5))
+    user.appears("ready")
+    # Nothing happens while it waits: what it used until now does not count.
+    eventually(lambda: state_of(process.pid) == b"S", "the workload waits")
+    job = user.met("attach", str(process.pid), "-n", "attached", "--print-id").ok().out.strip()
+    begin = user.show(job)
+    equal(begin["job"]["state"], "running", "state")
+    equal(begin["job"]["name"], "attached", "name")
+    open(user.path("go"), "w").close()
+    equal(process.wait(120), 5, "exit code of the process itself")
+    equal(user.met("wait", job).code, 5 if kernel() >= (6, 15) else 0, "exit code by met wait")
+    record = user.show(job)
+    quality = record["quality"].get("cpu_seconds", {})
+    if quality.get("kind") != "measured":
+        raise Skip(f"perf events are not allowed here: {quality}")
+    close_to(record["totals"]["cpu_seconds"], truth(user), CPU_SHARE, "CPU since the attachment")
+    if kernel() >= (6, 15):
+        equal((record["job"]["exit_code"], record["job"]["state"]), (5, "failed"), "exit code and state")
+
+
+def kernel():
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+
+
+def state_of(pid):
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0]
+
+
+@test
+def an_attached_process_that_is_cancelled_ends(world):
+    process = world.start(*world.workload("burn_when_told", "cpu", "ready", "never", 1))
+    world.appears("ready")
+    job = world.met("attach", str(process.pid), "--print-id").ok().out.strip()
+    world.met("cancel", job).ok()
+    equal(process.wait(120), -15, "how the process ended")
+    eventually(lambda: world.state_of(job) == "cancelled", "the job is cancelled")
+
+
+@test
+def cpu_of_a_running_job_is_known_while_it_runs(world):
+    world.configure("sampling:\n  interval: 100ms\n")
+    job = world.run(*world.workload("steady", "cpu", "stop"))
+    first = eventually(lambda: world.show(job)["totals"].get("cpu_seconds"), "a first figure")
+    eventually(lambda: world.show(job)["totals"].get("cpu_seconds", 0) > first + 0.4, "it grows")
+    open(world.path("stop"), "w").close()
+    world.met("wait", job).ok()
+    close_to(world.show(job)["totals"]["cpu_seconds"], truth(world), CPU_SHARE, "CPU")

@@ -1,0 +1,253 @@
+"""What goes into a job goes in exactly; what is wrong is refused in one line, and nothing happens."""
+
+import json
+import os
+import resource
+
+from harness import check, each, equal, eventually, need_root, test
+
+NASTY = [b"a b", b"", b"it's", b'say "hi"', b"line\nbreak", b"\xff\xfe not utf-8 \x80", b"$HOME `x` \\", b"--name", b"-x", "ü".encode()]
+
+
+def circumstances(world, how, *options, arguments=(), **more):
+    """What a job started with these options inherits."""
+    command = [*world.workload("circumstances", world.path("seen")), *arguments]
+    wait = ["--wait"] if how == "run" else ["--quiet"]
+    world.met(how, *wait, *options, "--", *command, **more).ok()
+    with open(world.path("seen")) as file:
+        return json.load(file)
+
+
+@each(by_run="run", by_time="time")
+def arguments_arrive_exactly(world, how):
+    seen = circumstances(world, how, arguments=NASTY)
+    equal([bytes.fromhex(argument) for argument in seen["arguments"]], NASTY, "arguments")
+    shown = world.show()["job"]["command"][-len(NASTY):]
+    equal(shown, [argument.decode(errors="replace") for argument in NASTY], "arguments in the record")
+    # Whatever a command line contains, a terminal gets no control characters of it.
+    text = world.met("show").ok().out + world.met("list").ok().out
+    check(not [letter for letter in text if ord(letter) < 32 and letter != "\n"], "control characters:", repr(text))
+
+
+@each(by_run="run", by_time="time")
+def the_environment_is_inherited(world, how):
+    odd = {b"MET_TEST_ODD": b"\xff\n=x", b"MET_TEST_EMPTY": b""}
+    seen = circumstances(world, how, env={os.fsdecode(key): os.fsdecode(value) for key, value in odd.items()})
+    environment = {bytes.fromhex(key): bytes.fromhex(value) for key, value in seen["environment"].items()}
+    for key, value in {**odd, b"HOME": world.home.encode(), b"LANG": b"C.UTF-8"}.items():
+        equal(environment.get(key), value, f"variable {key}")
+    equal(environment[b"MET_JOB_ID"], b"1", "MET_JOB_ID")
+
+
+@test
+def variables_are_set_by_env(world):
+    seen = circumstances(world, "run", "--env", "ONE=1=2", "--env", "HOME=/else", "--env", "EMPTY=")
+    environment = {bytes.fromhex(key): bytes.fromhex(value) for key, value in seen["environment"].items()}
+    found = {key: environment.get(key) for key in (b"ONE", b"HOME", b"EMPTY")}
+    equal(found, {b"ONE": b"1=2", b"HOME": b"/else", b"EMPTY": b""}, "variables")
+
+
+@each(by_run="run", by_time="time")
+def umask_limits_and_signals_are_inherited(world, how):
+    def prepare():
+        os.umask(0o027)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (345, 678))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    plain = world.start(*world.workload("circumstances", world.path("plain")), preexec=prepare)
+    plain.communicate()
+    with open(world.path("plain")) as file:
+        expected = json.load(file)
+    seen = circumstances(world, how, preexec=prepare)
+    for key in ("umask", "limits", "blocked", "ignored", "descriptors"):
+        equal(seen[key], expected[key], key)
+    equal((seen["umask"], seen["limits"]["RLIMIT_NOFILE"]), (0o027, [345, 678]), "umask and limit")
+    equal(seen["stdin"], "/dev/null", "stdin")
+    # The job's files follow the umask, met's own are private whatever it is.
+    if how == "run":
+        (out,) = [name for name in os.listdir(world.work) if name.endswith(".out")]
+        equal(os.stat(world.path(out)).st_mode & 0o777, 0o640, "mode of the output file")
+
+
+@test
+def a_job_runs_where_it_is_told_to(world):
+    os.mkdir(world.path("there"))
+    equal(circumstances(world, "run")["folder"], world.work, "folder")
+    equal(circumstances(world, "time")["folder"], world.work, "folder")
+    equal(circumstances(world, "run", "--cwd", "there")["folder"], world.path("there"), "folder")
+    equal(circumstances(world, "run", "--cwd", world.path("there"))["folder"], world.path("there"), "folder")
+
+
+@test
+def output_files_of_an_earlier_job_are_kept(world):
+    for number in (1, 2, 3):
+        world.met("run", "--wait", "-n", "job", "--", "sh", "-c", f"echo out {number}; echo err {number} >&2").ok()
+    found = {name: world.read(name).decode().strip() for name in os.listdir(world.work)}
+    expected = {"job.out": "out 1", "job.2.out": "out 2", "job.3.out": "out 3"}
+    expected.update({name.replace("out", "err"): text.replace("out", "err") for name, text in expected.items()})
+    equal(found, expected, "files")
+    equal(world.met("logs", "2").ok().out, "out 2\n", "log of the second job")
+    equal(world.met("logs", "2", "--err").ok().out, "err 2\n", "errors of the second job")
+
+
+@test
+def output_goes_where_it_is_told_to(world):
+    said = world.met("run", "--wait", "--out", "o", "--err", "e", "--", "sh", "-c", "echo 1; echo 2 >&2").ok().out
+    check("output in o and e" in said, said)
+    equal((world.read("o"), world.read("e")), (b"1\n", b"2\n"), "files")
+    world.met("run", "--wait", "--out", "both", "--err", "both", "--", "sh", "-c", "echo 1; echo 2 >&2").ok()
+    equal(world.read("both"), b"1\n2\n", "both streams in one file")
+    equal(sorted(os.listdir(world.work)), ["both", "e", "o"], "files")
+
+
+@test
+def met_run_says_what_it_started(world):
+    said = world.met("run", "-n", "some_job", "--", "sh", "-c", "exit 0").ok().out
+    main = said.partition("(pid ")[2].partition(")")[0]
+    equal(said, f'Started job 1 "some_job" (pid {main}), output in some_job.out and some_job.err\n', "output")
+    check(main.isdigit(), said)
+    world.met("wait", "1").ok()
+
+
+@test
+def the_name_is_the_base_name_of_the_command(world):
+    world.met("run", "--wait", "--", "/bin/sh", "-c", "exit 0").ok()
+    equal(world.show()["job"]["name"], "sh", "name")
+    equal(sorted(os.listdir(world.work)), ["sh.err", "sh.out"], "files")
+    world.met("run", "--wait", "-n", "a/b\nc", "--", "true").ok()
+    equal(world.show()["job"]["name"], "a/b\nc", "name")
+    check("a_b_c.out" in os.listdir(world.work), os.listdir(world.work))
+
+
+REFUSED = {
+    "no_command_to_run": (["run"], ["CMD"]),
+    "no_command_to_time": (["time", "--"], ["CMD"]),
+    "unknown_command": (["fly"], ["fly"]),
+    "unknown_option": (["list", "--no-such-option"], ["--no-such-option"]),
+    "unknown_job_by_number": (["show", "77"], ["no job 77"]),
+    "unknown_job_by_name": (["show", "nobody"], ["no job nobody"]),
+    "unknown_job_of_a_manager": (["show", "slurm:77"], ["no job slurm:77"]),
+    "no_job_at_all": (["show", "@first"], ["@first"]),
+    "unknown_job_to_wait_for": (["wait", "77"], ["no job 77"]),
+    "unknown_job_to_cancel": (["cancel", "77"], ["no job 77"]),
+    "unknown_job_to_remove": (["rm", "77"], ["no job 77"]),
+    "unknown_job_to_log": (["logs", "77"], ["no job 77"]),
+    "unknown_job_to_ps": (["ps", "77"], ["no job 77"]),
+    "no_job_to_wait_for": (["wait"], ["JOB"]),
+    "a_duration_without_a_unit": (["time", "--interval", "10", "--", "true"], ["--interval", "10s"]),
+    "a_bad_duration": (["time", "--interval", "soon", "--", "true"], ["--interval", "soon"]),
+    "a_duration_too_short": (["time", "--interval", "1us", "--", "true"], ["--interval", "10ms"]),
+    "a_bad_grace": (["cancel", "1", "--grace", "x"], ["--grace"]),
+    "a_bad_signal": (["cancel", "1", "--signal", "TERMINATE"], ["TERMINATE"]),
+    "a_bad_state": (["list", "--state", "asleep"], ["asleep", "running"]),
+    "a_bad_time": (["list", "--since", "whenever"], ["--since", "whenever"]),
+    "a_bad_limit": (["list", "--limit", "many"], ["many"]),
+    "a_bad_view": (["list", "gpu"], ["gpu"]),
+    "json_and_csv_at_once": (["list", "--json", "--csv"], ["--csv"]),
+    "a_bad_variable": (["run", "--env", "NOTHING", "--", "true"], ["NOTHING", "KEY=VALUE"]),
+    "a_folder_that_is_not_there": (["run", "--cwd", "nowhere", "--", "true"], ["nowhere"]),
+    "an_output_folder_that_is_not_there": (["run", "--out", "nowhere/o", "--", "true"], ["nowhere/o"]),
+    "a_report_folder_that_is_not_there": (["time", "-o", "nowhere/r", "--", "true"], ["nowhere/r"]),
+    "an_empty_name": (["run", "--name", "", "--", "true"], ["--name"]),
+    "an_empty_name_to_time": (["time", "--name", "", "--", "true"], ["--name"]),
+    "a_process_that_is_not_there": (["attach", "4000000"], ["4000000"]),
+    "a_process_that_is_no_number": (["attach", "init"], ["init"]),
+    "a_configuration_that_is_not_there": (["--config", "nowhere.yaml", "list"], ["nowhere.yaml"]),
+}
+
+
+@each(**REFUSED)
+def refused_in_one_line(world, command, words):
+    before = sorted(os.listdir(world.work))
+    world.met(*command).refused(*words)
+    equal(world.jobs(), [], "jobs")
+    equal(sorted(os.listdir(world.work)), before, "files")
+    check(not world.daemon_pids(), "a daemon was started")
+
+
+CONFIGURATIONS = {
+    "an_unknown_key": ("sampling:\n  intervall: 1s\n", ["sampling.intervall", "sampling.interval", ":2"]),
+    "an_unknown_section": ("\nsmapling:\n  interval: 1s\n", ["smapling", "sampling", ":2"]),
+    "an_ill_typed_key": ("sampling:\n  interval: [1]\n", ["sampling.interval", ":2"]),
+    "a_duration_without_a_unit": ("sampling:\n  interval: 10\n", ["sampling.interval", "10", ":2"]),
+    "a_duplicate_key": ("sampling:\n  interval: 1s\n  interval: 2s\n", ["interval", ":3"]),
+    "a_value_that_is_not_allowed": ("storage:\n  name: mysql\n", ["storage.name", "sqlite", ":2"]),
+    "no_yaml": ("sampling: {interval: 1s\n", [":"]),
+}
+
+
+@each(**CONFIGURATIONS)
+def a_configuration_is_refused_with(world, text, words):
+    path = world.path("bad.yaml")
+    with open(path, "w") as file:
+        file.write(text)
+    words = [f"{path}{word}" if word.startswith(":") and word != ":" else word for word in words]
+    for command in (["list"], ["run", "--", "true"], ["time", "--", "true"], ["daemon", "--user"]):
+        world.met("--config", path, *command).refused(*words)
+        world.met(*command, env={"MET_CONFIG": path}).refused(*words)
+    equal(world.jobs(), [], "jobs")
+    equal(os.listdir(world.work), ["bad.yaml"], "files")
+
+
+@test
+def the_older_configuration_file_works_as_it_stands(world):
+    with open(world.path("old.yaml"), "w") as file:
+        file.write(
+            "storage:\n  name: memory\n  size: 2\n  interval: 1s\ncpuCollector:\n  interval: 100ms\n  size: 10\n"
+            "nvidiaCollector:\n  interval: 1s\n  size: 10\nstate:\n  interval: 1s\n"
+        )
+    world.env["MET_CONFIG"] = world.path("old.yaml")
+    for _ in range(3):
+        world.met("run", "--wait", "--", "sleep", "0.3").ok()
+    eventually(lambda: len(world.jobs()) == 2, "two jobs are kept")
+    equal(os.listdir(world.state), [], "files in the state directory")
+
+
+@test
+def a_folder_that_may_not_be_written_is_refused(world):
+    need_root()
+    user = world.someone()
+    os.mkdir(world.path("closed"))
+    os.chmod(world.home, 0o755)
+    os.chmod(world.work, 0o755)
+    user.met("run", "--", "true", cwd=world.path("closed")).refused("cannot write", "--out")
+    user.met("run", "--cwd", world.path("closed"), "--", "true").refused("cannot write")
+    user.met("time", "-o", world.path("closed/report"), "--", "true").refused("cannot write")
+    equal(user.jobs(), [], "jobs")
+    # Writing elsewhere, a job may well run there.
+    out = ("--out", user.path("o"), "--err", user.path("e"))
+    user.met("run", "--wait", *out, "--cwd", world.path("closed"), "--", "pwd").ok()
+    equal(user.read("o").decode().strip(), world.path("closed"), "folder")
+
+
+@test
+def a_running_job_is_not_removed(world):
+    finished = world.run("true")
+    world.met("wait", finished).ok()
+    job = world.run("sleep", "1000")
+    world.met("rm", job).refused("still runs", "met cancel")
+    world.met("rm", finished, job).refused("still runs")
+    world.met("rm", finished, "no-such-job").refused("no job")
+    equal(sorted(one["job"]["id"] for one in world.jobs()), [finished, job], "jobs")
+    world.met("cancel", job).ok()
+    world.met("rm", job, finished).ok()
+    equal(world.jobs(), [], "jobs")
+
+
+@test
+def a_removed_job_stays_removed_and_its_id_is_not_given_again(world):
+    first = world.run("true")
+    world.met("wait", first).ok()
+    world.met("rm", first).ok()
+    check("true.out" in os.listdir(world.work), "its output was removed")
+    world.stop_daemon()
+    equal(world.jobs(), [], "jobs")
+    second = world.run("true")
+    check(int(second) > int(first), f"{second} after {first}")
+    world.met("wait", second).ok()
+
+
+@test
+def the_log_of_a_job_at_the_terminal_is_refused(world):
+    world.met("time", "--quiet", "--", "true").ok()
+    world.met("logs", "@last").refused("terminal")

@@ -1,0 +1,310 @@
+"""Whatever is killed, filled or damaged: no job is lost and no total is wrong."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import random
+import re
+import signal
+import threading
+import time
+
+from accounting import CPU_SHARE, truth
+from harness import Skip, alive, check, close_to, each, equal, eventually, marked, need_root, test
+
+
+@contextlib.contextmanager
+def no_daemon(world, job):
+    """Kills the daemon and holds its lock, so that no other takes over."""
+    main = int(re.search(r"^(\d+)", world.met("ps", job).ok().out, re.MULTILINE).group(1))
+    supervisor, daemon = world.supervisor_of(main), world.daemon_pid()
+    # It would start another daemon at once.
+    os.kill(supervisor, signal.SIGSTOP)
+    os.kill(daemon, signal.SIGKILL)
+    with open(os.path.join(world.runtime, "met", "daemon.lock"), "r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.kill(supervisor, signal.SIGCONT)
+        yield
+
+
+@test
+def a_killed_daemon_costs_nothing_but_samples(world):
+    world.configure("sampling:\n  interval: 100ms\nstorage:\n  interval: 100ms\n")
+    job = world.run(*world.workload("steady", "cpu", "stop"))
+    first = world.daemon_pid()
+    eventually(lambda: world.show(job)["totals"].get("cpu_seconds", 0) > 0.3, "it is being sampled")
+    with no_daemon(world, job):
+        equal(world.state_of(job), "running", "state without a daemon")
+        time.sleep(2)
+    second = world.daemon_pid()
+    check(second != first, "the same daemon")
+    seen = world.show(job)["totals"]["cpu_seconds"]
+    eventually(lambda: world.show(job)["totals"]["cpu_seconds"] > seen + 0.3, "it is being sampled again")
+    open(world.path("stop"), "w").close()
+    world.met("wait", job).ok()
+    record = world.show(job)
+    equal(record["job"]["state"], "finished", "state")
+    close_to(record["totals"]["cpu_seconds"], truth(world), CPU_SHARE, "CPU")
+    # Zeros in the gap would pull the mean below what there always was: one process.
+    close_to(record["average"]["processes_running"], 1, 0.001, "mean number of processes")
+    equal(len(world.jobs()), 1, "jobs")
+
+
+@test
+def a_job_that_ends_while_its_daemon_is_dead_is_recorded(world):
+    job = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 4")
+    world.daemon_pid()
+    with no_daemon(world, job):
+        open(world.path("go"), "w").close()
+        world.met("wait", job).expect(4)
+    record = world.show(job)
+    equal((record["job"]["state"], record["job"]["exit_code"]), ("failed", 4), "state and exit code")
+
+
+def lose_supervisor(world, user, with_daemon):
+    """A job with a child whose supervisor is killed; its id and its pids."""
+    script = "sleep 1000 & echo $$ $! > pids.part; mv pids.part pids; wait"
+    job = user.run("sh", "-c", script)
+    pids = [int(pid) for pid in user.appears("pids").split()]
+    daemon = user.daemon_pid()
+    supervisor = user.supervisor_of(pids[0])
+    if not with_daemon:
+        user.met("daemon", "--user", "--stop").ok()
+        eventually(lambda: not alive(daemon), "the daemon is gone")
+    os.kill(supervisor, signal.SIGKILL)
+    user.wait_for_state(job, "lost")
+    check(all(map(alive, pids)), "its processes were killed")
+    return job, pids
+
+
+@each(
+    with_a_cgroup=("me", True),
+    with_a_cgroup_and_no_daemon=("me", False),
+    without_a_cgroup=("someone", True),
+    without_a_cgroup_and_no_daemon=("someone", False),
+)
+def a_job_whose_supervisor_was_killed_is_lost_and_cancellable(world, who, with_daemon):
+    user = world.me if who == "me" else world.someone()
+    job, pids = lose_supervisor(world, user, with_daemon)
+    shown = user.met("show", job).ok().out
+    check("lost" in shown and all(str(pid) in shown for pid in pids), "met show does not name them:", shown)
+    check("running" not in user.met("list").ok().out, "listed as running")
+    result = user.met("wait", job)
+    check(result.code != 0 and "lost" in result.err, f"met wait: {result.code} {result.err!r}")
+    user.met("cancel", job).ok()
+    check(not any(map(alive, pids)), "met cancel leaves processes alive")
+    check(user.state_of(job) in ("lost", "cancelled"), user.state_of(job))
+    check("Still alive" not in user.met("show", job).ok().out, "met show names dead processes")
+
+
+@test
+def the_cgroup_of_a_lost_job_goes_with_its_last_process(world):
+    _, pids = lose_supervisor(world, world.me, True)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not any(map(alive, pids)), "they are dead")
+
+
+@test
+def killing_the_daemon_while_it_writes_loses_no_job(world):
+    world.configure("sampling:\n  interval: 20ms\nstorage:\n  interval: 100ms\n")
+    started, over = [], threading.Event()
+
+    def start_jobs():
+        while not over.is_set():
+            started.append(world.run("sh", "-c", "exit 3"))
+
+    starters = [threading.Thread(target=start_jobs) for _ in range(2)]
+    for starter in starters:
+        starter.start()
+    chance, kills, end = random.Random(1), 0, time.monotonic() + 60
+    while kills < 40 and time.monotonic() < end:
+        for pid in world.daemon_pids():
+            time.sleep(chance.random() * 0.08)
+            try:
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+            except ProcessLookupError:
+                pass
+    over.set()
+    for starter in starters:
+        starter.join()
+    check(kills >= 20, f"only {kills} daemons could be killed")
+    world.met("wait", *started).expect(3)
+    jobs = world.jobs()
+    equal(sorted(int(job["job"]["id"]) for job in jobs), sorted(map(int, started)), "jobs")
+    equal({(job["job"]["state"], job["job"]["exit_code"]) for job in jobs}, {("failed", 3)}, "states and exit codes")
+    check(all(job["totals"].get("wall_seconds") for job in jobs), "a job without totals")
+    left = [name for name in os.listdir(world.store_folder()) if "damaged" in name or "corrupt" in name]
+    equal(left, [], "databases moved aside")
+
+
+def fill(folder):
+    """Leaves no byte free."""
+    with open(os.path.join(folder, "filler"), "wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                pass
+
+
+def on_a_small_disk(user):
+    """In a mount namespace of the test's own: goes away with it."""
+    need_root()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x20000) != 0:
+        raise Skip("no mount namespace can be made")
+    libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None)
+    if libc.mount(b"tmpfs", user.state.encode(), b"tmpfs", 0, b"size=8m,mode=700") != 0:
+        raise Skip("no tmpfs can be mounted")
+
+
+@each(by_run="run", by_time="time")
+def a_full_disk_does_not_lose_the_end_of_a_job(world, how):
+    on_a_small_disk(world.me)
+    process = world.spawn(how, "--", "sh", "-c", "echo > ready; while [ ! -e go ]; do sleep 0.02; done; exit 7")
+    world.appears("ready")
+    if how == "run":
+        world.finish(process, ("run",)).ok()
+        world.daemon_pid()
+    fill(world.state)
+    open(world.path("go"), "w").close()
+    if how == "run":
+        world.met("wait", "@last").expect(7)
+    else:
+        world.finish(process, ("time",)).expect(7)
+    equal(world.show("1")["job"]["exit_code"], 7, "exit code, while the disk is full")
+    refused = world.met("run", "--", "true")
+    check(refused.code in (1, 2) and len(refused.err.splitlines()) == 1, f"{refused.code}: {refused.err!r}")
+    os.unlink(os.path.join(world.state, "filler"))
+    record = world.show("1")
+    equal((record["job"]["state"], record["job"]["exit_code"]), ("failed", 7), "state and exit code afterwards")
+    check(record["totals"]["wall_seconds"] > 0, "no totals")
+    world.met("run", "--wait", "--", "true").ok()
+
+
+@test
+def killing_met_time_leaves_the_job_running_and_recorded(world):
+    process = world.spawn("time", "--", "sh", "-c", "echo $$ > ready; while [ ! -e go ]; do sleep 0.02; done; exit 5")
+    world.appears("ready")
+    process.kill()
+    process.wait()
+    pid = int(eventually(lambda: world.read("ready").strip(), "its pid"))
+    check(alive(pid), "the job was killed too")
+    equal(world.state_of("@last"), "running", "state")
+    open(world.path("go"), "w").close()
+    world.met("wait", "@last").expect(5)
+    record = world.show()
+    equal((record["job"]["state"], record["job"]["exit_code"]), ("failed", 5), "state and exit code")
+    check(record["totals"]["cpu_seconds"] > 0, "no CPU")
+
+
+@test
+def killing_a_waiting_met_run_leaves_the_job_running(world):
+    process = world.spawn("run", "--wait", "--", "sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 5")
+    eventually(lambda: world.jobs(), "the job runs")
+    process.kill()
+    process.communicate()
+    open(world.path("go"), "w").close()
+    world.met("wait", "@last").expect(5)
+
+
+@test
+def a_damaged_database_is_moved_aside_and_reported(world):
+    world.met("run", "--wait", "--", "true").ok()
+    world.stop_daemon()
+    equal(len(world.jobs()), 1, "jobs")
+    store = os.path.join(world.store_folder(), "store.db")
+    for suffix in ("-wal", "-shm"):
+        if os.path.exists(store + suffix):
+            os.unlink(store + suffix)
+    with open(store, "r+b") as file:
+        file.write(b"this is no database " * 100)
+    damaged = open(store, "rb").read()
+    result = world.met("list").ok()
+    check("damaged" in result.err and result.err.startswith("met: "), f"not reported: {result.err!r}")
+    others = [name for name in os.listdir(world.store_folder()) if name.startswith("store") and name != "store.db"]
+    kept = [name for name in others if open(os.path.join(world.store_folder(), name), "rb").read() == damaged]
+    equal(len(kept), 1, f"copies of the damaged database among {others}")
+    world.met("run", "--wait", "--", "true").ok()
+    job = world.show()
+    equal(job["job"]["state"], "finished", "state of a new job")
+
+
+@test
+def a_database_of_a_newer_version_is_refused_and_left_alone(world):
+    try:
+        import sqlite3
+    except ImportError:
+        raise Skip("this python has no sqlite3") from None
+    world.met("run", "--wait", "--", "true").ok()
+    world.stop_daemon()
+    equal(len(world.jobs()), 1, "jobs")
+    store = os.path.join(world.store_folder(), "store.db")
+    with sqlite3.connect(store) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        database.execute("PRAGMA user_version = 999")
+    database.close()
+    world.met("list").refused("newer")
+    # A job is accounted for all the same: its end waits in the inbox.
+    world.met("time", "--quiet", "--", "sh", "-c", "exit 3").expect(3)
+    with sqlite3.connect(store) as database:
+        database.execute(f"PRAGMA user_version = {version}")
+    database.close()
+    equal([job["job"]["exit_code"] for job in world.jobs()], [3, 0], "jobs afterwards")
+
+
+@test
+def the_socket_of_a_killed_daemon_is_replaced(world):
+    job = world.run("sleep", "1000")
+    first = world.daemon_pid()
+    world.met("cancel", job).ok()
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: not world.daemon_pids(), "no daemon runs")
+    check(os.path.exists(world.socket()), "a killed daemon has no time to remove its socket")
+    equal(world.state_of(job), "cancelled", "state")
+    job = world.run("sleep", "1000")
+    check(world.daemon_pid() != first, "the same daemon")
+    world.met("cancel", job).ok()
+
+
+@test
+def a_daemon_that_does_not_answer_does_not_stop_a_job(world):
+    job = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 3")
+    daemon = world.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        open(world.path("go"), "w").close()
+        time.sleep(0.5)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    world.met("wait", job).expect(3)
+
+
+@test
+def a_job_after_a_reboot_is_lost(world):
+    job = world.run("sleep", "1000")
+    world.daemon_pid()
+    world.met("daemon", "--user", "--stop").ok()
+    folder = os.path.join(world.store_folder(), "jobs", job)
+    with open(os.path.join(folder, "start")) as file:
+        record = file.read()
+    boot = open("/proc/sys/kernel/random/boot_id").read().strip()
+    check(boot in record.replace('"', ""), "no boot id in the record")
+    # What a reboot leaves: the record of a start, of another boot.
+    later = {pid: command for pid, command in marked(world.token).items()}
+    world.met("cancel", job).ok()
+    check(not any(map(alive, later)), "processes are left")
+    equal(world.state_of(job), "cancelled", "state")
+    second = world.run("true")
+    world.met("wait", second).ok()
+    world.stop_daemon()
+    newest = os.path.join(world.store_folder(), "jobs", str(int(second) + 1))
+    os.mkdir(newest, 0o700)
+    past = re.sub(f'"id":"{job}"', f'"id":"{int(second) + 1}"', record).replace(boot, boot[::-1])
+    with open(os.path.join(newest, "start"), "w") as file:
+        file.write(past)
+    equal(world.state_of(str(int(second) + 1)), "lost", "state of a job of another boot")

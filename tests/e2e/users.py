@@ -1,0 +1,320 @@
+"""Several users and one root daemon: everybody has his own jobs, root and the operators have all."""
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+
+from accounting import CPU_SHARE, truth
+from harness import alive, check, close_to, each, equal, eventually, need_root, test
+
+FOREVER = ("sh", "-c", "echo secret; echo $$ > pid.part; mv pid.part pid; sleep 1000")
+
+
+def two_users(world):
+    need_root()
+    return world.named_user("daemon"), world.named_user("games")
+
+
+def ids(user, *options):
+    return sorted(job["job"]["id"] for job in user.jobs(*options))
+
+
+@each(with_a_root_daemon=True, with_their_own_daemons=False)
+def users_do_not_see_each_others_jobs(world, system):
+    alice, bob = two_users(world)
+    if system:
+        world.start_system_daemon()
+    job = alice.run(*FOREVER, options=("-n", "private"))
+    pid = int(alice.appears("pid"))
+    equal(ids(alice), [job], "jobs that alice sees")
+    equal(bob.jobs(), [], "jobs that bob sees")
+    check("private" not in bob.met("list").out + bob.met("list", "--csv").out + bob.met().out, "bob's lists name it")
+    equal(bob.jobs("--user", alice.name), [], "jobs of alice that bob sees")
+    for name in (job, f"local:{job}", "private", "@last"):
+        for command in (["show"], ["show", "--json"], ["ps"], ["logs"], ["logs", "--err"], ["wait"], ["cancel"], ["rm"]):
+            result = bob.met(command[0], name, *command[1:])
+            result.refused("no job")
+            check("secret" not in result.out, f"{result}: {result.out}")
+    check(alive(pid), "bob ended alice's job")
+    equal(alice.state_of(job), "running", "state")
+    # The same, once it has ended.
+    alice.met("cancel", job).ok()
+    for command in ("show", "rm", "logs"):
+        bob.met(command, job).refused("no job")
+    equal(ids(alice), [job], "jobs of alice in the end")
+    equal(bob.jobs(), [], "jobs of bob in the end")
+
+
+@test
+def files_of_users_are_private(world):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    job = alice.run(*FOREVER)
+    alice.appears("pid")
+    for folder in (alice.store_folder(), os.path.join(alice.store_folder(), "jobs"), world.system_state):
+        equal(os.stat(folder).st_mode & 0o077, 0, f"permissions of {folder} for others")
+    alice.met("cancel", job).ok()
+
+
+@test
+def root_sees_and_ends_everybodys_jobs(world):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    first = alice.run(*FOREVER, options=("-n", "first"))
+    second = bob.run(*FOREVER, options=("-n", "second"))
+    check(first != second, "two jobs of one daemon have the same id")
+    pid = int(alice.appears("pid"))
+    bob.appears("pid")
+    equal(ids(world), sorted([first, second]), "jobs that root sees")
+    owners = {job["job"]["name"]: job["job"]["user"] for job in world.jobs()}
+    equal(owners, {"first": alice.name, "second": bob.name}, "owners")
+    equal(ids(world, "--user", bob.name), [second], "jobs of bob")
+    check("sleep 1000" in world.met("ps", first).ok().out, "no processes")
+    world.met("cancel", first).ok()
+    check(not alive(pid), "root cannot end it")
+    equal(alice.state_of(first), "cancelled", "state, as alice sees it")
+    world.met("cancel", second).ok()
+    world.met("rm", second).ok()
+    equal(ids(world), [first], "jobs that are left")
+    equal(bob.jobs(), [], "jobs that bob has left")
+
+
+@test
+def operators_see_everybodys_jobs(world):
+    alice, bob = two_users(world)
+    operator = world.named_user("bin")
+    world.configure("daemon:\n  operators: bin\n")
+    world.start_system_daemon()
+    first, second = alice.run(*FOREVER), bob.run(*FOREVER)
+    alice.appears("pid")
+    bob.appears("pid")
+    equal(ids(operator), sorted([first, second]), "jobs that the operator sees")
+    equal(operator.show(first)["job"]["user"], alice.name, "owner")
+    equal(bob.jobs() and ids(bob), [second], "jobs that bob sees")
+    alice.met("cancel", first).ok()
+    bob.met("cancel", second).ok()
+
+
+@test
+def operators_end_everybodys_jobs(world):
+    alice, _ = two_users(world)
+    operator = world.named_user("bin")
+    world.configure("daemon:\n  operators: bin\n")
+    world.start_system_daemon()
+    job = alice.run(*FOREVER)
+    pid = int(alice.appears("pid"))
+    operator.met("cancel", job).ok()
+    check(not alive(pid), "it lives on")
+    equal(alice.state_of(job), "cancelled", "state")
+
+
+@each(reaped="reaped", ignored="ignored")
+def totals_under_a_root_daemon_are_exact_and_from_a_cgroup(world, children):
+    alice, _ = two_users(world)
+    world.configure("sampling:\n  interval: 10s\n")
+    world.start_system_daemon()
+    job = alice.run_to_end(*world.workload("in_turn", "cpu", 5, 0.4, children))
+    equal(job["quality"]["cpu_seconds"], {"kind": "measured", "source": "cgroup"}, "quality")
+    close_to(job["totals"]["cpu_seconds"], truth(alice), CPU_SHARE, "CPU")
+    equal(job["job"]["user"], alice.name, "user")
+    equal(world.show(job["job"]["id"])["totals"], job["totals"], "totals that root sees")
+
+
+@test
+def a_root_daemon_samples_the_jobs_of_users(world):
+    alice, _ = two_users(world)
+    world.configure("sampling:\n  interval: 100ms\n")
+    world.start_system_daemon()
+    job = alice.run(*world.workload("steady", "cpu", "stop"))
+    eventually(lambda: alice.show(job)["totals"].get("cpu_seconds", 0) > 0.3, "it is being sampled")
+    check(not alice.daemon_pids(), "alice has a daemon of her own")
+    open(alice.path("stop"), "w").close()
+    os.chown(alice.path("stop"), alice.uid, alice.gid)
+    alice.met("wait", job).ok()
+    close_to(alice.show(job)["totals"]["cpu_seconds"], truth(alice), CPU_SHARE, "CPU")
+    check("CPU cores" in alice.met("show", job).ok().out, "no plot")
+
+
+@test
+def a_user_without_any_daemon_has_everything_for_his_own(world):
+    alice, _ = two_users(world)
+    result = alice.met("time", "--json", "--", *world.workload("burning", "cpu", 0.3, 3))
+    equal(result.code, 3, "exit code")
+    check(not alice.daemon_pids(), "a daemon runs")
+    (job,) = alice.jobs()
+    close_to(job["totals"]["cpu_seconds"], truth(alice), CPU_SHARE, "CPU")
+    equal((job["job"]["user"], job["job"]["exit_code"]), (alice.name, 3), "user and exit code")
+    check("exit code 3" in alice.met("show").ok().out, "no report")
+    alice.met("rm", "@last").ok()
+    equal(alice.jobs(), [], "jobs")
+
+
+@test
+def a_user_without_a_name_or_home_can_measure(world):
+    need_root()
+    user = world.user(54321)
+    result = user.met("time", "--json", "--", "true").ok()
+    equal(json.loads(result.err)["job"]["user"], None, "user")
+    equal(len(user.jobs()), 1, "jobs")
+    user.met("list").ok()
+    user.met("show").ok()
+
+
+@test
+def ids_never_collide_whoever_gives_them(world):
+    alice, bob = two_users(world)
+    given = [alice.run("true"), alice.run("true")]
+    alice.met("wait", *given).ok()
+    world.start_system_daemon()
+    for _ in range(2):
+        given.append(alice.run("true"))
+        bob.met("run", "--wait", "--", "true").ok()
+        result = alice.met("time", "--quiet", "--", "true").ok()
+        given.append(alice.show()["job"]["id"])
+    alice.met("wait", *given).ok()
+    world.stop_system_daemon()
+    given.append(alice.run("true"))
+    alice.met("wait", given[-1]).ok()
+    world.start_system_daemon()
+    given.append(alice.run("true"))
+    alice.met("wait", given[-1]).ok()
+    equal(len(set(given)), len(given), f"different ids among {given}")
+    found = [job["job"]["id"] for job in alice.jobs()]
+    equal(sorted(found, key=int), sorted(given, key=int), "jobs that alice sees")
+
+
+@each(stopped=signal.SIGTERM, killed=signal.SIGKILL)
+def a_job_that_ends_while_the_root_daemon_is_down_is_not_lost(world, how):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    job = alice.run("sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 3")
+    eventually(lambda: alice.state_of(job) == "running", "it runs")
+    world.stop_system_daemon(how)
+    equal(alice.state_of(job), "running", "state without a daemon")
+    open(alice.path("go"), "w").close()
+    alice.met("wait", job).expect(3)
+    equal(alice.state_of(job), "failed", "state without a daemon, afterwards")
+    world.start_system_daemon()
+    equal(alice.show(job)["job"]["exit_code"], 3, "exit code")
+    equal([(job["job"]["state"], job["job"]["exit_code"]) for job in alice.jobs()], [("failed", 3)], "jobs of alice")
+    equal([(job["job"]["state"], job["job"]["exit_code"]) for job in world.jobs()], [("failed", 3)], "jobs for root")
+
+
+@each(stopped=signal.SIGTERM, killed=signal.SIGKILL)
+def a_job_that_outlives_the_root_daemon_is_taken_up_by_the_next(world, how):
+    alice, _ = two_users(world)
+    world.configure("sampling:\n  interval: 100ms\n")
+    world.start_system_daemon()
+    job = alice.run(*world.workload("steady", "cpu", "stop"))
+    eventually(lambda: alice.show(job)["totals"].get("cpu_seconds", 0) > 0.2, "it is being sampled")
+    world.stop_system_daemon(how)
+    world.start_system_daemon()
+    eventually(lambda: "1 running job" in world.met("daemon", "--status").ok().out, "the new daemon knows the job")
+    open(alice.path("stop"), "w").close()
+    alice.met("wait", job).ok()
+    record = alice.show(job)
+    equal(record["quality"]["cpu_seconds"], {"kind": "measured", "source": "cgroup"}, "quality")
+    close_to(record["totals"]["cpu_seconds"], truth(alice), CPU_SHARE, "CPU")
+    equal(world.show(job)["job"]["state"], "finished", "state for root")
+
+
+def ask(user, path, *requests):
+    """Says things on a daemon's socket that met would not say; the replies."""
+    script = """
+import json, socket, struct, sys
+link = socket.socket(socket.AF_UNIX)
+link.settimeout(30)
+link.connect(sys.argv[1])
+def take(size):
+    data = b""
+    while len(data) < size:
+        chunk = link.recv(size - len(data))
+        if not chunk: break
+        data += chunk
+    return data
+replies = []
+for request in json.loads(sys.argv[2]):
+    data = json.dumps(request).encode()
+    try:
+        link.sendall(struct.pack("<I", len(data)) + data)
+        head = take(4)
+        replies.append(json.loads(take(struct.unpack("<I", head)[0])) if len(head) == 4 else None)
+    except OSError:
+        replies.append(None)
+print(json.dumps(replies))
+"""
+    process = user.start(user.world.python, "-c", script, path, json.dumps(requests))
+    out, err = process.communicate(timeout=60)
+    check(process.returncode == 0, err.decode())
+    return json.loads(out)
+
+
+@test
+def a_user_cannot_speak_for_another_on_the_socket(world):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    path = os.path.join(world.system_runtime, "daemon.sock")
+    job = alice.run(*FOREVER)
+    pid = int(alice.appears("pid"))
+    hello = {"hello": {"protocol": 1}}
+    (_, reply) = ask(world.me, path, hello, {"find": {"id": {"manager": None, "id": job}}})
+    (record,) = reply["jobs"]
+    ended = {**record, "state": "finished", "exit_code": 0, "end_ns": record["start_ns"] + 1}
+    for request in ({"ended": ended}, {"started": record}, {"remove": record["key"]}, {"course": record["key"]}, "stop"):
+        reply = ask(bob, path, hello, request)[-1]
+        check(reply is None or "error" in reply or reply == "done", f"{request}: {reply}")
+        if not (isinstance(request, dict) and "remove" in request):
+            check(reply != "done", f"granted: {str(request)[:60]}")
+    equal(ask(bob, path, hello, {"find": {"id": {"manager": None, "id": job}}})[-1], {"jobs": []}, "what bob finds")
+    reply = ask(bob, path, hello, {"enclose": {"name": "met-1-1-1", "pid": pid}})[-1]
+    check("error" in reply, f"moved alice's process: {reply}")
+    equal(alice.state_of(job), "running", "state")
+    check(alive(pid), "alice's job was ended")
+    alice.met("cancel", job).ok()
+    equal(alice.state_of(job), "cancelled", "state")
+
+
+@test
+def nonsense_on_the_socket_harms_nobody(world):
+    job = world.run("sleep", "1000")
+    daemon = world.daemon_pid()
+    for nonsense in (b"", b"\xff" * 4096, b"\x05\0\0\0hello", struct.pack("<I", 1 << 25) + b"{", b"\x02\0\0\0{}"):
+        link = socket.socket(socket.AF_UNIX)
+        link.connect(world.socket())
+        link.sendall(nonsense)
+        link.close()
+    equal(world.state_of(job), "running", "state")
+    equal(world.daemon_pid(), daemon, "the daemon")
+    world.met("cancel", job).ok()
+
+
+@test
+def a_user_cannot_attach_to_anothers_process(world):
+    alice, bob = two_users(world)
+    process = alice.start("sleep", "1000")
+    bob.met("attach", str(process.pid)).refused("another user")
+    equal(bob.jobs(), [], "jobs")
+    process.kill()
+    process.communicate()
+
+
+@test
+def only_root_may_stop_the_root_daemon(world):
+    alice, _ = two_users(world)
+    world.start_system_daemon()
+    alice.met("daemon", "--stop").refused("no daemon runs")
+    check(world.system.poll() is None, "it was stopped")
+    world.met("daemon", "--stop").ok()
+    equal(world.system.wait(60), 0, "exit code")
+    world.system = None
+
+
+@test
+def a_second_root_daemon_is_refused(world):
+    need_root()
+    world.start_system_daemon()
+    world.met("daemon").refused("a daemon runs already")
+    check(re.search(r"for everybody", world.met("daemon", "--status").ok().out), "status")

@@ -1,0 +1,314 @@
+"""What met shows: lists, reports, trees, logs, JSON and the references it prints about itself."""
+
+import csv
+import io
+import os
+import re
+import subprocess
+import time
+
+from harness import DEADLINE_S, check, each, equal, eventually, marked, test
+
+JOB_KEYS = [
+    "id", "manager", "cluster", "name", "user", "account", "command", "state", "manager_state", "exit_code", "signal",
+    "start", "end", "nodes",
+]
+STATES = {"pending", "running", "suspended", "finished", "failed", "cancelled", "timeout", "out_of_memory", "lost"}
+KINDS = {"measured", "sampled", "attributed", "estimated", "lower_bound"}
+RFC3339_UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+
+
+def run_to_end(world, *command, options=()):
+    return world.met("run", "--wait", *options, "--", *command)
+
+
+def check_shape(object_, over):
+    """The shape that is promised to whoever reads it."""
+    equal(list(object_)[:6], ["version", "job", "requested", "totals", "average", "quality"], "sections")
+    equal(object_["version"], 1, "version")
+    job = object_["job"]
+    equal(list(job), JOB_KEYS, "keys of job")
+    check(isinstance(job["id"], str) and job["manager"] == "local", job)
+    check(job["state"] in STATES, job["state"])
+    check(isinstance(job["command"], list) and isinstance(job["nodes"], list) and len(job["nodes"]) == 1, job)
+    check(RFC3339_UTC.fullmatch(job["start"]), job["start"])
+    check(RFC3339_UTC.fullmatch(job["end"]) if over else job["end"] is None, job["end"])
+    check(job["signal"] is None or job["exit_code"] is None, "both a signal and an exit code")
+    totals, quality = object_["totals"], object_["quality"]
+    equal(sorted(quality), sorted(totals), "totals and their quality")
+    for name, one in quality.items():
+        check(set(one) == {"kind", "source"} and one["kind"] in KINDS and one["source"], f"quality of {name}: {one}")
+    for section in (totals, object_["average"]):
+        for name, value in section.items():
+            check(isinstance(value, (int, float)) and not isinstance(value, bool), f"{name}: {value!r}")
+    for name, value in totals.items():
+        check(not name.endswith("_bytes") or isinstance(value, int), f"{name} is no whole number: {value!r}")
+    if over:
+        promised = {"wall_seconds", "cpu_user_seconds", "cpu_system_seconds", "memory_peak_bytes", "read_bytes"}
+        check(promised | {"written_bytes", "processes"} <= set(totals), f"missing: {promised - set(totals)}")
+
+
+@test
+def the_json_object_has_the_promised_shape(world):
+    world.configure("sampling:\n  interval: 100ms\n")
+    running = world.run("sleep", "1000")
+    run_to_end(world, "sh", "-c", "sleep 0.3; exit 3").expect(3)
+    run_to_end(world, "sh", "-c", "kill -9 $$").expect(137)
+    world.met("time", "--quiet", "--", "true").ok()
+    eventually(lambda: "memory_needed_peak_bytes" in world.show(running)["totals"], "a first sample")
+    objects = world.jobs()
+    equal([one["job"]["id"] for one in objects], ["4", "3", "2", "1"], "order")
+    for one in objects:
+        check_shape(one, one["job"]["state"] != "running")
+        # While it runs figures grow; otherwise it is the same object everywhere.
+        if one["job"]["state"] != "running":
+            equal(world.show(one["job"]["id"]), one, "met show and met list")
+    by_id = {one["job"]["id"]: one for one in objects}
+    equal((by_id["2"]["job"]["exit_code"], by_id["2"]["job"]["signal"]), (3, None), "exit code and signal")
+    equal((by_id["3"]["job"]["exit_code"], by_id["3"]["job"]["signal"]), (None, 9), "exit code and signal")
+    world.met("cancel", running).ok()
+
+
+@test
+def met_alone_lists_the_jobs(world):
+    equal(world.met().ok().out, world.met("list").ok().out, "an empty list")
+    run_to_end(world, "true", options=("-n", "first")).ok()
+    equal(world.met().ok().out, world.met("list").ok().out, "a list")
+    check("first" in world.met().ok().out, "the job is not listed")
+
+
+@test
+def list_cpu_has_the_columns_of_old(world):
+    run_to_end(world, "sh", "-c", "exit 0").ok()
+    text = world.met("list", "cpu").ok().out
+    cells = [cell.strip() for cell in re.split("[│|]", text.splitlines()[1]) if cell.strip()]
+    expected = ["JOB", "PPID", "PROCESS NAME", "CPU % (AVG)", "MEM % (AVG)", "STATUS", "DURATION"]
+    equal(cells, expected, "columns")
+    check("sh" in text and "Finished" in text, text)
+
+
+@each(cpu="cpu", io="io", mem="mem", all="all")
+def every_view_lists_running_and_finished_jobs(world, view):
+    world.configure("sampling:\n  interval: 100ms\n")
+    running = world.run("sleep", "1000", options=("-n", "still"))
+    run_to_end(world, "true", options=("-n", "ended")).ok()
+    for options in ([], ["--csv"]):
+        text = world.met("list", view, *options).ok().out
+        check("still" in text and "ended" in text, text)
+        check("\x1b" not in text, "escape codes:", repr(text))
+    world.met("cancel", running).ok()
+
+
+@test
+def csv_can_be_read_back(world):
+    run_to_end(world, "true", options=("-n", 'a,"b"')).ok()
+    run_to_end(world, "sh", "-c", "exit 3").expect(3)
+    for view in ([], ["cpu"], ["io"], ["mem"], ["all"]):
+        rows = list(csv.DictReader(io.StringIO(world.met("list", *view, "--csv").ok().out)))
+        equal(len(rows), 2, f"rows of {view}")
+        equal([row["name"] for row in rows], ["sh", 'a,"b"'], f"names in {view}")
+
+
+@test
+def lists_are_filtered(world):
+    one = world.run("true", options=("-n", "one"))
+    world.met("wait", one).ok()
+    time.sleep(1.1)
+    middle = time.time()
+    time.sleep(1.1)
+    world.met("run", "--wait", "-n", "two", "--", "false").expect(1)
+    running = world.run("sleep", "1000", options=("-n", "three"))
+
+    def names(*options):
+        return [job["job"]["name"] for job in world.jobs(*options)]
+
+    equal(names(), ["three", "two", "one"], "all")
+    equal(names("--state", "failed"), ["two"], "failed")
+    equal(names("--state", "running"), ["three"], "running")
+    equal(names("--state", "failed,finished"), ["two", "one"], "failed or finished")
+    equal(names("--state", "failed", "--state", "running"), ["three", "two"], "failed or running")
+    equal(names("--name", "one"), ["one"], "of a name")
+    equal(names("--limit", "2"), ["three", "two"], "the newest two")
+    equal(names("--limit", "0"), [], "none")
+    equal(names("--since", "1h"), ["three", "two", "one"], "of the last hour")
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(middle))
+    equal(names("--since", since), ["three", "two"], "of the last moments")
+    equal(names("--user", world.name or "nobody-at-all"), ["three", "two", "one"] if world.name else [], "mine")
+    equal(names("--user", "somebody-else"), [], "somebody else's")
+    world.met("cancel", running).ok()
+
+
+@test
+def a_long_list_is_cut_on_a_screen_and_whole_in_files(world):
+    script = f'for x in $(seq 60); do "{world.met_path}" time --quiet -n "job-$x" -- true; done'
+    process = world.start("sh", "-c", script)
+    out, err = process.communicate(timeout=DEADLINE_S)
+    equal((process.returncode, err), (0, b""), "exit code and stderr")
+    count = len(re.findall(r"job-\d+", world.met("list").ok().out))
+    equal(count, 50, "jobs in the list")
+    equal(len(world.jobs()), 60, "jobs in JSON")
+    equal(len(world.met("list", "--csv").ok().out.splitlines()), 61, "lines of CSV")
+
+
+@test
+def jobs_are_named_in_four_ways(world):
+    run_to_end(world, "sh", "-c", "exit 0", options=("-n", "train")).ok()
+    run_to_end(world, "sh", "-c", "exit 0", options=("-n", "train")).ok()
+    run_to_end(world, "sh", "-c", "exit 0", options=("-n", "other")).ok()
+    for name, id_ in (("1", "1"), ("local:1", "1"), ("train", "2"), ("@last", "3"), ("other", "3")):
+        equal(world.show(name)["job"]["id"], id_, f"the job called {name}")
+
+
+@test
+def a_watched_list_is_refreshed(world):
+    running = world.run("sleep", "1000", options=("-n", "first"))
+    terminal = world.terminal("list", "--watch")
+    terminal.read_until("first")
+    run_to_end(world, "true", options=("-n", "second")).ok()
+    text = terminal.read_until("second")
+    check(text.count("\x1b[H") >= 2, "drawn once only")
+    terminal.send(b"\x03")
+    terminal.end()
+    world.met("cancel", running).ok()
+
+
+@test
+def show_plots_the_course_of_a_running_and_a_finished_job(world):
+    world.configure("sampling:\n  interval: 100ms\n")
+    job = world.run(*world.workload("steady", "cpu", "stop"), options=("-n", "busy"))
+    text = eventually(lambda: "CPU cores" in (text := world.met("show", job).ok().out) and text, "there is a plot")
+    check("running" in text and "memory needed" in text and "busy" in text, text)
+    eventually(lambda: "█" in world.met("show", job).ok().out.partition("CPU cores")[2], "the plot shows something")
+    open(world.path("stop"), "w").close()
+    world.met("wait", job).ok()
+    text = world.met("show", job).ok().out
+    check("finished, exit code 0" in text and "CPU cores" in text.partition("finished")[2], text)
+    for word in ("CPU time", "cores", "memory needed", "read", "written", "page faults", "processes", "threads"):
+        check(word in text, f"no {word} in:", text)
+
+
+@test
+def show_is_of_the_newest_job_unless_told(world):
+    run_to_end(world, "true", options=("-n", "newest")).ok()
+    check("newest" in world.met("show").ok().out, "not the newest")
+
+
+@test
+def ps_shows_the_tree(world):
+    job = world.run("sh", "-c", "sh -c 'sleep 1000 & echo $! > pid.part; mv pid.part pid; wait' & wait")
+    pid = world.appears("pid").strip()
+    lines = eventually(
+        lambda: len(found := world.met("ps", job).ok().out.splitlines()) == 4 and found, "three processes are shown"
+    )
+    depth = [line.index(word) for line, word in zip(lines[1:], ("sh -c", "sh -c", "sleep 1000"))]
+    check(depth[0] < depth[1] < depth[2], "no tree:", "\n".join(lines))
+    equal(lines[3].split()[0], pid, "pid")
+    world.met("cancel", job).ok()
+    check("no process any more" in world.met("ps", job).ok().out, "processes of a job that has ended")
+
+
+@test
+def logs_are_printed_and_followed(world):
+    job = world.run("sh", "-c", "echo first; echo bad >&2; while [ ! -e go ]; do sleep 0.05; done; printf last")
+    eventually(lambda: world.met("logs", job).ok().out == "first\n", "the first line is there")
+    equal(world.met("logs", "--err", job).ok().out, "bad\n", "stderr")
+    follower = world.spawn("logs", "-f", job)
+    equal(follower.stdout.readline(), b"first\n", "what is followed")
+    check(follower.poll() is None, "it does not follow")
+    open(world.path("go"), "w").close()
+    rest, _ = follower.communicate(timeout=DEADLINE_S)
+    equal((rest, follower.returncode), (b"last", 0), "the rest, and the exit code")
+
+
+@test
+def colour_is_for_terminals_only(world):
+    run_to_end(world, "false").expect(1)
+    for command in (["list"], ["list", "cpu"], ["show"], ["doctor"], ["list", "--json"]):
+        check("\x1b" not in world.met(*command).ok().out, f"escape codes of {command} in a pipe")
+    shown = {}
+    for name, env in (("plain", {"NO_COLOR": "1"}), ("coloured", {})):
+        terminal = world.terminal("show", env=env)
+        equal(terminal.end(), 0, "exit code")
+        shown[name] = terminal.text()
+    check("\x1b" not in shown["plain"], "escape codes in spite of NO_COLOR")
+    check("\x1b[" in shown["coloured"], "no colour at a terminal")
+    terminal = world.terminal("list", env={"NO_COLOR": "1"})
+    terminal.end()
+    check("\x1b" not in terminal.text(), "escape codes in spite of NO_COLOR")
+
+
+@test
+def tables_fit_the_terminal(world):
+    world.met("time", "--quiet", "-n", "a-very-long-name-" * 20, "--", "true").ok()
+    for view in ("cpu", "io", "mem", "all"):
+        terminal = world.terminal("list", view, env={"NO_COLOR": "1"})
+        equal(terminal.end(), 0, "exit code")
+        widest = max(len(line) for line in terminal.text().replace("\r", "").splitlines())
+        check(widest <= 120, f"met list {view} is {widest} columns wide")
+
+
+@test
+def a_reader_that_leaves_early_is_no_failure(world):
+    for number in range(3):
+        world.met("time", "--quiet", "--", "true").ok()
+    script = f'"{world.met_path}" metrics | head -n 1; "{world.met_path}" list --json | head -c 1; echo "${{PIPESTATUS[0]}}"'
+    process = world.start("bash", "-c", script)
+    out, err = process.communicate(timeout=DEADLINE_S)
+    equal((err, out.splitlines()[-1][-1:]), (b"", b"0"), "stderr and exit code")
+
+
+@test
+def doctor_names_every_source(world):
+    text = world.met("doctor").ok().out
+    for what in ("cgroup ", "process ", "cgroups", "job cgroup", "perf", "pressure", "daemon", "store"):
+        check(re.search(rf"^(ok|less|no)\s+{what}", text, re.MULTILINE), f"no {what} in:", text)
+    findings = world.met("doctor", "--json").ok().json()
+    check(all(finding["health"] in ("ok", "less", "no") and finding["detail"] for finding in findings), findings)
+    user = world.someone() if os.geteuid() == 0 else world.me
+    text = user.met("doctor").ok().out
+    check("job cgroup" in text, text)
+    left = [command for command in marked(world.token).values()]
+    equal(left, [], "processes that doctor left")
+
+
+@test
+def metrics_prints_the_catalogue(world):
+    text = world.met("metrics").ok().out
+    for name in ("met_job_cpu_seconds_total", "met_job_written_bytes_total", "met_source_"):
+        check(name in text, f"no {name} in:", text[:400])
+    check(world.met("metrics", "--markdown").ok().out.startswith("# Metrics"), "no Markdown")
+
+
+@each(bash="bash", zsh="zsh", fish="fish")
+def completions_are_made_for(world, shell):
+    text = world.met("completions", shell).ok().out
+    check("attach" in text and "cancel" in text, text[:300])
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=text.encode(), check=True, timeout=DEADLINE_S)
+
+
+@test
+def man_pages_are_written(world):
+    world.met("man", "pages").ok()
+    names = os.listdir(world.path("pages"))
+    for name in ("met.1", "met-run.1", "met-time.1", "met-cancel.1"):
+        check(name in names, f"no {name} among {names}")
+        check(b".TH" in world.read(f"pages/{name}"), f"{name} is no man page")
+
+
+@test
+def help_has_an_example_for_every_command(world):
+    text = world.met("--help").ok().out
+    commands = re.findall(r"^  ([a-z]+) ", text.partition("Commands:")[2].partition("Options:")[0], re.MULTILINE)
+    check(len(commands) > 10, text)
+    for command in set(commands) - {"help"}:
+        said = world.met(command, "--help").ok().out
+        check("Example" in said and f"met {command}" in said, f"no example in the help of {command}")
+    check(re.match(r"met \d+\.\d+", world.met("--version").ok().out), "no version")
+
+
+@test
+def config_prints_every_key(world):
+    text = world.met("config").ok().out
+    for key in ("sampling", "interval", "daemon", "idle_exit", "storage", "system"):
+        check(key in text, f"no {key} in:", text)

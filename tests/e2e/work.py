@@ -1,0 +1,209 @@
+"""What the jobs of the tests do. Each workload measures itself: its report is the truth met is held against."""
+
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+
+
+def used():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def burn(seconds):
+    begin = time.process_time()
+    while time.process_time() - begin < seconds:
+        sum(range(2000))
+
+
+def report(path, text):
+    """One line of a report, whole or not at all."""
+    with open(path, "a") as file:
+        file.write(f"{text}\n")
+
+
+def announce(path, text=""):
+    """A file that is complete as soon as it is there."""
+    with open(path + ".part", "w") as file:
+        file.write(str(text))
+    os.rename(path + ".part", path)
+
+
+def in_child(function, *arguments):
+    pid = os.fork()
+    if pid == 0:
+        function(*arguments)
+        os._exit(0)
+    return pid
+
+
+def burn_and_report(path, seconds):
+    burn(seconds)
+    report(path, used())
+
+
+def burning(path, seconds, code="0"):
+    burn_and_report(path, float(seconds))
+    os._exit(int(code))
+
+
+def in_turn(path, count, seconds, children="reaped"):
+    """Processes one after another; ignored children are reaped by nobody."""
+    if children == "ignored":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for _ in range(int(count)):
+        pid = in_child(burn_and_report, path, float(seconds))
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:
+            pass
+    report(path, used())
+
+
+def daemonized(path, seconds, ready):
+    """A grandchild in a session of its own, which burns, reports and stays."""
+    def grandchild():
+        burn(float(seconds))
+        report(path, used())
+        announce(ready, os.getpid())
+        time.sleep(3600)
+
+    def child():
+        os.setsid()
+        in_child(grandchild)
+        report(path, used())
+
+    os.waitpid(in_child(child), 0)
+    report(path, used())
+
+
+def threads_write(path, threads, size):
+    def write(number):
+        with open(f"{path}.{number}", "wb", buffering=0) as file:
+            file.write(bytes(int(size) // int(threads)))
+
+    workers = [threading.Thread(target=write, args=(number,)) for number in range(int(threads))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def write(path, size):
+    block = bytes(1 << 20)
+    with open(path, "wb") as file:
+        for _ in range(int(size) // len(block)):
+            file.write(block)
+
+
+def forks(count, size, ready):
+    """Many processes that share what their parent holds."""
+    held = bytearray(int(size))
+    held[::4096] = b"x" * len(held[::4096])
+    out, go = os.pipe()
+    for _ in range(int(count)):
+        if os.fork() == 0:
+            os.close(go)
+            os.read(out, 1)
+            os._exit(0)
+    announce(ready, count)
+    time.sleep(2)
+    os.close(go)
+    for _ in range(int(count)):
+        os.wait()
+
+
+def circumstances(path, *arguments):
+    """Everything a process inherits."""
+    mask = os.umask(0)
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_NOFILE", "RLIMIT_CORE")}
+    with open("/proc/self/status") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    announce(path, json.dumps({
+        "arguments": [os.fsencode(argument).hex() for argument in arguments],
+        "environment": {key.hex(): value.hex() for key, value in os.environb.items()},
+        "umask": mask,
+        "limits": limits,
+        "folder": os.getcwd(),
+        "blocked": status["SigBlk"],
+        "ignored": status["SigIgn"],
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "descriptors": sorted(os.listdir("/proc/self/fd")),
+    }))
+
+
+def on_signal(path, ready, *names):
+    """Reports the first signal and exits with 40 and its number."""
+    def handle(number, _):
+        report(path, signal.Signals(number).name)
+        os._exit(40 + number)
+
+    for name in names:
+        signal.signal(getattr(signal, name), handle)
+    announce(ready, os.getpid())
+    while True:
+        time.sleep(60)
+
+
+def stubborn(ready):
+    """Ends by SIGKILL only."""
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    announce(ready, os.getpid())
+    while True:
+        time.sleep(60)
+
+
+def echo(code):
+    """Copies stdin to stdout."""
+    data = sys.stdin.buffer.read()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+    sys.stderr.write("said on stderr\n")
+    os._exit(int(code))
+
+
+def burn_when_told(path, ready, go, seconds, code="0"):
+    """Burns before; then, from the moment a pipe is opened, half itself and half in a child born later."""
+    burn(0.3)
+    os.mkfifo(go)
+    announce(ready, os.getpid())
+    # Waiting here costs nothing.
+    open(go).close()
+    before = used()
+    burn(float(seconds) / 2)
+    os.waitpid(in_child(burn_and_report, path, float(seconds) / 2), 0)
+    report(path, used() - before)
+    os._exit(int(code))
+
+
+def steady(path, stop):
+    """Burns a little all the time, until a file appears."""
+    while not os.path.exists(stop):
+        burn(0.02)
+        time.sleep(0.02)
+    report(path, used())
+
+
+def rank(folder):
+    """A rank of an MPI job, as far as it must be known here."""
+    burn(0.2)
+    number = os.environ["OMPI_COMM_WORLD_RANK"]
+    report(os.path.join(folder, "ranks"), f"{number} {os.environ.get('MET_JOB_ID')}")
+    report(os.path.join(folder, "cpu"), used())
+
+
+def main():
+    function = globals()[sys.argv[1]]
+    function(*sys.argv[2:])
+    sys.stdout.flush()
+    # The interpreter's own end would be used time that no report knows of.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
