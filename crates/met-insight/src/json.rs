@@ -3,13 +3,13 @@
 use jiff::Timestamp;
 use met_core::job::{Figure, QualityKind, Record};
 use met_core::job_table::{
-    MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ, READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL,
-    WRITTEN,
+    GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ, READ_CALL,
+    THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
 };
 use met_core::{Column, JOB, Unit};
 use serde_json::{Map, Value, json};
 
-use crate::average;
+use crate::{average, gpu};
 
 /// Raised when a key changes its meaning or goes away; a new key does not raise it.
 pub const VERSION: u32 = 1;
@@ -27,6 +27,7 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
             "kind": figure.kind.name(),
             "source": figure.source,
         })),
+        "gpus": record.gpus.iter().map(gpu::object).collect::<Vec<_>>(),
     })
 }
 
@@ -85,7 +86,8 @@ fn averages(record: &Record, now_ns: i64) -> Value {
         let name = format!("{}_per_second", JOB.columns[column].json_name());
         put(&name, average::per_second(record, column, now_ns));
     }
-    for column in [MEMORY_NEEDED, MEMORY_CACHE, PROCESSES_RUNNING, THREADS_RUNNING] {
+    let levels = [MEMORY_NEEDED, MEMORY_CACHE, PROCESSES_RUNNING, THREADS_RUNNING];
+    for column in levels.into_iter().chain([GPU_UTILIZATION, GPU_MEMORY, GPU_POWER]) {
         put(&JOB.columns[column].json_name(), average::level(record, column));
     }
     put("memory_ratio", average::memory_ratio(record));
@@ -127,6 +129,7 @@ mod tests {
             totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
             average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
             quality: {"wall_seconds":{"kind":"measured","source":"supervisor"},"cpu_seconds":{"kind":"measured","source":"rusage"},"cpu_user_seconds":{"kind":"measured","source":"rusage"},"cores_peak":{"kind":"sampled","source":"proc"},"memory_needed_peak_bytes":{"kind":"estimated","source":"proc"},"read_bytes":{"kind":"lower_bound","source":"proc"},"processes":{"kind":"measured","source":"proc"}}
+            gpus: []
         "#]].assert_eq(&text(&sample::finished()));
     }
 
@@ -144,6 +147,7 @@ mod tests {
             totals: {}
             average: {}
             quality: {}
+            gpus: []
         "#]].assert_eq(&text(&record));
     }
 

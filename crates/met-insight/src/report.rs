@@ -2,7 +2,9 @@
 //!
 //! An amount that is not known is left out; it is never shown as 0.
 
-use met_core::job::{Figure, QualityKind, Record, State};
+use std::borrow::Cow;
+
+use met_core::job::{Figure, GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
 use met_core::{JOB, Unit};
 
@@ -52,6 +54,8 @@ pub struct Meter {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Section {
     pub title: &'static str,
+    /// Of one thing among several, such as a card: its label and what there is to say before its lines.
+    pub heading: Option<(String, String)>,
     pub lines: Vec<Line>,
 }
 
@@ -68,7 +72,7 @@ pub struct Line {
 pub struct Detail {
     pub before: &'static str,
     pub amount: Option<Amount>,
-    pub after: &'static str,
+    pub after: Cow<'static, str>,
 }
 
 /// A number in its unit, and how it came to be.
@@ -88,6 +92,12 @@ pub enum Measure {
     Cores,
     /// 0.5 is half.
     Share,
+    /// Shown as watt hours.
+    Joules,
+    Watts,
+    Celsius,
+    Hertz,
+    Cards,
 }
 
 /// What of the machine the report may say besides the record.
@@ -98,8 +108,11 @@ pub struct Machine {
 
 pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
     let source = Reader { record, machine, now_ns };
-    let sections =
-        [source.cpu(), source.memory(), source.input_output(), source.processes(), source.pressure()];
+    let sections = [source.cpu(), source.memory()].into_iter().chain(record.gpus.iter().map(gpu)).chain([
+        source.input_output(),
+        source.processes(),
+        source.pressure(),
+    ]);
     Report {
         id: record.key.id.clone(),
         name: record.name.clone(),
@@ -107,7 +120,7 @@ pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
         outcome: outcome(record),
         facts: source.facts(),
         meters: source.meters(),
-        sections: sections.into_iter().filter(|section| !section.lines.is_empty()).collect(),
+        sections: sections.filter(|section| !section.lines.is_empty()).collect(),
         notes: source.notes(),
     }
 }
@@ -241,11 +254,19 @@ impl Reader<'_> {
     fn meters(&self) -> Vec<Meter> {
         let cpu = || meter("CPU", self.rate(column::CPU, Measure::Cores)?, self.cpus()?, "average");
         let memory = || meter("memory", self.total(column::MEMORY_NEEDED_PEAK)?, self.node_memory()?, "peak");
-        [cpu(), memory()].into_iter().flatten().collect()
+        [cpu(), memory(), self.gpu_meter()].into_iter().flatten().collect()
+    }
+
+    fn gpu_meter(&self) -> Option<Meter> {
+        let known = self.record.gpus.iter().filter_map(|gpu| gpu.utilization);
+        let used = known.reduce(|sum, used| sum + used)?;
+        let amount = |value, quality| Amount { value, measure: Measure::Cards, quality };
+        let whole = amount(self.record.gpus.len() as f64, QualityKind::Measured);
+        meter("GPU", amount(used, QualityKind::Sampled), whole, "average")
     }
 
     fn cpu(&self) -> Section {
-        let mut section = Section { title: "CPU", lines: Vec::new() };
+        let mut section = Section::new("CPU");
         let parts = [
             Detail::before("user", self.total(column::CPU_USER)),
             Detail::before("system", self.total(column::CPU_SYSTEM)),
@@ -264,7 +285,7 @@ impl Reader<'_> {
     }
 
     fn memory(&self) -> Section {
-        let mut section = Section { title: "Memory", lines: Vec::new() };
+        let mut section = Section::new("Memory");
         let mean = self.level(column::MEMORY_NEEDED, Measure::Bytes);
         match self.total(column::MEMORY_NEEDED_PEAK) {
             Some(peak) => {
@@ -285,7 +306,7 @@ impl Reader<'_> {
     }
 
     fn input_output(&self) -> Section {
-        let mut section = Section { title: "I/O", lines: Vec::new() };
+        let mut section = Section::new("I/O");
         let kinds = [("read", column::READ, "from storage"), ("written", column::WRITTEN, "towards storage")];
         for (label, index, storage) in kinds {
             let rate = Detail::after(self.rate(index, Measure::BytesPerSecond), "");
@@ -304,7 +325,7 @@ impl Reader<'_> {
     }
 
     fn processes(&self) -> Section {
-        let mut section = Section { title: "Processes", lines: Vec::new() };
+        let mut section = Section::new("Processes");
         let peak = Detail::after(self.total(column::PROCESSES_PEAK), "at once");
         section.put("processes", self.total(column::PROCESSES), [Detail::words("seen"), peak]);
         section.put("threads", self.total(column::THREADS_PEAK), [Detail::words("at once")]);
@@ -312,7 +333,7 @@ impl Reader<'_> {
     }
 
     fn pressure(&self) -> Section {
-        let mut section = Section { title: "Pressure", lines: Vec::new() };
+        let mut section = Section::new("Pressure");
         let kinds = [
             ("CPU pressure", column::PRESSURE_CPU, None),
             ("memory pressure", column::PRESSURE_MEMORY, Some(column::PRESSURE_MEMORY_FULL)),
@@ -340,7 +361,66 @@ impl Reader<'_> {
     }
 }
 
+/// A card, and what the job did with it.
+fn gpu(gpu: &GpuUse) -> Section {
+    let some = |value: Option<f64>, measure, quality| Some(Amount { value: value?, measure, quality });
+    let sampled = |value: Option<f64>, measure| some(value, measure, QualityKind::Sampled);
+    let mut section = Section::new("GPU");
+    section.heading = Some((format!("GPU {}", gpu.index), heading(gpu)));
+    let busy = Detail::before("the card", sampled(gpu.card_utilization, Measure::Share));
+    let works = [("encoder", gpu.encoder), ("decoder", gpu.decoder), ("copy engine", gpu.copy)]
+        .map(|(name, used)| Detail::before(name, sampled(used.filter(|&used| used > 0.0), Measure::Share)));
+    let [encoder, decoder, copy] = works;
+    let used = sampled(gpu.utilization, Measure::Share);
+    section.put("GPU use", used, [Detail::words("average"), busy, encoder, decoder, copy]);
+    let total = sampled(gpu.memory_total_bytes.map(|bytes| bytes as f64), Measure::Bytes);
+    let peak = sampled(gpu.memory_peak_bytes.map(|bytes| bytes as f64), Measure::Bytes);
+    let mean = Detail::before("average", sampled(gpu.memory_mean_bytes, Measure::Bytes));
+    section.put("GPU memory", peak, [Detail::words("peak"), mean, Detail::before("of", total)]);
+    if let Some(kind) = gpu.energy_kind {
+        let energy = |uj: i64| some(Some(uj as f64 / 1e6), Measure::Joules, kind);
+        let idle = energy(gpu.energy_idle_uj).filter(|idle| idle.value > 0.0);
+        let details = [Detail::before("idle part", idle), Detail::text(gpu.energy_source.clone())];
+        section.put("GPU energy", energy(gpu.energy_uj()), details);
+    }
+    let card = Detail::before("the card", sampled(gpu.card_power_mw.map(|mw| mw / 1e3), Measure::Watts));
+    let share =
+        some(crate::gpu::power_watts(gpu), Measure::Watts, gpu.energy_kind.unwrap_or(QualityKind::Sampled));
+    section.put("GPU power", share, [Detail::words("average"), card]);
+    let hottest = sampled(gpu.temperature_max_mc.map(|mc| mc as f64 / 1e3), Measure::Celsius);
+    let clock = Detail::before("clock", sampled(gpu.clock_mean_mhz.map(|mhz| mhz * 1e6), Measure::Hertz));
+    section.put("temperature", hottest, [Detail::words("highest"), clock]);
+    let held_down = sampled(Some(gpu.throttled_ns as f64 / 1e9).filter(|&s| s > 0.0), Measure::Seconds);
+    section.put("clock held down", held_down, [Detail::text(Some(gpu.throttled.join(", ")))]);
+    let received = sampled(gpu.pcie_received_rate, Measure::BytesPerSecond);
+    let sent = Detail::before("sent", sampled(gpu.pcie_sent_rate, Measure::BytesPerSecond));
+    section.put("PCIe received", received, [sent]);
+    let count = |count: Option<i64>| {
+        sampled(count.filter(|&count| count > 0).map(|count| count as f64), Measure::Count)
+    };
+    let last = gpu.fault_last.map(|number| format!("the last was Xid {number}"));
+    section.put("GPU faults", count(gpu.faults), [Detail::text(last)]);
+    let corrected = Detail::after(count(gpu.ecc_corrected), "corrected");
+    section.put("memory errors", count(gpu.ecc_uncorrected), [Detail::words("not corrected"), corrected]);
+    section
+}
+
+fn heading(gpu: &GpuUse) -> String {
+    let state = match (gpu.idle_since_ns.and_then(crate::json::time), gpu.used_ns) {
+        (Some(_), 0) => "held, never used".to_owned(),
+        (Some(since), _) => format!("held, idle since {} UTC", since[..19].replace('T', " ")),
+        (None, _) => String::new(),
+    };
+    let by = if gpu.held_by == "open" { String::new() } else { format!("by {}", gpu.held_by) };
+    let parts = [gpu.name.clone(), state, by];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
 impl Section {
+    fn new(title: &'static str) -> Section {
+        Section { title, heading: None, lines: Vec::new() }
+    }
+
     /// Adds a line unless its amount is unknown; unknown details are left out one by one.
     fn put<const N: usize>(
         &mut self,
@@ -356,15 +436,20 @@ impl Section {
 
 impl Detail {
     fn before(words: &'static str, amount: Option<Amount>) -> Option<Detail> {
-        Some(Detail { before: words, amount: Some(amount?), after: "" })
+        Some(Detail { before: words, amount: Some(amount?), after: "".into() })
     }
 
     fn after(amount: Option<Amount>, words: &'static str) -> Option<Detail> {
-        Some(Detail { before: "", amount: Some(amount?), after: words })
+        Some(Detail { before: "", amount: Some(amount?), after: words.into() })
     }
 
     fn words(words: &'static str) -> Option<Detail> {
-        Some(Detail { before: words, amount: None, after: "" })
+        Some(Detail { before: words, amount: None, after: "".into() })
+    }
+
+    fn text(words: Option<String>) -> Option<Detail> {
+        let words = words.filter(|words| !words.is_empty())?;
+        Some(Detail { before: "", amount: None, after: words.into() })
     }
 }
 

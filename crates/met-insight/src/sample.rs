@@ -42,3 +42,35 @@ pub fn finished() -> Record {
         local: None,
     }
 }
+
+/// A card used for ten seconds at 60 %, by a job that shared it.
+#[cfg(test)]
+pub fn gpu() -> met_core::job::GpuUse {
+    met_core::job::GpuUse {
+        uuid: "GPU-a".to_owned(),
+        index: "0".to_owned(),
+        name: "Fake H200".to_owned(),
+        vendor: "nvidia".to_owned(),
+        held_by: "CUDA_VISIBLE_DEVICES".to_owned(),
+        held_since_ns: Some(START_NS),
+        held_ns: 10_000_000_000,
+        used_ns: 9_000_000_000,
+        utilization: Some(0.6),
+        card_utilization: Some(0.9),
+        memory_mean_bytes: Some(1e9),
+        memory_peak_bytes: Some(2_000_000_000),
+        memory_total_bytes: Some(150_000_000_000),
+        energy_active_uj: 2_000_000_000,
+        energy_idle_uj: 400_000_000,
+        energy_kind: Some(QualityKind::Attributed),
+        energy_source: Some("energy counter".to_owned()),
+        card_power_mw: Some(300_000.0),
+        temperature_max_mc: Some(61_000),
+        clock_mean_mhz: Some(1_900.0),
+        clock_max_mhz: Some(1_980),
+        throttled: vec!["power cap".to_owned()],
+        throttled_ns: 2_000_000_000,
+        processes: 1,
+        ..met_core::job::GpuUse::default()
+    }
+}

@@ -47,6 +47,9 @@ pub enum Command {
     /// Show the process tree of a running job
     #[command(after_help = "Example:\n  met ps @last")]
     Ps(PsArgs),
+    /// Show the graphics cards now: who uses them, who holds them and idles
+    #[command(after_help = "Example:\n  met gpus")]
+    Gpus(GpusArgs),
     /// Print what a job wrote
     #[command(after_help = "Example:\n  met logs -f 12")]
     Logs(LogsArgs),
@@ -196,6 +199,13 @@ pub struct PsArgs {
     /// A job: 12, local:12, a name (its newest), or @last
     #[arg(value_name = "JOB", default_value = "@last")]
     pub job: String,
+}
+
+#[derive(Debug, Args)]
+pub struct GpusArgs {
+    /// Print an array of JSON objects
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

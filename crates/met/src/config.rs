@@ -14,7 +14,8 @@ pub struct Config {
     pub daemon: Daemon,
     pub storage: Storage,
     pub system: System,
-    /// Kept for the GPU source.
+    pub gpu: Gpu,
+    /// The older tool's names.
     pub nvidia: Collector,
 }
 
@@ -60,6 +61,12 @@ pub struct System {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gpu {
+    /// The library of the NVIDIA driver, where it is not found by itself.
+    pub nvml: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collector {
     pub interval: Option<Duration>,
     pub size: Option<u64>,
@@ -98,6 +105,7 @@ impl Default for Config {
                 max_bytes: 2 << 30,
             },
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
+            gpu: Gpu::default(),
             nvidia: Collector::default(),
         }
     }
@@ -240,8 +248,10 @@ mod tests {
             "sampling: {interval: 250ms}\n\
              daemon: {idle_exit: 1h30m, operators: wheel}\n\
              storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
+             gpu: {nvml: /opt/libnvidia-ml.so.1}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
+        assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
         assert_eq!(config.sampling.interval, Duration::from_millis(250));
         assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
         assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));
@@ -278,9 +288,7 @@ mod tests {
         );
         check_error(
             "colour: red\n",
-            expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, system, cpuCollector, nvidiaCollector, state"#
-            ]],
+            expect![[r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state"#]],
         );
         check_error(
             "daemon:\n  port: 80\n",

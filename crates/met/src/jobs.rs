@@ -426,6 +426,9 @@ pub fn overlay(record: &mut Record, live: Live) {
     if record.summaries.is_empty() {
         record.summaries = live.summaries;
     }
+    if !live.gpus.is_empty() {
+        record.gpus = live.gpus;
+    }
 }
 
 /// The candidates for a reference, newest first.

@@ -57,6 +57,7 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::List(args)) => commands::list::list(&setting()?, &args),
         Some(Command::Show(args)) => commands::show::show(&setting()?, &args),
         Some(Command::Ps(args)) => commands::ps::ps(&setting()?, &args),
+        Some(Command::Gpus(args)) => commands::gpus::gpus(&setting()?, &args),
         Some(Command::Logs(args)) => commands::logs::logs(&setting()?, &args),
         Some(Command::Wait(args)) => commands::wait::wait(&setting()?, &args),
         Some(Command::Cancel(args)) => commands::cancel::cancel(&setting()?, &args),

@@ -1,5 +1,6 @@
 //! The living processes of one job, looked up once: for `met ps`, `met cancel` and reports.
 
+use met_core::holding::{self, Holding};
 use met_core::job::{ProcessId, Record};
 use met_host::{Host, parse};
 use met_jobs::{JobSpec, Members};
@@ -79,4 +80,25 @@ pub fn command_of(host: &Host, pid: u32) -> Vec<String> {
     }
     let arguments = text.strip_suffix(b"\0").unwrap_or(&text).split(|&byte| byte == 0);
     arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
+}
+
+/// The cards that a process was given, by its environment or else by its devices cgroup.
+pub fn holding(host: &Host, process: ProcessId) -> Option<Holding> {
+    let mut text = Vec::new();
+    host.read_small(format!("/proc/{}/environ", process.pid), &mut text).ok()?;
+    holding::of_environ(&text).or_else(|| devices_of(host, process.pid))
+}
+
+/// Only cgroup v1 shows which devices are allowed; on v2 it is a program in the kernel.
+fn devices_of(host: &Host, pid: u32) -> Option<Holding> {
+    let mut text = Vec::new();
+    host.read_small(format!("/proc/{pid}/cgroup"), &mut text).ok()?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let path = text.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers.split(',').any(|name| name == "devices").then_some(path)
+    })?;
+    let mut list = Vec::new();
+    host.read_small(format!("/sys/fs/cgroup/devices{path}/devices.list"), &mut list).ok()?;
+    holding::of_devices(&list)
 }

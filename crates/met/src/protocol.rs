@@ -83,6 +83,9 @@ pub struct Status {
 pub struct SourceStatus {
     pub name: String,
     pub read_ns: i64,
+    /// By the source's own threads.
+    #[serde(default)]
+    pub background_ns: i64,
     pub errors: i64,
     pub rows: i64,
     pub last_error: Option<String>,

@@ -3,17 +3,18 @@
 //! Used by the daemon for every job of a node, by `met time` for its own one, and once at the end of a
 //! job for its counters. Samples give the course over time and never make a total that a counter has.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use met_core::attribute::{Fold, JobMap};
+use met_core::cards::{CardNow, Cards, Rows};
 use met_core::course::Course;
 use met_core::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
-use met_core::job::{JobKey, Local, Origin, ProcessId, Record, Totals};
+use met_core::job::{GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
 use met_core::job_table::*;
-use met_core::{Batch, JOB, Kind, MISSING, Subject};
+use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{Members, enclosure};
@@ -31,6 +32,8 @@ const EARLY_JOBS_MAX: usize = 16;
 const SLOW_EVERY: u64 = 10;
 /// So few processes and cgroups may be read in full each time: a quarter of a millisecond.
 const FEW_TARGETS: usize = 32;
+/// What counts for a job that is read once; its cards are followed or not known.
+const COUNTERS: &[&str] = &["cgroup", "process"];
 /// A peak of cores is one that lasted.
 const PEAK_SPAN_MS: i64 = 500;
 
@@ -50,6 +53,7 @@ pub struct Sampler {
     map: JobMap,
     fold: Fold,
     out: Batch,
+    cards: Cards,
     jobs: HashMap<u32, Tracked>,
     next_slot: u32,
     ticks: u64,
@@ -68,6 +72,10 @@ struct Tracked {
     waits: WaitLedger,
     /// The highest reading of each counter.
     floors: Vec<i64>,
+    /// Its first process, until its environment has been read for the last time.
+    main: Option<ProcessId>,
+    /// Energy of cards, and its idle part, that an earlier daemon saw.
+    gpu_before_uj: (i64, i64),
 }
 
 impl Tracked {
@@ -116,21 +124,27 @@ pub struct Sampled {
     /// Samples that were not taken out before.
     pub course: Course,
     totals: Totals,
+    gpus: Vec<GpuUse>,
     attached: bool,
 }
 
 impl Default for Sampled {
     fn default() -> Sampled {
-        Sampled { course: Course::new(&JOB), totals: Totals::default(), attached: false }
+        Sampled { course: Course::new(&JOB), totals: Totals::default(), gpus: Vec::new(), attached: false }
     }
 }
 
 impl Sampler {
     pub fn new(host: Host, interval: Duration, config: &Config) -> Sampler {
+        Sampler::patient(host, interval, config, Duration::ZERO)
+    }
+
+    /// One that waits for slow sources before its first tick: for a single look.
+    pub fn patient(host: Host, interval: Duration, config: &Config, patience: Duration) -> Sampler {
         let interval_ns = interval.as_nanos() as i64;
         let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
         Sampler {
-            runner: Runner::open(&host, &Options::default()),
+            runner: Runner::open(&host, &options(config, patience)),
             host,
             interval_ns,
             membership_every_ns: membership,
@@ -140,6 +154,7 @@ impl Sampler {
             map: JobMap::default(),
             fold: Fold::new(),
             out: Batch::new(&JOB),
+            cards: Cards::default(),
             jobs: HashMap::new(),
             next_slot: 0,
             ticks: 0,
@@ -166,6 +181,8 @@ impl Sampler {
                 running: Running::new(self.gap_ms(), PEAK_SPAN_MS),
                 waits: WaitLedger::default(),
                 floors: vec![MISSING; JOB.columns.len()],
+                main: local.main,
+                gpu_before_uj: (0, 0),
             },
         );
         self.members.add(spec);
@@ -184,16 +201,17 @@ impl Sampler {
             job.hold_counters(&mut cells);
             job.running.push(time_ms, &cells);
         }
+        let before = |column: usize| job.floors[column].max(0);
+        job.gpu_before_uj = (before(GPU_ENERGY), before(GPU_ENERGY_IDLE));
     }
 
     pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
         let job = self.jobs.remove(&slot)?;
         self.members.remove(slot);
-        Some(Sampled {
-            totals: totals(&job.running, job.profile),
-            course: job.course,
-            attached: job.profile.attached,
-        })
+        let gpus = self.cards.leave(slot);
+        let mut totals = totals(&job.running, job.profile);
+        set_gpu_energy(&mut totals, &gpus, job.gpu_before_uj);
+        Some(Sampled { totals, gpus, course: job.course, attached: job.profile.attached })
     }
 
     pub fn job_count(&self) -> usize {
@@ -246,6 +264,7 @@ impl Sampler {
         self.runner.read(&self.targets, &TickInfo { slow });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
         self.follow_waits();
+        self.follow_cards(now_ns);
         for (row, cells) in self.out.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
@@ -255,6 +274,12 @@ impl Sampler {
             cells[PROCESSES] = self.members.processes_seen(slot) as i64;
             if cells[RUN_QUEUE_WAIT] != MISSING {
                 cells[RUN_QUEUE_WAIT] = job.waits.total_ns();
+            }
+            self.cards.fill(slot, cells);
+            for (column, before_uj) in
+                [(GPU_ENERGY, job.gpu_before_uj.0), (GPU_ENERGY_IDLE, job.gpu_before_uj.1)]
+            {
+                cells[column] = if cells[column] == MISSING { MISSING } else { cells[column] + before_uj };
             }
             job.hold_counters(cells);
             let time_ms = (now_ns + job.unix_offset_ns) / 1_000_000;
@@ -289,6 +314,54 @@ impl Sampler {
         }
     }
 
+    fn follow_cards(&mut self, now_ns: i64) {
+        let mut rows = Vec::new();
+        for (batches, labels) in self.runner.labelled() {
+            if let [cards, processes] = batches
+                && std::ptr::eq(cards.table, &gpu::card::TABLE)
+            {
+                rows.push(Rows { cards, processes, labels });
+            }
+        }
+        if rows.is_empty() {
+            return;
+        }
+        for (&slot, job) in &mut self.jobs {
+            // Between fork and exec a process still has its parent's environment, so a young job is asked again.
+            if let Some(main) = job.main {
+                let known = processes::holding(&self.host, main);
+                if known.is_some() || job.early_taken == 0 {
+                    self.cards.hold(slot, known);
+                }
+                if job.early_taken >= EARLY_MS.len() {
+                    job.main = None;
+                }
+            }
+        }
+        self.cards.look(&rows, &self.map, now_ns, clock::unix_offset_ns());
+    }
+
+    /// Looks at once, whenever the next tick is.
+    pub fn look_at_cards(&mut self) {
+        self.tick(clock::boottime_ns(), true);
+    }
+
+    pub fn has_cards(&self) -> bool {
+        self.runner
+            .labelled()
+            .any(|(batches, _)| batches.iter().any(|batch| std::ptr::eq(batch.table, &gpu::card::TABLE)))
+    }
+
+    /// The cards as last seen, with the jobs by their keys.
+    pub fn cards(&self) -> Vec<(CardNow<'_>, HashMap<u32, JobKey>)> {
+        let keys = |card: &CardNow<'_>| {
+            let users = card.processes.iter().filter_map(|&(_, slot, _, _)| slot);
+            let slots = users.chain(card.holders.iter().map(|&(slot, _)| slot));
+            slots.filter_map(|slot| Some((slot, self.jobs.get(&slot)?.key.clone()))).collect()
+        };
+        self.cards.now().map(|card| (card.clone(), keys(&card))).collect()
+    }
+
     /// The samples taken since the last call, by job.
     pub fn drain(&mut self) -> Vec<(JobKey, Course)> {
         let drained = self.jobs.values_mut().filter(|job| !job.course.is_empty());
@@ -297,8 +370,13 @@ impl Sampler {
 
     /// What is known of each job so far.
     pub fn live(&self) -> Vec<(JobKey, Live)> {
-        let live = |job: &Tracked| Live::of(&job.running, job.profile);
-        self.jobs.values().map(|job| (job.key.clone(), live(job))).collect()
+        let live = |(&slot, job): (&u32, &Tracked)| {
+            let mut live = Live::of(&job.running, job.profile);
+            live.gpus = self.cards.uses_of(slot);
+            set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_before_uj);
+            (job.key.clone(), live)
+        };
+        self.jobs.iter().map(live).collect()
     }
 
     /// What each source has cost so far.
@@ -306,6 +384,7 @@ impl Sampler {
         let cost = |(row, cells): (met_core::Row, &[i64])| Cost {
             source: SOURCES.get(row.part as usize).map_or("?", |spec| spec.name),
             read_ns: cells[self_cost::READ_CPU],
+            background_ns: cells[self_cost::BACKGROUND_CPU],
             errors: cells[self_cost::ERRORS],
             rows: cells[self_cost::ROWS],
         };
@@ -322,6 +401,8 @@ impl Sampler {
 pub struct Cost {
     pub source: &'static str,
     pub read_ns: i64,
+    /// By its own threads.
+    pub background_ns: i64,
     pub errors: i64,
     pub rows: i64,
 }
@@ -331,11 +412,12 @@ pub struct Cost {
 pub struct Live {
     pub totals: Totals,
     pub summaries: met_core::job::Summaries,
+    pub gpus: Vec<GpuUse>,
 }
 
 impl Live {
     fn of(running: &Running, profile: Profile) -> Live {
-        Live { totals: totals(running, profile), summaries: running.summaries() }
+        Live { totals: totals(running, profile), summaries: running.summaries(), gpus: Vec::new() }
     }
 
     /// Of a job that nobody samples: what its counters and levels are at this moment.
@@ -377,7 +459,34 @@ fn totals(running: &Running, profile: Profile) -> Totals {
     if let Some(cores) = running.peak_cores() {
         totals.set(CORES_PEAK, (cores * 1000.0).round() as i64, SampledKind, counters);
     }
+    if let Some(peak) = running.maximum(GPU_MEMORY) {
+        totals.set(GPU_MEMORY_PEAK, peak, SampledKind, "cards");
+    }
     totals
+}
+
+/// The ledger of the cards knows better than samples what a job is charged.
+fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
+    totals.remove(GPU_ENERGY);
+    totals.remove(GPU_ENERGY_IDLE);
+    let Some(worst) = gpus.iter().filter_map(|gpu| gpu.energy_kind).max_by_key(|kind| rank(*kind)) else {
+        return;
+    };
+    let sources: BTreeSet<&str> = gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).collect();
+    let source = sources.into_iter().collect::<Vec<_>>().join("; ");
+    let energy_uj: i64 = gpus.iter().map(GpuUse::energy_uj).sum();
+    let idle_uj: i64 = gpus.iter().map(|gpu| gpu.energy_idle_uj).sum();
+    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source.clone());
+    totals.set(GPU_ENERGY_IDLE, before_uj.1 + idle_uj, worst, source);
+}
+
+fn rank(kind: QualityKind) -> Option<usize> {
+    QualityKind::ALL.iter().position(|&known| known == kind)
+}
+
+/// What the configuration says about sources.
+pub fn options(config: &Config, patience: Duration) -> Options {
+    Options { nvml_library: config.gpu.nvml.clone(), patience, ..Options::default() }
 }
 
 impl WaitLedger {
@@ -417,9 +526,14 @@ impl Sampled {
             if record.totals.get(column).is_none() {
                 // The last sample of a counter is not its end.
                 let counter = JOB.columns[column].kind == Kind::Counter;
-                let kind = if counter { LowerBound } else { figure.kind };
+                // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
+                let final_already = matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE);
+                let kind = if counter && !final_already { LowerBound } else { figure.kind };
                 record.totals.set(column, figure.value, kind, figure.source.clone());
             }
+        }
+        if !self.gpus.is_empty() {
+            record.gpus = self.gpus.clone();
         }
         if let Some(seen) = seen {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
@@ -478,7 +592,7 @@ impl Reading {
     }
 
     fn of_targets(host: &Host, targets: &Targets, map: &JobMap) -> Reading {
-        let mut runner = Runner::open(host, &Options::default());
+        let mut runner = Runner::open(host, &Options { only: Some(COUNTERS), ..Options::default() });
         runner.read(targets, &TickInfo { slow: true });
         let mut reading = Reading::nothing();
         let mut out = Batch::new(&JOB);

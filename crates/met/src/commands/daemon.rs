@@ -52,6 +52,9 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
             "  {:<10} {} rows, {seconds:.3} s CPU, {} errors",
             source.name, source.rows, source.errors
         )?;
+        if source.background_ns > 0 {
+            write!(stdout, ", {:.3} s CPU in its own thread", source.background_ns as f64 / 1e9)?;
+        }
         writeln!(
             stdout,
             "{}",

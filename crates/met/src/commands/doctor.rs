@@ -2,17 +2,22 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Result;
 use met_host::cgroup::{Hierarchies, Kind};
 use met_jobs::enclosure::Enclosure;
-use met_sources::{Options, Runner, SOURCES, Unavailable};
+use met_sources::{Runner, SOURCES, Unavailable};
 use serde_json::json;
 
 use crate::cli::DoctorArgs;
+use crate::sampler;
 use crate::setting::Setting;
 use crate::supervise::perf_allowed;
 use crate::view::{Paint, Style};
+
+/// A driver without its daemon takes seconds to wake a card up.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One thing looked at.
 struct Finding {
@@ -86,7 +91,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
 }
 
 fn sources(setting: &Setting) -> Vec<Finding> {
-    let runner = Runner::open(&setting.host, &Options::default());
+    let runner = Runner::open(&setting.host, &sampler::options(&setting.config, PATIENCE));
     let finding = |spec: &&'static met_sources::SourceSpec| {
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
         let (health, detail, remedy) = match reason {

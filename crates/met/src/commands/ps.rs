@@ -4,18 +4,21 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use anyhow::Result;
-use met_core::{MISSING, Subject};
+use met_core::{MISSING, Subject, gpu};
 use met_host::{Targets, TaskRole, TaskTarget};
-use met_sources::{Options, Runner, TickInfo, process};
+use met_sources::{Runner, TickInfo, process};
 
 use crate::cli::PsArgs;
 use crate::jobs::AllJobs;
 use crate::processes::{self, Process};
+use crate::sampler;
 use crate::setting::Setting;
 use crate::users;
 use crate::view::Style;
 use crate::view::ps::{self, ProcessLine};
 
+/// A driver without its daemon takes seconds to wake a card up.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Over this time the present use of the CPU is measured.
 const LOOK_FOR: Duration = Duration::from_millis(200);
 
@@ -40,16 +43,19 @@ fn look(setting: &Setting, processes: &[Process]) -> Vec<ProcessLine> {
         young: true,
     };
     let targets = Targets { cgroups: Vec::new(), tasks: processes.iter().map(target).collect() };
-    let mut runner = Runner::open(&setting.host, &Options::default());
+    let mut runner = Runner::open(&setting.host, &sampler::options(&setting.config, PATIENCE));
     let before = read(&mut runner, &targets);
     std::thread::sleep(LOOK_FOR);
     let after = read(&mut runner, &targets);
+    let on_cards = cards(&runner);
     let line = |process: &Process| {
         let find = |rows: &[(Subject, Vec<i64>)]| {
             let subject = Subject::Task { pid: process.id.pid, start_ticks: process.id.start_ticks };
             rows.iter().find(|(owner, _)| *owner == subject).map(|(_, cells)| cells.clone())
         };
-        Some(to_line(setting, process, find(&before)?, find(&after)?))
+        let mut line = to_line(setting, process, find(&before)?, find(&after)?);
+        add_cards(&mut line, &on_cards);
+        Some(line)
     };
     processes.iter().filter_map(line).collect()
 }
@@ -60,6 +66,37 @@ fn read(runner: &mut Runner, targets: &Targets) -> Vec<(Subject, Vec<i64>)> {
     batch
         .map(|batch| batch.rows().map(|(row, cells)| (row.owner, cells.to_vec())).collect())
         .unwrap_or_default()
+}
+
+/// A process on a card: pid, the card's number, memory and use.
+type OnCard = (u32, String, i64, i64);
+
+fn cards(runner: &Runner) -> Vec<OnCard> {
+    let mut found = Vec::new();
+    for (batches, labels) in runner.labelled() {
+        for batch in batches.iter().filter(|batch| std::ptr::eq(batch.table, &gpu::process::TABLE)) {
+            for (row, cells) in batch.rows().filter(|(_, cells)| cells[gpu::process::OPEN] != 0) {
+                if let (Subject::Task { pid, .. }, Some(labels)) = (row.owner, labels.get(row.part as usize))
+                {
+                    let index = labels[gpu::card::label::INDEX].clone();
+                    found.push((pid, index, cells[gpu::process::MEMORY], cells[gpu::process::UTILIZATION]));
+                }
+            }
+        }
+    }
+    found
+}
+
+fn add_cards(line: &mut ProcessLine, on_cards: &[OnCard]) {
+    for (_, index, memory, utilization) in on_cards.iter().filter(|(pid, ..)| *pid == line.pid) {
+        line.gpus.push(index.clone());
+        if *memory != MISSING {
+            line.gpu_memory_bytes = Some(line.gpu_memory_bytes.unwrap_or(0) + memory.unsigned_abs());
+        }
+        if *utilization != MISSING {
+            line.gpu_utilization = Some(line.gpu_utilization.unwrap_or(0.0) + *utilization as f64 / 1e3);
+        }
+    }
 }
 
 fn to_line(setting: &Setting, process: &Process, before: Vec<i64>, after: Vec<i64>) -> ProcessLine {
@@ -83,6 +120,9 @@ fn to_line(setting: &Setting, process: &Process, before: Vec<i64>, after: Vec<i6
         threads: count(after[process::THREADS]),
         read_bytes: count(after[process::READ]),
         written_bytes: count(after[process::WRITTEN]),
+        gpu_utilization: None,
+        gpu_memory_bytes: None,
+        gpus: Vec::new(),
         command: if command.is_empty() { vec![format!("[{}]", process.name)] } else { command },
     }
 }

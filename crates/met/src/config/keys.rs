@@ -112,6 +112,16 @@ pub static SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "gpu",
+        help: "Graphics cards. They are found by themselves.",
+        keys: &[Key {
+            name: "nvml",
+            form: Form::Path(|config, path| config.gpu.nvml = Some(path)),
+            default: "",
+            help: "the NVIDIA driver's library libnvidia-ml.so.1, where it is not on the search path",
+        }],
+    },
+    Section {
         name: "system",
         help: "The directories of the daemon that runs as root. A user's own are found by the XDG rules.",
         keys: &[

@@ -126,6 +126,7 @@ fn obey(
             let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
                 name: cost.source.to_owned(),
                 read_ns: cost.read_ns,
+                background_ns: cost.background_ns,
                 errors: cost.errors,
                 rows: cost.rows,
                 last_error: last_errors.get(cost.source).cloned(),

@@ -1,5 +1,6 @@
 //! What people see: text from records, reports and courses. Nothing here prints; callers do.
 
+pub mod gpus;
 pub mod plot;
 pub mod ps;
 pub mod report;

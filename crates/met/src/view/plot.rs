@@ -33,7 +33,7 @@ const ASCII_BARS: bar::Set = bar::Set {
     empty: " ",
 };
 
-/// CPU, memory and I/O over time, one small plot each; what was never sampled has no plot.
+/// CPU, memory, I/O and cards over time, one small plot each; what was never sampled has no plot.
 /// A pause between samples longer than `gap_ms` is shown as a gap.
 pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
     let columns = style.width.unwrap_or(COLUMNS_DEFAULT).clamp(COLUMNS_MIN, COLUMNS_MAX);
@@ -53,6 +53,17 @@ pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
             step: 1024.0,
         },
     ];
+    let gpu = [
+        Panel {
+            title: "GPU use, cards",
+            bins: bins(column::GPU_UTILIZATION),
+            unit: units::cores,
+            step: 1000.0,
+        },
+        Panel { title: "GPU memory", bins: bins(column::GPU_MEMORY), unit: units::bytes, step: 1024.0 },
+        Panel { title: "GPU power", bins: bins(column::GPU_POWER), unit: units::watts, step: 1000.0 },
+    ];
+    let panels: Vec<Panel> = panels.into_iter().chain(gpu).collect();
     let known: Vec<&Panel> = panels.iter().filter(|panel| panel.bins.iter().any(Option::is_some)).collect();
     let (Some(&first_ms), Some(&last_ms)) = (course.times_ms.first(), course.times_ms.last()) else {
         return String::new();

@@ -19,6 +19,11 @@ pub struct ProcessLine {
     pub threads: Option<u64>,
     pub read_bytes: Option<u64>,
     pub written_bytes: Option<u64>,
+    /// Of cards, all together: 1 is one card fully used.
+    pub gpu_utilization: Option<f64>,
+    pub gpu_memory_bytes: Option<u64>,
+    /// The cards it has open, by their numbers.
+    pub gpus: Vec<String>,
     pub command: Vec<String>,
 }
 
@@ -37,7 +42,7 @@ pub fn tree(processes: &[ProcessLine], style: &Style) -> String {
             let cells = branches.iter().map(|branch| cell(branch.process).unwrap_or("-".to_owned()));
             PsColumn::new(header, rank, cells.collect())
         })
-        .filter(|column| column.header != "USER" || column.cells.iter().any(|cell| *cell != column.cells[0]))
+        .filter(PsColumn::tells_something)
         .collect();
     let used = |columns: &[PsColumn]| columns.iter().map(|column| column.width + 2).sum::<usize>();
     while let Some(width) = style.width
@@ -74,6 +79,9 @@ const COLUMNS: &[ColumnSpec] = &[
     ("CPU %", 0, |process| process.cpu_percent.map(|percent| format!("{percent:.1}"))),
     ("CPU TIME", 2, |process| process.cpu_seconds.map(units::duration)),
     ("MEMORY", 1, |process| process.memory_bytes.map(|bytes| units::bytes(bytes as f64))),
+    ("GPU", 2, |process| (!process.gpus.is_empty()).then(|| process.gpus.join(","))),
+    ("GPU %", 1, |process| process.gpu_utilization.map(|share| format!("{:.0}", share * 100.0))),
+    ("GPU MEM", 1, |process| process.gpu_memory_bytes.map(|bytes| units::bytes(bytes as f64))),
     ("THREADS", 5, |process| process.threads.map(|threads| threads.to_string())),
     ("READ", 7, |process| process.read_bytes.map(|bytes| units::bytes(bytes as f64))),
     ("WRITTEN", 6, |process| process.written_bytes.map(|bytes| units::bytes(bytes as f64))),
@@ -90,6 +98,15 @@ impl PsColumn {
     fn new(header: &'static str, rank: u8, cells: Vec<String>) -> PsColumn {
         let width = cells.iter().map(|cell| text::width(cell)).max().unwrap_or(0).max(text::width(header));
         PsColumn { header, rank, cells, width }
+    }
+
+    /// One user's processes need no name, and processes without a card no columns of cards.
+    fn tells_something(&self) -> bool {
+        match self.header {
+            "USER" => self.cells.iter().any(|cell| *cell != self.cells[0]),
+            "GPU" | "GPU %" | "GPU MEM" => self.cells.iter().any(|cell| cell != "-"),
+            _ => true,
+        }
     }
 
     fn pad(&self, cell: &str) -> String {

@@ -22,7 +22,8 @@ pub fn render(report: &Report, style: &Style) -> String {
     let mut blocks = vec![page.head(report)];
     blocks.push(report.meters.iter().map(|meter| page.meter(meter)).collect());
     for section in &report.sections {
-        blocks.push(section.lines.iter().map(|line| page.line(line)).collect());
+        let heading = section.heading.iter().map(|(label, words)| page.heading(label, words));
+        blocks.push(heading.chain(section.lines.iter().map(|line| page.line(line))).collect());
     }
     blocks.push(page.notes(report));
     blocks.retain(|block: &Vec<String>| !block.is_empty());
@@ -49,6 +50,11 @@ pub fn amount(amount: &Amount) -> String {
         Measure::Count => units::count(amount.value),
         Measure::Cores => units::cores(amount.value),
         Measure::Share => units::percent(amount.value),
+        Measure::Joules => units::watt_hours(amount.value),
+        Measure::Watts => units::watts(amount.value),
+        Measure::Celsius => units::celsius(amount.value),
+        Measure::Hertz => units::hertz(amount.value),
+        Measure::Cards => units::cores(amount.value),
     }
 }
 
@@ -133,7 +139,12 @@ impl Page<'_> {
         let room = self.width.saturating_sub(LABEL_COLUMNS + 2 + METER_TEXT_COLUMNS).max(8);
         let filled = filled_columns(meter.share, room);
         let paint = if meter.share > 0.9 { Paint::Yellow } else { Paint::Cyan };
-        let unit = if meter.used.measure == Measure::Cores { " cores" } else { "" };
+        let unit = match meter.used.measure {
+            Measure::Cores => " cores",
+            Measure::Cards if meter.whole.value == 1.0 => " card",
+            Measure::Cards => " cards",
+            _ => "",
+        };
         let words = format!("{} of {}{unit}, {}", marked(&meter.used), amount(&meter.whole), meter.of);
         let words = text::cut(&words, self.width - LABEL_COLUMNS - 2 - room - 7, self.style.ascii);
         format!(
@@ -143,6 +154,12 @@ impl Page<'_> {
             self.style.paint(Paint::Dim, &"░".repeat(room - filled)),
             text::pad_left(&units::percent(meter.share), 4),
         )
+    }
+
+    fn heading(&self, label: &str, words: &str) -> String {
+        let words = self.cut(&text::escape(words), self.width - LABEL_COLUMNS - 2);
+        let label = self.style.paint(Paint::Bold, &text::pad_left(label, LABEL_COLUMNS));
+        format!("{label}  {words}")
     }
 
     fn line(&self, line: &Line) -> String {
@@ -179,7 +196,7 @@ impl Page<'_> {
 
 fn detail(detail: &Detail) -> String {
     let value = detail.amount.as_ref().map(marked).unwrap_or_default();
-    let words = [detail.before, value.as_str(), detail.after];
+    let words = [detail.before, value.as_str(), &detail.after];
     words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 

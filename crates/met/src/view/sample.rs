@@ -187,6 +187,9 @@ pub fn processes() -> Vec<ProcessLine> {
         threads: Some(1),
         read_bytes: None,
         written_bytes: Some(4096),
+        gpu_utilization: None,
+        gpu_memory_bytes: None,
+        gpus: Vec::new(),
         command: command.iter().map(|&word| word.to_owned()).collect(),
     };
     let mut busy = process(

@@ -3,9 +3,9 @@
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table, presets};
 use comfy_table::{ContentLineStyle, LineStyle, TableStyle};
 use met_core::JOB;
-use met_core::job::{Record, State};
+use met_core::job::{GpuUse, Record, State};
 use met_core::job_table as column;
-use met_insight::{average, json};
+use met_insight::{average, gpu, json};
 
 use super::{Style, text, units};
 
@@ -21,6 +21,8 @@ pub enum View {
     Io,
     /// Memory
     Mem,
+    /// Graphics cards
+    Gpu,
     /// Everything
     All,
 }
@@ -32,6 +34,7 @@ impl View {
             View::Cpu => CPU,
             View::Io => IO,
             View::Mem => MEM,
+            View::Gpu => GPU,
             View::All => EVERYTHING,
         }
     }
@@ -159,6 +162,37 @@ static CPU: &[ListColumn] = &[
     ListColumn { side: Side::Left, ..DURATION },
 ];
 
+/// Of the same tool, with the cards.
+static GPU: &[ListColumn] = &[
+    ID,
+    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(4),
+    ListColumn { header: "PROCESS NAME", ..NAME },
+    ListColumn {
+        short: "GPU UTIL",
+        ..text_column("GPU UTIL (AVG)", "gpu_utilization_ratio", |job| {
+            Value::Amount(gpu::utilization(job.record), units::percent_fixed)
+        })
+    },
+    ListColumn {
+        short: "MEM",
+        ..text_column("MEM (AVG)", "gpu_memory_bytes", |job| {
+            Value::Amount(gpu::memory_bytes(job.record), units::gigabytes_fixed)
+        })
+        .rank(2)
+    },
+    text_column("TOTAL POWER", "gpu_energy_joules", |job| {
+        job.total(column::GPU_ENERGY, units::watt_hours_fixed)
+    })
+    .rank(1),
+    text_column("MAX TEMP", "gpu_temperature_max_celsius", |job| {
+        Value::Amount(gpu::temperature_celsius(job.record), units::celsius_fixed)
+    })
+    .rank(3),
+    text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
+    ListColumn { side: Side::Left, ..DURATION },
+    text_column("CARDS", "gpus", |job| Value::Text(job.cards())).rank(2),
+];
+
 static IO: &[ListColumn] = &[
     ID,
     MANAGER,
@@ -227,6 +261,17 @@ impl Job<'_> {
 
     fn main_pid(&self) -> Option<String> {
         Some(self.record.local.as_ref()?.main?.pid.to_string())
+    }
+
+    /// Each card with what the job used of it.
+    fn cards(&self) -> Option<String> {
+        let card = |gpu: &GpuUse| match gpu.utilization {
+            _ if gpu.used_ns == 0 && gpu.idle_since_ns.is_some() => format!("{} idle", gpu.index),
+            Some(used) => format!("{} {}", gpu.index, units::percent(used)),
+            None => gpu.index.clone(),
+        };
+        let cards: Vec<String> = self.record.gpus.iter().map(card).collect();
+        (!cards.is_empty()).then(|| cards.join(", "))
     }
 
     fn exit(&self) -> Option<String> {
@@ -309,7 +354,7 @@ pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> Strin
         })
         .filter(|shown| shown.column.show == Show::Always || shown.is_several())
         .collect();
-    let frame = Frame { boxed: view == View::Cpu };
+    let frame = Frame { boxed: matches!(view, View::Cpu | View::Gpu) };
     if let Some(width) = style.width {
         fit(&mut shown, frame, width, style.ascii);
     }

@@ -55,6 +55,47 @@ pub fn cores(value: f64) -> String {
     }
 }
 
+/// Energy as people pay for it: `690 mWh`, `12.4 Wh`, `1.20 kWh`.
+pub fn watt_hours(joules: f64) -> String {
+    let hours = joules / 3600.0;
+    match hours.abs() {
+        h if h < 0.9995e-3 => format!("{} J", three_digits(joules)),
+        h if h < 0.9995 => format!("{} mWh", three_digits(hours * 1e3)),
+        h if h < 999.5 => format!("{} Wh", three_digits(hours)),
+        _ => format!("{} kWh", three_digits(hours / 1e3)),
+    }
+}
+
+/// Energy in one unit, for columns that line up: `0.69 Wh`.
+pub fn watt_hours_fixed(joules: f64) -> String {
+    format!("{:.2} Wh", joules / 3600.0)
+}
+
+pub fn watts(value: f64) -> String {
+    format!("{} W", three_digits(value))
+}
+
+pub fn celsius(value: f64) -> String {
+    format!("{value:.0} °C")
+}
+
+/// `53.00 C`, for columns that line up.
+pub fn celsius_fixed(value: f64) -> String {
+    format!("{value:.2} C")
+}
+
+/// `12.37 GB`, in powers of ten, for columns that line up.
+pub fn gigabytes_fixed(bytes: f64) -> String {
+    format!("{:.2} GB", bytes / 1e9)
+}
+
+pub fn hertz(value: f64) -> String {
+    match value {
+        v if v < 999.5e6 => format!("{} MHz", three_digits(v / 1e6)),
+        v => format!("{} GHz", three_digits(v / 1e9)),
+    }
+}
+
 /// A share of 1 as a percentage: `47%`, `4.7%`, `<0.1%`.
 pub fn percent(share: f64) -> String {
     let percent = share * 100.0;
