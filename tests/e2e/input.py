@@ -142,7 +142,7 @@ REFUSED = {
     "a_bad_state": (["list", "--state", "asleep"], ["asleep", "running"]),
     "a_bad_time": (["list", "--since", "whenever"], ["--since", "whenever"]),
     "a_bad_limit": (["list", "--limit", "many"], ["many"]),
-    "a_bad_view": (["list", "gpu"], ["gpu"]),
+    "a_bad_view": (["list", "tpu"], ["tpu"]),
     "json_and_csv_at_once": (["list", "--json", "--csv"], ["--csv"]),
     "a_bad_variable": (["run", "--env", "NOTHING", "--", "true"], ["NOTHING", "KEY=VALUE"]),
     "a_folder_that_is_not_there": (["run", "--cwd", "nowhere", "--", "true"], ["nowhere"]),

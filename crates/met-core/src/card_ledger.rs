@@ -15,6 +15,9 @@ use crate::rate::{self, Step};
 /// Readings further apart than this have nothing to do with each other: nobody looked in between.
 const GAP_NS: i64 = 60_000_000_000;
 
+/// The age of a pass is told with some jitter; two passes are further apart than this.
+const SAME_PASS_NS: i64 = 50_000_000;
+
 /// Somebody on the card: a job by its slot, or all others together.
 pub type Who = Option<u32>;
 
@@ -104,7 +107,9 @@ impl CardLedger {
             self.window.counter_uj = None;
         }
         self.learn_idle(look);
-        let pass_ns = look.pass_ns.filter(|&pass_ns| pass_ns > self.window.begin_ns && pass_ns <= look.at_ns);
+        let pass_ns = look.pass_ns.filter(|&pass_ns| {
+            pass_ns > self.window.begin_ns.saturating_add(SAME_PASS_NS) && pass_ns <= look.at_ns
+        });
         let begin_ns = self.last.map_or(look.at_ns, |(at_ns, _)| at_ns);
         match (look.pass_ns, pass_ns) {
             // Nothing dear to wait for: every look closes its own window.

@@ -27,6 +27,8 @@ pub struct Cards {
     uses: HashMap<(u32, usize), Use>,
     /// Processes that were on a card in the last minutes: the dear figures may name one that has ended.
     subjects: HashMap<Subject, (Option<u32>, i64)>,
+    /// Processes of jobs that left: their last figures may still be told, and are nobody's any more.
+    ended: HashMap<Subject, i64>,
     claims: Vec<Claim>,
 }
 
@@ -170,6 +172,7 @@ impl Cards {
             self.meet(rows, map, at_ns);
         }
         self.subjects.retain(|_, (_, seen_ns)| at_ns - *seen_ns < REMEMBERED_NS);
+        self.ended.retain(|_, seen_ns| at_ns - *seen_ns < REMEMBERED_NS);
         for index in 0..self.known.len() {
             if self.known[index].seen_ns == at_ns {
                 self.charge(index, map, at_ns);
@@ -198,6 +201,7 @@ impl Cards {
             let Some(Some(index)) = positions.get(row.part as usize).copied() else { continue };
             let slot = match map.owner(row.owner) {
                 Some(slot) => Some(slot),
+                None if self.ended.contains_key(&row.owner) => continue,
                 None => self.subjects.get(&row.owner).and_then(|&(slot, _)| slot),
             };
             self.subjects.insert(row.owner, (slot, at_ns));
@@ -512,6 +516,10 @@ impl Cards {
         let report = self.uses_of(slot);
         self.uses.retain(|(owner, _), _| *owner != slot);
         self.holdings.remove(&slot);
+        for (&subject, &(_, seen_ns)) in self.subjects.iter().filter(|(_, (owner, _))| *owner == Some(slot)) {
+            self.ended.insert(subject, seen_ns);
+        }
+        self.subjects.retain(|_, (owner, _)| *owner != Some(slot));
         report
     }
 

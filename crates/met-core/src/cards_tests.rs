@@ -153,3 +153,20 @@ fn a_process_that_ended_since_the_last_look_is_still_its_jobs() {
     machine.second(&[(0, 300_000, 900)], &[(100, 0, MISSING, 900)]);
     assert_eq!(machine.cards.uses_of(1)[0].energy_uj(), 300_000_000);
 }
+
+#[test]
+fn what_is_still_told_of_a_job_that_left_is_charged_to_nobody_else_but_the_holders() {
+    let mut machine = Machine::new(&[(1, ""), (2, "CUDA_VISIBLE_DEVICES=0")]);
+    for _ in 0..11 {
+        machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    let left_uj: i64 = machine.cards.leave(1).iter().map(GpuUse::energy_uj).sum();
+    machine.map.clear();
+    machine.map.add_job(2, None);
+    for _ in 0..10 {
+        machine.second(&[(0, 100_000, 0)], &[(100, 0, MISSING, 900)]);
+    }
+    let holder_uj: i64 = machine.cards.leave(2).iter().map(GpuUse::energy_uj).sum();
+    assert_eq!(left_uj, 3_000_000_000);
+    assert_eq!(holder_uj, 200_000_000 + 900_000_000, "from 300 to 100 W in the first second");
+}

@@ -1,21 +1,20 @@
 //! NVIDIA cards through NVML, the driver's own library, loaded when there is a card and never linked.
 //!
-//! Power, use, temperature, clocks and processes are cheap and read at every tick. What takes milliseconds
-//! (the energy counter, use by process, PCIe), and loading the library itself, is done by a thread of its
-//! own, which hands over its last figures with their age: a tick waits for nothing.
+//! Power and use are read at every tick. A call that costs 1 µs in a loop costs 30 µs once a second, when
+//! nothing of the driver is in a cache any more, and a list of eight processes 400 µs: all else, and loading
+//! the library itself, is done by a thread of its own, which hands over its last figures: a tick waits for
+//! nothing.
 
 mod slow;
 
-use std::collections::HashMap;
 use std::io;
 
 use met_core::gpu::{card, process};
 use met_core::{Batch, MISSING, Subject};
 use met_host::{Host, Targets, clock};
 use nvml_wrapper::Device;
-use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper_sys::bindings::{nvmlProcessInfo_t, nvmlReturn_t};
+use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 use self::slow::{Loaded, Slow, SlowCard};
 use crate::{Opened, Options, ReadError, Source, SourceSpec, TickInfo, Unavailable};
@@ -29,10 +28,6 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 /// A machine whose driver is loaded has one of these, also in a container.
 const SIGNS: [&str; 3] = ["/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"];
-/// Processes that a card is asked for in one call. More are possible and then asked for again.
-const PROCESSES_USUAL: usize = 64;
-const PROCESSES_MAX: usize = 1 << 16;
-
 struct Nvidia {
     slow: Slow,
     /// What the thread has loaded, and the figures it has handed over.
@@ -43,10 +38,6 @@ struct Nvidia {
     labels: Vec<Vec<String>>,
     /// Calls that a card does not know, by card.
     unsupported: Vec<u32>,
-    /// When a process was first seen on a card: one that is new has not been asked for its use.
-    first_seen_ns: HashMap<(u32, u32), (i64, u64)>,
-    generation: u64,
-    buffer: Vec<nvmlProcessInfo_t>,
 }
 
 fn open(host: &Host, options: &Options) -> Opened {
@@ -65,9 +56,6 @@ fn open(host: &Host, options: &Options) -> Opened {
         figures_number: 0,
         labels: Vec::new(),
         unsupported: Vec::new(),
-        first_seen_ns: HashMap::new(),
-        generation: 0,
-        buffer: Vec::new(),
     }))
 }
 
@@ -87,7 +75,6 @@ impl Source for Nvidia {
         let now_ns = clock::boottime_ns();
         self.take_over(now_ns)?;
         let Some(loaded) = self.loaded.clone() else { return Ok(()) };
-        self.generation += 1;
         let mut first_error = None;
         for (index, facts) in loaded.cards.iter().enumerate() {
             if let Err(error) = self.read_card(&loaded, index, now_ns, targets, cards, processes) {
@@ -99,8 +86,6 @@ impl Source for Nvidia {
                 first_error.get_or_insert_with(|| retry(path, &error));
             }
         }
-        let generation = self.generation;
-        self.first_seen_ns.retain(|_, (_, seen)| *seen == generation);
         first_error.map_or(Ok(()), Err)
     }
 
@@ -175,13 +160,10 @@ impl Nvidia {
         processes: &mut Batch,
     ) -> Result<(), NvmlError> {
         let facts = &loaded.cards[index];
-        let device = loaded.nvml.device_by_index(facts.index)?;
+        let device = facts.device(&loaded.nvml);
         let part = part_of(&self.labels, &facts.labels);
         let mut cells = [MISSING; card::SLICES + 1];
-        let mut told = fill_fast(&device, &mut self.unsupported[index], &mut cells);
-        if !told.as_ref().is_err_and(is_lost) {
-            told = told.and(self.list_processes(&device));
-        }
+        let told = fill_fast(&device, &mut self.unsupported[index], &mut cells);
         if told.as_ref().is_err_and(is_lost) {
             return told;
         }
@@ -195,70 +177,35 @@ impl Nvidia {
             cells[card::SLICES] = i64::from(piece.slices);
             cells[card::MEMORY_TOTAL] = piece.memory_bytes;
         }
-        self.push_processes(facts, index, part, now_ns, targets, processes);
+        self.push_processes(facts, index, part, targets, processes);
         told
     }
 
-    /// One call into our own buffer: the library's wrapper asks twice, and each time costs 24 µs.
-    fn list_processes(&mut self, device: &Device<'_>) -> Result<(), NvmlError> {
-        let symbol = device.nvml().lib().nvmlDeviceGetComputeRunningProcesses_v3.as_ref();
-        let Ok(symbol) = symbol else {
-            self.buffer.clear();
-            return Ok(());
-        };
-        let mut room = self.buffer.capacity().max(PROCESSES_USUAL);
-        loop {
-            self.buffer.clear();
-            self.buffer.reserve(room);
-            let mut count = u32::try_from(room).unwrap_or(u32::MAX);
-            // SAFETY: the buffer has room for `count` entries, and the library says how many it wrote.
-            let code = unsafe { symbol(device.handle(), &mut count, self.buffer.as_mut_ptr()) };
-            match outcome(code) {
-                Ok(()) => {
-                    // SAFETY: that many were written, and never more than there is room for.
-                    unsafe { self.buffer.set_len((count as usize).min(room)) };
-                    return Ok(());
-                }
-                Err(NvmlError::InsufficientSize(_)) if room < PROCESSES_MAX => {
-                    room = (count as usize).max(room * 2).min(PROCESSES_MAX);
-                }
-                Err(error) if is_unsupported(&error) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
     fn push_processes(
-        &mut self,
+        &self,
         facts: &slow::CardFacts,
         index: usize,
         whole: u32,
-        now_ns: i64,
         targets: &Targets,
         processes: &mut Batch,
     ) {
-        let figures = self.figures.get(index);
+        let Some(figures) = self.figures.get(index) else { return };
         let first_row = processes.len();
-        for info in &self.buffer {
+        for info in &figures.processes {
             let piece = facts.parts.iter().find(|piece| {
-                (piece.gpu_instance, piece.compute_instance) == (info.gpuInstanceId, info.computeInstanceId)
+                (piece.gpu_instance, piece.compute_instance) == (info.gpu_instance, info.compute_instance)
             });
             let part = piece.map_or(whole, |piece| part_of(&self.labels, &piece.labels));
-            let seen = self.first_seen_ns.entry((info.pid, part)).or_insert((now_ns, 0));
-            seen.1 = self.generation;
             let cells = processes.push_part(subject(info.pid, targets), part);
             cells[process::OPEN] = 1;
-            cells[process::MEMORY] = memory_bytes(info.usedGpuMemory);
-            if let Some(figures) = figures {
-                figures.fill_process(info.pid, seen.0, cells);
-            }
+            cells[process::MEMORY] = info.memory_bytes;
+            figures.fill_process(info.pid, cells);
         }
-        let Some(figures) = figures else { return };
         for &(pid, memory) in &figures.graphics {
-            if !self.buffer.iter().any(|info| info.pid == pid) {
+            if !figures.processes.iter().any(|info| info.pid == pid) {
                 let cells = processes.push_part(subject(pid, targets), whole);
                 (cells[process::OPEN], cells[process::MEMORY]) = (1, memory);
-                figures.fill_process(pid, i64::MIN, cells);
+                figures.fill_process(pid, cells);
             }
         }
         // Who computed and has ended since: the energy of its time is still to be charged.
@@ -268,7 +215,7 @@ impl Nvidia {
             if !listed {
                 let cells = processes.push_part(subject(sample.pid, targets), whole);
                 cells[process::OPEN] = 0;
-                figures.fill_process(sample.pid, i64::MIN, cells);
+                figures.fill_process(sample.pid, cells);
             }
         }
     }
@@ -300,46 +247,29 @@ fn outcome(code: nvmlReturn_t) -> Result<(), NvmlError> {
     nvml_wrapper::error::nvml_try(code)
 }
 
-/// What costs a microsecond or two each. A figure that the card does not know is asked for once.
+/// What changes all the time. A figure that the card does not know is asked for once.
 fn fill_fast(device: &Device<'_>, unsupported: &mut u32, cells: &mut [i64]) -> Result<(), NvmlError> {
+    const POWER: u32 = 1;
+    const UTILIZATION: u32 = 2;
     let mut first_error = None;
-    let mut bit = 1u32;
-    let mut ask = |get: &mut dyn FnMut() -> Result<(), NvmlError>| {
-        let this = bit;
-        bit <<= 1;
-        // Once a card is lost every further call would only wait for it again.
-        if *unsupported & this != 0 || first_error.as_ref().is_some_and(is_lost) {
-            return;
+    if *unsupported & POWER == 0 {
+        match device.power_usage() {
+            Ok(mw) => cells[card::POWER] = i64::from(mw),
+            Err(error) if is_unsupported(&error) => *unsupported |= POWER,
+            Err(error) if is_lost(&error) => return Err(error),
+            Err(error) => first_error = Some(error),
         }
-        match get() {
-            Ok(()) => {}
-            Err(error) if is_unsupported(&error) => *unsupported |= this,
-            Err(error) => drop(first_error.get_or_insert(error)),
+    }
+    if *unsupported & UTILIZATION == 0 {
+        match device.utilization_rates() {
+            Ok(rates) => {
+                cells[card::UTILIZATION] = i64::from(rates.gpu) * 10;
+                cells[card::UTILIZATION_MEMORY] = i64::from(rates.memory) * 10;
+            }
+            Err(error) if is_unsupported(&error) => *unsupported |= UTILIZATION,
+            Err(error) => return Err(error),
         }
-    };
-    ask(&mut || device.power_usage().map(|mw| cells[card::POWER] = i64::from(mw)));
-    ask(&mut || {
-        device.utilization_rates().map(|rates| {
-            cells[card::UTILIZATION] = i64::from(rates.gpu) * 10;
-            cells[card::UTILIZATION_MEMORY] = i64::from(rates.memory) * 10;
-        })
-    });
-    ask(&mut || {
-        let celsius = device.temperature(TemperatureSensor::Gpu);
-        celsius.map(|celsius| cells[card::TEMPERATURE] = i64::from(celsius) * 1000)
-    });
-    ask(&mut || device.clock_info(Clock::SM).map(|mhz| cells[card::CLOCK] = i64::from(mhz)));
-    ask(&mut || device.clock_info(Clock::Memory).map(|mhz| cells[card::CLOCK_MEMORY] = i64::from(mhz)));
-    ask(&mut || {
-        let reasons = device.current_throttle_reasons();
-        reasons.map(|reasons| cells[card::THROTTLE] = reasons.bits() as i64)
-    });
-    ask(&mut || {
-        device.memory_info().map(|memory| {
-            cells[card::MEMORY_USED] = memory_bytes(memory.used);
-            cells[card::MEMORY_TOTAL] = memory_bytes(memory.total);
-        })
-    });
+    }
     first_error.map_or(Ok(()), Err)
 }
 

@@ -49,8 +49,11 @@ fn beside(name: &str) -> Option<PathBuf> {
     Some(path.parent()?.join(name))
 }
 
+/// A kind of line, the card it is about, and its pairs.
+type Line = (String, u64, Vec<(String, String)>);
+
 struct Script {
-    lines: Vec<(String, u64, Vec<(String, String)>)>,
+    lines: Vec<Line>,
     errors: Vec<(String, u64, c_int)>,
 }
 

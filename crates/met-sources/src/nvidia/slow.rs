@@ -12,27 +12,35 @@ use met_core::MISSING;
 use met_core::gpu::{card, process};
 use met_host::clock;
 use nvml_wrapper::bitmasks::event::EventTypes;
-use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, PcieUtilCounter};
+use nvml_wrapper::enum_wrappers::device::{
+    Clock, EccCounter, MemoryError, PcieUtilCounter, TemperatureSensor,
+};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, EventSet, Nvml};
-use nvml_wrapper_sys::bindings::nvmlProcessUtilizationSample_t;
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessUtilizationSample_t};
 
 use super::{is_lost, is_unsupported, memory_bytes, outcome};
 
 const LIBRARIES: [&str; 3] =
     ["libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"];
-/// The dear figures may cost this part of a core, PCIe alone a tenth of it.
-const COST_INVERSE: i64 = 1500;
-const PCIE_COST_INVERSE: i64 = 6000;
-const EVERY_MIN_NS: i64 = 1_000_000_000;
+/// One part in so many of a core may be spent: on levels and processes, on the dear figures, on PCIe.
+const LEVELS_COST_INVERSE: i64 = 2500;
+const COST_INVERSE: i64 = 2000;
+const PCIE_COST_INVERSE: i64 = 20_000;
+/// A little less than a second: who looks once a second finds new figures every time.
+const EVERY_MIN_NS: i64 = 900_000_000;
+const LEVELS_EVERY_MAX_NS: i64 = 5_000_000_000;
 const EVERY_MAX_NS: i64 = 20_000_000_000;
 const PCIE_EVERY_MIN_NS: i64 = 10_000_000_000;
 const PCIE_EVERY_MAX_NS: i64 = 300_000_000_000;
 /// A driver that is gone is looked for this often.
 const RELOAD_EVERY: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(50);
+/// Processes that a card is asked for in one call. More are possible and then asked for again.
+const PROCESSES_USUAL: usize = 64;
+const PROCESSES_MAX: usize = 1 << 16;
 const SAMPLES_USUAL: u32 = 256;
 const SAMPLES_MAX: u32 = 1 << 16;
 /// The driver remembers about this much of what processes did.
@@ -49,10 +57,26 @@ pub(super) struct Loaded {
 
 pub(super) struct CardFacts {
     pub index: u32,
+    handle: Handle,
     pub labels: Vec<String>,
     /// How many slices it has, if it can be cut into parts and is.
     pub slices: Option<u32>,
     pub parts: Vec<PartFacts>,
+}
+
+/// The library's own name of a card; worth something as long as the library stays loaded.
+struct Handle(nvmlDevice_t);
+
+// SAFETY: the library may be called from any thread, and never gives its handles up while it is loaded.
+unsafe impl Send for Handle {}
+unsafe impl Sync for Handle {}
+
+impl CardFacts {
+    /// Looking a card up by its number would cost as much as reading it.
+    pub fn device<'a>(&self, nvml: &'a Nvml) -> Device<'a> {
+        // SAFETY: the handle comes from this very library, which `Loaded` keeps together with it.
+        unsafe { Device::new(self.handle.0, nvml) }
+    }
 }
 
 pub(super) struct PartFacts {
@@ -67,10 +91,14 @@ pub(super) struct PartFacts {
 #[derive(Clone, Default)]
 pub(super) struct SlowCard {
     at_ns: i64,
+    levels: [i64; LEVELS.len()],
+    pub processes: Vec<OnCard>,
     energy_uj: Option<i64>,
     /// Use by process since the pass before; `None` where the card does not tell.
     knows_processes: bool,
     pub samples: Vec<Sample>,
+    /// Who was on the card then.
+    asked_for: Vec<u32>,
     /// Processes that draw and do not compute.
     pub graphics: Vec<(u32, i64)>,
     ecc_corrected: Option<i64>,
@@ -84,6 +112,25 @@ pub(super) struct SlowCard {
     last_seen_us: u64,
 }
 
+/// A process that computes on a card.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OnCard {
+    pub pid: u32,
+    pub memory_bytes: i64,
+    pub gpu_instance: u32,
+    pub compute_instance: u32,
+}
+
+/// The columns of what changes slowly, in the order in which it is read.
+const LEVELS: [usize; 6] = [
+    card::TEMPERATURE,
+    card::CLOCK,
+    card::CLOCK_MEMORY,
+    card::THROTTLE,
+    card::MEMORY_USED,
+    card::MEMORY_TOTAL,
+];
+
 /// In thousandths.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
@@ -95,7 +142,17 @@ pub(super) struct Sample {
 }
 
 impl SlowCard {
+    fn new() -> SlowCard {
+        SlowCard { levels: [MISSING; LEVELS.len()], ..SlowCard::default() }
+    }
+
     pub fn fill(&self, now_ns: i64, cells: &mut [i64]) {
+        for (column, level) in LEVELS.into_iter().zip(self.levels) {
+            cells[column] = level;
+        }
+        if self.at_ns == 0 {
+            return;
+        }
         cells[card::PASS_AGE] = (now_ns - self.at_ns).max(0);
         for (column, value) in [
             (card::ENERGY, self.energy_uj),
@@ -113,9 +170,9 @@ impl SlowCard {
     }
 
     /// A process that the library does not name did nothing, unless it is newer than the pass.
-    pub fn fill_process(&self, pid: u32, first_seen_ns: i64, cells: &mut [i64]) {
+    pub fn fill_process(&self, pid: u32, cells: &mut [i64]) {
         let sample = self.samples.iter().find(|sample| sample.pid == pid);
-        let idle = (self.knows_processes && first_seen_ns < self.at_ns).then(Sample::default);
+        let idle = (self.knows_processes && self.asked_for.contains(&pid)).then(Sample::default);
         if let Some(sample) = sample.copied().or(idle) {
             cells[process::UTILIZATION] = sample.utilization;
             cells[process::UTILIZATION_MEMORY] = sample.memory;
@@ -133,7 +190,9 @@ pub(super) struct State {
     pub figures: Vec<SlowCard>,
     /// Counts passes.
     pub number: u64,
+    /// When more is to be read: the levels and processes, and the dear figures.
     due_ns: i64,
+    pass_due_ns: i64,
     asked: bool,
     reload: bool,
     stop: bool,
@@ -222,7 +281,7 @@ fn work(shared: &Shared, library: Option<&std::path::Path>) {
                 Err(why) => (state.loaded, state.failure) = (None, Some(why)),
             }
             state.cpu_ns = clock::thread_cpu_ns();
-            (state.due_ns, state.figures) = (0, Vec::new());
+            (state.due_ns, state.pass_due_ns, state.figures) = (0, 0, Vec::new());
         }
         shared.done.notify_all();
         let loaded = lock(&shared.state).loaded.clone();
@@ -256,7 +315,8 @@ fn pause(shared: &Shared, time: Duration) -> bool {
 /// Reads the dear figures when asked to, until told to stop (true) or to load anew (false).
 fn serve(shared: &Shared, loaded: &Loaded) -> bool {
     let faults = listen(loaded);
-    let mut figures: Vec<SlowCard> = loaded.cards.iter().map(|_| SlowCard::default()).collect();
+    let mut figures: Vec<SlowCard> = loaded.cards.iter().map(|_| SlowCard::new()).collect();
+    let mut buffer = Vec::new();
     let mut pcie_due_ns = 0;
     loop {
         {
@@ -271,16 +331,30 @@ fn serve(shared: &Shared, loaded: &Loaded) -> bool {
         }
         let begin_cpu_ns = clock::thread_cpu_ns();
         for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
-            pass(&loaded.nvml, facts, figures);
+            read_levels(&facts.device(&loaded.nvml), &mut buffer, figures);
         }
-        hear(faults.as_ref(), loaded, &mut figures);
-        let cost_ns = clock::thread_cpu_ns() - begin_cpu_ns;
+        let levels_cpu_ns = clock::thread_cpu_ns();
+        let pass_due_ns = lock(&shared.state).pass_due_ns;
+        let passed = clock::boottime_ns() >= pass_due_ns;
+        if passed {
+            for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
+                pass(&facts.device(&loaded.nvml), figures);
+            }
+            hear(faults.as_ref(), loaded, &mut figures);
+        }
+        let end_cpu_ns = clock::thread_cpu_ns();
         let now_ns = clock::boottime_ns();
         {
             let mut state = lock(&shared.state);
             state.figures.clone_from(&figures);
             state.number += 1;
-            state.due_ns = now_ns + (cost_ns * COST_INVERSE).clamp(EVERY_MIN_NS, EVERY_MAX_NS);
+            let pace =
+                |cost_ns: i64, inverse: i64, longest_ns| (cost_ns * inverse).clamp(EVERY_MIN_NS, longest_ns);
+            state.due_ns =
+                now_ns + pace(levels_cpu_ns - begin_cpu_ns, LEVELS_COST_INVERSE, LEVELS_EVERY_MAX_NS);
+            if passed {
+                state.pass_due_ns = now_ns + pace(end_cpu_ns - levels_cpu_ns, COST_INVERSE, EVERY_MAX_NS);
+            }
             state.asked = false;
             state.cpu_ns = clock::thread_cpu_ns();
         }
@@ -292,7 +366,7 @@ fn serve(shared: &Shared, loaded: &Loaded) -> bool {
                 _ => {
                     let begin_ns = clock::thread_cpu_ns();
                     for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
-                        read_pcie(&loaded.nvml, facts, figures);
+                        read_pcie(&facts.device(&loaded.nvml), figures);
                     }
                     let cost_ns = clock::thread_cpu_ns() - begin_ns;
                     now_ns + (cost_ns * PCIE_COST_INVERSE).clamp(PCIE_EVERY_MIN_NS, PCIE_EVERY_MAX_NS)
@@ -353,6 +427,8 @@ fn facts_of(device: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
     let minor = device.minor_number().map(|minor| format!("195:{minor}")).unwrap_or_default();
     let mut facts = CardFacts {
         index,
+        // SAFETY: kept with the library it comes from.
+        handle: Handle(unsafe { device.handle() }),
         labels: vec![
             index.to_string(),
             uuid.clone(),
@@ -402,16 +478,66 @@ fn part_facts(device: &Device<'_>, card: u32, position: u32, name: &str, parent:
     })
 }
 
+/// What changes slowly, and who is on the card.
+fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>, figures: &mut SlowCard) {
+    let number = |found: Result<i64, NvmlError>| found.unwrap_or(MISSING);
+    let temperature = device.temperature(TemperatureSensor::Gpu);
+    // A lost card keeps every caller waiting: one call is enough to know.
+    if temperature.as_ref().is_err_and(is_lost) {
+        figures.levels = [MISSING; LEVELS.len()];
+        figures.processes.clear();
+        return;
+    }
+    let memory = device.memory_info().ok();
+    figures.levels = [
+        number(temperature.map(|celsius| i64::from(celsius) * 1000)),
+        number(device.clock_info(Clock::SM).map(i64::from)),
+        number(device.clock_info(Clock::Memory).map(i64::from)),
+        number(device.current_throttle_reasons().map(|reasons| reasons.bits() as i64)),
+        memory.as_ref().map_or(MISSING, |memory| memory_bytes(memory.used)),
+        memory.as_ref().map_or(MISSING, |memory| memory_bytes(memory.total)),
+    ];
+    figures.processes.clear();
+    if list_processes(device, buffer).is_ok() {
+        figures.processes.extend(buffer.iter().map(|info| OnCard {
+            pid: info.pid,
+            memory_bytes: memory_bytes(info.usedGpuMemory),
+            gpu_instance: info.gpuInstanceId,
+            compute_instance: info.computeInstanceId,
+        }));
+    }
+}
+
+/// One call into our own buffer: the library's wrapper asks twice.
+fn list_processes(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>) -> Result<(), NvmlError> {
+    buffer.clear();
+    let symbol = device.nvml().lib().nvmlDeviceGetComputeRunningProcesses_v3.as_ref();
+    let symbol = symbol.map_err(|_| NvmlError::FunctionNotFound)?;
+    let mut room = buffer.capacity().max(PROCESSES_USUAL);
+    loop {
+        buffer.reserve(room);
+        let mut count = u32::try_from(room).unwrap_or(u32::MAX);
+        // SAFETY: the buffer has room for `count` entries, and the library says how many it wrote.
+        match outcome(unsafe { symbol(device.handle(), &mut count, buffer.as_mut_ptr()) }) {
+            Ok(()) => {
+                // SAFETY: that many were written, and never more than there is room for.
+                unsafe { buffer.set_len((count as usize).min(room)) };
+                return Ok(());
+            }
+            Err(NvmlError::InsufficientSize(_)) if room < PROCESSES_MAX => {
+                room = (count as usize).max(room * 2).min(PROCESSES_MAX);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// One card's dear figures. What fails stays unknown until the next pass.
-fn pass(nvml: &Nvml, facts: &CardFacts, figures: &mut SlowCard) {
-    let device = match nvml.device_by_index(facts.index) {
-        Ok(device) => device,
-        Err(_) => return,
-    };
+fn pass(device: &Device<'_>, figures: &mut SlowCard) {
     if figures.last_seen_us == 0 {
         figures.last_seen_us = u64::try_from(clock::realtime_ns() / 1000 - REMEMBERED_US).unwrap_or(0);
     }
-    let used = read_use(&device, figures.last_seen_us);
+    let used = read_use(device, figures.last_seen_us);
     let begin_ns = clock::boottime_ns();
     let energy = device.total_energy_consumption();
     let end_ns = clock::boottime_ns();
@@ -440,6 +566,9 @@ fn pass(nvml: &Nvml, facts: &CardFacts, figures: &mut SlowCard) {
         UsedGpuMemory::Unavailable => MISSING,
     };
     let graphics = device.running_graphics_processes().unwrap_or_default();
+    figures.asked_for.clear();
+    figures.asked_for.extend(figures.processes.iter().map(|info| info.pid));
+    figures.asked_for.extend(graphics.iter().map(|info| info.pid));
     figures.graphics = graphics.into_iter().map(|info| (info.pid, memory(info.used_gpu_memory))).collect();
 }
 
@@ -498,8 +627,7 @@ fn by_process(raw: &[nvmlProcessUtilizationSample_t], since_us: u64) -> (Vec<Sam
     (found.into_iter().map(mean).collect(), newest_us)
 }
 
-fn read_pcie(nvml: &Nvml, facts: &CardFacts, figures: &mut SlowCard) {
-    let Ok(device) = nvml.device_by_index(facts.index) else { return };
+fn read_pcie(device: &Device<'_>, figures: &mut SlowCard) {
     // In KB.
     let rate = |counter| device.pcie_throughput(counter).ok().map(|kb| i64::from(kb) * 1000);
     figures.pcie_received = rate(PcieUtilCounter::Receive);
@@ -511,8 +639,7 @@ fn listen(loaded: &Loaded) -> Option<EventSet<'_>> {
     let mut set = loaded.nvml.create_event_set().ok()?;
     let mut heard = false;
     for facts in loaded.cards.iter() {
-        let Ok(device) = loaded.nvml.device_by_index(facts.index) else { continue };
-        set = match device.register_events(EventTypes::CRITICAL_XID_ERROR, set) {
+        set = match facts.device(&loaded.nvml).register_events(EventTypes::CRITICAL_XID_ERROR, set) {
             Ok(set) => {
                 heard = true;
                 set
