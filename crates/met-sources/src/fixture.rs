@@ -100,7 +100,7 @@ fn files_of(archive: &str) -> Vec<(&Path, Vec<u8>)> {
 #[test]
 fn every_captured_machine_is_used() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/hosts");
-    let sources = [include_str!("cgroup.rs"), include_str!("process.rs")];
+    let sources = [include_str!("cgroup.rs"), include_str!("process.rs"), include_str!("drm.rs")];
     #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
     for entry in std::fs::read_dir(fixtures).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();

@@ -3,6 +3,7 @@
 //! To add one: a file with its table, its [`SourceSpec`] and its [`Source`], and one word in [`SOURCES`].
 
 mod cgroup;
+mod drm;
 mod nvidia;
 pub mod process;
 pub mod self_cost;
@@ -18,7 +19,7 @@ pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
 pub use self_cost::{NewError, Runner};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
-pub static SOURCES: &[&SourceSpec] = &[&cgroup::SPEC, &process::SPEC, &nvidia::SPEC];
+pub static SOURCES: &[&SourceSpec] = &[&cgroup::SPEC, &process::SPEC, &nvidia::SPEC, &drm::SPEC];
 
 /// Every table, in the order of the documentation.
 pub fn catalogue() -> Vec<&'static Table> {

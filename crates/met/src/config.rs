@@ -288,7 +288,9 @@ mod tests {
         );
         check_error(
             "colour: red\n",
-            expect![[r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state"#]],
+            expect![[
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state"#
+            ]],
         );
         check_error(
             "daemon:\n  port: 80\n",

@@ -1,0 +1,438 @@
+//! AMD and Intel cards without a vendor's library: sysfs for the card, `/proc/PID/fdinfo` for who uses it.
+//!
+//! A process says in its fdinfo how long each engine worked for it; forked and duplicated descriptors say it
+//! again, so each client is counted once. What computes through KFD alone is found in its own directory.
+
+use std::collections::{HashMap, HashSet};
+
+use met_core::gpu::{card, process};
+use met_core::rate::{self, Step};
+use met_core::{Batch, MISSING, Subject};
+use met_host::{Dir, Host, Targets, TaskRole, TaskTarget, clock, parse};
+
+use crate::{Opened, Options, ReadError, Source, SourceSpec, TickInfo, Unavailable};
+
+pub(crate) static SPEC: SourceSpec = SourceSpec {
+    name: "drm",
+    help: "AMD and Intel cards: use, memory, power and energy, by process too",
+    tables: &[&card::TABLE, &process::TABLE],
+    open,
+};
+
+const DRM: &str = "/sys/class/drm";
+const KFD: &str = "/sys/class/kfd/kfd";
+/// Descriptors of one process that are looked through for cards.
+const DESCRIPTORS_MAX: usize = 4096;
+
+struct Drm {
+    host: Host,
+    cards: Vec<Card>,
+    labels: Vec<Vec<String>>,
+    /// Descriptors that are known to lead to a card, by process.
+    known: HashMap<(u32, u64), Vec<u32>>,
+    /// What each client's engines had done, and when that was read.
+    clients: HashMap<(usize, u64), (i64, Engines)>,
+    buffer: Vec<u8>,
+}
+
+struct Card {
+    device: Dir,
+    hwmon: Option<Dir>,
+    /// Where the driver says its clock, seen from the card's own directory.
+    gt: Option<Dir>,
+    pci: String,
+    /// The card's number in KFD.
+    kfd_id: Option<Vec<u8>>,
+}
+
+/// Time that engines worked, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Engines {
+    compute: Option<i64>,
+    copy: Option<i64>,
+    encode: Option<i64>,
+    decode: Option<i64>,
+}
+
+/// What one descriptor says about a client of a card.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Client {
+    pci: String,
+    id: u64,
+    memory_bytes: Option<i64>,
+    engines: Engines,
+}
+
+fn open(host: &Host, _: &Options) -> Opened {
+    let absent = || Unavailable::Absent("no AMD or Intel card".to_owned());
+    let folder = host.open_dir(DRM).map_err(|_| absent())?;
+    let mut names = Vec::new();
+    let _ = folder.list(&mut Vec::new(), |name, _, _| {
+        // `card0-HDMI-A-1` is a plug of it.
+        names.extend(name.strip_prefix(b"card").and_then(parse::u32));
+    });
+    names.sort_unstable();
+    let mut source = Drm {
+        host: host.clone(),
+        cards: Vec::new(),
+        labels: Vec::new(),
+        known: HashMap::new(),
+        clients: HashMap::new(),
+        buffer: Vec::new(),
+    };
+    for number in names {
+        source.meet(number);
+    }
+    if source.cards.is_empty() { Err(absent()) } else { Ok(Box::new(source)) }
+}
+
+impl Source for Drm {
+    fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+        let [cards, processes] = out else { return Ok(()) };
+        for (part, card) in (0..).zip(&self.cards) {
+            card.fill(&mut self.buffer, cards.push_part(Subject::Node, part));
+        }
+        let mut seen = HashSet::new();
+        let living: HashSet<_> = targets.tasks.iter().map(|task| (task.pid, task.start_ticks)).collect();
+        self.known.retain(|key, _| living.contains(key));
+        for task in targets.tasks.iter().filter(|task| task.role == TaskRole::Member) {
+            if tick.slow || task.young || !self.known.contains_key(&(task.pid, task.start_ticks)) {
+                self.find_descriptors(task);
+            }
+            self.read_process(task, &mut seen, processes);
+        }
+        self.clients.retain(|key, _| seen.contains(key));
+        Ok(())
+    }
+
+    fn labels(&self) -> &[Vec<String>] {
+        &self.labels
+    }
+}
+
+impl Drm {
+    /// Takes up a card if its maker is one of ours.
+    fn meet(&mut self, number: u32) {
+        let Ok(device) = self.host.open_dir(format!("{DRM}/card{number}/device")) else { return };
+        let mut text = |name: &str| {
+            device.read(name, &mut self.buffer).ok()?;
+            let text = String::from_utf8_lossy(self.buffer.trim_ascii()).into_owned();
+            (!text.is_empty()).then_some(text)
+        };
+        let vendor = match text("vendor").as_deref() {
+            Some("0x1002") => "amd",
+            Some("0x8086") => "intel",
+            _ => return,
+        };
+        let uevent = text("uevent").unwrap_or_default();
+        let pci =
+            uevent.lines().find_map(|line| line.strip_prefix("PCI_SLOT_NAME=")).unwrap_or("").to_owned();
+        let uuid = text("unique_id").map_or_else(|| format!("PCI-{pci}"), |id| format!("GPU-{id}"));
+        let name = text("product_name").unwrap_or_else(|| {
+            let maker = if vendor == "amd" { "AMD" } else { "Intel" };
+            format!("{maker} {}", text("device").unwrap_or_default())
+        });
+        let numbers = render_device(&device).unwrap_or_else(|| format!("226:{number}"));
+        let index = self.cards.len().to_string();
+        self.labels.push(vec![index, uuid, name, vendor.to_owned(), String::new(), numbers]);
+        let hwmon = first_below(&device, "hwmon");
+        let gt = self.host.open_dir(format!("{DRM}/card{number}/gt/gt0")).ok();
+        let kfd_id = kfd_id(&self.host, &pci);
+        self.cards.push(Card { device, hwmon, gt, pci, kfd_id });
+    }
+
+    fn find_descriptors(&mut self, task: &TaskTarget) {
+        let mut found = Vec::new();
+        if let Ok(folder) = self.host.open_dir(format!("/proc/{}/fdinfo", task.pid)) {
+            let mut numbers = Vec::new();
+            let _ = folder.list(&mut self.buffer, |name, _, _| numbers.extend(parse::u32(name)));
+            for number in numbers.into_iter().take(DESCRIPTORS_MAX) {
+                if folder.read(number.to_string(), &mut self.buffer).is_ok()
+                    && client_of(&self.buffer).is_some()
+                {
+                    found.push(number);
+                }
+            }
+        }
+        self.known.insert((task.pid, task.start_ticks), found);
+    }
+
+    fn read_process(&mut self, task: &TaskTarget, seen: &mut HashSet<(usize, u64)>, out: &mut Batch) {
+        let now_ns = clock::boottime_ns();
+        let mut uses: Vec<Option<Vec<i64>>> = vec![None; self.cards.len()];
+        for number in self.known.get(&(task.pid, task.start_ticks)).cloned().unwrap_or_default() {
+            let path = format!("/proc/{}/fdinfo/{number}", task.pid);
+            if self.host.read_small(path, &mut self.buffer).is_err() {
+                continue;
+            }
+            let Some(client) = client_of(&self.buffer) else { continue };
+            let Some(index) = self.cards.iter().position(|card| card.pci == client.pci) else { continue };
+            let cells = uses[index].get_or_insert_with(|| vec![MISSING; process::TABLE.columns.len()]);
+            cells[process::OPEN] = 1;
+            if seen.insert((index, client.id)) {
+                let before = self.clients.insert((index, client.id), (now_ns, client.engines));
+                add_client(cells, &client, before, now_ns);
+            }
+        }
+        for (index, card) in self.cards.iter().enumerate() {
+            let Some(id) = &card.kfd_id else { continue };
+            let path = format!("{KFD}/proc/{}/vram_{}", task.pid, String::from_utf8_lossy(id));
+            if self.host.read_small(path, &mut self.buffer).is_ok() {
+                let cells = uses[index].get_or_insert_with(|| vec![MISSING; process::TABLE.columns.len()]);
+                cells[process::OPEN] = 1;
+                // The same memory may be told by a descriptor, too: the larger is the whole.
+                cells[process::MEMORY] = cells[process::MEMORY].max(parse::cell(self.buffer.trim_ascii()));
+            }
+        }
+        let owner = Subject::Task { pid: task.pid, start_ticks: task.start_ticks };
+        for (part, cells) in (0..).zip(uses) {
+            if let Some(cells) = cells {
+                out.push_part(owner, part).copy_from_slice(&cells);
+            }
+        }
+    }
+}
+
+impl Card {
+    fn fill(&self, buffer: &mut Vec<u8>, cells: &mut [i64]) {
+        let mut number = |folder: Option<&Dir>, names: &[&str], factor: i64, divisor: i64| {
+            let Some(folder) = folder else { return MISSING };
+            let read = names.iter().find_map(|name| {
+                folder.read(name, buffer).ok()?;
+                Some(parse::scaled(parse::cell(buffer.trim_ascii()), factor)).filter(|cell| *cell != MISSING)
+            });
+            read.map_or(MISSING, |cell| cell / divisor)
+        };
+        let (device, hwmon) = (Some(&self.device), self.hwmon.as_ref());
+        cells[card::UTILIZATION] = number(device, &["gpu_busy_percent"], 10, 1);
+        cells[card::UTILIZATION_MEMORY] = number(device, &["mem_busy_percent"], 10, 1);
+        cells[card::MEMORY_USED] = number(device, &["mem_info_vram_used"], 1, 1);
+        cells[card::MEMORY_TOTAL] = number(device, &["mem_info_vram_total"], 1, 1);
+        // µW, µJ, m°C and Hz.
+        cells[card::POWER] = number(hwmon, &["power1_average", "power1_input"], 1, 1000);
+        cells[card::POWER_LIMIT] = number(hwmon, &["power1_cap", "power1_max"], 1, 1000);
+        cells[card::ENERGY] = number(hwmon, &["energy1_input"], 1, 1);
+        cells[card::TEMPERATURE] = number(hwmon, &["temp1_input", "temp2_input"], 1, 1);
+        cells[card::CLOCK] = number(hwmon, &["freq1_input"], 1, 1_000_000);
+        if cells[card::CLOCK] == MISSING {
+            cells[card::CLOCK] = number(self.gt.as_ref(), &["rps_act_freq_mhz"], 1, 1);
+        }
+        cells[card::CLOCK_MEMORY] = number(hwmon, &["freq2_input"], 1, 1_000_000);
+    }
+}
+
+fn first_below(folder: &Dir, name: &str) -> Option<Dir> {
+    let folder = folder.open_dir(name).ok()?;
+    let mut names: Vec<String> = Vec::new();
+    folder.list(&mut Vec::new(), |name, _, _| names.push(String::from_utf8_lossy(name).into_owned())).ok()?;
+    names.sort_unstable();
+    folder.open_dir(names.first()?).ok()
+}
+
+/// The device file that programs compute through: `renderD128` has the minor number 128.
+fn render_device(device: &Dir) -> Option<String> {
+    let mut minor = None;
+    let folder = device.open_dir("drm").ok()?;
+    let _ = folder.list(&mut Vec::new(), |name, _, _| {
+        minor = name.strip_prefix(b"renderD").and_then(parse::u32).or(minor);
+    });
+    minor.map(|minor| format!("226:{minor}"))
+}
+
+/// KFD names a card by a number of its own and says where on the bus it is.
+fn kfd_id(host: &Host, pci: &str) -> Option<Vec<u8>> {
+    let folder = host.open_dir(format!("{KFD}/topology/nodes")).ok()?;
+    let mut nodes = Vec::new();
+    folder.list(&mut Vec::new(), |name, _, _| nodes.extend(parse::u32(name))).ok()?;
+    let mut text = Vec::new();
+    nodes.into_iter().find_map(|node| {
+        folder.read(format!("{node}/properties"), &mut text).ok()?;
+        let value = |key: &str| {
+            let line = parse::lines(&text).find(|line| parse::fields(line).next() == Some(key.as_bytes()))?;
+            parse::fields(line).nth(1).and_then(parse::u64)
+        };
+        let (location, domain) = (value("location_id")?, value("domain").unwrap_or(0));
+        let (bus, slot, function) = (location >> 8 & 0xff, location >> 3 & 0x1f, location & 7);
+        if format!("{domain:04x}:{bus:02x}:{slot:02x}.{function}") != pci {
+            return None;
+        }
+        folder.read(format!("{node}/gpu_id"), &mut text).ok()?;
+        Some(text.trim_ascii().to_vec())
+    })
+}
+
+/// Adds one client to its process: levels as they are, engines by what they did since they were last read.
+fn add_client(cells: &mut [i64], client: &Client, before: Option<(i64, Engines)>, now_ns: i64) {
+    let add = |cell: &mut i64, more: Option<i64>| {
+        if let Some(more) = more {
+            *cell = if *cell == MISSING { more } else { cell.saturating_add(more) };
+        }
+    };
+    add(&mut cells[process::MEMORY], client.memory_bytes);
+    let Some((before_ns, before)) = before.filter(|(before_ns, _)| now_ns > *before_ns) else { return };
+    let share = |before: Option<i64>, now: Option<i64>| match rate::step(before?, now?) {
+        // An engine of which the card has several may do more than one second's work in a second.
+        Step::Delta(worked_ns) => {
+            let thousandths = i128::from(worked_ns) * 1000 / i128::from(now_ns - before_ns);
+            Some(i64::try_from(thousandths).unwrap_or(1000).min(1000))
+        }
+        Step::Restarted | Step::Gap => None,
+    };
+    let now = client.engines;
+    add(&mut cells[process::UTILIZATION], share(before.compute, now.compute));
+    add(&mut cells[process::UTILIZATION_COPY], share(before.copy, now.copy));
+    add(&mut cells[process::UTILIZATION_ENCODER], share(before.encode, now.encode));
+    add(&mut cells[process::UTILIZATION_DECODER], share(before.decode, now.decode));
+}
+
+/// What an fdinfo file says; nothing if it is not a card's.
+fn client_of(text: &[u8]) -> Option<Client> {
+    let mut client = Client::default();
+    let (mut told, mut resident) = (None, None);
+    let mut has_id = false;
+    for line in parse::lines(text) {
+        let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
+        let (key, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        let Some(key) = key.strip_prefix(b"drm-") else { continue };
+        let mut fields = parse::fields(value);
+        let number = fields.next().and_then(parse::i64);
+        match key {
+            b"pdev" => client.pci = String::from_utf8_lossy(value).into_owned(),
+            b"client-id" => {
+                client.id = number.and_then(|id| u64::try_from(id).ok())?;
+                has_id = true;
+            }
+            _ => {
+                let bytes = number.and_then(|number| number.checked_mul(unit(fields.next())));
+                if let Some(engine) = key.strip_prefix(b"engine-") {
+                    client.engines.add(engine, number);
+                } else if key.starts_with(b"memory-vram") || key.starts_with(b"memory-local") {
+                    told = sum(told, bytes);
+                } else if key.starts_with(b"resident-vram") || key.starts_with(b"resident-local") {
+                    resident = sum(resident, bytes);
+                }
+            }
+        }
+    }
+    client.memory_bytes = told.or(resident);
+    (has_id && !client.pci.is_empty()).then_some(client)
+}
+
+fn unit(word: Option<&[u8]>) -> i64 {
+    match word {
+        Some(b"KiB") => 1 << 10,
+        Some(b"MiB") => 1 << 20,
+        _ => 1,
+    }
+}
+
+fn sum(one: Option<i64>, other: Option<i64>) -> Option<i64> {
+    match (one, other) {
+        (Some(one), Some(other)) => one.checked_add(other),
+        (one, other) => one.or(other),
+    }
+}
+
+impl Engines {
+    /// The kernel's names of engines, by what they do.
+    fn add(&mut self, engine: &[u8], worked_ns: Option<i64>) {
+        let sum_of = match engine {
+            // How many there are of an engine, not how long it worked.
+            _ if engine.starts_with(b"capacity-") => return,
+            b"gfx" | b"compute" | b"render" | b"rcs" | b"ccs" => &mut self.compute,
+            b"dma" | b"copy" | b"bcs" => &mut self.copy,
+            b"dec" | b"vcs" | b"video" => &mut self.decode,
+            b"enc" | b"vecs" | b"video-enhance" => &mut self.encode,
+            _ => return,
+        };
+        *sum_of = sum(*sum_of, worked_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{Machine, SLOW};
+    use expect_test::expect;
+
+    fn machine(archive: &str) -> Machine {
+        let mut machine = Machine::new(archive);
+        let task = |pid| TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
+        machine.targets.tasks.extend([task(100), task(101)]);
+        machine
+    }
+
+    #[test]
+    fn an_amd_card_with_a_client_that_two_processes_share_and_one_of_kfd() {
+        let machine = machine(include_str!("../../../fixtures/hosts/gpu-amd.txt"));
+        expect![[r#"
+            Node
+              utilization 730
+              utilization_memory 120
+              memory_used 17179869184
+              memory_total 68702699520
+              power 412000
+              power_limit 560000
+              temperature 54000
+              clock 1700
+              clock_memory 1600
+            100
+              memory 2097152
+              open 1
+            101
+              memory 8589934592
+              open 1
+        "#]]
+        .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn an_intel_card_has_an_energy_counter() {
+        let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
+        expect![[r#"
+            Node
+              power_limit 150000
+              energy 987654321
+              clock 1950
+            100
+              memory 3145728
+              open 1
+        "#]]
+        .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn cards_are_named_by_bus_and_device_file() {
+        let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
+        let source = open(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
+        assert_eq!(source.labels(), [["0", "PCI-0000:4d:00.0", "Intel 0x56c0", "intel", "", "226:129"]]);
+    }
+
+    #[test]
+    fn use_is_what_engines_did_in_between() {
+        let client = |compute| Client {
+            engines: Engines { compute: Some(compute), ..Engines::default() },
+            ..Client::default()
+        };
+        let mut cells = vec![MISSING; process::TABLE.columns.len()];
+        add_client(&mut cells, &client(700_000_000), Some((0, client(200_000_000).engines)), 1_000_000_000);
+        assert_eq!(cells[process::UTILIZATION], 500);
+        add_client(&mut cells, &client(5), Some((0, client(200_000_000).engines)), 1_000_000_000);
+        assert_eq!(cells[process::UTILIZATION], 500, "a counter that fell is not growth");
+    }
+
+    #[test]
+    fn a_machine_without_such_a_card_says_so() {
+        let machine = Machine::new("-- proc/stat --\n-- sys/class/drm/card0/device/vendor --\n0x10de\n");
+        let opened = (SPEC.open)(&machine.host, &Options::default());
+        assert_eq!(opened.err().unwrap(), Unavailable::Absent("no AMD or Intel card".to_owned()));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_breaks_it(text: Vec<u8>, lines in "(drm-(pdev|client-id|engine-gfx|memory-vram):[ 0-9a-zKiB]{0,12}\n){0,6}") {
+            let _ = client_of(&text);
+            let _ = client_of(lines.as_bytes());
+        }
+    }
+}
