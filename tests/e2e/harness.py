@@ -107,14 +107,14 @@ def children_of(pid):
     return found
 
 
-def marked(token):
-    """The living processes of a test: pid and command line."""
-    variable = f"{TOKEN}={token}".encode()
+def marked(token, *more):
+    """The living processes of a test, or of one of its users: pid and command line."""
+    variables = {variable.encode() for variable in (f"{TOKEN}={token}", *more)}
     found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
-                if variable not in file.read().split(b"\0"):
+                if not variables <= set(file.read().split(b"\0")):
                     continue
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -287,8 +287,8 @@ class User:
 
     def daemon_pids(self):
         """Daemons of this user that are alive."""
-        found = marked(self.world.token)
-        return [pid for pid, command in found.items() if " daemon" in command and uid_of(pid) == self.uid]
+        found = marked(self.world.token, f"HOME={self.home}")
+        return [pid for pid, command in found.items() if command.partition(" ")[2].startswith("daemon")]
 
     def daemon_pid(self):
         """The daemon that serves, once there is one."""
@@ -322,13 +322,6 @@ class User:
         machines = os.listdir(os.path.join(self.state, "met"))
         equal(len(machines), 1, "folders in the state directory")
         return os.path.join(self.state, "met", machines[0])
-
-
-def uid_of(pid):
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None
 
 
 class Terminal:

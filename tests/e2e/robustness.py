@@ -131,7 +131,8 @@ def killing_the_daemon_while_it_writes_loses_no_job(world):
     for starter in starters:
         starter.join()
     check(kills >= 20, f"only {kills} daemons could be killed")
-    world.met("wait", *started).expect(3)
+    result = world.met("wait", *started)
+    check(result.code == 3, f"{result.code}: {result.err}; {os.listdir(world.store_folder())}")
     jobs = world.jobs()
     equal(sorted(int(job["job"]["id"]) for job in jobs), sorted(map(int, started)), "jobs")
     equal({(job["job"]["state"], job["job"]["exit_code"]) for job in jobs}, {("failed", 3)}, "states and exit codes")

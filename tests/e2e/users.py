@@ -117,6 +117,7 @@ def totals_under_a_root_daemon_are_exact_and_from_a_cgroup(world, children):
     world.configure("sampling:\n  interval: 10s\n")
     world.start_system_daemon()
     job = alice.run_to_end(*world.workload("in_turn", "cpu", 5, 0.4, children))
+    equal(job["job"]["exit_code"], 0, f"exit code and signal {job['job']['signal']}")
     equal(job["quality"]["cpu_seconds"], {"kind": "measured", "source": "cgroup"}, "quality")
     close_to(job["totals"]["cpu_seconds"], truth(alice), CPU_SHARE, "CPU")
     equal(job["job"]["user"], alice.name, "user")
