@@ -386,7 +386,7 @@ class World:
     """One test's own machine, as far as met can tell."""
 
     def __init__(self, token, root, shared):
-        self.token, self.root = token, root
+        self.token, self.root, self.stolen_before = token, root, stolen()
         self.met_path = os.path.join(shared, "met")
         self.work_path = os.path.join(shared, "work.py")
         self.python = public_python()
@@ -450,6 +450,10 @@ class World:
             self.system.send_signal(how)
             self.system.wait(DEADLINE_S)
             self.system = None
+
+    def stolen(self):
+        """What a hypervisor took away since the test began."""
+        return stolen() - self.stolen_before
 
     def log(self, name):
         with open(os.path.join(self.root, name)) as file:
@@ -559,6 +563,12 @@ def homes():
                     path = os.path.relpath(paths[controller], inside)
                     if not path.startswith(".."):
                         yield name, os.path.normpath(os.path.join(point, path))
+
+
+def stolen():
+    """Seconds that a hypervisor took from this machine since boot."""
+    with open("/proc/stat") as file:
+        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def public_python():
