@@ -259,6 +259,31 @@ def a_database_of_a_newer_version_is_refused_and_left_alone(world):
 
 
 @test
+def a_database_whose_creation_was_interrupted_is_begun_again(world):
+    try:
+        import sqlite3
+    except ImportError:
+        raise Skip("this python has no sqlite3") from None
+    world.met("time", "--quiet", "--", "sh", "-c", "exit 3").expect(3)
+    store = os.path.join(world.store_folder(), "store.db")
+    pid = os.fork()
+    if pid == 0:
+        # Killed in the middle of its first transaction, which is not in the log yet.
+        database = sqlite3.connect(store, isolation_level=None)
+        database.execute("PRAGMA cache_size = 1")
+        database.execute("BEGIN")
+        database.execute("CREATE TABLE half (done BLOB)")
+        for _ in range(100):
+            database.execute("INSERT INTO half VALUES (zeroblob(10000))")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    check(os.path.getsize(store + "-journal") > 0 and os.path.getsize(store) > 0, "nothing was half done")
+    equal([job["job"]["exit_code"] for job in world.jobs()], [3], "exit codes")
+    world.met("run", "--wait", "--", "true").ok()
+    equal([job["job"]["exit_code"] for job in world.jobs()], [0, 3], "exit codes")
+
+
+@test
 def the_socket_of_a_killed_daemon_is_replaced(world):
     job = world.run("sleep", "1000")
     first = world.daemon_pid()
