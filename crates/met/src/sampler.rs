@@ -29,6 +29,8 @@ const EARLY_MS: [i64; 6] = [20, 50, 100, 200, 400, 800];
 const EARLY_JOBS_MAX: usize = 16;
 /// What is dear to read is read at every tenth tick.
 const SLOW_EVERY: u64 = 10;
+/// So few processes and cgroups may be read in full each time: a quarter of a millisecond.
+const FEW_TARGETS: usize = 32;
 /// A peak of cores is one that lasted.
 const PEAK_SPAN_MS: i64 = 500;
 
@@ -238,7 +240,8 @@ impl Sampler {
         self.targets.clear();
         self.map.clear();
         self.members.fill(&mut self.targets, &mut self.map);
-        let slow = regular && self.ticks.is_multiple_of(SLOW_EVERY);
+        let few = self.targets.tasks.len() + self.targets.cgroups.len() <= FEW_TARGETS;
+        let slow = regular && (few || self.ticks.is_multiple_of(SLOW_EVERY));
         self.ticks += u64::from(regular);
         self.runner.read(&self.targets, &TickInfo { slow });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);

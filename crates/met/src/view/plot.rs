@@ -62,7 +62,7 @@ pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
     }
     let mut lines: Vec<String> = known.iter().flat_map(|panel| panel.draw(style)).collect();
     lines.push(time_axis(first_ms, last_ms, columns, style));
-    if known.iter().any(|panel| panel.bins.iter().any(Option::is_none)) {
+    if known.iter().any(|panel| panel.has_gap()) {
         let legend = "  where the axis breaks off: no samples";
         lines.push(style.paint(Paint::Dim, &format!("{}{legend}", " ".repeat(SCALE_COLUMNS))));
     }
@@ -91,6 +91,12 @@ struct Panel {
 }
 
 impl Panel {
+    /// One bin at the end is no gap: levels are last known a moment before the job ends.
+    fn has_gap(&self) -> bool {
+        let inner = self.bins.split_last().map_or(&[][..], |(_, inner)| inner);
+        inner.iter().any(Option::is_none)
+    }
+
     fn draw(&self, style: &Style) -> Vec<String> {
         let known = || self.bins.iter().flatten();
         let top = nice_above(known().map(|bin| bin.mean).fold(0.0, f64::max), self.step);
@@ -107,7 +113,9 @@ impl Panel {
                 format!("{} {}", text::pad_left(&scale, SCALE_COLUMNS), if index == 0 { "┤" } else { "│" });
             lines.push(style.paint(Paint::Dim, &scale) + &style.paint(Paint::Cyan, row.trim_end()));
         }
-        let axis: String = self.bins.iter().map(|bin| if bin.is_some() { '─' } else { ' ' }).collect();
+        let gap = self.has_gap();
+        let axis: String =
+            self.bins.iter().map(|bin| if bin.is_some() || !gap { '─' } else { ' ' }).collect();
         let axis = format!("{} ┼{}", text::pad_left("0", SCALE_COLUMNS), axis.trim_end());
         lines.push(style.paint(Paint::Dim, &axis));
         lines
