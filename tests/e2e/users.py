@@ -49,6 +49,27 @@ def users_do_not_see_each_others_jobs(world, system):
 
 
 @test
+def cancelling_a_job_spares_a_job_of_the_same_number_and_second(world):
+    # Two homes of root on a machine without cgroups, as two users have: both begin with job 1.
+    one, other = world.without_cgroups(), world.user(os.getuid())
+    other.cgroups = False
+    same_second = False
+    while not same_second:
+        jobs = [user.run(*FOREVER) for user in (one, other)]
+        pids = [int(user.appears("pid")) for user in (one, other)]
+        same_second = len({user.show()["job"]["start"][:19] for user in (one, other)}) == 1
+        # Without its supervisor a job's processes are found by nothing but the mark they carry.
+        os.kill(one.supervisor_of(pids[0]), signal.SIGKILL)
+        one.wait_for_state(jobs[0], "lost")
+        one.met("cancel", jobs[0]).ok()
+        check(not alive(pids[0]), "it was not cancelled")
+        check(alive(pids[1]), "another job was cancelled, too")
+        other.met("cancel", jobs[1]).ok()
+        for user in (one, other):
+            os.unlink(user.path("pid"))
+
+
+@test
 def files_of_users_are_private(world):
     alice, bob = two_users(world)
     world.start_system_daemon()

@@ -135,10 +135,11 @@ pub fn find_program(command: &[OsString], path: Option<&OsStr>, cwd: &Path) -> R
     look_up(name, path, cwd).map_err(|error| Failure::with_code(error.exit_code(), error.to_string()))
 }
 
-/// The command with this process's environment, and the variables by which a job is recognised.
+/// The command with this process's environment, and the variables by which a job is recognised. In the
+/// supervisor, whose pid is one of them.
 fn prepare(program: &OsStr, argv: &[OsString], record: &Record) -> Result<Command> {
     let string = |text: &OsStr| CString::new(text.as_bytes()).context("a NUL byte in the command");
-    let marker = processes::marker(record);
+    let marker = processes::marker(record, std::process::id());
     let mut envp = Vec::new();
     for (key, value) in std::env::vars_os() {
         if key != processes::MARKER && key != processes::JOB_ID {
@@ -158,7 +159,6 @@ pub fn fork_supervisor(
     program: &Path,
     argv: &[OsString],
 ) -> Result<Supervisor> {
-    let command = prepare(program.as_os_str(), argv, &assignment.record)?;
     let (ours, theirs) = UnixStream::pair()?;
     let signals = supervise::Signals::block()?;
     // SAFETY: one thread; the child goes on as an ordinary single-threaded process.
@@ -167,7 +167,9 @@ pub fn fork_supervisor(
         0 => {
             drop(ours);
             signals.release();
-            supervise::supervise_child(host, assignment, command, Channel::new(theirs));
+            if let Ok(command) = prepare(program.as_os_str(), argv, &assignment.record) {
+                supervise::supervise_child(host, assignment, command, Channel::new(theirs));
+            }
             // SAFETY: ends the child without running what the parent registered for its own end.
             unsafe { libc::_exit(0) }
         }

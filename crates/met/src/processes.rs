@@ -9,9 +9,9 @@ pub const MARKER: &str = "MET_JOB";
 /// The variable by which a job's own scripts may know their id.
 pub const JOB_ID: &str = "MET_JOB_ID";
 
-/// Unique among the jobs of a machine.
-pub fn marker(record: &Record) -> String {
-    format!("{}:{}:{}", record.key.manager, record.key.id, record.key.incarnation)
+/// Unique on a machine: ids are each user's own, and jobs of two users may begin in the same second.
+pub fn marker(record: &Record, supervisor_pid: u32) -> String {
+    format!("{}:{}:{}:{supervisor_pid}", record.key.manager, record.key.id, record.key.incarnation)
 }
 
 #[derive(Clone, Debug)]
@@ -45,7 +45,8 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
         ids.extend(members.processes_of(0));
     }
     if orphaned {
-        let variable = format!("{MARKER}={}", marker(record));
+        let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
+        let variable = format!("{MARKER}={}", marker(record, supervisor.map_or(0, |id| id.pid)));
         ids.extend(met_jobs::find_by_marker(host, &variable).unwrap_or_default());
     }
     ids.sort_unstable_by_key(|id| (id.start_ticks, id.pid));
