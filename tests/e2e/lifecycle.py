@@ -191,7 +191,7 @@ def a_stopped_daemon_leaves_its_jobs_running(world):
     world.daemon_pid()
     said = world.met("daemon", "--user", "--stop").ok()
     equal(said.out, "Stopped; jobs run on\n", "output")
-    check(not world.daemon_pids(), "a daemon is left")
+    eventually(lambda: not world.daemon_pids(), "the daemon is gone")
     equal(world.state_of(job), "running", "state")
     open(world.path("go"), "w").close()
     world.met("wait", job).expect(9)
