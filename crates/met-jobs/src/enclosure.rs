@@ -140,6 +140,25 @@ fn remove_dir(path: Option<PathBuf>) {
     }
 }
 
+/// Takes a process out of the cgroups of the job it was started in: a daemon is not part of it.
+pub fn leave(host: &Host, pid: u32) {
+    let Ok(home) = Hierarchies::read(host).and_then(|hierarchies| hierarchies.of_process(host, pid)) else {
+        return;
+    };
+    for path in [home.unified, home.memory, home.cpuacct].into_iter().flatten() {
+        if is_job_dir(&path)
+            && let Some(outside) = path.ancestors().find(|ancestor| !is_job_dir(ancestor))
+        {
+            // Where that is refused the job keeps a process more; its totals stay right.
+            let _ = fs::write(outside.join("cgroup.procs"), pid.to_string());
+        }
+    }
+}
+
+fn is_job_dir(path: &Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(is_valid_name)
+}
+
 /// A name that a user hands to a system daemon must be one of ours and no path.
 pub fn is_valid_name(name: &str) -> bool {
     name.starts_with("met-")
@@ -152,7 +171,7 @@ pub fn is_valid_name(name: &str) -> bool {
 /// where CPU and pressure are counted all the same.
 fn parent_for_job(home: &Path, mount_point: &Path) -> PathBuf {
     // A job inside a job is counted with the outer one: it goes below it, wherever that is.
-    if home.file_name().and_then(|name| name.to_str()).is_some_and(is_valid_name) {
+    if is_job_dir(home) {
         return home.to_path_buf();
     }
     let mut candidate = home;

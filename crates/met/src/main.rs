@@ -37,6 +37,7 @@ fn main() {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Before anything else is touched: a supervisor stays as small as it starts.
     if arguments.get(1).is_some_and(|first| first == launch::SUPERVISE) {
+        name_process(c"met-supervise");
         let code = i32::from(launch::run_as_supervisor(&arguments[2..]).is_err());
         std::process::exit(code);
     }
@@ -68,6 +69,11 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Completions(args)) => commands::man::completions(&args),
         Some(Command::Man(args)) => commands::man::man(&args),
     }
+}
+
+/// What process lists show: executed through /proc/self/exe, it would be "exe".
+pub fn name_process(name: &std::ffi::CStr) {
+    let _ = rustix::thread::set_name(name);
 }
 
 /// Help goes to stdout; a mistake gets one line and exit code 2.

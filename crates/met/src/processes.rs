@@ -69,6 +69,15 @@ fn look_at(host: &Host, id: ProcessId) -> Option<Process> {
     })
 }
 
+/// Whether a process is a daemon of this very program.
+pub fn is_daemon(host: &Host, pid: u32) -> bool {
+    let same_program = match (std::fs::read_link(format!("/proc/{pid}/exe")), std::env::current_exe()) {
+        (Ok(theirs), Ok(ours)) => theirs == ours,
+        _ => false,
+    };
+    same_program && command_of(host, pid).get(1).is_some_and(|argument| argument == "daemon")
+}
+
 /// The command line of a process; nothing where it has none.
 pub fn command_of(host: &Host, pid: u32) -> Vec<String> {
     let mut text = Vec::new();

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Record, State};
+use met_core::job_table::CPU;
 use met_host::Host;
 use met_jobs::enclosure::{self, Enclosure};
 use met_store::inbox::JobDir;
@@ -305,8 +306,9 @@ impl Keeping {
             let mut live = self.sampling.live();
             for record in found.iter_mut().filter(|record| record.state.is_live()) {
                 jobs::settle(&self.host, record);
-                // A job in a terminal is sampled there.
-                let live = live.remove(&record.key).unwrap_or_else(|| Live::now(&self.host, record));
+                // A job in a terminal is sampled there, and one that has just begun not yet.
+                let sampled = live.remove(&record.key).filter(|live| live.totals.get(CPU).is_some());
+                let live = sampled.unwrap_or_else(|| Live::now(&self.host, record));
                 jobs::overlay(record, live);
             }
         }

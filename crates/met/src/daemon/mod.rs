@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use met_core::job::JobKey;
+use met_jobs::enclosure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::failure::Failure;
@@ -31,6 +32,7 @@ const RETENTION_EVERY: Duration = Duration::from_secs(3600);
 /// Serves until told to stop, or, if `auto`, until there has been nothing to do for a while.
 pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     place.create()?;
+    crate::name_process(c"met-daemon");
     met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
     let signals = Signals::block()?;
     let Some(post) = Post::take(place)? else {
@@ -44,6 +46,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     if place.system {
         privilege::give_up().context("cannot give up rights")?;
     }
+    enclosure::leave(&setting.host, std::process::id());
     let keeping = Keeping::open(setting, place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
     let mut daemon = Daemon {

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use met_core::job::{LeftOver, Record, State};
 use met_core::job_table::{OOM_KILLS, PROCESSES};
-use met_host::{Host, clock};
+use met_host::{Host, clock, parse};
 use met_jobs::enclosure::Enclosure;
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -17,6 +17,7 @@ use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
 use super::{Assignment, Channel, Notice, job_dir, totals};
+use crate::processes;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
 pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {
@@ -180,7 +181,10 @@ impl Supervision {
                         self.main_status = Some(status);
                     }
                 }
-                Ok(None) => return self.main_status.is_some() && !self.assignment.until_last,
+                Ok(None) => {
+                    let over = !self.assignment.until_last || self.only_daemons_left();
+                    return self.main_status.is_some() && over;
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => {
                     self.childless = true;
@@ -188,6 +192,17 @@ impl Supervision {
                 }
             }
         }
+    }
+
+    /// A daemon that was started from inside the job serves other jobs too, and outlives this one.
+    fn only_daemons_left(&self) -> bool {
+        let mut text = Vec::new();
+        let path = format!("/proc/{0}/task/{0}/children", std::process::id());
+        if self.main_status.is_none() || self.host.read_small(path, &mut text).is_err() {
+            return false;
+        }
+        let mut children = parse::fields(&text).filter_map(parse::u32).peekable();
+        children.peek().is_some() && children.all(|pid| processes::is_daemon(&self.host, pid))
     }
 
     fn react(&mut self, signal: super::signals::Signal) {
@@ -263,7 +278,8 @@ impl Supervision {
         if self.childless {
             return Vec::new();
         }
-        let members = crate::processes::of_job(&self.host, &self.assignment.record);
+        let mut members = processes::of_job(&self.host, &self.assignment.record);
+        members.retain(|process| !processes::is_daemon(&self.host, process.id.pid));
         members.into_iter().map(|process| LeftOver { pid: process.id.pid, name: process.name }).collect()
     }
 

@@ -73,6 +73,12 @@ pub fn exact(
     for column in pressures.into_iter().chain([OOM_KILLS]) {
         set_known(&mut totals, column, reading.cgroup[column], Measured, "cgroup");
     }
+    // The cgroup is a little older than the job: what was waited for before the start is not the job's.
+    for column in pressures {
+        if totals.get(column).is_some_and(|pressure_ns| pressure_ns > wall_ns) {
+            totals.set(column, wall_ns, Measured, "cgroup");
+        }
+    }
     match reading.cgroup[MEMORY_PEAK] {
         // The largest process alone; the job as a whole held at least that.
         MISSING => totals.set(MEMORY_PEAK, usage.max_rss_bytes, LowerBound, "rusage"),
