@@ -119,19 +119,6 @@ def operators_see_everybodys_jobs(world):
     bob.met("cancel", second).ok()
 
 
-@test
-def operators_end_everybodys_jobs(world):
-    alice, _ = two_users(world)
-    operator = world.named_user("bin")
-    world.configure("daemon:\n  operators: bin\n")
-    world.start_system_daemon()
-    job = alice.run(*FOREVER)
-    pid = int(alice.appears("pid"))
-    operator.met("cancel", job).ok()
-    check(not alive(pid), "it lives on")
-    equal(alice.state_of(job), "cancelled", "state")
-
-
 @each(reaped="reaped", ignored="ignored")
 def totals_under_a_root_daemon_are_exact_and_from_a_cgroup(world, children):
     alice, _ = two_users(world)

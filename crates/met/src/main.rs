@@ -55,6 +55,7 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Time(args)) => commands::time::time(&setting()?, args),
         Some(Command::Run(args)) => commands::run::run(&setting()?, args),
         Some(Command::Attach(args)) => commands::attach::attach(&setting()?, &args),
+        Some(Command::Detach(args)) => commands::attach::detach(&setting()?, &args),
         Some(Command::List(args)) => commands::list::list(&setting()?, &args),
         Some(Command::Show(args)) => commands::show::show(&setting()?, &args),
         Some(Command::Ps(args)) => commands::ps::ps(&setting()?, &args),

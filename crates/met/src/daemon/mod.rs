@@ -23,10 +23,12 @@ use crate::protocol::{PROTOCOL, Reply, Request};
 use crate::setting::Setting;
 use crate::supervise::Signals;
 use keeping::Keeping;
-use socket::{Connection, Peer, Post};
+use socket::{Claim, Connection, Peer, Post};
 
 /// More would be a fault, or somebody's attack.
 const CONNECTIONS_MAX: usize = 8192;
+/// A supervisor holds one for each job.
+const CONNECTIONS_PER_USER_MAX: usize = 4096;
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
 
 /// Serves until told to stop, or, if `auto`, until there has been nothing to do for a while.
@@ -35,7 +37,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     crate::name_process(c"met-daemon");
     met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
     let signals = Signals::block()?;
-    let Some(post) = Post::take(place)? else {
+    let Some(claim) = Claim::take(place)? else {
         return match auto {
             true => Ok(()),
             false => {
@@ -48,6 +50,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     }
     enclosure::leave(&setting.host, std::process::id());
     let keeping = Keeping::open(setting, place)?;
+    let post = claim.open_door(place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
     let mut daemon = Daemon {
         keeping,
@@ -114,8 +117,8 @@ impl Daemon {
         let mut fds =
             vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.post.listener, PollFlags::IN)];
         for connection in &self.connections {
-            let flags =
-                if connection.wants_to_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            // Who does not take his answers is asked no further questions.
+            let flags = if connection.wants_to_write() { PollFlags::OUT } else { PollFlags::IN };
             fds.push(PollFd::from_borrowed_fd(connection.as_fd(), flags));
         }
         fds.extend(watched.iter().map(|(_, pidfd)| PollFd::new(*pidfd, PollFlags::IN)));
@@ -154,7 +157,10 @@ impl Daemon {
 
     fn admit(&mut self, connection: Connection) {
         self.busy_at = Instant::now();
-        if self.connections.len() < CONNECTIONS_MAX {
+        let same_user = |other: &&Connection| other.peer.uid == connection.peer.uid;
+        if self.connections.len() < CONNECTIONS_MAX
+            && self.connections.iter().filter(same_user).count() < CONNECTIONS_PER_USER_MAX
+        {
             self.connections.push(connection);
         }
     }
@@ -166,7 +172,11 @@ impl Daemon {
         for &index in ready {
             self.busy_at = Instant::now();
             let peer = self.connections[index].peer;
-            let Some(requests) = self.connections[index].read() else {
+            let requests = match self.connections[index].wants_to_write() {
+                true => Some(Vec::new()),
+                false => self.connections[index].read(),
+            };
+            let Some(requests) = requests else {
                 gone.push(index);
                 continue;
             };
@@ -206,6 +216,7 @@ impl Daemon {
         let now = Instant::now();
         if now >= self.next_flush && self.keeping.job_count() > 0 {
             self.keeping.flush();
+            self.keeping.sweep();
             self.next_flush = now + self.keeping.flush_every();
         }
         if now >= self.next_retention {

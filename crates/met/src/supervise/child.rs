@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use met_core::job::{LeftOver, Record, State};
 use met_core::job_table::{OOM_KILLS, PROCESSES};
 use met_host::{Host, clock, parse};
-use met_jobs::enclosure::Enclosure;
+use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
@@ -63,9 +63,9 @@ impl Supervision {
         let inbox = job_dir(&assignment)?;
         let mut link = assignment.detached.then(|| Link::new(assignment.daemon.clone()));
         let name = enclosure_name(&assignment.record);
-        let mut enclosure = Enclosure::create(&host, std::process::id(), &name);
+        let mut enclosure = Enclosure::create(&host, std::process::id(), &name, Enable::Yes);
         let cgroups = spawn::Cgroups { unified: enclosure.unified(), procs: enclosure.procs() };
-        let child = spawn::fork_to_gate(&command, &cgroups, assignment.detached, &signals.inherited_mask)?;
+        let child = spawn::fork_to_gate(&command, &cgroups, assignment.detached, &signals.inherited)?;
         if !child.in_unified {
             enclosure.give_up_unified();
         }
@@ -87,7 +87,6 @@ impl Supervision {
             // Nothing stays of a job that could not be kept. The closed gate ends its child.
             drop(child);
             let _ = rustix::process::waitpid(Some(main), WaitOptions::empty());
-            enclosure.remove();
             let _ = inbox.remove();
             return Err(error);
         }
@@ -154,7 +153,7 @@ impl Supervision {
 
     /// The command runs and the daemon knows: nothing is left to do but to wait.
     fn is_settled(&self) -> bool {
-        self.outcome.is_none() && self.link.as_ref().is_some_and(|link| link.fd().is_some())
+        self.outcome.is_none() && self.link.as_ref().is_some_and(Link::is_known)
     }
 
     fn poll(&self) -> [bool; 3] {
@@ -257,7 +256,7 @@ impl Supervision {
             local.left_over = left_over;
         }
         // Processes that are left alone keep their cgroup; whoever lists jobs later removes it when empty.
-        self.enclosure.remove();
+        enclosure::remove(&self.enclosure.paths);
         record
     }
 

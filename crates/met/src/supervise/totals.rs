@@ -42,7 +42,7 @@ pub fn exact(
         true => reading.processes[CPU],
         false => usage.user_ns + usage.system_ns,
     };
-    let unreaped = cpu_ns - accounted_ns > cpu_ns / 50 + 20_000_000;
+    let unreaped = accounted_ns != MISSING && cpu_ns - accounted_ns > cpu_ns / 50 + 20_000_000;
     let kind = if unreaped { LowerBound } else { Measured };
     for column in [READ, WRITTEN, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS] {
         set_known(&mut totals, column, reading.processes[column], kind, "/proc/PID/io");
