@@ -334,3 +334,42 @@ def a_job_after_a_reboot_is_lost(world):
     with open(os.path.join(newest, "start"), "w") as file:
         file.write(past)
     equal(world.state_of(str(int(second) + 1)), "lost", "state of a job of another boot")
+
+
+@test
+def an_end_written_while_jobs_are_listed_is_not_lost(world):
+    over = threading.Event()
+
+    def list_jobs():
+        while not over.is_set():
+            world.met("list").ok()
+
+    listers = [threading.Thread(target=list_jobs) for _ in range(2)]
+    for lister in listers:
+        lister.start()
+    for _ in range(60):
+        world.met("time", "--quiet", "--", "sh", "-c", "exit 3").expect(3)
+    over.set()
+    for lister in listers:
+        lister.join()
+    found = {(job["job"]["state"], job["job"]["exit_code"]) for job in world.jobs()}
+    equal(found, {("failed", 3)}, "states and exit codes")
+
+
+@test
+def a_daemon_that_hangs_does_not_stretch_a_job(world):
+    keeper = world.run("sleep", "1000")
+    daemon = world.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        job = world.met("run", "--print-id", "--", *world.workload("burning", "cpu", 0.1)).ok().out.strip()
+        began = time.monotonic()
+        eventually(lambda: os.path.exists(world.path("cpu")), "the job ran")
+        ran_s = time.monotonic() - began
+        time.sleep(1.5)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    world.met("wait", job).expect(0)
+    wall = world.show(job)["totals"]["wall_seconds"]
+    check(wall < ran_s + 1.0, f"wall {wall} s, ran at most {ran_s} s")
+    world.met("cancel", keeper).ok()

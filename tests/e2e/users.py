@@ -272,8 +272,11 @@ def a_user_cannot_speak_for_another_on_the_socket(world):
     (_, reply) = ask(world.me, path, hello, {"find": {"id": {"manager": None, "id": job}}})
     (record,) = reply["jobs"]
     ended = {**record, "state": "finished", "exit_code": 0, "end_ns": record["start_ns"] + 1}
-    for request in ({"ended": ended}, {"started": record}, {"remove": record["key"]}, {"course": record["key"]}, "stop"):
+    for request in ({"ended": ended}, {"started": record}, {"remove": record["key"]}, {"course": {"key": record["key"], "after_ms": 0}}, "stop"):
         reply = ask(bob, path, hello, request)[-1]
+        if isinstance(request, dict) and "course" in request:
+            equal(reply, {"course": {"times_ms": [], "columns": []}}, "the course that bob gets")
+            continue
         check(reply is None or "error" in reply or reply == "done", f"{request}: {reply}")
         if not (isinstance(request, dict) and "remove" in request):
             check(reply != "done", f"granted: {str(request)[:60]}")
@@ -284,6 +287,38 @@ def a_user_cannot_speak_for_another_on_the_socket(world):
     check(alive(pid), "alice's job was ended")
     alice.met("cancel", job).ok()
     equal(alice.state_of(job), "cancelled", "state")
+
+
+@test
+def an_end_that_was_never_announced_makes_no_claims_on_processes(world):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    path = os.path.join(world.system_runtime, "daemon.sock")
+    victim = world.run(*FOREVER)
+    pid = int(world.appears("pid"))
+    hello = {"hello": {"protocol": 1}}
+    (_, reply) = ask(world.me, path, hello, {"find": {"id": {"manager": None, "id": victim}}})
+    (record,) = reply["jobs"]
+    (_, reply) = ask(bob, path, hello, {"reserve": {"at_least": 1}})
+    given = str(reply["reserved"]["id"])
+    forged = {**record, "key": {**record["key"], "id": given}, "state": "lost"}
+    equal(ask(alice, path, hello, {"ended": forged})[-1].get("error", {}).get("message"), "no such job", "alice's try")
+    (_, _, reply) = ask(bob, path, hello, {"reserve": {"at_least": 1}}, {"ended": forged})
+    check(reply == "done" or "error" in reply, str(reply))
+    world.met("cancel", given)
+    check(alive(pid), "root's own process was ended on bob's word")
+    world.met("cancel", victim).ok()
+
+
+@test
+def a_user_cannot_use_up_the_job_ids(world):
+    _, bob = two_users(world)
+    world.start_system_daemon()
+    path = os.path.join(world.system_runtime, "daemon.sock")
+    for much in (1 << 63, (1 << 64) - 1):
+        reply = ask(bob, path, {"hello": {"protocol": 1}}, {"reserve": {"at_least": much}})[-1]
+        check("error" in reply, f"granted: {reply}")
+    check(int(bob.run_to_end("true")["job"]["id"]) < 1000, "ids ran away")
 
 
 @test
@@ -314,7 +349,7 @@ def a_user_cannot_attach_to_anothers_process(world):
 def only_root_may_stop_the_root_daemon(world):
     alice, _ = two_users(world)
     world.start_system_daemon()
-    alice.met("daemon", "--stop").refused("no daemon runs")
+    alice.met("daemon", "--stop").refused("only root may stop")
     check(world.system.poll() is None, "it was stopped")
     world.met("daemon", "--stop").ok()
     equal(world.system.wait(60), 0, "exit code")
