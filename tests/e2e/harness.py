@@ -107,14 +107,14 @@ def children_of(pid):
     return found
 
 
-def marked(token):
-    """The living processes of a test: pid and command line."""
-    variable = f"{TOKEN}={token}".encode()
+def marked(token, *more):
+    """The living processes of a test, or of one of its users: pid and command line."""
+    variables = {variable.encode() for variable in (f"{TOKEN}={token}", *more)}
     found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
-                if variable not in file.read().split(b"\0"):
+                if not variables <= set(file.read().split(b"\0")):
                     continue
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -287,8 +287,8 @@ class User:
 
     def daemon_pids(self):
         """Daemons of this user that are alive."""
-        found = marked(self.world.token)
-        return [pid for pid, command in found.items() if " daemon" in command and uid_of(pid) == self.uid]
+        found = marked(self.world.token, f"HOME={self.home}")
+        return [pid for pid, command in found.items() if command.partition(" ")[2].startswith("daemon")]
 
     def daemon_pid(self):
         """The daemon that serves, once there is one."""
@@ -322,13 +322,6 @@ class User:
         machines = os.listdir(os.path.join(self.state, "met"))
         equal(len(machines), 1, "folders in the state directory")
         return os.path.join(self.state, "met", machines[0])
-
-
-def uid_of(pid):
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None
 
 
 class Terminal:
@@ -393,7 +386,7 @@ class World:
     """One test's own machine, as far as met can tell."""
 
     def __init__(self, token, root, shared):
-        self.token, self.root = token, root
+        self.token, self.root, self.stolen_before = token, root, stolen()
         self.met_path = os.path.join(shared, "met")
         self.work_path = os.path.join(shared, "work.py")
         self.python = public_python()
@@ -457,6 +450,10 @@ class World:
             self.system.send_signal(how)
             self.system.wait(DEADLINE_S)
             self.system = None
+
+    def stolen(self):
+        """What a hypervisor took away since the test began."""
+        return stolen() - self.stolen_before
 
     def log(self, name):
         with open(os.path.join(self.root, name)) as file:
@@ -566,6 +563,12 @@ def homes():
                     path = os.path.relpath(paths[controller], inside)
                     if not path.startswith(".."):
                         yield name, os.path.normpath(os.path.join(point, path))
+
+
+def stolen():
+    """Seconds that a hypervisor took from this machine since boot."""
+    with open("/proc/stat") as file:
+        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def public_python():

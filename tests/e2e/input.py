@@ -120,8 +120,8 @@ def the_name_is_the_base_name_of_the_command(world):
 
 
 REFUSED = {
-    "no_command_to_run": (["run"], ["CMD"]),
-    "no_command_to_time": (["time", "--"], ["CMD"]),
+    "no_command_to_run": (["run"], ["no command"]),
+    "no_command_to_time": (["time", "--"], ["no command"]),
     "unknown_command": (["fly"], ["fly"]),
     "unknown_option": (["list", "--no-such-option"], ["--no-such-option"]),
     "unknown_job_by_number": (["show", "77"], ["no job 77"]),

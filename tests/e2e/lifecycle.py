@@ -191,7 +191,7 @@ def a_stopped_daemon_leaves_its_jobs_running(world):
     world.daemon_pid()
     said = world.met("daemon", "--user", "--stop").ok()
     equal(said.out, "Stopped; jobs run on\n", "output")
-    check(not world.daemon_pids(), "a daemon is left")
+    eventually(lambda: not world.daemon_pids(), "the daemon is gone")
     equal(world.state_of(job), "running", "state")
     open(world.path("go"), "w").close()
     world.met("wait", job).expect(9)
@@ -431,3 +431,68 @@ def a_job_in_a_folder_that_is_removed_still_ends_well(world):
     world.met("cancel", job).ok()
     equal(world.state_of(job), "cancelled", "state")
     equal(subprocess.run(["ls", world.work], capture_output=True).stdout, b"", "files")
+
+
+@each(by_time=by_time, by_run=by_run)
+def who_ignores_sigchld_can_start_jobs(world, how):
+    def ignore():
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    arguments = ("time", "--quiet") if how is by_time else ("run", "--wait")
+    result = world.met(*arguments, "--", "sh", "-c", "sleep 0.2; exit 3", preexec=ignore)
+    equal(result.code, 3, "exit code")
+    equal(world.show()["job"]["exit_code"], 3, "recorded exit code")
+
+
+@test
+def a_daemon_started_inside_a_job_is_not_part_of_it(world):
+    script = f"{world.met_path} run --print-id --out /dev/null --err /dev/null -- true"
+    world.met("time", "--all", "--quiet", "--", "sh", "-c", script).ok()
+    outer = next(job for job in world.jobs() if job["job"]["name"] == "sh")
+    equal(outer["job"]["state"], "finished", "state")
+
+
+@test
+def variables_of_a_job_are_not_those_of_the_daemon(world):
+    elsewhere = world.path("elsewhere")
+    env = ("--env", f"XDG_STATE_HOME={elsewhere}", "--env", f"XDG_RUNTIME_DIR={elsewhere}", "--env", "ANSWER=42")
+    job = world.met("run", "--print-id", *env, "--", "sh", "-c", 'echo "$ANSWER $XDG_STATE_HOME"').ok().out.strip()
+    world.met("wait", job).ok()
+    equal(world.met("logs", job).ok().out, f"42 {elsewhere}\n", "what the job saw")
+    check(not os.path.exists(elsewhere), "somebody else took them for his own")
+    world.daemon_pid()
+
+
+@test
+def a_daemon_holds_nothing_of_who_started_it(world):
+    lock = os.open(world.path("lock"), os.O_CREAT | os.O_RDWR)
+    os.set_inheritable(lock, True)
+    world.met("run", "--wait", "--", "sleep", "0.3", close_fds=False).ok()
+    daemon = world.daemon_pid()
+    held = [os.readlink(f"/proc/{daemon}/fd/{fd}") for fd in os.listdir(f"/proc/{daemon}/fd")]
+    check(world.path("lock") not in held, str(held))
+    equal(os.readlink(f"/proc/{daemon}/cwd"), "/", "the daemon's folder")
+    os.close(lock)
+
+
+@test
+def an_attached_process_can_be_let_go(world):
+    process = world.start("sleep", "1000")
+    job = world.met("attach", "--print-id", str(process.pid)).ok().out.strip()
+    world.met("rm", job).refused("met detach")
+    world.met("detach", job).ok()
+    equal(world.state_of(job), "finished", "state")
+    check(process.poll() is None, "it was ended")
+    world.met("detach", job).refused("not attached")
+    process.kill()
+    process.communicate()
+    world.met("attach", "1").refused("part of the system")
+
+
+@test
+def a_folder_that_cannot_be_written_does_not_stop_met_time(world):
+    blocked = world.path("blocked")
+    open(blocked, "w").close()
+    result = world.met("time", "--", "echo", "hello", env={"XDG_STATE_HOME": blocked})
+    equal((result.code, result.out), (0, "hello\n"), "exit code and output")
+    check("will not be remembered" in result.err, result.err)

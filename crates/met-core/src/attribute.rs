@@ -37,6 +37,11 @@ impl JobMap {
     pub fn owner(&self, subject: Subject) -> Option<u32> {
         self.owners.get(&subject).copied()
     }
+
+    /// The job of a process, the job around it, and so on.
+    pub fn owners(&self, subject: Subject) -> impl Iterator<Item = u32> {
+        std::iter::successors(self.owner(subject), |slot| self.outer.get(slot).copied())
+    }
 }
 
 /// Folds the rows of several tables into one row per job.

@@ -33,6 +33,14 @@ impl Course {
         }
     }
 
+    /// Keeps the first `count` samples.
+    pub fn truncate(&mut self, count: usize) {
+        self.times_ms.truncate(count);
+        for column in &mut self.columns {
+            column.truncate(count);
+        }
+    }
+
     pub fn len(&self) -> usize {
         self.times_ms.len()
     }
@@ -60,11 +68,14 @@ impl Course {
             if end_ms <= begin_ms || end_ms - begin_ms > gap_ms {
                 return None;
             }
-            let value = match kind {
-                Kind::Gauge => (before as f64 + now as f64) / 2.0,
-                Kind::Counter => rate::per_second(before, now, (end_ms - begin_ms) * 1_000_000)?,
+            let (value, peak) = match kind {
+                Kind::Gauge => ((before as f64 + now as f64) / 2.0, before.max(now) as f64),
+                Kind::Counter => {
+                    let rate = rate::per_second(before, now, (end_ms - begin_ms) * 1_000_000)?;
+                    (rate, rate)
+                }
             };
-            Some(Interval { begin_ms, end_ms, value })
+            Some(Interval { begin_ms, end_ms, value, peak })
         })
     }
 
@@ -139,7 +150,10 @@ impl Course {
 pub struct Interval {
     pub begin_ms: i64,
     pub end_ms: i64,
+    /// The mean.
     pub value: f64,
+    /// The highest known: of a level, that at one of the two ends.
+    pub peak: f64,
 }
 
 #[cfg(test)]

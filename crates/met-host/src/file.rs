@@ -175,8 +175,12 @@ impl PidPath {
 
     /// A file of the main thread alone.
     pub fn of_main_thread(pid: u32, name: &str) -> PidPath {
+        PidPath::of_thread(pid, pid, name)
+    }
+
+    pub fn of_thread(pid: u32, tid: u32, name: &str) -> PidPath {
         let mut path = PidPath::new(pid, "task/");
-        path.push_number(pid);
+        path.push_number(tid);
         path.push(b"/");
         path.push(name.as_bytes());
         path

@@ -43,7 +43,7 @@ pub fn between(
         let last = ((to / bin_ms).ceil() as usize).clamp(first + 1, count);
         for (index, sum) in sums.iter_mut().enumerate().take(last).skip(first) {
             let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
-            sum.add(interval.value, covered_ms);
+            sum.add(interval.value, interval.peak, covered_ms);
         }
     }
     sums.into_iter().map(Sum::bin).collect()
@@ -57,12 +57,12 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, value: f64, covered_ms: f64) {
+    fn add(&mut self, value: f64, peak: f64, covered_ms: f64) {
         // Rounding may leave a sliver of a bin that the interval only touches.
         if covered_ms <= 0.0 {
             return;
         }
-        self.max = if self.covered_ms > 0.0 { self.max.max(value) } else { value };
+        self.max = if self.covered_ms > 0.0 { self.max.max(peak) } else { peak };
         self.weighted += value * covered_ms;
         self.covered_ms += covered_ms;
     }

@@ -23,7 +23,7 @@ pub struct Enclosure {
 impl Enclosure {
     /// Makes what may be made beside or below the cgroup of `caller`. Inside a resource manager's job
     /// nothing is: a directory left behind would block its clean-up.
-    pub fn create(host: &Host, caller: u32, name: &str) -> Enclosure {
+    pub fn create(host: &Host, caller: u32, name: &str, enable: Enable) -> Enclosure {
         let mut enclosure = Enclosure::default();
         let Ok(hierarchies) = Hierarchies::read(host) else { return enclosure };
         let Ok(home) = hierarchies.of_process(host, caller) else { return enclosure };
@@ -31,7 +31,7 @@ impl Enclosure {
             return enclosure;
         }
         if let (Some(home), Some(mount)) = (&home.unified, &hierarchies.unified) {
-            enclosure.make_unified(&parent_for_job(home, &mount.point), name);
+            enclosure.make_unified(&parent_for_job(home, &mount.point, enable), name);
         }
         match hierarchies.kind() {
             // The v2 directory counts CPU and pressure without any controller; only memory is missing.
@@ -117,10 +117,24 @@ impl Enclosure {
         counts_cpu(&self.paths)
     }
 
-    /// Removes the directories that nobody is in any more.
-    pub fn remove(&mut self) {
+    /// Lets the directories stay when this is dropped; somebody else removes them.
+    pub fn keep(mut self) -> CgroupPaths {
+        std::mem::take(&mut self.paths)
+    }
+}
+
+/// Directories that nobody is in go; those that processes are left in stay.
+impl Drop for Enclosure {
+    fn drop(&mut self) {
         remove(&self.paths);
     }
+}
+
+/// Whether the memory controller may be switched on where it is off: for a job, not for a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enable {
+    Yes,
+    No,
 }
 
 pub fn counts_cpu(paths: &CgroupPaths) -> bool {
@@ -140,6 +154,25 @@ fn remove_dir(path: Option<PathBuf>) {
     }
 }
 
+/// Takes a process out of the cgroups of the job it was started in: a daemon is not part of it.
+pub fn leave(host: &Host, pid: u32) {
+    let Ok(home) = Hierarchies::read(host).and_then(|hierarchies| hierarchies.of_process(host, pid)) else {
+        return;
+    };
+    for path in [home.unified, home.memory, home.cpuacct].into_iter().flatten() {
+        if is_job_dir(&path)
+            && let Some(outside) = path.ancestors().find(|ancestor| !is_job_dir(ancestor))
+        {
+            // Where that is refused the job keeps a process more; its totals stay right.
+            let _ = fs::write(outside.join("cgroup.procs"), pid.to_string());
+        }
+    }
+}
+
+fn is_job_dir(path: &Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(is_valid_name)
+}
+
 /// A name that a user hands to a system daemon must be one of ours and no path.
 pub fn is_valid_name(name: &str) -> bool {
     name.starts_with("met-")
@@ -150,15 +183,15 @@ pub fn is_valid_name(name: &str) -> bool {
 /// Where in the unified hierarchy the job's directory goes: below the nearest ancestor that hands the
 /// memory controller down, if nothing between here and there sets a limit; else right below `home`,
 /// where CPU and pressure are counted all the same.
-fn parent_for_job(home: &Path, mount_point: &Path) -> PathBuf {
+fn parent_for_job(home: &Path, mount_point: &Path, enable: Enable) -> PathBuf {
     // A job inside a job is counted with the outer one: it goes below it, wherever that is.
-    if home.file_name().and_then(|name| name.to_str()).is_some_and(is_valid_name) {
+    if is_job_dir(home) {
         return home.to_path_buf();
     }
     let mut candidate = home;
     loop {
         if has_word(&candidate.join("cgroup.subtree_control"), "memory")
-            || enables_memory(candidate, mount_point)
+            || enables_memory(candidate, mount_point, enable)
         {
             return candidate.to_path_buf();
         }
@@ -174,10 +207,10 @@ fn parent_for_job(home: &Path, mount_point: &Path) -> PathBuf {
 
 /// At the root of the hierarchy processes and controllers may coexist: there, switching the controller
 /// on for the children is all that is needed. Refused wherever it is not ours to decide.
-fn enables_memory(cgroup: &Path, mount_point: &Path) -> bool {
+fn enables_memory(cgroup: &Path, mount_point: &Path, enable: Enable) -> bool {
     cgroup == mount_point
         && has_word(&cgroup.join("cgroup.controllers"), "memory")
-        && fs::write(cgroup.join("cgroup.subtree_control"), "+memory +pids").is_ok()
+        && (enable == Enable::No || fs::write(cgroup.join("cgroup.subtree_control"), "+memory +pids").is_ok())
 }
 
 fn is_limited(cgroup: &Path) -> bool {
@@ -221,16 +254,16 @@ mod tests {
         ]);
         let slice = tree.path().join(slice);
         let free = slice.join("session-3.scope");
-        assert_eq!(parent_for_job(&free, tree.path()), slice);
+        assert_eq!(parent_for_job(&free, tree.path(), Enable::Yes), slice);
         let limited = slice.join("session-4.scope");
-        assert_eq!(parent_for_job(&limited, tree.path()), limited);
+        assert_eq!(parent_for_job(&limited, tree.path(), Enable::Yes), limited);
     }
 
     #[test]
     fn without_a_memory_controller_the_job_stays_below_its_caller() {
         let tree = tree(&[("a/b/cgroup.subtree_control", ""), ("cgroup.controllers", "")]);
         let home = tree.path().join("a/b");
-        assert_eq!(parent_for_job(&home, tree.path()), home);
+        assert_eq!(parent_for_job(&home, tree.path(), Enable::Yes), home);
     }
 
     #[test]

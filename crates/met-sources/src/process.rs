@@ -32,8 +32,11 @@ columns! { COLUMNS:
     WRITE_CALL = Column::counter("write_call", Unit::Bytes, ONE, "bytes given to write calls, of ended children too").feeds("write_call"),
     READ_CALLS = Column::counter("read_calls", Unit::Count, ONE, "read calls, of ended children too").feeds("read_calls"),
     WRITE_CALLS = Column::counter("write_calls", Unit::Count, ONE, "write calls, of ended children too").feeds("write_calls"),
-    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time the main thread was ready to run and waited for a CPU").feeds("run_queue_wait"),
+    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its threads were ready to run and waited for a CPU, of those alive").feeds("run_queue_wait"),
 }
+
+/// Threads of one process whose wait is read.
+const THREADS_READ_MAX: usize = 256;
 
 pub static TABLE: Table = Table {
     name: "process",
@@ -56,6 +59,7 @@ struct Processes {
     known: HashMap<u32, Entry>,
     generation: u64,
     buffer: Vec<u8>,
+    threads: Vec<u32>,
 }
 
 struct Entry {
@@ -84,6 +88,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         known: HashMap::new(),
         generation: 0,
         buffer: Vec::new(),
+        threads: Vec::new(),
     }))
 }
 
@@ -109,6 +114,26 @@ impl Source for Processes {
 }
 
 impl Processes {
+    /// The kernel keeps this for each thread and nowhere for the process.
+    fn wait_of_threads(&mut self, pid: u32) -> i64 {
+        let Processes { host, buffer, threads, .. } = self;
+        threads.clear();
+        let listed = host
+            .proc_dir()
+            .open_dir(PidPath::new(pid, "task").as_path())
+            .and_then(|folder| folder.list(buffer, |name, _, _| threads.extend(parse::u32(name))));
+        let mut wait_ns = None;
+        // So many that the rest would cost more than it tells; what is summed stays a lower bound.
+        for &tid in threads.iter().take(THREADS_READ_MAX) {
+            let path = PidPath::of_thread(pid, tid, "schedstat");
+            if listed.is_ok() && host.proc_dir().read(path.as_path(), buffer).is_ok() {
+                let of_thread = Some(wait_of(buffer)).filter(|&wait_ns| wait_ns != MISSING);
+                wait_ns = of_thread.map(|ns| ns.saturating_add(wait_ns.unwrap_or(0))).or(wait_ns);
+            }
+        }
+        wait_ns.unwrap_or(MISSING)
+    }
+
     fn read_one(&mut self, target: &TaskTarget, slow: bool, batch: &mut Batch) -> io::Result<()> {
         let path = PidPath::new(target.pid, "stat");
         let entry = match self.known.get_mut(&target.pid) {
@@ -139,6 +164,9 @@ impl Processes {
         if slow {
             let files = entry.slow.get_or_insert_with(|| SlowFiles::open(&self.host, target));
             files.read(&self.host, target, self.page_size_bytes, &mut self.buffer, cells);
+            if cells[THREADS] > 1 {
+                cells[RUN_QUEUE_WAIT] = self.wait_of_threads(target.pid);
+            }
         }
         Ok(())
     }
@@ -183,7 +211,9 @@ impl SlowFiles {
         };
         let pid = target.pid;
         read(&self.statm, PidPath::new(pid, "statm"), &mut |text| fill_memory(text, page_size_bytes, cells));
-        read(&self.schedstat, PidPath::new(pid, "schedstat"), &mut |text| fill_wait(text, cells));
+        read(&self.schedstat, PidPath::new(pid, "schedstat"), &mut |text| {
+            cells[RUN_QUEUE_WAIT] = wait_of(text)
+        });
         let mut io = [MISSING; IO_COLUMNS.len()];
         read(&self.io, PidPath::new(pid, "io"), &mut |text| io = io_of(text));
         if target.role == TaskRole::Keeper {
@@ -229,8 +259,8 @@ fn fill_memory(text: &[u8], page_size_bytes: i64, cells: &mut [i64]) {
 }
 
 /// schedstat: time on a CPU, time waiting for one, time slices.
-fn fill_wait(text: &[u8], cells: &mut [i64]) {
-    cells[RUN_QUEUE_WAIT] = parse::fields(text).nth(1).map_or(MISSING, parse::cell);
+fn wait_of(text: &[u8]) -> i64 {
+    parse::fields(text).nth(1).map_or(MISSING, parse::cell)
 }
 
 const IO_COLUMNS: [(&[u8], usize); 6] = [
@@ -308,7 +338,6 @@ mod tests {
               write_call 456
               read_calls 7
               write_calls 8
-              run_queue_wait 987654321
             42
               cpu 50000000
               cpu_user 30000000
@@ -437,7 +466,7 @@ mod tests {
         fn any_bytes_fill_cells_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..300)) {
             let mut cells = vec![MISSING; COLUMNS.len()];
             fill_memory(&text, 4096, &mut cells);
-            fill_wait(&text, &mut cells);
+            wait_of(&text);
             let _ = io_of(&text);
         }
     }

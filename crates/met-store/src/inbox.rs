@@ -71,7 +71,9 @@ impl JobDir {
         loop {
             match make_private_dir(&jobs.join(id.to_string())) {
                 Ok(()) => return Ok((id, JobDir::open(state, id))),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => id += 1,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    id = id.checked_add(1).ok_or_else(|| io::Error::other("no job id is left"))?;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -82,11 +84,11 @@ impl JobDir {
         JobDir { id, path: state.join(JOBS).join(id.to_string()) }
     }
 
-    /// Makes the directory of exactly this id, if it is not there.
+    /// Makes the directory of exactly this id; `AlreadyExists` if somebody else has it.
     pub fn claim(state: &Path, id: u64) -> io::Result<JobDir> {
         private_dir(&state.join(JOBS))?;
         let dir = JobDir::open(state, id);
-        private_dir(&dir.path)?;
+        make_private_dir(&dir.path)?;
         Ok(dir)
     }
 

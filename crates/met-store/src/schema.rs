@@ -58,6 +58,11 @@ pub(crate) fn open_for_writing(
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags).map_err(database)?;
     connection.busy_timeout(Duration::from_secs(5)).map_err(database)?;
+    // Undoes what an interrupted creation left half done.
+    let found = if found == 0 { version_of(&connection, path)? } else { found };
+    if found > schema.version() {
+        return Err(StoreError::Newer { path: path.to_path_buf(), found, supported: schema.version() });
+    }
     if access.exclusive {
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(database)?;
     }
@@ -102,10 +107,16 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(database)?;
     connection.busy_timeout(Duration::from_secs(1)).map_err(database)?;
-    let found = version_of(&connection, path)?;
-    if found == 0 {
-        return Ok(None);
-    }
+    let found = match version_of(&connection, path) {
+        Ok(0) => return Ok(None),
+        // Whoever created it was killed before there was a log; only a writer can undo that.
+        Err(StoreError::Database { error, .. })
+            if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ReadOnly) =>
+        {
+            return Ok(None);
+        }
+        found => found?,
+    };
     let application_id: i32 =
         connection.pragma_query_value(None, "application_id", |row| row.get(0)).map_err(database)?;
     if application_id != schema.application_id {

@@ -38,6 +38,9 @@ pub enum Command {
     /// Measure a process that already runs, with its children, until it ends
     #[command(after_help = "Example:\n  met attach 3113 -n server")]
     Attach(AttachArgs),
+    /// Stop measuring an attached process; it runs on
+    #[command(after_help = "Example:\n  met detach 12")]
+    Detach(DetachArgs),
     /// List the jobs
     #[command(visible_alias = "ls", after_help = "Example:\n  met list cpu --since 2h --state running")]
     List(ListArgs),
@@ -180,7 +183,7 @@ pub struct ListArgs {
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
     /// Keep the list on the screen and up to date
-    #[arg(long, short)]
+    #[arg(long, short, conflicts_with_all = ["json", "csv"])]
     pub watch: bool,
 }
 
@@ -239,6 +242,13 @@ pub struct CancelArgs {
     /// How long the job may take to end before it is killed
     #[arg(long, value_name = "TIME", default_value = "10s")]
     pub grace: String,
+}
+
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// A job made by `met attach`
+    #[arg(value_name = "JOB")]
+    pub job: String,
 }
 
 #[derive(Debug, Args)]

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use met_core::course::Course;
-use met_core::job::{JobKey, LOCAL, ProcessId, Record, State};
+use met_core::job::{JobKey, LOCAL, Origin, ProcessId, Record, State};
 use met_core::{JOB, MISSING};
 use met_host::{Host, clock, parse};
-use met_store::{Filter, Queries, Reader, StoreError, Writer, inbox};
+use met_store::{Filter, Queries, Reader, Retention, StoreError, Writer, inbox};
 use serde::{Deserialize, Serialize};
 
 use crate::client::Client;
+use crate::config::Storage;
 use crate::failure::Failure;
 use crate::protocol::{Reply, Request, WireCourse};
 use crate::sampler::Live;
@@ -66,6 +67,8 @@ pub struct JobsFilter {
     pub user: Option<String>,
     pub name: Option<String>,
     pub limit: Option<usize>,
+    /// Started before this: where the next page begins.
+    pub until_ns: Option<i64>,
 }
 
 impl JobsFilter {
@@ -81,7 +84,9 @@ impl JobsFilter {
             uid: self.uid,
             user: self.user.clone(),
             name: self.name.clone(),
-            limit: self.limit,
+            // Jobs that run are looked at afterwards, and some of them fall out.
+            limit: self.limit.filter(|_| !self.states.iter().any(|state| state.is_live())),
+            until_ns: self.until_ns,
             with_summaries: true,
             ..Filter::default()
         }
@@ -92,6 +97,7 @@ impl JobsFilter {
     /// Keeps what still fits after the running jobs were looked at.
     pub fn retain(&self, jobs: &mut Vec<Record>) {
         jobs.retain(|record| self.states.is_empty() || self.states.contains(&record.state));
+        jobs.truncate(self.limit.unwrap_or(usize::MAX));
     }
 }
 
@@ -166,7 +172,7 @@ impl AllJobs {
                 name(other)
             )));
         }
-        Ok(newest.clone())
+        one_users(text, &job, &found)
     }
 
     /// A system daemon that was away when a job ended calls it lost; who knows better tells it.
@@ -197,6 +203,24 @@ impl AllJobs {
     }
 }
 
+/// Users have numbers of their own. Who sees several users' jobs means his own, if he has one.
+fn one_users(text: &str, job: &JobRef, found: &[Record]) -> Result<Record> {
+    let me = Some(rustix::process::getuid().as_raw());
+    let newest = &found[0];
+    let of_id = matches!(job, JobRef::Id { .. });
+    if let Some(mine) = found.iter().find(|record| record.uid == me).filter(|_| of_id) {
+        return Ok(mine.clone());
+    }
+    if let Some(other) = found.iter().find(|record| record.uid != newest.uid).filter(|_| of_id) {
+        let user = |record: &Record| record.user.clone().unwrap_or_else(|| "somebody".to_owned());
+        let (one, other) = (user(newest), user(other));
+        return Err(Failure::usage(format!(
+            "job {text} is ambiguous: {one} and {other} have one; say it by name"
+        )));
+    }
+    Ok(newest.clone())
+}
+
 fn is_known_end(record: &Record) -> bool {
     !record.state.is_live() && record.state != State::Lost
 }
@@ -217,13 +241,20 @@ fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
 /// Ends of jobs that a system daemon knows, written while it was away.
 fn hand_over_ends(setting: &Setting, system: &mut Client) {
     for folder in inbox::pending(&setting.user.state).unwrap_or_default() {
+        // What a terminal sampled is its user's own, course and all.
         if let Some(end) = folder.read().end
+            && end.local.as_ref().is_some_and(|local| local.origin != Origin::Time)
             && system.call(&Request::Ended(Box::new(end))).is_ok()
         {
             let _ = folder.remove();
         }
     }
 }
+
+const RETAIN_EVERY: std::time::Duration = std::time::Duration::from_secs(86_400);
+
+/// One reply must fit a frame of the socket, whatever the jobs are called.
+const PAGE_JOBS: usize = 1000;
 
 struct FromDaemon {
     client: Client,
@@ -240,7 +271,22 @@ impl FromDaemon {
 
 impl JobSource for FromDaemon {
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
-        self.records(&Request::Jobs(filter.clone()))
+        let wanted = filter.limit.unwrap_or(usize::MAX);
+        let mut jobs: Vec<Record> = Vec::new();
+        let mut page = filter.clone();
+        loop {
+            page.limit = Some(PAGE_JOBS.min(wanted - jobs.len()));
+            let before = jobs.len();
+            let more = self.records(&Request::Jobs(page.clone()))?;
+            let last = more.len() < PAGE_JOBS;
+            // Pages overlap in the jobs of one instant: `merge` keeps each of them once.
+            page.until_ns = more.last().and_then(|record| record.start_ns).map(|start_ns| start_ns + 1);
+            jobs.extend(more);
+            jobs = merge(jobs);
+            if last || jobs.len() == before || jobs.len() >= wanted || page.until_ns.is_none() {
+                return Ok(jobs);
+            }
+        }
     }
 
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
@@ -248,9 +294,18 @@ impl JobSource for FromDaemon {
     }
 
     fn course(&mut self, key: &JobKey) -> Result<Course> {
-        match self.client.call(&Request::Course(key.clone())).context("cannot ask the daemon")? {
-            Reply::Course(course) => Ok(course.into_course()),
-            reply => bail!("the daemon answered {reply:?}"),
+        let mut whole = Course::new(&JOB);
+        loop {
+            let after_ms = whole.times_ms.last().copied().unwrap_or(i64::MIN);
+            let request = Request::Course { key: key.clone(), after_ms };
+            let course = match self.client.call(&request).context("cannot ask the daemon")? {
+                Reply::Course(course) => course.into_course(),
+                reply => bail!("the daemon answered {reply:?}"),
+            };
+            if course.is_empty() {
+                return Ok(whole);
+            }
+            whole.append(&course);
         }
     }
 
@@ -309,6 +364,7 @@ impl FromFiles {
         let host = setting.host.clone();
         let store = match Writer::open(state) {
             Ok(mut writer) => {
+                retain_daily(&mut writer, setting);
                 // What cannot be imported, on a full disk, is read where it lies.
                 if let Err(error) = import(&mut writer, state, &host) {
                     tracing::warn!("{error:#}");
@@ -370,6 +426,24 @@ impl JobSource for FromFiles {
     }
 }
 
+/// Where no daemon runs, whoever lists jobs removes the old ones, once a day.
+fn retain_daily(writer: &mut Writer, setting: &Setting) {
+    let mark = setting.user.state.join("retained");
+    let age =
+        std::fs::metadata(&mark).and_then(|mark| mark.modified()).ok().and_then(|time| time.elapsed().ok());
+    if age.is_some_and(|age| age < RETAIN_EVERY) {
+        return;
+    }
+    let result = writer.retain(&retention(&setting.config.storage), now_ns()).map_err(anyhow::Error::from);
+    if let Err(error) = result.and_then(|_| Ok(std::fs::write(&mark, "")?)) {
+        tracing::warn!("old jobs could not be removed: {error:#}");
+    }
+}
+
+pub fn retention(storage: &Storage) -> Retention {
+    Retention { max_age_ns: i64::try_from(storage.keep.as_nanos()).ok(), max_bytes: Some(storage.max_bytes) }
+}
+
 /// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost.
 pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
     if let Some(aside) = writer.moved_aside.take() {
@@ -379,12 +453,26 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
     for problem in &imported.problems {
         tracing::warn!("{problem}");
     }
+    let mut ended_meanwhile = false;
     for mut record in imported.live {
         settle(host, &mut record);
-        if record.state == State::Lost {
-            writer.put(&record)?;
-            inbox::JobDir::open(state, record.key.id.parse()?).remove()?;
+        let Some(folder) = record.key.id.parse().ok().map(|id| inbox::JobDir::open(state, id)) else {
+            continue;
+        };
+        if record.state != State::Lost {
+            continue;
         }
+        // Between the listing and the look at its supervisor it may have written its end and gone. A
+        // supervisor that is dead now writes no more.
+        if folder.read().end.is_some() {
+            ended_meanwhile = true;
+        } else {
+            writer.put(&record)?;
+            folder.remove()?;
+        }
+    }
+    if ended_meanwhile {
+        writer.import()?;
     }
     Ok(())
 }

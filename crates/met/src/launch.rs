@@ -1,5 +1,6 @@
 //! What `met run`, `met time` and `met attach` share: a reserved job and a supervisor of its own.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -16,6 +17,7 @@ use met_store::inbox::JobDir;
 
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::jobs::JobRef;
 use crate::processes;
 use crate::protocol::{self, Reply, Request};
 use crate::setting::Setting;
@@ -24,10 +26,14 @@ use crate::supervise::{self, Assignment, Channel, Command, look_up};
 /// The hidden first argument of a supervisor's command line.
 pub const SUPERVISE: &str = "__supervise";
 
+/// What a record keeps of a command line.
+const COMMAND_BYTES_MAX: usize = 64 << 10;
+
 /// The descriptor at which an executed supervisor finds the command line that started it.
 const CHANNEL_FD: i32 = 3;
 
 /// A job that does not run yet.
+#[derive(Clone)]
 pub struct Draft<'a> {
     pub origin: Origin,
     pub name: Option<&'a str>,
@@ -38,6 +44,8 @@ pub struct Draft<'a> {
     /// Whether it is to be remembered.
     pub keep: bool,
     pub until_last: bool,
+    /// Variables to set for the command.
+    pub env: Vec<(OsString, OsString)>,
 }
 
 /// Gives the draft an identity, on disk if it is to be kept.
@@ -90,6 +98,11 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         detached,
         until_last: draft.until_last,
         daemon: setting.daemon_place(system.is_some()),
+        env: draft
+            .env
+            .iter()
+            .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec()))
+            .collect(),
     })
 }
 
@@ -98,16 +111,26 @@ fn reserve(setting: &Setting, system: Option<&mut Client>) -> Result<u64> {
     setting.user.create()?;
     let state = &setting.user.state;
     let in_state = || format!("cannot keep a job in {}", state.display());
-    let (own_id, own_dir) = JobDir::reserve(state, 1).with_context(in_state)?;
+    let (mut own_id, mut own_dir) = JobDir::reserve(state, 1).with_context(in_state)?;
     let Some(system) = system else { return Ok(own_id) };
-    match system.call(&Request::Reserve { at_least: own_id })? {
-        Reply::Reserved { id } if id == own_id => Ok(id),
-        Reply::Reserved { id } => {
-            JobDir::claim(state, id).with_context(in_state)?;
-            own_dir.remove().with_context(in_state)?;
-            Ok(id)
+    loop {
+        let id = match system.call(&Request::Reserve { at_least: own_id })? {
+            Reply::Reserved { id } => id,
+            reply => bail!("the system daemon answered {reply:?}"),
+        };
+        if id == own_id {
+            return Ok(id);
         }
-        reply => bail!("the system daemon answered {reply:?}"),
+        let claimed = JobDir::claim(state, id);
+        own_dir.remove().with_context(in_state)?;
+        match claimed {
+            Ok(_) => return Ok(id),
+            // Another command of this user has it for its own; further up both agree.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                (own_id, own_dir) = JobDir::reserve(state, id + 1).with_context(in_state)?;
+            }
+            Err(error) => return Err(error).with_context(in_state),
+        }
     }
 }
 
@@ -115,15 +138,31 @@ fn job_name(given: Option<&str>, command: &[String]) -> Result<String> {
     if given.is_some_and(|name| name.trim().is_empty()) {
         return Err(Failure::usage("--name is empty; give the job a name, or leave the option out"));
     }
+    if let Some(name) = given
+        && !matches!(JobRef::parse(name), Ok(JobRef::Name(_)))
+    {
+        return Err(Failure::usage(format!("--name {name}: that already means a job; choose another name")));
+    }
     let base =
         |command: &String| Path::new(command).file_name().map(|name| name.to_string_lossy().into_owned());
     let default = || command.first().and_then(base).unwrap_or_else(|| "job".to_owned());
     Ok(given.map_or_else(default, str::to_owned))
 }
 
-/// The command line as text, for records and screens.
+/// The command line as text, for records and screens. A very long one is cut: it is kept with every record.
 pub fn shown(command: &[OsString]) -> Vec<String> {
-    command.iter().map(|argument| argument.to_string_lossy().into_owned()).collect()
+    let mut room = COMMAND_BYTES_MAX;
+    let mut shown = Vec::new();
+    for argument in command {
+        let text = argument.to_string_lossy();
+        if text.len() > room {
+            shown.push("…".to_owned());
+            break;
+        }
+        room = room.saturating_sub(text.len() + 1);
+        shown.push(text.into_owned());
+    }
+    shown
 }
 
 /// Finds the program before anything is reserved or started.
@@ -136,20 +175,23 @@ pub fn find_program(command: &[OsString], path: Option<&OsStr>, cwd: &Path) -> R
     look_up(name, path, cwd).map_err(|error| Failure::with_code(error.exit_code(), error.to_string()))
 }
 
-/// The command with this process's environment, and the variables by which a job is recognised.
-fn prepare(program: &OsStr, argv: &[OsString], record: &Record) -> Result<Command> {
-    let string = |text: &OsStr| CString::new(text.as_bytes()).context("a NUL byte in the command");
-    let marker = processes::marker(record);
-    let mut envp = Vec::new();
-    for (key, value) in std::env::vars_os() {
-        if key != processes::MARKER && key != processes::JOB_ID {
-            envp.push(string(&[key.as_os_str(), value.as_os_str()].join(OsStr::new("=")))?);
-        }
-    }
-    envp.push(string(OsStr::new(&format!("{}={marker}", processes::MARKER)))?);
-    envp.push(string(OsStr::new(&format!("{}={}", processes::JOB_ID, record.key.id)))?);
-    let argv = argv.iter().map(|argument| string(argument)).collect::<Result<_>>()?;
-    Ok(Command { program: string(program)?, argv, envp })
+/// The command with this process's environment, what the job sets on top, and the variables by which a job
+/// is recognised. In the supervisor, whose pid is one of them.
+fn prepare(program: &OsStr, argv: &[OsString], assignment: &Assignment) -> Result<Command> {
+    let string = |text: &[u8]| CString::new(text).context("a NUL byte in the command");
+    let record = &assignment.record;
+    let mut variables: BTreeMap<Vec<u8>, Vec<u8>> = std::env::vars_os()
+        .map(|(key, value)| (key.into_encoded_bytes(), value.into_encoded_bytes()))
+        .chain(assignment.env.iter().cloned())
+        .collect();
+    variables.insert(processes::MARKER.into(), processes::marker(record, std::process::id()).into());
+    variables.insert(processes::JOB_ID.into(), record.key.id.clone().into());
+    let envp = variables
+        .iter()
+        .map(|(key, value)| string(&[key.as_slice(), value].join(&b'=')))
+        .collect::<Result<_>>()?;
+    let argv = argv.iter().map(|argument| string(argument.as_bytes())).collect::<Result<_>>()?;
+    Ok(Command { program: string(program.as_bytes())?, argv, envp })
 }
 
 /// Forks a supervisor that stays in the terminal's foreground. Only while this process has one thread.
@@ -159,7 +201,6 @@ pub fn fork_supervisor(
     program: &Path,
     argv: &[OsString],
 ) -> Result<Supervisor> {
-    let command = prepare(program.as_os_str(), argv, &assignment.record)?;
     let (ours, theirs) = UnixStream::pair()?;
     let signals = supervise::Signals::block()?;
     // SAFETY: one thread; the child goes on as an ordinary single-threaded process.
@@ -168,7 +209,9 @@ pub fn fork_supervisor(
         0 => {
             drop(ours);
             signals.release();
-            supervise::supervise_child(host, assignment, command, Channel::new(theirs));
+            if let Ok(command) = prepare(program.as_os_str(), argv, &assignment) {
+                supervise::supervise_child(host, assignment, command, Channel::new(theirs));
+            }
             // SAFETY: ends the child without running what the parent registered for its own end.
             unsafe { libc::_exit(0) }
         }
@@ -186,7 +229,6 @@ pub struct Supervisor {
 /// Where a detached job's streams go and where it runs.
 pub struct Surroundings {
     pub cwd: PathBuf,
-    pub env: Vec<(OsString, OsString)>,
     pub stdout: Stdio,
     pub stderr: Stdio,
 }
@@ -213,7 +255,7 @@ fn exec(assignment: &Assignment, arguments: &[&OsStr], surroundings: Surrounding
     let theirs_fd = theirs.as_raw_fd();
     let mut command = std::process::Command::new("/proc/self/exe");
     command.arg0("met").arg(SUPERVISE).args(arguments);
-    command.current_dir(&surroundings.cwd).envs(surroundings.env);
+    command.current_dir(&surroundings.cwd);
     command.stdin(Stdio::null()).stdout(surroundings.stdout).stderr(surroundings.stderr);
     // SAFETY: dup2 and fcntl are async-signal-safe.
     unsafe {
@@ -242,7 +284,7 @@ pub fn run_as_supervisor(arguments: &[OsString]) -> Result<()> {
     let channel = Channel::new(channel);
     match arguments.split_first() {
         Some((program, argv)) => {
-            let command = prepare(program, argv, &assignment.record)?;
+            let command = prepare(program, argv, &assignment)?;
             supervise::supervise_child(Host::real()?, assignment, command, channel);
         }
         None => supervise::supervise_attached(assignment, channel),

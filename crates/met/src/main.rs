@@ -37,6 +37,7 @@ fn main() {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Before anything else is touched: a supervisor stays as small as it starts.
     if arguments.get(1).is_some_and(|first| first == launch::SUPERVISE) {
+        name_process(c"met-supervise");
         let code = i32::from(launch::run_as_supervisor(&arguments[2..]).is_err());
         std::process::exit(code);
     }
@@ -54,6 +55,7 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Time(args)) => commands::time::time(&setting()?, args),
         Some(Command::Run(args)) => commands::run::run(&setting()?, args),
         Some(Command::Attach(args)) => commands::attach::attach(&setting()?, &args),
+        Some(Command::Detach(args)) => commands::attach::detach(&setting()?, &args),
         Some(Command::List(args)) => commands::list::list(&setting()?, &args),
         Some(Command::Show(args)) => commands::show::show(&setting()?, &args),
         Some(Command::Ps(args)) => commands::ps::ps(&setting()?, &args),
@@ -69,6 +71,11 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Completions(args)) => commands::man::completions(&args),
         Some(Command::Man(args)) => commands::man::man(&args),
     }
+}
+
+/// What process lists show: executed through /proc/self/exe, it would be "exe".
+pub fn name_process(name: &std::ffi::CStr) {
+    let _ = rustix::thread::set_name(name);
 }
 
 /// Help goes to stdout; a mistake gets one line and exit code 2.

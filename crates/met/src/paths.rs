@@ -53,7 +53,12 @@ impl Place {
 
     /// Makes both directories; nobody else may look into the state.
     pub fn create(&self) -> Result<()> {
-        create_private(&self.state).with_context(|| format!("cannot create {}", self.state.display()))?;
+        create_private(&self.state).with_context(|| {
+            format!(
+                "cannot keep anything in {}; set XDG_STATE_HOME to a folder of yours",
+                self.state.display()
+            )
+        })?;
         // Everybody may reach a system daemon's socket; the daemon checks who asks.
         let runtime_mode = if self.system { 0o755 } else { 0o700 };
         create_with_mode(&self.runtime, runtime_mode)
@@ -66,8 +71,14 @@ pub fn create_private(folder: &Path) -> io::Result<()> {
 }
 
 fn create_with_mode(folder: &Path, mode: u32) -> io::Result<()> {
-    if folder.is_dir() {
-        return Ok(());
+    if let Ok(found) = fs::metadata(folder)
+        && found.is_dir()
+    {
+        // Whoever made it first could read, or replace, what we keep in it.
+        return match found.uid() == rustix::process::getuid().as_raw() {
+            true => Ok(()),
+            false => Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user")),
+        };
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     // The umask may have taken bits away, which an explicit change does not heed.

@@ -10,9 +10,9 @@ pub const MARKER: &str = "MET_JOB";
 /// The variable by which a job's own scripts may know their id.
 pub const JOB_ID: &str = "MET_JOB_ID";
 
-/// Unique among the jobs of a machine.
-pub fn marker(record: &Record) -> String {
-    format!("{}:{}:{}", record.key.manager, record.key.id, record.key.incarnation)
+/// Unique on a machine: ids are each user's own, and jobs of two users may begin in the same second.
+pub fn marker(record: &Record, supervisor_pid: u32) -> String {
+    format!("{}:{}:{}:{supervisor_pid}", record.key.manager, record.key.id, record.key.incarnation)
 }
 
 #[derive(Clone, Debug)]
@@ -46,7 +46,8 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
         ids.extend(members.processes_of(0));
     }
     if orphaned {
-        let variable = format!("{MARKER}={}", marker(record));
+        let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
+        let variable = format!("{MARKER}={}", marker(record, supervisor.map_or(0, |id| id.pid)));
         ids.extend(met_jobs::find_by_marker(host, &variable).unwrap_or_default());
     }
     ids.sort_unstable_by_key(|id| (id.start_ticks, id.pid));
@@ -67,6 +68,20 @@ fn look_at(host: &Host, id: ProcessId) -> Option<Process> {
         name: String::from_utf8_lossy(stat.name).into_owned(),
         state: char::from(stat.state),
     })
+}
+
+/// The user a process belongs to.
+pub fn owner(pid: u32) -> Option<u32> {
+    rustix::fs::stat(format!("/proc/{pid}")).ok().map(|folder| folder.st_uid)
+}
+
+/// Whether a process is a daemon of this very program.
+pub fn is_daemon(host: &Host, pid: u32) -> bool {
+    let same_program = match (std::fs::read_link(format!("/proc/{pid}/exe")), std::env::current_exe()) {
+        (Ok(theirs), Ok(ours)) => theirs == ours,
+        _ => false,
+    };
+    same_program && command_of(host, pid).get(1).is_some_and(|argument| argument == "daemon")
 }
 
 /// The command line of a process; nothing where it has none.

@@ -10,8 +10,10 @@ use crate::jobs::{JobRef, JobsFilter};
 /// Raised when an older peer would misunderstand; a daemon that is older than its client leaves.
 pub const PROTOCOL: u32 = 1;
 
-/// Bounds what a peer can make the other side hold.
-const FRAME_BYTES_MAX: u32 = 64 << 20;
+/// Bounds what a daemon can make a client hold.
+const REPLY_BYTES_MAX: u32 = 64 << 20;
+/// Bounds what each client can make a daemon hold. A record is the largest thing a client says.
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -32,7 +34,11 @@ pub enum Request {
     Ended(Box<Record>),
     Jobs(JobsFilter),
     Find(JobRef),
-    Course(JobKey),
+    /// The samples after a time, as many as fit a reply; none when there are no more.
+    Course {
+        key: JobKey,
+        after_ms: i64,
+    },
     Remove(JobKey),
     Status,
     Stop,
@@ -94,7 +100,7 @@ pub struct SourceStatus {
 pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
-    let length = u32::try_from(frame.len() - 4).ok().filter(|&length| length <= FRAME_BYTES_MAX);
+    let length = u32::try_from(frame.len() - 4).ok().filter(|&length| length <= REPLY_BYTES_MAX);
     let length = length.ok_or_else(|| io::Error::other("message is too large for the daemon's socket"))?;
     frame[..4].copy_from_slice(&length.to_le_bytes());
     to.write_all(&frame)
@@ -104,7 +110,7 @@ pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Res
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length);
-    if length > FRAME_BYTES_MAX {
+    if length > REPLY_BYTES_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "frame is too long"));
     }
     // Read as it arrives: a peer that announces much and sends little costs little.
@@ -120,7 +126,7 @@ pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Res
 pub fn take_frame<T: for<'de> Deserialize<'de>>(arrived: &mut Vec<u8>) -> io::Result<Option<T>> {
     let Some(header) = arrived.first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*header);
-    if length > FRAME_BYTES_MAX {
+    if length > REQUEST_BYTES_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "frame is too long"));
     }
     let end = 4 + length as usize;

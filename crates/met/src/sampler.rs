@@ -34,6 +34,8 @@ const SLOW_EVERY: u64 = 10;
 const FEW_TARGETS: usize = 32;
 /// What counts for a job that is read once; its cards are followed or not known.
 const COUNTERS: &[&str] = &["cgroup", "process"];
+/// Kernel memory and the code of a process are in the peak and not in what is needed.
+const UNEXPLAINED_BYTES: i64 = 12 << 20;
 /// A peak of cores is one that lasted.
 const PEAK_SPAN_MS: i64 = 500;
 
@@ -272,6 +274,10 @@ impl Sampler {
                 job.early_taken += 1;
             }
             cells[PROCESSES] = self.members.processes_seen(slot) as i64;
+            // A process holds some memory: the kernel counts in batches, and has not counted it yet.
+            if cells[MEMORY_NEEDED] == 0 {
+                cells[MEMORY_NEEDED] = MISSING;
+            }
             if cells[RUN_QUEUE_WAIT] != MISSING {
                 cells[RUN_QUEUE_WAIT] = job.waits.total_ns();
             }
@@ -296,10 +302,12 @@ impl Sampler {
                 continue;
             };
             for (row, cells) in batch.rows() {
-                if cells[column] != MISSING
-                    && let Some(job) = self.map.owner(row.owner).and_then(|slot| self.jobs.get_mut(&slot))
-                {
-                    job.waits.living.insert(row.owner, cells[column]);
+                for slot in self.map.owners(row.owner).filter(|_| cells[column] != MISSING) {
+                    if let Some(job) = self.jobs.get_mut(&slot) {
+                        // A thread that ended takes its wait out of the process's sum.
+                        let wait_ns = job.waits.living.entry(row.owner).or_insert(0);
+                        *wait_ns = cells[column].max(*wait_ns);
+                    }
                 }
             }
         }
@@ -538,6 +546,7 @@ impl Sampled {
         if let Some(seen) = seen {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
         }
+        doubt_needed_memory(&mut record.totals, course);
         if let (Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CPU), record.totals.get(WALL))
             && wall_ns > 0
         {
@@ -547,6 +556,19 @@ impl Sampled {
                 record.totals.set(CORES_PEAK, average, LowerBound, "cpu / wall");
             }
         }
+    }
+}
+
+/// Needed memory is only sampled. Where the kernel saw clearly more held at once than any sample explains,
+/// the highest came between two of them.
+fn doubt_needed_memory(totals: &mut Totals, course: &Course) {
+    let cache = course.maximum(MEMORY_CACHE).unwrap_or(0);
+    let (Some(peak), Some(needed)) = (totals.get(MEMORY_PEAK), totals.figure(MEMORY_NEEDED_PEAK).cloned())
+    else {
+        return;
+    };
+    if peak > needed.value + cache + peak / 10 + UNEXPLAINED_BYTES {
+        totals.set(MEMORY_NEEDED_PEAK, needed.value, LowerBound, needed.source);
     }
 }
 

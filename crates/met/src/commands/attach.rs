@@ -6,10 +6,12 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::Origin;
-use met_host::Host;
+use met_host::{Host, parse};
 
-use crate::cli::AttachArgs;
+use crate::cli::{AttachArgs, DetachArgs};
+use crate::commands::cancel;
 use crate::failure::Failure;
+use crate::jobs::AllJobs;
 use crate::launch::{self, Draft, Surroundings};
 use crate::processes;
 use crate::protocol;
@@ -22,6 +24,9 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
     let process = setting.host.process(pid).map_err(|_| gone())?;
     if !setting.host.is_alive(process) {
         return Err(gone());
+    }
+    if pid == 1 || is_kernel_thread(&setting.host, pid) {
+        return Err(Failure::usage(format!("process {pid} is part of the system itself and no job")));
     }
     let owner = rustix::fs::stat(format!("/proc/{pid}")).map_err(|_| gone())?.st_uid;
     let me = rustix::process::getuid().as_raw();
@@ -41,17 +46,13 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
         stderr: None,
         keep: true,
         until_last: false,
+        env: Vec::new(),
     };
     let mut assignment = launch::assign(setting, draft)?;
     if let Some(local) = &mut assignment.record.local {
         local.main = Some(process);
     }
-    let surroundings = Surroundings {
-        cwd: PathBuf::from("/"),
-        env: Vec::new(),
-        stdout: Stdio::null(),
-        stderr: Stdio::null(),
-    };
+    let surroundings = Surroundings { cwd: PathBuf::from("/"), stdout: Stdio::null(), stderr: Stdio::null() };
     let mut channel = launch::exec_watcher(&assignment, surroundings)?;
     match protocol::read_frame(&mut channel).context("the supervisor died before it attached")? {
         Notice::Started(record) if args.print_id => writeln!(io::stdout(), "{}", record.key.id)?,
@@ -63,6 +64,26 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
         notice => bail!("unexpected answer {notice:?}"),
     }
     Ok(0)
+}
+
+/// Ends the measuring; the process runs on.
+pub fn detach(setting: &Setting, args: &DetachArgs) -> Result<i32> {
+    let record = AllJobs::open(setting)?.find(&args.job)?;
+    let id = &record.key.id;
+    let attached = record.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
+    if !attached || !record.state.is_live() {
+        return Err(Failure::usage(format!("job {id} is not attached to a running process")));
+    }
+    cancel::tell_supervisor(setting, &record, libc::SIGTERM)?;
+    writeln!(io::stdout(), "Detached job {id}; its process runs on")?;
+    Ok(0)
+}
+
+/// All of them are children of kthreadd, which is a child of nobody and has pid 2.
+fn is_kernel_thread(host: &Host, pid: u32) -> bool {
+    let mut text = Vec::new();
+    let read = host.read_small(format!("/proc/{pid}/stat"), &mut text);
+    pid == 2 || (read.is_ok() && parse::stat(&text).is_some_and(|stat| stat.parent_pid == 2))
 }
 
 fn name_of(host: &Host, pid: u32) -> String {

@@ -50,9 +50,7 @@ fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) 
         return Ok(());
     }
     // First, so that the end is recorded as what it is.
-    if let Some(supervisor) = supervisor(setting, record) {
-        send(supervisor, cancel_signal())?;
-    }
+    send_supervisor(setting, record, cancel_signal())?;
     let count = processes.len();
     end_all(setting, record, signal, grace)?;
     wait_for_supervisor(setting, record);
@@ -64,13 +62,30 @@ fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) 
     Ok(())
 }
 
-/// An attached job is somebody else's process: only its supervisor is ours to spare.
+/// The processes to end. A record that another user wrote speaks for his own processes only.
 fn members(setting: &Setting, record: &Record) -> Vec<Process> {
-    processes::of_job(&setting.host, record)
+    let mut members = processes::of_job(&setting.host, record);
+    if record.uid != Some(rustix::process::getuid().as_raw()) {
+        members.retain(|process| processes::owner(process.id.pid) == record.uid);
+    }
+    members
+}
+
+fn send_supervisor(setting: &Setting, record: &Record, signal: i32) -> Result<()> {
+    supervisor(setting, record).map_or(Ok(()), |supervisor| send(setting, supervisor, signal))
+}
+
+/// Signals the supervisor of a job and waits until it has written the end.
+pub fn tell_supervisor(setting: &Setting, record: &Record, signal: i32) -> Result<()> {
+    send_supervisor(setting, record, signal)?;
+    wait_for_supervisor(setting, record);
+    Ok(())
 }
 
 fn supervisor(setting: &Setting, record: &Record) -> Option<ProcessId> {
-    record.local.as_ref()?.supervisor.filter(|supervisor| setting.host.is_alive(*supervisor))
+    let supervisor = record.local.as_ref()?.supervisor?;
+    (setting.host.is_alive(supervisor) && processes::owner(supervisor.pid) == record.uid)
+        .then_some(supervisor)
 }
 
 /// The signal, then, when the grace is over, SIGKILL, until nothing is left. New processes get it too.
@@ -91,12 +106,12 @@ fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> 
         }
         for process in &living {
             if late {
-                send(process.id, libc::SIGKILL)?;
+                send(setting, process.id, libc::SIGKILL)?;
             } else if told.insert(process.id) {
-                send(process.id, signal)?;
+                send(setting, process.id, signal)?;
                 // A stopped process sees no signal before it goes on.
                 if process.state == 'T' {
-                    send(process.id, libc::SIGCONT)?;
+                    send(setting, process.id, libc::SIGCONT)?;
                 }
             }
         }
@@ -139,9 +154,13 @@ fn kill_cgroup(record: &Record) {
 }
 
 /// Signals this very process; one that has ended meanwhile is no error.
-fn send(process: ProcessId, signal: i32) -> Result<()> {
+fn send(setting: &Setting, process: ProcessId, signal: i32) -> Result<()> {
     let Some(pid) = Pid::from_raw(process.pid as i32) else { return Ok(()) };
     let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(()) };
+    // Looked at with the descriptor in hand: the pid may have become somebody else's.
+    if !setting.host.is_alive(process) {
+        return Ok(());
+    }
     // SAFETY: the number was checked, or is one of libc's.
     let signal = unsafe { Signal::from_raw_unchecked(signal) };
     match pidfd_send_signal(&pidfd, signal) {

@@ -23,9 +23,15 @@ pub fn daemon(setting: &Setting, args: &DaemonArgs) -> Result<i32> {
 }
 
 fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Result<i32> {
-    let own: &[&Place] = if for_everybody { &[&setting.system, &setting.user] } else { &[&setting.user] };
+    let own: &[&Place] = match for_everybody || args.status && !args.user {
+        true => &[&setting.system, &setting.user],
+        false => &[&setting.user],
+    };
     let Some(mut client) = own.iter().find_map(|place| Client::connect(&place.socket()).ok()) else {
-        return Err(Failure::usage("no daemon runs; the next `met run` starts one"));
+        return Err(Failure::usage(match setting.system_daemon() {
+            Some(_) => "a system daemon runs, which only root may stop",
+            None => "no daemon runs; the next `met run` starts one",
+        }));
     };
     let mut stdout = io::stdout().lock();
     if args.stop {
@@ -44,7 +50,8 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         status.pid,
         status.state.display()
     )?;
-    writeln!(stdout, "{} running jobs, sampled every {} ms", status.jobs, status.interval_ms)?;
+    let plural = if status.jobs == 1 { "" } else { "s" };
+    writeln!(stdout, "{} running job{plural}, sampled every {} ms", status.jobs, status.interval_ms)?;
     for source in status.sources {
         let seconds = source.read_ns as f64 / 1e9;
         write!(

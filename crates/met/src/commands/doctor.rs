@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use met_host::cgroup::{Hierarchies, Kind};
-use met_jobs::enclosure::Enclosure;
+use met_jobs::enclosure::{Enable, Enclosure};
 use met_sources::{Runner, SOURCES, Unavailable};
 use serde_json::json;
 
@@ -122,10 +122,10 @@ fn cgroups(setting: &Setting) -> Finding {
 
 /// Tried for real: whether it works depends on who asks from where.
 fn job_cgroup(setting: &Setting) -> Finding {
-    let mut tried =
-        Enclosure::create(&setting.host, std::process::id(), &format!("met-doctor-{}", std::process::id()));
+    let name = format!("met-doctor-{}", std::process::id());
+    let tried = Enclosure::create(&setting.host, std::process::id(), &name, Enable::No);
     let (paths, counts_cpu) = (tried.paths.clone(), tried.counts_cpu());
-    tried.remove();
+    drop(tried);
     let memory = paths.memory.is_some()
         || paths.unified.as_ref().and_then(|path| path.parent()).is_some_and(|parent| {
             std::fs::read_to_string(parent.join("cgroup.subtree_control"))
@@ -216,6 +216,7 @@ fn store(setting: &Setting) -> Finding {
             }
             false => state.display().to_string(),
         },
-        remedy: network.then(|| "export XDG_STATE_HOME=/var/tmp/$USER    (a local disk)".to_owned()),
+        remedy: network
+            .then(|| "export XDG_STATE_HOME=DIR    (a folder of yours on a local disk)".to_owned()),
     }
 }

@@ -15,6 +15,7 @@ use crate::view::{Style, units};
 
 /// A screen holds no more; files and programs get everything.
 const LIMIT: usize = 50;
+const MORE: &str = "the newest 50; --limit shows more\n";
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
@@ -28,8 +29,10 @@ pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
     write!(stdout, "\x1b[2J")?;
     loop {
         let text = text(setting, args, &filter, &Style::of_stream(&stdout))?;
-        // Drawn over the old list line by line: a cleared screen flickers.
-        let lines = text.lines().map(|line| format!("{line}\x1b[K\n")).collect::<String>();
+        let rows = rustix::termios::tcgetwinsize(&stdout).map_or(usize::MAX, |size| usize::from(size.ws_row));
+        // Drawn over the old list line by line: a cleared screen flickers. The newest fit on the screen.
+        let shown = text.lines().take(rows.saturating_sub(1));
+        let lines = shown.map(|line| format!("{line}\x1b[K\n")).collect::<String>();
         write!(stdout, "\x1b[H{lines}\x1b[J")?;
         stdout.flush()?;
         std::thread::sleep(WATCH_EVERY);
@@ -45,9 +48,17 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
         format!("{}\n", serde_json::Value::Array(objects))
     } else if args.csv {
         table::csv(&records, args.view, now_ns)
+    } else if records.is_empty() && is_narrowed(args) {
+        "no job fits; `met list` shows all\n".to_owned()
     } else {
-        table::list(&records, args.view, now_ns, style)
+        let more = if args.limit.is_none() && records.len() == LIMIT { MORE } else { "" };
+        table::list(&records, args.view, now_ns, style) + more
     })
+}
+
+fn is_narrowed(args: &ListArgs) -> bool {
+    let ListArgs { since, state, user, name, limit, .. } = args;
+    since.is_some() || !state.is_empty() || user.is_some() || name.is_some() || limit.is_some()
 }
 
 fn filter(args: &ListArgs) -> Result<JobsFilter> {
@@ -64,12 +75,13 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
         uid: None,
         user: args.user.clone(),
         name: args.name.clone(),
+        until_ns: None,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
     })
 }
 
 fn parse_state(text: &str) -> Result<State> {
-    State::parse(text).ok_or_else(|| {
+    State::parse(&text.to_ascii_lowercase()).ok_or_else(|| {
         let names = State::ALL.map(State::name).join(", ");
         Failure::usage(format!("--state {text}: no such state; there are {names}"))
     })

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -23,6 +24,15 @@ pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
     };
     let mut file = File::open(path)
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
+    // A record that another user wrote speaks for his own files only.
+    let mine = record.uid == Some(rustix::process::getuid().as_raw());
+    if !mine && file.metadata().ok().map(|metadata| metadata.uid()) != record.uid {
+        return Err(Failure::usage(format!(
+            "{} does not belong to the user of job {}",
+            path.display(),
+            record.key.id
+        )));
+    }
     let mut stdout = io::stdout().lock();
     loop {
         // Asked before the rest is read: what the job wrote last is not missed.

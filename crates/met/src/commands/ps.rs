@@ -108,7 +108,7 @@ fn to_line(setting: &Setting, process: &Process, before: Vec<i64>, after: Vec<i6
     };
     // A kernel thread, or one that has just ended, has no command line.
     let command = processes::command_of(&setting.host, process.id.pid);
-    let uid = rustix::fs::stat(format!("/proc/{}", process.id.pid)).ok().map(|found| found.st_uid);
+    let uid = processes::owner(process.id.pid);
     ProcessLine {
         pid: process.id.pid,
         ppid: process.parent_pid,

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use met_core::job::Origin;
 
 use crate::cli::RmArgs;
 use crate::failure::Failure;
@@ -15,6 +16,12 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
     let records = args.jobs.iter().map(|job| all.find(job)).collect::<Result<Vec<_>>>()?;
     if let Some(running) = records.iter().find(|record| record.state.is_live()) {
         let id = &running.key.id;
+        let attached = running.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
+        if attached {
+            return Err(Failure::usage(format!(
+                "job {id} is still measured; stop that first with: met detach {id}"
+            )));
+        }
         return Err(Failure::usage(format!("job {id} still runs; end it first with: met cancel {id}")));
     }
     for record in records {

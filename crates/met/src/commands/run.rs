@@ -19,7 +19,11 @@ use crate::setting::Setting;
 use crate::supervise::Notice;
 
 pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
-    let here = std::env::current_dir().context("the current folder is gone; cd somewhere else")?;
+    let here = match (std::env::current_dir(), &args.cwd) {
+        (Ok(here), _) => here,
+        (Err(_), Some(cwd)) if cwd.is_absolute() => cwd.clone(),
+        (Err(_), _) => return Err(Failure::usage("the current folder is gone; cd somewhere else")),
+    };
     let cwd = args.cwd.as_ref().map_or_else(|| here.clone(), |cwd| here.join(cwd));
     if !cwd.is_dir() {
         return Err(Failure::usage(format!("--cwd {}: no such folder", cwd.display())));
@@ -40,12 +44,13 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
         stderr: Some(outputs.err_path.clone()),
         keep: true,
         until_last: true,
+        env,
     };
     let assignment = launch::assign(setting, draft).inspect_err(|_| discard(&outputs.created))?;
     let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());
     let created = outputs.created.clone();
     let (stdout, stderr) = outputs.into_stdio()?;
-    let surroundings = Surroundings { cwd, env, stdout, stderr };
+    let surroundings = Surroundings { cwd, stdout, stderr };
     let mut channel = launch::exec_supervisor(&assignment, program.as_os_str(), &args.command, surroundings)?;
     loop {
         match protocol::read_frame(&mut channel).context("the supervisor died before it started the job")? {
@@ -166,7 +171,13 @@ impl Outputs {
         })
     }
 
+    /// As in a shell, what was in a file that the user named goes; not before everything else is in order.
     fn into_stdio(self) -> Result<(Stdio, Stdio)> {
+        for file in [Some(&self.out), self.err.as_ref()].into_iter().flatten() {
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
+        }
         let err = match self.err {
             Some(err) => err,
             None => self.out.try_clone()?,
@@ -189,16 +200,9 @@ fn cannot_write(path: &Path, error: &io::Error) -> anyhow::Error {
     ))
 }
 
-/// A file the user named: as in a shell, what was in it goes.
+/// A file the user named.
 fn named(path: &Path) -> Result<File> {
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    let emptied = opened.and_then(|file| {
-        if file.metadata()?.is_file() {
-            file.set_len(0)?;
-        }
-        Ok(file)
-    });
-    emptied.map_err(|error| cannot_write(path, &error))
+    OpenOptions::new().append(true).create(true).open(path).map_err(|error| cannot_write(path, &error))
 }
 
 /// A file of a default name; `None` if an earlier job has it.

@@ -25,10 +25,15 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
         Some(text) => parse_interval(text)?,
         None => setting.config.sampling.interval,
     };
-    let cwd = std::env::current_dir().context("the current folder is gone; cd somewhere else")?;
+    // A folder that was removed is still a place to run in.
+    let cwd = std::env::current_dir().unwrap_or_else(|_| "/".into());
     let program = launch::find_program(&args.command, std::env::var_os("PATH").as_deref(), &cwd)?;
     let output = args.output.as_ref().map(|path| {
-        File::create(path)
+        File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
             .map_err(|error| Failure::usage(format!("cannot write {}: {error}", path.display())))
     });
     let output = output.transpose()?;
@@ -41,8 +46,16 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
         stderr: None,
         keep: !args.no_record,
         until_last: args.all,
+        env: Vec::new(),
     };
-    let assignment = launch::assign(setting, draft)?;
+    let assignment = match launch::assign(setting, draft.clone()) {
+        // The command matters more than its record.
+        Err(error) if draft.keep && error.downcast_ref::<Failure>().is_none() => {
+            tracing::warn!("the job will not be remembered: {error:#}");
+            launch::assign(setting, Draft { keep: false, ..draft })?
+        }
+        assigned => assigned?,
+    };
     let inbox = assignment.inbox.clone();
     let mut supervisor = launch::fork_supervisor(setting.host.clone(), assignment, &program, &args.command)?;
     let watched = watch(setting, &mut supervisor, interval)?;
@@ -148,7 +161,13 @@ fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<Fi
         view::report::render(&met_insight::report::report(record, machine, now_ns), &style)
     };
     match output {
-        Some(mut file) => file.write_all(text.as_bytes()).context("cannot write the report"),
+        Some(mut file) => {
+            // Emptied only now that there is something to put into it.
+            if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+                file.set_len(0)?;
+            }
+            file.write_all(text.as_bytes()).context("cannot write the report")
+        }
         // A report that nobody can read must not change the exit code of the job.
         None => {
             let _ = io::stderr().write_all(text.as_bytes());

@@ -71,7 +71,7 @@ pub static SECTIONS: &[Section] = &[
                 name: "operators",
                 form: Form::Text(|config, group| config.daemon.operators = Some(group)),
                 default: "",
-                help: "a group whose members may see and cancel everybody's jobs",
+                help: "a group whose members may see everybody's jobs",
             },
         ],
     },
@@ -101,7 +101,7 @@ pub static SECTIONS: &[Section] = &[
                 name: "keep",
                 form: Form::Duration(|config, age| config.storage.keep = age),
                 default: "90d",
-                help: "samples older than this are removed",
+                help: "jobs and samples older than this are removed",
             },
             Key {
                 name: "max_size",

@@ -6,23 +6,36 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, Local, Record};
-use met_host::Host;
 use met_host::cgroup::Hierarchies;
-use met_host::parse;
+use met_host::{Host, clock, parse};
 use met_jobs::enclosure;
 
 use super::socket::Peer;
 use crate::users;
 
-/// The cgroups made for users who may not make them, by name.
+/// The cgroups made for users who may not make them, by name, and for which supervisor.
 #[derive(Default)]
 pub struct Made {
-    by_name: HashMap<String, (u32, CgroupPaths)>,
+    by_name: HashMap<String, (Peer, CgroupPaths)>,
 }
 
 impl Made {
-    pub fn insert(&mut self, name: &str, uid: u32, paths: &CgroupPaths) {
-        self.by_name.insert(name.to_owned(), (uid, paths.clone()));
+    pub fn insert(&mut self, name: &str, peer: Peer, paths: &CgroupPaths) {
+        self.by_name.insert(name.to_owned(), (peer, paths.clone()));
+    }
+
+    pub fn has_one(&self, peer: Peer) -> bool {
+        self.by_name.values().any(|(owner, _)| *owner == peer)
+    }
+
+    /// Those whose supervisor is gone and whose job nobody knows.
+    pub fn abandoned(
+        &self,
+        is_gone: impl Fn(u32) -> bool,
+        in_use: impl Fn(&CgroupPaths) -> bool,
+    ) -> Vec<CgroupPaths> {
+        let abandoned = self.by_name.values().filter(|(owner, paths)| is_gone(owner.pid) && !in_use(paths));
+        abandoned.map(|(_, paths)| paths.clone()).collect()
     }
 
     pub fn forget(&mut self, paths: &CgroupPaths) {
@@ -30,7 +43,7 @@ impl Made {
     }
 
     fn for_user(&self, uid: u32, paths: &CgroupPaths) -> bool {
-        self.by_name.values().any(|(owner, made)| *owner == uid && made == paths)
+        self.by_name.values().any(|(owner, made)| owner.uid == uid && made == paths)
     }
 }
 
@@ -78,6 +91,14 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
         && !take_over(local, known)
     {
         drop_unknown_cgroup(made, local, peer);
+        // Whoever acts on them acts on processes that were never looked at.
+        (local.supervisor, local.main) = (None, None);
+        local.left_over.clear();
+    }
+    let now_ns = clock::realtime_ns();
+    for time_ns in [&mut record.start_ns, &mut record.end_ns].into_iter().flatten() {
+        // A time to come would keep the record for ever.
+        *time_ns = (*time_ns).min(now_ns);
     }
 }
 
@@ -148,11 +169,12 @@ mod tests {
         let paths = CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() };
         let mut record = claim(&paths);
         vouch_end(&Made::default(), &mut record, None, stranger());
-        assert!(record.local.as_ref().unwrap().cgroup.is_empty());
+        let local = record.local.as_ref().unwrap();
+        assert!(local.cgroup.is_empty() && local.main.is_none() && local.supervisor.is_none());
         assert_eq!(record.uid, Some(stranger().uid), "a record belongs to who sends it");
 
         let mut made = Made::default();
-        made.insert("met-1", stranger().uid, &paths);
+        made.insert("met-1", stranger(), &paths);
         let mut record = claim(&paths);
         vouch_end(&made, &mut record, None, stranger());
         assert_eq!(record.local.unwrap().cgroup, paths);

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Record, State};
+use met_core::job_table::CPU;
 use met_host::Host;
-use met_jobs::enclosure::{self, Enclosure};
-use met_store::inbox::JobDir;
-use met_store::{Retention, StoreError, Writer};
+use met_jobs::enclosure::{self, Enable, Enclosure};
+use met_store::inbox::{self, JobDir};
+use met_store::{StoreError, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
@@ -25,6 +26,10 @@ use crate::sampler::Live;
 use crate::setting::Setting;
 use crate::users;
 
+/// Samples in one reply: some ten megabytes.
+const PAGE_SAMPLES: usize = 50_000;
+/// How far a user's own ids may be ahead of everybody's.
+const ID_LEAP_MAX: u64 = 1_000_000;
 /// How long a starting daemon waits for the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -36,6 +41,8 @@ pub struct Keeping {
     sampling: Sampling,
     jobs: HashMap<JobKey, Kept>,
     made: Made,
+    /// Ids that were reserved and have no end yet, and for whom.
+    given: HashMap<u64, u32>,
 }
 
 struct Kept {
@@ -55,8 +62,12 @@ impl Keeping {
             sampling: Sampling::start(setting.host.clone(), &setting.config)?,
             jobs: HashMap::new(),
             made: Made::default(),
+            given: HashMap::new(),
         };
-        jobs::import(&mut keeping.writer, &place.state, &keeping.host)?;
+        // What cannot be imported now (a full disk) stays in the inbox, where every reader finds it.
+        if let Err(error) = jobs::import(&mut keeping.writer, &place.state, &keeping.host) {
+            tracing::warn!("{error:#}");
+        }
         keeping.take_up_running()?;
         Ok(keeping)
     }
@@ -99,7 +110,7 @@ impl Keeping {
             bail!("this daemon serves another user");
         }
         match request {
-            Request::Reserve { at_least } => self.reserve(at_least),
+            Request::Reserve { at_least } => self.reserve(at_least, peer),
             Request::Enclose { name, pid } => self.enclose(&name, pid, peer).map(Reply::Enclosed),
             Request::Started(record) => self.started(*record, peer),
             Request::Ended(record) => self.ended(*record, peer),
@@ -123,7 +134,7 @@ impl Keeping {
                 found.retain(|record| sees_all || record.uid == Some(peer.uid));
                 Ok(Reply::Jobs(self.with_live(found)))
             }
-            Request::Course(key) => self.course(&key, peer),
+            Request::Course { key, after_ms } => self.course(&key, after_ms, peer),
             Request::Remove(key) => self.remove(&key, peer),
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
             Request::Hello { .. } | Request::Stop => bail!("not a question about jobs"),
@@ -141,9 +152,14 @@ impl Keeping {
         Ok(self.writer.jobs(&filter.to_store())?)
     }
 
-    fn reserve(&mut self, at_least: u64) -> Result<Reply> {
+    fn reserve(&mut self, at_least: u64, peer: Peer) -> Result<Reply> {
         let next = self.writer.next_local_id()?;
+        // A user's own ids are not far from everybody's, unless he means to use them all up.
+        if at_least > next + ID_LEAP_MAX {
+            bail!("job ids are at {next}; {at_least} is too far ahead");
+        }
         let (id, _) = JobDir::reserve(&self.place.state, at_least.max(next))?;
+        self.given.insert(id, peer.uid);
         Ok(Reply::Reserved { id })
     }
 
@@ -152,6 +168,9 @@ impl Keeping {
         if !enclosure::is_valid_name(name) {
             bail!("{name:?} is no name for a job's cgroup");
         }
+        if self.made.has_one(peer) {
+            bail!("this supervisor has a cgroup for its job already");
+        }
         let child = Pid::from_raw(pid as i32).context("no such process")?;
         // While the pidfd shows it alive, the pid cannot have become somebody else's.
         let pidfd = pidfd_open(child, PidfdFlags::empty()).context("no such process")?;
@@ -159,13 +178,13 @@ impl Keeping {
         if parent != peer.pid || uid != peer.uid {
             bail!("process {pid} is not a child of the caller");
         }
-        let mut made = Enclosure::create(&self.host, pid, name);
+        let made = Enclosure::create(&self.host, pid, name, Enable::Yes);
         if made.move_in(pid).is_err() || made.paths.is_empty() || !alive(&pidfd) {
-            made.remove();
             bail!("no cgroup could be made");
         }
-        self.made.insert(name, peer.uid, &made.paths);
-        Ok(made.paths)
+        let paths = made.keep();
+        self.made.insert(name, peer, &paths);
+        Ok(paths)
     }
 
     fn started(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
@@ -173,8 +192,14 @@ impl Keeping {
             bail!("only local jobs are announced");
         }
         let known = self.known(&record.key)?;
-        if let Some(known) = &known {
-            self.check_owner(known, peer)?;
+        match &known {
+            Some(known) => self.check_owner(known, peer)?,
+            None if self.place.system && !self.gave_away(&record, peer) => bail!("no such job"),
+            None => {}
+        }
+        // An announcement that was overtaken by the end is old news.
+        if known.as_ref().is_some_and(|known| !known.state.is_live() && known.state != State::Lost) {
+            return Ok(Reply::Done);
         }
         claims::vouch_start(&self.host, &self.made, &mut record, known.as_ref(), peer)?;
         record.state = State::Running;
@@ -207,8 +232,14 @@ impl Keeping {
             .and_then(|supervisor| Pid::from_raw(supervisor.pid as i32))
             .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let before = self.writer.course(&record.key).ok().filter(|course| !course.is_empty());
+        let waited_for =
+            pidfd.is_some() && supervisor.is_some_and(|supervisor| self.host.is_alive(supervisor));
         self.sampling.add(&record, before);
-        self.jobs.insert(record.key.clone(), Kept { record, supervisor: pidfd });
+        let key = record.key.clone();
+        self.jobs.insert(key.clone(), Kept { record, supervisor: pidfd });
+        if !waited_for {
+            self.supervisor_gone(&key);
+        }
     }
 
     /// Keeps the end of a job; it is on disk when this returns.
@@ -221,7 +252,7 @@ impl Keeping {
         let known = self.known(&record.key)?;
         match &known {
             Some(known) => self.check_owner(known, peer)?,
-            None if self.place.system && !self.gave_away(&record) => bail!("no such job"),
+            None if self.place.system && !self.gave_away(&record, peer) => bail!("no such job"),
             None => {}
         }
         claims::vouch_end(&self.made, &mut record, known.as_ref(), peer);
@@ -229,8 +260,9 @@ impl Keeping {
         Ok(Reply::Done)
     }
 
-    fn gave_away(&self, record: &Record) -> bool {
-        record.key.id.parse().is_ok_and(|id| JobDir::open(&self.place.state, id).path().is_dir())
+    fn gave_away(&self, record: &Record, peer: Peer) -> bool {
+        let given = record.key.id.parse().ok().and_then(|id: u64| self.given.get(&id));
+        given.is_some_and(|&uid| uid == peer.uid || self.may_stop(peer))
     }
 
     fn close_job(&mut self, mut record: Record) -> Result<()> {
@@ -263,6 +295,7 @@ impl Keeping {
         if self.place.system
             && let Ok(id) = record.key.id.parse()
         {
+            self.given.remove(&id);
             let _ = JobDir::open(&self.place.state, id).remove();
         }
     }
@@ -305,8 +338,9 @@ impl Keeping {
             let mut live = self.sampling.live();
             for record in found.iter_mut().filter(|record| record.state.is_live()) {
                 jobs::settle(&self.host, record);
-                // A job in a terminal is sampled there.
-                let live = live.remove(&record.key).unwrap_or_else(|| Live::now(&self.host, record));
+                // A job in a terminal is sampled there, and one that has just begun not yet.
+                let sampled = live.remove(&record.key).filter(|live| live.totals.get(CPU).is_some());
+                let live = sampled.unwrap_or_else(|| Live::now(&self.host, record));
                 jobs::overlay(record, live);
             }
         }
@@ -320,12 +354,17 @@ impl Keeping {
         record.context("no such job")
     }
 
-    fn course(&mut self, key: &JobKey, peer: Peer) -> Result<Reply> {
-        self.visible(key, peer)?;
-        if self.jobs.contains_key(key) {
+    fn course(&mut self, key: &JobKey, after_ms: i64, peer: Peer) -> Result<Reply> {
+        // Whoever keeps the job has its course; here is none.
+        if self.visible(key, peer).is_err() {
+            return Ok(Reply::Course(WireCourse::default()));
+        }
+        if self.jobs.contains_key(key) && after_ms == i64::MIN {
             self.flush();
         }
-        Ok(Reply::Course(WireCourse::of(&self.writer.course(key)?)))
+        let mut course = self.writer.course_between(key, after_ms.saturating_add(1), i64::MAX)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(Reply::Course(WireCourse::of(&course)))
     }
 
     fn remove(&mut self, key: &JobKey, peer: Peer) -> Result<Reply> {
@@ -370,12 +409,26 @@ impl Keeping {
         }
     }
 
-    pub fn retain(&mut self) {
-        let storage = &self.config.storage;
-        let retention = Retention {
-            max_age_ns: Some(storage.keep.as_nanos() as i64),
-            max_bytes: Some(storage.max_bytes),
+    /// Removes what supervisors left that died before they announced their job.
+    pub fn sweep(&mut self) {
+        let in_use = |paths: &CgroupPaths| {
+            self.jobs
+                .values()
+                .any(|kept| kept.record.local.as_ref().is_some_and(|local| local.cgroup == *paths))
         };
+        let abandoned = self.made.abandoned(|pid| self.host.process(pid).is_err(), in_use);
+        for paths in abandoned {
+            enclosure::remove(&paths);
+            self.made.forget(&paths);
+        }
+    }
+
+    pub fn retain(&mut self) {
+        if let Err(error) = inbox::clean(&self.place.state) {
+            tracing::warn!("{}: {error}", self.place.state.display());
+        }
+        self.sweep();
+        let retention = jobs::retention(&self.config.storage);
         if let Err(error) = self.writer.retain(&retention, jobs::now_ns()) {
             tracing::warn!("old jobs could not be removed: {error}");
         }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use met_core::job::JobKey;
+use met_jobs::enclosure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::failure::Failure;
@@ -22,18 +23,21 @@ use crate::protocol::{PROTOCOL, Reply, Request};
 use crate::setting::Setting;
 use crate::supervise::Signals;
 use keeping::Keeping;
-use socket::{Connection, Peer, Post};
+use socket::{Claim, Connection, Peer, Post};
 
 /// More would be a fault, or somebody's attack.
 const CONNECTIONS_MAX: usize = 8192;
+/// A supervisor holds one for each job.
+const CONNECTIONS_PER_USER_MAX: usize = 4096;
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
 
 /// Serves until told to stop, or, if `auto`, until there has been nothing to do for a while.
 pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     place.create()?;
+    crate::name_process(c"met-daemon");
     met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
     let signals = Signals::block()?;
-    let Some(post) = Post::take(place)? else {
+    let Some(claim) = Claim::take(place)? else {
         return match auto {
             true => Ok(()),
             false => {
@@ -44,7 +48,9 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     if place.system {
         privilege::give_up().context("cannot give up rights")?;
     }
+    enclosure::leave(&setting.host, std::process::id());
     let keeping = Keeping::open(setting, place)?;
+    let post = claim.open_door(place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
     let mut daemon = Daemon {
         keeping,
@@ -111,8 +117,8 @@ impl Daemon {
         let mut fds =
             vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.post.listener, PollFlags::IN)];
         for connection in &self.connections {
-            let flags =
-                if connection.wants_to_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            // Who does not take his answers is asked no further questions.
+            let flags = if connection.wants_to_write() { PollFlags::OUT } else { PollFlags::IN };
             fds.push(PollFd::from_borrowed_fd(connection.as_fd(), flags));
         }
         fds.extend(watched.iter().map(|(_, pidfd)| PollFd::new(*pidfd, PollFlags::IN)));
@@ -151,7 +157,10 @@ impl Daemon {
 
     fn admit(&mut self, connection: Connection) {
         self.busy_at = Instant::now();
-        if self.connections.len() < CONNECTIONS_MAX {
+        let same_user = |other: &&Connection| other.peer.uid == connection.peer.uid;
+        if self.connections.len() < CONNECTIONS_MAX
+            && self.connections.iter().filter(same_user).count() < CONNECTIONS_PER_USER_MAX
+        {
             self.connections.push(connection);
         }
     }
@@ -163,7 +172,11 @@ impl Daemon {
         for &index in ready {
             self.busy_at = Instant::now();
             let peer = self.connections[index].peer;
-            let Some(requests) = self.connections[index].read() else {
+            let requests = match self.connections[index].wants_to_write() {
+                true => Some(Vec::new()),
+                false => self.connections[index].read(),
+            };
+            let Some(requests) = requests else {
                 gone.push(index);
                 continue;
             };
@@ -203,6 +216,7 @@ impl Daemon {
         let now = Instant::now();
         if now >= self.next_flush && self.keeping.job_count() > 0 {
             self.keeping.flush();
+            self.keeping.sweep();
             self.next_flush = now + self.keeping.flush_every();
         }
         if now >= self.next_retention {

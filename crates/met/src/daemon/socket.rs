@@ -26,9 +26,14 @@ pub struct Post {
     system: bool,
 }
 
-impl Post {
+/// The right to be the one daemon, before its door is open.
+pub struct Claim {
+    lock: File,
+}
+
+impl Claim {
     /// Takes the place of the one daemon. `None`: another one serves already.
-    pub fn take(place: &Place) -> Result<Option<Post>> {
+    pub fn take(place: &Place) -> Result<Option<Claim>> {
         let path = place.lock();
         let lock = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
@@ -39,10 +44,17 @@ impl Post {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let listener = bind(&place.socket(), place.system)?;
-        Ok(Some(Post { _lock: lock, listener, socket: place.socket(), system: place.system }))
+        Ok(Some(Claim { lock }))
     }
 
+    /// Opens the door: from now on whoever knocks is answered.
+    pub fn open_door(self, place: &Place) -> Result<Post> {
+        let listener = bind(&place.socket(), place.system)?;
+        Ok(Post { _lock: self.lock, listener, socket: place.socket(), system: place.system })
+    }
+}
+
+impl Post {
     /// Takes the socket away; whoever had connected by then is found by one last accept.
     pub fn close_door(&mut self) -> Option<(UnixStream, Peer)> {
         let _ = fs::remove_file(&self.socket);
@@ -55,7 +67,16 @@ impl Post {
     }
 
     pub fn accept(&self) -> Option<(UnixStream, Peer)> {
-        let (stream, _) = self.listener.accept().ok()?;
+        let (stream, _) = match self.listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors the door stays readable: a pause is better than a spin.
+                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                return None;
+            }
+        };
         stream.set_nonblocking(true).ok()?;
         let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
         let pid = credentials.pid.as_raw_nonzero().get() as u32;
@@ -98,22 +119,21 @@ impl Connection {
         !self.leaving.is_empty()
     }
 
-    /// Reads what is there. `None`: the peer is gone, or speaks nonsense.
+    /// Reads some of what is there; the rest is there in the next round, after the others had their turn.
+    /// `None`: the peer is gone, or speaks nonsense.
     pub fn read(&mut self) -> Option<Vec<Request>> {
-        let mut chunk = [0; 16 << 10];
-        let mut requests = Vec::new();
-        loop {
-            match self.stream.read(&mut chunk) {
-                Ok(0) => return if requests.is_empty() { None } else { Some(requests) },
-                Ok(length) => self.arrived.extend_from_slice(&chunk[..length]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(requests),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return None,
-            }
-            while let Some(request) = protocol::take_frame(&mut self.arrived).ok()? {
-                requests.push(request);
-            }
+        let mut chunk = [0; 64 << 10];
+        match self.stream.read(&mut chunk) {
+            Ok(0) => return None,
+            Ok(length) => self.arrived.extend_from_slice(&chunk[..length]),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(_) => return None,
         }
+        let mut requests = Vec::new();
+        while let Some(request) = protocol::take_frame(&mut self.arrived).ok()? {
+            requests.push(request);
+        }
+        Some(requests)
     }
 
     /// Queues a reply; `flush` sends it. One that is too large for a frame becomes an error the peer can read.

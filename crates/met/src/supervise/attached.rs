@@ -51,9 +51,9 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<()> {
     }
     channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
     let mut link = Link::new(assignment.daemon.clone());
-    let cancelled = wait(&assignment.record, &signals, &pidfd, &mut link);
+    let outcome = wait(&assignment.record, &signals, &pidfd, &mut link);
     let record =
-        close(assignment.record, clocks.as_deref(), &pidfd, clock::boottime_ns() - begin_boot_ns, cancelled);
+        close(assignment.record, clocks.as_deref(), &pidfd, clock::boottime_ns() - begin_boot_ns, &outcome);
     if let Some(inbox) = &inbox {
         if let Err(error) = inbox.write_end(&record) {
             let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
@@ -71,12 +71,20 @@ fn open_process(host: &Host, process: ProcessId) -> io::Result<OwnedFd> {
     if host.is_alive(process) { Ok(pidfd) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
-/// Returns when the process has ended; whether that was asked for by `met cancel`.
-fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link) -> bool {
-    let (mut cancelled, mut shed) = (false, false);
+/// Why the watching is over.
+struct Outcome {
+    /// `met cancel` has ended the process.
+    cancelled: bool,
+    /// `met detach` has ended the watching.
+    detached: bool,
+}
+
+/// Returns when the process has ended, or is to be watched no more.
+fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link) -> Outcome {
+    let (mut cancelled, mut detached, mut shed) = (false, false, false);
     loop {
         link.keep_up(record);
-        if !shed && link.fd().is_some() {
+        if !shed && link.is_known() {
             memory::shed_file_pages();
             shed = true;
         }
@@ -90,9 +98,10 @@ fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link) ->
         };
         while signalled && let Some(signal) = signals.next() {
             cancelled |= signal.number == cancel_signal();
+            detached |= matches!(signal.number, libc::SIGTERM | libc::SIGINT);
         }
-        if ended {
-            return cancelled;
+        if ended || detached {
+            return Outcome { cancelled, detached: detached && !ended };
         }
         if farewell {
             link.listen();
@@ -138,7 +147,7 @@ fn close(
     clocks: Option<&[TaskClock]>,
     pidfd: &OwnedFd,
     wall_ns: i64,
-    cancelled: bool,
+    outcome: &Outcome,
 ) -> Record {
     record.totals.set(WALL, wall_ns, Measured, "clock");
     record.end_ns = record.start_ns.map(|start_ns| start_ns + wall_ns);
@@ -146,15 +155,16 @@ fn close(
         let cpu_ns = clocks.iter().filter_map(|clock| clock.read_ns().ok()).sum();
         record.totals.set(CPU, cpu_ns, Measured, "perf task-clock");
     }
-    let status = wait_status(pidfd);
+    let status = if outcome.detached { None } else { wait_status(pidfd) };
     if let Some(status) = status {
         match libc::WIFSIGNALED(status) {
             true => record.signal = Some(libc::WTERMSIG(status)),
             false => record.exit_code = Some(libc::WEXITSTATUS(status)),
         }
     }
+    record.manager_state = outcome.detached.then(|| "detached".to_owned());
     record.state = match status {
-        _ if cancelled => State::Cancelled,
+        _ if outcome.cancelled => State::Cancelled,
         // How it ended is not known where the kernel does not say; that it ended is.
         Some(0) | None => State::Finished,
         Some(_) => State::Failed,

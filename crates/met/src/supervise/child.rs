@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 
 use met_core::job::{LeftOver, Record, State};
 use met_core::job_table::{OOM_KILLS, PROCESSES};
-use met_host::{Host, clock};
-use met_jobs::enclosure::Enclosure;
+use met_host::{Host, clock, parse};
+use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
@@ -17,6 +17,7 @@ use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
 use super::{Assignment, Channel, Notice, job_dir, totals};
+use crate::processes;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
 pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {
@@ -62,9 +63,9 @@ impl Supervision {
         let inbox = job_dir(&assignment)?;
         let mut link = assignment.detached.then(|| Link::new(assignment.daemon.clone()));
         let name = enclosure_name(&assignment.record);
-        let mut enclosure = Enclosure::create(&host, std::process::id(), &name);
+        let mut enclosure = Enclosure::create(&host, std::process::id(), &name, Enable::Yes);
         let cgroups = spawn::Cgroups { unified: enclosure.unified(), procs: enclosure.procs() };
-        let child = spawn::fork_to_gate(&command, &cgroups, assignment.detached, &signals.inherited_mask)?;
+        let child = spawn::fork_to_gate(&command, &cgroups, assignment.detached, &signals.inherited)?;
         if !child.in_unified {
             enclosure.give_up_unified();
         }
@@ -86,7 +87,6 @@ impl Supervision {
             // Nothing stays of a job that could not be kept. The closed gate ends its child.
             drop(child);
             let _ = rustix::process::waitpid(Some(main), WaitOptions::empty());
-            enclosure.remove();
             let _ = inbox.remove();
             return Err(error);
         }
@@ -153,7 +153,7 @@ impl Supervision {
 
     /// The command runs and the daemon knows: nothing is left to do but to wait.
     fn is_settled(&self) -> bool {
-        self.outcome.is_none() && self.link.as_ref().is_some_and(|link| link.fd().is_some())
+        self.outcome.is_none() && self.link.as_ref().is_some_and(Link::is_known)
     }
 
     fn poll(&self) -> [bool; 3] {
@@ -180,7 +180,10 @@ impl Supervision {
                         self.main_status = Some(status);
                     }
                 }
-                Ok(None) => return self.main_status.is_some() && !self.assignment.until_last,
+                Ok(None) => {
+                    let over = !self.assignment.until_last || self.only_daemons_left();
+                    return self.main_status.is_some() && over;
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => {
                     self.childless = true;
@@ -188,6 +191,17 @@ impl Supervision {
                 }
             }
         }
+    }
+
+    /// A daemon that was started from inside the job serves other jobs too, and outlives this one.
+    fn only_daemons_left(&self) -> bool {
+        let mut text = Vec::new();
+        let path = format!("/proc/{0}/task/{0}/children", std::process::id());
+        if self.main_status.is_none() || self.host.read_small(path, &mut text).is_err() {
+            return false;
+        }
+        let mut children = parse::fields(&text).filter_map(parse::u32).peekable();
+        children.peek().is_some() && children.all(|pid| processes::is_daemon(&self.host, pid))
     }
 
     fn react(&mut self, signal: super::signals::Signal) {
@@ -242,7 +256,7 @@ impl Supervision {
             local.left_over = left_over;
         }
         // Processes that are left alone keep their cgroup; whoever lists jobs later removes it when empty.
-        self.enclosure.remove();
+        enclosure::remove(&self.enclosure.paths);
         record
     }
 
@@ -263,7 +277,8 @@ impl Supervision {
         if self.childless {
             return Vec::new();
         }
-        let members = crate::processes::of_job(&self.host, &self.assignment.record);
+        let mut members = processes::of_job(&self.host, &self.assignment.record);
+        members.retain(|process| !processes::is_daemon(&self.host, process.id.pid));
         members.into_iter().map(|process| LeftOver { pid: process.id.pid, name: process.name }).collect()
     }
 

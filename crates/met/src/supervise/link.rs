@@ -1,24 +1,34 @@
-//! A supervisor's connection to the daemon that samples its job. The daemon may die, leave or be
-//! replaced at any time; the job does not notice.
+//! A supervisor's connection to the daemon that samples its job. The daemon may die, leave, hang or be
+//! replaced at any time; the job does not notice: nothing here waits while the job runs.
 
 use std::ffi::CString;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use met_core::job::{CgroupPaths, Record};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{DaemonPlace, spawn};
 use crate::client::Client;
-use crate::protocol::{Reply, Request};
+use crate::protocol::{self, PROTOCOL, Reply, Request};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Attempts further apart than this start a daemon anew; quicker ones wait for the one just started.
+const START_AGAIN: Duration = Duration::from_secs(2);
+/// A log that has grown beyond this is begun again.
+const LOG_BYTES_MAX: u64 = 1 << 20;
 
 pub struct Link {
     place: DaemonPlace,
-    client: Option<Client>,
+    stream: Option<UnixStream>,
+    arrived: Vec<u8>,
+    /// The daemon has the job on its list.
+    known: bool,
     pause: Duration,
     next_try: Instant,
     /// The daemon left on purpose: nobody starts another for it.
@@ -27,17 +37,30 @@ pub struct Link {
 
 impl Link {
     pub fn new(place: DaemonPlace) -> Link {
-        Link { place, client: None, pause: FIRST_PAUSE, next_try: Instant::now(), dismissed: false }
+        Link {
+            place,
+            stream: None,
+            arrived: Vec::new(),
+            known: false,
+            pause: FIRST_PAUSE,
+            next_try: Instant::now(),
+            dismissed: false,
+        }
     }
 
-    /// To be polled: readable when the daemon has left or died.
+    /// To be polled: readable when the daemon has answered, left or died.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.client.as_ref().map(|client| client.as_fd())
+        self.stream.as_ref().map(|stream| stream.as_fd())
+    }
+
+    /// Whether the daemon has said that it samples the job.
+    pub fn is_known(&self) -> bool {
+        self.known
     }
 
     /// How long a poll may sleep before the next attempt to connect is due.
     pub fn patience(&self) -> Option<Duration> {
-        if self.client.is_some() || self.dismissed {
+        if self.stream.is_some() || self.dismissed {
             return None;
         }
         Some(self.next_try.saturating_duration_since(Instant::now()))
@@ -45,18 +68,15 @@ impl Link {
 
     /// Connects, and tells the daemon of the job, if that is due; starts a daemon where there is none.
     pub fn keep_up(&mut self, record: &Record) {
-        if self.client.is_some() || self.dismissed || Instant::now() < self.next_try {
+        if self.stream.is_some() || self.dismissed || Instant::now() < self.next_try {
             return;
         }
-        match self.introduce(record) {
-            Ok(client) => {
-                self.client = Some(client);
-                self.pause = FIRST_PAUSE;
-            }
+        match introduce(&self.place, record) {
+            Ok(stream) => self.stream = Some(stream),
             Err(_) => {
                 // Whoever loses the race for the daemon's lock leaves at once; one that could not start is
                 // tried again, less and less often.
-                if !self.place.system && (self.pause == FIRST_PAUSE || self.pause == LONGEST_PAUSE) {
+                if !self.place.system && (self.pause == FIRST_PAUSE || self.pause > START_AGAIN) {
                     let _ = start_daemon(&self.place);
                 }
                 self.next_try = Instant::now() + self.pause;
@@ -65,21 +85,40 @@ impl Link {
         }
     }
 
-    fn introduce(&self, record: &Record) -> io::Result<Client> {
-        let mut client = Client::connect(&self.place.socket)?;
-        client.call(&Request::Started(Box::new(record.clone())))?;
-        Ok(client)
+    /// Reads what the daemon has said: two answers after the introduction, then nothing but a farewell.
+    pub fn listen(&mut self) {
+        let mut chunk = [0; 4096];
+        let Some(stream) = &mut self.stream else { return };
+        match stream.read(&mut chunk) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Ok(length @ 1..) => self.arrived.extend_from_slice(&chunk[..length]),
+            _ => return self.lose(),
+        }
+        loop {
+            match protocol::take_frame(&mut self.arrived) {
+                Ok(Some(Reply::Hello { protocol, .. })) if protocol == PROTOCOL => {}
+                Ok(Some(Reply::Done)) => {
+                    self.known = true;
+                    self.pause = FIRST_PAUSE;
+                }
+                Ok(Some(Reply::Leaving)) => {
+                    self.dismissed = true;
+                    return self.lose();
+                }
+                Ok(None) => return,
+                // Another protocol, or a refusal: perhaps the next daemon is wiser.
+                _ => return self.lose(),
+            }
+        }
     }
 
-    /// Reacts to a readable descriptor: nothing is said unasked but a farewell.
-    pub fn listen(&mut self) {
-        if let Some(client) = &mut self.client
-            && let Ok(Reply::Leaving) = client.read_unasked()
-        {
-            self.dismissed = true;
-        }
-        self.client = None;
-        self.next_try = Instant::now();
+    fn lose(&mut self) {
+        // A daemon that knew the job is replaced at once; one that did not is left time.
+        self.next_try = Instant::now() + if self.known { Duration::ZERO } else { self.pause };
+        self.pause = if self.known { FIRST_PAUSE } else { (self.pause * 2).min(LONGEST_PAUSE) };
+        self.known = false;
+        self.stream = None;
+        self.arrived.clear();
     }
 
     /// A cgroup made by a system daemon for a child that waits at its gate.
@@ -91,21 +130,34 @@ impl Link {
         }
     }
 
-    /// Hands the end over; true when the daemon has it on disk.
+    /// Hands the end over when the job is over and its end on disk; true when the daemon has it, too.
     pub fn hand_over(&mut self, record: &Record) -> bool {
-        let client = match self.client.take() {
-            Some(client) => Ok(client),
-            None => Client::connect(&self.place.socket),
-        };
+        let client = Client::connect(&self.place.socket);
         client.and_then(|mut client| client.call(&Request::Ended(Box::new(record.clone())))).is_ok()
     }
 }
 
+/// Connects and says who we are, without waiting for an answer.
+fn introduce(place: &DaemonPlace, record: &Record) -> io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(place.socket.as_os_str())?)?;
+    let mut stream = UnixStream::from(socket);
+    let mut said = Vec::new();
+    protocol::write_frame(&mut said, &Request::Hello { protocol: PROTOCOL })?;
+    protocol::write_frame(&mut said, &Request::Started(Box::new(record.clone())))?;
+    // A fresh socket takes a record whole; where it does not, the next attempt may.
+    stream.write_all(&said)?;
+    Ok(stream)
+}
+
 /// Starts a daemon outside the job's process tree.
-pub fn start_daemon(place: &DaemonPlace) -> io::Result<()> {
-    use rustix::fs::{Mode, OFlags};
+fn start_daemon(place: &DaemonPlace) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let log: OwnedFd = rustix::fs::open(&place.log, flags, Mode::RUSR | Mode::WUSR)?;
+    if rustix::fs::fstat(&log)?.st_size as u64 > LOG_BYTES_MAX {
+        rustix::fs::ftruncate(&log, 0)?;
+    }
     let mut argv = vec![c"met".to_owned(), c"daemon".to_owned(), c"--user".to_owned(), c"--auto".to_owned()];
     if let Some(config) = &place.config {
         argv.push(c"--config".to_owned());

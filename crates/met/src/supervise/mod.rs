@@ -41,6 +41,8 @@ pub struct Assignment {
     /// Whether the job lasts until its last process ends, or until its main process does.
     pub until_last: bool,
     pub daemon: DaemonPlace,
+    /// Variables for the command alone, as bytes.
+    pub env: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// How the daemon of a job is reached.

@@ -12,6 +12,7 @@ use sys::bindings::{PERF_COUNT_SW_TASK_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_TYPE_SO
 /// An inherited task clock.
 pub struct TaskClock {
     event: OwnedFd,
+    stolen_before_ns: i64,
 }
 
 /// Whether this user may count at all.
@@ -50,7 +51,13 @@ impl TaskClock {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: a fresh descriptor that nobody else owns.
-        Ok(TaskClock { event: unsafe { OwnedFd::from_raw_fd(fd) } })
+        Ok(TaskClock { event: unsafe { OwnedFd::from_raw_fd(fd) }, stolen_before_ns: stolen_ns() })
+    }
+
+    /// Time that a hypervisor took from this machine since the clock was opened. The clock counts it for
+    /// whoever was running then; rusage and cgroups do not.
+    pub fn stolen_ns(&self) -> i64 {
+        stolen_ns() - self.stolen_before_ns
     }
 
     /// Nanoseconds of CPU, of the dead and the living.
@@ -62,6 +69,15 @@ impl TaskClock {
         }
         Ok(i64::from_ne_bytes(value))
     }
+}
+
+/// Of all CPUs together since boot; 0 where it is not told.
+fn stolen_ns() -> i64 {
+    const STEAL_FIELD: usize = 8;
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let steal = text.lines().next().and_then(|line| line.split_ascii_whitespace().nth(STEAL_FIELD));
+    let ticks: i64 = steal.and_then(|field| field.parse().ok()).unwrap_or(0);
+    ticks * (1_000_000_000 / rustix::param::clock_ticks_per_second() as i64)
 }
 
 #[cfg(test)]

@@ -26,8 +26,15 @@ fn watched_signals() -> [i32; 8] {
 /// Blocked signals, read from a descriptor.
 pub struct Signals {
     fd: OwnedFd,
-    /// The mask before, for the job to inherit.
-    pub inherited_mask: libc::sigset_t,
+    /// What there was before, for the job to inherit.
+    pub inherited: Inherited,
+}
+
+#[derive(Clone, Copy)]
+pub struct Inherited {
+    pub mask: libc::sigset_t,
+    /// Whoever started us ignores SIGCHLD; so shall the job, and so must we not: nobody could be waited for.
+    pub ignores_children: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +54,7 @@ impl Signals {
             for signal in watched_signals() {
                 libc::sigaddset(&mut watched, signal);
             }
+            let ignores_children = libc::signal(libc::SIGCHLD, libc::SIG_DFL) == libc::SIG_IGN;
             if libc::sigprocmask(libc::SIG_BLOCK, &watched, &mut before) < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -54,14 +62,22 @@ impl Signals {
             if fd < 0 {
                 return Err(io::Error::last_os_error());
             }
-            Ok(Signals { fd: OwnedFd::from_raw_fd(fd), inherited_mask: before })
+            Ok(Signals {
+                fd: OwnedFd::from_raw_fd(fd),
+                inherited: Inherited { mask: before, ignores_children },
+            })
         }
     }
 
     /// Undoes the blocking, in a child that makes its own arrangements.
     pub fn release(self) {
         // SAFETY: plain call on a set that was filled by `block`.
-        unsafe { libc::sigprocmask(libc::SIG_SETMASK, &self.inherited_mask, std::ptr::null_mut()) };
+        unsafe {
+            if self.inherited.ignores_children {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            }
+            libc::sigprocmask(libc::SIG_SETMASK, &self.inherited.mask, std::ptr::null_mut());
+        }
     }
 
     /// The next signal that arrived, if any.

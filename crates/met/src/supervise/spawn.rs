@@ -10,6 +10,8 @@ use std::ptr;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use super::signals::Inherited;
+
 /// What is to be executed.
 pub struct Command {
     pub program: CString,
@@ -79,7 +81,7 @@ pub fn fork_to_gate(
     command: &Command,
     cgroups: &Cgroups,
     own_group: bool,
-    mask: &libc::sigset_t,
+    inherited: &Inherited,
 ) -> io::Result<AtGate> {
     let (gate_read, gate_write) = pipe_with(PipeFlags::CLOEXEC)?;
     let (outcome_read, outcome_write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -99,7 +101,7 @@ pub fn fork_to_gate(
         gate_write: gate_write.as_raw_fd(),
         outcome: outcome_write.as_raw_fd(),
         own_group,
-        mask,
+        inherited,
     };
     // SAFETY: the child calls only async-signal-safe functions and never returns.
     let (pid, in_unified) = match unsafe { clone_child(cgroups.unified.map(|fd| fd.as_raw_fd()), 0) }? {
@@ -120,9 +122,12 @@ pub fn spawn_sibling(program: &CString, argv: &[CString], log: &OwnedFd) -> io::
         (0, _) => unsafe {
             libc::setsid();
             unblock_all_signals();
+            libc::chdir(c"/".as_ptr());
             libc::dup2(null.as_raw_fd(), 0);
             libc::dup2(null.as_raw_fd(), 1);
             libc::dup2(log.as_raw_fd(), 2);
+            // Nothing of the caller's stays open: a lock he holds by a descriptor would never be free again.
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
             libc::execv(program.as_ptr(), argv_pointers.as_ptr());
             libc::_exit(127)
         },
@@ -178,7 +183,7 @@ struct Child<'a> {
     gate_write: RawFd,
     outcome: RawFd,
     own_group: bool,
-    mask: &'a libc::sigset_t,
+    inherited: &'a Inherited,
 }
 
 impl Child<'_> {
@@ -202,7 +207,10 @@ impl Child<'_> {
             }
             // The runtime ignores SIGPIPE; a job must not inherit that.
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            libc::sigprocmask(libc::SIG_SETMASK, self.mask, ptr::null_mut());
+            if self.inherited.ignores_children {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            }
+            libc::sigprocmask(libc::SIG_SETMASK, &self.inherited.mask, ptr::null_mut());
             libc::execve(self.program, self.argv, self.envp);
             if *libc::__errno_location() == libc::ENOEXEC {
                 libc::execve(c"/bin/sh".as_ptr(), self.shell_argv, self.envp);

@@ -42,7 +42,7 @@ pub fn exact(
         true => reading.processes[CPU],
         false => usage.user_ns + usage.system_ns,
     };
-    let unreaped = cpu_ns - accounted_ns > cpu_ns / 50 + 20_000_000;
+    let unreaped = accounted_ns != MISSING && cpu_ns - accounted_ns > cpu_ns / 50 + 20_000_000;
     let kind = if unreaped { LowerBound } else { Measured };
     for column in [READ, WRITTEN, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS] {
         set_known(&mut totals, column, reading.processes[column], kind, "/proc/PID/io");
@@ -73,6 +73,12 @@ pub fn exact(
     for column in pressures.into_iter().chain([OOM_KILLS]) {
         set_known(&mut totals, column, reading.cgroup[column], Measured, "cgroup");
     }
+    // The cgroup is a little older than the job: what was waited for before the start is not the job's.
+    for column in pressures {
+        if totals.get(column).is_some_and(|pressure_ns| pressure_ns > wall_ns) {
+            totals.set(column, wall_ns, Measured, "cgroup");
+        }
+    }
     match reading.cgroup[MEMORY_PEAK] {
         // The largest process alone; the job as a whole held at least that.
         MISSING => totals.set(MEMORY_PEAK, usage.max_rss_bytes, LowerBound, "rusage"),
@@ -99,22 +105,33 @@ fn set_cpu(
         false => (usage.user_ns, usage.system_ns),
     };
     let reaped_ns = user_ns + system_ns;
-    match clock.and_then(|clock| clock.read_ns().ok()) {
-        Some(clock_ns) if clock_ns > 0 => {
-            totals.set(CPU, clock_ns, Measured, "perf task-clock");
-            // The event counts the sum; who was reaped tells how it divides.
-            let user_share = if reaped_ns > 0 { user_ns as f64 / reaped_ns as f64 } else { 1.0 };
-            let user_ns = (clock_ns as f64 * user_share) as i64;
-            totals.set(CPU_USER, user_ns, Attributed, "perf task-clock, split by rusage");
-            totals.set(CPU_SYSTEM, clock_ns - user_ns, Attributed, "perf task-clock, split by rusage");
-        }
-        _ => {
-            let source = if survivors { "/proc/PID/stat" } else { "rusage" };
-            totals.set(CPU, reaped_ns, LowerBound, source);
-            totals.set(CPU_USER, user_ns, LowerBound, source);
-            totals.set(CPU_SYSTEM, system_ns, LowerBound, source);
-        }
+    let source = if survivors { "/proc/PID/stat" } else { "rusage" };
+    let clock_ns = clock.and_then(|clock| clock.read_ns().ok()).filter(|&clock_ns| clock_ns > 0);
+    let (Some(clock), Some(clock_ns)) = (clock, clock_ns) else {
+        totals.set(CPU, reaped_ns, LowerBound, source);
+        totals.set(CPU_USER, user_ns, LowerBound, source);
+        totals.set(CPU_SYSTEM, system_ns, LowerBound, source);
+        return;
+    };
+    let stolen_ns = clock.stolen_ns();
+    let is_disturbed = stolen_ns > clock_ns / 200;
+    if is_disturbed && clock_ns - reaped_ns <= stolen_ns + clock_ns / 200 {
+        // What the clock has more was stolen: nobody was left unreaped.
+        totals.set(CPU, reaped_ns, Measured, source);
+        totals.set(CPU_USER, user_ns, Measured, source);
+        totals.set(CPU_SYSTEM, system_ns, Measured, source);
+        return;
     }
+    let (cpu_ns, kind) = match is_disturbed {
+        true => (reaped_ns.max(clock_ns - stolen_ns), LowerBound),
+        false => (clock_ns, Measured),
+    };
+    totals.set(CPU, cpu_ns, kind, "perf task-clock");
+    // The event counts the sum; who was reaped tells how it divides.
+    let user_share = if reaped_ns > 0 { user_ns as f64 / reaped_ns as f64 } else { 1.0 };
+    let user_ns = (cpu_ns as f64 * user_share) as i64;
+    totals.set(CPU_USER, user_ns, Attributed, "perf task-clock, split by rusage");
+    totals.set(CPU_SYSTEM, cpu_ns - user_ns, Attributed, "perf task-clock, split by rusage");
 }
 
 fn set_known(
