@@ -43,10 +43,12 @@ struct Sampler {
     fold: Fold,
     jobs: Batch,
     number: u64,
+    /// Every job has one: between slow ticks the daemon reads nothing else.
+    has_cgroups: bool,
 }
 
 impl Sampler {
-    fn new(host: &Host) -> Sampler {
+    fn new(host: &Host, has_cgroups: bool) -> Sampler {
         Sampler {
             host: host.clone(),
             members: Members::new(),
@@ -56,14 +58,19 @@ impl Sampler {
             fold: Fold::new(),
             jobs: Batch::new(&JOB),
             number: 0,
+            has_cgroups,
         }
     }
 
     fn tick(&mut self) -> Result<()> {
         self.number += 1;
-        self.members.refresh(&self.host)?;
+        let slow = self.number.is_multiple_of(SLOW_EVERY);
+        let cgroups_only = self.has_cgroups && !slow && self.number > WARM_UP_TICKS;
+        if !cgroups_only {
+            self.members.refresh(&self.host)?;
+        }
         self.members.fill(&mut self.targets, &mut self.map);
-        self.runner.read(&self.targets, &TickInfo { slow: self.number.is_multiple_of(SLOW_EVERY) });
+        self.runner.read(&self.targets, &TickInfo { slow, cgroups_only });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.jobs);
         Ok(())
     }
@@ -109,7 +116,7 @@ fn bench_processes(host: &Host) -> Result<()> {
     let script =
         format!("i=0; while [ $i -lt {PROCESSES} ]; do sleep {SLEEP_SECONDS} & i=$((i+1)); done; wait");
     let group = Group::start(&script)?;
-    let mut sampler = Sampler::new(host);
+    let mut sampler = Sampler::new(host, false);
     let roots = vec![host.process(group.0.id())?];
     sampler.members.add(JobSpec { slot: 1, roots, ..JobSpec::default() });
     let begin = Instant::now();
@@ -174,7 +181,7 @@ fn bench_cgroups(host: &Host) -> Result<()> {
         println!("cgroups: none can be made here");
         return Ok(());
     };
-    let mut sampler = Sampler::new(host);
+    let mut sampler = Sampler::new(host, true);
     let mut jobs = Vec::new();
     for slot in 0..CGROUPS {
         let below = |parent: &Option<PathBuf>| parent.as_ref().map(|path| path.join(format!("job-{slot}")));

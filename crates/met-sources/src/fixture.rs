@@ -12,8 +12,8 @@ use met_host::{CgroupTarget, Host, Targets};
 
 use crate::{Options, SourceSpec, TickInfo};
 
-pub(crate) const FAST: TickInfo = TickInfo { slow: false };
-pub(crate) const SLOW: TickInfo = TickInfo { slow: true };
+pub(crate) const FAST: TickInfo = TickInfo { slow: false, cgroups_only: false };
+pub(crate) const SLOW: TickInfo = TickInfo { slow: true, cgroups_only: false };
 
 pub(crate) struct Machine {
     root: tempfile::TempDir,

@@ -77,6 +77,8 @@ pub trait Source: Send {
 pub struct TickInfo {
     /// Read also what is dear and changes little: every tenth tick.
     pub slow: bool,
+    /// Leave the processes out: their jobs are counted by cgroups, and they are many.
+    pub cgroups_only: bool,
 }
 
 /// Why a source has nothing to say on this machine.

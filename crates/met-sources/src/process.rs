@@ -95,6 +95,9 @@ fn open(host: &Host, _: &Options) -> Opened {
 impl Source for Processes {
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
+        if tick.cgroups_only {
+            return Ok(());
+        }
         self.generation += 1;
         let mut first_error = None;
         for target in &targets.tasks {

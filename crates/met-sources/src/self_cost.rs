@@ -220,7 +220,7 @@ mod tests {
         };
         let targets = Targets { tasks: vec![target], ..Targets::default() };
         let mut runner = Runner::open_those(&[SOURCES[1]], &host, &Options::default());
-        runner.read(&targets, &TickInfo { slow: true });
+        runner.read(&targets, &TickInfo { slow: true, cgroups_only: false });
         let (_, cells) = runner.costs().rows().next().unwrap();
         assert!(cells[READ_CPU] > 0);
         assert_eq!((cells[ERRORS], cells[ROWS]), (0, 1));

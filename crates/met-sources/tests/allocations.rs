@@ -50,7 +50,7 @@ fn reading_the_same_targets_again_allocates_nothing() {
     if let Ok(dirs) = CgroupDirs::open(&host, &paths) {
         targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), young: false });
     }
-    let mut ticks = [false, true].into_iter().cycle().map(|slow| TickInfo { slow });
+    let mut ticks = [false, true].into_iter().cycle().map(|slow| TickInfo { slow, cgroups_only: false });
     for tick in ticks.by_ref().take(4) {
         runner.read(&targets, &tick);
     }

@@ -252,7 +252,9 @@ impl Sampler {
     }
 
     fn tick(&mut self, now_ns: i64, regular: bool) {
-        if now_ns - self.membership_every_ns >= self.refreshed_ns {
+        let due = regular && self.ticks.is_multiple_of(SLOW_EVERY);
+        let cgroups_only = !due && self.cgroups_suffice(now_ns);
+        if now_ns - self.membership_every_ns >= self.refreshed_ns && !cgroups_only {
             // A /proc that cannot be listed leaves the members as they were.
             let _ = self.members.refresh(&self.host);
             self.refreshed_ns = now_ns;
@@ -260,10 +262,9 @@ impl Sampler {
         self.targets.clear();
         self.map.clear();
         self.members.fill(&mut self.targets, &mut self.map);
-        let few = self.targets.tasks.len() + self.targets.cgroups.len() <= FEW_TARGETS;
-        let slow = regular && (few || self.ticks.is_multiple_of(SLOW_EVERY));
+        let slow = due || regular && self.target_count() <= FEW_TARGETS;
         self.ticks += u64::from(regular);
-        self.runner.read(&self.targets, &TickInfo { slow });
+        self.runner.read(&self.targets, &TickInfo { slow, cgroups_only });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
         self.follow_waits();
         self.follow_cards(now_ns);
@@ -292,6 +293,18 @@ impl Sampler {
             job.course.push(time_ms, cells);
             job.running.push(time_ms, cells);
         }
+    }
+
+    fn target_count(&self) -> usize {
+        self.targets.tasks.len() + self.targets.cgroups.len()
+    }
+
+    /// Between slow ticks a CPU file and a memory file of each job tell enough, unless processes are all
+    /// there is of a job, or it is new, or they are few.
+    fn cgroups_suffice(&self, now_ns: i64) -> bool {
+        let is_old = |job: &Tracked| now_ns - job.born_ns > self.interval_ns * SLOW_EVERY as i64;
+        let suffices = |job: &Tracked| job.profile.counts_cpu && is_old(job);
+        self.target_count() > FEW_TARGETS && self.jobs.values().all(suffices)
     }
 
     fn follow_waits(&mut self) {
@@ -615,7 +628,7 @@ impl Reading {
 
     fn of_targets(host: &Host, targets: &Targets, map: &JobMap) -> Reading {
         let mut runner = Runner::open(host, &Options { only: Some(COUNTERS), ..Options::default() });
-        runner.read(targets, &TickInfo { slow: true });
+        runner.read(targets, &TickInfo { slow: true, cgroups_only: false });
         let mut reading = Reading::nothing();
         let mut out = Batch::new(&JOB);
         for batch in runner.batches() {

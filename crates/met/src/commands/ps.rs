@@ -61,7 +61,7 @@ fn look(setting: &Setting, processes: &[Process]) -> Vec<ProcessLine> {
 }
 
 fn read(runner: &mut Runner, targets: &Targets) -> Vec<(Subject, Vec<i64>)> {
-    runner.read(targets, &TickInfo { slow: true });
+    runner.read(targets, &TickInfo { slow: true, cgroups_only: false });
     let batch = runner.batches().iter().find(|batch| std::ptr::eq(batch.table, &process::TABLE));
     batch
         .map(|batch| batch.rows().map(|(row, cells)| (row.owner, cells.to_vec())).collect())
