@@ -496,13 +496,11 @@ fn is_stopped(host: &Host, process: ProcessId) -> bool {
     stat.is_some_and(|stat| matches!(stat.state, b'T' | b't'))
 }
 
-/// Processes that outlived their job kept its cgroup; it goes when they have ended, too.
+/// Processes that outlived their job, or a daemon that was just leaving it, kept its cgroup; it goes when
+/// they are gone, too.
 pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
     for record in jobs.iter().filter(|record| !record.state.is_live()) {
-        if let Some(local) = &record.local
-            && (record.state == State::Lost || !local.left_over.is_empty())
-            && local.boot_id == host.facts().boot_id
-        {
+        if let Some(local) = record.local.as_ref().filter(|local| local.boot_id == host.facts().boot_id) {
             met_jobs::enclosure::remove(&local.cgroup);
         }
     }

@@ -208,6 +208,10 @@ impl Sampler {
     }
 
     pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
+        // A card's power has no counter that waits for the end: the last moments are read now or never.
+        if !self.cards.is_empty() && self.jobs.contains_key(&slot) {
+            self.tick(clock::boottime_ns(), false);
+        }
         let job = self.jobs.remove(&slot)?;
         self.members.remove(slot);
         let gpus = self.cards.leave(slot);

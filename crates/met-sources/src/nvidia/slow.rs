@@ -26,8 +26,8 @@ use super::{is_lost, is_unsupported, memory_bytes, outcome};
 const LIBRARIES: [&str; 3] =
     ["libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"];
 /// One part in so many of a core may be spent: on levels and processes, on the dear figures, on PCIe.
-const LEVELS_COST_INVERSE: i64 = 2500;
-const COST_INVERSE: i64 = 2000;
+const LEVELS_COST_INVERSE: i64 = 3000;
+const COST_INVERSE: i64 = 2500;
 const PCIE_COST_INVERSE: i64 = 20_000;
 /// A little less than a second: who looks once a second finds new figures every time.
 const EVERY_MIN_NS: i64 = 900_000_000;
