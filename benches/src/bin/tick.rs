@@ -68,8 +68,8 @@ impl Sampler {
         let cgroups_only = self.has_cgroups && !slow && self.number > WARM_UP_TICKS;
         if !cgroups_only {
             self.members.refresh(&self.host)?;
+            self.members.fill(&mut self.targets, &mut self.map);
         }
-        self.members.fill(&mut self.targets, &mut self.map);
         self.runner.read(&self.targets, &TickInfo { slow, cgroups_only });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.jobs);
         Ok(())

@@ -1,6 +1,7 @@
 //! Jobs as commands ask for them: by reference or filter, from a daemon or from the files themselves.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::course::Course;
@@ -251,7 +252,9 @@ fn hand_over_ends(setting: &Setting, system: &mut Client) {
     }
 }
 
-const RETAIN_EVERY: std::time::Duration = std::time::Duration::from_secs(86_400);
+const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
+/// How long one waits for another writer of the store.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// One reply must fit a frame of the socket, whatever the jobs are called.
 const PAGE_JOBS: usize = 1000;
@@ -348,6 +351,7 @@ impl WireCourse {
 /// The store as it lies on disk, where no daemon runs.
 struct FromFiles {
     host: Host,
+    state: PathBuf,
     store: Files,
 }
 
@@ -378,7 +382,7 @@ impl FromFiles {
             }
             Err(error) => return Err(Failure::usage(error.to_string())),
         };
-        Ok(FromFiles { host, store })
+        Ok(FromFiles { host, state: state.clone(), store })
     }
 
     fn queries(&self) -> &Queries {
@@ -421,7 +425,24 @@ impl JobSource for FromFiles {
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         match &mut self.store {
             Files::Ours(writer) => Ok(writer.remove(key)?),
-            Files::Theirs(_) => bail!("another met is writing at this moment; try again"),
+            // Somebody writes for a moment; then it is our turn.
+            Files::Theirs(_) => {
+                let mut writer = open_writer(&self.state)?;
+                Ok(writer.remove(key)?)
+            }
+        }
+    }
+}
+
+/// Opens the store for writing; a command that lists jobs holds it for a moment, too.
+pub fn open_writer(state: &Path) -> Result<Writer, StoreError> {
+    let begin = Instant::now();
+    loop {
+        match Writer::open(state) {
+            Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
         }
     }
 }

@@ -208,10 +208,6 @@ impl Sampler {
     }
 
     pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
-        // A card's power has no counter that waits for the end: the last moments are read now or never.
-        if !self.cards.is_empty() && self.jobs.contains_key(&slot) {
-            self.tick(clock::boottime_ns(), false);
-        }
         let job = self.jobs.remove(&slot)?;
         self.members.remove(slot);
         let gpus = self.cards.leave(slot);
@@ -262,10 +258,10 @@ impl Sampler {
             // A /proc that cannot be listed leaves the members as they were.
             let _ = self.members.refresh(&self.host);
             self.refreshed_ns = now_ns;
+            self.targets.clear();
+            self.map.clear();
+            self.members.fill(&mut self.targets, &mut self.map);
         }
-        self.targets.clear();
-        self.map.clear();
-        self.members.fill(&mut self.targets, &mut self.map);
         let slow = due || regular && self.target_count() <= FEW_TARGETS;
         self.ticks += u64::from(regular);
         self.runner.read(&self.targets, &TickInfo { slow, cgroups_only });

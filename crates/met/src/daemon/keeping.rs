@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Record, State};
@@ -11,7 +10,7 @@ use met_core::job_table::CPU;
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_store::inbox::{self, JobDir};
-use met_store::{StoreError, Writer};
+use met_store::Writer;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
@@ -30,8 +29,6 @@ use crate::users;
 const PAGE_SAMPLES: usize = 50_000;
 /// How far a user's own ids may be ahead of everybody's.
 const ID_LEAP_MAX: u64 = 1_000_000;
-/// How long a starting daemon waits for the store.
-const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct Keeping {
     host: Host,
@@ -53,7 +50,7 @@ struct Kept {
 
 impl Keeping {
     pub fn open(setting: &Setting, place: &Place) -> Result<Keeping> {
-        let writer = open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
+        let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
         let mut keeping = Keeping {
             host: setting.host.clone(),
             config: setting.config.clone(),
@@ -446,19 +443,6 @@ impl Keeping {
 
     pub fn close(self) {
         self.sampling.stop();
-    }
-}
-
-/// A command that lists jobs holds the store for a moment, too.
-fn open_writer(state: &Path) -> Result<Writer, StoreError> {
-    let begin = Instant::now();
-    loop {
-        match Writer::open(state) {
-            Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            opened => return opened,
-        }
     }
 }
 
