@@ -394,7 +394,7 @@ impl FromFiles {
 
     fn up_to_date(&self, mut jobs: Vec<Record>) -> Vec<Record> {
         for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
-            settle(&self.host, record);
+            settle_or_end(&self.host, self.queries(), record);
             if record.state.is_live() {
                 let live = Live::now(&self.host, record);
                 overlay(record, live);
@@ -508,6 +508,18 @@ pub fn settle(host: &Host, record: &mut Record) {
         true if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
         true => State::Running,
     };
+}
+
+/// The same for a record that was read a moment ago: its supervisor may have written the end and gone since.
+/// One that is dead writes no more, so a second look is final.
+pub fn settle_or_end(host: &Host, store: &Queries, record: &mut Record) {
+    settle(host, record);
+    if record.state == State::Lost
+        && let Ok(Some(now)) = store.get(&record.key)
+        && !now.state.is_live()
+    {
+        *record = now;
+    }
 }
 
 fn is_stopped(host: &Host, process: ProcessId) -> bool {

@@ -9,8 +9,8 @@ use met_core::job::{CgroupPaths, JobKey, LOCAL, Record, State};
 use met_core::job_table::CPU;
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
-use met_store::inbox::{self, JobDir};
 use met_store::Writer;
+use met_store::inbox::{self, JobDir};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
@@ -334,7 +334,10 @@ impl Keeping {
         if found.iter().any(|record| record.state.is_live()) {
             let mut live = self.sampling.live();
             for record in found.iter_mut().filter(|record| record.state.is_live()) {
-                jobs::settle(&self.host, record);
+                jobs::settle_or_end(&self.host, &self.writer, record);
+                if !record.state.is_live() {
+                    continue;
+                }
                 // A job in a terminal is sampled there, and one that has just begun not yet.
                 let sampled = live.remove(&record.key).filter(|live| live.totals.get(CPU).is_some());
                 let live = sampled.unwrap_or_else(|| Live::now(&self.host, record));
