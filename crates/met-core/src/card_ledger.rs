@@ -92,8 +92,10 @@ struct Window {
     covered_ns: i64,
     /// Time on the card, by holder.
     held_ns: BTreeMap<Who, u64>,
-    /// As last claimed.
+    /// As last claimed: a pass that ends a window tells of the whole of it.
     active: BTreeMap<Who, u64>,
+    /// Claims so far, weighted by time: who computes no more has computed.
+    claimed: BTreeMap<Who, u128>,
     /// Jobs that left, and what they were charged.
     left: Vec<u32>,
     paid_uj: u64,
@@ -146,6 +148,7 @@ impl CardLedger {
         self.window.left.push(slot);
         self.window.held_ns.remove(&Some(slot));
         self.window.active.remove(&Some(slot));
+        self.window.claimed.remove(&Some(slot));
         line
     }
 
@@ -191,6 +194,9 @@ impl CardLedger {
             self.window.covered_ns += span_ns;
         }
         self.window.hold(span_ns as u64, look);
+        for claim in look.claims.iter().filter(|claim| !has_left(&self.window.left, claim.who)) {
+            *self.window.claimed.entry(claim.who).or_default() += u128::from(claim.active) * span_ns as u128;
+        }
     }
 
     fn claim(&mut self, look: &Look<'_>) {
@@ -225,7 +231,7 @@ impl CardLedger {
         let mut scratch = CardLedger { idle_mw: self.idle_mw, ..CardLedger::default() };
         scratch.window.covered_ns = self.window.covered_ns;
         scratch.window.held_ns = self.window.held_ns.clone();
-        scratch.window.active = self.window.active.clone();
+        scratch.window.active = self.window.active_so_far();
         scratch.split(self.window.integral_uj.saturating_sub(owed_uj), false)
     }
 
@@ -268,6 +274,16 @@ impl CardLedger {
 }
 
 impl Window {
+    /// Who computed how much in the part of the window that has passed.
+    fn active_so_far(&self) -> BTreeMap<Who, u64> {
+        let covered_ns = u128::try_from(self.covered_ns.max(1)).unwrap_or(1);
+        // In thousandths: a short use of a long window counts for something.
+        let mean = |(&who, &sum): (&Who, &u128)| {
+            (who, u64::try_from(sum * 1000 / covered_ns).unwrap_or(u64::MAX / 64))
+        };
+        self.claimed.iter().map(mean).filter(|&(_, active)| active > 0).collect()
+    }
+
     /// Divides a span among those who hold the card in it.
     fn hold(&mut self, span_ns: u64, look: &Look<'_>) {
         let present = || look.claims.iter().filter(|claim| claim.held > 0);
@@ -387,6 +403,22 @@ mod tests {
         // A driver that was loaded anew begins at 0: the window is known by its power alone.
         ledger.look(&at(7, 7, 10, &AFTER));
         assert_eq!(ledger.line(Some(1)).total_uj(), 1_200_000_000 + 225_000_000);
+    }
+
+    #[test]
+    fn a_job_that_leaves_after_its_process_ended_has_paid_for_it() {
+        let mut ledger = CardLedger::default();
+        let busy = [Claim { who: Some(1), active: 90, held: 1 }, Claim { who: Some(2), active: 0, held: 1 }];
+        let over = [Claim { who: Some(1), active: 0, held: 1 }, Claim { who: Some(2), active: 0, held: 1 }];
+        // One pass at the first second, and none since.
+        let pass_ns = Some(SECOND_NS);
+        for at_s in 1..=10 {
+            ledger.look(&Look { pass_ns, ..look(at_s, 300_000, &busy) });
+        }
+        ledger.look(&Look { pass_ns, ..look(11, 100_000, &over) });
+        let line = ledger.leave(1);
+        // Nine seconds of 300 W and one that falls to 100 W, of which 100 W are idle all the time.
+        assert!(line.active_uj > 1_850_000_000, "{} of 1,900 J", line.active_uj / 1_000_000);
     }
 
     #[test]
