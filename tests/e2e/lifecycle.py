@@ -456,11 +456,14 @@ def a_daemon_started_inside_a_job_is_not_part_of_it(world):
 def variables_of_a_job_are_not_those_of_the_daemon(world):
     elsewhere = world.path("elsewhere")
     env = ("--env", f"XDG_STATE_HOME={elsewhere}", "--env", f"XDG_RUNTIME_DIR={elsewhere}", "--env", "ANSWER=42")
-    job = world.met("run", "--print-id", *env, "--", "sh", "-c", 'echo "$ANSWER $XDG_STATE_HOME"').ok().out.strip()
+    # A job that ends at once needs no daemon: this one lasts until there is one.
+    script = 'echo "$ANSWER $XDG_STATE_HOME"; while [ ! -e go ]; do sleep 0.05; done'
+    job = world.met("run", "--print-id", *env, "--", "sh", "-c", script).ok().out.strip()
+    world.daemon_pid()
+    open(os.path.join(world.work, "go"), "w").close()
     world.met("wait", job).ok()
     equal(world.met("logs", job).ok().out, f"42 {elsewhere}\n", "what the job saw")
     check(not os.path.exists(elsewhere), "somebody else took them for his own")
-    world.daemon_pid()
 
 
 @test
