@@ -59,6 +59,10 @@ fn job(number: u64) -> Record {
         totals: Default::default(),
         summaries: Default::default(),
         gpus: Vec::new(),
+        requested: Default::default(),
+        allocated: Default::default(),
+        scheduling: Default::default(),
+        parts: Vec::new(),
         local: None,
     };
     for column in 0..16 {

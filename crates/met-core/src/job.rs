@@ -108,6 +108,17 @@ pub struct Record {
     /// What it did with each card that it held or used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuUse>,
+    /// What was asked for when it was submitted, and what it was given.
+    #[serde(default, skip_serializing_if = "Resources::is_empty")]
+    pub requested: Resources,
+    #[serde(default, skip_serializing_if = "Resources::is_empty")]
+    pub allocated: Resources,
+    /// What only a resource manager knows of a job.
+    #[serde(default, skip_serializing_if = "Scheduling::is_empty")]
+    pub scheduling: Scheduling,
+    /// Steps and tasks, and what the job did on each node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Part>,
     /// How to reach it, for a job of this machine.
     pub local: Option<Local>,
 }
@@ -116,6 +127,79 @@ impl Record {
     pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {
         Some((self.end_ns.unwrap_or(now_ns) - self.start_ns?).max(0))
     }
+
+    /// The id by which its manager's users know it: `1234_7` for element 7 of the array 1234.
+    pub fn shown_id(&self) -> &str {
+        self.scheduling.alias.as_deref().unwrap_or(&self.key.id)
+    }
+}
+
+/// What a job asked for or was given, in all. What is not known is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    pub nodes: Option<i64>,
+    pub cpus: Option<i64>,
+    pub memory_bytes: Option<i64>,
+    pub gpus: Option<i64>,
+    pub time_limit_ns: Option<i64>,
+    /// The rest by the manager's own names: `gres/gpu:a100`, `license/x`, `billing`.
+    pub other: BTreeMap<String, String>,
+}
+
+impl Resources {
+    pub fn is_empty(&self) -> bool {
+        *self == Resources::default()
+    }
+}
+
+/// What only a resource manager knows of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Scheduling {
+    /// The id that its users know, where it is not the one that cgroups are named by: `1234_7`, `1234+1`.
+    pub alias: Option<String>,
+    pub array_id: Option<String>,
+    pub array_index: Option<i64>,
+    /// The job of several components that this is one of, and which.
+    pub het_id: Option<String>,
+    pub het_offset: Option<i64>,
+    /// How often it was begun anew before this run.
+    pub restarts: Option<i64>,
+    pub partition: Option<String>,
+    pub qos: Option<String>,
+    /// Why it waits, or why it ended as it did.
+    pub reason: Option<String>,
+    pub submit_ns: Option<i64>,
+    /// From when on it might have started.
+    pub eligible_ns: Option<i64>,
+    /// The manager's own account, beside what was measured here.
+    pub cpu_ns: Option<i64>,
+    pub memory_peak_bytes: Option<i64>,
+    /// Unix time at which the manager was asked; `None` if it never was.
+    pub asked_ns: Option<i64>,
+}
+
+impl Scheduling {
+    pub fn is_empty(&self) -> bool {
+        *self == Scheduling::default()
+    }
+}
+
+/// A step or task of a job on one node; the job's part on a node where it has no step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Part {
+    pub node: String,
+    /// `batch`, `0`, `extern`; empty for all of the job on this node.
+    pub step: String,
+    pub task: Option<String>,
+    pub name: Option<String>,
+    /// Unix nanoseconds.
+    pub start_ns: Option<i64>,
+    pub end_ns: Option<i64>,
+    pub exit_code: Option<i32>,
+    pub totals: Totals,
 }
 
 /// Where a local job's processes, files and supervisor are.
@@ -143,6 +227,8 @@ pub enum Origin {
     Run,
     Time,
     Attach,
+    /// A job that somebody else started, found on this machine.
+    Found,
 }
 
 /// Directories below the mount points, on cgroup v1 one for each hierarchy that counts.

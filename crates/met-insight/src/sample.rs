@@ -39,6 +39,10 @@ pub fn finished() -> Record {
         totals,
         summaries,
         gpus: Vec::new(),
+        requested: Default::default(),
+        allocated: Default::default(),
+        scheduling: Default::default(),
+        parts: Vec::new(),
         local: None,
     }
 }

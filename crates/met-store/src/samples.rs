@@ -28,6 +28,10 @@ pub(crate) fn running(id: u64, start_s: i64) -> Record {
         totals: Default::default(),
         summaries: Default::default(),
         gpus: Vec::new(),
+        requested: Default::default(),
+        allocated: Default::default(),
+        scheduling: Default::default(),
+        parts: Vec::new(),
         local: Some(Local {
             boot_id: "b".into(),
             origin: Origin::Run,

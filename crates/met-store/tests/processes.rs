@@ -39,6 +39,10 @@ fn record(id: u64) -> Record {
         totals: Default::default(),
         summaries: Default::default(),
         gpus: Vec::new(),
+        requested: Default::default(),
+        allocated: Default::default(),
+        scheduling: Default::default(),
+        parts: Vec::new(),
         local: None,
     };
     record.totals.set(CPU, id as i64, QualityKind::Measured, "test");

@@ -80,6 +80,10 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         totals: Totals::default(),
         summaries: Summaries::default(),
         gpus: Vec::new(),
+        requested: Default::default(),
+        allocated: Default::default(),
+        scheduling: Default::default(),
+        parts: Vec::new(),
         local: Some(Local {
             boot_id: facts.boot_id.clone(),
             origin: draft.origin,

@@ -40,6 +40,10 @@ pub fn bare(id: u32, name: &str) -> Record {
         totals: Totals::default(),
         summaries: Summaries::default(),
         gpus: Vec::new(),
+        requested: Default::default(),
+        allocated: Default::default(),
+        scheduling: Default::default(),
+        parts: Vec::new(),
         local: Some(Local {
             boot_id: "b".to_owned(),
             origin: Origin::Run,
