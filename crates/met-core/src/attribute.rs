@@ -34,6 +34,11 @@ impl JobMap {
         &self.slots
     }
 
+    /// The job around a job.
+    pub fn outer(&self, slot: u32) -> Option<u32> {
+        self.outer.get(&slot).copied()
+    }
+
     pub fn owner(&self, subject: Subject) -> Option<u32> {
         self.owners.get(&subject).copied()
     }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::MISSING;
 use crate::apportion::apportion;
+use crate::idle_power::{IdlePower, IdleSource};
 use crate::rate::{self, Step};
 
 /// Readings further apart than this have nothing to do with each other: nobody looked in between.
@@ -36,6 +37,7 @@ pub struct Claim {
 pub struct Look<'a> {
     pub at_ns: i64,
     pub power_mw: i64,
+    pub power_limit_mw: i64,
     pub utilization: i64,
     /// When the dear figures were read. `None`: there are none, or they are as new as this look.
     pub pass_ns: Option<i64>,
@@ -55,6 +57,8 @@ pub struct Line {
     pub counted_uj: u64,
     /// Somebody else had a share of the same window.
     pub shared: bool,
+    /// The share depends on an idle power that nobody knows for certain.
+    pub estimated: bool,
 }
 
 impl Line {
@@ -62,11 +66,12 @@ impl Line {
         self.active_uj + self.idle_uj
     }
 
-    fn add(&mut self, other: &Line) {
+    pub fn add(&mut self, other: &Line) {
         self.active_uj += other.active_uj;
         self.idle_uj += other.idle_uj;
         self.counted_uj += other.counted_uj;
         self.shared |= other.shared;
+        self.estimated |= other.estimated;
     }
 }
 
@@ -75,8 +80,7 @@ pub struct CardLedger {
     last: Option<(i64, i64)>,
     window: Window,
     lines: BTreeMap<Who, Line>,
-    /// The lowest power seen while the card did nothing.
-    idle_mw: Option<i64>,
+    pub idle: IdlePower,
     /// Charged to jobs that left more than their windows turned out to hold; the next ones pay it back.
     overdraft_uj: u64,
     closed_uj: u64,
@@ -167,15 +171,13 @@ impl CardLedger {
     }
 
     pub fn idle_mw(&self) -> Option<i64> {
-        self.idle_mw
+        self.idle.get().map(|(idle_mw, _)| idle_mw)
     }
 
     fn learn_idle(&mut self, look: &Look<'_>) {
         // Parts of a card do not say how busy they are: then nobody on them is idle enough.
         let nothing_runs = look.claims.iter().all(|claim| claim.active == 0);
-        if look.utilization <= 0 && nothing_runs && look.power_mw != MISSING {
-            self.idle_mw = Some(self.idle_mw.map_or(look.power_mw, |idle_mw| idle_mw.min(look.power_mw)));
-        }
+        self.idle.learn(look.power_mw, look.power_limit_mw, look.utilization <= 0 && nothing_runs);
     }
 
     /// Adds the power of a span, which lies between the last look and this one.
@@ -228,7 +230,7 @@ impl CardLedger {
 
     fn provisional(&self) -> BTreeMap<Who, Line> {
         let owed_uj = self.window.paid_uj + self.overdraft_uj;
-        let mut scratch = CardLedger { idle_mw: self.idle_mw, ..CardLedger::default() };
+        let mut scratch = CardLedger { idle: self.idle, ..CardLedger::default() };
         scratch.window.covered_ns = self.window.covered_ns;
         scratch.window.held_ns = self.window.held_ns.clone();
         scratch.window.active = self.window.active_so_far();
@@ -242,7 +244,7 @@ impl CardLedger {
         let idle_uj = match self.window.active.is_empty() {
             true => energy_uj,
             false => {
-                let idle_mw = self.idle_mw.and_then(|idle_mw| u64::try_from(idle_mw).ok()).unwrap_or(0);
+                let idle_mw = self.idle_mw().and_then(|idle_mw| u64::try_from(idle_mw).ok()).unwrap_or(0);
                 let covered_ns = u64::try_from(self.window.covered_ns).unwrap_or(0);
                 let idle_uj = u128::from(idle_mw) * u128::from(covered_ns) / 1_000_000;
                 u64::try_from(idle_uj).unwrap_or(u64::MAX).min(energy_uj)
@@ -264,8 +266,11 @@ impl CardLedger {
             }
         }
         let shared = lines.values().filter(|line| line.total_uj() > 0).count() > 1;
+        let guessed = !self.window.active.is_empty()
+            && self.idle.get().is_some_and(|(_, source)| source == IdleSource::Bound);
         for line in lines.values_mut() {
             line.shared = shared && line.total_uj() > 0;
+            line.estimated = line.shared && guessed;
             line.counted_uj = if counted { line.total_uj() } else { 0 };
         }
         lines.retain(|_, line| line.total_uj() > 0);
@@ -317,11 +322,18 @@ mod tests {
         Claim { who: Some(slot), active, held: 1 }
     }
 
+    fn without_idle_power() -> CardLedger {
+        let mut ledger = CardLedger::default();
+        ledger.idle.configured_mw = Some(0);
+        ledger
+    }
+
     fn look(at_s: i64, power_mw: i64, claims: &[Claim]) -> Look<'_> {
         let utilization = if claims.iter().any(|claim| claim.active > 0) { 1000 } else { 0 };
         Look {
             at_ns: at_s * SECOND_NS,
             power_mw,
+            power_limit_mw: MISSING,
             utilization,
             pass_ns: None,
             counter_uj: MISSING,
@@ -332,7 +344,7 @@ mod tests {
 
     #[test]
     fn two_jobs_on_a_300_watt_card_add_up_to_300_watts() {
-        let mut ledger = CardLedger::default();
+        let mut ledger = without_idle_power();
         for at_s in 0..=10 {
             ledger.look(&look(at_s, 300_000, &[claim(1, 600), claim(2, 300)]));
         }
@@ -381,7 +393,7 @@ mod tests {
 
     #[test]
     fn the_counter_corrects_the_integral_and_a_pass_decides_whose_it_was() {
-        let mut ledger = CardLedger::default();
+        let mut ledger = without_idle_power();
         let at = |at_s: i64, pass_s: i64, counter_uj: i64, claims: &'static [Claim]| Look {
             pass_ns: Some(pass_s * SECOND_NS),
             counter_uj,
@@ -498,7 +510,7 @@ mod tests {
                             })
                             .collect();
                         ledger.look(&Look {
-                            at_ns, power_mw, utilization: 5, pass_ns: Some(pass_ns), counter_uj, claims: &claims, slices: 0,
+                            at_ns, power_mw, power_limit_mw: MISSING, utilization: 5, pass_ns: Some(pass_ns), counter_uj, claims: &claims, slices: 0,
                         });
                     }
                     Event::Leave(slot) if slot < 3 && !gone.contains(&slot) => {

@@ -1,15 +1,16 @@
 //! The cards of a machine and what each job did with them: who uses them, who holds them, whose energy
 //! it was.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::attribute::JobMap;
 use crate::card_ledger::{CardLedger, Claim, Line, Look};
 use crate::gpu::{self, card, card::label, process};
 use crate::holding::{Holding, Named};
+use crate::idle_power::{IdlePower, IdleRules};
 use crate::job::{GpuUse, QualityKind};
 use crate::job_table::*;
-use crate::{Batch, MISSING, Subject};
+use crate::{Batch, MISSING, Subject, rate};
 
 /// The rows of one source: its two batches and the labels of its cards.
 #[derive(Clone, Copy)]
@@ -30,12 +31,25 @@ pub struct Cards {
     /// Processes of jobs that left: their last figures may still be told, and are nobody's any more.
     ended: HashMap<Subject, i64>,
     claims: Vec<Claim>,
+    /// The job around each job that is inside another one.
+    outer: HashMap<u32, u32>,
+    /// What jobs that left were charged, for the job around them: slot and whole card.
+    inherited: HashMap<(u32, usize), Line>,
+    /// Cards that processes of a job have had open.
+    opened: BTreeSet<(u32, usize)>,
+    /// CUDA counts cards by speed where they are not all the same.
+    models_differ: bool,
+    idle_rules: IdleRules,
+    /// What was known of a card before this process began, until it is met.
+    idle_before: HashMap<String, IdlePower>,
 }
 
 struct Card {
     labels: Vec<String>,
     parent: Option<usize>,
     ledger: CardLedger,
+    /// The energy counter of a card that does not tell its power, and when that was read.
+    energy_before: Option<(i64, i64)>,
     seen_ns: i64,
     cells: Vec<i64>,
     /// The processes on it at the last look.
@@ -163,10 +177,26 @@ impl Cards {
         }
     }
 
+    /// What the configuration says about idle power.
+    pub fn set_idle_rules(&mut self, rules: IdleRules) {
+        self.idle_rules = rules;
+    }
+
+    /// What an earlier process learned about the idle power of a card.
+    pub fn recall_idle(&mut self, uuid: String, learned_mw: Option<i64>, lowest_mw: Option<i64>) {
+        self.idle_before.insert(uuid, IdlePower::recalled(learned_mw, lowest_mw));
+    }
+
     /// Takes in what was read at `at_ns`; `unix_offset_ns` makes it unix time.
     pub fn look(&mut self, rows: &[Rows<'_>], map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
         for card in &mut self.known {
             card.present.clear();
+        }
+        for &slot in map.slots() {
+            match map.outer(slot) {
+                Some(outer) => drop(self.outer.insert(slot, outer)),
+                None => drop(self.outer.remove(&slot)),
+            }
         }
         for rows in rows {
             self.meet(rows, map, at_ns);
@@ -196,6 +226,7 @@ impl Cards {
             card.seen_ns = at_ns;
             card.cells.clear();
             card.cells.extend_from_slice(cells);
+            card.derive_power(at_ns);
         }
         for (row, cells) in rows.processes.rows() {
             let Some(Some(index)) = positions.get(row.part as usize).copied() else { continue };
@@ -205,7 +236,11 @@ impl Cards {
                 None => self.subjects.get(&row.owner).and_then(|&(slot, _)| slot),
             };
             self.subjects.insert(row.owner, (slot, at_ns));
-            let Ok(cells) = cells.try_into() else { continue };
+            let Ok(cells): Result<[i64; 7], _> = cells.try_into() else { continue };
+            if cells[process::OPEN] == 1 {
+                let jobs = std::iter::successors(slot, |slot| self.outer.get(slot).copied());
+                self.opened.extend(jobs.map(|slot| (slot, index)));
+            }
             self.known[index].present.push(Presence { subject: row.owner, slot, cells });
         }
     }
@@ -221,10 +256,19 @@ impl Cards {
         }
         let index = self.known.len();
         self.by_uuid.insert(uuid.clone(), index);
+        let of_cuda =
+            |labels: &[String]| labels[label::VENDOR] == "nvidia" && labels[label::PARENT].is_empty();
+        self.models_differ |= self.known.iter().any(|card| {
+            of_cuda(&card.labels) && of_cuda(labels) && card.labels[label::NAME] != labels[label::NAME]
+        });
+        let mut ledger = CardLedger::default();
+        ledger.idle = self.idle_before.remove(uuid).unwrap_or_default();
+        ledger.idle.configured_mw = self.idle_rules.of(uuid, &labels[label::NAME]);
         self.known.push(Card {
             labels: labels.to_vec(),
             parent,
-            ledger: CardLedger::default(),
+            ledger,
+            energy_before: None,
             seen_ns: i64::MIN,
             cells: Vec::new(),
             present: Vec::new(),
@@ -233,9 +277,33 @@ impl Cards {
         index
     }
 
-    fn holds(&self, slot: u32, card: &Card) -> bool {
+    /// Whether the job was given the card, and what says so.
+    fn given(&self, slot: u32, index: usize) -> Option<&'static str> {
+        let card = &self.known[index];
         // What is cut into parts is held by its parts.
-        !card.has_parts && self.holdings.get(&slot).is_some_and(|holding| holding.includes(card.named()))
+        let holding = self.holdings.get(&slot).filter(|_| !card.has_parts)?;
+        let named = || holding.includes(card.named());
+        if !holding.is_doubtful() || !self.models_differ || card.labels[label::VENDOR] != "nvidia" {
+            return named().then_some(holding.source);
+        }
+        // Which card a number means is known when the job has opened it.
+        if self.opened.range((slot, 0)..=(slot, usize::MAX)).next().is_some() {
+            return self.opened.contains(&(slot, index)).then_some("CUDA_VISIBLE_DEVICES (as opened)");
+        }
+        named().then_some("CUDA_VISIBLE_DEVICES (order unknown)")
+    }
+
+    /// The same, for it or for a job inside it.
+    fn held_by(&self, slot: u32, index: usize) -> Option<&'static str> {
+        let inside =
+            || self.outer.keys().filter(|&&inner| inner != slot && self.is_within(Some(inner), slot));
+        self.given(slot, index).or_else(|| inside().find_map(|&inner| self.given(inner, index)))
+    }
+
+    /// Whether `inner` is the job or one inside it.
+    fn is_within(&self, inner: Option<u32>, slot: u32) -> bool {
+        let mut around = std::iter::successors(inner, |slot| self.outer.get(slot).copied());
+        around.any(|around| around == slot)
     }
 
     /// Splits the card's energy among those who use and hold it, or who use and hold its parts.
@@ -260,6 +328,7 @@ impl Cards {
         card.ledger.look(&Look {
             at_ns,
             power_mw: card.cells[card::POWER],
+            power_limit_mw: card.cells[card::POWER_LIMIT],
             utilization: card.cells[card::UTILIZATION],
             pass_ns: (age_ns != MISSING).then(|| at_ns - age_ns),
             counter_uj: card.cells[card::ENERGY],
@@ -287,8 +356,12 @@ impl Cards {
             let open = presence.cells[process::OPEN] != 0;
             put(presence.slot, card.activity(presence).saturating_mul(scale), if open { 1 } else { 0 });
         }
-        for &slot in map.slots() {
-            if self.holds(slot, card) {
+        let given: Vec<u32> =
+            map.slots().iter().copied().filter(|&slot| self.given(slot, index).is_some()).collect();
+        for &slot in &given {
+            // A job inside another one holds for both.
+            let inside = |&inner: &u32| inner != slot && self.is_within(Some(inner), slot);
+            if !given.iter().any(inside) {
                 put(Some(slot), 0, 1);
             }
         }
@@ -305,46 +378,14 @@ impl Cards {
 
     fn follow(&mut self, index: usize, map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
         for &slot in map.slots() {
-            let card = &self.known[index];
-            let held = self.holds(slot, card);
-            let own = || card.present.iter().filter(|presence| presence.slot == Some(slot));
-            let open = own().any(|presence| presence.cells[process::OPEN] != 0);
-            if !held && !open {
+            let Some((held_by, seen)) = self.seen(slot, index, at_ns, unix_offset_ns) else {
                 if let Some(usage) = self.uses.get_mut(&(slot, index)) {
                     (usage.present, usage.last_ns) = (false, None);
                 }
                 continue;
-            }
-            let sum = |column: usize| {
-                let known = own().map(|presence| presence.cells[column]).filter(|&cell| cell != MISSING);
-                known.reduce(i64::saturating_add)
-            };
-            let utilization = match sum(process::UTILIZATION) {
-                Some(utilization) => utilization.min(1000),
-                None if !open => 0,
-                // Who is alone on a card computes what the card computes.
-                None if card.present.iter().all(|presence| presence.slot == Some(slot)) => {
-                    card.cells[card::UTILIZATION]
-                }
-                None => MISSING,
-            };
-            let seen = Seen {
-                at_ns,
-                unix_ns: at_ns + unix_offset_ns,
-                utilization,
-                encoder: sum(process::UTILIZATION_ENCODER).unwrap_or(MISSING),
-                decoder: sum(process::UTILIZATION_DECODER).unwrap_or(MISSING),
-                copy: sum(process::UTILIZATION_COPY).unwrap_or(MISSING),
-                memory: sum(process::MEMORY).unwrap_or(if open { MISSING } else { 0 }),
-                processes: own().filter(|presence| presence.cells[process::OPEN] != 0).count() as i64,
-            };
-            let held_by = match self.holdings.get(&slot).filter(|_| held) {
-                Some(holding) => holding.source,
-                None => "open",
             };
             let power = self.power_share(slot, index);
             let usage = self.uses.entry((slot, index)).or_insert_with(|| Use {
-                held_by,
                 since: GpuUseSince { held_ns: seen.unix_ns, idle_ns: None },
                 memory_peak: MISSING,
                 clock_max: MISSING,
@@ -352,9 +393,44 @@ impl Cards {
                 fault_last: MISSING,
                 ..Use::default()
             });
-            usage.now_power = power;
+            (usage.held_by, usage.now_power) = (held_by, power);
             usage.see(&seen, &self.known[index].cells);
         }
+    }
+
+    /// What a job, with the jobs inside it, has of a card; nothing if it neither holds nor uses it.
+    fn seen(&self, slot: u32, index: usize, at_ns: i64, unix_offset_ns: i64) -> Option<(&'static str, Seen)> {
+        let card = &self.known[index];
+        let held_by = self.held_by(slot, index);
+        let own = || card.present.iter().filter(|presence| self.is_within(presence.slot, slot));
+        let open = own().any(|presence| presence.cells[process::OPEN] != 0);
+        if held_by.is_none() && !open {
+            return None;
+        }
+        let sum = |column: usize| {
+            let known = own().map(|presence| presence.cells[column]).filter(|&cell| cell != MISSING);
+            known.reduce(i64::saturating_add)
+        };
+        let utilization = match sum(process::UTILIZATION) {
+            Some(utilization) => utilization.min(1000),
+            None if !open => 0,
+            // Who is alone on a card computes what the card computes.
+            None if card.present.iter().all(|presence| self.is_within(presence.slot, slot)) => {
+                card.cells[card::UTILIZATION]
+            }
+            None => MISSING,
+        };
+        let seen = Seen {
+            at_ns,
+            unix_ns: at_ns + unix_offset_ns,
+            utilization,
+            encoder: sum(process::UTILIZATION_ENCODER).unwrap_or(MISSING),
+            decoder: sum(process::UTILIZATION_DECODER).unwrap_or(MISSING),
+            copy: sum(process::UTILIZATION_COPY).unwrap_or(MISSING),
+            memory: sum(process::MEMORY).unwrap_or(if open { MISSING } else { 0 }),
+            processes: own().filter(|presence| presence.cells[process::OPEN] != 0).count() as i64,
+        };
+        Some((held_by.unwrap_or("open"), seen))
     }
 
     /// The job's part of the card's power at this moment.
@@ -365,12 +441,11 @@ impl Cards {
         if power_mw == MISSING {
             return MISSING;
         }
-        let mut claims = Vec::new();
         // The claims of the last look at this very card.
-        claims.extend(self.claims.iter().copied());
+        let claims = &self.claims;
         let total = |of: fn(&Claim) -> u64| claims.iter().map(of).sum::<u64>() as f64;
         let own = |of: fn(&Claim) -> u64| {
-            claims.iter().filter(|claim| claim.who == Some(slot)).map(of).sum::<u64>() as f64
+            claims.iter().filter(|claim| self.is_within(claim.who, slot)).map(of).sum::<u64>() as f64
         };
         let (active, held) = (total(|claim| claim.active), total(|claim| claim.held).max(1.0));
         let power = power_mw as f64;
@@ -430,12 +505,20 @@ impl Cards {
         parts.all(|&(_, part)| part >= index)
     }
 
+    /// What the job, and the jobs inside it, were charged of a card, or of the card this is a part of.
     fn line(&self, slot: u32, index: usize) -> Line {
         let whole = self.known[index].parent.unwrap_or(index);
-        match self.uses.get(&(slot, index)).and_then(|usage| usage.line) {
+        let mut line = match self.uses.get(&(slot, index)).and_then(|usage| usage.line) {
             Some(line) => line,
             None => self.known[whole].ledger.line(Some(slot)),
+        };
+        let inside = self.outer.keys().filter(|&&inner| inner != slot && self.is_within(Some(inner), slot));
+        for &inner in inside {
+            line.add(&self.known[whole].ledger.line(Some(inner)));
+            line.add(&self.inherited.get(&(inner, whole)).copied().unwrap_or_default());
         }
+        line.add(&self.inherited.get(&(slot, whole)).copied().unwrap_or_default());
+        line
     }
 
     /// What the job did with each card so far, in the order of the cards.
@@ -454,6 +537,7 @@ impl Cards {
             true => self.line(slot, index),
             false => Line::default(),
         };
+        let idle = self.known[card.parent.unwrap_or(index)].ledger.idle.get();
         let known = |cell: i64| (cell != MISSING).then_some(cell);
         let ratio = |mean: Mean| mean.get().map(|mean| mean / 1000.0);
         let counted = line.counted_uj > 0 && line.counted_uj.saturating_mul(2) >= line.total_uj();
@@ -479,11 +563,14 @@ impl Cards {
             energy_active_uj: line.active_uj as i64,
             energy_idle_uj: line.idle_uj as i64,
             energy_kind: (line.total_uj() > 0).then_some(match (line.shared, counted) {
+                _ if line.estimated => QualityKind::Estimated,
                 (true, _) => QualityKind::Attributed,
                 (false, true) => QualityKind::Measured,
                 (false, false) => QualityKind::Sampled,
             }),
             energy_source: (line.total_uj() > 0).then(|| energy_source(&line)),
+            idle_power_mw: idle.map(|(idle_mw, _)| idle_mw),
+            idle_power_source: idle.map(|(_, source)| source.name().to_owned()),
             card_power_mw: usage.power.get(),
             temperature_max_mc: known(usage.temperature_max),
             clock_mean_mhz: usage.clock.get(),
@@ -507,6 +594,11 @@ impl Cards {
                 continue;
             }
             let line = self.known[index].ledger.leave(slot);
+            if let Some(&outer) = self.outer.get(&slot) {
+                let mut left = self.inherited.get(&(slot, index)).copied().unwrap_or_default();
+                left.add(&line);
+                self.inherited.entry((outer, index)).or_default().add(&left);
+            }
             for (&(owner, card), usage) in &mut self.uses {
                 if owner == slot && (card == index || self.known[card].parent == Some(index)) {
                     usage.line = Some(line);
@@ -514,6 +606,7 @@ impl Cards {
             }
         }
         let report = self.uses_of(slot);
+        self.forget(slot);
         self.uses.retain(|(owner, _), _| *owner != slot);
         self.holdings.remove(&slot);
         for (&subject, &(_, seen_ns)) in self.subjects.iter().filter(|(_, (owner, _))| *owner == Some(slot)) {
@@ -521,6 +614,36 @@ impl Cards {
         }
         self.subjects.retain(|_, (owner, _)| *owner != Some(slot));
         report
+    }
+
+    /// The jobs inside one that left are inside the one around it.
+    fn forget(&mut self, slot: u32) {
+        let around = self.outer.remove(&slot);
+        for outer in self.outer.values_mut().filter(|outer| **outer == slot) {
+            *outer = around.unwrap_or(slot);
+        }
+        self.outer.retain(|_, outer| *outer != slot);
+        self.inherited.retain(|(owner, _), _| *owner != slot);
+        self.opened.retain(|(owner, _)| *owner != slot);
+    }
+
+    /// What is known of the idle power of each whole card, to be told again after a restart: its uuid, what
+    /// was learned, and the lowest power seen.
+    pub fn idle_powers(&self) -> impl Iterator<Item = (&[String], Option<i64>, Option<i64>)> {
+        self.known.iter().filter(|card| card.parent.is_none()).map(|card| {
+            let IdlePower { learned_mw, lowest_mw, .. } = card.ledger.idle;
+            (card.labels.as_slice(), learned_mw, lowest_mw)
+        })
+    }
+
+    /// The cards that somebody holds or uses, as read at the last look.
+    pub fn in_use(&self) -> impl Iterator<Item = (&[String], &[i64])> {
+        let latest_ns = self.known.iter().map(|card| card.seen_ns).max().unwrap_or(0);
+        self.known.iter().enumerate().filter_map(move |(index, card)| {
+            let is_used = || self.uses.iter().any(|((_, used), usage)| *used == index && usage.present);
+            (card.seen_ns == latest_ns && is_used())
+                .then_some((card.labels.as_slice(), card.cells.as_slice()))
+        })
     }
 
     /// The cards as last looked at.
@@ -557,6 +680,19 @@ fn energy_source(line: &Line) -> String {
 }
 
 impl Card {
+    /// Some cards count their energy and do not tell their power.
+    fn derive_power(&mut self, at_ns: i64) {
+        let energy_uj = self.cells[card::ENERGY];
+        if self.cells[card::POWER] != MISSING || energy_uj == MISSING || self.cells[card::PASS_AGE] != MISSING
+        {
+            return;
+        }
+        if let Some((before_ns, before_uj)) = self.energy_before.replace((at_ns, energy_uj)) {
+            let power_mw = rate::power_mw(before_uj, energy_uj, at_ns - before_ns);
+            self.cells[card::POWER] = power_mw.unwrap_or(MISSING);
+        }
+    }
+
     fn named(&self) -> Named<'_> {
         Named {
             index: &self.labels[label::INDEX],

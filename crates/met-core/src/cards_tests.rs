@@ -1,6 +1,8 @@
 use super::*;
 use crate::holding;
 
+use proptest::prelude::*;
+
 const SECOND_NS: i64 = 1_000_000_000;
 
 /// A card with one number for each thing the tests care about.
@@ -73,10 +75,14 @@ fn two_jobs_on_one_card_and_one_that_only_holds_it() {
         (Some(2.0 * (1u64 << 30) as f64), Some(2 << 30))
     );
     assert_eq!((uses[2].idle_since_ns, uses[0].idle_since_ns), (Some(SECOND_NS), None));
-    assert_eq!((uses[0].energy_active_uj, uses[1].energy_active_uj), (2_000_000_000, 1_000_000_000));
+    // It was never seen idle: of the 300 W, 45 are taken for that, and shared by the three.
+    assert_eq!(uses.iter().map(|usage| usage.energy_idle_uj).collect::<Vec<_>>(), [150_000_000; 3]);
+    assert_eq!((uses[0].energy_active_uj, uses[1].energy_active_uj), (1_700_000_000, 850_000_000));
     assert_eq!(uses.iter().map(GpuUse::energy_uj).sum::<i64>(), 3_000_000_000);
+    assert_eq!(uses[2].energy_kind, Some(QualityKind::Estimated));
+    assert_eq!(uses[2].idle_power_source.as_deref(), Some("bound"));
     assert_eq!(uses[0].throttled, ["power cap"]);
-    assert_eq!(machine.cells(1)[GPU_POWER] + machine.cells(2)[GPU_POWER], 300_000);
+    assert_eq!([1, 2, 3].map(|slot| machine.cells(slot)[GPU_POWER]).iter().sum::<i64>(), 300_000);
     assert_eq!(
         (machine.cells(3)[GPUS], machine.cells(3)[GPUS_IDLE], machine.cells(3)[GPU_MEMORY]),
         (1, 1, 0)
@@ -167,6 +173,162 @@ fn what_is_still_told_of_a_job_that_left_is_charged_to_nobody_else_but_the_holde
         machine.second(&[(0, 100_000, 0)], &[(100, 0, MISSING, 900)]);
     }
     let holder_uj: i64 = machine.cards.leave(2).iter().map(GpuUse::energy_uj).sum();
-    assert_eq!(left_uj, 3_000_000_000);
-    assert_eq!(holder_uj, 200_000_000 + 900_000_000, "from 300 to 100 W in the first second");
+    // Of 300 W, 45 are taken for idle, and half of that was the holder's.
+    assert_eq!(left_uj, 3_000_000_000 - 225_000_000);
+    assert_eq!(holder_uj, 225_000_000 + 200_000_000 + 900_000_000, "from 300 to 100 W in the first second");
+}
+
+#[test]
+fn a_job_that_leaves_a_card_that_was_never_idle_pays_for_what_it_held_of_it() {
+    let mut machine = Machine::new(&[(1, ""), (2, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(110_000), None);
+    for _ in 0..11 {
+        machine.second(&[(0, 510_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    let [busy, holder] = [1, 2].map(|slot| machine.cards.leave(slot).remove(0));
+    assert_eq!((holder.energy_active_uj, holder.energy_idle_uj), (0, 550_000_000), "half of 110 W");
+    assert_eq!((busy.energy_active_uj, busy.energy_idle_uj), (4_000_000_000, 550_000_000));
+    assert_eq!(busy.energy_kind, Some(QualityKind::Attributed), "what was learned is known");
+    assert_eq!((busy.idle_power_mw, busy.idle_power_source.as_deref()), (Some(110_000), Some("learned")));
+    let known: Vec<_> = machine.cards.idle_powers().map(|(_, learned, lowest)| (learned, lowest)).collect();
+    assert_eq!(known, [(Some(110_000), Some(510_000))]);
+}
+
+#[test]
+fn the_configuration_decides_what_idle_power_is() {
+    let mut machine = Machine::new(&[(1, ""), (2, "CUDA_VISIBLE_DEVICES=0")]);
+    let by_card = vec![("Card".to_owned(), 60_000)];
+    machine.cards.set_idle_rules(IdleRules { all_mw: None, by_card });
+    for _ in 0..11 {
+        machine.second(&[(0, 510_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    let holder = machine.cards.leave(2).remove(0);
+    assert_eq!(
+        (holder.energy_idle_uj, holder.idle_power_source.as_deref()),
+        (300_000_000, Some("configured"))
+    );
+}
+
+#[test]
+fn a_card_that_only_counts_its_energy_has_a_power_and_an_idle_part() {
+    let mut machine = Machine::new(&[(1, "ZE_AFFINITY_MASK=0"), (2, "ZE_AFFINITY_MASK=0")]);
+    machine.labels[0][label::VENDOR] = "intel".to_owned();
+    let mut energy_uj = 500;
+    for at_s in 1..=20 {
+        let busy = at_s > 10;
+        energy_uj += if busy { 150_000_000 } else { 30_000_000 };
+        let (mut cards, mut processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        cards.push_part(Subject::Node, 0)[card::ENERGY] = energy_uj;
+        if busy {
+            let cells = processes.push_part(task(100), 0);
+            (cells[process::OPEN], cells[process::UTILIZATION]) = (1, 800);
+        }
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, at_s * SECOND_NS, 0);
+    }
+    assert_eq!(machine.cards.in_use().next().map(|(_, cells)| cells[card::POWER]), Some(150_000));
+    let [busy, holder] = [1, 2].map(|slot| machine.cards.leave(slot).remove(0));
+    assert_eq!(busy.energy_uj() + holder.energy_uj(), 9 * 30_000_000 + 10 * 150_000_000);
+    assert_eq!((holder.energy_idle_uj, holder.energy_active_uj), (19 * 15_000_000, 0));
+    assert_eq!((busy.idle_power_mw, busy.energy_source.as_deref()), (Some(30_000), Some("energy counter")));
+}
+
+#[test]
+fn where_cards_differ_a_number_of_cudas_means_what_the_job_opens() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.label("1", "GPU-b", "");
+    machine.labels[1][label::NAME] = "Faster card".to_owned();
+    let cards = [(0, 100_000, 0), (1, 100_000, 0)];
+    let held = |machine: &Machine| {
+        let uses = machine.cards.uses_of(1).into_iter();
+        uses.filter(|usage| usage.held_ns > 0).map(|usage| (usage.index, usage.held_by)).collect::<Vec<_>>()
+    };
+    machine.second(&cards, &[]);
+    machine.second(&cards, &[]);
+    assert_eq!(held(&machine), [("0".to_owned(), "CUDA_VISIBLE_DEVICES (order unknown)".to_owned())]);
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.label("1", "GPU-b", "");
+    machine.labels[1][label::NAME] = "Faster card".to_owned();
+    for processes in [&[(100, 1, 5, 0)][..], &[(100, 1, 5, 0)], &[]] {
+        machine.second(&cards, processes);
+    }
+    assert_eq!(held(&machine), [("1".to_owned(), "CUDA_VISIBLE_DEVICES (as opened)".to_owned())]);
+    assert_eq!(machine.cards.uses_of(1)[0].held_ns, 2 * SECOND_NS, "it holds it when it has closed it, too");
+}
+
+#[test]
+fn a_job_inside_another_one_counts_for_both() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0"), (2, "CUDA_VISIBLE_DEVICES=0"), (3, "")]);
+    machine.map.clear();
+    for (slot, outer) in [(1, None), (2, Some(1)), (3, None)] {
+        machine.map.add_job(slot, outer);
+        machine.map.assign(task(slot * 100), slot);
+    }
+    for _ in 0..11 {
+        machine.second(&[(0, 300_000, 900)], &[(200, 0, 1 << 20, 600), (300, 0, 5, 300)]);
+    }
+    let [outer, inner, other] = [1, 2, 3].map(|slot| machine.cards.uses_of(slot).remove(0));
+    assert_eq!((outer.energy_uj(), outer.utilization), (inner.energy_uj(), Some(0.6)));
+    assert_eq!((outer.memory_peak_bytes, outer.processes, outer.idle_since_ns), (Some(1 << 20), 1, None));
+    assert_eq!(outer.energy_uj() + other.energy_uj(), 3_000_000_000);
+    assert_eq!(machine.cells(1)[GPU_POWER], machine.cells(2)[GPU_POWER]);
+    let inner_uj = machine.cards.leave(2)[0].energy_uj();
+    assert_eq!(machine.cards.uses_of(1)[0].energy_uj(), inner_uj, "what it used stays the outer job's");
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Second { power_mw: i64, used: Vec<i64> },
+    Leave(u32),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let second = (0i64..700_000, prop::collection::vec(prop_oneof![Just(-1i64), 0..1000i64], 6))
+        .prop_map(|(power_mw, used)| Event::Second { power_mw, used });
+    prop_oneof![8 => second, 1 => (2u32..=5).prop_map(Event::Leave)]
+}
+
+proptest! {
+    /// Jobs 2 to 5 are inside earlier ones or not, and end at any time before those around them; job 1 holds
+    /// the card from beginning to end, so nothing of its energy is nobody's.
+    #[test]
+    fn top_level_jobs_add_up_to_the_card_whatever_is_nested(
+        outer in prop::collection::vec(0u32..=4, 4),
+        events in prop::collection::vec(event(), 1..40),
+    ) {
+        let mut machine =
+            Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0"), (2, ""), (3, "CUDA_VISIBLE_DEVICES=0"), (4, ""), (5, "")]);
+        let around = |slot: u32| match slot {
+            1 => None,
+            _ => Some(outer[slot as usize - 2]).filter(|&outer| outer > 0 && outer < slot),
+        };
+        let (mut alive, mut left_uj, mut last_mw, mut whole_uj) = (vec![1u32, 2, 3, 4, 5], 0i64, None, 0i64);
+        for event in events {
+            match event {
+                Event::Second { power_mw, used } => {
+                    machine.map.clear();
+                    for &slot in &alive {
+                        machine.map.add_job(slot, around(slot));
+                        machine.map.assign(task(slot * 100), slot);
+                    }
+                    let processes: Vec<_> = alive.iter()
+                        .map(|&slot| (slot * 100, 0, 7, used[slot as usize - 1]))
+                        .filter(|&(_, _, _, used)| used >= 0)
+                        .collect();
+                    machine.second(&[(0, power_mw, 500)], &processes);
+                    whole_uj += last_mw.map_or(0, |last_mw: i64| (last_mw + power_mw) * 1000 / 2);
+                    last_mw = Some(power_mw);
+                }
+                Event::Leave(slot) if alive.contains(&slot) && !alive.iter().any(|&inner| around(inner) == Some(slot)) => {
+                    let energy_uj: i64 = machine.cards.leave(slot).iter().map(GpuUse::energy_uj).sum();
+                    left_uj += if around(slot).is_none() { energy_uj } else { 0 };
+                    alive.retain(|&living| living != slot);
+                }
+                Event::Leave(_) => {}
+            }
+            let living_uj: i64 = alive.iter().filter(|&&slot| around(slot).is_none())
+                .map(|&slot| machine.cells(slot)[GPU_ENERGY].max(0)).sum();
+            prop_assert_eq!(living_uj + left_uj, whole_uj);
+        }
+    }
 }

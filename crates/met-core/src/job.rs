@@ -284,6 +284,10 @@ pub struct GpuUse {
     pub energy_idle_uj: i64,
     pub energy_kind: Option<QualityKind>,
     pub energy_source: Option<String>,
+    /// What the whole card draws while it does nothing, and who says so: `configured`, `learned`, or `bound`
+    /// where it was never seen idle.
+    pub idle_power_mw: Option<i64>,
+    pub idle_power_source: Option<String>,
     /// Of the whole card.
     pub card_power_mw: Option<f64>,
     pub temperature_max_mc: Option<i64>,

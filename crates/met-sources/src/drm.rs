@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use met_core::gpu::{card, process};
-use met_core::rate::{self, Step};
+use met_core::rate;
 use met_core::{Batch, MISSING, Subject};
 use met_host::{Dir, Host, Targets, TaskRole, TaskTarget, clock, parse};
 
@@ -270,14 +270,9 @@ fn add_client(cells: &mut [i64], client: &Client, before: Option<(i64, Engines)>
     };
     add(&mut cells[process::MEMORY], client.memory_bytes);
     let Some((before_ns, before)) = before.filter(|(before_ns, _)| now_ns > *before_ns) else { return };
-    let share = |before: Option<i64>, now: Option<i64>| match rate::step(before?, now?) {
-        // An engine of which the card has several may do more than one second's work in a second.
-        Step::Delta(worked_ns) => {
-            let thousandths = i128::from(worked_ns) * 1000 / i128::from(now_ns - before_ns);
-            Some(i64::try_from(thousandths).unwrap_or(1000).min(1000))
-        }
-        Step::Restarted | Step::Gap => None,
-    };
+    // A client comes and goes with its descriptor: only its own counter grows steadily, not a process's sum.
+    let share =
+        |before: Option<i64>, now: Option<i64>| rate::busy_thousandths(before?, now?, now_ns - before_ns);
     let now = client.engines;
     add(&mut cells[process::UTILIZATION], share(before.compute, now.compute));
     add(&mut cells[process::UTILIZATION_COPY], share(before.copy, now.copy));
