@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use met_core::JOB;
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record, State};
+use met_core::{JOB, Table};
 use rusqlite::Connection;
 use rusqlite::types::ToSql;
 
@@ -38,6 +38,8 @@ pub struct Filter {
     pub manager: Option<String>,
     pub limit: Option<usize>,
     pub with_summaries: bool,
+    /// Only jobs that had a card.
+    pub with_cards: bool,
 }
 
 impl Filter {
@@ -49,6 +51,7 @@ impl Filter {
             && self.user.as_ref().is_none_or(|user| record.user.as_ref() == Some(user))
             && self.name.as_ref().is_none_or(|name| record.name == *name)
             && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
+            && (!self.with_cards || !record.gpus.is_empty())
     }
 
     fn sql(&self) -> (String, Vec<Box<dyn ToSql>>) {
@@ -75,6 +78,11 @@ impl Filter {
         }
         if let Some(manager) = &self.manager {
             add("manager = ?", Box::new(manager.clone()));
+        }
+        if self.with_cards {
+            // By the record itself, which every version has; the text decides before the JSON is read.
+            let has_cards = "detail LIKE '%\"gpus\":[{%' AND json_array_length(detail, '$.gpus') > 0";
+            conditions.push(has_cards.to_string());
         }
         if !self.states.is_empty() {
             let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();
@@ -145,6 +153,17 @@ impl Queries {
             let _ = self.catalogue.set(connection);
         }
         Ok(self.catalogue.get())
+    }
+
+    /// Asks the catalogue about devices; a file of before there were any has none.
+    pub(crate) fn ask_devices<T: Default>(
+        &self,
+        ask: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        let Some(catalogue) = self.catalogue()? else { return Ok(T::default()) };
+        let has_devices = catalogue.table_exists(None, "device");
+        let answer = has_devices.and_then(|has| if has { ask(catalogue) } else { Ok(T::default()) });
+        answer.map_err(StoreError::database(&self.catalogue_path()))
     }
 
     /// The jobs that pass `filter`, newest first by start, then by number.
@@ -232,28 +251,53 @@ impl Queries {
     /// The samples from `begin_ms` to `end_ms`, both included. A damaged block or day is a gap.
     pub fn course_between(&self, key: &JobKey, begin_ms: i64, end_ms: i64) -> Result<Course, StoreError> {
         let (first_day, last_day) = self.days_of(key)?;
-        let first_day = first_day.max(day::of_ms(begin_ms));
-        let last_day = last_day.min(day::of_ms(end_ms));
+        let days = (first_day.max(day::of_ms(begin_ms)), last_day.min(day::of_ms(end_ms)));
         // The samples of the inbox first, for the same reason as in `jobs`.
         let pending = self.inbox_course(key);
-        let mut blocks = Vec::new();
-        let days = series::days(&self.state).map_err(StoreError::io(&self.state))?;
-        for day in days.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
-            self.blocks_of(day, key, (begin_ms, end_ms), &mut blocks)?;
-        }
-        let mut course = Course::new(&JOB);
-        let samples = blocks.iter().map(|block| block.samples).sum();
-        course.times_ms.reserve(samples);
-        course.columns.iter_mut().for_each(|cells| cells.reserve(samples));
-        for block in &blocks {
-            if let Ok(part) = block::decode(&block.data, &JOB) {
-                course.append(&part);
-            }
-        }
+        let mut course = self.stored_series(key, &JOB, (begin_ms, end_ms), days)?;
         if let Some(pending) = pending {
             course.append(&pending);
         }
         trim(&mut course, begin_ms, end_ms);
+        Ok(course)
+    }
+
+    /// The samples of anything that has a series.
+    pub(crate) fn series_between(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Course, StoreError> {
+        let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
+        let mut course = self.stored_series(key, table, (begin_ms, end_ms), days)?;
+        trim(&mut course, begin_ms, end_ms);
+        Ok(course)
+    }
+
+    /// Every block that overlaps the span, from the files of these days.
+    fn stored_series(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        span_ms: (i64, i64),
+        (first_day, last_day): (i64, i64),
+    ) -> Result<Course, StoreError> {
+        let mut blocks = Vec::new();
+        let days = series::days(&self.state).map_err(StoreError::io(&self.state))?;
+        for day in days.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
+            self.blocks_of(day, key, table, span_ms, &mut blocks)?;
+        }
+        let mut course = Course::new(table);
+        let samples = blocks.iter().map(|block| block.samples).sum();
+        course.times_ms.reserve(samples);
+        course.columns.iter_mut().for_each(|cells| cells.reserve(samples));
+        for block in &blocks {
+            if let Ok(part) = block::decode(&block.data, table) {
+                course.append(&part);
+            }
+        }
         Ok(course)
     }
 
@@ -271,12 +315,13 @@ impl Queries {
         &self,
         day: i64,
         key: &JobKey,
+        table: &'static Table,
         span_ms: (i64, i64),
         out: &mut Vec<series::Packed>,
     ) -> Result<(), StoreError> {
         let path = series::path_of(&self.state, day);
         let read = |connection: &Connection, out: &mut Vec<series::Packed>| {
-            series::blocks(connection, key, &JOB, span_ms, out).map_err(StoreError::database(&path))
+            series::blocks(connection, key, table, span_ms, out).map_err(StoreError::database(&path))
         };
         let open_days = self.open_days.borrow();
         let result = match open_days.iter().find(|(open, _)| *open == day) {

@@ -7,6 +7,8 @@ use met_core::job::{JobKey, QualityKind, Record, State, Summary};
 use rusqlite::types::ToSql;
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
+use crate::device;
+
 /// A job and its key in the catalogue.
 pub(crate) struct Stored {
     pub key: i64,
@@ -128,6 +130,7 @@ pub(crate) fn write(connection: &Connection, terms: &mut Terms, record: &Record)
         connection.prepare_cached("DELETE FROM total WHERE job = ?1")?.execute([key])?;
         connection.prepare_cached("DELETE FROM summary WHERE job = ?1")?.execute([key])?;
     }
+    device::allocate(connection, key, record)?;
     write_figures(connection, terms, key, record)
 }
 
@@ -149,11 +152,11 @@ pub(crate) fn is_unsettled(record: &Record) -> bool {
 /// The end of a job is written by who saw it end; what was sampled of it before is not to be lost by that.
 pub(crate) fn with_what_was_known(new: &Record, old: &Record) -> Record {
     let mut record = new.clone();
+    if record.gpus.is_empty() && is_unsettled(old) {
+        record.gpus.clone_from(&old.gpus);
+    }
     if !new.state.is_live() && is_unsettled(old) {
         record.totals.fill_from(&old.totals);
-        if record.gpus.is_empty() {
-            record.gpus.clone_from(&old.gpus);
-        }
         for (column, summary) in old.summaries.iter() {
             if record.summaries.get(column).is_none() {
                 record.summaries.set(column, *summary);
@@ -223,7 +226,14 @@ fn write_figures(connection: &Connection, terms: &mut Terms, key: i64, record: &
     Ok(())
 }
 
+/// Far more than there are; what is beyond was made up by somebody who may announce jobs.
+const TERMS_MAX: i64 = 2_000;
+const TERM_BYTES_MAX: usize = 200;
+/// Stands for every text that found no room.
+const OTHER: &str = "other";
+
 fn term(connection: &Connection, terms: &mut Terms, text: &str) -> Result<i64> {
+    let text = if text.len() > TERM_BYTES_MAX { OTHER } else { text };
     if let Some(&key) = terms.get(text) {
         return Ok(key);
     }
@@ -231,11 +241,23 @@ fn term(connection: &Connection, terms: &mut Terms, text: &str) -> Result<i64> {
     let found = connection.prepare_cached(find)?.query_row([text], |row| row.get(0)).optional()?;
     let key = match found {
         Some(key) => key,
+        None if text != OTHER && term_count(connection)? >= TERMS_MAX => term(connection, terms, OTHER)?,
         None => {
             connection.prepare_cached("INSERT INTO term (text) VALUES (?1)")?.execute([text])?;
             connection.last_insert_rowid()
         }
     };
-    terms.insert(text.to_string(), key);
+    // A text without room is not remembered either: the table bounds this map.
+    if term_of(connection, key)? == text {
+        terms.insert(text.to_string(), key);
+    }
     Ok(key)
+}
+
+fn term_count(connection: &Connection) -> Result<i64> {
+    connection.prepare_cached("SELECT count(*) FROM term")?.query_row([], |row| row.get(0))
+}
+
+fn term_of(connection: &Connection, key: i64) -> Result<String> {
+    connection.prepare_cached("SELECT text FROM term WHERE key = ?1")?.query_row([key], |row| row.get(0))
 }

@@ -113,6 +113,16 @@ impl Writer {
         })
     }
 
+    /// Writes to the catalogue, in one transaction that a crash may undo.
+    pub(crate) fn in_catalogue(
+        &mut self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<()>,
+    ) -> Result<(), StoreError> {
+        let path = self.queries.catalogue_path();
+        let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
+        in_transaction(connection, false, work).map_err(StoreError::database(&path))
+    }
+
     /// Adds samples that are later than those stored; the others are there already.
     pub fn append_course(&mut self, key: &JobKey, course: &Course) -> Result<(), StoreError> {
         self.append(key, course, false)

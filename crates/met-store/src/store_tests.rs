@@ -1,8 +1,9 @@
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use met_core::job::{QualityKind, Summary};
+use met_core::job::{GpuUse, QualityKind, Summary};
 use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, READ};
+use met_core::{MISSING, gpu};
 use tempfile::TempDir;
 
 use super::*;
@@ -332,7 +333,7 @@ fn a_store_of_a_newer_version_is_left_untouched() {
     let before = fs::read(&path).unwrap();
     let Err(error) = Writer::open(state.path()) else { panic!("it was opened") };
     assert!(error.to_string().contains("newer version of met (schema 99"), "{error}");
-    assert!(matches!(error, StoreError::Newer { found: 99, supported: 1, .. }));
+    assert!(matches!(error, StoreError::Newer { found: 99, .. }));
     assert!(matches!(Reader::open(state.path()), Err(StoreError::Newer { .. })));
     assert_eq!(fs::read(&path).unwrap(), before);
 }
@@ -374,6 +375,37 @@ fn write_fixture() {
     let mut writer = Writer::open(&state).unwrap();
     let mut record = finished(1, MIDNIGHT_S);
     record.summaries.set(CPU, Summary { mean: 0.5, min: 0.0, max: 2.0, p50: Some(0.25), p95: Some(1.5) });
+    let held_since_ns = record.start_ns;
+    let name = "NVIDIA H200".to_owned();
+    record.gpus = vec![GpuUse { uuid: "GPU-a".into(), name, held_since_ns, ..GpuUse::default() }];
     writer.put_all(&[record.clone(), running(2, MIDNIGHT_S + 1)]).unwrap();
     writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 1000, 30)).unwrap();
+    let mut card = Course::new(&gpu::card::TABLE);
+    let mut cells = vec![MISSING; gpu::card::TABLE.columns.len()];
+    cells[gpu::card::POWER] = 300_000;
+    card.push(MIDNIGHT_S * 1000, &cells);
+    writer.append_device("GPU-a", &card).unwrap();
+    let device = writer.devices().unwrap().remove(0);
+    writer.put_devices(&[crate::Device { idle_mw: Some(75_000), ..device }]).unwrap();
+}
+
+#[test]
+fn texts_that_somebody_made_up_do_not_fill_the_store() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let mut records: Vec<_> = (1..2_500).map(|id| finished(id, MIDNIGHT_S)).collect();
+    for (number, record) in records.iter_mut().enumerate() {
+        record.totals.set(CPU, 5, QualityKind::Measured, format!("made up {number}"));
+    }
+    records[0].totals.set(CPU, 5, QualityKind::Measured, "x".repeat(100_000));
+    writer.put_all(&records).unwrap();
+    let source = |id: u64| {
+        let record = writer.get(&finished(id, MIDNIGHT_S).key).unwrap().unwrap();
+        record.totals.figure(CPU).unwrap().source.to_string()
+    };
+    assert_eq!([source(1), source(2), source(2_499)], ["other", "made up 1", "other"]);
+    let count = |sql: &str| -> i64 {
+        Connection::open(state.path().join(CATALOGUE_FILE)).unwrap().query_row(sql, [], |row| row.get(0)).unwrap()
+    };
+    assert!(count("SELECT count(*) FROM term") <= 2_001);
 }
