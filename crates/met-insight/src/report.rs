@@ -379,7 +379,11 @@ fn gpu(gpu: &GpuUse) -> Section {
     section.put("GPU memory", peak, [Detail::words("peak"), mean, Detail::before("of", total)]);
     if let Some(kind) = gpu.energy_kind {
         let energy = |uj: i64| some(Some(uj as f64 / 1e6), Measure::Joules, kind);
-        let idle = energy(gpu.energy_idle_uj).filter(|idle| idle.value > 0.0);
+        // Of a card that was never seen idle, nobody knows what it draws then.
+        let guessed = gpu.idle_power_source.as_deref() == Some("bound") && gpu.energy_active_uj > 0;
+        let idle_kind = if guessed { QualityKind::Estimated } else { kind };
+        let idle_joules = Some(gpu.energy_idle_uj as f64 / 1e6).filter(|&joules| joules > 0.0);
+        let idle = some(idle_joules, Measure::Joules, idle_kind);
         let details = [Detail::before("idle part", idle), Detail::text(gpu.energy_source.clone())];
         section.put("GPU energy", energy(gpu.energy_uj()), details);
     }
@@ -407,12 +411,15 @@ fn gpu(gpu: &GpuUse) -> Section {
 
 fn heading(gpu: &GpuUse) -> String {
     let state = match (gpu.idle_since_ns.and_then(crate::json::time), gpu.used_ns) {
-        (Some(_), 0) => "held, never used".to_owned(),
-        (Some(since), _) => format!("held, idle since {} UTC", since[..19].replace('T', " ")),
+        (Some(_), 0) => "never used".to_owned(),
+        (Some(since), _) => format!("idle since {} UTC", since[..19].replace('T', " ")),
         (None, _) => String::new(),
     };
-    let by = if gpu.held_by == "open" { String::new() } else { format!("by {}", gpu.held_by) };
-    let parts = [gpu.name.clone(), state, by];
+    let by = match gpu.held_by.as_str() {
+        "" | "open" => String::new(),
+        by => format!("given by {by}"),
+    };
+    let parts = [gpu.name.clone(), by, state];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }
 

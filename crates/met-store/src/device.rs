@@ -36,7 +36,9 @@ pub struct Allocation {
 impl Writer {
     /// Keeps what is known of devices. What is not known leaves what was.
     pub fn put_devices(&mut self, devices: &[Device]) -> std::result::Result<(), StoreError> {
-        self.in_catalogue(|connection| devices.iter().try_for_each(|device| put(connection, device).map(drop)))
+        self.in_catalogue(|connection| {
+            devices.iter().try_for_each(|device| put(connection, device).map(drop))
+        })
     }
 
     /// Adds samples of a device that are later than those stored.
@@ -71,14 +73,15 @@ impl Queries {
                        WHERE id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4 ORDER BY device";
             let cluster = key.cluster.as_deref().unwrap_or("");
             let mut statement = connection.prepare_cached(sql)?;
-            let rows = statement.query_map(params![key.id, key.manager, key.incarnation, cluster], |row| {
-                Ok(Allocation {
-                    uuid: row.get(0)?,
-                    begin_ns: row.get(1)?,
-                    end_ns: row.get(2)?,
-                    held_by: row.get(3)?,
-                })
-            })?;
+            let rows =
+                statement.query_map(params![key.id, key.manager, key.incarnation, cluster], |row| {
+                    Ok(Allocation {
+                        uuid: row.get(0)?,
+                        begin_ns: row.get(1)?,
+                        end_ns: row.get(2)?,
+                        held_by: row.get(3)?,
+                    })
+                })?;
             rows.collect()
         })
     }
@@ -213,7 +216,8 @@ mod tests {
         }
         writer.append_device("GPU-a", &course).unwrap();
         let from = |begin_s: i64, end_s: i64| {
-            let course = writer.device_course("GPU-a", (MIDNIGHT_S + begin_s) * 1000, (MIDNIGHT_S + end_s) * 1000);
+            let course =
+                writer.device_course("GPU-a", (MIDNIGHT_S + begin_s) * 1000, (MIDNIGHT_S + end_s) * 1000);
             course.unwrap().columns[card::POWER].clone()
         };
         assert_eq!(from(-2, 1), [299_998, 299_999, 300_000, 300_001]);

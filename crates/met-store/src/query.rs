@@ -38,7 +38,7 @@ pub struct Filter {
     pub manager: Option<String>,
     pub limit: Option<usize>,
     pub with_summaries: bool,
-    /// Only jobs that had a card.
+    /// Only jobs that had a card, or that live and may have got one since they were last written.
     pub with_cards: bool,
 }
 
@@ -51,7 +51,7 @@ impl Filter {
             && self.user.as_ref().is_none_or(|user| record.user.as_ref() == Some(user))
             && self.name.as_ref().is_none_or(|name| record.name == *name)
             && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
-            && (!self.with_cards || !record.gpus.is_empty())
+            && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
     }
 
     fn sql(&self) -> (String, Vec<Box<dyn ToSql>>) {
@@ -82,7 +82,7 @@ impl Filter {
         if self.with_cards {
             // By the record itself, which every version has; the text decides before the JSON is read.
             let has_cards = "detail LIKE '%\"gpus\":[{%' AND json_array_length(detail, '$.gpus') > 0";
-            conditions.push(has_cards.to_string());
+            conditions.push(format!("(state IN ({}) OR {has_cards})", live_states()));
         }
         if !self.states.is_empty() {
             let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();
@@ -94,6 +94,12 @@ impl Filter {
         }
         (conditions.join(" AND "), values)
     }
+}
+
+/// The states of jobs that live, as SQL has them.
+pub(crate) fn live_states() -> String {
+    let live = State::ALL.into_iter().filter(|state| state.is_live());
+    live.map(|state| format!("'{}'", state.name())).collect::<Vec<_>>().join(", ")
 }
 
 /// The questions that both [`Reader`] and [`crate::Writer`] answer.

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use met_core::course::Course;
-use met_core::job::{JobKey, LOCAL, Record, State};
+use met_core::job::{JobKey, LOCAL, Record};
 use rusqlite::Connection;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::day;
 use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
-use crate::query::{CATALOGUE_FILE, Queries};
+use crate::query::{CATALOGUE_FILE, Queries, live_states};
 use crate::record::{self, Terms};
 use crate::schema::{Access, CATALOGUE, SERIES, beside, move_aside, open_for_writing};
 use crate::series;
@@ -307,13 +307,10 @@ impl Writer {
     fn remove_oldest(&mut self, before_ns: i64) -> Result<u64, StoreError> {
         let path = self.queries.catalogue_path();
         let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(0) };
-        let live: Vec<String> = (State::ALL.into_iter().filter(|state| state.is_live()))
-            .map(|state| format!("'{}'", state.name()))
-            .collect();
         let sql = format!(
             "DELETE FROM job WHERE key IN (SELECT key FROM job WHERE sort_ns < ?1 AND state NOT IN ({})
              AND coalesce(end_ns, sort_ns) < ?1 ORDER BY sort_ns LIMIT {REMOVE_CHUNK})",
-            live.join(", ")
+            live_states()
         );
         let removed = in_transaction(connection, false, |connection| connection.execute(&sql, [before_ns]))
             .map_err(StoreError::database(&path))?;

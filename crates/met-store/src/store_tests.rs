@@ -405,7 +405,10 @@ fn texts_that_somebody_made_up_do_not_fill_the_store() {
     };
     assert_eq!([source(1), source(2), source(2_499)], ["other", "made up 1", "other"]);
     let count = |sql: &str| -> i64 {
-        Connection::open(state.path().join(CATALOGUE_FILE)).unwrap().query_row(sql, [], |row| row.get(0)).unwrap()
+        Connection::open(state.path().join(CATALOGUE_FILE))
+            .unwrap()
+            .query_row(sql, [], |row| row.get(0))
+            .unwrap()
     };
     assert!(count("SELECT count(*) FROM term") <= 2_001);
 }

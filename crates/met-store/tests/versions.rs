@@ -44,7 +44,8 @@ fn version_2_still_opens_with_its_devices() {
 fn cards_in_records_of_version_1_become_devices() {
     let state = restore("v1");
     let database = rusqlite::Connection::open(state.path().join("store.db")).unwrap();
-    let card = r#"{"uuid":"GPU-a","name":"NVIDIA H200","vendor":"nvidia","held_by":"open","held_since_ns":7}"#;
+    let card =
+        r#"{"uuid":"GPU-a","name":"NVIDIA H200","vendor":"nvidia","held_by":"open","held_since_ns":7}"#;
     let sql = "UPDATE job SET detail = json_set(detail, '$.gpus', json(?1)) WHERE id = '1'";
     database.execute(sql, [format!("[{card}]")]).unwrap();
     drop(database);

@@ -8,6 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use met_core::idle_power::IdleRules;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub sampling: Sampling,
@@ -64,6 +66,8 @@ pub struct System {
 pub struct Gpu {
     /// The library of the NVIDIA driver, where it is not found by itself.
     pub nvml: Option<PathBuf>,
+    /// What cards draw while they do nothing.
+    pub idle_power: IdleRules,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -244,15 +248,36 @@ mod tests {
     }
 
     #[test]
+    fn idle_power_is_one_for_all_or_one_for_each() {
+        let config =
+            parse("gpu:\n  idle_power:\n    NVIDIA H200: 75.5W\n    GPU-8f2c: 80\n    default: 20 W\n");
+        let by_card = vec![("NVIDIA H200".to_owned(), 75_500), ("GPU-8f2c".to_owned(), 80_000)];
+        assert_eq!(config.gpu.idle_power, IdleRules { all_mw: Some(20_000), by_card });
+        check_error(
+            "gpu:\n  idle_power:\n    GPU-8f2c: much\n",
+            expect![[r#"met.yaml:3: gpu.idle_power: "much" is not a power; write for example 75W"#]],
+        );
+        check_error(
+            "gpu: {idle_power: -3W}\n",
+            expect![[r#"met.yaml:1: gpu.idle_power: "-3W" is not a power; write for example 75W"#]],
+        );
+        check_error(
+            "gpu: {idle_power: [1]}\n",
+            expect![[r#"met.yaml:1: gpu.idle_power: one value is needed; write 75W"#]],
+        );
+    }
+
+    #[test]
     fn every_key_is_read() {
         let config = parse(
             "sampling: {interval: 250ms}\n\
              daemon: {idle_exit: 1h30m, operators: wheel}\n\
              storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
-             gpu: {nvml: /opt/libnvidia-ml.so.1}\n\
+             gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
         assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
+        assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
         assert_eq!(config.sampling.interval, Duration::from_millis(250));
         assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
         assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));

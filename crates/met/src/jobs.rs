@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Origin, ProcessId, Record, State};
-use met_core::{JOB, MISSING};
+use met_core::{JOB, MISSING, Table, gpu};
 use met_host::{Host, clock, parse};
 use met_store::{Filter, Queries, Reader, Retention, StoreError, Writer, inbox};
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,9 @@ pub struct JobsFilter {
     pub limit: Option<usize>,
     /// Started before this: where the next page begins.
     pub until_ns: Option<i64>,
+    /// Only jobs that had a card.
+    #[serde(default)]
+    pub with_cards: bool,
 }
 
 impl JobsFilter {
@@ -89,6 +92,7 @@ impl JobsFilter {
             limit: self.limit.filter(|_| !self.states.iter().any(|state| state.is_live())),
             until_ns: self.until_ns,
             with_summaries: true,
+            with_cards: self.with_cards,
             ..Filter::default()
         }
     }
@@ -98,6 +102,7 @@ impl JobsFilter {
     /// Keeps what still fits after the running jobs were looked at.
     pub fn retain(&self, jobs: &mut Vec<Record>) {
         jobs.retain(|record| self.states.is_empty() || self.states.contains(&record.state));
+        jobs.retain(|record| !self.with_cards || !record.gpus.is_empty());
         jobs.truncate(self.limit.unwrap_or(usize::MAX));
     }
 }
@@ -107,6 +112,8 @@ trait JobSource {
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>>;
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
     fn course(&mut self, key: &JobKey) -> Result<Course>;
+    /// Of a card, while the job had it.
+    fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course>;
     fn remove(&mut self, key: &JobKey) -> Result<()>;
     /// Takes over an end that another source knows.
     fn learn(&mut self, _end: &Record) {}
@@ -196,6 +203,17 @@ impl AllJobs {
         Ok(Course::new(&JOB))
     }
 
+    /// The course of a card while the job had it; nothing where nobody kept it.
+    pub fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
+        for source in &mut self.sources {
+            let course = source.card_course(key, uuid)?;
+            if !course.is_empty() {
+                return Ok(course);
+            }
+        }
+        Ok(Course::new(&gpu::card::TABLE))
+    }
+
     pub fn remove(&mut self, key: &JobKey) -> Result<()> {
         for source in &mut self.sources {
             source.remove(key)?;
@@ -270,6 +288,21 @@ impl FromDaemon {
             reply => bail!("the daemon answered {reply:?}"),
         }
     }
+
+    fn all_pages(&mut self, table: &'static Table, request: impl Fn(i64) -> Request) -> Result<Course> {
+        let mut whole = Course::new(table);
+        loop {
+            let after_ms = whole.times_ms.last().copied().unwrap_or(i64::MIN);
+            let course = match self.client.call(&request(after_ms)).context("cannot ask the daemon")? {
+                Reply::Course(course) => course.into_course(table),
+                reply => bail!("the daemon answered {reply:?}"),
+            };
+            if course.is_empty() {
+                return Ok(whole);
+            }
+            whole.append(&course);
+        }
+    }
 }
 
 impl JobSource for FromDaemon {
@@ -297,19 +330,15 @@ impl JobSource for FromDaemon {
     }
 
     fn course(&mut self, key: &JobKey) -> Result<Course> {
-        let mut whole = Course::new(&JOB);
-        loop {
-            let after_ms = whole.times_ms.last().copied().unwrap_or(i64::MIN);
-            let request = Request::Course { key: key.clone(), after_ms };
-            let course = match self.client.call(&request).context("cannot ask the daemon")? {
-                Reply::Course(course) => course.into_course(),
-                reply => bail!("the daemon answered {reply:?}"),
-            };
-            if course.is_empty() {
-                return Ok(whole);
-            }
-            whole.append(&course);
-        }
+        self.all_pages(&JOB, |after_ms| Request::Course { key: key.clone(), after_ms })
+    }
+
+    fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
+        self.all_pages(&gpu::card::TABLE, |after_ms| Request::CardCourse {
+            key: key.clone(),
+            uuid: uuid.to_owned(),
+            after_ms,
+        })
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
@@ -334,12 +363,12 @@ impl WireCourse {
         }
     }
 
-    fn into_course(self) -> Course {
-        let mut course = Course::new(&JOB);
+    fn into_course(self, table: &'static Table) -> Course {
+        let mut course = Course::new(table);
         let count = self.times_ms.len();
         course.columns.iter_mut().for_each(|column| column.resize(count, MISSING));
         for (name, cells) in self.columns {
-            if let Some(column) = JOB.column(&name).filter(|_| cells.len() == count) {
+            if let Some(column) = table.column(&name).filter(|_| cells.len() == count) {
                 course.columns[column] = cells.into_iter().map(|cell| cell.unwrap_or(MISSING)).collect();
             }
         }
@@ -420,6 +449,10 @@ impl JobSource for FromFiles {
 
     fn course(&mut self, key: &JobKey) -> Result<Course> {
         Ok(self.queries().course(key)?)
+    }
+
+    fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
+        Ok(card_course(self.queries(), key, uuid, i64::MIN)?)
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
@@ -548,6 +581,17 @@ pub fn overlay(record: &mut Record, live: Live) {
     if !live.gpus.is_empty() {
         record.gpus = live.gpus;
     }
+}
+
+/// The course of a card while a job had it, after a time.
+pub fn card_course(store: &Queries, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, StoreError> {
+    let allocations = store.allocations(key)?;
+    let Some(had) = allocations.iter().find(|had| had.uuid == uuid) else {
+        return Ok(Course::new(&gpu::card::TABLE));
+    };
+    let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
+    let end_ms = had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000);
+    store.device_course(uuid, begin_ms, end_ms)
 }
 
 /// The candidates for a reference, newest first.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::jobs::{JobRef, JobsFilter};
 
 /// Raised when an older peer would misunderstand; a daemon that is older than its client leaves.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Bounds what a daemon can make a client hold.
 const REPLY_BYTES_MAX: u32 = 64 << 20;
@@ -39,6 +39,12 @@ pub enum Request {
         key: JobKey,
         after_ms: i64,
     },
+    /// The same of a card, while the job had it.
+    CardCourse {
+        key: JobKey,
+        uuid: String,
+        after_ms: i64,
+    },
     Remove(JobKey),
     Status,
     Stop,
@@ -66,7 +72,7 @@ pub enum Reply {
     },
 }
 
-/// A course of the job table with its columns by name.
+/// A course of the job's or the card's table with its columns by name.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct WireCourse {
     pub times_ms: Vec<i64>,

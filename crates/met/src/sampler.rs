@@ -3,7 +3,7 @@
 //! Used by the daemon for every job of a node, by `met time` for its own one, and once at the end of a
 //! job for its counters. Samples give the course over time and never make a total that a counter has.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,8 @@ use std::time::Duration;
 use met_core::attribute::{Fold, JobMap};
 use met_core::cards::{CardNow, Cards, Rows};
 use met_core::course::Course;
+use met_core::gpu::card::{self, label};
+use met_core::gpu_use;
 use met_core::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
 use met_core::job::{GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
 use met_core::job_table::*;
@@ -19,6 +21,7 @@ use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{Members, enclosure};
 use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, self_cost};
+use met_store::Device;
 
 use crate::config::Config;
 use crate::processes;
@@ -36,6 +39,10 @@ const FEW_TARGETS: usize = 32;
 const COUNTERS: &[&str] = &["cgroup", "process"];
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
+/// A card is sampled no more often than this for its own course.
+const CARD_SAMPLES_MS: i64 = 900;
+/// Bounds what a daemon that cannot write holds of each card: more than an hour.
+const CARD_SAMPLES_MAX: usize = 4096;
 /// A peak of cores is one that lasted.
 const PEAK_SPAN_MS: i64 = 500;
 
@@ -56,6 +63,8 @@ pub struct Sampler {
     fold: Fold,
     out: Batch,
     cards: Cards,
+    /// Samples of the cards themselves that were not taken out yet, by uuid.
+    card_courses: HashMap<String, Course>,
     jobs: HashMap<u32, Tracked>,
     next_slot: u32,
     ticks: u64,
@@ -78,9 +87,18 @@ struct Tracked {
     main: Option<ProcessId>,
     /// Energy of cards, and its idle part, that an earlier daemon saw.
     gpu_before_uj: (i64, i64),
+    /// What the job had done with its cards when an earlier daemon last wrote it down.
+    gpus_before: Vec<GpuUse>,
 }
 
 impl Tracked {
+    /// Of the energy that an earlier daemon saw, what is in its samples and not in what it wrote of the cards.
+    fn gpu_untold_uj(&self) -> (i64, i64) {
+        let told = |energy_uj: fn(&GpuUse) -> i64| self.gpus_before.iter().map(energy_uj).sum::<i64>();
+        let (all_uj, idle_uj) = self.gpu_before_uj;
+        ((all_uj - told(GpuUse::energy_uj)).max(0), (idle_uj - told(|gpu| gpu.energy_idle_uj)).max(0))
+    }
+
     /// A child that ends between the listing and the reading is missing from one sum and back, by its
     /// parent, in the next: not a restart, and not a peak.
     fn hold_counters(&mut self, cells: &mut [i64]) {
@@ -145,6 +163,8 @@ impl Sampler {
     pub fn patient(host: Host, interval: Duration, config: &Config, patience: Duration) -> Sampler {
         let interval_ns = interval.as_nanos() as i64;
         let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
+        let mut cards = Cards::default();
+        cards.set_idle_rules(config.gpu.idle_power.clone());
         Sampler {
             runner: Runner::open(&host, &options(config, patience)),
             host,
@@ -156,7 +176,8 @@ impl Sampler {
             map: JobMap::default(),
             fold: Fold::new(),
             out: Batch::new(&JOB),
-            cards: Cards::default(),
+            cards,
+            card_courses: HashMap::new(),
             jobs: HashMap::new(),
             next_slot: 0,
             ticks: 0,
@@ -185,6 +206,7 @@ impl Sampler {
                 floors: vec![MISSING; JOB.columns.len()],
                 main: local.main,
                 gpu_before_uj: (0, 0),
+                gpus_before: record.gpus.clone(),
             },
         );
         self.members.add(spec);
@@ -210,9 +232,9 @@ impl Sampler {
     pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
         let job = self.jobs.remove(&slot)?;
         self.members.remove(slot);
-        let gpus = self.cards.leave(slot);
+        let gpus = gpu_use::together(&job.gpus_before, self.cards.leave(slot));
         let mut totals = totals(&job.running, job.profile);
-        set_gpu_energy(&mut totals, &gpus, job.gpu_before_uj);
+        set_gpu_energy(&mut totals, &gpus, job.gpu_untold_uj());
         Some(Sampled { totals, gpus, course: job.course, attached: job.profile.attached })
     }
 
@@ -359,7 +381,55 @@ impl Sampler {
                 }
             }
         }
-        self.cards.look(&rows, &self.map, now_ns, clock::unix_offset_ns());
+        let unix_offset_ns = clock::unix_offset_ns();
+        self.cards.look(&rows, &self.map, now_ns, unix_offset_ns);
+        self.keep_card_samples((now_ns + unix_offset_ns) / 1_000_000);
+    }
+
+    /// A card's own course is kept once, whoever uses it; what nobody holds, nobody asks for.
+    fn keep_card_samples(&mut self, time_ms: i64) {
+        const KEPT: [usize; 5] =
+            [card::UTILIZATION, card::MEMORY_USED, card::POWER, card::TEMPERATURE, card::CLOCK];
+        for (labels, cells) in self.cards.in_use() {
+            let uuid = &labels[label::UUID];
+            if !self.card_courses.contains_key(uuid) {
+                self.card_courses.insert(uuid.clone(), Course::new(&card::TABLE));
+            }
+            let Some(course) = self.card_courses.get_mut(uuid) else { continue };
+            let mut kept = [MISSING; card::TABLE.columns.len()];
+            for column in KEPT {
+                kept[column] = cells[column];
+            }
+            // Early looks at a young job, and a clock that was set back, add nothing to a card's course.
+            let last_ms = course.times_ms.last().copied().unwrap_or(i64::MIN);
+            if course.len() < CARD_SAMPLES_MAX && time_ms.saturating_sub(CARD_SAMPLES_MS) >= last_ms {
+                course.push(time_ms, &kept);
+            }
+        }
+    }
+
+    /// The samples of cards taken since the last call, by uuid.
+    pub fn drain_cards(&mut self) -> Vec<(String, Course)> {
+        self.card_courses.drain().filter(|(_, course)| !course.is_empty()).collect()
+    }
+
+    /// What is known of cards and outlives this process.
+    pub fn devices(&self) -> Vec<Device> {
+        let device = |(labels, idle_mw, lowest_mw): (&[String], Option<i64>, Option<i64>)| Device {
+            uuid: labels[label::UUID].clone(),
+            name: labels[label::NAME].clone(),
+            vendor: labels[label::VENDOR].clone(),
+            idle_mw,
+            lowest_mw,
+        };
+        self.cards.idle_powers().map(device).collect()
+    }
+
+    /// Tells what an earlier process learned about cards.
+    pub fn recall_devices(&mut self, devices: Vec<Device>) {
+        for device in devices {
+            self.cards.recall_idle(device.uuid, device.idle_mw, device.lowest_mw);
+        }
     }
 
     /// Looks at once, whenever the next tick is.
@@ -393,8 +463,8 @@ impl Sampler {
     pub fn live(&self) -> Vec<(JobKey, Live)> {
         let live = |(&slot, job): (&u32, &Tracked)| {
             let mut live = Live::of(&job.running, job.profile);
-            live.gpus = self.cards.uses_of(slot);
-            set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_before_uj);
+            live.gpus = gpu_use::together(&job.gpus_before, self.cards.uses_of(slot));
+            set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_untold_uj());
             (job.key.clone(), live)
         };
         self.jobs.iter().map(live).collect()
@@ -493,11 +563,17 @@ fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
     let Some(worst) = gpus.iter().filter_map(|gpu| gpu.energy_kind).max_by_key(|kind| rank(*kind)) else {
         return;
     };
-    let sources: BTreeSet<&str> = gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).collect();
-    let source = sources.into_iter().collect::<Vec<_>>().join("; ");
+    // Few texts: which part of it each card's counter stands for is said with the card.
+    let says =
+        |words: &str| gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).any(|s| s.contains(words));
+    let source = match (says("counter"), says("integral")) {
+        (true, true) => "energy counter, integral of power",
+        (true, false) => "energy counter",
+        (false, _) => "integral of power",
+    };
     let energy_uj: i64 = gpus.iter().map(GpuUse::energy_uj).sum();
     let idle_uj: i64 = gpus.iter().map(|gpu| gpu.energy_idle_uj).sum();
-    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source.clone());
+    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source);
     totals.set(GPU_ENERGY_IDLE, before_uj.1 + idle_uj, worst, source);
 }
 

@@ -206,6 +206,14 @@ fn daemon(setting: &Setting) -> Finding {
 
 fn store(setting: &Setting) -> Finding {
     let state = &setting.user.state;
+    if let Some(why) = unwritable(state) {
+        return Finding {
+            what: "store",
+            health: Health::Missing,
+            detail: format!("{} cannot be written ({why}): no job is kept", state.display()),
+            remedy: Some("export XDG_STATE_HOME=DIR    (a folder of yours)".to_owned()),
+        };
+    }
     let network = met_store::is_network(state);
     Finding {
         what: "store",
@@ -218,5 +226,34 @@ fn store(setting: &Setting) -> Finding {
         },
         remedy: network
             .then(|| "export XDG_STATE_HOME=DIR    (a folder of yours on a local disk)".to_owned()),
+    }
+}
+
+/// Tried for real, as far up as there is a folder: a store that is not there yet is made by the first job.
+/// A full disk or a mount that is read only shows itself by nothing else.
+fn unwritable(state: &Path) -> Option<std::io::Error> {
+    let folder = state.ancestors().find(|folder| folder.exists())?;
+    let trial = folder.join(format!(".met-doctor-{}", std::process::id()));
+    let written = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&trial)
+        .and_then(|mut file| file.write_all(&[0; 4096]).and_then(|()| file.sync_all()));
+    let _ = std::fs::remove_file(&trial);
+    written.err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_cannot_be_written_is_found_out() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(unwritable(&folder.path().join("not/there/yet")).is_none());
+        // A folder cannot be made below a file.
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        assert!(unwritable(&folder.path().join("file/met")).is_some());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left behind");
     }
 }

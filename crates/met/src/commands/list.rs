@@ -48,6 +48,8 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
         format!("{}\n", serde_json::Value::Array(objects))
     } else if args.csv {
         table::csv(&records, args.view, now_ns)
+    } else if records.is_empty() && args.view == table::View::Gpu {
+        "no job with a card; `met gpus` shows the cards, `met list` all jobs\n".to_owned()
     } else if records.is_empty() && is_narrowed(args) {
         "no job fits; `met list` shows all\n".to_owned()
     } else {
@@ -76,6 +78,8 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
         user: args.user.clone(),
         name: args.name.clone(),
         until_ns: None,
+        // That view is of cards: who never had one is not in it.
+        with_cards: args.view == table::View::Gpu,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
     })
 }

@@ -11,6 +11,9 @@ use crate::sampler;
 use crate::setting::Setting;
 use crate::view::{self, Style, text};
 
+/// More plots than this are for a program.
+const CARDS_PLOTTED: usize = 4;
+
 pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
     let record = all.find(&args.job)?;
@@ -29,6 +32,14 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     let plot = view::plot::course(&course, sampler::gap_ms(setting.config.sampling.interval), &style);
     if !plot.is_empty() {
         write!(stdout, "\n{plot}")?;
+    }
+    for gpu in record.gpus.iter().take(CARDS_PLOTTED) {
+        let course = all.card_course(&record.key, &gpu.uuid)?;
+        let gap_ms = sampler::gap_ms(setting.config.sampling.interval);
+        let plot = view::plot::card(&course, &gpu.index, gap_ms, &style);
+        if !plot.is_empty() {
+            write!(stdout, "\n{plot}")?;
+        }
     }
     if !record.state.is_live() {
         let alive = processes::of_job(&setting.host, &record);

@@ -31,6 +31,8 @@ pub enum Form {
     Text(fn(&mut Config, String)),
     Path(fn(&mut Config, PathBuf)),
     Storage(fn(&mut Config, StorageName)),
+    /// One for all, or one for each name; the name is `None` for all the others.
+    Power(fn(&mut Config, Option<&str>, i64)),
 }
 
 /// A bound and how it is written.
@@ -114,12 +116,23 @@ pub static SECTIONS: &[Section] = &[
     Section {
         name: "gpu",
         help: "Graphics cards. They are found by themselves.",
-        keys: &[Key {
-            name: "nvml",
-            form: Form::Path(|config, path| config.gpu.nvml = Some(path)),
-            default: "",
-            help: "the NVIDIA driver's library libnvidia-ml.so.1, where it is not on the search path",
-        }],
+        keys: &[
+            Key {
+                name: "nvml",
+                form: Form::Path(|config, path| config.gpu.nvml = Some(path)),
+                default: "",
+                help: "the NVIDIA driver's library libnvidia-ml.so.1, where it is not on the search path",
+            },
+            Key {
+                name: "idle_power",
+                form: Form::Power(|config, card, power_mw| match card {
+                    Some(card) => config.gpu.idle_power.by_card.push((card.to_owned(), power_mw)),
+                    None => config.gpu.idle_power.all_mw = Some(power_mw),
+                }),
+                default: "",
+                help: "what a card draws while it does nothing, charged to who holds it: `75W` for all, or by uuid or model: `{NVIDIA H200: 75W, default: 30W}`; by default learned from each card",
+            },
+        ],
     },
     Section {
         name: "system",
@@ -198,6 +211,7 @@ impl Form {
             Form::Text(_) => "text",
             Form::Path(_) => "path",
             Form::Storage(_) => "`sqlite` or `memory`",
+            Form::Power(_) => "power, or one for each",
         }
     }
 
@@ -211,6 +225,7 @@ impl Form {
             Form::Text(set) => set(config, text.to_owned()),
             Form::Path(set) => set(config, path(text)?),
             Form::Storage(set) => set(config, storage(text)?),
+            Form::Power(set) => set(config, None, power_mw(text)?),
         }
         Ok(())
     }
@@ -245,6 +260,16 @@ fn path(text: &str) -> Result<PathBuf, ParseError> {
         true => Ok(PathBuf::from(text)),
         false => Err(ParseError(format!("{text:?} is not an absolute path; begin it with /"))),
     }
+}
+
+/// More than any card draws.
+const POWER_MAX_WATTS: f64 = 100_000.0;
+
+fn power_mw(text: &str) -> Result<i64, ParseError> {
+    let number = text.strip_suffix('W').unwrap_or(text).trim_end();
+    let watts = number.parse::<f64>().ok().filter(|watts| (0.0..=POWER_MAX_WATTS).contains(watts));
+    let watts = watts.ok_or_else(|| ParseError(format!("{text:?} is not a power; write for example 75W")))?;
+    Ok((watts * 1e3).round() as i64)
 }
 
 fn storage(text: &str) -> Result<StorageName, ParseError> {
@@ -297,6 +322,10 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             message: format!("{prefix}{}: {message}", key.name),
         };
         let text = match &entry.value {
+            Node::Map(cards) if matches!(key.form, Form::Power(_)) => {
+                apply_powers(&prefix, key, cards, config)?;
+                continue;
+            }
             Node::Scalar(text) => text,
             Node::Null => return Err(complain(format!("no value; write {}", example(key)))),
             Node::Map(_) | Node::List => {
@@ -308,12 +337,33 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
     Ok(())
 }
 
+/// The name that stands for all the others.
+const ALL_OTHERS: &str = "default";
+
+fn apply_powers(prefix: &str, key: &Key, cards: &[Entry], config: &mut Config) -> Result<(), Complaint> {
+    let Form::Power(set) = key.form else { return Ok(()) };
+    refuse_duplicates(cards, &format!("{prefix}{}.", key.name))?;
+    for card in cards {
+        let complain = |message: String| Complaint {
+            line: card.value_line,
+            message: format!("{prefix}{}: {message}", key.name),
+        };
+        let Node::Scalar(text) = &card.value else {
+            return Err(complain(format!("{:?} has no power; write {}", card.key, example(key))));
+        };
+        let power_mw = power_mw(text).map_err(|error| complain(error.to_string()))?;
+        set(config, Some(card.key.as_str()).filter(|name| *name != ALL_OTHERS), power_mw);
+    }
+    Ok(())
+}
+
 fn example(key: &Key) -> &'static str {
     match key.form {
         _ if !key.default.is_empty() => key.default,
         Form::Interval(_) | Form::Duration(_) => "1s",
         Form::Count(_) => "100",
         Form::Size(_) => "2GiB",
+        Form::Power(_) => "75W",
         Form::Text(_) | Form::Path(_) | Form::Storage(_) => "a name",
     }
 }

@@ -9,8 +9,8 @@ use met_core::job::{CgroupPaths, JobKey, LOCAL, Record, State};
 use met_core::job_table::CPU;
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
-use met_store::Writer;
 use met_store::inbox::{self, JobDir};
+use met_store::{Device, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
@@ -64,6 +64,10 @@ impl Keeping {
         // What cannot be imported now (a full disk) stays in the inbox, where every reader finds it.
         if let Err(error) = jobs::import(&mut keeping.writer, &place.state, &keeping.host) {
             tracing::warn!("{error:#}");
+        }
+        match keeping.writer.devices() {
+            Ok(devices) => keeping.sampling.recall_devices(devices),
+            Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
         }
         keeping.take_up_running()?;
         Ok(keeping)
@@ -132,6 +136,7 @@ impl Keeping {
                 Ok(Reply::Jobs(self.with_live(found)))
             }
             Request::Course { key, after_ms } => self.course(&key, after_ms, peer),
+            Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, peer),
             Request::Remove(key) => self.remove(&key, peer),
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
             Request::Hello { .. } | Request::Stop => bail!("not a question about jobs"),
@@ -275,6 +280,10 @@ impl Keeping {
         self.writer.put(&record)?;
         self.jobs.remove(&record.key);
         self.forget_cgroup(&record);
+        if self.jobs.is_empty() {
+            // Nobody wakes up again to write the last samples of the cards.
+            self.flush();
+        }
         self.limit_count()
     }
 
@@ -367,6 +376,19 @@ impl Keeping {
         Ok(Reply::Course(WireCourse::of(&course)))
     }
 
+    /// The course of a card while the job had it. Nobody is told of a card that was never his.
+    fn card_course(&mut self, key: &JobKey, uuid: &str, after_ms: i64, peer: Peer) -> Result<Reply> {
+        if self.visible(key, peer).is_err() {
+            return Ok(Reply::Course(WireCourse::default()));
+        }
+        if self.jobs.contains_key(key) && after_ms == i64::MIN {
+            self.flush();
+        }
+        let mut course = jobs::card_course(&self.writer, key, uuid, after_ms)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(Reply::Course(WireCourse::of(&course)))
+    }
+
     fn remove(&mut self, key: &JobKey, peer: Peer) -> Result<Reply> {
         match self.visible(key, peer) {
             Ok(record) => self.check_owner(&record, peer)?,
@@ -402,10 +424,36 @@ impl Keeping {
     }
 
     pub fn flush(&mut self) {
-        for (key, course) in self.sampling.drain() {
+        let drained = self.sampling.drain();
+        for (key, course) in drained.jobs {
             if let Err(error) = self.writer.append_course(&key, &course) {
                 tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
             }
+        }
+        for (uuid, course) in drained.cards {
+            if let Err(error) = self.writer.append_device(&uuid, &course) {
+                tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
+            }
+        }
+        if !drained.devices.is_empty() {
+            self.keep_cards(&drained.devices);
+        }
+    }
+
+    /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
+    fn keep_cards(&mut self, devices: &[Device]) {
+        let live = self.sampling.live();
+        let records: Vec<Record> = live
+            .into_iter()
+            .filter(|(_, live)| !live.gpus.is_empty())
+            .filter_map(|(key, live)| {
+                let kept = self.jobs.get(&key)?;
+                Some(Record { gpus: live.gpus, ..kept.record.clone() })
+            })
+            .collect();
+        let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
+        if let Err(error) = result {
+            tracing::warn!("what jobs did with cards is not written: {error}");
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use met_core::course::Course;
 use met_core::job::{JobKey, Record};
 use met_host::Host;
+use met_store::Device;
 
 use crate::config::Config;
 use crate::protocol::SourceStatus;
@@ -17,9 +18,19 @@ use crate::sampler::{Live, Sampled, Sampler};
 enum Order {
     Add(Box<Record>, Option<Box<Course>>),
     Remove(JobKey, SyncSender<Option<Sampled>>),
-    Drain(SyncSender<Vec<(JobKey, Course)>>),
+    Drain(SyncSender<Drained>),
+    RecallDevices(Vec<Device>),
     Live(SyncSender<HashMap<JobKey, Live>>),
     Costs(SyncSender<Vec<SourceStatus>>),
+}
+
+/// What was sampled since it was last taken out.
+#[derive(Default)]
+pub struct Drained {
+    pub jobs: Vec<(JobKey, Course)>,
+    /// Cards by uuid, and what is known of each.
+    pub cards: Vec<(String, Course)>,
+    pub devices: Vec<Device>,
 }
 
 /// The other threads' end of the sampler.
@@ -43,12 +54,17 @@ impl Sampling {
         let _ = self.orders.send(Order::Add(Box::new(record.clone()), before.map(Box::new)));
     }
 
+    /// Tells what is known of cards, before the first job.
+    pub fn recall_devices(&self, devices: Vec<Device>) {
+        let _ = self.orders.send(Order::RecallDevices(devices));
+    }
+
     pub fn remove(&self, key: &JobKey) -> Option<Sampled> {
         self.ask(|reply| Order::Remove(key.clone(), reply)).flatten()
     }
 
     /// The samples since the last call.
-    pub fn drain(&self) -> Vec<(JobKey, Course)> {
+    pub fn drain(&self) -> Drained {
         self.ask(Order::Drain).unwrap_or_default()
     }
 
@@ -120,7 +136,11 @@ fn obey(
         Order::Remove(key, reply) => {
             let _ = reply.send(slots.remove(&key).and_then(|slot| sampler.remove(slot)));
         }
-        Order::Drain(reply) => drop(reply.send(sampler.drain())),
+        Order::Drain(reply) => {
+            let (jobs, cards, devices) = (sampler.drain(), sampler.drain_cards(), sampler.devices());
+            drop(reply.send(Drained { jobs, cards, devices }));
+        }
+        Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
         Order::Costs(reply) => {
             let costs = sampler.costs().into_iter().map(|cost| SourceStatus {

@@ -165,7 +165,7 @@ static CPU: &[ListColumn] = &[
 /// Of the same tool, with the cards.
 static GPU: &[ListColumn] = &[
     ID,
-    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(4),
+    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(5),
     ListColumn { header: "PROCESS NAME", ..NAME },
     ListColumn {
         short: "GPU UTIL",
@@ -178,19 +178,22 @@ static GPU: &[ListColumn] = &[
         ..text_column("MEM (AVG)", "gpu_memory_bytes", |job| {
             Value::Amount(gpu::memory_bytes(job.record), units::gigabytes_fixed)
         })
-        .rank(2)
+        .rank(3)
     },
-    text_column("TOTAL POWER", "gpu_energy_joules", |job| {
-        job.total(column::GPU_ENERGY, units::watt_hours_fixed)
-    })
-    .rank(1),
+    ListColumn {
+        short: "ENERGY",
+        ..text_column("TOTAL POWER", "gpu_energy_joules", |job| {
+            job.total(column::GPU_ENERGY, units::watt_hours_fixed)
+        })
+        .rank(1)
+    },
     text_column("MAX TEMP", "gpu_temperature_max_celsius", |job| {
         Value::Amount(gpu::temperature_celsius(job.record), units::celsius_fixed)
     })
-    .rank(3),
+    .rank(4),
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
-    ListColumn { side: Side::Left, ..DURATION },
-    text_column("CARDS", "gpus", |job| Value::Text(job.cards())).rank(2),
+    ListColumn { side: Side::Left, ..DURATION.rank(2) },
+    text_column("CARDS", "gpus", |job| Value::Text(job.cards())),
 ];
 
 static IO: &[ListColumn] = &[
@@ -263,15 +266,25 @@ impl Job<'_> {
         Some(self.record.local.as_ref()?.main?.pid.to_string())
     }
 
-    /// Each card with what the job used of it.
+    /// Each card with what the job used of it; of many, how many and which idle.
     fn cards(&self) -> Option<String> {
+        const EACH_MAX: usize = 4;
+        let is_idle = |gpu: &GpuUse| gpu.used_ns == 0 && gpu.idle_since_ns.is_some();
         let card = |gpu: &GpuUse| match gpu.utilization {
-            _ if gpu.used_ns == 0 && gpu.idle_since_ns.is_some() => format!("{} idle", gpu.index),
-            Some(used) => format!("{} {}", gpu.index, units::percent(used)),
+            _ if is_idle(gpu) => format!("{}: idle", gpu.index),
+            Some(used) => format!("{}: {}", gpu.index, units::percent(used)),
             None => gpu.index.clone(),
         };
-        let cards: Vec<String> = self.record.gpus.iter().map(card).collect();
-        (!cards.is_empty()).then(|| cards.join(", "))
+        let gpus = &self.record.gpus;
+        let idle: Vec<&str> = gpus.iter().filter(|gpu| is_idle(gpu)).map(|gpu| gpu.index.as_str()).collect();
+        match gpus.len() {
+            0 => None,
+            1..=EACH_MAX => Some(gpus.iter().map(card).collect::<Vec<_>>().join(", ")),
+            count if idle.is_empty() => Some(format!("{count} cards")),
+            count if idle.len() == count => Some(format!("{count} cards, all idle")),
+            count if idle.len() <= EACH_MAX => Some(format!("{count} cards, idle: {}", idle.join(" "))),
+            count => Some(format!("{count} cards, {} idle", idle.len())),
+        }
     }
 
     fn exit(&self) -> Option<String> {
