@@ -1,7 +1,7 @@
 //! The cards of a machine and what each job did with them: who uses them, who holds them, whose energy
 //! it was.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::attribute::JobMap;
 use crate::card_ledger::{CardLedger, Claim, Line, Look};
@@ -25,12 +25,16 @@ pub struct Cards {
     known: Vec<Card>,
     by_uuid: HashMap<String, usize>,
     holdings: HashMap<u32, Holding>,
-    uses: HashMap<(u32, usize), Use>,
+    uses: BTreeMap<(u32, usize), Use>,
     /// Processes that were on a card in the last minutes: the dear figures may name one that has ended.
     subjects: HashMap<Subject, (Option<u32>, i64)>,
     /// Processes of jobs that left: their last figures may still be told, and are nobody's any more.
     ended: HashMap<Subject, i64>,
     claims: Vec<Claim>,
+    /// Jobs that came since the last look, and when.
+    joined: Vec<(u32, i64)>,
+    /// A longer time between two looks is a gap.
+    gap_ns: Option<i64>,
     /// The job around each job that is inside another one.
     outer: HashMap<u32, u32>,
     /// What jobs that left were charged, for the job around them: slot and whole card.
@@ -85,6 +89,8 @@ pub struct GpuUseSince {
 struct Use {
     held_by: &'static str,
     since: GpuUseSince,
+    /// Since when nothing was computed, for however short a time.
+    quiet_since_ns: Option<i64>,
     last_ns: Option<i64>,
     held_ns: i64,
     used_ns: i64,
@@ -163,6 +169,8 @@ impl Growth {
 const REMEMBERED_NS: i64 = 180_000_000_000;
 /// A longer span between two looks is a gap, not a time in which a level held.
 const GAP_NS: i64 = 60_000_000_000;
+/// A job that has not computed for so long idles.
+const IDLE_AFTER_NS: i64 = 10_000_000_000;
 
 impl Cards {
     pub fn is_empty(&self) -> bool {
@@ -175,6 +183,35 @@ impl Cards {
             Some(holding) => drop(self.holdings.insert(slot, holding)),
             None => drop(self.holdings.remove(&slot)),
         }
+    }
+
+    /// Looks this far apart do not belong together; by default a minute.
+    pub fn set_gap(&mut self, gap_ns: i64) {
+        self.gap_ns = Some(gap_ns);
+    }
+
+    fn gap_ns(&self) -> i64 {
+        self.gap_ns.unwrap_or(GAP_NS)
+    }
+
+    /// A job begins: what cards used before is not its.
+    pub fn join(&mut self, slot: u32, at_ns: i64) {
+        self.joined.push((slot, at_ns));
+    }
+
+    /// Nobody looks until the next job begins.
+    pub fn pause(&mut self) {
+        self.known.iter_mut().for_each(|card| card.ledger.pause());
+        self.uses.values_mut().for_each(|usage| usage.last_ns = None);
+    }
+
+    /// Whether a job has to do with a card.
+    pub fn has_any(&self, slot: u32) -> bool {
+        self.of_slot(slot).next().is_some()
+    }
+
+    fn of_slot(&self, slot: u32) -> impl Iterator<Item = (usize, &Use)> {
+        self.uses.range((slot, 0)..=(slot, usize::MAX)).map(|(&(_, index), usage)| (index, usage))
     }
 
     /// What the configuration says about idle power.
@@ -204,16 +241,23 @@ impl Cards {
         self.subjects.retain(|_, (_, seen_ns)| at_ns - *seen_ns < REMEMBERED_NS);
         self.ended.retain(|_, seen_ns| at_ns - *seen_ns < REMEMBERED_NS);
         for index in 0..self.known.len() {
+            // A card may be cut into parts, and made whole again, at any time.
+            let is_part = |part: &Card| part.parent == Some(index) && part.seen_ns == at_ns;
+            self.known[index].has_parts = self.known.iter().any(is_part);
+        }
+        for index in 0..self.known.len() {
             if self.known[index].seen_ns == at_ns {
                 self.charge(index, map, at_ns);
                 self.follow(index, map, at_ns, unix_offset_ns);
             } else {
                 // A card that is lost is a gap in the figures of who holds it.
+                self.known[index].ledger.pause();
                 for (_, usage) in self.uses.iter_mut().filter(|((_, card), _)| *card == index) {
                     (usage.present, usage.last_ns) = (false, None);
                 }
             }
         }
+        self.joined.clear();
     }
 
     fn meet(&mut self, rows: &Rows<'_>, map: &JobMap, at_ns: i64) {
@@ -230,19 +274,31 @@ impl Cards {
         }
         for (row, cells) in rows.processes.rows() {
             let Some(Some(index)) = positions.get(row.part as usize).copied() else { continue };
-            let slot = match map.owner(row.owner) {
+            let owner = self.known_process(row.owner);
+            let slot = match map.owner(owner) {
                 Some(slot) => Some(slot),
-                None if self.ended.contains_key(&row.owner) => continue,
-                None => self.subjects.get(&row.owner).and_then(|&(slot, _)| slot),
+                None if self.ended.contains_key(&owner) => continue,
+                None => self.subjects.get(&owner).and_then(|&(slot, _)| slot),
             };
-            self.subjects.insert(row.owner, (slot, at_ns));
+            self.subjects.insert(owner, (slot, at_ns));
             let Ok(cells): Result<[i64; 7], _> = cells.try_into() else { continue };
             if cells[process::OPEN] == 1 {
                 let jobs = std::iter::successors(slot, |slot| self.outer.get(slot).copied());
                 self.opened.extend(jobs.map(|slot| (slot, index)));
             }
-            self.known[index].present.push(Presence { subject: row.owner, slot, cells });
+            self.known[index].present.push(Presence { subject: owner, slot, cells });
         }
+    }
+
+    /// A driver tells of processes for a while after they ended; then nobody knows when they began. They are
+    /// who had their number last.
+    fn known_process(&self, told: Subject) -> Subject {
+        let Subject::Task { pid, start_ticks: 0 } = told else { return told };
+        let is_it = |known: &&Subject| matches!(known, Subject::Task { pid: known, start_ticks } if *known == pid && *start_ticks != 0);
+        let last =
+            self.subjects.iter().filter(|(known, _)| is_it(known)).max_by_key(|(_, (_, seen_ns))| *seen_ns);
+        let ended = || self.ended.keys().find(is_it);
+        last.map(|(known, _)| *known).or_else(|| ended().copied()).unwrap_or(told)
     }
 
     fn card(&mut self, labels: &[String]) -> usize {
@@ -251,9 +307,6 @@ impl Cards {
             return index;
         }
         let parent = self.by_uuid.get(&labels[label::PARENT]).copied();
-        if let Some(parent) = parent {
-            self.known[parent].has_parts = true;
-        }
         let index = self.known.len();
         self.by_uuid.insert(uuid.clone(), index);
         let of_cuda =
@@ -282,7 +335,7 @@ impl Cards {
         let card = &self.known[index];
         // What is cut into parts is held by its parts.
         let holding = self.holdings.get(&slot).filter(|_| !card.has_parts)?;
-        let named = || holding.includes(card.named());
+        let named = || holding.includes(card.named(), self.numbered_vendor());
         if !holding.is_doubtful() || !self.models_differ || card.labels[label::VENDOR] != "nvidia" {
             return named().then_some(holding.source);
         }
@@ -291,6 +344,12 @@ impl Cards {
             return self.opened.contains(&(slot, index)).then_some("CUDA_VISIBLE_DEVICES (as opened)");
         }
         named().then_some("CUDA_VISIBLE_DEVICES (order unknown)")
+    }
+
+    /// Whose cards a scheduler numbers, which does not say: those that compute before those that draw.
+    fn numbered_vendor(&self) -> &'static str {
+        let is_there = |vendor: &&str| self.known.iter().any(|card| card.labels[label::VENDOR] == *vendor);
+        ["nvidia", "amd", "intel"].into_iter().find(is_there).unwrap_or("nvidia")
     }
 
     /// The same, for it or for a job inside it.
@@ -317,12 +376,15 @@ impl Cards {
             .filter(|&part| self.known[part].parent == Some(index) && self.known[part].seen_ns == at_ns)
             .collect();
         if parts.is_empty() {
-            self.claim(index, map, 1, 1, &mut claims);
+            self.claim(index, map, &mut claims);
+            self.known[index].claim_unseen(&mut claims);
         }
         for part in parts {
-            let slices = self.known[part].cells[card::SLICES].max(1) as u64;
-            self.claim(part, map, slices, slices, &mut claims);
+            let first = claims.len();
+            self.claim(part, map, &mut claims);
+            share_slices(&mut claims[first..], self.known[part].cells[card::SLICES].max(1) as u64);
         }
+        let (joined, gap_ns) = (std::mem::take(&mut self.joined), self.gap_ns());
         let card = &mut self.known[index];
         let age_ns = card.cells[card::PASS_AGE];
         card.ledger.look(&Look {
@@ -333,13 +395,15 @@ impl Cards {
             pass_ns: (age_ns != MISSING).then(|| at_ns - age_ns),
             counter_uj: card.cells[card::ENERGY],
             claims: &claims,
-            slices: if card.has_parts { card.cells[card::SLICES].max(0) as u64 } else { 0 },
+            slices: if card.has_parts { card.cells[card::SLICES].max(0) as u64 * SLICE } else { 0 },
+            joined: &joined,
+            gap_ns,
         });
-        self.claims = claims;
+        (self.claims, self.joined) = (claims, joined);
     }
 
     /// What jobs and others claim of one card or part.
-    fn claim(&self, index: usize, map: &JobMap, scale: u64, held: u64, claims: &mut Vec<Claim>) {
+    fn claim(&self, index: usize, map: &JobMap, claims: &mut Vec<Claim>) {
         let card = &self.known[index];
         let first = claims.len();
         let mut put = |who: Option<u32>, active: u64, held: u64| match claims[first..]
@@ -354,24 +418,15 @@ impl Cards {
         };
         for presence in &card.present {
             let open = presence.cells[process::OPEN] != 0;
-            put(presence.slot, card.activity(presence).saturating_mul(scale), if open { 1 } else { 0 });
+            put(presence.slot, card.activity(presence), if open { 1 } else { 0 });
         }
         let given: Vec<u32> =
             map.slots().iter().copied().filter(|&slot| self.given(slot, index).is_some()).collect();
         for &slot in &given {
             // A job inside another one holds for both.
             let inside = |&inner: &u32| inner != slot && self.is_within(Some(inner), slot);
-            if !given.iter().any(inside) {
+            if self.outer.is_empty() || !given.iter().any(inside) {
                 put(Some(slot), 0, 1);
-            }
-        }
-        // Several holders of one part share it.
-        let holders = claims[first..].iter().filter(|claim| claim.held > 0).count() as u64;
-        if scale > 1 || held > 1 {
-            let (each, mut rest) = (held / holders.max(1), held % holders.max(1));
-            for claim in claims[first..].iter_mut().filter(|claim| claim.held > 0) {
-                claim.held = each + u64::from(rest > 0);
-                rest = rest.saturating_sub(1);
             }
         }
     }
@@ -384,7 +439,7 @@ impl Cards {
                 }
                 continue;
             };
-            let power = self.power_share(slot, index);
+            let (power, gap_ns) = (self.power_share(slot, index), self.gap_ns());
             let usage = self.uses.entry((slot, index)).or_insert_with(|| Use {
                 since: GpuUseSince { held_ns: seen.unix_ns, idle_ns: None },
                 memory_peak: MISSING,
@@ -394,7 +449,7 @@ impl Cards {
                 ..Use::default()
             });
             (usage.held_by, usage.now_power) = (held_by, power);
-            usage.see(&seen, &self.known[index].cells);
+            usage.see(&seen, &self.known[index].cells, gap_ns);
         }
     }
 
@@ -411,8 +466,13 @@ impl Cards {
             let known = own().map(|presence| presence.cells[column]).filter(|&cell| cell != MISSING);
             known.reduce(i64::saturating_add)
         };
+        // A driver that does not say who is on the card does not say that nobody is.
+        let knows_who = card.labels[label::VENDOR] != "nvidia"
+            || card.parent.is_some()
+            || card.cells[card::PROCESSES] != MISSING;
         let utilization = match sum(process::UTILIZATION) {
             Some(utilization) => utilization.min(1000),
+            None if !open && !knows_who => MISSING,
             None if !open => 0,
             // Who is alone on a card computes what the card computes.
             None if card.present.iter().all(|presence| self.is_within(presence.slot, slot)) => {
@@ -427,7 +487,7 @@ impl Cards {
             encoder: sum(process::UTILIZATION_ENCODER).unwrap_or(MISSING),
             decoder: sum(process::UTILIZATION_DECODER).unwrap_or(MISSING),
             copy: sum(process::UTILIZATION_COPY).unwrap_or(MISSING),
-            memory: sum(process::MEMORY).unwrap_or(if open { MISSING } else { 0 }),
+            memory: sum(process::MEMORY).unwrap_or(if open || !knows_who { MISSING } else { 0 }),
             processes: own().filter(|presence| presence.cells[process::OPEN] != 0).count() as i64,
         };
         Some((held_by.unwrap_or("open"), seen))
@@ -451,7 +511,8 @@ impl Cards {
         let power = power_mw as f64;
         let idle = if active > 0.0 { card.ledger.idle_mw().unwrap_or(0) as f64 } else { power }.min(power);
         let busy = if active > 0.0 { (power - idle) * own(|claim| claim.active) / active } else { 0.0 };
-        let slices = if card.has_parts { card.cells[card::SLICES].max(1) as f64 } else { held };
+        let slices =
+            if card.has_parts { (card.cells[card::SLICES].max(1) * SLICE as i64) as f64 } else { held };
         (busy + idle * own(|claim| claim.held) / slices.max(held)).round() as i64
     }
 
@@ -466,9 +527,9 @@ impl Cards {
             }
         };
         let mut any = false;
-        for (&(_, index), usage) in self.uses.iter().filter(|((owner, _), _)| *owner == slot) {
+        for (index, usage) in self.of_slot(slot) {
             any = true;
-            if self.known[index].parent.is_none() || self.is_first_part(slot, index) {
+            if self.owns_line(slot, index) {
                 let line = self.line(slot, index);
                 let sum = energy.get_or_insert_default();
                 sum.active_uj += line.active_uj;
@@ -480,7 +541,7 @@ impl Cards {
                 add(&mut utilization, usage.now_utilization);
                 add(&mut memory, usage.now_memory);
                 // Parts of one card have the job's part of it each.
-                if self.known[index].parent.is_none() || self.is_first_part(slot, index) {
+                if self.is_first_present(slot, index) {
                     add(&mut power, usage.now_power);
                 }
                 temperature = temperature.max(self.known[index].cells[card::TEMPERATURE]);
@@ -498,11 +559,19 @@ impl Cards {
         }
     }
 
-    fn is_first_part(&self, slot: u32, index: usize) -> bool {
-        let parent = self.known[index].parent;
-        let mut parts =
-            self.uses.keys().filter(|(owner, part)| *owner == slot && self.known[*part].parent == parent);
-        parts.all(|&(_, part)| part >= index)
+    fn is_first_present(&self, slot: u32, index: usize) -> bool {
+        let whole = |index: usize| self.known[index].parent.unwrap_or(index);
+        let mut present =
+            self.of_slot(slot).filter(|(other, usage)| usage.present && whole(*other) == whole(index));
+        present.next().is_some_and(|(first, _)| first == index)
+    }
+
+    /// What a job is charged of a card is told once, with the first of what it has of it: the card, a part.
+    fn owns_line(&self, slot: u32, index: usize) -> bool {
+        let whole = |index: usize| self.known[index].parent.unwrap_or(index);
+        self.of_slot(slot)
+            .find(|(other, _)| whole(*other) == whole(index))
+            .is_some_and(|(first, _)| first == index)
     }
 
     /// What the job, and the jobs inside it, were charged of a card, or of the card this is a part of.
@@ -523,17 +592,14 @@ impl Cards {
 
     /// What the job did with each card so far, in the order of the cards.
     pub fn uses_of(&self, slot: u32) -> Vec<GpuUse> {
-        let mut indices: Vec<usize> =
-            self.uses.keys().filter(|(owner, _)| *owner == slot).map(|&(_, index)| index).collect();
-        indices.sort_unstable();
-        indices.into_iter().map(|index| self.report(slot, index)).collect()
+        self.of_slot(slot).map(|(index, _)| self.report(slot, index)).collect()
     }
 
     fn report(&self, slot: u32, index: usize) -> GpuUse {
         let card = &self.known[index];
         let usage = &self.uses[&(slot, index)];
         // The parts of one card that a job holds are charged together, to the first of them.
-        let line = match card.parent.is_none() || self.is_first_part(slot, index) {
+        let line = match self.owns_line(slot, index) {
             true => self.line(slot, index),
             false => Line::default(),
         };
@@ -624,6 +690,7 @@ impl Cards {
         }
         self.outer.retain(|_, outer| *outer != slot);
         self.inherited.retain(|(owner, _), _| *owner != slot);
+        self.joined.retain(|(owner, _)| *owner != slot);
         self.opened.retain(|(owner, _)| *owner != slot);
     }
 
@@ -668,6 +735,30 @@ impl Cards {
     }
 }
 
+fn put_active(claims: &mut Vec<Claim>, who: Option<u32>, active: u64) {
+    match claims.iter_mut().find(|claim| claim.who == who) {
+        Some(claim) => claim.active += active,
+        None => claims.push(Claim { who, active, held: 0 }),
+    }
+}
+
+/// A slice in the units in which parts are shared.
+const SLICE: u64 = 5040;
+
+/// A part counts by its slices, however many processes are on it: who computes on it and who holds it divide
+/// them.
+fn share_slices(claims: &mut [Claim], slices: u64) {
+    let active: u64 = claims.iter().map(|claim| claim.active).sum();
+    let holders = claims.iter().filter(|claim| claim.held > 0).count() as u64;
+    for claim in claims {
+        if claim.active > 0 {
+            let share = u128::from(claim.active) * u128::from(slices * SLICE) / u128::from(active);
+            claim.active = u64::try_from(share).unwrap_or(u64::MAX).max(1);
+        }
+        claim.held = if claim.held > 0 { slices * SLICE / holders } else { 0 };
+    }
+}
+
 fn energy_source(line: &Line) -> String {
     match line.counted_uj {
         0 => "integral of power".to_owned(),
@@ -679,7 +770,30 @@ fn energy_source(line: &Line) -> String {
     }
 }
 
+/// What a card may seem to compute by chance: of what nobody is known to do, less is nobody's.
+const NOISE_THOUSANDTHS: u64 = 50;
+
 impl Card {
+    /// The card computes, and not by those of whom it is known: the energy is not that of who only holds it.
+    fn claim_unseen(&self, claims: &mut Vec<Claim>) {
+        let Ok(busy) = u64::try_from(self.cells[card::UTILIZATION]) else { return };
+        let active: u64 = claims.iter().map(|claim| claim.active).sum();
+        let open = || self.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
+        let all_known = || open().all(|presence| presence.cells[process::UTILIZATION] != MISSING);
+        // Of these only the processes of jobs are looked at.
+        let hides_others = self.labels[label::VENDOR] != "nvidia";
+        if hides_others && all_known() {
+            if busy > active + NOISE_THOUSANDTHS {
+                put_active(claims, None, busy - active);
+            }
+        } else if busy > 0 && active == 0 {
+            match open().next() {
+                None => put_active(claims, None, busy),
+                Some(_) => open().for_each(|presence| put_active(claims, presence.slot, 1)),
+            }
+        }
+    }
+
     /// Some cards count their energy and do not tell their power.
     fn derive_power(&mut self, at_ns: i64) {
         let energy_uj = self.cells[card::ENERGY];
@@ -737,17 +851,20 @@ struct Seen {
 }
 
 impl Use {
-    fn see(&mut self, seen: &Seen, cells: &[i64]) {
+    fn see(&mut self, seen: &Seen, cells: &[i64], gap_ns: i64) {
         let span_ns = self.last_ns.map_or(0, |last_ns| seen.at_ns - last_ns);
-        let span_ns = if span_ns > GAP_NS { 0 } else { span_ns };
+        let span_ns = if span_ns > gap_ns { 0 } else { span_ns };
         self.held_ns += span_ns;
         let works = seen.utilization > 0;
         self.used_ns += if works { span_ns } else { 0 };
-        self.since.idle_ns = match self.since.idle_ns {
-            _ if works || (seen.utilization == MISSING && seen.processes > 0) => None,
+        self.quiet_since_ns = match self.quiet_since_ns {
+            _ if works || seen.utilization == MISSING => None,
             Some(since_ns) => Some(since_ns),
             None => Some(seen.unix_ns),
         };
+        // A pause between two batches is not idleness, unless there was never anything but that.
+        let lasts = |since_ns: &i64| self.used_ns == 0 || seen.unix_ns - since_ns >= IDLE_AFTER_NS;
+        self.since.idle_ns = self.quiet_since_ns.filter(lasts);
         for (mean, cell) in [
             (&mut self.utilization, seen.utilization),
             (&mut self.card_utilization, cells[card::UTILIZATION]),
@@ -765,7 +882,6 @@ impl Use {
         self.memory_peak = self.memory_peak.max(seen.memory);
         self.clock_max = self.clock_max.max(cells[card::CLOCK]);
         self.temperature_max = self.temperature_max.max(cells[card::TEMPERATURE]);
-        self.fault_last = self.fault_last.max(cells[card::FAULT_LAST]);
         let bits = cells[card::THROTTLE];
         if !gpu::throttle_words(bits).is_empty() {
             self.throttle_bits |= bits;
@@ -774,6 +890,10 @@ impl Use {
         self.ecc_corrected.add(cells[card::ECC_CORRECTED]);
         self.ecc_uncorrected.add(cells[card::ECC_UNCORRECTED]);
         self.faults.add(cells[card::FAULTS]);
+        // The number of an error of before is not this job's.
+        if self.faults.get().is_some_and(|faults| faults > 0) {
+            self.fault_last = cells[card::FAULT_LAST];
+        }
         self.processes = seen.processes;
         (self.now_utilization, self.now_memory) = (seen.utilization, seen.memory);
         (self.present, self.last_ns) = (true, Some(seen.at_ns));

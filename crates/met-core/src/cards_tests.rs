@@ -40,6 +40,7 @@ impl Machine {
             (cells[card::POWER], cells[card::UTILIZATION]) = (power_mw, utilization);
             (cells[card::TEMPERATURE], cells[card::THROTTLE]) = (50_000 + power_mw / 100, 4);
             cells[card::SLICES] = if part == 0 { 7 } else { 3 };
+            cells[card::PROCESSES] = processes.iter().filter(|process| process.1 == part).count() as i64;
         }
         for &(pid, part, memory, utilization) in processes {
             let cells = process_batch.push_part(task(pid), part);
@@ -315,7 +316,8 @@ proptest! {
                         .map(|&slot| (slot * 100, 0, 7, used[slot as usize - 1]))
                         .filter(|&(_, _, _, used)| used >= 0)
                         .collect();
-                    machine.second(&[(0, power_mw, 500)], &processes);
+                    let busy: i64 = processes.iter().map(|process| process.3).sum();
+                    machine.second(&[(0, power_mw, busy.min(1000))], &processes);
                     whole_uj += last_mw.map_or(0, |last_mw: i64| (last_mw + power_mw) * 1000 / 2);
                     last_mw = Some(power_mw);
                 }
@@ -331,4 +333,136 @@ proptest! {
             prop_assert_eq!(living_uj + left_uj, whole_uj);
         }
     }
+}
+
+#[test]
+fn a_process_that_ended_is_told_without_its_beginning_and_is_still_its_jobs() {
+    let mut machine = Machine::new(&[(1, "")]);
+    for _ in 0..3 {
+        machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    machine.map.clear();
+    machine.map.add_job(1, None);
+    // As a driver does: it knows the number of a process and not when it began.
+    for _ in 0..3 {
+        machine.at_s += 1;
+        let (mut cards, mut processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        let cells = cards.push_part(Subject::Node, 0);
+        (cells[card::POWER], cells[card::UTILIZATION], cells[card::PROCESSES]) = (300_000, 900, 1);
+        let cells = processes.push_part(Subject::Task { pid: 100, start_ticks: 0 }, 0);
+        (cells[process::OPEN], cells[process::UTILIZATION]) = (1, 900);
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, machine.at_s * SECOND_NS, 0);
+    }
+    assert_eq!(machine.cards.uses_of(1)[0].energy_uj(), 5 * 300_000_000);
+}
+
+#[test]
+fn a_job_after_a_pause_does_not_pay_for_the_pause() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    for _ in 0..4 {
+        machine.second(&[(0, 110_000, 0)], &[]);
+    }
+    machine.cards.leave(1);
+    machine.cards.pause();
+    machine.map.clear();
+    machine.map.add_job(2, None);
+    machine.at_s += 40;
+    machine.cards.join(2, machine.at_s * SECOND_NS);
+    machine.cards.hold(2, holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
+    for _ in 0..3 {
+        machine.second(&[(0, 110_000, 0)], &[]);
+    }
+    assert_eq!(machine.cards.leave(2)[0].energy_uj(), 2 * 110_000_000);
+}
+
+#[test]
+fn what_a_lost_card_used_meanwhile_is_nobodys() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    for second in 0..12 {
+        let cards = [(0, 110_000, 0)];
+        machine.second(if (4..8).contains(&second) { &[] } else { &cards }, &[]);
+    }
+    let usage = machine.cards.leave(1).remove(0);
+    assert_eq!((usage.energy_uj(), usage.held_ns), (6 * 110_000_000, 6 * SECOND_NS));
+}
+
+#[test]
+fn who_only_holds_a_card_does_not_pay_for_what_unseen_others_compute() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
+    for _ in 0..11 {
+        machine.second(&[(0, 300_000, 900)], &[]);
+    }
+    let usage = machine.cards.leave(1).remove(0);
+    assert_eq!((usage.energy_active_uj, usage.energy_idle_uj), (0, 1_000_000_000));
+}
+
+#[test]
+fn a_part_counts_by_its_slices_and_not_by_its_processes() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-1"), (2, "CUDA_VISIBLE_DEVICES=MIG-2")]);
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(70_000), None);
+    machine.label("0.0", "MIG-1", "GPU-a");
+    machine.label("0.1", "MIG-2", "GPU-a");
+    for pid in 101..108 {
+        machine.map.assign(task(pid), 1);
+    }
+    let crowd: Vec<_> = (100..108).map(|pid| (pid, 1, 5, MISSING)).chain([(200, 2, 5, MISSING)]).collect();
+    for _ in 0..11 {
+        machine.second(&[(0, 470_000, MISSING), (1, MISSING, MISSING), (2, MISSING, MISSING)], &crowd);
+    }
+    let [one, two] = [1, 2].map(|slot| machine.cards.uses_of(slot).remove(0));
+    assert_eq!((one.energy_active_uj, two.energy_active_uj), (2_000_000_000, 2_000_000_000));
+}
+
+#[test]
+fn a_card_that_is_cut_into_parts_under_a_job_is_charged_once() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.label("0.0", "MIG-1", "GPU-a");
+    for _ in 0..6 {
+        machine.second(&[(0, 70_000, 0)], &[]);
+    }
+    for _ in 0..5 {
+        machine.second(&[(0, 70_000, MISSING), (1, MISSING, MISSING)], &[]);
+    }
+    for _ in 0..5 {
+        machine.second(&[(0, 70_000, 0)], &[]);
+    }
+    let uses = machine.cards.uses_of(1);
+    let told: i64 = uses.iter().map(GpuUse::energy_uj).sum();
+    assert_eq!((uses.len(), told), (2, machine.cells(1)[GPU_ENERGY]));
+    // As a whole for ten seconds, and three of its seven slices for five.
+    assert!(told.abs_diff(700_000_000 + 150_000_000) < 100, "{told}");
+}
+
+#[test]
+fn a_short_pause_is_not_idleness() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    let idle_since = |machine: &Machine| machine.cards.uses_of(1)[0].idle_since_ns;
+    for _ in 0..3 {
+        machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    for _ in 0..9 {
+        machine.second(&[(0, 100_000, 0)], &[(100, 0, 5, 0)]);
+    }
+    assert_eq!(idle_since(&machine), None);
+    for _ in 0..3 {
+        machine.second(&[(0, 100_000, 0)], &[(100, 0, 5, 0)]);
+    }
+    assert_eq!(idle_since(&machine), Some(4 * SECOND_NS), "since it stopped, and not since it was noticed");
+}
+
+#[test]
+fn a_driver_that_does_not_say_who_is_on_a_card_does_not_say_that_nobody_is() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    for _ in 0..3 {
+        machine.at_s += 1;
+        let (mut cards, processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        cards.push_part(Subject::Node, 0)[card::POWER] = 300_000;
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, machine.at_s * SECOND_NS, 0);
+    }
+    let usage = machine.cards.uses_of(1).remove(0);
+    assert_eq!((usage.utilization, usage.memory_mean_bytes, usage.idle_since_ns), (None, None, None));
+    assert_eq!(usage.held_ns, 2 * SECOND_NS);
 }

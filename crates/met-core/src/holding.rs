@@ -149,7 +149,8 @@ impl Holding {
         self.fastest_first && self.cards.iter().any(|card| matches!(card, CardRef::Index(..)))
     }
 
-    pub fn includes(&self, card: Named<'_>) -> bool {
+    /// Whether it names a card; `numbered` is whose cards are meant by a number without a maker.
+    pub fn includes(&self, card: Named<'_>, numbered: &str) -> bool {
         if self.vendor.is_some_and(|vendor| vendor != card.vendor) {
             return false;
         }
@@ -161,6 +162,7 @@ impl Holding {
                 let is_named = if exact { card.uuid == uuid } else { card.uuid.starts_with(uuid.as_str()) };
                 is_named || card.parent == uuid.as_str()
             }
+            CardRef::Index(..) if self.vendor.is_none() && card.vendor != numbered => false,
             CardRef::Index(index, None) => {
                 let whole = card.index.split_once('.').map_or(card.index, |(whole, _)| whole);
                 whole.parse() == Ok(*index)
@@ -210,14 +212,15 @@ mod tests {
 
     #[test]
     fn a_card_is_held_by_number_uuid_or_device_of_its_maker() {
-        let holds = |environ: &str| of(environ).is_some_and(|held| held.includes(CARD));
+        let holds = |environ: &str| of(environ).is_some_and(|held| held.includes(CARD, "nvidia"));
         assert!(holds("CUDA_VISIBLE_DEVICES=0,1") && holds("CUDA_VISIBLE_DEVICES=GPU-8f2c"));
         assert!(holds("NVIDIA_VISIBLE_DEVICES=all") && holds("SLURM_JOB_GPUS=1"));
+        assert!(!of("SLURM_JOB_GPUS=1").unwrap().includes(CARD, "amd"), "the number of another maker's");
         assert!(!holds("CUDA_VISIBLE_DEVICES=0") && !holds("ROCR_VISIBLE_DEVICES=1"));
         let part = Named { index: "1.0", uuid: "MIG-1", parent: "GPU-8f2c-77", ..CARD };
-        assert!(of("CUDA_VISIBLE_DEVICES=MIG-1").unwrap().includes(part));
-        assert!(of("CUDA_VISIBLE_DEVICES=1").unwrap().includes(part));
-        assert!(!of("CUDA_VISIBLE_DEVICES=MIG-2").unwrap().includes(part));
+        assert!(of("CUDA_VISIBLE_DEVICES=MIG-1").unwrap().includes(part, "nvidia"));
+        assert!(of("CUDA_VISIBLE_DEVICES=1").unwrap().includes(part, "nvidia"));
+        assert!(!of("CUDA_VISIBLE_DEVICES=MIG-2").unwrap().includes(part, "nvidia"));
     }
 
     #[test]
@@ -244,16 +247,19 @@ mod tests {
     fn a_part_is_named_by_its_uuid_of_either_form() {
         let part = |uuid| Named { index: "1.0", uuid, parent: "GPU-8f2c-77", ..CARD };
         let held = of("CUDA_VISIBLE_DEVICES=MIG-GPU-8f2c-77/1/0").unwrap();
-        assert!(held.includes(part("MIG-GPU-8f2c-77/1/0")) && !held.includes(part("MIG-GPU-8f2c-77/1/01")));
-        assert!(!held.includes(part("MIG-GPU-8f2c-77/2/0")) && !held.includes(CARD));
-        assert!(of("CUDA_VISIBLE_DEVICES=MIG-77aa").unwrap().includes(part("MIG-77aa-b")));
+        assert!(
+            held.includes(part("MIG-GPU-8f2c-77/1/0"), "nvidia")
+                && !held.includes(part("MIG-GPU-8f2c-77/1/01"), "nvidia")
+        );
+        assert!(!held.includes(part("MIG-GPU-8f2c-77/2/0"), "nvidia") && !held.includes(CARD, "nvidia"));
+        assert!(of("CUDA_VISIBLE_DEVICES=MIG-77aa").unwrap().includes(part("MIG-77aa-b"), "nvidia"));
     }
 
     #[test]
     fn a_devices_cgroup_names_cards_unless_it_allows_all() {
         let held = of_devices(b"c 1:3 rwm\nc 195:1 rw\nc 195:255 rw\nb 8:* m\n").unwrap();
         assert_eq!(held.cards, [CardRef::Device(195, 1)]);
-        assert!(held.includes(CARD));
+        assert!(held.includes(CARD, "nvidia"));
         assert_eq!(of_devices(b"a *:* rwm\n"), None);
         assert_eq!(of_devices(b""), None);
     }
