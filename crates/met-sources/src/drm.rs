@@ -102,6 +102,10 @@ impl Source for Drm {
             self.read_process(task, &mut seen, processes);
         }
         self.clients.retain(|key, _| seen.contains(key));
+        for (row, cells) in cards.rows_mut() {
+            let on_it = processes.rows().filter(|(process, _)| process.part == row.part);
+            cells[card::PROCESSES] = on_it.count() as i64;
+        }
         Ok(())
     }
 
@@ -133,7 +137,9 @@ impl Drm {
             format!("{maker} {}", text("device").unwrap_or_default())
         });
         let numbers = render_device(&device).unwrap_or_else(|| format!("226:{number}"));
-        let index = self.cards.len().to_string();
+        // Each maker's own variables count its own cards.
+        let index =
+            self.labels.iter().filter(|labels| labels[card::label::VENDOR] == vendor).count().to_string();
         self.labels.push(vec![index, uuid, name, vendor.to_owned(), String::new(), numbers]);
         let hwmon = first_below(&device, "hwmon");
         let gt = self.host.open_dir(format!("{DRM}/card{number}/gt/gt0")).ok();
@@ -172,6 +178,9 @@ impl Drm {
             if seen.insert((index, client.id)) {
                 let before = self.clients.insert((index, client.id), (now_ns, client.engines));
                 add_client(cells, &client, before, now_ns);
+            } else {
+                // Counted with another process: this one adds nothing to it.
+                add_nothing(cells, &client.engines);
             }
         }
         for (index, card) in self.cards.iter().enumerate() {
@@ -280,6 +289,19 @@ fn add_client(cells: &mut [i64], client: &Client, before: Option<(i64, Engines)>
     add(&mut cells[process::UTILIZATION_DECODER], share(before.decode, now.decode));
 }
 
+fn add_nothing(cells: &mut [i64], engines: &Engines) {
+    for (column, told) in [
+        (process::UTILIZATION, engines.compute),
+        (process::UTILIZATION_COPY, engines.copy),
+        (process::UTILIZATION_ENCODER, engines.encode),
+        (process::UTILIZATION_DECODER, engines.decode),
+    ] {
+        if told.is_some() && cells[column] == MISSING {
+            cells[column] = 0;
+        }
+    }
+}
+
 /// What an fdinfo file says; nothing if it is not a card's.
 fn client_of(text: &[u8]) -> Option<Client> {
     let mut client = Client::default();
@@ -371,8 +393,10 @@ mod tests {
               temperature 54000
               clock 1700
               clock_memory 1600
+              processes 2
             100
               memory 2097152
+              utilization 0
               open 1
             101
               memory 8589934592
@@ -389,6 +413,7 @@ mod tests {
               power_limit 150000
               energy 987654321
               clock 1950
+              processes 1
             100
               memory 3145728
               open 1

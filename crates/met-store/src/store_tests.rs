@@ -1,7 +1,7 @@
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use met_core::job::{GpuUse, QualityKind, Summary};
+use met_core::job::{GpuUse, QualityKind, State, Summary};
 use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, READ};
 use met_core::{MISSING, gpu};
 use tempfile::TempDir;

@@ -101,6 +101,10 @@ pub fn command_of(host: &Host, pid: u32) -> Vec<String> {
 pub fn holding(host: &Host, process: ProcessId) -> Option<Holding> {
     let mut text = Vec::new();
     host.read_small(format!("/proc/{}/environ", process.pid), &mut text).ok()?;
+    // Read first and looked at then: the number may have become another process's.
+    if !host.is_alive(process) {
+        return None;
+    }
     holding::of_environ(&text).or_else(|| devices_of(host, process.pid))
 }
 

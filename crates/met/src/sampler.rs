@@ -39,6 +39,8 @@ const FEW_TARGETS: usize = 32;
 const COUNTERS: &[&str] = &["cgroup", "process"];
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
+/// Ticks may be late by as much before the cards' figures have a gap.
+const CARD_GAP_NS: i64 = 2_000_000_000;
 /// A card is sampled no more often than this for its own course.
 const CARD_SAMPLES_MS: i64 = 900;
 /// Bounds what a daemon that cannot write holds of each card: more than an hour.
@@ -165,6 +167,7 @@ impl Sampler {
         let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
         let mut cards = Cards::default();
         cards.set_idle_rules(config.gpu.idle_power.clone());
+        cards.set_gap(interval_ns * 3 + CARD_GAP_NS);
         Sampler {
             runner: Runner::open(&host, &options(config, patience)),
             host,
@@ -210,6 +213,7 @@ impl Sampler {
             },
         );
         self.members.add(spec);
+        self.cards.join(slot, now_ns);
         self.refreshed_ns = i64::MIN;
         Some(slot)
     }
@@ -230,11 +234,20 @@ impl Sampler {
     }
 
     pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
+        if self.cards.has_any(slot) {
+            // What it used since the last tick is its, too.
+            let tick = TickInfo { slow: false, cgroups_only: false };
+            self.runner.read_those_of(&card::TABLE, &self.targets, &tick);
+            self.follow_cards(clock::boottime_ns());
+        }
         let job = self.jobs.remove(&slot)?;
         self.members.remove(slot);
         let gpus = gpu_use::together(&job.gpus_before, self.cards.leave(slot));
         let mut totals = totals(&job.running, job.profile);
         set_gpu_energy(&mut totals, &gpus, job.gpu_untold_uj());
+        if self.jobs.is_empty() {
+            self.cards.pause();
+        }
         Some(Sampled { totals, gpus, course: job.course, attached: job.profile.attached })
     }
 
@@ -561,6 +574,11 @@ fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
     totals.remove(GPU_ENERGY);
     totals.remove(GPU_ENERGY_IDLE);
     let Some(worst) = gpus.iter().filter_map(|gpu| gpu.energy_kind).max_by_key(|kind| rank(*kind)) else {
+        // No card any more, for whatever reason: what it was charged before, it was charged.
+        if before_uj.0 > 0 {
+            totals.set(GPU_ENERGY, before_uj.0, LowerBound, "samples");
+            totals.set(GPU_ENERGY_IDLE, before_uj.1, LowerBound, "samples");
+        }
         return;
     };
     // Few texts: which part of it each card's counter stands for is said with the card.
@@ -723,3 +741,7 @@ impl Reading {
         Reading { cgroup: cells.clone(), processes: cells }
     }
 }
+
+#[cfg(test)]
+#[path = "sampler_tests.rs"]
+mod tests;

@@ -11,6 +11,7 @@ use met_sources::{Runner, SOURCES, Unavailable};
 use serde_json::json;
 
 use crate::cli::DoctorArgs;
+use crate::protocol::{Reply, Request};
 use crate::sampler;
 use crate::setting::Setting;
 use crate::supervise::perf_allowed;
@@ -92,10 +93,14 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
 
 fn sources(setting: &Setting) -> Vec<Finding> {
     let runner = Runner::open(&setting.host, &sampler::options(&setting.config, PATIENCE));
+    let failing = daemon_errors(setting);
     let finding = |spec: &&'static met_sources::SourceSpec| {
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
         let (health, detail, remedy) = match reason {
-            None => (Health::Good, spec.help.to_owned(), None),
+            None => match failing.iter().find(|(name, _)| name == spec.name) {
+                Some((_, error)) => (Health::Less, format!("{}; the daemon met: {error}", spec.help), None),
+                None => (Health::Good, spec.help.to_owned(), None),
+            },
             Some((_, Unavailable::Absent(why))) => (Health::Missing, why.clone(), None),
             Some((_, Unavailable::Denied { path, need })) => {
                 (Health::Missing, format!("{path} may not be read"), Some((*need).to_owned()))
@@ -104,6 +109,17 @@ fn sources(setting: &Setting) -> Vec<Finding> {
         Finding { what: spec.name, health, detail, remedy }
     };
     SOURCES.iter().map(finding).collect()
+}
+
+/// What went wrong last in each source of the daemon that runs.
+fn daemon_errors(setting: &Setting) -> Vec<(String, String)> {
+    let daemon = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    match daemon.and_then(|mut client| client.call(&Request::Status).ok()) {
+        Some(Reply::Status(status)) => {
+            status.sources.into_iter().filter_map(|source| Some((source.name, source.last_error?))).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 fn cgroups(setting: &Setting) -> Finding {

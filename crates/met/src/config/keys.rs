@@ -172,7 +172,7 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         name: "nvidiaCollector",
-        help: "Read and checked; used once GPUs are measured.",
+        help: "Of the older tool: read and checked, but cards are sampled with everything else.",
         keys: &[
             Key {
                 name: "interval",

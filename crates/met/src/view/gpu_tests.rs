@@ -178,7 +178,8 @@ fn check_report(record: &Record, expected: Expect) {
     let lines: Vec<&str> = drawn.lines().skip_while(|line| !line.trim_start().starts_with("GPU")).collect();
     let end = lines.iter().rposition(|line| line.contains("GPU") || line.contains("memory errors"));
     let end = end.map_or(0, |end| (end + 7).min(lines.len()));
-    expected.assert_eq(&(lines[..end].join("\n") + "\n"));
+    // The first line keeps the common indentation from being taken for the test's own.
+    expected.assert_eq(&format!("80 columns\n{}\n", lines[..end].join("\n")));
 }
 
 #[test]
@@ -186,6 +187,7 @@ fn the_report_of_a_job_on_two_cards() {
     check_report(
         &jobs()[1],
         expect![[r#"
+            80 columns
                          GPU  ████████████████████░░░░░░  76%  1.52 of 2 cards, average
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
@@ -227,6 +229,7 @@ fn the_report_of_a_job_that_holds_and_does_not_use() {
     check_report(
         &jobs()[0],
         expect![[r#"
+            80 columns
                          GPU  ░░░░░░░░░░░░░░░░░░░░░░░░░░   0%  0 of 2 cards, average
 
                        GPU 0  NVIDIA H200, given by SLURM_JOB_GPUS, never used
@@ -251,6 +254,7 @@ fn the_report_of_a_card_with_errors() {
     check_report(
         &jobs()[3],
         expect![[r#"
+            80 columns
                          GPU  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.0%  0.07 of 1 card, average
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
@@ -289,6 +293,7 @@ fn the_report_of_a_card_that_was_never_seen_idle() {
     check_report(
         &with(sample::full(54, "train"), vec![gpu]),
         expect![[r#"
+            80 columns
                          GPU  █████████████░░░░░░░░░░░░░  50%  0.50 of 1 card, average
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s

@@ -165,7 +165,7 @@ static CPU: &[ListColumn] = &[
 /// Of the same tool, with the cards.
 static GPU: &[ListColumn] = &[
     ID,
-    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(5),
+    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(6),
     ListColumn { header: "PROCESS NAME", ..NAME },
     ListColumn {
         short: "GPU UTIL",
@@ -178,22 +178,22 @@ static GPU: &[ListColumn] = &[
         ..text_column("MEM (AVG)", "gpu_memory_bytes", |job| {
             Value::Amount(gpu::memory_bytes(job.record), units::gigabytes_fixed)
         })
-        .rank(3)
+        .rank(4)
     },
     ListColumn {
         short: "ENERGY",
         ..text_column("TOTAL POWER", "gpu_energy_joules", |job| {
             job.total(column::GPU_ENERGY, units::watt_hours_fixed)
         })
-        .rank(1)
+        .rank(2)
     },
     text_column("MAX TEMP", "gpu_temperature_max_celsius", |job| {
         Value::Amount(gpu::temperature_celsius(job.record), units::celsius_fixed)
     })
-    .rank(4),
+    .rank(5),
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
-    ListColumn { side: Side::Left, ..DURATION.rank(2) },
-    text_column("CARDS", "gpus", |job| Value::Text(job.cards())),
+    ListColumn { side: Side::Left, ..DURATION.rank(3) },
+    text_column("CARDS", "gpus", |job| Value::Text(job.cards())).rank(1),
 ];
 
 static IO: &[ListColumn] = &[
