@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Origin, ProcessId, Record, State};
+use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_host::{Host, clock, parse};
 use met_store::{Filter, Queries, Reader, Retention, StoreError, Writer, inbox};
@@ -574,6 +575,12 @@ pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
 
 /// Adds what is known of a running job to its record.
 pub fn overlay(record: &mut Record, live: Live) {
+    for column in [GPU_ENERGY, GPU_ENERGY_IDLE] {
+        // Written now and then for the next daemon; who samples knows more by now.
+        if live.totals.get(column).is_some() {
+            record.totals.remove(column);
+        }
+    }
     record.totals.fill_from(&live.totals);
     if record.summaries.is_empty() {
         record.summaries = live.summaries;

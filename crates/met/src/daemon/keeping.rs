@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{CgroupPaths, JobKey, LOCAL, Record, State};
-use met_core::job_table::CPU;
+use met_core::job::{CgroupPaths, JobKey, LOCAL, QualityKind, Record, State};
+use met_core::job_table::{CPU, GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_store::inbox::{self, JobDir};
@@ -447,8 +447,19 @@ impl Keeping {
             .into_iter()
             .filter(|(_, live)| !live.gpus.is_empty())
             .filter_map(|(key, live)| {
-                let kept = self.jobs.get(&key)?;
-                Some(Record { gpus: live.gpus, ..kept.record.clone() })
+                let mut record = Record { gpus: live.gpus, ..self.jobs.get(&key)?.record.clone() };
+                for column in [GPU_ENERGY, GPU_ENERGY_IDLE] {
+                    // Should nobody see the end of it, this is what is known.
+                    if let Some(figure) = live.totals.figure(column) {
+                        record.totals.set(
+                            column,
+                            figure.value,
+                            QualityKind::LowerBound,
+                            figure.source.clone(),
+                        );
+                    }
+                }
+                Some(record)
             })
             .collect();
         let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
