@@ -30,7 +30,6 @@ pub struct Cards {
     subjects: HashMap<Subject, (Option<u32>, i64)>,
     /// Processes of jobs that left: their last figures may still be told, and are nobody's any more.
     ended: HashMap<Subject, i64>,
-    claims: Vec<Claim>,
     /// Jobs that came since the last look, and when.
     joined: Vec<(u32, i64)>,
     /// A longer time between two looks is a gap.
@@ -55,6 +54,9 @@ struct Card {
     /// The energy counter of a card that does not tell its power, and when that was read.
     energy_before: Option<(i64, i64)>,
     seen_ns: i64,
+    /// Who claimed what of it at the last look, and the sums of what is active and held.
+    claims: Vec<Claim>,
+    claimed: (u64, u64),
     cells: Vec<i64>,
     /// The processes on it at the last look.
     present: Vec<Presence>,
@@ -323,6 +325,8 @@ impl Cards {
             ledger,
             energy_before: None,
             seen_ns: i64::MIN,
+            claims: Vec::new(),
+            claimed: (0, 0),
             cells: Vec::new(),
             present: Vec::new(),
             has_parts: false,
@@ -370,7 +374,7 @@ impl Cards {
         if self.known[index].parent.is_some() {
             return;
         }
-        let mut claims = std::mem::take(&mut self.claims);
+        let mut claims = std::mem::take(&mut self.known[index].claims);
         claims.clear();
         let parts: Vec<usize> = (0..self.known.len())
             .filter(|&part| self.known[part].parent == Some(index) && self.known[part].seen_ns == at_ns)
@@ -399,22 +403,21 @@ impl Cards {
             joined: &joined,
             gap_ns,
         });
-        (self.claims, self.joined) = (claims, joined);
+        let sum = |of: fn(&Claim) -> u64| claims.iter().map(of).sum::<u64>();
+        card.claimed = (sum(|claim| claim.active), sum(|claim| claim.held));
+        card.claims = claims;
+        self.joined = joined;
     }
 
     /// What jobs and others claim of one card or part.
     fn claim(&self, index: usize, map: &JobMap, claims: &mut Vec<Claim>) {
         let card = &self.known[index];
-        let first = claims.len();
-        let mut put = |who: Option<u32>, active: u64, held: u64| match claims[first..]
-            .iter_mut()
-            .find(|claim| claim.who == who)
-        {
-            Some(claim) => {
-                claim.active += active;
-                claim.held = claim.held.max(held);
-            }
-            None => claims.push(Claim { who, active, held }),
+        // In the order of who: who is looked for later is found at once.
+        let mut by_who: BTreeMap<Option<u32>, Claim> = BTreeMap::new();
+        let mut put = |who: Option<u32>, active: u64, held: u64| {
+            let claim = by_who.entry(who).or_insert(Claim { who, active: 0, held: 0 });
+            claim.active += active;
+            claim.held = claim.held.max(held);
         };
         for presence in &card.present {
             let open = presence.cells[process::OPEN] != 0;
@@ -429,6 +432,7 @@ impl Cards {
                 put(Some(slot), 0, 1);
             }
         }
+        claims.extend(by_who.into_values());
     }
 
     fn follow(&mut self, index: usize, map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
@@ -501,13 +505,18 @@ impl Cards {
         if power_mw == MISSING {
             return MISSING;
         }
-        // The claims of the last look at this very card.
-        let claims = &self.claims;
-        let total = |of: fn(&Claim) -> u64| claims.iter().map(of).sum::<u64>() as f64;
-        let own = |of: fn(&Claim) -> u64| {
-            claims.iter().filter(|claim| self.is_within(claim.who, slot)).map(of).sum::<u64>() as f64
+        // Most jobs have one claim at most.
+        let claims = &card.claims;
+        let alone = self.outer.is_empty() && !card.has_parts;
+        let found = claims.binary_search_by_key(&Some(slot), |claim| claim.who).ok().filter(|_| alone);
+        let mine = match (alone, found) {
+            (true, found) => found.map_or(&[][..], |at| &claims[at..=at]),
+            (false, _) => claims,
         };
-        let (active, held) = (total(|claim| claim.active), total(|claim| claim.held).max(1.0));
+        let own = |of: fn(&Claim) -> u64| {
+            mine.iter().filter(|claim| self.is_within(claim.who, slot)).map(of).sum::<u64>() as f64
+        };
+        let (active, held) = (card.claimed.0 as f64, card.claimed.1.max(1) as f64);
         let power = power_mw as f64;
         let idle = if active > 0.0 { card.ledger.idle_mw().unwrap_or(0) as f64 } else { power }.min(power);
         let busy = if active > 0.0 { (power - idle) * own(|claim| claim.active) / active } else { 0.0 };
@@ -738,7 +747,10 @@ impl Cards {
 fn put_active(claims: &mut Vec<Claim>, who: Option<u32>, active: u64) {
     match claims.iter_mut().find(|claim| claim.who == who) {
         Some(claim) => claim.active += active,
-        None => claims.push(Claim { who, active, held: 0 }),
+        None => {
+            let at = claims.partition_point(|claim| claim.who < who);
+            claims.insert(at, Claim { who, active, held: 0 });
+        }
     }
 }
 
