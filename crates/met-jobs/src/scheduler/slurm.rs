@@ -1,0 +1,438 @@
+//! SLURM: `sacct`, and `squeue` where nothing is accounted.
+
+use std::collections::HashMap;
+
+use met_core::job::{Part, Resources, State};
+
+use super::command::{Programs, Trouble};
+use super::text::{hosts, said, size, span_ns, time_ns, word};
+use super::{Recorded, Scheduler, Window};
+
+const MANAGER: &str = "slurm";
+/// The free text last, for those who read it.
+const FIELDS: &[&str] = &[
+    "Cluster",
+    "JobIDRaw",
+    "JobID",
+    "UID",
+    "User",
+    "Account",
+    "Partition",
+    "QOS",
+    "State",
+    "ExitCode",
+    "Submit",
+    "Eligible",
+    "Start",
+    "End",
+    "Timelimit",
+    "Reason",
+    "NNodes",
+    "NodeList",
+    "ReqTRES",
+    "AllocTRES",
+    "ReqMem",
+    "ReqCPUS",
+    "ReqNodes",
+    "TotalCPU",
+    "MaxRSS",
+    "Restarts",
+    "JobName",
+];
+/// What `squeue` calls the same, and at most how long: it pads.
+const QUEUE_FIELDS: &[(&str, &str, u32)] = &[
+    ("Cluster", "Cluster", 64),
+    ("JobID", "JobIDRaw", 32),
+    ("JobArrayID", "JobID", 256),
+    ("UserID", "UID", 32),
+    ("UserName", "User", 64),
+    ("Account", "Account", 64),
+    ("Partition", "Partition", 64),
+    ("QOS", "QOS", 64),
+    ("State", "State", 32),
+    ("exit_code", "Status", 16),
+    ("SubmitTime", "Submit", 32),
+    ("EligibleTime", "Eligible", 32),
+    ("StartTime", "Start", 32),
+    ("EndTime", "End", 32),
+    ("TimeLimit", "Timelimit", 32),
+    ("Reason", "Reason", 64),
+    ("NumNodes", "NNodes", 16),
+    ("NodeList", "NodeList", 4096),
+    ("tres-alloc", "TRES", 512),
+    ("MinMemory", "ReqMem", 32),
+    ("NumCPUs", "ReqCPUS", 16),
+    ("RestartCnt", "Restarts", 16),
+    ("Name", "JobName", 1024),
+];
+/// Steps beyond that are one figure in the job's and no parts.
+const PARTS_MAX: usize = 256;
+/// Names of resources that are kept.
+const OTHER_MAX: usize = 32;
+const MEGABYTE: i64 = 1 << 20;
+/// Ids in one question.
+const IDS_MAX: usize = 500;
+
+pub struct Slurm {
+    node: Option<String>,
+    /// Fields that this version does not know.
+    unknown: Vec<String>,
+}
+
+impl Slurm {
+    pub fn new(node: Option<String>) -> Slurm {
+        Slurm { node, unknown: Vec::new() }
+    }
+
+    fn account(&mut self, programs: &mut Programs, which: &[String]) -> Result<Vec<Recorded>, Trouble> {
+        loop {
+            let delimiter = unguessable();
+            let fields: Vec<&str> = FIELDS
+                .iter()
+                .copied()
+                .filter(|field| !self.unknown.iter().any(|name| name == field))
+                .collect();
+            let mut arguments: Vec<String> =
+                ["--duplicates", "--allusers", "--noconvert", "--parsable2"].map(String::from).into();
+            arguments.push(format!("--delimiter={delimiter}"));
+            arguments.push(format!("--format={}", fields.join(",")));
+            arguments.extend_from_slice(which);
+            match programs.ask("sacct", &arguments) {
+                Ok(answer) => return Ok(parse_sacct(&answer, &delimiter)),
+                Err(Trouble::Failed { said, .. }) if self.learn_unknown(&said) => {}
+                Err(trouble) => return Err(trouble),
+            }
+        }
+    }
+
+    /// `Invalid field requested: "Restarts"`: an older version is asked again without it.
+    fn learn_unknown(&mut self, said: &str) -> bool {
+        let Some(named) = said.split("Invalid field requested: ").nth(1) else { return false };
+        let named = named.trim_matches(|letter: char| !letter.is_ascii_alphanumeric());
+        let is_ours = FIELDS.contains(&named) && !self.unknown.iter().any(|known| known == named);
+        if is_ours {
+            self.unknown.push(named.to_owned());
+        }
+        is_ours
+    }
+
+    /// Those that live and those that ended minutes ago.
+    fn queue(&self, programs: &mut Programs, which: &[String]) -> Result<Vec<Recorded>, Trouble> {
+        let delimiter = unguessable();
+        let field = |(name, _, length): &(&str, &str, u32)| format!("{name}:{length}{delimiter}");
+        let format: Vec<String> = QUEUE_FIELDS.iter().map(field).collect();
+        let mut arguments: Vec<String> = ["--all", "--states=all", "--noheader"].map(String::from).into();
+        arguments.push(format!("--Format={}", format.join(",")));
+        arguments.extend(self.node.iter().map(|node| format!("--nodelist={node}")));
+        arguments.extend_from_slice(which);
+        Ok(parse_squeue(&programs.ask("squeue", &arguments)?, &delimiter))
+    }
+}
+
+impl Scheduler for Slurm {
+    fn manager(&self) -> &'static str {
+        MANAGER
+    }
+
+    fn ask(&mut self, programs: &mut Programs, window: Window) -> Result<Vec<Recorded>, Trouble> {
+        // Counted from now, a time is the same in every zone.
+        let ago = |time_s: i64| format!("now-{}", (window.now_s - time_s).max(0));
+        let mut which = vec![format!("--starttime={}", ago(window.since_s))];
+        if window.until_s < window.now_s {
+            which.push(format!("--endtime={}", ago(window.until_s)));
+        }
+        which.extend(self.node.iter().map(|node| format!("--nodelist={node}")));
+        match self.account(programs, &which) {
+            Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => self.queue(programs, &[]),
+            answer => answer,
+        }
+    }
+
+    fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
+        let mut found = Vec::new();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).filter(|id| is_number(id)).collect();
+        for ids in ids.chunks(IDS_MAX) {
+            let which = format!("--jobs={}", ids.join(","));
+            match self.account(programs, &[which]) {
+                Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => {
+                    // It forgets a job minutes after its end, and complains about one it does not know.
+                    let known = self.queue(programs, &[])?;
+                    found.extend(known.into_iter().filter(|known| ids.contains(&known.id.as_str())));
+                }
+                answer => found.extend(answer?),
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn is_without_accounting(said: &str) -> bool {
+    said.contains("accounting storage is disabled") || said.contains("not running a supported accounting")
+}
+
+fn is_number(id: &str) -> bool {
+    !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Between two fields. Nobody can write it into the name of a job, and so begin a field or a job there.
+fn unguessable() -> String {
+    use std::hash::{BuildHasher, Hasher};
+    // The standard library's hash maps are seeded from the system's random numbers.
+    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    format!("~{random:016x}~")
+}
+
+/// The lines of a table. A line that has not all fields continues the one before: names may hold newlines.
+fn rows(answer: &[u8], delimiter: &str) -> Vec<Vec<String>> {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for line in answer.split(|&byte| byte == b'\n') {
+        let fields = split(line, delimiter.as_bytes());
+        match rows.last_mut() {
+            Some(before) if fields.len() < before.len() => {
+                if let (Some(last), false) = (before.last_mut(), line.is_empty()) {
+                    let longer = format!("{last}\u{fffd}{}", word(line));
+                    *last = word(longer.as_bytes());
+                }
+            }
+            _ => rows.push(fields.into_iter().map(word).collect()),
+        }
+    }
+    rows
+}
+
+fn split<'a>(line: &'a [u8], delimiter: &[u8]) -> Vec<&'a [u8]> {
+    let mut fields = Vec::new();
+    let mut rest = line;
+    while let Some(at) = rest.windows(delimiter.len().max(1)).position(|window| window == delimiter) {
+        fields.push(&rest[..at]);
+        rest = &rest[at + delimiter.len()..];
+    }
+    fields.push(rest);
+    fields
+}
+
+/// A row by the names of its columns.
+struct Row<'a> {
+    columns: &'a HashMap<&'a str, usize>,
+    fields: &'a [String],
+}
+
+impl Row<'_> {
+    fn raw(&self, name: &str) -> &str {
+        self.columns.get(name).and_then(|&at| self.fields.get(at)).map_or("", |field| field.trim())
+    }
+
+    fn said(&self, name: &str) -> Option<&str> {
+        said(self.raw(name))
+    }
+
+    fn owned(&self, name: &str) -> Option<String> {
+        self.said(name).map(str::to_owned)
+    }
+
+    fn number(&self, name: &str) -> Option<i64> {
+        self.said(name)?.parse().ok()
+    }
+
+    fn time(&self, name: &str) -> Option<i64> {
+        time_ns(self.raw(name))
+    }
+}
+
+pub(super) fn parse_sacct(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
+    let rows = rows(answer, delimiter);
+    let Some((header, rows)) = rows.split_first() else { return Vec::new() };
+    let columns = header.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
+    let mut found: Vec<Recorded> = Vec::new();
+    for fields in rows {
+        let row = Row { columns: &columns, fields };
+        match row.raw("JobIDRaw").split_once('.') {
+            None => found.extend(job(&row)),
+            Some((id, step)) => {
+                // The steps of each run follow it.
+                if let Some(job) = found.last_mut().filter(|job| job.id == id) {
+                    add_step(job, step, &row);
+                }
+            }
+        }
+    }
+    found.iter_mut().for_each(Recorded::forget_plans);
+    found
+}
+
+pub(super) fn parse_squeue(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
+    let columns = QUEUE_FIELDS.iter().enumerate().map(|(at, (_, name, _))| (*name, at)).collect();
+    // Behind the last field stands a delimiter, too.
+    let rows = rows(answer, delimiter);
+    let whole = rows.iter().filter(|fields| fields.len() == QUEUE_FIELDS.len() + 1);
+    let mut found: Vec<Recorded> =
+        whole.filter_map(|fields| job(&Row { columns: &columns, fields })).collect();
+    found.iter_mut().for_each(Recorded::forget_plans);
+    found
+}
+
+fn job(row: &Row) -> Option<Recorded> {
+    let id = row.raw("JobIDRaw");
+    if !is_number(id) {
+        return None;
+    }
+    let mut job = Recorded::new(MANAGER, id.to_owned());
+    job.cluster = row.owned("Cluster");
+    job.name = row.raw("JobName").to_owned();
+    job.user = row.owned("User");
+    job.uid = row.said("UID").and_then(|uid| uid.parse().ok());
+    job.account = row.owned("Account");
+    (job.start_ns, job.end_ns) = (row.time("Start"), row.time("End"));
+    job.nodes = hosts(row.raw("NodeList"));
+    let word = row.raw("State");
+    job.manager_state = said(word).map(str::to_owned);
+    job.state = state(word).unwrap_or(match (job.start_ns, job.end_ns) {
+        (_, Some(_)) => State::Failed,
+        (Some(_), None) => State::Running,
+        (None, None) => State::Pending,
+    });
+    (job.exit_code, job.signal) = match row.number("Status") {
+        Some(status) => exit_of_status(status),
+        None => exit(row.raw("ExitCode")),
+    };
+    if matches!(job.state, State::Cancelled | State::Timeout | State::OutOfMemory) && job.exit_code == Some(0)
+    {
+        // It was ended and did not exit; how its script ended is told by the steps.
+        job.exit_code = None;
+    }
+    ids(&mut job, row.raw("JobID"));
+    job.scheduling.partition = row.owned("Partition");
+    job.scheduling.qos = row.owned("QOS");
+    job.scheduling.reason = row.owned("Reason");
+    job.scheduling.submit_ns = row.time("Submit");
+    job.scheduling.eligible_ns = row.time("Eligible");
+    job.scheduling.restarts = row.number("Restarts");
+    asked_for(&mut job, row);
+    Some(job)
+}
+
+/// `1234_7`, `1234_[5-9%2]`, `1234+1`.
+fn ids(job: &mut Recorded, shown: &str) {
+    let scheduling = &mut job.scheduling;
+    if let Some((array, index)) = shown.split_once('_') {
+        scheduling.array_id = Some(array.to_owned());
+        scheduling.array_index = index.parse().ok();
+    } else if let Some((het, offset)) = shown.split_once('+') {
+        scheduling.het_id = Some(het.to_owned());
+        scheduling.het_offset = offset.parse().ok();
+    }
+    scheduling.alias = said(shown).filter(|shown| *shown != job.id).map(str::to_owned);
+}
+
+fn asked_for(job: &mut Recorded, row: &Row) {
+    job.requested = resources(row.raw("ReqTRES"));
+    job.allocated = resources(row.raw("AllocTRES"));
+    if let Some(tres) = row.said("TRES") {
+        // The queue knows one list: what is wanted until the job runs, and then what it has.
+        job.requested = resources(tres);
+        job.allocated = resources(tres);
+    }
+    job.requested.time_limit_ns = span_ns(row.raw("Timelimit"), 60 * super::text::SECOND_NS);
+    let requested = &mut job.requested;
+    requested.cpus = requested.cpus.or_else(|| row.number("ReqCPUS"));
+    requested.nodes = requested.nodes.or_else(|| row.number("ReqNodes")).or_else(|| row.number("NNodes"));
+    if requested.memory_bytes.is_none() {
+        requested.memory_bytes = size(row.raw("ReqMem"), MEGABYTE).and_then(|(bytes, per)| {
+            let times = match per {
+                Some('c') => requested.cpus?,
+                Some(_) => requested.nodes?,
+                None => 1,
+            };
+            bytes.checked_mul(times)
+        });
+    }
+}
+
+/// `cpu=4,mem=250.5G,node=1,gres/gpu=2,gres/gpu:a100=2`.
+fn resources(tres: &str) -> Resources {
+    let mut found = Resources::default();
+    let mut typed_cards = None;
+    for (name, value) in tres.split(',').filter_map(|entry| entry.split_once('=')) {
+        match name {
+            "cpu" => found.cpus = value.parse().ok(),
+            "node" => found.nodes = value.parse().ok(),
+            "mem" => found.memory_bytes = size(value, MEGABYTE).map(|(bytes, _)| bytes),
+            "gres/gpu" => found.gpus = value.parse().ok(),
+            _ => {
+                if name.starts_with("gres/gpu:") {
+                    typed_cards =
+                        value.parse().ok().and_then(|n: i64| n.checked_add(typed_cards.unwrap_or(0)));
+                }
+                if found.other.len() < OTHER_MAX {
+                    found.other.insert(name.to_owned(), value.to_owned());
+                }
+            }
+        }
+    }
+    found.gpus = found.gpus.or(typed_cards);
+    found
+}
+
+fn add_step(job: &mut Recorded, step: &str, row: &Row) {
+    let scheduling = &mut job.scheduling;
+    if let Some(cpu_ns) = span_ns(row.raw("TotalCPU"), super::text::SECOND_NS) {
+        scheduling.cpu_ns = Some(scheduling.cpu_ns.unwrap_or(0).saturating_add(cpu_ns));
+    }
+    // Without a unit these are bytes. A step that nobody sampled has none, and that is not 0.
+    let peak = size(row.raw("MaxRSS"), 1).map(|(bytes, _)| bytes).filter(|&bytes| bytes > 0);
+    scheduling.memory_peak_bytes = scheduling.memory_peak_bytes.max(peak);
+    let (exit_code, signal) = exit(row.raw("ExitCode"));
+    if step == "batch" && job.exit_code.is_none() && job.signal.is_none() {
+        job.signal = signal;
+    }
+    let end_ns = row.time("End");
+    if job.parts.len() < PARTS_MAX {
+        job.parts.push(Part {
+            node: row.owned("NodeList").unwrap_or_default(),
+            step: step.to_owned(),
+            name: row.owned("JobName").filter(|name| name != step),
+            start_ns: row.time("Start"),
+            end_ns,
+            exit_code: exit_code.filter(|_| end_ns.is_some()),
+            ..Part::default()
+        });
+    }
+}
+
+/// `3:0` is an exit, `0:9` a signal.
+fn exit(text: &str) -> (Option<i32>, Option<i32>) {
+    let Some((code, signal)) = text.split_once(':') else { return (None, None) };
+    match (code.parse().ok(), signal.parse().ok()) {
+        (code, Some(0)) => (code, None),
+        (code, signal) => {
+            // Numbers that no signal has mean something within Slurm: 125 is lack of memory.
+            (code.filter(|&code| code != 0), signal.filter(|signal| (1..=64).contains(signal)))
+        }
+    }
+}
+
+/// As `wait` gives it.
+pub(super) fn exit_of_status(status: i64) -> (Option<i32>, Option<i32>) {
+    match status {
+        0..=0xffff if status & 0x7f == 0 => (Some((status >> 8) as i32), None),
+        0..=0xffff => (None, Some((status & 0x7f) as i32).filter(|signal| (1..=64).contains(signal))),
+        _ => (None, None),
+    }
+}
+
+fn state(word: &str) -> Option<State> {
+    Some(match word.split_whitespace().next()?.trim_end_matches('+') {
+        "PENDING" | "REQUEUE_HOLD" | "REQUEUE_FED" | "RESV_DEL_HOLD" | "SPECIAL_EXIT" | "EXPEDITING" => {
+            State::Pending
+        }
+        "RUNNING" | "COMPLETING" | "CONFIGURING" | "RESIZING" | "SIGNALING" | "STAGE_OUT" => State::Running,
+        "SUSPENDED" | "STOPPED" => State::Suspended,
+        "COMPLETED" => State::Finished,
+        "FAILED" | "NODE_FAIL" | "BOOT_FAIL" | "LAUNCH_FAILED" | "RECONFIG_FAIL" => State::Failed,
+        // The run was cut short by somebody else than the job.
+        "CANCELLED" | "REVOKED" | "PREEMPTED" | "REQUEUED" => State::Cancelled,
+        "TIMEOUT" | "DEADLINE" => State::Timeout,
+        "OUT_OF_MEMORY" => State::OutOfMemory,
+        _ => return None,
+    })
+}
