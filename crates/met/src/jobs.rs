@@ -51,7 +51,7 @@ impl JobRef {
             return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned() });
         }
         if text.bytes().next().is_some_and(|first| first.is_ascii_digit())
-            && text.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'_' | b'.' | b'+'))
+            && text.bytes().all(|byte| byte.is_ascii_digit() || b"_.+[]".contains(&byte))
         {
             return Ok(JobRef::Id { manager: None, id: text.to_owned() });
         }

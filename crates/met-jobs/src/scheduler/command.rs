@@ -116,10 +116,7 @@ impl Programs {
         };
         match status.success() {
             true => Ok(answer.bytes),
-            false => Err(failed(match first_line(&complaint.bytes) {
-                Some(line) => line,
-                None => status.to_string(),
-            })),
+            false => Err(failed(first_line(&complaint.bytes, program).unwrap_or_else(|| status.to_string()))),
         }
     }
 
@@ -242,9 +239,12 @@ fn wait_until(child: &mut Child, deadline: Instant) -> Option<std::process::Exit
 }
 
 /// What a command complained about, fit for one line of a log.
-fn first_line(complaint: &[u8]) -> Option<String> {
+fn first_line(complaint: &[u8], program: &str) -> Option<String> {
     let text = String::from_utf8_lossy(complaint);
     let line = text.lines().map(str::trim).find(|line| !line.is_empty())?;
+    // Who complains is said anyway.
+    let line = line.strip_prefix(program).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(line);
+    let line = line.strip_prefix("error: ").unwrap_or(line);
     Some(line.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).take(200).collect())
 }
 
@@ -281,6 +281,7 @@ mod tests {
     fn a_failure_says_what_the_command_said() {
         let failed = |said: &str| Trouble::Failed { program: "sacct", said: said.into() };
         assert_eq!(ask("echo oh >&2; exit 1").unwrap_err(), failed("oh"));
+        assert_eq!(ask("echo sacct: error: oh >&2; exit 1").unwrap_err(), failed("oh"));
         assert_eq!(ask("exit 3").unwrap_err(), failed("exit status: 3"));
         let long = "i=0; while [ $i -lt 3000 ]; do echo aaaaaaaaaa >&2; i=$((i+1)); done; exit 1";
         assert_eq!(ask(long).unwrap_err(), failed("aaaaaaaaaa"), "all of it is read, so that it can end");

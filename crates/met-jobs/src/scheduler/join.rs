@@ -42,13 +42,26 @@ pub fn join(known: &[Record], runs: &[Recorded], asked_ns: i64) -> Joined {
         let before = known.iter().find(|before| before.key == record.key);
         before.is_none_or(|before| says_more(record, before))
     };
-    Joined { write: records.into_iter().filter(is_news).collect(), remove }
+    // A run that lived and is told of no more was begun anew, and its end is not known.
+    let is_left = |record: &&&Record| {
+        is_only_recorded(record)
+            && record.state.is_live()
+            && !is_ghost(record)
+            && !records.iter().any(|kept| kept.key == record.key)
+    };
+    let left = known.iter().filter(is_left).map(|record| lost(record)).collect::<Vec<_>>();
+    let news = records.iter().filter(|record| is_news(record)).cloned();
+    Joined { write: news.chain(left).collect(), remove }
+}
+
+fn lost(record: &Record) -> Record {
+    Record { state: State::Lost, ..record.clone() }
 }
 
 /// Jobs that were alive and that their scheduler knows no more. Those of this node end here.
 pub fn forgotten(known: &[Record]) -> Vec<Record> {
-    let lost = known.iter().filter(|record| record.state.is_live() && is_only_recorded(record));
-    lost.map(|record| Record { state: State::Lost, ..record.clone() }).collect()
+    let live = known.iter().filter(|record| record.state.is_live() && is_only_recorded(record));
+    live.map(lost).collect()
 }
 
 /// Joins a job that was just found on this node with what its scheduler had told before.

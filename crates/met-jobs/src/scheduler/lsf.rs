@@ -5,13 +5,12 @@
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
 use met_core::job::{Resources, State};
 
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
 use super::pbs::month_of;
-use super::text::{SECOND_NS, hosts, local_ns, said, size, span_ns, time_ns, word};
+use super::text::{SECOND_NS, hosts, local_ns, said, size, span_ns, time_ns, word, zone};
 use super::{Recorded, Scheduler, Window, retain_on};
 
 const MANAGER: &str = "lsf";
@@ -183,9 +182,9 @@ fn calendar_ns(text: &str, now_s: i64) -> Option<i64> {
     match words.next() {
         Some(year) => at(year.parse().ok()?),
         None => {
-            let now = Timestamp::from_second(now_s).ok()?.to_zoned(TimeZone::system());
-            // The year in which it is not long to come: a plan may be weeks ahead.
-            let latest_ns = now_s.saturating_add(180 * 86_400).saturating_mul(SECOND_NS);
+            let now = Timestamp::from_second(now_s).ok()?.to_zoned(zone());
+            // The latest year in which it is past: nothing is read of plans.
+            let latest_ns = now_s.saturating_add(86_400).saturating_mul(SECOND_NS);
             at(now.year()).filter(|&time_ns| time_ns <= latest_ns).or_else(|| at(now.year() - 1))
         }
     }

@@ -83,7 +83,11 @@ impl Recorded {
         } else if self.nodes.is_empty() && self.state == State::Cancelled {
             // Some say that a job which was cancelled while it waited began when it was cancelled.
             self.start_ns = None;
+            self.allocated = Resources::default();
         }
+        let was_ended = matches!(self.state, State::Cancelled | State::Timeout | State::OutOfMemory);
+        // What was ended from outside did not exit.
+        self.exit_code = self.exit_code.filter(|&code| code != 0 || !was_ended);
         if self.state.is_live() {
             (self.exit_code, self.signal) = (None, None);
         }

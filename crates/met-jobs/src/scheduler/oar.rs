@@ -105,7 +105,9 @@ fn job(id: &str, told: &Value) -> Option<Recorded> {
     // A lone job is an array of one.
     let array_id = told.number("array_id").map(|array| array.to_string());
     let index = told.number("array_index");
-    let is_array = array_id.as_deref() != Some(id) || index.is_some_and(|index| index > 1);
+    let is_array = array_id.as_deref() != Some(id)
+        || index.is_some_and(|index| index > 1)
+        || told.said("initial_request").is_some_and(|request| request.contains(" --array"));
     (scheduling.array_id, scheduling.array_index) = if is_array { (array_id, index) } else { (None, None) };
     scheduling.restarts = told.number("resubmit_job_id").filter(|&before| before > 0).map(|_| 1);
     scheduling.reason = reason(told);

@@ -1,12 +1,11 @@
 //! PBS: `qstat` in JSON, and `qselect` for what ended meanwhile.
 
 use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
 use met_core::job::{Resources, State};
 
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
-use super::text::{SECOND_NS, hosts, local_ns, size, span_ns, time_ns, word};
+use super::text::{SECOND_NS, hosts, local_ns, size, span_ns, time_ns, word, zone};
 use super::{Recorded, Scheduler, Window, retain_on};
 
 const MANAGER: &str = "pbs";
@@ -47,7 +46,11 @@ impl Scheduler for Pbs {
         let at = |time_s| minute_of(time_s).unwrap_or_default();
         let since = format!("-te.ge.{}", at(window.since_s));
         let until = format!("-te.le.{}", at(window.until_s + 60));
-        let ended = programs.ask("qselect", &["-x".into(), since, until])?;
+        let ended = match programs.ask("qselect", &["-x".into(), since, until]) {
+            // Then an end is not told, and the node's own word stands.
+            Err(Trouble::Failed { said, .. }) if said.contains("job history") => Vec::new(),
+            ended => ended?,
+        };
         let ended: Vec<String> = String::from_utf8_lossy(&ended).lines().map(str::to_owned).collect();
         let mut found = self.ask_about(programs, &ended)?;
         if window.until_s >= window.now_s {
@@ -84,7 +87,7 @@ fn is_id(id: &str) -> bool {
 
 /// As `qselect` wants it, in the zone of this machine.
 fn minute_of(time_s: i64) -> Option<String> {
-    let time = jiff::Timestamp::from_second(time_s).ok()?.to_zoned(TimeZone::system());
+    let time = jiff::Timestamp::from_second(time_s).ok()?.to_zoned(zone());
     Some(time.strftime("%Y%m%d%H%M").to_string())
 }
 
@@ -141,6 +144,7 @@ fn job(id: &str, told: &Value) -> Option<Recorded> {
     if let Some(used) = told.get("resources_used") {
         scheduling.cpu_ns = used.said("cput").and_then(|cput| span_ns(cput, SECOND_NS));
         scheduling.memory_peak_bytes = used.said("mem").and_then(|mem| Some(size(mem, 1)?.0));
+        scheduling.memory_peak_bytes = scheduling.memory_peak_bytes.filter(|&bytes| bytes > 0);
     }
     job.requested = told.get("Resource_List").map(resources).unwrap_or_default();
     if !job.nodes.is_empty() {

@@ -182,19 +182,19 @@ fn unguessable() -> String {
     format!("~{random:016x}~")
 }
 
-/// The lines of a table. A line that has not all fields continues the one before: names may hold newlines.
-fn rows(answer: &[u8], delimiter: &str) -> Vec<Vec<String>> {
+/// The lines of a table with so many columns. A line that has not all of them continues the one before: the
+/// last column is a name, and names may hold newlines.
+fn rows(answer: &[u8], delimiter: &str, columns: usize) -> Vec<Vec<String>> {
     let mut rows: Vec<Vec<String>> = Vec::new();
     for line in answer.split(|&byte| byte == b'\n') {
         let fields = split(line, delimiter.as_bytes());
-        match rows.last_mut() {
-            Some(before) if fields.len() < before.len() => {
-                if let (Some(last), false) = (before.last_mut(), line.is_empty()) {
-                    let longer = format!("{last}\u{fffd}{}", word(line));
-                    *last = word(longer.as_bytes());
-                }
-            }
-            _ => rows.push(fields.into_iter().map(word).collect()),
+        if fields.len() >= columns {
+            rows.push(fields.into_iter().take(columns).map(word).collect());
+        } else if let Some(name) = rows.last_mut().and_then(|before| before.last_mut())
+            && !line.is_empty()
+        {
+            let longer = format!("{}\u{fffd}{}", name.trim_end(), word(&fields.concat()));
+            *name = word(longer.as_bytes());
         }
     }
     rows
@@ -240,7 +240,8 @@ impl Row<'_> {
 }
 
 pub(super) fn parse_sacct(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
-    let rows = rows(answer, delimiter);
+    let header = answer.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let rows = rows(answer, delimiter, split(header, delimiter.as_bytes()).len());
     let Some((header, rows)) = rows.split_first() else { return Vec::new() };
     let columns = header.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
     let mut found: Vec<Recorded> = Vec::new();
@@ -262,11 +263,9 @@ pub(super) fn parse_sacct(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
 
 pub(super) fn parse_squeue(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
     let columns = QUEUE_FIELDS.iter().enumerate().map(|(at, (_, name, _))| (*name, at)).collect();
-    // Behind the last field stands a delimiter, too.
-    let rows = rows(answer, delimiter);
-    let whole = rows.iter().filter(|fields| fields.len() == QUEUE_FIELDS.len() + 1);
+    let rows = rows(answer, delimiter, QUEUE_FIELDS.len());
     let mut found: Vec<Recorded> =
-        whole.filter_map(|fields| job(&Row { columns: &columns, fields })).collect();
+        rows.iter().filter_map(|fields| job(&Row { columns: &columns, fields })).collect();
     found.iter_mut().for_each(Recorded::forget_plans);
     found
 }
@@ -295,11 +294,6 @@ fn job(row: &Row) -> Option<Recorded> {
         Some(status) => exit_of_status(status),
         None => exit(row.raw("ExitCode")),
     };
-    if matches!(job.state, State::Cancelled | State::Timeout | State::OutOfMemory) && job.exit_code == Some(0)
-    {
-        // It was ended and did not exit; how its script ended is told by the steps.
-        job.exit_code = None;
-    }
     ids(&mut job, row.raw("JobID"));
     job.scheduling.partition = row.owned("Partition");
     job.scheduling.qos = row.owned("QOS");
@@ -375,17 +369,20 @@ fn resources(tres: &str) -> Resources {
 
 fn add_step(job: &mut Recorded, step: &str, row: &Row) {
     let scheduling = &mut job.scheduling;
-    if let Some(cpu_ns) = span_ns(row.raw("TotalCPU"), super::text::SECOND_NS) {
+    let end_ns = row.time("End");
+    // Before the end it is 0, which nobody measured.
+    let cpu_ns = span_ns(row.raw("TotalCPU"), super::text::SECOND_NS).filter(|_| end_ns.is_some());
+    if let Some(cpu_ns) = cpu_ns {
         scheduling.cpu_ns = Some(scheduling.cpu_ns.unwrap_or(0).saturating_add(cpu_ns));
     }
     // Without a unit these are bytes. A step that nobody sampled has none, and that is not 0.
     let peak = size(row.raw("MaxRSS"), 1).map(|(bytes, _)| bytes).filter(|&bytes| bytes > 0);
     scheduling.memory_peak_bytes = scheduling.memory_peak_bytes.max(peak);
     let (exit_code, signal) = exit(row.raw("ExitCode"));
-    if step == "batch" && job.exit_code.is_none() && job.signal.is_none() {
+    // What was ended from outside did not exit by itself; how its script ended is told here.
+    if step == "batch" && matches!(job.exit_code, None | Some(0)) && job.signal.is_none() {
         job.signal = signal;
     }
-    let end_ns = row.time("End");
     if job.parts.len() < PARTS_MAX {
         job.parts.push(Part {
             node: row.owned("NodeList").unwrap_or_default(),
