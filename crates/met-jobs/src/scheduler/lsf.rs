@@ -117,7 +117,7 @@ fn job(told: &Value, now_s: i64) -> Option<Recorded> {
     scheduling.partition = text("QUEUE");
     scheduling.reason = text("EXIT_REASON").or_else(|| text("PEND_REASON"));
     scheduling.submit_ns = time("SUBMIT_TIME");
-    scheduling.cpu_ns = told.said("CPU_USED").and_then(|cpu| seconds_ns(cpu));
+    scheduling.cpu_ns = told.said("CPU_USED").and_then(seconds_ns);
     scheduling.memory_peak_bytes = told.said("MAX_MEM").and_then(|mem| Some(size(mem, 1 << 20)?.0));
     job.requested = Resources {
         cpus: told.number("NREQ_SLOT"),

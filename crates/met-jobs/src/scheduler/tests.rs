@@ -351,7 +351,7 @@ fn after(known: &mut Vec<Record>, runs: &[Recorded]) -> String {
 fn a_job_that_waited_leaves_no_ghost_when_it_runs_and_ends() {
     let mut known = Vec::new();
     let waiting = run(State::Pending, 0, None, None);
-    assert_eq!(after(&mut known, &[waiting.clone()]), "0 pending");
+    assert_eq!(after(&mut known, std::slice::from_ref(&waiting)), "0 pending");
     assert_eq!(after(&mut known, &[waiting]), "", "what is known already is not written again");
     assert_eq!(after(&mut known, &[run(State::Running, 0, Some(30), None)]), "30 running, -0");
     assert_eq!(after(&mut known, &[run(State::Finished, 0, Some(30), Some(90))]), "30 finished");

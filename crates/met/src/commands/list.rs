@@ -76,6 +76,7 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
         user: args.user.clone(),
         name: args.name.clone(),
         until_ns: None,
+        skip: 0,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
     })
 }
