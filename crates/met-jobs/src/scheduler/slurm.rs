@@ -1,6 +1,6 @@
 //! SLURM: `sacct`, and `squeue` where nothing is accounted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use met_core::job::{Part, Resources, State};
 
@@ -116,15 +116,15 @@ impl Slurm {
         is_ours
     }
 
-    /// Those that live and those that ended minutes ago.
-    fn queue(&self, programs: &mut Programs, which: &[String]) -> Result<Vec<Recorded>, Trouble> {
+    /// With all states: those that live and those that ended minutes ago.
+    fn queue(&self, programs: &mut Programs, states: &str) -> Result<Vec<Recorded>, Trouble> {
         let delimiter = unguessable();
         let field = |(name, _, length): &(&str, &str, u32)| format!("{name}:{length}{delimiter}");
         let format: Vec<String> = QUEUE_FIELDS.iter().map(field).collect();
-        let mut arguments: Vec<String> = ["--all", "--states=all", "--noheader"].map(String::from).into();
+        let mut arguments: Vec<String> = ["--all", "--noheader"].map(String::from).into();
+        arguments.push(format!("--states={states}"));
         arguments.push(format!("--Format={}", format.join(",")));
         arguments.extend(self.node.iter().map(|node| format!("--nodelist={node}")));
-        arguments.extend_from_slice(which);
         Ok(parse_squeue(&programs.ask("squeue", &arguments)?, &delimiter))
     }
 }
@@ -143,8 +143,17 @@ impl Scheduler for Slurm {
         }
         which.extend(self.node.iter().map(|node| format!("--nodelist={node}")));
         match self.account(programs, &which) {
-            Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => self.queue(programs, &[]),
-            answer => answer,
+            Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => self.queue(programs, "all"),
+            answer => {
+                let mut recorded = answer?;
+                if self.node.is_none() && window.until_s >= window.now_s {
+                    // The accounts tell neither of jobs that are held or begin later, nor why one waits. If
+                    // the controller does not answer, they are enough.
+                    let waiting = self.queue(programs, "PENDING").unwrap_or_default();
+                    add_waiting(&mut recorded, waiting);
+                }
+                Ok(recorded)
+            }
         }
     }
 
@@ -156,7 +165,7 @@ impl Scheduler for Slurm {
             match self.account(programs, &[which]) {
                 Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => {
                     // It forgets a job minutes after its end, and complains about one it does not know.
-                    let known = self.queue(programs, &[])?;
+                    let known = self.queue(programs, "all")?;
                     found.extend(known.into_iter().filter(|known| ids.contains(&known.id.as_str())));
                 }
                 answer => found.extend(answer?),
@@ -164,6 +173,13 @@ impl Scheduler for Slurm {
         }
         Ok(found)
     }
+}
+
+/// The queue, which was asked last, knows best who waits.
+fn add_waiting(recorded: &mut Vec<Recorded>, waiting: Vec<Recorded>) {
+    let waits: HashSet<&str> = waiting.iter().map(|job| job.id.as_str()).collect();
+    recorded.retain(|job| job.state != State::Pending || !waits.contains(job.id.as_str()));
+    recorded.extend(waiting.into_iter().filter(|job| job.state == State::Pending));
 }
 
 fn is_without_accounting(said: &str) -> bool {
@@ -248,7 +264,14 @@ pub(super) fn parse_sacct(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
     for fields in rows {
         let row = Row { columns: &columns, fields };
         match row.raw("JobIDRaw").split_once('.') {
-            None => found.extend(job(&row)),
+            None => {
+                let job = job(&row).map(|mut job| {
+                    // The accounts keep why it waited, long after it did.
+                    job.scheduling.reason = job.scheduling.reason.filter(|_| job.start_ns.is_none());
+                    job
+                });
+                found.extend(job);
+            }
             Some((id, step)) => {
                 // The steps of each run follow it.
                 if let Some(job) = found.last_mut().filter(|job| job.id == id) {

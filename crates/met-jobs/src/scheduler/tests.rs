@@ -235,6 +235,74 @@ fn lsf_10_1_with_times_without_a_year() {
     );
 }
 
+/// A Slurm whose commands say what is in `folder`.
+fn slurm_saying(scripts: &[(&str, &str)]) -> (tempfile::TempDir, Programs) {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    for (name, script) in scripts {
+        let path = folder.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let programs = Programs::only(folder.path(), std::time::Duration::from_secs(60), 1 << 20);
+    (folder, programs)
+}
+
+/// Prints a table with the delimiter that it was asked to use.
+const SACCT: &str = r#"
+case "$*" in *Restarts*) echo 'sacct: error: Invalid field requested: "Restarts"' >&2; exit 1;; esac
+for argument; do case "$argument" in --delimiter=*) d=${argument#--delimiter=};; esac; done
+echo "JobIDRaw${d}JobID${d}State${d}Submit${d}Start${d}Reason${d}JobName"
+echo "1${d}1${d}RUNNING${d}100${d}200${d}Priority${d}one"
+echo "2${d}2${d}PENDING${d}100${d}Unknown${d}None${d}two""#;
+const SQUEUE: &str = r#"
+for argument; do case "$argument" in --Format=*) f=${argument#--Format=Cluster:64};; esac; done
+d=${f%%,*}
+case "$*" in *--states=PENDING*) ;; *--states=all*) echo "c${d}9${d}9${d}0${d}root${d}a${d}p${d}q${d}RUNNING${d}0${d}100${d}100${d}200${d}300${d}5:00${d}None${d}1${d}n1${d}cpu=1${d}50M${d}1${d}0${d}nine${d}";; *) exit 1;; esac
+echo "c${d}2${d}2${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}100${d}N/A${d}N/A${d}5:00${d}Resources${d}1${d}${d}cpu=1${d}50M${d}1${d}0${d}two${d}"
+echo "c${d}3${d}3_[1-4]${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}N/A${d}N/A${d}N/A${d}5:00${d}JobHeldUser${d}1${d}${d}cpu=1${d}50M${d}1${d}0${d}held${d}""#;
+
+const NOW: Window = Window { since_s: 0, until_s: 1000, now_s: 1000 };
+
+#[test]
+fn slurm_is_asked_without_what_it_does_not_know_and_for_who_waits() {
+    let (_folder, mut programs) = slurm_saying(&[("sacct", SACCT), ("squeue", SQUEUE)]);
+    check(
+        &slurm::Slurm::new(None).ask(&mut programs, NOW).unwrap(),
+        expect![[r#"
+        - slurm:1 running "one" said=RUNNING submit=100 start=200
+        c slurm:2 pending "two" said=PENDING user=root uid=0 account=a submit=100 eligible=100 requested=nodes:1,cpus:1,memory:52428800,seconds:300 restarts=0 partition=p qos=q reason="Resources"
+        c slurm:3 pending "held" said=PENDING user=root uid=0 account=a submit=100 requested=nodes:1,cpus:1,memory:52428800,seconds:300 alias=3_[1-4] array=3 restarts=0 partition=p qos=q reason="JobHeldUser"
+    "#]],
+    );
+    check(
+        &slurm::Slurm::new(Some("n1".into())).ask(&mut programs, NOW).unwrap(),
+        expect![[r#"
+        - slurm:1 running "one" said=RUNNING submit=100 start=200
+        - slurm:2 pending "two" said=PENDING submit=100
+    "#]],
+    );
+}
+
+#[test]
+fn slurm_without_accounting_is_asked_for_its_queue() {
+    let disabled = "echo 'Slurm accounting storage is disabled' >&2; exit 1";
+    let (_folder, mut programs) = slurm_saying(&[("sacct", disabled), ("squeue", SQUEUE)]);
+    let mut slurm = slurm::Slurm::new(None);
+    check(
+        &slurm.ask(&mut programs, NOW).unwrap(),
+        expect![[r#"
+        c slurm:9 running "nine" said=RUNNING user=root uid=0 account=a submit=100 eligible=100 start=200 nodes=n1 requested=nodes:1,cpus:1,memory:52428800,seconds:300 allocated=cpus:1 restarts=0 partition=p qos=q
+        c slurm:2 pending "two" said=PENDING user=root uid=0 account=a submit=100 eligible=100 requested=nodes:1,cpus:1,memory:52428800,seconds:300 restarts=0 partition=p qos=q reason="Resources"
+        c slurm:3 pending "held" said=PENDING user=root uid=0 account=a submit=100 requested=nodes:1,cpus:1,memory:52428800,seconds:300 alias=3_[1-4] array=3 restarts=0 partition=p qos=q reason="JobHeldUser"
+    "#]],
+    );
+    let about = slurm.ask_about(&mut programs, &["9".into(), "10".into(), "1;id".into()]).unwrap();
+    assert_eq!(about.iter().map(|run| run.id.as_str()).collect::<Vec<_>>(), ["9"]);
+    let (_folder, mut down) = slurm_saying(&[("sacct", "echo no database >&2; exit 1"), ("squeue", SQUEUE)]);
+    assert!(slurm.ask(&mut down, NOW).is_err(), "a database that is down is not one that is not there");
+}
+
 #[test]
 fn a_name_cannot_become_another_job_or_field() {
     let header = "JobIDRaw<?>JobID<?>State<?>JobName\n";
