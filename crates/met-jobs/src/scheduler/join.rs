@@ -97,7 +97,17 @@ fn is_same_job(record: &Record, runs: &[Recorded]) -> bool {
     let same_cluster = |run: &Recorded| {
         run.cluster.is_none() || record.key.cluster.is_none() || run.cluster == record.key.cluster
     };
-    runs.iter().any(|run| record.key.manager == run.manager && record.key.id == run.id && same_cluster(run))
+    runs.iter().any(|run| record.key.manager == run.manager && has_id(record, run) && same_cluster(run))
+}
+
+/// A node may know an element of an array by the array's id and its index, as LSF names its cgroups.
+fn has_id(record: &Record, run: &Recorded) -> bool {
+    let element = (record.scheduling.array_index, run.scheduling.array_index);
+    record.key.id == run.id
+        || Some(&record.key.id) == run.scheduling.array_id.as_ref()
+            && element.0.is_some()
+            && element.0 == element.1
+            && record.local.is_some()
 }
 
 /// Nothing of it was seen on this machine.

@@ -528,6 +528,32 @@ fn strangers_with_the_same_id_are_left_alone() {
 }
 
 #[test]
+fn an_element_that_the_node_knows_by_the_array_meets_its_own_run() {
+    let mut element = measured(31, None);
+    element.scheduling.array_index = Some(3);
+    element.local = Some(met_core::job::Local {
+        boot_id: "b".into(),
+        origin: met_core::job::Origin::Found,
+        supervisor: None,
+        main: None,
+        cgroup: Default::default(),
+        cwd: "/".into(),
+        stdout: None,
+        stderr: None,
+        left_over: Vec::new(),
+    });
+    let told = |index: i64| {
+        let mut told = run(State::Running, 0, Some(30), None);
+        told.id = format!("12[{index}]");
+        told.scheduling.array_id = Some("12".into());
+        told.scheduling.array_index = Some(index);
+        told
+    };
+    assert_eq!(outcome(&join(std::slice::from_ref(&element), &[told(3)], ASKED_NS)), "31 running");
+    assert_eq!(outcome(&join(&[element], &[told(4)], ASKED_NS)), "30 running");
+}
+
+#[test]
 fn a_job_that_its_scheduler_forgot_is_lost_unless_it_is_measured_here() {
     let mut known = Vec::new();
     after(&mut known, &[run(State::Running, 0, Some(30), None)]);

@@ -135,9 +135,16 @@ impl Keeping {
         Ok(())
     }
 
+    /// What there is of a job, also under the id of the array that it is an element of.
     fn known_as(&self, manager: &str, recorded: &Recorded) -> Result<Vec<Record>> {
         let mut known = self.writer.find(Some(manager), &recorded.id)?;
         known.retain(|record| record.key.id == recorded.id);
+        let scheduling = &recorded.scheduling;
+        if let Some(array_id) = scheduling.array_id.as_ref().filter(|array_id| **array_id != recorded.id) {
+            let mut of_array = self.writer.find(Some(manager), array_id)?;
+            of_array.retain(|record| record.key.id == *array_id && record.scheduling.array_index.is_some());
+            known.extend(of_array);
+        }
         Ok(known)
     }
 
