@@ -9,6 +9,7 @@ mod privilege;
 mod sampling;
 pub mod schedulers;
 mod socket;
+mod told;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
