@@ -128,7 +128,7 @@ impl Daemon {
             fds.push(PollFd::from_borrowed_fd(connection.as_fd(), flags));
         }
         fds.extend(watched.iter().map(|(_, pidfd)| PollFd::new(*pidfd, PollFlags::IN)));
-        let bell = self.keeping.bell();
+        let (bell, bell_at) = (self.keeping.bell(), fds.len());
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
         let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
@@ -139,7 +139,7 @@ impl Daemon {
         Ready {
             signalled: is_ready(0),
             knocked: is_ready(1),
-            told: bell.is_some() && is_ready(fds.len() - 1),
+            told: bell.is_some() && is_ready(bell_at),
             connections: (0..self.connections.len()).filter(|index| is_ready(2 + index)).collect(),
             ended: (0..watched.len())
                 .filter(|index| is_ready(first_supervisor + index))
