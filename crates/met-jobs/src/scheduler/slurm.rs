@@ -9,7 +9,7 @@ use super::text::{hosts, said, size, span_ns, time_ns, word};
 use super::{Recorded, Scheduler, Window};
 
 const MANAGER: &str = "slurm";
-/// The free text last, for those who read it.
+/// The name last: a line that continues it has no other fields.
 const FIELDS: &[&str] = &[
     "Cluster",
     "JobIDRaw",
@@ -39,31 +39,31 @@ const FIELDS: &[&str] = &[
     "Restarts",
     "JobName",
 ];
-/// What `squeue` calls the same, and at most how long: it pads.
+/// What `squeue` calls the same, and how long it is: it cuts and it pads, so that less is more jobs.
 const QUEUE_FIELDS: &[(&str, &str, u32)] = &[
-    ("Cluster", "Cluster", 64),
-    ("JobID", "JobIDRaw", 32),
-    ("JobArrayID", "JobID", 256),
-    ("UserID", "UID", 32),
-    ("UserName", "User", 64),
-    ("Account", "Account", 64),
+    ("Cluster", "Cluster", 32),
+    ("JobID", "JobIDRaw", 12),
+    ("JobArrayID", "JobID", 64),
+    ("UserID", "UID", 12),
+    ("UserName", "User", 32),
+    ("Account", "Account", 32),
     ("Partition", "Partition", 64),
-    ("QOS", "QOS", 64),
-    ("State", "State", 32),
-    ("exit_code", "Status", 16),
-    ("SubmitTime", "Submit", 32),
-    ("EligibleTime", "Eligible", 32),
-    ("StartTime", "Start", 32),
-    ("EndTime", "End", 32),
-    ("TimeLimit", "Timelimit", 32),
-    ("Reason", "Reason", 64),
-    ("NumNodes", "NNodes", 16),
-    ("NodeList", "NodeList", 4096),
-    ("tres-alloc", "TRES", 512),
-    ("MinMemory", "ReqMem", 32),
-    ("NumCPUs", "ReqCPUS", 16),
-    ("RestartCnt", "Restarts", 16),
-    ("Name", "JobName", 1024),
+    ("QOS", "QOS", 32),
+    ("State", "State", 20),
+    ("exit_code", "Status", 8),
+    ("SubmitTime", "Submit", 20),
+    ("EligibleTime", "Eligible", 20),
+    ("StartTime", "Start", 20),
+    ("EndTime", "End", 20),
+    ("TimeLimit", "Timelimit", 16),
+    ("Reason", "Reason", 48),
+    ("NumNodes", "NNodes", 8),
+    ("NodeList", "NodeList", 1024),
+    ("tres-alloc", "TRES", 256),
+    ("MinMemory", "ReqMem", 16),
+    ("NumCPUs", "ReqCPUS", 8),
+    ("RestartCnt", "Restarts", 6),
+    ("Name", "JobName", 256),
 ];
 /// Steps beyond that are one figure in the job's and no parts.
 const PARTS_MAX: usize = 256;
@@ -119,7 +119,11 @@ impl Slurm {
     /// With all states: those that live and those that ended minutes ago.
     fn queue(&self, programs: &mut Programs, states: &str) -> Result<Vec<Recorded>, Trouble> {
         let delimiter = unguessable();
-        let field = |(name, _, length): &(&str, &str, u32)| format!("{name}:{length}{delimiter}");
+        let field = |&(name, _, length): &(&str, &str, u32)| match name {
+            // Who waits has no nodes, and there may be many.
+            "NodeList" if states == "PENDING" => format!("{name}:1{delimiter}"),
+            _ => format!("{name}:{length}{delimiter}"),
+        };
         let format: Vec<String> = QUEUE_FIELDS.iter().map(field).collect();
         let mut arguments: Vec<String> = ["--all", "--noheader"].map(String::from).into();
         arguments.push(format!("--states={states}"));
@@ -195,7 +199,7 @@ fn unguessable() -> String {
     use std::hash::{BuildHasher, Hasher};
     // The standard library's hash maps are seeded from the system's random numbers.
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
-    format!("~{random:016x}~")
+    format!("~{:012x}~", random >> 16)
 }
 
 /// The lines of a table with so many columns. A line that has not all of them continues the one before: the

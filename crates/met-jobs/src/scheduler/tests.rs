@@ -256,7 +256,7 @@ echo "JobIDRaw${d}JobID${d}State${d}Submit${d}Start${d}Reason${d}JobName"
 echo "1${d}1${d}RUNNING${d}100${d}200${d}Priority${d}one"
 echo "2${d}2${d}PENDING${d}100${d}Unknown${d}None${d}two""#;
 const SQUEUE: &str = r#"
-for argument; do case "$argument" in --Format=*) f=${argument#--Format=Cluster:64};; esac; done
+for argument; do case "$argument" in --Format=*) f=${argument#--Format=Cluster:32};; esac; done
 d=${f%%,*}
 case "$*" in *--states=PENDING*) ;; *--states=all*) echo "c${d}9${d}9${d}0${d}root${d}a${d}p${d}q${d}RUNNING${d}0${d}100${d}100${d}200${d}300${d}5:00${d}None${d}1${d}n1${d}cpu=1${d}50M${d}1${d}0${d}nine${d}";; *) exit 1;; esac
 echo "c${d}2${d}2${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}100${d}N/A${d}N/A${d}5:00${d}Resources${d}1${d}${d}cpu=1${d}50M${d}1${d}0${d}two${d}"
