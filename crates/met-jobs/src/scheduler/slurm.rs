@@ -202,22 +202,27 @@ fn unguessable() -> String {
     format!("~{:012x}~", random >> 16)
 }
 
-/// The lines of a table with so many columns. A line that has not all of them continues the one before: the
-/// last column is a name, and names may hold newlines.
-fn rows(answer: &[u8], delimiter: &str, columns: usize) -> Vec<Vec<String>> {
-    let mut rows: Vec<Vec<String>> = Vec::new();
+/// The lines of a table with so many columns, one at a time. A line that has not all of them continues the
+/// one before: the last column is a name, and names may hold newlines.
+fn each_row(answer: &[u8], delimiter: &str, columns: usize, mut each: impl FnMut(&[String])) {
+    let mut row: Vec<String> = Vec::new();
     for line in answer.split(|&byte| byte == b'\n') {
         let fields = split(line, delimiter.as_bytes());
         if fields.len() >= columns {
-            rows.push(fields.into_iter().take(columns).map(word).collect());
-        } else if let Some(name) = rows.last_mut().and_then(|before| before.last_mut())
+            let before = std::mem::replace(&mut row, fields.into_iter().take(columns).map(word).collect());
+            if !before.is_empty() {
+                each(&before);
+            }
+        } else if let Some(name) = row.last_mut()
             && !line.is_empty()
         {
             let longer = format!("{}\u{fffd}{}", name.trim_end(), word(&fields.concat()));
             *name = word(longer.as_bytes());
         }
     }
-    rows
+    if !row.is_empty() {
+        each(&row);
+    }
 }
 
 fn split<'a>(line: &'a [u8], delimiter: &[u8]) -> Vec<&'a [u8]> {
@@ -260,22 +265,19 @@ impl Row<'_> {
 }
 
 pub(super) fn parse_sacct(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
-    let header = answer.split(|&byte| byte == b'\n').next().unwrap_or_default();
-    let rows = rows(answer, delimiter, split(header, delimiter.as_bytes()).len());
-    let Some((header, rows)) = rows.split_first() else { return Vec::new() };
-    let columns = header.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
+    let header_end = answer.iter().position(|&byte| byte == b'\n').unwrap_or(answer.len());
+    let (header, table) = answer.split_at(header_end);
+    let names: Vec<String> = split(header, delimiter.as_bytes()).into_iter().map(word).collect();
+    let columns = names.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
     let mut found: Vec<Recorded> = Vec::new();
-    for fields in rows {
+    each_row(table, delimiter, names.len(), |fields| {
         let row = Row { columns: &columns, fields };
         match row.raw("JobIDRaw").split_once('.') {
-            None => {
-                let job = job(&row).map(|mut job| {
-                    // The accounts keep why it waited, long after it did.
-                    job.scheduling.reason = job.scheduling.reason.filter(|_| job.start_ns.is_none());
-                    job
-                });
-                found.extend(job);
-            }
+            None => found.extend(job(&row).map(|mut job| {
+                // The accounts keep why it waited, long after it did.
+                job.scheduling.reason = job.scheduling.reason.filter(|_| job.start_ns.is_none());
+                job
+            })),
             Some((id, step)) => {
                 // The steps of each run follow it.
                 if let Some(job) = found.last_mut().filter(|job| job.id == id) {
@@ -283,16 +285,17 @@ pub(super) fn parse_sacct(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
                 }
             }
         }
-    }
+    });
     found.iter_mut().for_each(Recorded::forget_plans);
     found
 }
 
 pub(super) fn parse_squeue(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
     let columns = QUEUE_FIELDS.iter().enumerate().map(|(at, (_, name, _))| (*name, at)).collect();
-    let rows = rows(answer, delimiter, QUEUE_FIELDS.len());
-    let mut found: Vec<Recorded> =
-        rows.iter().filter_map(|fields| job(&Row { columns: &columns, fields })).collect();
+    let mut found: Vec<Recorded> = Vec::new();
+    each_row(answer, delimiter, QUEUE_FIELDS.len(), |fields| {
+        found.extend(job(&Row { columns: &columns, fields }));
+    });
     found.iter_mut().for_each(Recorded::forget_plans);
     found
 }
