@@ -15,7 +15,7 @@ const PIECE_S: i64 = 86_400;
 /// A piece that is still too much when it is this short cannot be asked for.
 const PIECE_MIN_S: i64 = 60;
 /// Jobs handed over at a time.
-const BATCH: usize = 200;
+const BATCH: usize = 50;
 /// Jobs that vanished from the answers and are asked about by id, each time.
 const VANISHED_MAX: usize = 1000;
 

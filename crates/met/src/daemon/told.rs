@@ -17,7 +17,7 @@ impl Keeping {
         self.schedulers.bell()
     }
 
-    /// Keeps a piece of what schedulers told: some hundred jobs at a time, others have their turn in between.
+    /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
     pub fn hear(&mut self) {
         let Some(told) = self.schedulers.take() else { return };
         if let Err(error) = self.keep_told(&told) {
