@@ -151,6 +151,18 @@ impl Resources {
     pub fn is_empty(&self) -> bool {
         *self == Resources::default()
     }
+
+    /// Takes over what `other` knows and this does not.
+    pub fn fill_from(&mut self, other: &Resources) {
+        self.nodes = self.nodes.or(other.nodes);
+        self.cpus = self.cpus.or(other.cpus);
+        self.memory_bytes = self.memory_bytes.or(other.memory_bytes);
+        self.gpus = self.gpus.or(other.gpus);
+        self.time_limit_ns = self.time_limit_ns.or(other.time_limit_ns);
+        for (name, value) in &other.other {
+            self.other.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+    }
 }
 
 /// What only a resource manager knows of a job.
@@ -183,6 +195,36 @@ pub struct Scheduling {
 impl Scheduling {
     pub fn is_empty(&self) -> bool {
         *self == Scheduling::default()
+    }
+
+    /// Takes over what `other` knows and this does not.
+    pub fn fill_from(&mut self, other: &Scheduling) {
+        let texts = [
+            (&mut self.alias, &other.alias),
+            (&mut self.array_id, &other.array_id),
+            (&mut self.het_id, &other.het_id),
+            (&mut self.partition, &other.partition),
+            (&mut self.qos, &other.qos),
+            (&mut self.reason, &other.reason),
+        ];
+        for (own, others) in texts {
+            if own.is_none() {
+                own.clone_from(others);
+            }
+        }
+        let numbers = [
+            (&mut self.array_index, other.array_index),
+            (&mut self.het_offset, other.het_offset),
+            (&mut self.restarts, other.restarts),
+            (&mut self.submit_ns, other.submit_ns),
+            (&mut self.eligible_ns, other.eligible_ns),
+            (&mut self.cpu_ns, other.cpu_ns),
+            (&mut self.memory_peak_bytes, other.memory_peak_bytes),
+            (&mut self.asked_ns, other.asked_ns),
+        ];
+        for (own, others) in numbers {
+            *own = own.or(others);
+        }
     }
 }
 

@@ -1,9 +1,10 @@
-//! Finds the processes and cgroups of jobs on this machine.
+//! Finds the processes and cgroups of jobs on this machine, and reads what schedulers have recorded of jobs.
 
 pub mod enclosure;
 mod environ;
 pub mod layouts;
 mod members;
+pub mod scheduler;
 
 pub use environ::find_by_marker;
 pub use members::{JobSpec, Members};

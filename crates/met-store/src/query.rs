@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::{JOB, Table};
-use rusqlite::Connection;
 use rusqlite::types::ToSql;
+use rusqlite::{Connection, OptionalExtension};
 
 use crate::block;
 use crate::day;
@@ -18,10 +18,12 @@ use crate::inbox::{self, JobDir};
 use crate::record::{
     Parts, exact, id_number, is_unsettled, select, sort_ns, supersedes, with_what_was_known,
 };
-use crate::schema::{CATALOGUE, SERIES, open_for_reading};
+use crate::schema::{CATALOGUE, SERIES, open_for_reading, version_of};
 use crate::series;
 
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
+/// From which version on the catalogue knows aliases, and remembers what belongs to no job.
+const ALIAS_VERSION: i64 = 2;
 
 /// Which jobs to list. The default is all of them.
 #[derive(Clone, Debug, Default)]
@@ -195,23 +197,41 @@ impl Queries {
         Ok(jobs)
     }
 
-    /// Every job with this id, newest first: ids are given again by schedulers, and by several of them.
+    /// Every job with this id or alias, newest first: ids are given again by schedulers, and by several of them.
     pub fn find(&self, manager: Option<&str>, id: &str) -> Result<Vec<Record>, StoreError> {
-        let is_asked = |key: &JobKey| key.id == id && manager.is_none_or(|manager| key.manager == manager);
+        let is_asked = |key: &JobKey| manager.is_none_or(|manager| key.manager == manager);
         let mut pending = self.inbox_of(id);
-        pending.retain(|key, _| is_asked(key));
+        pending.retain(|key, _| key.id == id && is_asked(key));
         let mut jobs = Vec::new();
         if let Some(catalogue) = self.catalogue()? {
             let path = self.catalogue_path();
             let database = StoreError::database(&path);
             settle(catalogue, &mut pending).map_err(database)?;
-            let stored = select(catalogue, "id = ?1", &[&id], -1, Parts::ALL).map_err(database)?;
+            // A reader may meet a file that no writer of this version has opened yet.
+            let condition = match version_of(catalogue, &path)? >= ALIAS_VERSION {
+                true => "(id = ?1 OR alias = ?1)",
+                false => "id = ?1",
+            };
+            let stored = select(catalogue, condition, &[&id], -1, Parts::ALL).map_err(database)?;
             jobs.extend(stored.into_iter().map(|stored| stored.record));
             jobs.retain(|record| is_asked(&record.key) && !pending.contains_key(&record.key));
         }
         jobs.extend(pending.into_values());
         jobs.sort_by_key(|record| std::cmp::Reverse(sort_ns(record)));
         Ok(jobs)
+    }
+
+    /// What was remembered with [`crate::Writer::set_meta`].
+    pub fn meta(&self, name: &str) -> Result<Option<String>, StoreError> {
+        let path = self.catalogue_path();
+        let Some(catalogue) = self.catalogue()? else { return Ok(None) };
+        if version_of(catalogue, &path)? < ALIAS_VERSION {
+            return Ok(None);
+        }
+        catalogue
+            .query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| row.get(0))
+            .optional()
+            .map_err(StoreError::database(&path))
     }
 
     /// The job with exactly this key.

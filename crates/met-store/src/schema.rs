@@ -130,7 +130,7 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
     Ok(Some(connection))
 }
 
-fn version_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
+pub(crate) fn version_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(StoreError::database(path))
 }
 

@@ -95,11 +95,19 @@ impl Writer {
 
     /// As [`Writer::put`], all in one transaction.
     pub fn put_all(&mut self, records: &[Record]) -> Result<(), StoreError> {
+        self.put_instead(records, &[])
+    }
+
+    /// As [`Writer::put_all`], in the place of records that have no samples.
+    pub fn put_instead(&mut self, records: &[Record], instead_of: &[JobKey]) -> Result<(), StoreError> {
         let path = self.queries.catalogue_path();
         let durable = records.iter().any(|record| !record.state.is_live());
         let terms = &mut self.terms;
         let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
         let result = in_transaction(connection, durable, |connection| {
+            for key in instead_of {
+                record::delete(connection, key)?;
+            }
             records.iter().try_for_each(|record| record::write(connection, terms, record))
         });
         result.map_err(|error| {
@@ -227,10 +235,19 @@ impl Writer {
         }
         let path = self.queries.catalogue_path();
         let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
-        let cluster = key.cluster.as_deref().unwrap_or("");
-        in_transaction(connection, true, |connection| {
-            let sql = "DELETE FROM job WHERE id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4";
-            connection.execute(sql, rusqlite::params![key.id, key.manager, key.incarnation, cluster])
+        in_transaction(connection, true, |connection| record::delete(connection, key))
+            .map_err(StoreError::database(&path))?;
+        Ok(())
+    }
+
+    /// Remembers something that belongs to no job.
+    pub fn set_meta(&mut self, name: &str, value: &str) -> Result<(), StoreError> {
+        let path = self.queries.catalogue_path();
+        let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
+        in_transaction(connection, false, |connection| {
+            let sql = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+                       ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+            connection.execute(sql, [name, value])
         })
         .map_err(StoreError::database(&path))?;
         Ok(())

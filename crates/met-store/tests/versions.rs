@@ -71,12 +71,15 @@ fn opens(version: &str) -> tempfile::TempDir {
             let reader = Reader::open(state.path()).unwrap();
             let jobs = reader.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap();
             let course = reader.course(&jobs[1].key).unwrap();
+            assert_eq!(reader.find(None, "1").unwrap().len(), 1);
+            assert_eq!(reader.meta("cursor").unwrap(), None);
             (jobs, course)
         } else {
             let writer = Writer::open(state.path()).unwrap();
             assert_eq!(writer.moved_aside, None);
             let jobs = writer.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap();
             let course = writer.course(&jobs[1].key).unwrap();
+            assert_eq!(writer.find(None, "1").unwrap().len(), 1);
             (jobs, course)
         };
         assert_eq!(jobs.iter().map(|job| job.state).collect::<Vec<_>>(), [State::Running, State::Finished]);

@@ -17,6 +17,7 @@ pub struct Config {
     pub storage: Storage,
     pub system: System,
     pub gpu: Gpu,
+    pub schedulers: Schedulers,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -70,6 +71,37 @@ pub struct Gpu {
     pub idle_power: IdleRules,
 }
 
+/// Who is asked what is recorded of jobs, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedulers {
+    pub slurm: Presence,
+    pub oar: Presence,
+    pub pbs: Presence,
+    pub lsf: Presence,
+    pub interval: Duration,
+    /// How far back is asked the first time.
+    pub lookback: Duration,
+    pub timeout: Duration,
+    pub scope: Scope,
+    /// Folders of the commands, divided by colons.
+    pub path: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// When its command is there, and only for everybody.
+    Auto,
+    Yes,
+    No,
+}
+
+/// Whose jobs are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Cluster,
+    Node,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collector {
     pub interval: Option<Duration>,
@@ -110,6 +142,17 @@ impl Default for Config {
             },
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
             gpu: Gpu::default(),
+            schedulers: Schedulers {
+                slurm: Presence::Auto,
+                oar: Presence::Auto,
+                pbs: Presence::Auto,
+                lsf: Presence::Auto,
+                interval: Duration::from_secs(60),
+                lookback: Duration::from_secs(86_400),
+                timeout: Duration::from_secs(30),
+                scope: Scope::Cluster,
+                path: None,
+            },
             nvidia: Collector::default(),
         }
     }
@@ -274,10 +317,24 @@ mod tests {
              daemon: {idle_exit: 1h30m, operators: wheel}\n\
              storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
              gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
+             schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
+             \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
         assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
         assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
+        let expected = Schedulers {
+            slurm: Presence::Yes,
+            oar: Presence::No,
+            pbs: Presence::Auto,
+            lsf: Presence::No,
+            interval: Duration::from_secs(300),
+            lookback: Duration::from_secs(7 * 86_400),
+            timeout: Duration::from_secs(10),
+            scope: Scope::Node,
+            path: Some("/opt/lsf/bin".to_owned()),
+        };
+        assert_eq!(config.schedulers, expected);
         assert_eq!(config.sampling.interval, Duration::from_millis(250));
         assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
         assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));
@@ -315,7 +372,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, schedulers, system, cpuCollector, nvidiaCollector, state"#
             ]],
         );
         check_error(

@@ -74,6 +74,9 @@ pub struct JobsFilter {
     /// Only jobs that had a card.
     #[serde(default)]
     pub with_cards: bool,
+    /// Or, among jobs that have not started, so many further on.
+    #[serde(default)]
+    pub skip: usize,
 }
 
 impl JobsFilter {
@@ -90,7 +93,10 @@ impl JobsFilter {
             user: self.user.clone(),
             name: self.name.clone(),
             // Jobs that run are looked at afterwards, and some of them fall out.
-            limit: self.limit.filter(|_| !self.states.iter().any(|state| state.is_live())),
+            limit: self
+                .limit
+                .filter(|_| !self.states.iter().any(|state| state.is_live()))
+                .map(|limit| limit.saturating_add(self.skip)),
             until_ns: self.until_ns,
             with_summaries: true,
             with_cards: self.with_cards,
@@ -104,6 +110,7 @@ impl JobsFilter {
     pub fn retain(&self, jobs: &mut Vec<Record>) {
         jobs.retain(|record| self.states.is_empty() || self.states.contains(&record.state));
         jobs.retain(|record| !self.with_cards || !record.gpus.is_empty());
+        jobs.drain(..self.skip.min(jobs.len()));
         jobs.truncate(self.limit.unwrap_or(usize::MAX));
     }
 }
@@ -245,10 +252,15 @@ fn is_known_end(record: &Record) -> bool {
     !record.state.is_live() && record.state != State::Lost
 }
 
+/// As the store sorts: what has yet to start is the newest.
+fn sort_ns(record: &Record) -> i64 {
+    record.start_ns.or(record.end_ns).unwrap_or(i64::MAX)
+}
+
 /// Newest first, each job once: an end that somebody knows beats a job that somebody else lost sight of.
 fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
     jobs.sort_by(|left, right| {
-        let order = |record: &Record| (record.start_ns, record.key.id.parse::<u64>().ok());
+        let order = |record: &Record| (sort_ns(record), record.key.id.parse::<u64>().ok());
         order(right)
             .cmp(&order(left))
             .then_with(|| left.key.cmp(&right.key))
@@ -317,10 +329,14 @@ impl JobSource for FromDaemon {
             let more = self.records(&Request::Jobs(page.clone()))?;
             let last = more.len() < PAGE_JOBS;
             // Pages overlap in the jobs of one instant: `merge` keeps each of them once.
-            page.until_ns = more.last().and_then(|record| record.start_ns).map(|start_ns| start_ns + 1);
+            match more.last().map(sort_ns) {
+                // Those that wait come first and have no time to go on from.
+                Some(i64::MAX) => page.skip += more.len(),
+                begun_ns => (page.until_ns, page.skip) = (begun_ns.map(|begun_ns| begun_ns + 1), 0),
+            }
             jobs.extend(more);
             jobs = merge(jobs);
-            if last || jobs.len() == before || jobs.len() >= wanted || page.until_ns.is_none() {
+            if last || jobs.len() == before || jobs.len() >= wanted {
                 return Ok(jobs);
             }
         }
@@ -646,6 +662,22 @@ mod tests {
         assert_eq!(settled(&reused), State::Lost, "the pid is somebody else's now");
         record.state = State::Finished;
         assert_eq!(settled(&record), State::Finished);
+    }
+
+    #[test]
+    fn jobs_that_wait_are_the_newest_and_have_pages_of_their_own() {
+        let mut jobs: Vec<Record> = (1..=3).map(|id| crate::view::sample::full(id, "train")).collect();
+        jobs[0].start_ns = None;
+        jobs[0].end_ns = None;
+        jobs[0].state = State::Pending;
+        let ids = |jobs: &[Record]| jobs.iter().map(|job| job.key.id.clone()).collect::<Vec<_>>();
+        let mut jobs = merge(jobs);
+        assert_eq!(ids(&jobs)[0], "1");
+        let rest = ids(&jobs)[1..].to_vec();
+        JobsFilter { skip: 1, limit: Some(2), ..Default::default() }.retain(&mut jobs);
+        assert_eq!(ids(&jobs), rest);
+        JobsFilter { skip: 5, ..Default::default() }.retain(&mut jobs);
+        assert!(jobs.is_empty());
     }
 
     #[test]

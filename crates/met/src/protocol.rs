@@ -89,6 +89,22 @@ pub struct Status {
     pub interval_ms: i64,
     pub state: std::path::PathBuf,
     pub sources: Vec<SourceStatus>,
+    #[serde(default)]
+    pub schedulers: Vec<SchedulerStatus>,
+}
+
+/// A resource manager that is asked about jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchedulerStatus {
+    pub manager: String,
+    /// Unix time of the last answer; `None` before the first.
+    pub answered_ns: Option<i64>,
+    /// How long the last question took.
+    pub took_ms: Option<i64>,
+    /// Runs of jobs that were news.
+    pub told: u64,
+    /// Since the last answer.
+    pub last_error: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

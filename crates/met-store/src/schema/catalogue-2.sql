@@ -1,3 +1,13 @@
+-- The id that a manager's users know a job by, where it is not `id`: element 7 of the array 1234 is 1234_7.
+ALTER TABLE job ADD COLUMN alias TEXT;
+CREATE INDEX job_by_alias ON job (alias) WHERE alias IS NOT NULL;
+
+-- What is to be known after a restart and belongs to no job: until when a scheduler has told everything.
+CREATE TABLE meta (
+    name  TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- Something that outlives jobs and that they share: a graphics card, or a part of one. Its series lie in the
 -- files of the days, once, however many jobs used it.
 CREATE TABLE device (

@@ -7,11 +7,14 @@ use std::time::Duration;
 use anyhow::Result;
 use met_host::cgroup::{Hierarchies, Kind};
 use met_jobs::enclosure::{Enable, Enclosure};
+use met_jobs::scheduler;
 use met_sources::{Runner, SOURCES, Unavailable};
 use serde_json::json;
 
 use crate::cli::DoctorArgs;
-use crate::protocol::{Reply, Request};
+use crate::daemon;
+use crate::jobs;
+use crate::protocol::{Reply, Request, SchedulerStatus};
 use crate::sampler;
 use crate::setting::Setting;
 use crate::supervise::perf_allowed;
@@ -63,9 +66,10 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         perf(),
         pressure(),
         open_files(),
-        daemon(setting),
+        running_daemon(setting),
         store(setting),
     ]);
+    findings.extend(schedulers(setting));
     let mut stdout = io::stdout().lock();
     if args.json {
         let object = |finding: &Finding| {
@@ -209,7 +213,7 @@ fn open_files() -> Finding {
     }
 }
 
-fn daemon(setting: &Setting) -> Finding {
+fn running_daemon(setting: &Setting) -> Finding {
     let (health, detail) = if setting.system_daemon().is_some() {
         (Health::Good, "a system daemon runs and is used".to_owned())
     } else if setting.user_daemon().is_ok() {
@@ -218,6 +222,67 @@ fn daemon(setting: &Setting) -> Finding {
         (Health::Good, "none runs; the first `met run` starts one".to_owned())
     };
     Finding { what: "daemon", health, detail, remedy: None }
+}
+
+/// What the system daemon hears of the schedulers; without one, which of them could be asked.
+fn schedulers(setting: &Setting) -> Vec<Finding> {
+    let finding = |health, detail: String, remedy: Option<String>| Finding {
+        what: "scheduler",
+        health,
+        detail,
+        remedy,
+    };
+    let mut asked: Vec<SchedulerStatus> = Vec::new();
+    let system = setting.system_daemon();
+    let runs = system.is_some();
+    for mut client in system.into_iter().chain(setting.user_daemon().ok()) {
+        if let Ok(Reply::Status(status)) = client.call(&Request::Status) {
+            asked.extend(status.schedulers);
+        }
+    }
+    if !asked.is_empty() {
+        return asked.iter().map(|status| finding(health_of(status), heard_of(status), None)).collect();
+    }
+    let there = daemon::schedulers::wanted(&setting.config.schedulers, true);
+    if there.is_empty() {
+        let detail = "none of sacct, oarstat, qstat and bjobs is here: jobs are known by what is measured";
+        return vec![finding(Health::Good, detail.to_owned(), None)];
+    }
+    let found = |(kind, installed): &(&'static scheduler::Kind, bool)| match installed {
+        false => finding(Health::Missing, format!("{}: {} is not here", kind.manager, kind.program), None),
+        true if runs => finding(Health::Less, format!("{} is not asked", kind.manager), None),
+        true => {
+            let detail = format!("{} is here, and asked by a system daemon alone", kind.manager);
+            finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
+        }
+    };
+    there.iter().map(found).collect()
+}
+
+fn health_of(status: &SchedulerStatus) -> Health {
+    match (&status.last_error, status.answered_ns) {
+        (Some(_), None) => Health::Missing,
+        (Some(_), Some(_)) => Health::Less,
+        _ => Health::Good,
+    }
+}
+
+/// When it last answered, and what went wrong since.
+pub fn heard_of(status: &SchedulerStatus) -> String {
+    let ago = status.answered_ns.map(|answered_ns| (jobs::now_ns() - answered_ns).max(0) / 1_000_000_000);
+    let mut text = match ago {
+        Some(ago) => format!("{} answered {ago} s ago", status.manager),
+        None if status.last_error.is_some() => format!("{} did not answer", status.manager),
+        None => format!("{} is being asked for the first time", status.manager),
+    };
+    text.push_str(&format!(", {} records", status.told));
+    if let Some(took_ms) = status.took_ms {
+        text.push_str(&format!(", the last question took {took_ms} ms"));
+    }
+    if let Some(error) = &status.last_error {
+        text.push_str(&format!("; {error}"));
+    }
+    text
 }
 
 fn store(setting: &Setting) -> Finding {

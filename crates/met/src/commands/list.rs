@@ -80,6 +80,7 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
         until_ns: None,
         // That view is of cards: who never had one is not in it.
         with_cards: args.view == table::View::Gpu,
+        skip: 0,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
     })
 }

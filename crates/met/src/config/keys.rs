@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::tree::{Complaint, Entry, Node};
-use super::{Config, StorageName};
+use super::{Config, Presence, Scope, StorageName};
 use crate::view::units::{self, ParseError};
 
 pub struct Section {
@@ -33,6 +33,8 @@ pub enum Form {
     Storage(fn(&mut Config, StorageName)),
     /// One for all, or one for each name; the name is `None` for all the others.
     Power(fn(&mut Config, Option<&str>, i64)),
+    Presence(fn(&mut Config, Presence)),
+    Scope(fn(&mut Config, Scope)),
 }
 
 /// A bound and how it is written.
@@ -135,6 +137,66 @@ pub static SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "schedulers",
+        help: "Resource managers, which are asked what they have recorded of jobs.",
+        keys: &[
+            Key {
+                name: "slurm",
+                form: Form::Presence(|config, presence| config.schedulers.slurm = presence),
+                default: "auto",
+                help: "SLURM; `auto`: by a system daemon, where there is the command `sacct`",
+            },
+            Key {
+                name: "oar",
+                form: Form::Presence(|config, presence| config.schedulers.oar = presence),
+                default: "auto",
+                help: "OAR; `auto`: by a system daemon, where there is the command `oarstat`",
+            },
+            Key {
+                name: "pbs",
+                form: Form::Presence(|config, presence| config.schedulers.pbs = presence),
+                default: "auto",
+                help: "PBS; `auto`: by a system daemon, where there is the command `qstat`",
+            },
+            Key {
+                name: "lsf",
+                form: Form::Presence(|config, presence| config.schedulers.lsf = presence),
+                default: "auto",
+                help: "LSF; `auto`: by a system daemon, where there is the command `bjobs`",
+            },
+            Key {
+                name: "interval",
+                form: Form::Interval(|config, interval| config.schedulers.interval = interval),
+                default: "60s",
+                help: "how often one is asked; less often where the answer takes long, soon after a job of this node ended",
+            },
+            Key {
+                name: "lookback",
+                form: Form::Duration(|config, span| config.schedulers.lookback = span),
+                default: "1d",
+                help: "how far back is asked the first time",
+            },
+            Key {
+                name: "timeout",
+                form: Form::Duration(|config, limit| config.schedulers.timeout = limit),
+                default: "30s",
+                help: "a command that takes longer is ended and tried again later",
+            },
+            Key {
+                name: "scope",
+                form: Form::Scope(|config, scope| config.schedulers.scope = scope),
+                default: "cluster",
+                help: "`cluster`: all jobs, also those that wait; `node`: those that run on this node",
+            },
+            Key {
+                name: "path",
+                form: Form::Text(|config, folders| config.schedulers.path = Some(folders)),
+                default: "",
+                help: "folders in which the commands are looked for first, divided by colons",
+            },
+        ],
+    },
+    Section {
         name: "system",
         help: "The directories of the daemon that runs as root. A user's own are found by the XDG rules.",
         keys: &[
@@ -212,6 +274,8 @@ impl Form {
             Form::Path(_) => "path",
             Form::Storage(_) => "`sqlite` or `memory`",
             Form::Power(_) => "power, or one for each",
+            Form::Presence(_) => "`auto`, `true` or `false`",
+            Form::Scope(_) => "`cluster` or `node`",
         }
     }
 
@@ -226,6 +290,8 @@ impl Form {
             Form::Path(set) => set(config, path(text)?),
             Form::Storage(set) => set(config, storage(text)?),
             Form::Power(set) => set(config, None, power_mw(text)?),
+            Form::Presence(set) => set(config, presence(text)?),
+            Form::Scope(set) => set(config, scope(text)?),
         }
         Ok(())
     }
@@ -277,6 +343,23 @@ fn storage(text: &str) -> Result<StorageName, ParseError> {
         "sqlite" => Ok(StorageName::Sqlite),
         "memory" => Ok(StorageName::Memory),
         _ => Err(ParseError(format!("{text:?} is not a storage; write sqlite or memory"))),
+    }
+}
+
+fn presence(text: &str) -> Result<Presence, ParseError> {
+    match text {
+        "auto" => Ok(Presence::Auto),
+        "true" | "yes" => Ok(Presence::Yes),
+        "false" | "no" => Ok(Presence::No),
+        _ => Err(ParseError(format!("{text:?} is neither auto, true nor false"))),
+    }
+}
+
+fn scope(text: &str) -> Result<Scope, ParseError> {
+    match text {
+        "cluster" => Ok(Scope::Cluster),
+        "node" => Ok(Scope::Node),
+        _ => Err(ParseError(format!("{text:?} is not a scope; write cluster or node"))),
     }
 }
 
@@ -364,7 +447,8 @@ fn example(key: &Key) -> &'static str {
         Form::Count(_) => "100",
         Form::Size(_) => "2GiB",
         Form::Power(_) => "75W",
-        Form::Text(_) | Form::Path(_) | Form::Storage(_) => "a name",
+        Form::Text(_) | Form::Path(_) => "a name",
+        Form::Storage(_) | Form::Presence(_) | Form::Scope(_) => "one of its words",
     }
 }
 

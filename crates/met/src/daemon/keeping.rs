@@ -15,7 +15,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
 use super::sampling::Sampling;
+use super::schedulers::Schedulers;
 use super::socket::Peer;
+use super::told;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::jobs;
@@ -34,12 +36,13 @@ pub struct Keeping {
     host: Host,
     config: Config,
     place: Place,
-    writer: Writer,
+    pub(super) writer: Writer,
     sampling: Sampling,
     jobs: HashMap<JobKey, Kept>,
     made: Made,
     /// Ids that were reserved and have no end yet, and for whom.
     given: HashMap<u64, u32>,
+    pub(super) schedulers: Schedulers,
 }
 
 struct Kept {
@@ -51,6 +54,9 @@ struct Kept {
 impl Keeping {
     pub fn open(setting: &Setting, place: &Place) -> Result<Keeping> {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
+        let before = |manager: &str| told::before(&writer, manager);
+        let asked = &setting.config.schedulers;
+        let schedulers = Schedulers::start(&setting.host, asked, place.system, before)?;
         let mut keeping = Keeping {
             host: setting.host.clone(),
             config: setting.config.clone(),
@@ -60,6 +66,7 @@ impl Keeping {
             jobs: HashMap::new(),
             made: Made::default(),
             given: HashMap::new(),
+            schedulers,
         };
         // What cannot be imported now (a full disk) stays in the inbox, where every reader finds it.
         if let Err(error) = jobs::import(&mut keeping.writer, &place.state, &keeping.host) {
@@ -76,7 +83,9 @@ impl Keeping {
     /// Jobs that began before this daemon did: sampled on if they still run, lost if nobody waits for them.
     fn take_up_running(&mut self) -> Result<()> {
         let live = jobs::JobsFilter { states: vec![State::Running, State::Suspended], ..Default::default() };
-        for mut record in self.writer.jobs(&live.to_store())? {
+        let found = self.writer.jobs(&live.to_store())?;
+        // What only a scheduler tells of runs elsewhere.
+        for mut record in found.into_iter().filter(|record| record.local.is_some()) {
             jobs::settle(&self.host, &mut record);
             let in_terminal =
                 record.local.as_ref().is_some_and(|local| local.origin == met_core::job::Origin::Time);
@@ -284,6 +293,7 @@ impl Keeping {
             // Nobody wakes up again to write the last samples of the cards.
             self.flush();
         }
+        self.schedulers.nudge(&record.key.manager);
         self.limit_count()
     }
 
@@ -411,6 +421,7 @@ impl Keeping {
             interval_ms: self.config.sampling.interval.as_millis() as i64,
             state: self.place.state.clone(),
             sources: self.sampling.costs(),
+            schedulers: self.schedulers.status(),
         }
     }
 

@@ -1,13 +1,15 @@
 //! The daemon: samples the jobs of a user, or as root of everybody, and keeps what becomes of them.
 //!
-//! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. It
-//! never starts a user's process, and jobs go on without it.
+//! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. A third
+//! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
 mod claims;
 mod keeping;
 mod privilege;
 mod sampling;
+pub mod schedulers;
 mod socket;
+mod told;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -83,6 +85,7 @@ struct Daemon {
 struct Ready {
     signalled: bool,
     knocked: bool,
+    told: bool,
     connections: Vec<usize>,
     ended: Vec<JobKey>,
 }
@@ -105,6 +108,9 @@ impl Daemon {
             for key in ready.ended {
                 self.keeping.supervisor_gone(&key);
             }
+            if ready.told {
+                self.keeping.hear();
+            }
             self.keep_house();
             if self.idle_too_long() && self.left_for_good()? {
                 return Ok(());
@@ -122,6 +128,8 @@ impl Daemon {
             fds.push(PollFd::from_borrowed_fd(connection.as_fd(), flags));
         }
         fds.extend(watched.iter().map(|(_, pidfd)| PollFd::new(*pidfd, PollFlags::IN)));
+        let (bell, bell_at) = (self.keeping.bell(), fds.len());
+        fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
         let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Ready::default();
@@ -131,6 +139,7 @@ impl Daemon {
         Ready {
             signalled: is_ready(0),
             knocked: is_ready(1),
+            told: bell.is_some() && is_ready(bell_at),
             connections: (0..self.connections.len()).filter(|index| is_ready(2 + index)).collect(),
             ended: (0..watched.len())
                 .filter(|index| is_ready(first_supervisor + index))
