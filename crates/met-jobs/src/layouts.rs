@@ -155,7 +155,7 @@ fn printable(bytes: &[u8]) -> String {
 }
 
 /// One way in which a manager names its cgroups.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     manager: Cow<'static, str>,
     class: Class,

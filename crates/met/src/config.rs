@@ -8,11 +8,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use met_jobs::layouts::Layout;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub sampling: Sampling,
     pub daemon: Daemon,
     pub storage: Storage,
+    pub jobs: Jobs,
     pub system: System,
     pub gpu: Gpu,
     /// The older tool's names.
@@ -34,6 +37,25 @@ pub struct Daemon {
     pub idle_exit: Duration,
     /// The group whose members may see everybody's jobs.
     pub operators: Option<String>,
+}
+
+/// Jobs that somebody else started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Jobs {
+    pub discover: Discover,
+    /// Tried before those that are built in.
+    pub layouts: Vec<Layout>,
+    /// The cgroup below which they are looked for; `None` is everywhere.
+    pub below: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Discover {
+    /// By a daemon that root runs for everybody.
+    #[default]
+    Auto,
+    Yes,
+    No,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +126,7 @@ impl Default for Config {
                 keep: Duration::from_secs(90 * 86_400),
                 max_bytes: 2 << 30,
             },
+            jobs: Jobs::default(),
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
             gpu: Gpu::default(),
             nvidia: Collector::default(),
@@ -250,9 +273,15 @@ mod tests {
              daemon: {idle_exit: 1h30m, operators: wheel}\n\
              storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
              gpu: {nvml: /opt/libnvidia-ml.so.1}\n\
+             jobs:\n  discover: true\n  below: /slice/a\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
+             \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
         assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
+        let layouts = [("mine", "m/job-{id}", ""), ("other", "o/{id}", "part-{step}")];
+        let layouts = layouts.map(|(manager, path, parts)| Layout::parse(manager, path, parts).unwrap());
+        let below = Some(PathBuf::from("/slice/a"));
+        assert_eq!(config.jobs, Jobs { discover: Discover::Yes, layouts: layouts.into(), below });
         assert_eq!(config.sampling.interval, Duration::from_millis(250));
         assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
         assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));
@@ -289,9 +318,7 @@ mod tests {
         );
         check_error(
             "colour: red\n",
-            expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state"#
-            ]],
+            expect![[r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, system, cpuCollector, nvidiaCollector, state"#]],
         );
         check_error(
             "daemon:\n  port: 80\n",
@@ -360,6 +387,16 @@ mod tests {
             "- sampling\n",
             expect![[r#"met.yaml:1: the file holds no sections; write for example "sampling:""#]],
         );
+    }
+
+    #[test]
+    fn a_layout_that_cannot_be_used_is_told_why() {
+        check_error("jobs: {discover: often}\n", expect![[r#"met.yaml:1: jobs.discover: "often" is not auto, true or false"#]]);
+        check_error("jobs: {layouts: mine}\n", expect![[r#"met.yaml:1: jobs.layouts: "mine" is not a list; write - {manager: mysched, path: "mysched/job-{id}"}"#]]);
+        check_error("jobs:\n  layouts:\n  - mine\n", expect![[r#"met.yaml:3: jobs.layouts: write - {manager: mysched, path: "mysched/job-{id}"}"#]]);
+        check_error("jobs:\n  layouts:\n  - manager: m\n    path: a/{job}\n", expect![[r#"met.yaml:3: jobs.layouts: "{job}": {job} is none of id, sluid, uid, user, node, cluster, index, step, task, qos"#]]);
+        check_error("jobs:\n  layouts:\n  - manager: m\n    paths: a\n", expect![[r#"met.yaml:4: jobs.layouts: unknown key "jobs.layouts.paths"; did you mean "jobs.layouts.path"?"#]]);
+        check_error("jobs:\n  layouts:\n  - manager: m\n", expect![[r#"met.yaml:3: jobs.layouts: a layout has a manager and a path; write - {manager: mysched, path: "mysched/job-{id}"}"#]]);
     }
 
     #[test]

@@ -83,6 +83,27 @@ pub struct Status {
     pub interval_ms: i64,
     pub state: std::path::PathBuf,
     pub sources: Vec<SourceStatus>,
+    /// `None` where it does not look for jobs of others.
+    #[serde(default)]
+    pub discovery: Option<DiscoveryStatus>,
+}
+
+/// How the search for jobs of others goes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DiscoveryStatus {
+    pub jobs: Vec<(String, usize)>,
+    pub homes: Vec<std::path::PathBuf>,
+    pub watches: usize,
+    /// Why not everything is watched.
+    pub refused: Option<String>,
+    pub left_out: u64,
+}
+
+impl From<met_jobs::discover::Health> for DiscoveryStatus {
+    fn from(health: met_jobs::discover::Health) -> DiscoveryStatus {
+        let met_jobs::discover::Health { jobs, homes, watches, refused, left_out, .. } = health;
+        DiscoveryStatus { jobs, homes, watches, refused, left_out }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -33,6 +33,18 @@ fn with_passwd<T>(uid: u32, read: impl FnOnce(&libc::passwd) -> T) -> Option<T> 
     }
 }
 
+pub fn uid_of(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    let mut entry = MaybeUninit::<libc::passwd>::uninit();
+    let mut buffer = vec![0; ENTRY_BYTES];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are valid for the call; `found` is null or points to `entry`.
+    unsafe {
+        libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &mut found);
+        found.as_ref().map(|entry| entry.pw_uid)
+    }
+}
+
 /// Whether a user is in a group, as member or by primary group.
 pub fn is_in_group(uid: u32, group: &str) -> bool {
     let (Ok(group), Some(user)) = (CString::new(group), name_of(uid)) else { return false };
@@ -66,5 +78,6 @@ mod tests {
         assert!(!is_in_group(65534, "root"));
         assert!(!is_in_group(0, "no-such-group"));
         assert_eq!(name_of(4_000_000_000), None);
+        assert_eq!((uid_of("root"), uid_of("no-such-user"), uid_of("a\0b")), (Some(0), None, None));
     }
 }

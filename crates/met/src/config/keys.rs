@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_jobs::layouts::Layout;
+
 use super::tree::{Complaint, Entry, Node};
-use super::{Config, StorageName};
+use super::{Config, Discover, StorageName};
 use crate::view::units::{self, ParseError};
 
 pub struct Section {
@@ -31,6 +33,8 @@ pub enum Form {
     Text(fn(&mut Config, String)),
     Path(fn(&mut Config, PathBuf)),
     Storage(fn(&mut Config, StorageName)),
+    Discover(fn(&mut Config, Discover)),
+    Layouts(fn(&mut Config, Vec<Layout>)),
 }
 
 /// A bound and how it is written.
@@ -108,6 +112,34 @@ pub static SECTIONS: &[Section] = &[
                 form: Form::Size(|config, bytes| config.storage.max_bytes = bytes),
                 default: "2GiB",
                 help: "the store is kept below this, the oldest samples leave first",
+            },
+        ],
+    },
+    Section {
+        name: "jobs",
+        help: "Jobs that a resource manager or somebody else started, found by their cgroups. A layout says how a \
+               manager names them: `path` are the directories from the top of a hierarchy (those in parentheses at \
+               its beginning may be missing), `parts` those of the steps and tasks below a job. In a name `*` stands \
+               for any characters, `#` for digits, `{id}` for what is to be known of the job: `id`, `uid`, `user`, \
+               `node`, `cluster`, `index`, and in parts `step` and `task`; `{id:#}` fits digits only.",
+        keys: &[
+            Key {
+                name: "discover",
+                form: Form::Discover(|config, discover| config.jobs.discover = discover),
+                default: "auto",
+                help: "whether they are looked for; `auto`: by a daemon that root runs for everybody",
+            },
+            Key {
+                name: "layouts",
+                form: Form::Layouts(|config, layouts| config.jobs.layouts = layouts),
+                default: "",
+                help: "further layouts, tried before those built in: `- {manager: mysched, path: \"mysched/job-{id}\"}`",
+            },
+            Key {
+                name: "below",
+                form: Form::Path(|config, path| config.jobs.below = Some(path)),
+                default: "",
+                help: "look only below this cgroup, named from the top of each hierarchy: `/machine.slice`",
             },
         ],
     },
@@ -198,6 +230,8 @@ impl Form {
             Form::Text(_) => "text",
             Form::Path(_) => "path",
             Form::Storage(_) => "`sqlite` or `memory`",
+            Form::Discover(_) => "`auto`, `true` or `false`",
+            Form::Layouts(_) => "list",
         }
     }
 
@@ -211,6 +245,8 @@ impl Form {
             Form::Text(set) => set(config, text.to_owned()),
             Form::Path(set) => set(config, path(text)?),
             Form::Storage(set) => set(config, storage(text)?),
+            Form::Discover(set) => set(config, discover(text)?),
+            Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
         }
         Ok(())
     }
@@ -255,12 +291,49 @@ fn storage(text: &str) -> Result<StorageName, ParseError> {
     }
 }
 
+fn discover(text: &str) -> Result<Discover, ParseError> {
+    match text {
+        "auto" => Ok(Discover::Auto),
+        "true" => Ok(Discover::Yes),
+        "false" => Ok(Discover::No),
+        _ => Err(ParseError(format!("{text:?} is not auto, true or false"))),
+    }
+}
+
+const LAYOUT_EXAMPLE: &str = "write - {manager: mysched, path: \"mysched/job-{id}\"}";
+
+/// The layouts in a list of mappings; a complaint knows the line it is about.
+fn layouts(items: &[(Node, u64)]) -> Result<Vec<Layout>, Complaint> {
+    let layout = |(item, line): &(Node, u64)| {
+        let complain = |message: String| Complaint { line: *line, message };
+        let Node::Map(entries) = item else { return Err(complain(LAYOUT_EXAMPLE.to_owned())) };
+        refuse_duplicates(entries, "jobs.layouts.")?;
+        let names = ["manager", "path", "parts"];
+        if let Some(entry) = entries.iter().find(|entry| !names.contains(&entry.key.as_str())) {
+            return Err(unknown(entry, "jobs.layouts.", &names));
+        }
+        let text = |name: &str| {
+            entries.iter().find(|entry| entry.key == name).and_then(|entry| match &entry.value {
+                Node::Scalar(text) => Some(text.as_str()),
+                _ => None,
+            })
+        };
+        match (text("manager"), text("path")) {
+            (Some(manager), Some(path)) => {
+                Layout::parse(manager, path, text("parts").unwrap_or_default()).map_err(complain)
+            }
+            _ => Err(complain(format!("a layout has a manager and a path; {LAYOUT_EXAMPLE}"))),
+        }
+    };
+    items.iter().map(layout).collect()
+}
+
 /// Puts everything in the file into `config`, or complains about the first thing that cannot be.
 pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
     let entries = match root {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
-        Node::List | Node::Scalar(_) => {
+        Node::List(_) | Node::Scalar(_) => {
             let message = "the file holds no sections; write for example \"sampling:\"".to_owned();
             return Err(Complaint { line: 1, message });
         }
@@ -281,7 +354,7 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
     let entries = match &entry.value {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
-        Node::List | Node::Scalar(_) => {
+        Node::List(_) | Node::Scalar(_) => {
             let keys = names.join(", ");
             let message = format!("{}: a section, not a value; its keys are {keys}", section.name);
             return Err(Complaint { line: entry.value_line, message });
@@ -296,10 +369,18 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             line: entry.value_line,
             message: format!("{prefix}{}: {message}", key.name),
         };
+        if let (Form::Layouts(set), Node::List(items)) = (&key.form, &entry.value) {
+            let read = layouts(items).map_err(|Complaint { line, message }| Complaint {
+                line,
+                message: format!("{prefix}{}: {message}", key.name),
+            })?;
+            set(config, read);
+            continue;
+        }
         let text = match &entry.value {
             Node::Scalar(text) => text,
             Node::Null => return Err(complain(format!("no value; write {}", example(key)))),
-            Node::Map(_) | Node::List => {
+            Node::Map(_) | Node::List(_) => {
                 return Err(complain(format!("one value is needed; write {}", example(key))));
             }
         };
@@ -314,7 +395,8 @@ fn example(key: &Key) -> &'static str {
         Form::Interval(_) | Form::Duration(_) => "1s",
         Form::Count(_) => "100",
         Form::Size(_) => "2GiB",
-        Form::Text(_) | Form::Path(_) | Form::Storage(_) => "a name",
+        Form::Text(_) | Form::Path(_) | Form::Storage(_) | Form::Discover(_) => "a name",
+        Form::Layouts(_) => "a list of layouts",
     }
 }
 

@@ -4,6 +4,8 @@
 //! never starts a user's process, and jobs go on without it.
 
 mod claims;
+mod finding;
+mod found;
 mod keeping;
 mod privilege;
 mod sampling;
@@ -57,7 +59,8 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         post,
         signals,
         connections: Vec::new(),
-        idle_exit: auto.then_some(setting.config.daemon.idle_exit),
+        // One for everybody waits for jobs that others start.
+        idle_exit: (auto && !place.system).then_some(setting.config.daemon.idle_exit),
         busy_at: Instant::now(),
         next_flush: Instant::now(),
         next_retention: Instant::now(),
@@ -83,6 +86,7 @@ struct Daemon {
 struct Ready {
     signalled: bool,
     knocked: bool,
+    discovered: bool,
     connections: Vec<usize>,
     ended: Vec<JobKey>,
 }
@@ -101,6 +105,9 @@ impl Daemon {
             }
             if self.serve_connections(&ready.connections) {
                 return Ok(());
+            }
+            if ready.discovered {
+                self.keeping.discovered();
             }
             for key in ready.ended {
                 self.keeping.supervisor_gone(&key);
@@ -122,6 +129,8 @@ impl Daemon {
             fds.push(PollFd::from_borrowed_fd(connection.as_fd(), flags));
         }
         fds.extend(watched.iter().map(|(_, pidfd)| PollFd::new(*pidfd, PollFlags::IN)));
+        let finding = self.keeping.finding.as_ref();
+        fds.extend(finding.map(|finding| PollFd::from_borrowed_fd(finding.as_fd(), PollFlags::IN)));
         let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Ready::default();
@@ -131,6 +140,7 @@ impl Daemon {
         Ready {
             signalled: is_ready(0),
             knocked: is_ready(1),
+            discovered: finding.is_some() && is_ready(fds.len() - 1),
             connections: (0..self.connections.len()).filter(|index| is_ready(2 + index)).collect(),
             ended: (0..watched.len())
                 .filter(|index| is_ready(first_supervisor + index))
