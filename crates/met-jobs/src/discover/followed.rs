@@ -84,11 +84,14 @@ impl Discovery {
                 return;
             }
             self.due.pop();
-            if !self.jobs.contains_key(&id) {
-                continue;
-            }
+            self.act_on_notices(now_ns);
+            let Some(job) = self.jobs.get(&id) else { continue };
+            // There is nothing to read yet of one that was made this very moment.
+            let reads = job.existed || job.found_ns < now_ns;
             self.tell(id, now_ns, false);
-            self.read_job(id, false, now_ns);
+            if reads {
+                self.read_job(id, false, now_ns);
+            }
             if let Some(next_ns) = self.next_due_ns(id, now_ns) {
                 self.due.push(Reverse((next_ns, id)));
             }
@@ -152,6 +155,7 @@ impl Discovery {
     /// Reads the jobs that something happened to: what is not read now may be gone in a moment.
     pub(super) fn read_stirred(&mut self, now_ns: i64) {
         for id in std::mem::take(&mut self.stirred) {
+            self.act_on_notices(now_ns);
             if !self.removed.contains(&id) {
                 self.read_job(id, true, now_ns);
                 self.tell(id, now_ns, false);
@@ -229,6 +233,8 @@ impl Discovery {
         if self.removed.is_empty() {
             return;
         }
+        // One that came meanwhile and is not known yet would be charged to those that went.
+        self.act_on_notices(now_ns);
         let removed = std::mem::take(&mut self.removed);
         let closed = self.with_counters(|ledger, read| ledger.close(&removed, read, now_ns));
         let finals: HashMap<u32, Closed> = closed.iter().map(|closed| (closed.id, *closed)).collect();

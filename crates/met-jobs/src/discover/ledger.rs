@@ -47,6 +47,8 @@ struct Account {
     inhabited: bool,
     base_ns: i128,
     finals_ns: u128,
+    /// Nothing but a directory of others: what it used is what these used.
+    hollow: bool,
 }
 
 /// The children of one directory that are to be closed together.
@@ -89,8 +91,17 @@ impl Ledger {
             inhabited: false,
             base_ns: 0,
             finals_ns: 0,
+            hollow: false,
         };
         self.accounts.insert(id, account);
+    }
+
+    /// Says that a cgroup has nothing in it but others. Where its children were given too much or too little,
+    /// that is made good by later ones of its parent.
+    pub fn set_hollow(&mut self, id: u32) {
+        if let Some(account) = self.accounts.get_mut(&id) {
+            account.hollow = true;
+        }
     }
 
     pub fn follows(&self, id: u32) -> bool {
@@ -272,7 +283,6 @@ impl Ledger {
         for ((&id, share), weight) in group.ids.iter().zip(shares).zip(weights) {
             let Some(child) = self.accounts.get(&id) else { continue };
             let cpu_ns = child.last_ns.saturating_add(share);
-            given_ns += u128::from(cpu_ns);
             let alone = weight == 0 || growing == 1 || extra_ns == 0;
             let certainty = match weight {
                 0 => Certainty::Exact,
@@ -282,7 +292,10 @@ impl Ledger {
             let ids: Vec<u32> = child.children.iter().copied().collect();
             closed.push(Closed { id, cpu_ns, certainty });
             self.settle(id, Group { ids, counter_ns: cpu_ns, certainty }, now_ns, closed);
-            self.accounts.remove(&id);
+            let Some(child) = self.accounts.remove(&id) else { continue };
+            let below_ns = u128::try_from(child.base_ns + child.finals_ns as i128).unwrap_or(0);
+            let hollow = child.hollow && !child.inhabited && child.finals_ns > 0;
+            given_ns += if hollow { below_ns } else { u128::from(cpu_ns) };
         }
         if let Some(account) = self.accounts.get_mut(&parent) {
             account.finals_ns += given_ns;

@@ -37,6 +37,8 @@ const JOBS_EVERY_NS: i64 = 30_000_000_000;
 const RESCAN_EVERY_NS: i64 = 60_000_000_000;
 /// Where the kernel watches no more for us, looking is all there is.
 const UNWATCHED_RESCAN_EVERY_NS: i64 = 1_000_000_000;
+/// Other things have to be done, too.
+const NOTICE_ROUNDS_MAX: usize = 64;
 /// A directory of its own for each of so many jobs and steps is more than a machine has.
 const NODES_MAX: usize = 1 << 17;
 
@@ -183,21 +185,33 @@ impl Discovery {
 
     /// Does what there is to do, and tells what happened.
     pub fn work(&mut self) -> Vec<Event> {
-        let notices = self.watcher.drain();
         let now_ns = clock::boottime_ns();
-        let mut overflow = false;
-        for notice in notices {
-            overflow |= notice == Notice::Overflow;
-            self.act_on(notice, now_ns);
-        }
-        if overflow {
-            self.rescan(true, now_ns);
-        }
+        self.act_on_notices(now_ns);
         self.read_stirred(now_ns);
         self.close_removed(now_ns);
         self.announce_due(now_ns);
         self.do_periodically(now_ns);
         std::mem::take(&mut self.events)
+    }
+
+    /// To be done before anything that may take long: whoever makes or removes a cgroup holds locks of the
+    /// kernel while he waits for others, and a look into the same directory waits with him.
+    fn act_on_notices(&mut self, now_ns: i64) {
+        let mut overflow = false;
+        // What was done about the first ones took its time, in which there may have come more.
+        for _ in 0..NOTICE_ROUNDS_MAX {
+            let notices = self.watcher.drain();
+            if notices.is_empty() {
+                break;
+            }
+            for notice in notices {
+                overflow |= notice == Notice::Overflow;
+                self.act_on(notice, now_ns);
+            }
+        }
+        if overflow {
+            self.rescan(true, now_ns);
+        }
     }
 
     fn act_on(&mut self, notice: Notice, now_ns: i64) {

@@ -260,6 +260,9 @@ impl Discovery {
             Some(counter_ns) => self.ledger.begin_existing(id, parent, counter_ns, now_ns),
             None => self.ledger.begin_new(id, parent, now_ns),
         }
+        if matches!(node.role, Role::Way(_)) {
+            self.ledger.set_hollow(id);
+        }
     }
 
     /// Watches a directory, then lists what was made in it before.
