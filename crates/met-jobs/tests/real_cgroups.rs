@@ -155,6 +155,8 @@ fn a_job_is_closed_exactly(name: &str, unified: bool, job: &str, task: &str, hom
     // The sibling is read a moment before or after the directory they share.
     assert!(off_ns <= truth_ns / 50 + 5_000_000, "{} instead of {truth_ns}", cpu.value);
     assert_eq!(told.found[&1].id, "5");
+    // Where nothing counts memory, nothing is known of it.
+    assert!(ended.oom_kills.as_ref().is_none_or(|kills| kills.value == 0), "{:?}", ended.oom_kills);
     assert_eq!(ended.parts.len(), 2, "{:?}", ended.parts);
     assert!(ended.parts.iter().all(|part| part.totals.get(CPU) == Some(cpu.value)), "{:?}", ended.parts);
     assert_eq!(discovery.health().jobs, []);
@@ -219,4 +221,38 @@ fn a_thousand_directories_at_once_are_all_seen() {
     assert_eq!(told.found.len(), JOBS);
     assert_eq!(discovery.health().watches, before, "watches are given back");
     assert!(told.ended.values().all(|ended| ended.cpu.as_ref().is_some_and(|cpu| cpu.value == 0)));
+}
+
+#[test]
+fn a_job_that_runs_out_of_memory_says_so_though_nothing_is_left_of_its_step() {
+    let Some(ground) = Ground::new("oom", false) else { return };
+    ground.make("slurm_n1");
+    let host = Host::real().unwrap();
+    let mut discovery = Discovery::open(&host, &Layouts::builtin(), Some(&ground.below)).unwrap();
+    let mut told = Told::default();
+    let task = "slurm_n1/uid_7/job_5/step_0/task_0";
+    ground.make(task);
+    let limit = ground.tops[1].join("slurm_n1/uid_7/job_5/step_0/memory.limit_in_bytes");
+    fs::write(limit, "16777216").unwrap();
+    told.until(&mut discovery, |told| told.found.len() == 1);
+    // The early readings set the alarm.
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(150) {
+        told.listen(&mut discovery);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut child = ground.start(task, "x=$(head -c 100000000 /dev/zero | tr '\\0' x); echo ${#x}");
+    let status = loop {
+        told.listen(&mut discovery);
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    told.listen(&mut discovery);
+    ground.remove(task);
+    told.until(&mut discovery, |told| told.ended.len() == 1);
+    assert!(!status.success(), "it was not killed");
+    let kills = told.ended[&1].oom_kills.as_ref().unwrap();
+    assert!(kills.value >= 1, "{kills:?}");
 }

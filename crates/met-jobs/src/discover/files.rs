@@ -1,7 +1,9 @@
 //! The files of cgroups that are looked at beside the sampling: counters, members, peaks.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -189,6 +191,25 @@ impl Files {
             }
         }
         memory
+    }
+
+    pub(crate) fn has_memory_v1(&self) -> bool {
+        self.of_kind(Kind::Memory).is_some()
+    }
+
+    /// Whether a cgroup is there where v1 counts memory.
+    pub(crate) fn has_memory_of(&self, path: &Path) -> bool {
+        self.of_kind(Kind::Memory).is_some_and(|hierarchy| self.look_at(hierarchy, path).is_ok())
+    }
+
+    /// Lets the kernel count on `alarm` when a cgroup of v1 runs out of memory. False if there is none.
+    pub(crate) fn alarm_at_oom(&self, path: &Path, alarm: &OwnedFd) -> bool {
+        let Some(hierarchy) = self.of_kind(Kind::Memory) else { return false };
+        let real = self.real_path(hierarchy, path);
+        let Ok(control) = File::open(real.join(V1_OOM)) else { return false };
+        let order = format!("{} {}", alarm.as_raw_fd(), control.as_raw_fd());
+        let event_control = OpenOptions::new().write(true).open(real.join("cgroup.event_control"));
+        event_control.is_ok_and(|mut file| file.write_all(order.as_bytes()).is_ok())
     }
 
     /// Some of the processes in a cgroup and below it.

@@ -2,12 +2,14 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::path::Path;
 
 use met_core::MISSING;
 use met_core::job::{CgroupPaths, Figure, Part, QualityKind, Totals};
 use met_core::job_table::{CPU, MEMORY_PEAK};
 use met_host::clock;
 
+use super::alarm::Bell;
 use super::files::{Files, Memory};
 use super::ledger::{Certainty, Closed};
 use super::tree::Role;
@@ -35,6 +37,11 @@ pub(super) struct Job {
     early_taken: usize,
     inhabited: bool,
     memory: Memory,
+    /// Whether the last reading of it was after its last process.
+    deserted: bool,
+    /// Rings when it runs out of memory; on v2 its own files tell that.
+    bell: Option<Bell>,
+    out_of_memory: bool,
     cpu_ns: Option<u64>,
     /// Of parts that are there, by node: since when, and the highest memory.
     parts: HashMap<u32, (i64, Memory)>,
@@ -42,6 +49,15 @@ pub(super) struct Job {
 }
 
 impl Job {
+    /// How many were killed for want of memory; at least one if there was an alarm.
+    fn oom_kills(&self) -> Option<Figure> {
+        match self.memory.oom_kills {
+            MISSING | 0 if self.out_of_memory => Some(figure(1, QualityKind::LowerBound, "cgroup")),
+            MISSING => None,
+            kills => Some(figure(kills, QualityKind::Measured, "cgroup")),
+        }
+    }
+
     pub(super) fn has_parts(&self) -> bool {
         !self.parts.is_empty()
     }
@@ -54,6 +70,7 @@ impl Discovery {
         self.due.push(Reverse((now_ns, id)));
         if let Some(mut job) = self.moving.remove(&node.path) {
             (job.cgroup, job.parts) = (cgroup, HashMap::new());
+            job.bell = if self.files.has_memory_v1() { Bell::new(&self.ear, id) } else { None };
             self.jobs.insert(id, job);
             return;
         }
@@ -70,6 +87,9 @@ impl Discovery {
             early_taken: 0,
             inhabited: false,
             memory: Memory::UNKNOWN,
+            deserted: false,
+            bell: if self.files.has_memory_v1() { Bell::new(&self.ear, id) } else { None },
+            out_of_memory: false,
             cpu_ns: None,
             parts: HashMap::new(),
             ended: Vec::new(),
@@ -87,7 +107,7 @@ impl Discovery {
             self.act_on_notices(now_ns);
             let Some(job) = self.jobs.get(&id) else { continue };
             // There is nothing to read yet of one that was made this very moment.
-            let reads = job.existed || job.found_ns < now_ns;
+            let reads = job.existed || job.told || job.found_ns < now_ns;
             self.tell(id, now_ns, false);
             if reads {
                 self.read_job(id, false, now_ns);
@@ -152,6 +172,17 @@ impl Discovery {
         })));
     }
 
+    /// Before the notices: the cgroup in which somebody was killed is gone soon.
+    pub(super) fn hear_alarms(&mut self) {
+        for id in self.ear.rung() {
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            let alarm = job.bell.as_mut().is_some_and(|bell| {
+                bell.is_alarm(|path| self.files.has_memory_of(path))
+            });
+            job.out_of_memory |= alarm;
+        }
+    }
+
     /// Reads the jobs that something happened to: what is not read now may be gone in a moment.
     pub(super) fn read_stirred(&mut self, now_ns: i64) {
         for id in std::mem::take(&mut self.stirred) {
@@ -168,6 +199,7 @@ impl Discovery {
         let counter_ns = self.counter_ns(id);
         let (Some(node), Some(job)) = (self.nodes.get(&id), self.jobs.get_mut(&id)) else { return };
         job.memory.raise(self.files.memory_of(&node.path, &mut self.buffer));
+        hang(&self.files, job, id, &node.path);
         let mut deserted = false;
         if stirred || !job.inhabited {
             let populated = self.files.is_populated(node.hierarchy, &node.path, &mut self.buffer);
@@ -176,6 +208,7 @@ impl Discovery {
                 self.events.push(Event::Inhabited(job.number));
             }
         }
+        job.deserted = deserted;
         if let Some(counter_ns) = counter_ns {
             job.cpu_ns = Some(counter_ns);
             self.ledger.note(id, counter_ns, deserted, now_ns);
@@ -192,6 +225,9 @@ impl Discovery {
             }
             let (Some(node), Some(job)) = (self.nodes.get(&part), self.jobs.get_mut(&id)) else { continue };
             let memory = self.files.memory_of(&node.path, &mut self.buffer);
+            hang(&self.files, job, part, &node.path);
+            // On v1 each cgroup counts the kills in itself alone.
+            job.memory.oom_kills = job.memory.oom_kills.max(memory.oom_kills);
             if let Some((_, highest)) = job.parts.get_mut(&part) {
                 highest.raise(memory);
             }
@@ -276,13 +312,15 @@ impl Discovery {
     /// Tells the end of a job whose directory is gone.
     pub(super) fn end_job(&mut self, job: Job, closed: Option<&Closed>, now_ns: i64) {
         let last = || Some(figure(i64::try_from(job.cpu_ns?).ok()?, QualityKind::LowerBound, "cgroup"));
-        let known = |value: i64| (value != MISSING).then(|| figure(value, QualityKind::Measured, "cgroup"));
+        // Unless the last look was after its last process, it may have grown since.
+        let kind = if job.deserted { QualityKind::Measured } else { QualityKind::Sampled };
+        let known = |value: i64| (value != MISSING).then(|| figure(value, kind, "cgroup"));
         self.events.push(Event::Ended(Box::new(Ended {
             job: job.number,
             end_ns: now_ns + clock::unix_offset_ns(),
             cpu: closed.map(cpu_figure).or_else(last),
             memory_peak: known(job.memory.peak_bytes),
-            oom_kills: known(job.memory.oom_kills),
+            oom_kills: job.oom_kills(),
             parts: job.ended,
         })));
     }
@@ -314,6 +352,15 @@ impl Discovery {
             totals,
             ..Part::default()
         })
+    }
+}
+
+/// Lets a cgroup ring the bell of its job, once it is there.
+fn hang(files: &Files, job: &mut Job, id: u32, path: &Path) {
+    if let Some(bell) = job.bell.as_mut().filter(|bell| !bell.hung.contains_key(&id))
+        && files.alarm_at_oom(path, bell.fd())
+    {
+        bell.hung.insert(id, path.to_path_buf());
     }
 }
 

@@ -5,6 +5,7 @@
 //! directory of a job is gone some milliseconds after its last process, with all it knew. A look at everything
 //! from time to time is the safety net.
 
+mod alarm;
 mod files;
 mod followed;
 mod ledger;
@@ -22,6 +23,7 @@ use met_core::job::{CgroupPaths, Figure, Part};
 use met_host::{Host, clock};
 
 use crate::layouts::{Captures, Layouts, Segment};
+use alarm::Ear;
 use files::Files;
 use followed::Job;
 use ledger::Ledger;
@@ -100,6 +102,7 @@ pub struct Discovery {
     node_name: String,
     routes: Vec<Route>,
     watcher: Watcher,
+    ear: Ear,
     watched: HashMap<Watch, Watched>,
     nodes: HashMap<u32, Node>,
     next_node: u32,
@@ -129,12 +132,14 @@ impl Discovery {
     /// Looks at what is there; `below` narrows it to one cgroup and those in it.
     pub fn open(host: &Host, layouts: &Layouts, below: Option<&Path>) -> io::Result<Discovery> {
         let files = Files::open(host)?;
+        let watcher = Watcher::new();
         let now_ns = clock::boottime_ns();
         let mut discovery = Discovery {
             files,
             node_name: host.facts().hostname.clone(),
             routes: tree::routes(layouts, below),
-            watcher: Watcher::new(),
+            ear: Ear::new(watcher.fd())?,
+            watcher,
             watched: HashMap::new(),
             nodes: HashMap::new(),
             next_node: 0,
@@ -163,9 +168,9 @@ impl Discovery {
         Ok(discovery)
     }
 
-    /// Readable when something was noticed; `None` where only looking helps.
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.watcher.fd()
+    /// Readable when something was noticed.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.ear.fd()
     }
 
     /// How long there is nothing to do unless something is noticed.
@@ -186,6 +191,7 @@ impl Discovery {
     /// Does what there is to do, and tells what happened.
     pub fn work(&mut self) -> Vec<Event> {
         let now_ns = clock::boottime_ns();
+        self.hear_alarms();
         self.act_on_notices(now_ns);
         self.read_stirred(now_ns);
         self.close_removed(now_ns);

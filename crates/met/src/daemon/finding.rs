@@ -130,7 +130,7 @@ fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, teller: &Teller)
 /// Until something is noticed or due; true when told to stop.
 fn wait(discovery: &Discovery, teller: &Teller) -> bool {
     let mut fds = vec![PollFd::new(&*teller.stop, PollFlags::IN)];
-    fds.extend(discovery.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    fds.push(PollFd::from_borrowed_fd(discovery.fd(), PollFlags::IN));
     let timeout = Timespec::try_from(discovery.patience()).ok();
     // An interrupted wait is one that was short.
     poll(&mut fds, timeout.as_ref()).is_ok() && !fds[0].revents().is_empty()
