@@ -35,8 +35,7 @@ impl Ground {
             (None, memory, unified) => [unified, memory],
         };
         let below = PathBuf::from(format!("met-bench-{}", std::process::id()));
-        let tops: Vec<PathBuf> =
-            mounts.into_iter().flatten().map(|mount| mount.point.join(&below)).collect();
+        let tops: Vec<PathBuf> = mounts.into_iter().flatten().map(|mount| mount.point.join(&below)).collect();
         let ground = Ground { tops, below };
         ground.make("slurm_bench").context("no cgroup can be made here")?;
         Ok(ground)

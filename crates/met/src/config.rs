@@ -318,7 +318,9 @@ mod tests {
         );
         check_error(
             "colour: red\n",
-            expect![[r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, system, cpuCollector, nvidiaCollector, state"#]],
+            expect![[
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, system, cpuCollector, nvidiaCollector, state"#
+            ]],
         );
         check_error(
             "daemon:\n  port: 80\n",
@@ -391,12 +393,38 @@ mod tests {
 
     #[test]
     fn a_layout_that_cannot_be_used_is_told_why() {
-        check_error("jobs: {discover: often}\n", expect![[r#"met.yaml:1: jobs.discover: "often" is not auto, true or false"#]]);
-        check_error("jobs: {layouts: mine}\n", expect![[r#"met.yaml:1: jobs.layouts: "mine" is not a list; write - {manager: mysched, path: "mysched/job-{id}"}"#]]);
-        check_error("jobs:\n  layouts:\n  - mine\n", expect![[r#"met.yaml:3: jobs.layouts: write - {manager: mysched, path: "mysched/job-{id}"}"#]]);
-        check_error("jobs:\n  layouts:\n  - manager: m\n    path: a/{job}\n", expect![[r#"met.yaml:3: jobs.layouts: "{job}": {job} is none of id, sluid, uid, user, node, cluster, index, step, task, qos"#]]);
-        check_error("jobs:\n  layouts:\n  - manager: m\n    paths: a\n", expect![[r#"met.yaml:4: jobs.layouts: unknown key "jobs.layouts.paths"; did you mean "jobs.layouts.path"?"#]]);
-        check_error("jobs:\n  layouts:\n  - manager: m\n", expect![[r#"met.yaml:3: jobs.layouts: a layout has a manager and a path; write - {manager: mysched, path: "mysched/job-{id}"}"#]]);
+        check_error(
+            "jobs: {discover: often}\n",
+            expect![[r#"met.yaml:1: jobs.discover: "often" is not auto, true or false"#]],
+        );
+        check_error(
+            "jobs: {layouts: mine}\n",
+            expect![[
+                r#"met.yaml:1: jobs.layouts: "mine" is not a list; write - {manager: mysched, path: "mysched/job-{id}"}"#
+            ]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - mine\n",
+            expect![[r#"met.yaml:3: jobs.layouts: write - {manager: mysched, path: "mysched/job-{id}"}"#]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - manager: m\n    path: a/{job}\n",
+            expect![[
+                r#"met.yaml:3: jobs.layouts: "{job}": {job} is none of id, sluid, uid, user, node, cluster, index, step, task, qos"#
+            ]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - manager: m\n    paths: a\n",
+            expect![[
+                r#"met.yaml:4: jobs.layouts: unknown key "jobs.layouts.paths"; did you mean "jobs.layouts.path"?"#
+            ]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - manager: m\n",
+            expect![[
+                r#"met.yaml:3: jobs.layouts: a layout has a manager and a path; write - {manager: mysched, path: "mysched/job-{id}"}"#
+            ]],
+        );
     }
 
     #[test]

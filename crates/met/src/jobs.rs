@@ -523,7 +523,8 @@ fn found_state(host: &Host, local: &Local) -> State {
     }
     let mut text = Vec::new();
     let frozen_v2 = unified.as_ref().is_some_and(|path| {
-        host.read_small(path.join("cgroup.events"), &mut text).is_ok() && parse::value_of(&text, "frozen") == 1
+        host.read_small(path.join("cgroup.events"), &mut text).is_ok()
+            && parse::value_of(&text, "frozen") == 1
     });
     let hierarchies = host.hierarchies();
     let freezer = hierarchies.other("freezer").and_then(|freezer| hierarchies.same_in(path, freezer));
@@ -556,9 +557,7 @@ fn is_stopped(host: &Host, process: ProcessId) -> bool {
 /// they are gone, too.
 pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
     for record in jobs.iter().filter(|record| !record.state.is_live()) {
-        let ours = |local: &&Local| {
-            local.origin != Origin::Found && local.boot_id == host.facts().boot_id
-        };
+        let ours = |local: &&Local| local.origin != Origin::Found && local.boot_id == host.facts().boot_id;
         if let Some(local) = record.local.as_ref().filter(ours) {
             met_jobs::enclosure::remove(&local.cgroup);
         }

@@ -160,7 +160,8 @@ impl Files {
         // The v2 directory counts CPU time already.
         let cpuacct = of_kind(Kind::Cpuacct).filter(|_| unified.is_none());
         let counts = unified.is_some() || cpuacct.is_some() || self.of_kind(Kind::Cpuacct).is_none();
-        let complete = counts && (memory.is_some() || unified.is_some() || self.of_kind(Kind::Memory).is_none());
+        let complete =
+            counts && (memory.is_some() || unified.is_some() || self.of_kind(Kind::Memory).is_none());
         (CgroupPaths { unified, memory, cpuacct }, complete)
     }
 
@@ -247,12 +248,18 @@ impl Files {
     }
 
     /// A variable that one of these processes was started with, if it is a number: ids are.
-    pub(crate) fn number_in_environ(&self, pids: &[u32], variable: &str, buffer: &mut Vec<u8>) -> Option<String> {
+    pub(crate) fn number_in_environ(
+        &self,
+        pids: &[u32],
+        variable: &str,
+        buffer: &mut Vec<u8>,
+    ) -> Option<String> {
         pids.iter().find_map(|&pid| {
             self.host.proc_dir().read(PidPath::new(pid, "environ").as_path(), buffer).ok()?;
             buffer.truncate(ENVIRON_BYTES_MAX);
             let mut entries = buffer.split(|&byte| byte == 0);
-            let value = entries.find_map(|entry| entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"="))?;
+            let value =
+                entries.find_map(|entry| entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"="))?;
             parse::u64(value).map(|number| number.to_string())
         })
     }

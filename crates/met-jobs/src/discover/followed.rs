@@ -176,9 +176,8 @@ impl Discovery {
     pub(super) fn hear_alarms(&mut self) {
         for id in self.ear.rung() {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
-            let alarm = job.bell.as_mut().is_some_and(|bell| {
-                bell.is_alarm(|path| self.files.has_memory_of(path))
-            });
+            let alarm =
+                job.bell.as_mut().is_some_and(|bell| bell.is_alarm(|path| self.files.has_memory_of(path)));
             job.out_of_memory |= alarm;
         }
     }
@@ -236,8 +235,7 @@ impl Discovery {
 
     /// The parts of all jobs, which nobody else reads.
     pub(super) fn read_parts(&mut self, now_ns: i64) {
-        let ids: Vec<u32> =
-            self.jobs.iter().filter(|(_, job)| job.has_parts()).map(|(id, _)| *id).collect();
+        let ids: Vec<u32> = self.jobs.iter().filter(|(_, job)| job.has_parts()).map(|(id, _)| *id).collect();
         for id in ids {
             self.read_parts_of(id, now_ns);
             let Some(job) = self.jobs.get(&id).filter(|job| job.told) else { continue };

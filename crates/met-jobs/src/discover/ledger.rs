@@ -163,7 +163,8 @@ impl Ledger {
         for id in gone.clone() {
             self.climb(id, read, &mut gone);
         }
-        let parent_of = |ledger: &Ledger, id: u32| ledger.accounts.get(&id).and_then(|account| account.parent);
+        let parent_of =
+            |ledger: &Ledger, id: u32| ledger.accounts.get(&id).and_then(|account| account.parent);
         let mut groups: BTreeMap<Option<u32>, Vec<u32>> = BTreeMap::new();
         for &id in &gone {
             let parent = parent_of(self, id);
@@ -312,7 +313,8 @@ impl Ledger {
     #[cfg(test)]
     fn sum_of(&self, id: u32) -> i128 {
         let account = &self.accounts[&id];
-        let living: i128 = account.children.iter().map(|child| i128::from(self.accounts[child].last_ns)).sum();
+        let living: i128 =
+            account.children.iter().map(|child| i128::from(self.accounts[child].last_ns)).sum();
         account.base_ns + account.finals_ns as i128 + living
     }
 }

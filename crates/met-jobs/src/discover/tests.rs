@@ -82,7 +82,8 @@ fn text(events: &[Event]) -> String {
             Event::Found(found) => {
                 let Found { job, manager, id, captures, cgroup, .. } = &**found;
                 let paths = [&cgroup.unified, &cgroup.cpuacct, &cgroup.memory];
-                let paths: Vec<_> = paths.into_iter().flatten().map(|path| path.display().to_string()).collect();
+                let paths: Vec<_> =
+                    paths.into_iter().flatten().map(|path| path.display().to_string()).collect();
                 let (uid, user, node) = (captures.uid, &captures.user, &captures.node);
                 writeln!(text, "{job} found {manager}:{id} {uid:?} {user:?} {node:?} {paths:?}").unwrap();
             }

@@ -171,7 +171,8 @@ impl Discovery {
         }
         if let Some((route, captures)) = found {
             self.add_job(id, route, captures, existing, now_ns);
-        } else if let Some(Role::Part { job, is_part: true, .. }) = self.nodes.get(&id).map(|node| &node.role) {
+        } else if let Some(Role::Part { job, is_part: true, .. }) = self.nodes.get(&id).map(|node| &node.role)
+        {
             self.add_part(id, *job, now_ns);
         }
         self.register_home(id);
@@ -326,9 +327,8 @@ impl Discovery {
     /// Lets go of what was followed below a home in a hierarchy; its jobs are taken up in another one.
     fn leave_home(&mut self, hierarchy: usize, path: &Path) {
         let Some(id) = self.node_at(hierarchy, path) else { return };
-        let children: Vec<u32> = self.nodes.get(&id).map_or_else(Vec::new, |node| {
-            node.children.values().copied().collect()
-        });
+        let children: Vec<u32> =
+            self.nodes.get(&id).map_or_else(Vec::new, |node| node.children.values().copied().collect());
         self.ledger.forget(id);
         for child in children {
             for id in self.subtree(child) {
@@ -457,8 +457,7 @@ impl Discovery {
 
     pub(super) fn rebase_all(&mut self, now_ns: i64) {
         self.mark_own_processes();
-        let accounted: Vec<u32> =
-            self.nodes.keys().copied().filter(|id| self.ledger.follows(*id)).collect();
+        let accounted: Vec<u32> = self.nodes.keys().copied().filter(|id| self.ledger.follows(*id)).collect();
         for id in accounted {
             self.with_counters(|ledger, read| ledger.rebase(id, read, now_ns));
         }

@@ -75,7 +75,10 @@ impl Watcher {
 
     /// Notices what is made and removed in a directory.
     pub(crate) fn add_dir(&mut self, path: &Path) -> Option<Watch> {
-        self.add(path, WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW)
+        self.add(
+            path,
+            WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW,
+        )
     }
 
     /// Notices changes that the kernel tells of a file.

@@ -222,14 +222,17 @@ fn found_jobs(setting: &Setting) -> Finding {
             remedy: Some("sudo met daemon    (with jobs.discover: auto or true)".to_owned()),
         };
     };
-    let counts: Vec<String> = status.jobs.iter().map(|(manager, count)| format!("{count} of {manager}")).collect();
+    let counts: Vec<String> =
+        status.jobs.iter().map(|(manager, count)| format!("{count} of {manager}")).collect();
     let jobs = if counts.is_empty() { "none at present".to_owned() } else { counts.join(", ") };
     let (health, trouble, remedy) = match (&status.refused, status.left_out) {
         (None, 0) => (Health::Good, String::new(), None),
         (Some(why), _) => (
             Health::Less,
             format!("; not every cgroup is watched ({why}): those are looked at every second"),
-            Some("sudo sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512".to_owned()),
+            Some(
+                "sudo sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512".to_owned(),
+            ),
         ),
         (None, left_out) => (Health::Less, format!("; {left_out} cgroups too many are left out"), None),
     };

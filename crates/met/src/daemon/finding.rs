@@ -110,7 +110,10 @@ fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, teller: &Teller)
         if !events.is_empty() {
             let health = discovery.health();
             if health.refused != refused {
-                tracing::warn!("not every cgroup is watched: {}", health.refused.as_deref().unwrap_or_default());
+                tracing::warn!(
+                    "not every cgroup is watched: {}",
+                    health.refused.as_deref().unwrap_or_default()
+                );
                 refused.clone_from(&health.refused);
             }
             if let Ok(mut shown) = teller.health.lock() {

@@ -121,7 +121,10 @@ impl Keeping {
     /// Jobs that an earlier daemon followed and that are gone since: as last known.
     pub(super) fn close_vanished(&mut self) {
         for mut record in std::mem::take(&mut self.resumable) {
-            let course = self.writer.course(&record.key).unwrap_or_else(|_| met_core::course::Course::new(&met_core::JOB));
+            let course = self
+                .writer
+                .course(&record.key)
+                .unwrap_or_else(|_| met_core::course::Course::new(&met_core::JOB));
             let last_ns = course.times_ms.last().map(|&last_ms| last_ms * 1_000_000);
             record.end_ns = last_ns.max(record.start_ns);
             Sampled::of_course(&course, &record).fill(&mut record);
@@ -158,4 +161,32 @@ fn is_same(host: &Host, record: &Record, found: &Found) -> bool {
         && record.key.id == found.id
         && local.boot_id == host.facts().boot_id
         && local.cgroup == found.cgroup
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use met_core::job::CgroupPaths;
+    use std::os::unix::ffi::OsStringExt;
+
+    #[test]
+    fn a_path_that_is_no_text_survives_the_store() {
+        let odd = PathBuf::from(std::ffi::OsString::from_vec(b"/cg/\xff\n".to_vec()));
+        let paths = CgroupPaths { unified: Some(odd), memory: Some("/cg/plain".into()), cpuacct: None };
+        let text = serde_json::to_string(&paths).unwrap();
+        assert_eq!(serde_json::from_str::<CgroupPaths>(&text).unwrap(), paths);
+        assert!(text.contains("\"memory\":\"/cg/plain\""), "{text}");
+    }
+
+    #[test]
+    fn the_owner_is_whom_the_path_names() {
+        let mut record = crate::view::sample::full(1, "x");
+        describe(&Captures { user: Some("root".to_owned()), ..Captures::default() }, &mut record);
+        assert_eq!((record.uid, record.user.as_deref()), (Some(0), Some("root")));
+        describe(&Captures { uid: Some(0), node: Some("n1".to_owned()), ..Captures::default() }, &mut record);
+        assert_eq!((record.uid, record.user.as_deref()), (Some(0), Some("root")));
+        assert_eq!(record.nodes, ["n1"]);
+        describe(&Captures::default(), &mut record);
+        assert_eq!((record.uid, record.user.as_deref()), (None, None));
+    }
 }
