@@ -1,5 +1,5 @@
-//! What a tick costs: 2,000 sleeping processes without cgroups, and 500 jobs with a cgroup each; what the
-//! sources of cards cost where there is no card, and what 500 jobs that hold one card cost.
+//! What a tick costs: 2,000 sleeping processes without cgroups, and 500 and 1,000 jobs with a cgroup each; what
+//! the sources of cards cost where there is no card, and what 500 jobs that hold one card cost.
 //!
 //! Run it with `cargo run --release -p met-benches --bin tick`. The second part needs root and cgroups.
 
@@ -19,7 +19,7 @@ use met_jobs::{JobSpec, Members};
 use met_sources::{Options, Runner, TickInfo};
 
 const PROCESSES: usize = 2_000;
-const CGROUPS: usize = 500;
+const CGROUPS: [usize; 2] = [500, 1000];
 const TICKS: u64 = 50;
 const SLOW_EVERY: u64 = 10;
 /// Jobs are young for ten ticks, which cost more; a daemon spends its life after them.
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     bench_without_cards(&host)?;
     bench_holders();
     bench_processes(&host)?;
-    bench_cgroups(&host)
+    CGROUPS.into_iter().try_for_each(|count| bench_cgroups(&host, count))
 }
 
 /// What the daemon does at each tick.
@@ -242,7 +242,7 @@ impl Drop for Cgroups {
     }
 }
 
-fn bench_cgroups(host: &Host) -> Result<()> {
+fn bench_cgroups(host: &Host, cgroups: usize) -> Result<()> {
     let mut made = Cgroups(Vec::new());
     let Some(parents) = make_parents(host, &mut made) else {
         println!("cgroups: none can be made here");
@@ -250,7 +250,7 @@ fn bench_cgroups(host: &Host) -> Result<()> {
     };
     let mut sampler = Sampler::new(host, true);
     let mut jobs = Vec::new();
-    for slot in 0..CGROUPS {
+    for slot in 0..cgroups {
         let below = |parent: &Option<PathBuf>| parent.as_ref().map(|path| path.join(format!("job-{slot}")));
         let cgroup = CgroupPaths {
             unified: below(&parents.unified),
@@ -263,11 +263,11 @@ fn bench_cgroups(host: &Host) -> Result<()> {
         jobs.push(cgroup.clone());
         sampler.members.add(JobSpec { slot: u32::try_from(slot)?, cgroup, ..JobSpec::default() });
     }
-    let count = CGROUPS as f64;
+    let count = cgroups as f64;
     println!("cgroups: {count}, empty, per job and tick {:.2} µs (target 15)", sampler.measure_us()? / count);
     let group = fill_cgroups(&jobs)?;
     let begin = Instant::now();
-    while sampler.targets.tasks.len() < CGROUPS {
+    while sampler.targets.tasks.len() < cgroups {
         ensure!(begin.elapsed() < Duration::from_secs(120), "the processes did not enter in two minutes");
         std::thread::sleep(Duration::from_millis(200));
         sampler.tick()?;

@@ -62,6 +62,12 @@ impl Dir {
         Ok(rustix::fs::fstat(&self.fd)?.st_ino)
     }
 
+    /// The inode number and the link count of a directory below this one, without opening it.
+    pub fn look_at(&self, path: impl AsRef<Path>) -> io::Result<(u64, u64)> {
+        let stat = rustix::fs::statat(&self.fd, path.as_ref(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok((stat.st_ino, u64::from(stat.st_nlink as u32)))
+    }
+
     /// Whether a directory may lie below this one. Cgroups say it by their link count, without a listing.
     pub fn may_have_dirs(&self) -> io::Result<bool> {
         // Two links, its name and its `.`, are those of a directory without another one in it; file systems

@@ -1,5 +1,6 @@
 //! Finds the processes and cgroups of jobs on this machine, and reads what schedulers have recorded of jobs.
 
+pub mod discover;
 pub mod enclosure;
 mod environ;
 pub mod layouts;

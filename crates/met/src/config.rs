@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use met_core::idle_power::IdleRules;
+use met_jobs::layouts::Layout;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub sampling: Sampling,
     pub daemon: Daemon,
     pub storage: Storage,
+    pub jobs: Jobs,
     pub system: System,
     pub gpu: Gpu,
     pub schedulers: Schedulers,
@@ -37,6 +39,16 @@ pub struct Daemon {
     pub idle_exit: Duration,
     /// The group whose members may see everybody's jobs.
     pub operators: Option<String>,
+}
+
+/// Jobs that somebody else started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Jobs {
+    pub discover: Presence,
+    /// Tried before those that are built in.
+    pub layouts: Vec<Layout>,
+    /// The cgroup below which they are looked for; `None` is everywhere.
+    pub below: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,9 +99,10 @@ pub struct Schedulers {
     pub path: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
-    /// When its command is there, and only for everybody.
+    /// Where there is something to find, and by a daemon that root runs for everybody.
+    #[default]
     Auto,
     Yes,
     No,
@@ -140,6 +153,7 @@ impl Default for Config {
                 keep: Duration::from_secs(90 * 86_400),
                 max_bytes: 2 << 30,
             },
+            jobs: Jobs::default(),
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
             gpu: Gpu::default(),
             schedulers: Schedulers {
@@ -319,6 +333,8 @@ mod tests {
              gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
              schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
              \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
+             jobs:\n  discover: true\n  below: /slice/a\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
+             \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
         assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
@@ -335,6 +351,10 @@ mod tests {
             path: Some("/opt/lsf/bin".to_owned()),
         };
         assert_eq!(config.schedulers, expected);
+        let layouts = [("mine", "m/job-{id}", ""), ("other", "o/{id}", "part-{step}")];
+        let layouts = layouts.map(|(manager, path, parts)| Layout::parse(manager, path, parts).unwrap());
+        let below = Some(PathBuf::from("/slice/a"));
+        assert_eq!(config.jobs, Jobs { discover: Presence::Yes, layouts: layouts.into(), below });
         assert_eq!(config.sampling.interval, Duration::from_millis(250));
         assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
         assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));
@@ -372,7 +392,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, schedulers, system, cpuCollector, nvidiaCollector, state"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, schedulers, system, cpuCollector, nvidiaCollector, state"#
             ]],
         );
         check_error(
@@ -441,6 +461,42 @@ mod tests {
         check_error(
             "- sampling\n",
             expect![[r#"met.yaml:1: the file holds no sections; write for example "sampling:""#]],
+        );
+    }
+
+    #[test]
+    fn a_layout_that_cannot_be_used_is_told_why() {
+        check_error(
+            "jobs: {discover: often}\n",
+            expect![[r#"met.yaml:1: jobs.discover: "often" is not auto, true or false"#]],
+        );
+        check_error(
+            "jobs: {layouts: mine}\n",
+            expect![[
+                r#"met.yaml:1: jobs.layouts: "mine" is not a list; write - {manager: mysched, path: "mysched/job-{id}"}"#
+            ]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - mine\n",
+            expect![[r#"met.yaml:3: jobs.layouts: write - {manager: mysched, path: "mysched/job-{id}"}"#]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - manager: m\n    path: a/{job}\n",
+            expect![[
+                r#"met.yaml:3: jobs.layouts: "{job}": {job} is none of id, sluid, uid, user, node, cluster, index, step, task, qos"#
+            ]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - manager: m\n    paths: a\n",
+            expect![[
+                r#"met.yaml:4: jobs.layouts: unknown key "jobs.layouts.paths"; did you mean "jobs.layouts.path"?"#
+            ]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - manager: m\n",
+            expect![[
+                r#"met.yaml:3: jobs.layouts: a layout has a manager and a path; write - {manager: mysched, path: "mysched/job-{id}"}"#
+            ]],
         );
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::course::Course;
-use met_core::job::{JobKey, LOCAL, Origin, ProcessId, Record, State};
+use met_core::job::{CgroupPaths, JobKey, LOCAL, Local, Origin, ProcessId, Record, State};
 use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_host::{Host, clock, parse};
@@ -551,6 +551,10 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
 /// A job that nobody waits for any more is lost, whatever its last record says.
 pub fn settle(host: &Host, record: &mut Record) {
     let Some(local) = record.local.as_ref().filter(|_| record.state.is_live()) else { return };
+    if local.origin == Origin::Found {
+        record.state = found_state(host, local);
+        return;
+    }
     let waited_for = local.boot_id == host.facts().boot_id
         && local.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
     record.state = match waited_for {
@@ -558,6 +562,26 @@ pub fn settle(host: &Host, record: &mut Record) {
         true if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
         true => State::Running,
     };
+}
+
+/// A job that somebody else started lives as long as its cgroup does, in this boot.
+fn found_state(host: &Host, local: &Local) -> State {
+    let CgroupPaths { unified, cpuacct, memory } = &local.cgroup;
+    let Some(path) = unified.as_ref().or(cpuacct.as_ref()).or(memory.as_ref()) else { return State::Lost };
+    if local.boot_id != host.facts().boot_id || host.cgroup_dir(path).is_err() {
+        return State::Lost;
+    }
+    let mut text = Vec::new();
+    let frozen_v2 = unified.as_ref().is_some_and(|path| {
+        host.read_small(path.join("cgroup.events"), &mut text).is_ok()
+            && parse::value_of(&text, "frozen") == 1
+    });
+    let hierarchies = host.hierarchies();
+    let freezer = hierarchies.other("freezer").and_then(|freezer| hierarchies.same_in(path, freezer));
+    let frozen_v1 = freezer.is_some_and(|path| {
+        host.read_small(path.join("freezer.state"), &mut text).is_ok() && text.trim_ascii() == b"FROZEN"
+    });
+    if frozen_v1 || frozen_v2 { State::Suspended } else { State::Running }
 }
 
 /// The same for a record that was read a moment ago: its supervisor may have written the end and gone since.
@@ -583,7 +607,8 @@ fn is_stopped(host: &Host, process: ProcessId) -> bool {
 /// they are gone, too.
 pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
     for record in jobs.iter().filter(|record| !record.state.is_live()) {
-        if let Some(local) = record.local.as_ref().filter(|local| local.boot_id == host.facts().boot_id) {
+        let ours = |local: &&Local| local.origin != Origin::Found && local.boot_id == host.facts().boot_id;
+        if let Some(local) = record.local.as_ref().filter(ours) {
             met_jobs::enclosure::remove(&local.cgroup);
         }
     }

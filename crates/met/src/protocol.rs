@@ -91,6 +91,9 @@ pub struct Status {
     pub sources: Vec<SourceStatus>,
     #[serde(default)]
     pub schedulers: Vec<SchedulerStatus>,
+    /// `None` where it does not look for jobs of others.
+    #[serde(default)]
+    pub discovery: Option<DiscoveryStatus>,
 }
 
 /// A resource manager that is asked about jobs.
@@ -105,6 +108,24 @@ pub struct SchedulerStatus {
     pub told: u64,
     /// Since the last answer.
     pub last_error: Option<String>,
+}
+
+/// How the search for jobs of others goes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DiscoveryStatus {
+    pub jobs: Vec<(String, usize)>,
+    pub homes: Vec<std::path::PathBuf>,
+    pub watches: usize,
+    /// Why not everything is watched.
+    pub refused: Option<String>,
+    pub left_out: u64,
+}
+
+impl From<met_jobs::discover::Health> for DiscoveryStatus {
+    fn from(health: met_jobs::discover::Health) -> DiscoveryStatus {
+        let met_jobs::discover::Health { jobs, homes, watches, refused, left_out, .. } = health;
+        DiscoveryStatus { jobs, homes, watches, refused, left_out }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

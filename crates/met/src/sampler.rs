@@ -611,6 +611,44 @@ impl WaitLedger {
 }
 
 impl Sampled {
+    /// Of a job that is gone, by what was stored of its course.
+    pub fn of_course(course: &Course, record: &Record) -> Sampled {
+        let Some(local) = &record.local else { return Sampled::default() };
+        let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        for (index, &time_ms) in course.times_ms.iter().enumerate() {
+            for (cell, column) in cells.iter_mut().zip(&course.columns) {
+                *cell = column[index];
+            }
+            running.push(time_ms, &cells);
+        }
+        Sampled { totals: totals(&running, Profile::of(local)), ..Sampled::default() }
+    }
+
+    /// Adds the totals that are not known otherwise. Of a counter the last sample is not its end.
+    pub fn fill(&self, record: &mut Record) {
+        for (column, figure) in self.totals.iter() {
+            if record.totals.get(column).is_none() {
+                let counter = JOB.columns[column].kind == Kind::Counter;
+                // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
+                let final_already = matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE);
+                let kind = if counter && !final_already { LowerBound } else { figure.kind };
+                record.totals.set(column, figure.value, kind, figure.source.clone());
+            }
+        }
+    }
+
+    /// A sample may be later than the last reading of a job whose end nobody could wait for.
+    fn raise_peaks(&self, record: &mut Record) {
+        for column in [MEMORY_PEAK, OOM_KILLS] {
+            if let (Some(known), Some(seen)) = (record.totals.get(column), self.totals.figure(column))
+                && seen.value > known
+            {
+                record.totals.set(column, seen.value, seen.kind, seen.source.clone());
+            }
+        }
+    }
+
     /// Ends the course with the counters as they were at the end of the job: they are exact, and the last
     /// slow tick may be long ago.
     pub fn close_course(&mut self, record: &Record) {
@@ -637,16 +675,8 @@ impl Sampled {
             record.summaries = course.summaries(gap_ms(interval));
         }
         let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
-        for (column, figure) in self.totals.iter() {
-            if record.totals.get(column).is_none() {
-                // The last sample of a counter is not its end.
-                let counter = JOB.columns[column].kind == Kind::Counter;
-                // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
-                let final_already = matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE);
-                let kind = if counter && !final_already { LowerBound } else { figure.kind };
-                record.totals.set(column, figure.value, kind, figure.source.clone());
-            }
-        }
+        self.fill(record);
+        self.raise_peaks(record);
         if !self.gpus.is_empty() {
             record.gpus = self.gpus.clone();
         }

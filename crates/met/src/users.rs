@@ -80,5 +80,6 @@ mod tests {
         assert!(!is_in_group(65534, "root"));
         assert!(!is_in_group(0, "no-such-group"));
         assert_eq!(name_of(4_000_000_000), None);
+        assert_eq!((uid_of("root"), uid_of("no-such-user"), uid_of("a\0b")), (Some(0), None, None));
     }
 }

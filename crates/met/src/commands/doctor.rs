@@ -67,6 +67,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         pressure(),
         open_files(),
         running_daemon(setting),
+        found_jobs(setting),
         store(setting),
     ]);
     findings.extend(schedulers(setting));
@@ -283,6 +284,39 @@ pub fn heard_of(status: &SchedulerStatus) -> String {
         text.push_str(&format!("; {error}"));
     }
     text
+}
+
+/// Jobs of resource managers, as the daemon that looks for them tells it.
+fn found_jobs(setting: &Setting) -> Finding {
+    let what = "found jobs";
+    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    let status = client.and_then(|mut client| match client.call(&Request::Status) {
+        Ok(Reply::Status(status)) => status.discovery,
+        _ => None,
+    });
+    let Some(status) = status else {
+        return Finding {
+            what,
+            health: Health::Less,
+            detail: "no daemon looks for jobs of resource managers and containers".to_owned(),
+            remedy: Some("sudo met daemon    (with jobs.discover: auto or true)".to_owned()),
+        };
+    };
+    let counts: Vec<String> =
+        status.jobs.iter().map(|(manager, count)| format!("{count} of {manager}")).collect();
+    let jobs = if counts.is_empty() { "none at present".to_owned() } else { counts.join(", ") };
+    let (health, trouble, remedy) = match (&status.refused, status.left_out) {
+        (None, 0) => (Health::Good, String::new(), None),
+        (Some(why), _) => (
+            Health::Less,
+            format!("; not every cgroup is watched ({why}): those are looked at every second"),
+            Some(
+                "sudo sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512".to_owned(),
+            ),
+        ),
+        (None, left_out) => (Health::Less, format!("; {left_out} cgroups too many are left out"), None),
+    };
+    Finding { what, health, detail: format!("{jobs}; {} watches{trouble}", status.watches), remedy }
 }
 
 fn store(setting: &Setting) -> Finding {

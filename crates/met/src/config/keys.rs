@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_jobs::layouts::Layout;
+
 use super::tree::{Complaint, Entry, Node};
 use super::{Config, Presence, Scope, StorageName};
 use crate::view::units::{self, ParseError};
@@ -35,6 +37,7 @@ pub enum Form {
     Power(fn(&mut Config, Option<&str>, i64)),
     Presence(fn(&mut Config, Presence)),
     Scope(fn(&mut Config, Scope)),
+    Layouts(fn(&mut Config, Vec<Layout>)),
 }
 
 /// A bound and how it is written.
@@ -112,6 +115,34 @@ pub static SECTIONS: &[Section] = &[
                 form: Form::Size(|config, bytes| config.storage.max_bytes = bytes),
                 default: "2GiB",
                 help: "the store is kept below this, the oldest samples leave first",
+            },
+        ],
+    },
+    Section {
+        name: "jobs",
+        help: "Jobs that a resource manager or somebody else started, found by their cgroups. A layout says how a \
+               manager names them: `path` are the directories from the top of a hierarchy (those in parentheses at \
+               its beginning may be missing), `parts` those of the steps and tasks below a job. In a name `*` stands \
+               for any characters, `#` for digits, `{id}` for what is to be known of the job: `id`, `uid`, `user`, \
+               `node`, `cluster`, `index`, and in parts `step` and `task`; `{id:#}` fits digits only.",
+        keys: &[
+            Key {
+                name: "discover",
+                form: Form::Presence(|config, discover| config.jobs.discover = discover),
+                default: "auto",
+                help: "whether they are looked for; `auto`: by a daemon that root runs for everybody",
+            },
+            Key {
+                name: "layouts",
+                form: Form::Layouts(|config, layouts| config.jobs.layouts = layouts),
+                default: "",
+                help: "further layouts, tried before those built in: `- {manager: mysched, path: \"mysched/job-{id}\"}`",
+            },
+            Key {
+                name: "below",
+                form: Form::Path(|config, path| config.jobs.below = Some(path)),
+                default: "",
+                help: "look only below this cgroup, named from the top of each hierarchy: `/machine.slice`",
             },
         ],
     },
@@ -276,6 +307,7 @@ impl Form {
             Form::Power(_) => "power, or one for each",
             Form::Presence(_) => "`auto`, `true` or `false`",
             Form::Scope(_) => "`cluster` or `node`",
+            Form::Layouts(_) => "list",
         }
     }
 
@@ -292,6 +324,7 @@ impl Form {
             Form::Power(set) => set(config, None, power_mw(text)?),
             Form::Presence(set) => set(config, presence(text)?),
             Form::Scope(set) => set(config, scope(text)?),
+            Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
         }
         Ok(())
     }
@@ -363,12 +396,40 @@ fn scope(text: &str) -> Result<Scope, ParseError> {
     }
 }
 
+const LAYOUT_EXAMPLE: &str = "write - {manager: mysched, path: \"mysched/job-{id}\"}";
+
+/// The layouts in a list of mappings; a complaint knows the line it is about.
+fn layouts(items: &[(Node, u64)]) -> Result<Vec<Layout>, Complaint> {
+    let layout = |(item, line): &(Node, u64)| {
+        let complain = |message: String| Complaint { line: *line, message };
+        let Node::Map(entries) = item else { return Err(complain(LAYOUT_EXAMPLE.to_owned())) };
+        refuse_duplicates(entries, "jobs.layouts.")?;
+        let names = ["manager", "path", "parts"];
+        if let Some(entry) = entries.iter().find(|entry| !names.contains(&entry.key.as_str())) {
+            return Err(unknown(entry, "jobs.layouts.", &names));
+        }
+        let text = |name: &str| {
+            entries.iter().find(|entry| entry.key == name).and_then(|entry| match &entry.value {
+                Node::Scalar(text) => Some(text.as_str()),
+                _ => None,
+            })
+        };
+        match (text("manager"), text("path")) {
+            (Some(manager), Some(path)) => {
+                Layout::parse(manager, path, text("parts").unwrap_or_default()).map_err(complain)
+            }
+            _ => Err(complain(format!("a layout has a manager and a path; {LAYOUT_EXAMPLE}"))),
+        }
+    };
+    items.iter().map(layout).collect()
+}
+
 /// Puts everything in the file into `config`, or complains about the first thing that cannot be.
 pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
     let entries = match root {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
-        Node::List | Node::Scalar(_) => {
+        Node::List(_) | Node::Scalar(_) => {
             let message = "the file holds no sections; write for example \"sampling:\"".to_owned();
             return Err(Complaint { line: 1, message });
         }
@@ -389,7 +450,7 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
     let entries = match &entry.value {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
-        Node::List | Node::Scalar(_) => {
+        Node::List(_) | Node::Scalar(_) => {
             let keys = names.join(", ");
             let message = format!("{}: a section, not a value; its keys are {keys}", section.name);
             return Err(Complaint { line: entry.value_line, message });
@@ -404,6 +465,14 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             line: entry.value_line,
             message: format!("{prefix}{}: {message}", key.name),
         };
+        if let (Form::Layouts(set), Node::List(items)) = (&key.form, &entry.value) {
+            let read = layouts(items).map_err(|Complaint { line, message }| Complaint {
+                line,
+                message: format!("{prefix}{}: {message}", key.name),
+            })?;
+            set(config, read);
+            continue;
+        }
         let text = match &entry.value {
             Node::Map(cards) if matches!(key.form, Form::Power(_)) => {
                 apply_powers(&prefix, key, cards, config)?;
@@ -411,7 +480,7 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             }
             Node::Scalar(text) => text,
             Node::Null => return Err(complain(format!("no value; write {}", example(key)))),
-            Node::Map(_) | Node::List => {
+            Node::Map(_) | Node::List(_) => {
                 return Err(complain(format!("one value is needed; write {}", example(key))));
             }
         };
@@ -449,6 +518,7 @@ fn example(key: &Key) -> &'static str {
         Form::Power(_) => "75W",
         Form::Text(_) | Form::Path(_) => "a name",
         Form::Storage(_) | Form::Presence(_) | Form::Scope(_) => "one of its words",
+        Form::Layouts(_) => "a list of layouts",
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{CgroupPaths, JobKey, LOCAL, QualityKind, Record, State};
+use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, QualityKind, Record, State};
 use met_core::job_table::{CPU, GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
@@ -14,11 +14,12 @@ use met_store::{Device, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
+use super::finding::Finding;
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
 use super::socket::Peer;
 use super::told;
-use crate::config::Config;
+use crate::config::{Config, Presence};
 use crate::failure::Failure;
 use crate::jobs;
 use crate::paths::Place;
@@ -33,20 +34,25 @@ const PAGE_SAMPLES: usize = 50_000;
 const ID_LEAP_MAX: u64 = 1_000_000;
 
 pub struct Keeping {
-    host: Host,
+    pub(super) host: Host,
     config: Config,
     place: Place,
     pub(super) writer: Writer,
     sampling: Sampling,
-    jobs: HashMap<JobKey, Kept>,
+    pub(super) finding: Option<Finding>,
+    pub(super) jobs: HashMap<JobKey, Kept>,
+    /// The jobs that the discovery follows, by its numbers for them.
+    pub(super) found: HashMap<u64, JobKey>,
+    /// Those that an earlier daemon followed, until they are found again or known to be gone.
+    pub(super) resumable: Vec<Record>,
     made: Made,
     /// Ids that were reserved and have no end yet, and for whom.
     given: HashMap<u64, u32>,
     pub(super) schedulers: Schedulers,
 }
 
-struct Kept {
-    record: Record,
+pub(super) struct Kept {
+    pub(super) record: Record,
     /// Readable when the supervisor is gone; `None` where the kernel has no pidfd.
     supervisor: Option<OwnedFd>,
 }
@@ -63,7 +69,10 @@ impl Keeping {
             place: place.clone(),
             writer,
             sampling: Sampling::start(setting.host.clone(), &setting.config)?,
+            finding: None,
             jobs: HashMap::new(),
+            found: HashMap::new(),
+            resumable: Vec::new(),
             made: Made::default(),
             given: HashMap::new(),
             schedulers,
@@ -77,15 +86,24 @@ impl Keeping {
             Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
         }
         keeping.take_up_running()?;
+        if discovers(&setting.config, place) {
+            keeping.finding = Some(Finding::start(&setting.host, &setting.config.jobs)?);
+        } else {
+            keeping.close_vanished();
+        }
         Ok(keeping)
     }
 
     /// Jobs that began before this daemon did: sampled on if they still run, lost if nobody waits for them.
     fn take_up_running(&mut self) -> Result<()> {
         let live = jobs::JobsFilter { states: vec![State::Running, State::Suspended], ..Default::default() };
-        let found = self.writer.jobs(&live.to_store())?;
+        let live = self.writer.jobs(&live.to_store())?;
         // What only a scheduler tells of runs elsewhere.
-        for mut record in found.into_iter().filter(|record| record.local.is_some()) {
+        for mut record in live.into_iter().filter(|record| record.local.is_some()) {
+            if Keeping::is_found(&record) {
+                self.resumable.push(record);
+                continue;
+            }
             jobs::settle(&self.host, &mut record);
             let in_terminal =
                 record.local.as_ref().is_some_and(|local| local.origin == met_core::job::Origin::Time);
@@ -129,6 +147,7 @@ impl Keeping {
                     filter.uid = Some(peer.uid);
                 }
                 self.refresh();
+                self.discovered();
                 let found = self.writer.jobs(&filter.to_store())?;
                 let mut found = self.with_live(found);
                 filter.retain(&mut found);
@@ -136,6 +155,7 @@ impl Keeping {
             }
             Request::Find(job) => {
                 self.refresh();
+                self.discovered();
                 let mut found = jobs::find(&self.writer, &job)?;
                 let sees_all = self.sees_all(peer);
                 if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
@@ -233,8 +253,8 @@ impl Keeping {
         Ok(())
     }
 
-    /// Samples a running job and waits for its supervisor.
-    fn watch(&mut self, record: Record) {
+    /// Samples a running job and waits for its supervisor, or for the discovery to see its end.
+    pub(super) fn watch(&mut self, record: Record) {
         if self.jobs.contains_key(&record.key) {
             return;
         }
@@ -247,6 +267,7 @@ impl Keeping {
             pidfd.is_some() && supervisor.is_some_and(|supervisor| self.host.is_alive(supervisor));
         self.sampling.add(&record, before);
         let key = record.key.clone();
+        let waited_for = waited_for || Keeping::is_found(&record);
         self.jobs.insert(key.clone(), Kept { record, supervisor: pidfd });
         if !waited_for {
             self.supervisor_gone(&key);
@@ -257,6 +278,9 @@ impl Keeping {
     fn ended(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
         if record.state.is_live() {
             bail!("the job has not ended");
+        }
+        if record.key.manager != LOCAL {
+            bail!("only local jobs tell their end");
         }
         // A job may end before its start was told. A system daemon then knows it by the id it gave away;
         // other jobs are kept by their owners.
@@ -276,7 +300,7 @@ impl Keeping {
         given.is_some_and(|&uid| uid == peer.uid || self.may_stop(peer))
     }
 
-    fn close_job(&mut self, mut record: Record) -> Result<()> {
+    pub(super) fn close_job(&mut self, mut record: Record) -> Result<()> {
         let mut sampled = self.sampling.remove(&record.key).unwrap_or_default();
         sampled.close_course(&record);
         if !sampled.course.is_empty()
@@ -305,7 +329,8 @@ impl Keeping {
     }
 
     fn forget_cgroup(&mut self, record: &Record) {
-        let Some(local) = &record.local else { return };
+        // What is a manager's is his to remove.
+        let Some(local) = record.local.as_ref().filter(|local| local.origin != Origin::Found) else { return };
         enclosure::remove(&local.cgroup);
         self.made.forget(&local.cgroup);
         if self.place.system
@@ -354,6 +379,11 @@ impl Keeping {
             let mut live = self.sampling.live();
             for record in found.iter_mut().filter(|record| record.state.is_live()) {
                 jobs::settle_or_end(&self.host, &self.writer, record);
+                // Its directory is gone, and the discovery is about to tell what became of it.
+                if let Some(kept) = self.jobs.get(&record.key).filter(|_| Keeping::is_found(record)) {
+                    record.parts.clone_from(&kept.record.parts);
+                    record.state = if record.state == State::Lost { State::Running } else { record.state };
+                }
                 if !record.state.is_live() {
                     continue;
                 }
@@ -422,6 +452,7 @@ impl Keeping {
             state: self.place.state.clone(),
             sources: self.sampling.costs(),
             schedulers: self.schedulers.status(),
+            discovery: self.finding.as_ref().map(|finding| finding.health().into()),
         }
     }
 
@@ -514,8 +545,20 @@ impl Keeping {
         Ok(())
     }
 
-    pub fn close(self) {
+    pub fn close(mut self) {
+        if let Some(finding) = self.finding.take() {
+            finding.stop();
+        }
         self.sampling.stop();
+    }
+}
+
+/// A daemon for everybody sees everybody's jobs; a user's own sees what he started, unless told otherwise.
+fn discovers(config: &Config, place: &Place) -> bool {
+    match config.jobs.discover {
+        Presence::Auto => place.system,
+        Presence::Yes => true,
+        Presence::No => false,
     }
 }
 

@@ -4,6 +4,8 @@
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
 mod claims;
+mod finding;
+mod found;
 mod keeping;
 mod privilege;
 mod sampling;
@@ -59,7 +61,8 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         post,
         signals,
         connections: Vec::new(),
-        idle_exit: auto.then_some(setting.config.daemon.idle_exit),
+        // One for everybody waits for jobs that others start.
+        idle_exit: (auto && !place.system).then_some(setting.config.daemon.idle_exit),
         busy_at: Instant::now(),
         next_flush: Instant::now(),
         next_retention: Instant::now(),
@@ -86,6 +89,7 @@ struct Ready {
     signalled: bool,
     knocked: bool,
     told: bool,
+    discovered: bool,
     connections: Vec<usize>,
     ended: Vec<JobKey>,
 }
@@ -104,6 +108,9 @@ impl Daemon {
             }
             if self.serve_connections(&ready.connections) {
                 return Ok(());
+            }
+            if ready.discovered {
+                self.keeping.discovered();
             }
             for key in ready.ended {
                 self.keeping.supervisor_gone(&key);
@@ -130,6 +137,8 @@ impl Daemon {
         fds.extend(watched.iter().map(|(_, pidfd)| PollFd::new(*pidfd, PollFlags::IN)));
         let (bell, bell_at) = (self.keeping.bell(), fds.len());
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
+        let (finding, finding_at) = (self.keeping.finding.as_ref(), fds.len());
+        fds.extend(finding.map(|finding| PollFd::from_borrowed_fd(finding.as_fd(), PollFlags::IN)));
         let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Ready::default();
@@ -140,6 +149,7 @@ impl Daemon {
             signalled: is_ready(0),
             knocked: is_ready(1),
             told: bell.is_some() && is_ready(bell_at),
+            discovered: finding.is_some() && is_ready(finding_at),
             connections: (0..self.connections.len()).filter(|index| is_ready(2 + index)).collect(),
             ended: (0..watched.len())
                 .filter(|index| is_ready(first_supervisor + index))
