@@ -3,6 +3,7 @@
 pub mod discover;
 pub mod enclosure;
 mod environ;
+pub mod identity;
 pub mod layouts;
 mod members;
 
