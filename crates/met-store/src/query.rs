@@ -36,6 +36,7 @@ pub struct Filter {
     pub user: Option<String>,
     pub name: Option<String>,
     pub manager: Option<String>,
+    pub account: Option<String>,
     pub limit: Option<usize>,
     pub with_summaries: bool,
 }
@@ -49,6 +50,7 @@ impl Filter {
             && self.user.as_ref().is_none_or(|user| record.user.as_ref() == Some(user))
             && self.name.as_ref().is_none_or(|name| record.name == *name)
             && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
+            && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
     }
 
     fn sql(&self) -> (String, Vec<Box<dyn ToSql>>) {
@@ -75,6 +77,9 @@ impl Filter {
         }
         if let Some(manager) = &self.manager {
             add("manager = ?", Box::new(manager.clone()));
+        }
+        if let Some(account) = &self.account {
+            add("account = ?", Box::new(account.clone()));
         }
         if !self.states.is_empty() {
             let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();

@@ -38,7 +38,9 @@ pub fn spec(host: &Host, record: &Record, slot: u32) -> Option<JobSpec> {
 /// Everything of the job that is alive. Zombies are not.
 pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
     let Some(spec) = spec(host, record, 0) else { return Vec::new() };
-    let orphaned = spec.cgroup.is_empty() && !spec.keeper.is_some_and(|keeper| host.is_alive(keeper));
+    // A job that somebody else started has no marker either.
+    let ours = record.key.manager == met_core::job::LOCAL;
+    let orphaned = ours && spec.cgroup.is_empty() && !spec.keeper.is_some_and(|keeper| host.is_alive(keeper));
     let mut ids = Vec::new();
     let mut members = Members::default();
     members.add(spec);

@@ -57,8 +57,9 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
 }
 
 fn is_narrowed(args: &ListArgs) -> bool {
-    let ListArgs { since, state, user, name, limit, .. } = args;
-    since.is_some() || !state.is_empty() || user.is_some() || name.is_some() || limit.is_some()
+    let ListArgs { since, state, user, name, manager, account, limit, .. } = args;
+    let words = [since, user, name, manager, account];
+    words.into_iter().any(Option::is_some) || !state.is_empty() || limit.is_some()
 }
 
 fn filter(args: &ListArgs) -> Result<JobsFilter> {
@@ -75,6 +76,8 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
         uid: None,
         user: args.user.clone(),
         name: args.name.clone(),
+        manager: args.manager.as_deref().map(parse_manager).transpose()?,
+        account: args.account.clone(),
         until_ns: None,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
     })
@@ -85,4 +88,15 @@ fn parse_state(text: &str) -> Result<State> {
         let names = State::ALL.map(State::name).join(", ");
         Failure::usage(format!("--state {text}: no such state; there are {names}"))
     })
+}
+
+fn parse_manager(text: &str) -> Result<String> {
+    let name = text.to_ascii_lowercase();
+    match jobs::MANAGERS.contains(&name.as_str()) {
+        true => Ok(name),
+        false => Err(Failure::usage(format!(
+            "--manager {text}: no such manager; there are {}",
+            jobs::MANAGERS.join(", ")
+        ))),
+    }
 }
