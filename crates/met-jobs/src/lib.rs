@@ -6,6 +6,7 @@ mod environ;
 pub mod identity;
 pub mod layouts;
 mod members;
+pub mod sessions;
 
 pub use environ::find_by_marker;
 pub use members::{JobSpec, Members};

@@ -19,7 +19,7 @@ use crate::sampler::Live;
 use crate::setting::Setting;
 
 /// The managers whose name may stand before an id.
-pub const MANAGERS: [&str; 12] = [
+const MANAGERS: [&str; 12] = [
     LOCAL,
     "slurm",
     "oar",
