@@ -145,7 +145,8 @@ impl Identity {
         fill(&mut record.user, &self.user);
         fill(&mut record.uid, &self.uid);
         fill(&mut record.account, &self.account);
-        if record.name.is_empty()
+        // Until more is known a job is called by its id.
+        if (record.name.is_empty() || record.name == record.key.id)
             && let Some(name) = &self.name
         {
             record.name.clone_from(name);
@@ -159,6 +160,8 @@ impl Identity {
         fill_resources(&mut record.requested, &self.requested);
         fill_resources(&mut record.allocated, &self.allocated);
         fill_scheduling(&mut record.scheduling, &self.scheduling);
+        // Its users know it by its number, whatever its directory is called.
+        fill(&mut record.scheduling.alias, &self.id);
         if let Some(local) = &mut record.local {
             fill(&mut local.main, &self.main);
         }

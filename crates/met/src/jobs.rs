@@ -585,7 +585,8 @@ fn found_state(host: &Host, local: &Local) -> State {
     let CgroupPaths { unified, cpuacct, memory } = &local.cgroup;
     let Some(path) = unified.as_ref().or(cpuacct.as_ref()).or(memory.as_ref()) else {
         // One without a cgroup of its own is known by its first process alone.
-        let alive = local.boot_id == host.facts().boot_id && local.main.is_some_and(|main| host.is_alive(main));
+        let alive =
+            local.boot_id == host.facts().boot_id && local.main.is_some_and(|main| host.is_alive(main));
         return if alive { State::Running } else { State::Lost };
     };
     if local.boot_id != host.facts().boot_id || host.cgroup_dir(path).is_err() {

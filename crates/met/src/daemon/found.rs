@@ -100,9 +100,6 @@ impl Keeping {
         record
     }
 
-    /// Somebody is in the job now who can be asked who it is.
-    fn identify(&mut self, _job: u64) {}
-
     fn found_ended(&mut self, ended: Ended) {
         let Some(key) = self.found.remove(&ended.job) else { return };
         let Some(mut record) = self.jobs.get(&key).map(|kept| kept.record.clone()) else { return };

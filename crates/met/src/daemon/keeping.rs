@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
 use super::finding::Finding;
+use super::identifying::Asking;
 use super::sampling::Sampling;
 use super::socket::Peer;
 use crate::config::{Config, Discover};
@@ -43,6 +44,8 @@ pub struct Keeping {
     pub(super) found: HashMap<u64, JobKey>,
     /// Those that an earlier daemon followed, until they are found again or known to be gone.
     pub(super) resumable: Vec<Record>,
+    /// Those of which it is not known yet who they are.
+    pub(super) asking: Vec<Asking>,
     made: Made,
     /// Ids that were reserved and have no end yet, and for whom.
     given: HashMap<u64, u32>,
@@ -67,6 +70,7 @@ impl Keeping {
             jobs: HashMap::new(),
             found: HashMap::new(),
             resumable: Vec::new(),
+            asking: Vec::new(),
             made: Made::default(),
             given: HashMap::new(),
         };
