@@ -19,7 +19,7 @@ use crate::sampler::Live;
 use crate::setting::Setting;
 
 /// The managers whose name may stand before an id.
-const MANAGERS: [&str; 12] = [
+const MANAGERS: [&str; 13] = [
     LOCAL,
     "slurm",
     "oar",
@@ -32,6 +32,7 @@ const MANAGERS: [&str; 12] = [
     "podman",
     "systemd",
     "session",
+    "group",
 ];
 /// Steps of a job that have a name instead of a number.
 const STEPS: [&str; 3] = ["batch", "extern", "interactive"];
@@ -123,7 +124,6 @@ impl JobsFilter {
             limit: self.limit.filter(|_| !self.states.iter().any(|state| state.is_live())),
             until_ns: self.until_ns,
             with_summaries: true,
-            ..Filter::default()
         }
     }
 }

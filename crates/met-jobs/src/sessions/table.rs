@@ -69,8 +69,8 @@ pub struct Look<'a> {
     pub now_ns: u64,
     /// Whether a cgroup is in a job of a resource manager or a container.
     pub is_managed: &'a dyn Fn(&Path) -> bool,
-    /// Whether a process is in a job of our own.
-    pub is_ours: &'a dyn Fn(ProcessId) -> bool,
+    /// Whether a job of our own began with a process; its descendants are in it, too.
+    pub is_ours: &'a dyn Fn(&Process) -> bool,
 }
 
 impl ProcessTable {
@@ -92,12 +92,21 @@ impl ProcessTable {
         self.known.retain(|_, known| known.look == looks);
         self.paths.retain(|_, (path, _)| Arc::strong_count(path) > 1);
         self.rows.clear();
-        self.rows.extend(self.known.values_mut().map(|known| {
-            known.process.claimed |= (look.is_ours)(known.process.id);
-            known.process.clone()
-        }));
+        self.rows.extend(self.known.values().map(|known| known.process.clone()));
         self.rows.sort_unstable_by_key(|process| (process.id.start_ticks, process.id.pid));
+        self.claim(look.is_ours);
         Ok(&self.rows)
+    }
+
+    /// Marks the processes of our own jobs. Parents stand before their children.
+    fn claim(&mut self, is_ours: &dyn Fn(&Process) -> bool) {
+        let mut ours: HashSet<u32> = HashSet::new();
+        for process in &mut self.rows {
+            if is_ours(process) || ours.contains(&process.parent_pid) {
+                process.claimed = true;
+                ours.insert(process.id.pid);
+            }
+        }
     }
 
     /// Says of which processes the figures are of use. The others are not read again until they are in doubt.

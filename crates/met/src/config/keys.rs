@@ -6,7 +6,7 @@ use std::time::Duration;
 use met_jobs::layouts::Layout;
 
 use super::tree::{Complaint, Entry, Node};
-use super::{Config, Discover, StorageName};
+use super::{Config, Discover, Plain, StorageName};
 use crate::view::units::{self, ParseError};
 
 pub struct Section {
@@ -35,6 +35,7 @@ pub enum Form {
     Storage(fn(&mut Config, StorageName)),
     Discover(fn(&mut Config, Discover)),
     Layouts(fn(&mut Config, Vec<Layout>)),
+    Plain(fn(&mut Config, Plain)),
 }
 
 /// A bound and how it is written.
@@ -141,6 +142,14 @@ pub static SECTIONS: &[Section] = &[
                 default: "",
                 help: "look only below this cgroup, named from the top of each hierarchy: `/machine.slice`",
             },
+            Key {
+                name: "plain",
+                form: Form::Plain(|config, plain| config.jobs.plain = plain),
+                default: "auto",
+                help: "what makes processes a job where there is no batch system: `session`, a login; `unit`, a unit \
+                       that a user made; `group`, a line typed into a shell; `auto`: sessions, by a daemon that \
+                       root runs for everybody, where no resource manager is",
+            },
         ],
     },
     Section {
@@ -232,6 +241,7 @@ impl Form {
             Form::Storage(_) => "`sqlite` or `memory`",
             Form::Discover(_) => "`auto`, `true` or `false`",
             Form::Layouts(_) => "list",
+            Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
         }
     }
 
@@ -246,6 +256,7 @@ impl Form {
             Form::Path(set) => set(config, path(text)?),
             Form::Storage(set) => set(config, storage(text)?),
             Form::Discover(set) => set(config, discover(text)?),
+            Form::Plain(set) => set(config, plain(text)?),
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
         }
         Ok(())
@@ -297,6 +308,18 @@ fn discover(text: &str) -> Result<Discover, ParseError> {
         "true" => Ok(Discover::Yes),
         "false" => Ok(Discover::No),
         _ => Err(ParseError(format!("{text:?} is not auto, true or false"))),
+    }
+}
+
+fn plain(text: &str) -> Result<Plain, ParseError> {
+    match text {
+        "auto" => Ok(Plain::Auto),
+        // What YAML makes of the word off is told by its reader.
+        "off" | "false" => Ok(Plain::Off),
+        "session" => Ok(Plain::Session),
+        "unit" => Ok(Plain::Unit),
+        "group" => Ok(Plain::Group),
+        _ => Err(ParseError(format!("{text:?} is not auto, off, session, unit or group"))),
     }
 }
 
@@ -395,7 +418,7 @@ fn example(key: &Key) -> &'static str {
         Form::Interval(_) | Form::Duration(_) => "1s",
         Form::Count(_) => "100",
         Form::Size(_) => "2GiB",
-        Form::Text(_) | Form::Path(_) | Form::Storage(_) | Form::Discover(_) => "a name",
+        Form::Text(_) | Form::Path(_) | Form::Storage(_) | Form::Discover(_) | Form::Plain(_) => "a name",
         Form::Layouts(_) => "a list of layouts",
     }
 }

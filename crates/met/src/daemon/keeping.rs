@@ -16,6 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::claims::{self, Made};
 use super::finding::Finding;
 use super::identifying::Asking;
+use super::plain::{self, Groups};
 use super::sampling::Sampling;
 use super::socket::Peer;
 use crate::config::{Config, Discover};
@@ -37,7 +38,7 @@ pub struct Keeping {
     config: Config,
     place: Place,
     pub(super) writer: Writer,
-    sampling: Sampling,
+    pub(super) sampling: Sampling,
     pub(super) finding: Option<Finding>,
     pub(super) jobs: HashMap<JobKey, Kept>,
     /// The jobs that the discovery follows, by its numbers for them.
@@ -46,6 +47,8 @@ pub struct Keeping {
     pub(super) resumable: Vec<Record>,
     /// Those of which it is not known yet who they are.
     pub(super) asking: Vec<Asking>,
+    /// Groups of processes, where there is no batch system.
+    pub(super) groups: Option<Groups>,
     made: Made,
     /// Ids that were reserved and have no end yet, and for whom.
     given: HashMap<u64, u32>,
@@ -71,6 +74,7 @@ impl Keeping {
             found: HashMap::new(),
             resumable: Vec::new(),
             asking: Vec::new(),
+            groups: Groups::of(&setting.host, &setting.config.jobs, place),
             made: Made::default(),
             given: HashMap::new(),
         };
@@ -91,6 +95,10 @@ impl Keeping {
     fn take_up_running(&mut self) -> Result<()> {
         let live = jobs::JobsFilter { states: vec![State::Running, State::Suspended], ..Default::default() };
         for mut record in self.writer.jobs(&live.to_store())? {
+            if plain::is_plain(&record) {
+                self.resume_plain(record);
+                continue;
+            }
             if Keeping::is_found(&record) {
                 self.resumable.push(record);
                 continue;
@@ -367,6 +375,7 @@ impl Keeping {
                 // Its directory is gone, and the discovery is about to tell what became of it.
                 if let Some(kept) = self.jobs.get(&record.key).filter(|_| Keeping::is_found(record)) {
                     record.parts.clone_from(&kept.record.parts);
+                    record.totals = kept.record.totals.clone();
                     record.state = if record.state == State::Lost { State::Running } else { record.state };
                 }
                 if !record.state.is_live() {

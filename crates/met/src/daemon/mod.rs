@@ -8,6 +8,7 @@ mod finding;
 mod found;
 mod identifying;
 mod keeping;
+mod plain;
 mod privilege;
 mod sampling;
 mod socket;
@@ -111,6 +112,7 @@ impl Daemon {
                 self.keeping.discovered();
             }
             self.keeping.ask_who_is_due();
+            self.keeping.look_at_groups_if_due();
             for key in ready.ended {
                 self.keeping.supervisor_gone(&key);
             }
@@ -155,7 +157,8 @@ impl Daemon {
     fn patience(&self) -> Option<Duration> {
         let flush = (self.keeping.job_count() > 0).then_some(self.next_flush);
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
-        let due = flush.into_iter().chain(idle).chain(self.keeping.next_question());
+        let due =
+            flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
         let next = due.chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use met_core::course::Course;
-use met_core::job::{JobKey, Record};
+use met_core::job::{JobKey, ProcessId, Record};
 use met_host::Host;
 
 use crate::config::Config;
@@ -16,6 +16,7 @@ use crate::sampler::{Live, Sampled, Sampler};
 
 enum Order {
     Add(Box<Record>, Option<Box<Course>>),
+    AddRoot(JobKey, ProcessId),
     Remove(JobKey, SyncSender<Option<Sampled>>),
     Drain(SyncSender<Vec<(JobKey, Course)>>),
     Live(SyncSender<HashMap<JobKey, Live>>),
@@ -41,6 +42,11 @@ impl Sampling {
     /// Begins to sample a job; `before` is what an earlier daemon saw of it.
     pub fn add(&self, record: &Record, before: Option<Course>) {
         let _ = self.orders.send(Order::Add(Box::new(record.clone()), before.map(Box::new)));
+    }
+
+    /// Tells of another process of a job that is known by its processes.
+    pub fn add_root(&self, key: &JobKey, process: ProcessId) {
+        let _ = self.orders.send(Order::AddRoot(key.clone(), process));
     }
 
     pub fn remove(&self, key: &JobKey) -> Option<Sampled> {
@@ -115,6 +121,11 @@ fn obey(
                 if let Some(before) = before {
                     sampler.recall(slot, &before);
                 }
+            }
+        }
+        Order::AddRoot(key, process) => {
+            if let Some(&slot) = slots.get(&key) {
+                sampler.add_root(slot, process);
             }
         }
         Order::Remove(key, reply) => {
