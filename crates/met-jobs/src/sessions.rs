@@ -122,6 +122,8 @@ struct Seen {
     cpu_ns: u64,
     reaped_ns: u64,
     debt: Debt,
+    /// It was seen to have a child that is nobody's work: what it waited for may have been anything.
+    mixed: bool,
 }
 
 /// A group, or nobody, and CPU time.
@@ -178,6 +180,13 @@ impl Grouping {
         self.forget_gone(&present, now, changes);
         for process in table {
             self.place(process, &present, changes);
+        }
+        for process in table {
+            if self.group_of(process.id).is_none()
+                && let Some(parent) = self.seen.get_mut(&process.parent_pid)
+            {
+                parent.mixed = true;
+            }
         }
         self.close_empty(now, changes);
         self.promote(now, changes);
@@ -249,8 +258,10 @@ impl Grouping {
             let left = expected.saturating_sub(growth);
             let fresh = if known > 0 { look } else { seen.debt.look };
             seen.debt = if left > 0 { Debt { ns: left, look: fresh } } else { Debt::default() };
-            let group = seen.group;
-            self.pay(group, growth.saturating_sub(expected), &children);
+            let (group, known) = (seen.group, seen.group.is_some() || !seen.mixed);
+            if known {
+                self.pay(group, growth.saturating_sub(expected), &children);
+            }
             let doubt = left.min(orphans_ns);
             let mut above = process.parent_pid;
             for _ in (0..present.len()).take_while(|_| doubt > 0) {
@@ -366,7 +377,8 @@ impl Grouping {
             group,
             cpu_ns: process.cpu_ns.max(known_ns),
             reaped_ns: process.reaped_ns.max(before.as_ref().map_or(0, |seen| seen.reaped_ns)),
-            debt: before.map_or(Debt::default(), |seen| seen.debt),
+            debt: before.as_ref().map_or(Debt::default(), |seen| seen.debt),
+            mixed: before.is_some_and(|seen| seen.mixed),
         };
         self.seen.insert(pid, seen);
     }

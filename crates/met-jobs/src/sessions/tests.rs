@@ -83,6 +83,19 @@ fn what_ends_before_it_is_a_job_is_counted_for_its_user() {
 }
 
 #[test]
+fn who_also_waits_for_the_system_says_nothing_of_a_user() {
+    let mut grouping = sessions();
+    let daemon =
+        |pid, parent| Process { uid: 0, terminal: false, login: false, ..process(pid, parent, pid, 1) };
+    let shell = Process { cpu_ns: SECOND_NS, ..process(10, 5, 10, 100) };
+    look(&mut grouping, 101, &[daemon(5, 1), daemon(6, 5), shell.clone()]);
+    // Its own child may have used all of this.
+    let after = Process { reaped_ns: 50 * SECOND_NS, ..daemon(5, 1) };
+    look(&mut grouping, 102, &[after]);
+    assert_eq!(grouping.take_ended()[0].1.cpu_ns, SECOND_NS);
+}
+
+#[test]
 fn a_slice_counts_what_nobody_saw() {
     let mut grouping = sessions();
     let mut changes = Vec::new();

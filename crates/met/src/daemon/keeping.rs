@@ -74,7 +74,7 @@ impl Keeping {
             found: HashMap::new(),
             resumable: Vec::new(),
             asking: Vec::new(),
-            groups: Groups::of(&setting.host, &setting.config.jobs, place),
+            groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
             made: Made::default(),
             given: HashMap::new(),
         };

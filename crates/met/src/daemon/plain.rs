@@ -51,10 +51,11 @@ struct Followed {
 }
 
 impl Groups {
-    pub(super) fn of(host: &Host, jobs: &Jobs, place: &Place) -> Option<Groups> {
+    /// `discovers`: whether jobs of resource managers are looked for.
+    pub(super) fn of(host: &Host, jobs: &Jobs, place: &Place, discovers: bool) -> Option<Groups> {
         let by = match jobs.plain {
             Plain::Off => return None,
-            Plain::Auto if !place.system => return None,
+            Plain::Auto if !place.system || !discovers => return None,
             Plain::Auto | Plain::Session => By::Session,
             Plain::Unit => By::Unit,
             Plain::Group => By::ProcessGroup,
