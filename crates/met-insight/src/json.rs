@@ -21,11 +21,11 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
         "version": VERSION,
         "job": job(record),
         "requested": resources(&record.requested),
-        "allocated": resources(&record.allocated),
         "totals": by_name(&figures, |column, figure| number(column, figure.value)),
         "average": averages(record, now_ns),
         "quality": by_name(&figures, quality),
         "gpus": record.gpus.iter().map(gpu::object).collect::<Vec<_>>(),
+        "allocated": resources(&record.allocated),
         "efficiency": efficiency(record, now_ns),
         "scheduling": scheduling(record, now_ns),
         "parts": record.parts.iter().map(part).collect::<Vec<_>>(),
@@ -206,11 +206,11 @@ mod tests {
             version: 1
             job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":"alice","account":null,"command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":null,"exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"]}
             requested: {}
-            allocated: {}
             totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
             average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
             quality: {"wall_seconds":{"kind":"measured","source":"supervisor"},"cpu_seconds":{"kind":"measured","source":"rusage"},"cpu_user_seconds":{"kind":"measured","source":"rusage"},"cores_peak":{"kind":"sampled","source":"proc"},"memory_needed_peak_bytes":{"kind":"estimated","source":"proc"},"read_bytes":{"kind":"lower_bound","source":"proc"},"processes":{"kind":"measured","source":"proc"}}
             gpus: []
+            allocated: {}
             efficiency: {}
             scheduling: {}
             parts: []
@@ -223,11 +223,11 @@ mod tests {
             version: 1
             job: {"id":"1234_7","raw_id":"1240","manager":"slurm","cluster":"tux","name":"sum","user":"alice","account":"physics","command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":"COMPLETED","exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"]}
             requested: {"cpus":4,"memory_bytes":536870912,"gpus":2,"time_limit_seconds":3600.0}
-            allocated: {"nodes":1,"cpus":4,"memory_bytes":536870912,"gpus":2,"other":{"billing":"4"}}
             totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
             average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
             quality: {"wall_seconds":{"kind":"measured","source":"supervisor"},"cpu_seconds":{"kind":"measured","source":"rusage"},"cpu_user_seconds":{"kind":"measured","source":"rusage"},"cores_peak":{"kind":"sampled","source":"proc"},"memory_needed_peak_bytes":{"kind":"estimated","source":"proc"},"read_bytes":{"kind":"lower_bound","source":"proc"},"processes":{"kind":"measured","source":"proc"}}
             gpus: []
+            allocated: {"nodes":1,"cpus":4,"memory_bytes":536870912,"gpus":2,"other":{"billing":"4"}}
             efficiency: {"cpu_ratio":0.3125,"memory_ratio":0.005859375,"time_ratio":0.0011111111111111111}
             scheduling: {"partition":"batch","qos":"normal","reason":"Resources","submit":"2026-01-14T16:39:14.500000Z","queue_wait_seconds":90.0,"array_id":"1234","array_index":7,"restarts":1,"asked":"2026-01-14T16:40:54.500000Z"}
             parts: [{"node":"n1","step":"batch","task":null,"name":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":0,"totals":{"cpu_seconds":1.0,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}},{"node":"n1","step":"0","task":null,"name":"solve","start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":3,"totals":{"cpu_seconds":4.0,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}},{"node":"n1","step":"0","task":"0","name":"solve","start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":0,"totals":{"cpu_seconds":1.9,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}},{"node":"n1","step":"0","task":"1","name":"solve","start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":3,"totals":{"cpu_seconds":2.0,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}}]
@@ -245,11 +245,11 @@ mod tests {
             version: 1
             job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":null,"account":null,"command":[],"state":"pending","manager_state":null,"exit_code":null,"signal":null,"start":null,"end":null,"nodes":[]}
             requested: {}
-            allocated: {}
             totals: {}
             average: {}
             quality: {}
             gpus: []
+            allocated: {}
             efficiency: {}
             scheduling: {}
             parts: []

@@ -45,11 +45,11 @@ pub fn cancel(setting: &Setting, args: &CancelArgs) -> Result<i32> {
 fn refuse_foreign(records: &[Record]) -> Result<()> {
     let Some(record) = records.iter().find(|record| managers::is_foreign(record)) else { return Ok(()) };
     let (label, manager) = (record.label(), &record.key.manager);
-    Err(Failure::usage(match managers::cancel_command(record) {
-        _ if !record.state.is_live() => format!("job {label} has already ended ({})", record.state.name()),
-        Some(command) => format!("job {label} belongs to {manager}; end it with: {command}"),
-        None => format!("job {label} was not started by met; end its processes yourself: met ps {label}"),
-    }))
+    match managers::cancel_command(record) {
+        _ if !record.state.is_live() => bail!("job {label} has already ended ({})", record.state.name()),
+        Some(command) => bail!("job {label} belongs to {manager}; end it with: {command}"),
+        None => bail!("job {label} was not started by met; end its processes yourself: met ps {label}"),
+    }
 }
 
 fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
