@@ -132,6 +132,14 @@ impl Record {
     pub fn shown_id(&self) -> &str {
         self.scheduling.alias.as_deref().unwrap_or(&self.key.id)
     }
+
+    /// How people name it, here and in commands: `12` of our own, `slurm:1234_7` of a manager's.
+    pub fn label(&self) -> String {
+        match self.key.manager.as_str() {
+            LOCAL => self.shown_id().to_owned(),
+            manager => format!("{manager}:{}", self.shown_id()),
+        }
+    }
 }
 
 /// What a job asked for or was given, in all. What is not known is absent.

@@ -46,12 +46,23 @@ impl Dir {
 
     /// Reads the whole file into `buffer`, which is emptied first.
     pub fn read(&self, name: impl AsRef<Path>, buffer: &mut Vec<u8>) -> io::Result<()> {
+        self.read_at_most(name, FILE_LIMIT_BYTES, buffer)
+    }
+
+    /// As `read`, for a file that somebody else may make as long as he likes. What is beyond is not read.
+    pub fn read_at_most(
+        &self,
+        name: impl AsRef<Path>,
+        limit_bytes: usize,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<()> {
         let fd = self.open_file(name.as_ref().as_os_str().as_bytes())?;
         buffer.clear();
         loop {
             buffer.reserve(READ_BYTES);
             let count = rustix::io::retry_on_intr(|| rustix::io::read(&fd, spare_capacity(buffer)))?;
-            if count == 0 || buffer.len() >= FILE_LIMIT_BYTES {
+            if count == 0 || buffer.len() >= limit_bytes {
+                buffer.truncate(limit_bytes);
                 return Ok(());
             }
         }

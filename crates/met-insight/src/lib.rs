@@ -1,5 +1,6 @@
 //! Answers from stored data. Pure: no I/O, no clock; the caller says what time it is.
 
+pub mod allocation;
 pub mod average;
 pub mod gpu;
 pub mod json;

@@ -3,9 +3,11 @@
 pub mod discover;
 pub mod enclosure;
 mod environ;
+pub mod identity;
 pub mod layouts;
 mod members;
 pub mod scheduler;
+pub mod sessions;
 
 pub use environ::find_by_marker;
 pub use members::{JobSpec, Members};

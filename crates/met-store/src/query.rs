@@ -38,6 +38,7 @@ pub struct Filter {
     pub user: Option<String>,
     pub name: Option<String>,
     pub manager: Option<String>,
+    pub account: Option<String>,
     pub limit: Option<usize>,
     pub with_summaries: bool,
     /// Only jobs that had a card, or that live and may have got one since they were last written.
@@ -54,6 +55,7 @@ impl Filter {
             && self.name.as_ref().is_none_or(|name| record.name == *name)
             && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
             && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
+            && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
     }
 
     fn sql(&self) -> (String, Vec<Box<dyn ToSql>>) {
@@ -80,6 +82,9 @@ impl Filter {
         }
         if let Some(manager) = &self.manager {
             add("manager = ?", Box::new(manager.clone()));
+        }
+        if let Some(account) = &self.account {
+            add("account = ?", Box::new(account.clone()));
         }
         if self.with_cards {
             // By the record itself, which every version has; the text decides before the JSON is read.

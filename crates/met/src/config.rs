@@ -49,6 +49,19 @@ pub struct Jobs {
     pub layouts: Vec<Layout>,
     /// The cgroup below which they are looked for; `None` is everywhere.
     pub below: Option<PathBuf>,
+    pub plain: Plain,
+}
+
+/// What makes processes a job where no batch system does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Plain {
+    /// Sessions, by a daemon that root runs for everybody, on a machine without a resource manager.
+    #[default]
+    Auto,
+    Off,
+    Session,
+    Unit,
+    Group,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -333,7 +346,7 @@ mod tests {
              gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
              schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
              \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
-             jobs:\n  discover: true\n  below: /slice/a\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
+             jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
              \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
@@ -354,7 +367,10 @@ mod tests {
         let layouts = [("mine", "m/job-{id}", ""), ("other", "o/{id}", "part-{step}")];
         let layouts = layouts.map(|(manager, path, parts)| Layout::parse(manager, path, parts).unwrap());
         let below = Some(PathBuf::from("/slice/a"));
-        assert_eq!(config.jobs, Jobs { discover: Presence::Yes, layouts: layouts.into(), below });
+        assert_eq!(
+            config.jobs,
+            Jobs { discover: Presence::Yes, layouts: layouts.into(), below, plain: Plain::Unit }
+        );
         assert_eq!(config.sampling.interval, Duration::from_millis(250));
         assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
         assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));

@@ -20,8 +20,23 @@ use crate::sampler::Live;
 use crate::setting::Setting;
 
 /// The managers whose name may stand before an id.
-const MANAGERS: [&str; 9] =
-    [LOCAL, "slurm", "oar", "pbs", "lsf", "htcondor", "kubernetes", "docker", "podman"];
+const MANAGERS: [&str; 13] = [
+    LOCAL,
+    "slurm",
+    "oar",
+    "pbs",
+    "lsf",
+    "condor",
+    "htcondor",
+    "kubernetes",
+    "docker",
+    "podman",
+    "systemd",
+    "session",
+    "group",
+];
+/// Steps of a job that have a name instead of a number.
+const STEPS: [&str; 3] = ["batch", "extern", "interactive"];
 
 /// How a user names a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,13 +66,26 @@ impl JobRef {
         {
             return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned() });
         }
-        if text.bytes().next().is_some_and(|first| first.is_ascii_digit())
-            && text.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'_' | b'.' | b'+'))
-        {
+        if is_number(text) {
             return Ok(JobRef::Id { manager: None, id: text.to_owned() });
         }
         Ok(JobRef::Name(text.to_owned()))
     }
+}
+
+/// `12`, `1234_7`, `1234+1`, `17[3]`, and a step of one of them: `1234.0`, `1234.batch`.
+fn is_number(text: &str) -> bool {
+    let step = text.rsplit_once('.').filter(|(_, step)| STEPS.contains(step));
+    let number = step.map_or(text, |(job, _)| job);
+    let of_it = |byte: u8| byte.is_ascii_digit() || b"_.+[]".contains(&byte);
+    number.bytes().next().is_some_and(|first| first.is_ascii_digit()) && number.bytes().all(of_it)
+}
+
+/// What a reference turned out to mean.
+pub enum Meant {
+    Job(Record),
+    /// A step, in the form of a job.
+    Step(Record),
 }
 
 /// Which jobs are wanted.
@@ -68,6 +96,11 @@ pub struct JobsFilter {
     pub uid: Option<u32>,
     pub user: Option<String>,
     pub name: Option<String>,
+    // A daemon of an earlier version sends neither.
+    #[serde(default)]
+    pub manager: Option<String>,
+    #[serde(default)]
+    pub account: Option<String>,
     pub limit: Option<usize>,
     /// Started before this: where the next page begins.
     pub until_ns: Option<i64>,
@@ -92,6 +125,8 @@ impl JobsFilter {
             uid: self.uid,
             user: self.user.clone(),
             name: self.name.clone(),
+            manager: self.manager.clone(),
+            account: self.account.clone(),
             // Jobs that run are looked at afterwards, and some of them fall out.
             limit: self
                 .limit
@@ -100,7 +135,6 @@ impl JobsFilter {
             until_ns: self.until_ns,
             with_summaries: true,
             with_cards: self.with_cards,
-            ..Filter::default()
         }
     }
 }
@@ -165,30 +199,48 @@ impl AllJobs {
     /// The one job meant by `text`.
     pub fn find(&mut self, text: &str) -> Result<Record> {
         let job = JobRef::parse(text)?;
+        self.find_ref(text, &job)?.ok_or_else(|| {
+            Failure::usage(match job {
+                JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
+                _ => format!("no job {text}; `met list` shows those there are"),
+            })
+        })
+    }
+
+    /// The one job or step meant by `text`; a step is shown like a job.
+    pub fn find_or_step(&mut self, text: &str) -> Result<Meant> {
+        if let JobRef::Id { manager, id } = JobRef::parse(text)?
+            && let Some((whole, step)) = id.rsplit_once('.')
+            && self.find_ref(text, &JobRef::Id { manager: manager.clone(), id: id.clone() })?.is_none()
+        {
+            let whole = JobRef::Id { manager, id: whole.to_owned() };
+            if let Some(record) = self.find_ref(text, &whole)? {
+                let label = record.label();
+                return met_insight::allocation::step(&record, step).map(Meant::Step).ok_or_else(|| {
+                    let mut steps: Vec<&str> = record.parts.iter().map(|part| part.step.as_str()).collect();
+                    steps.retain(|step| !step.is_empty());
+                    steps.dedup();
+                    let known = if steps.is_empty() { "none is".to_owned() } else { steps.join(", ") };
+                    Failure::usage(format!("job {label} has no step {step}; known: {known}"))
+                });
+            }
+        }
+        self.find(text).map(Meant::Job)
+    }
+
+    fn find_ref(&mut self, text: &str, job: &JobRef) -> Result<Option<Record>> {
         let mut found = Vec::new();
         for source in &mut self.sources {
-            found.extend(source.find(&job)?);
+            found.extend(source.find(job)?);
         }
         self.correct(&found);
         let found = merge(found);
-        let Some(newest) = found.first() else {
-            return Err(Failure::usage(match job {
-                JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
-                _ => format!("no job {text}; `met list` shows those there are"),
-            }));
-        };
+        let Some(newest) = found.first() else { return Ok(None) };
         // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
-        if let JobRef::Id { manager: None, .. } = job
-            && let Some(other) = found.iter().find(|record| record.key.manager != newest.key.manager)
-        {
-            let name = |record: &Record| format!("{}:{}", record.key.manager, record.key.id);
-            return Err(Failure::usage(format!(
-                "job {text} is ambiguous: {} or {}",
-                name(newest),
-                name(other)
-            )));
+        if let JobRef::Id { manager: None, .. } = job {
+            one_managers(text, &found)?;
         }
-        one_users(text, &job, &found)
+        one_users(text, job, newest, &found).map(Some)
     }
 
     /// A system daemon that was away when a job ended calls it lost; who knows better tells it.
@@ -230,10 +282,24 @@ impl AllJobs {
     }
 }
 
+/// A number that several managers gave is nobody's.
+fn one_managers(text: &str, found: &[Record]) -> Result<()> {
+    let mut names: Vec<String> =
+        found.iter().map(|record| format!("{}:{}", record.key.manager, record.shown_id())).collect();
+    let mut managers: Vec<&str> = found.iter().map(|record| record.key.manager.as_str()).collect();
+    managers.sort_unstable();
+    managers.dedup();
+    if managers.len() < 2 {
+        return Ok(());
+    }
+    names.sort_unstable();
+    names.dedup();
+    Err(Failure::usage(format!("job {text} is ambiguous: {}", names.join(" or "))))
+}
+
 /// Users have numbers of their own. Who sees several users' jobs means his own, if he has one.
-fn one_users(text: &str, job: &JobRef, found: &[Record]) -> Result<Record> {
+fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Record]) -> Result<Record> {
     let me = Some(rustix::process::getuid().as_raw());
-    let newest = &found[0];
     let of_id = matches!(job, JobRef::Id { .. });
     if let Some(mine) = found.iter().find(|record| record.uid == me).filter(|_| of_id) {
         return Ok(mine.clone());
@@ -567,7 +633,12 @@ pub fn settle(host: &Host, record: &mut Record) {
 /// A job that somebody else started lives as long as its cgroup does, in this boot.
 fn found_state(host: &Host, local: &Local) -> State {
     let CgroupPaths { unified, cpuacct, memory } = &local.cgroup;
-    let Some(path) = unified.as_ref().or(cpuacct.as_ref()).or(memory.as_ref()) else { return State::Lost };
+    let Some(path) = unified.as_ref().or(cpuacct.as_ref()).or(memory.as_ref()) else {
+        // One without a cgroup of its own is known by its first process alone.
+        let alive =
+            local.boot_id == host.facts().boot_id && local.main.is_some_and(|main| host.is_alive(main));
+        return if alive { State::Running } else { State::Lost };
+    };
     if local.boot_id != host.facts().boot_id || host.cgroup_dir(path).is_err() {
         return State::Lost;
     }
@@ -706,12 +777,54 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_was_found_runs_as_long_as_its_cgroup_or_its_first_process() {
+        let host = Host::real().unwrap();
+        let mut record = crate::view::sample::scheduled();
+        record.state = State::Running;
+        let local = record.local.as_mut().unwrap();
+        (local.origin, local.supervisor, local.main) = (Origin::Found, None, None);
+        local.boot_id.clone_from(&host.facts().boot_id);
+        let folder = tempfile::tempdir().unwrap();
+        local.cgroup.memory = Some(folder.path().to_owned());
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Running);
+        let path = folder.path().to_owned();
+        let mut ended = record.clone();
+        ended.state = State::Finished;
+        remove_empty_cgroups(&host, &[ended]);
+        assert!(path.is_dir(), "the manager cleans up itself");
+        folder.close().unwrap();
+        let mut gone = record.clone();
+        settle(&host, &mut gone);
+        assert_eq!(gone.state, State::Lost);
+        let local = record.local.as_mut().unwrap();
+        (local.cgroup, local.main) = (CgroupPaths::default(), host.process(std::process::id()).ok());
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Running);
+        record.local.as_mut().unwrap().main = None;
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Lost);
+    }
+
+    #[test]
+    fn a_number_of_two_managers_names_both() {
+        let [slurm, ours] = [crate::view::sample::scheduled(), crate::view::sample::full(1240, "train")];
+        assert!(one_managers("1240", std::slice::from_ref(&slurm)).is_ok());
+        let error = one_managers("1240", &[ours, slurm]).unwrap_err().to_string();
+        assert_eq!(error, "job 1240 is ambiguous: local:1240 or slurm:1234_7");
+    }
+
+    #[test]
     fn jobs_are_named_in_four_ways() {
         let parse = |text| JobRef::parse(text).unwrap();
         assert_eq!(parse("12"), id(None, "12"));
         assert_eq!(parse("local:12"), id(Some("local"), "12"));
         assert_eq!(parse("slurm:1234_7"), id(Some("slurm"), "1234_7"));
         assert_eq!(parse("1234.0"), id(None, "1234.0"));
+        assert_eq!(parse("1234_7.batch"), id(None, "1234_7.batch"));
+        assert_eq!(parse("1234+1"), id(None, "1234+1"));
+        assert_eq!(parse("17[3]"), id(None, "17[3]"));
+        assert_eq!(parse("2024.run"), JobRef::Name("2024.run".to_owned()));
         assert_eq!(parse("@last"), JobRef::Last);
         assert_eq!(parse("train"), JobRef::Name("train".to_owned()));
         assert_eq!(parse("a:b"), JobRef::Name("a:b".to_owned()));

@@ -8,6 +8,7 @@ mod daemon;
 mod failure;
 mod jobs;
 mod launch;
+mod managers;
 mod paths;
 mod processes;
 mod protocol;

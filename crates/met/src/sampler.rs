@@ -218,6 +218,12 @@ impl Sampler {
         Some(slot)
     }
 
+    /// Adds a process to a job that is known by its processes.
+    pub fn add_root(&mut self, slot: u32, process: ProcessId) {
+        self.members.add_root(slot, process);
+        self.refreshed_ns = i64::MIN;
+    }
+
     /// Tells what was sampled before this process began: by an earlier daemon.
     pub fn recall(&mut self, slot: u32, course: &Course) {
         let Some(job) = self.jobs.get_mut(&slot) else { return };

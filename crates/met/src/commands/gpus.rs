@@ -70,7 +70,7 @@ fn line(
         // Who samples the job all the time knows better since when it idles.
         let watched = record.gpus.iter().find(|gpu: &&GpuUse| gpu.uuid == card.labels[label::UUID]);
         users.push(UserLine {
-            job: Some(record.key.id.clone()),
+            job: Some(record.label()),
             name: record.name.clone(),
             user: record.user.clone(),
             idle: since.idle_ns.is_some(),

@@ -9,6 +9,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cli::WaitArgs;
 use crate::jobs::AllJobs;
+use crate::managers;
 use crate::setting::Setting;
 
 /// Between a supervisor's end and the record of it lies a write to disk.
@@ -24,10 +25,11 @@ pub fn wait(setting: &Setting, args: &WaitArgs) -> Result<i32> {
     for record in records {
         let record = wait_for(setting, record)?;
         if record.state == State::Lost {
-            tracing::error!(
-                "job {} was lost: its supervisor was killed, its exit code is not known",
-                record.key.id
-            );
+            let why = match managers::is_foreign(&record) {
+                true => "nobody saw its end",
+                false => "its supervisor was killed",
+            };
+            tracing::error!("job {} was lost: {why}, its exit code is not known", record.label());
         }
         worst = worst.max(super::exit_code(&record));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use met_jobs::layouts::Layout;
 
 use super::tree::{Complaint, Entry, Node};
-use super::{Config, Presence, Scope, StorageName};
+use super::{Config, Plain, Presence, Scope, StorageName};
 use crate::view::units::{self, ParseError};
 
 pub struct Section {
@@ -38,6 +38,7 @@ pub enum Form {
     Presence(fn(&mut Config, Presence)),
     Scope(fn(&mut Config, Scope)),
     Layouts(fn(&mut Config, Vec<Layout>)),
+    Plain(fn(&mut Config, Plain)),
 }
 
 /// A bound and how it is written.
@@ -143,6 +144,14 @@ pub static SECTIONS: &[Section] = &[
                 form: Form::Path(|config, path| config.jobs.below = Some(path)),
                 default: "",
                 help: "look only below this cgroup, named from the top of each hierarchy: `/machine.slice`",
+            },
+            Key {
+                name: "plain",
+                form: Form::Plain(|config, plain| config.jobs.plain = plain),
+                default: "auto",
+                help: "what makes processes a job where there is no batch system: `session`, a login; `unit`, a unit \
+                       that a user made; `group`, a line typed into a shell; `auto`: sessions, by a daemon that \
+                       root runs for everybody, where no resource manager is",
             },
         ],
     },
@@ -308,6 +317,7 @@ impl Form {
             Form::Presence(_) => "`auto`, `true` or `false`",
             Form::Scope(_) => "`cluster` or `node`",
             Form::Layouts(_) => "list",
+            Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
         }
     }
 
@@ -324,6 +334,7 @@ impl Form {
             Form::Power(set) => set(config, None, power_mw(text)?),
             Form::Presence(set) => set(config, presence(text)?),
             Form::Scope(set) => set(config, scope(text)?),
+            Form::Plain(set) => set(config, plain(text)?),
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
         }
         Ok(())
@@ -393,6 +404,18 @@ fn scope(text: &str) -> Result<Scope, ParseError> {
         "cluster" => Ok(Scope::Cluster),
         "node" => Ok(Scope::Node),
         _ => Err(ParseError(format!("{text:?} is not a scope; write cluster or node"))),
+    }
+}
+
+fn plain(text: &str) -> Result<Plain, ParseError> {
+    match text {
+        "auto" => Ok(Plain::Auto),
+        // What YAML makes of the word off is told by its reader.
+        "off" | "false" => Ok(Plain::Off),
+        "session" => Ok(Plain::Session),
+        "unit" => Ok(Plain::Unit),
+        "group" => Ok(Plain::Group),
+        _ => Err(ParseError(format!("{text:?} is not auto, off, session, unit or group"))),
     }
 }
 
@@ -517,7 +540,7 @@ fn example(key: &Key) -> &'static str {
         Form::Size(_) => "2GiB",
         Form::Power(_) => "75W",
         Form::Text(_) | Form::Path(_) => "a name",
-        Form::Storage(_) | Form::Presence(_) | Form::Scope(_) => "one of its words",
+        Form::Storage(_) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => "one of its words",
         Form::Layouts(_) => "a list of layouts",
     }
 }

@@ -100,9 +100,6 @@ impl Keeping {
         record
     }
 
-    /// Somebody is in the job now who can be asked who it is.
-    fn identify(&mut self, _job: u64) {}
-
     fn found_ended(&mut self, ended: Ended) {
         let Some(key) = self.found.remove(&ended.job) else { return };
         let Some(mut record) = self.jobs.get(&key).map(|kept| kept.record.clone()) else { return };
@@ -120,20 +117,22 @@ impl Keeping {
 
     /// Jobs that an earlier daemon followed and that are gone since: as last known.
     pub(super) fn close_vanished(&mut self) {
-        for mut record in std::mem::take(&mut self.resumable) {
-            let course = self
-                .writer
-                .course(&record.key)
-                .unwrap_or_else(|_| met_core::course::Course::new(&met_core::JOB));
-            let last_ns = course.times_ms.last().map(|&last_ms| last_ms * 1_000_000);
-            record.end_ns = last_ns.max(record.start_ns);
-            Sampled::of_course(&course, &record).fill(&mut record);
-            self.close_found(record);
+        for record in std::mem::take(&mut self.resumable) {
+            self.close_as_last_known(record);
         }
     }
 
+    pub(super) fn close_as_last_known(&mut self, mut record: Record) {
+        let course =
+            self.writer.course(&record.key).unwrap_or_else(|_| met_core::course::Course::new(&met_core::JOB));
+        let last_ns = course.times_ms.last().map(|&last_ms| last_ms * 1_000_000);
+        record.end_ns = last_ns.max(record.start_ns);
+        Sampled::of_course(&course, &record).fill(&mut record);
+        self.close_found(record);
+    }
+
     /// How it ended only its manager knows; that it was killed for its memory, the kernel, too.
-    fn close_found(&mut self, mut record: Record) {
+    pub(super) fn close_found(&mut self, mut record: Record) {
         let killed = record.totals.get(OOM_KILLS).is_some_and(|kills| kills > 0);
         record.state = if killed { State::OutOfMemory } else { State::Finished };
         if let Some(wall_ns) = record.wall_ns(jobs::now_ns()) {

@@ -15,6 +15,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
 use super::finding::Finding;
+use super::identifying::Asking;
+use super::plain::{self, Groups};
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
 use super::socket::Peer;
@@ -38,13 +40,17 @@ pub struct Keeping {
     config: Config,
     place: Place,
     pub(super) writer: Writer,
-    sampling: Sampling,
+    pub(super) sampling: Sampling,
     pub(super) finding: Option<Finding>,
     pub(super) jobs: HashMap<JobKey, Kept>,
     /// The jobs that the discovery follows, by its numbers for them.
     pub(super) found: HashMap<u64, JobKey>,
     /// Those that an earlier daemon followed, until they are found again or known to be gone.
     pub(super) resumable: Vec<Record>,
+    /// Those of which it is not known yet who they are.
+    pub(super) asking: Vec<Asking>,
+    /// Groups of processes, where there is no batch system.
+    pub(super) groups: Option<Groups>,
     made: Made,
     /// Ids that were reserved and have no end yet, and for whom.
     given: HashMap<u64, u32>,
@@ -73,6 +79,8 @@ impl Keeping {
             jobs: HashMap::new(),
             found: HashMap::new(),
             resumable: Vec::new(),
+            asking: Vec::new(),
+            groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
             made: Made::default(),
             given: HashMap::new(),
             schedulers,
@@ -100,6 +108,10 @@ impl Keeping {
         let live = self.writer.jobs(&live.to_store())?;
         // What only a scheduler tells of runs elsewhere.
         for mut record in live.into_iter().filter(|record| record.local.is_some()) {
+            if plain::is_plain(&record) {
+                self.resume_plain(record);
+                continue;
+            }
             if Keeping::is_found(&record) {
                 self.resumable.push(record);
                 continue;
@@ -382,6 +394,7 @@ impl Keeping {
                 // Its directory is gone, and the discovery is about to tell what became of it.
                 if let Some(kept) = self.jobs.get(&record.key).filter(|_| Keeping::is_found(record)) {
                     record.parts.clone_from(&kept.record.parts);
+                    record.totals = kept.record.totals.clone();
                     record.state = if record.state == State::Lost { State::Running } else { record.state };
                 }
                 if !record.state.is_live() {

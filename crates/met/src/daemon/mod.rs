@@ -6,7 +6,9 @@
 mod claims;
 mod finding;
 mod found;
+mod identifying;
 mod keeping;
+mod plain;
 mod privilege;
 mod sampling;
 pub mod schedulers;
@@ -112,6 +114,8 @@ impl Daemon {
             if ready.discovered {
                 self.keeping.discovered();
             }
+            self.keeping.ask_who_is_due();
+            self.keeping.look_at_groups_if_due();
             for key in ready.ended {
                 self.keeping.supervisor_gone(&key);
             }
@@ -162,7 +166,9 @@ impl Daemon {
     fn patience(&self) -> Option<Duration> {
         let flush = (self.keeping.job_count() > 0).then_some(self.next_flush);
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
-        let next = flush.into_iter().chain(idle).chain([self.next_retention]).min()?;
+        let due =
+            flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
+        let next = due.chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 

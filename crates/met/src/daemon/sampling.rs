@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use met_core::course::Course;
-use met_core::job::{JobKey, Record};
+use met_core::job::{JobKey, ProcessId, Record};
 use met_host::Host;
 use met_store::Device;
 
@@ -17,6 +17,7 @@ use crate::sampler::{Live, Sampled, Sampler};
 
 enum Order {
     Add(Box<Record>, Option<Box<Course>>),
+    AddRoot(JobKey, ProcessId),
     Remove(JobKey, SyncSender<Option<Sampled>>),
     Drain(SyncSender<Drained>),
     RecallDevices(Vec<Device>),
@@ -57,6 +58,11 @@ impl Sampling {
     /// Tells what is known of cards, before the first job.
     pub fn recall_devices(&self, devices: Vec<Device>) {
         let _ = self.orders.send(Order::RecallDevices(devices));
+    }
+
+    /// Tells of another process of a job that is known by its processes.
+    pub fn add_root(&self, key: &JobKey, process: ProcessId) {
+        let _ = self.orders.send(Order::AddRoot(key.clone(), process));
     }
 
     pub fn remove(&self, key: &JobKey) -> Option<Sampled> {
@@ -131,6 +137,11 @@ fn obey(
                 if let Some(before) = before {
                     sampler.recall(slot, &before);
                 }
+            }
+        }
+        Order::AddRoot(key, process) => {
+            if let Some(&slot) = slots.get(&key) {
+                sampler.add_root(slot, process);
             }
         }
         Order::Remove(key, reply) => {
