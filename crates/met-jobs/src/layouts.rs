@@ -531,38 +531,40 @@ mod tests {
         })
     }
 
+    const FROM_THE_TOP: &[&str] = &[
+        "slurm/uid_1000/job_42",
+        "slurm_node_7/uid_1000/job_42/step_batch/task_0",
+        "system.slice/slurmstepd.scope/job_42/step_0/user/task_3",
+        "slurmstepd.scope/job_42/step_extern",
+        "system.slice/n1_slurmstepd.scope/s7XK2M9PQ4RTVW/step_0",
+        "system.slice/slurmstepd.scope/system",
+        "oar/first_last_1234",
+        "oar/first_last_1234/0",
+        "oar/nobody",
+        "pbs_jobs.service/jobid/17.server",
+        "pbs_jobs.service/jobs/17[3].server",
+        "pbspro.slice/pbspro-17.server.slice",
+        "lsf/c1/job.99.1234.1700000000",
+        "lsf/c1/job.99.3.1234.1700000000",
+        "htcondor/condor_var_lib_condor_execute_slot1_2@node",
+        "system.slice/condor.service/condor_slot1@node",
+        "kubepods/pod12-ab",
+        "kubepods/burstable/pod12-ab/CONTAINER",
+        "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12_ab.slice/cri-containerd-CONTAINER.scope",
+        "kubepods.slice/kubepods-pod12_ab.slice",
+        "docker/CONTAINER",
+        "system.slice/docker-CONTAINER.scope",
+        "machine.slice/libpod-CONTAINER.scope",
+        "user.slice/user-7.slice/user@7.service/user.slice/libpod-CONTAINER.scope",
+        "machine.slice/libpod-conmon-CONTAINER.scope",
+        "user.slice/user-1000.slice/session-3.scope",
+    ];
+
     #[test]
     fn a_path_tells_what_the_manager_put_into_it() {
         let layouts = Layouts::builtin();
         let mut text = String::new();
-        for path in [
-            "slurm/uid_1000/job_42",
-            "slurm_node_7/uid_1000/job_42/step_batch/task_0",
-            "system.slice/slurmstepd.scope/job_42/step_0/user/task_3",
-            "slurmstepd.scope/job_42/step_extern",
-            "system.slice/n1_slurmstepd.scope/s7XK2M9PQ4RTVW/step_0",
-            "system.slice/slurmstepd.scope/system",
-            "oar/first_last_1234",
-            "oar/first_last_1234/0",
-            "oar/nobody",
-            "pbs_jobs.service/jobid/17.server",
-            "pbs_jobs.service/jobs/17[3].server",
-            "pbspro.slice/pbspro-17.server.slice",
-            "lsf/c1/job.99.1234.1700000000",
-            "lsf/c1/job.99.3.1234.1700000000",
-            "htcondor/condor_var_lib_condor_execute_slot1_2@node",
-            "system.slice/condor.service/condor_slot1@node",
-            "kubepods/pod12-ab",
-            "kubepods/burstable/pod12-ab/CONTAINER",
-            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12_ab.slice/cri-containerd-CONTAINER.scope",
-            "kubepods.slice/kubepods-pod12_ab.slice",
-            "docker/CONTAINER",
-            "system.slice/docker-CONTAINER.scope",
-            "machine.slice/libpod-CONTAINER.scope",
-            "user.slice/user-7.slice/user@7.service/user.slice/libpod-CONTAINER.scope",
-            "machine.slice/libpod-conmon-CONTAINER.scope",
-            "user.slice/user-1000.slice/session-3.scope",
-        ] {
+        for path in FROM_THE_TOP {
             let told = told(&layouts, &path.replace("CONTAINER", CONTAINER));
             let told = told.map(|told| told.replace(CONTAINER, "CONTAINER"));
             writeln!(text, "{path}\n    {}", told.as_deref().unwrap_or("-")).unwrap();
