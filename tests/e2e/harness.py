@@ -466,13 +466,27 @@ class World:
     def close(self):
         """Ends the daemons and checks that nothing is left."""
         self.stop_system_daemon()
-        for user in self.users.values():
-            user.stop_daemon()
-        eventually(lambda: not marked(self.token), f"no process is left of {marked(self.token)}", 20)
+        self._end_everything()
         for user in self.users.values():
             if os.path.isdir(os.path.join(user.state, "met")):
                 user.met("list").ok()
                 self._check_files(user)
+
+    def _end_everything(self):
+        """A supervisor may still be starting a daemon: asked once, it would be missed."""
+        left = {}
+
+        def ended():
+            for user in self.users.values():
+                user.stop_daemon()
+            left.clear()
+            left.update(marked(self.token))
+            return not left
+
+        try:
+            eventually(ended, "no process is left", 20)
+        except Failed:
+            raise Failed(f"processes are left: {left}") from None
 
     def _check_files(self, user):
         left = [name for name in os.listdir(os.path.join(user.runtime, "met")) if name != "daemon.lock"] \
