@@ -36,17 +36,22 @@ def shown(world, job):
     return result.json() if result.code == 0 else None
 
 
+def state_of(world, job):
+    record = shown(world, job)
+    return record and record["job"]["state"]
+
+
 def recorded(world, job, *states):
     """Waits until a job is over and OAR was asked about its end."""
     def over():
         record = shown(world, job)
-        return record if record and record["job"]["manager_state"] in states else None
+        return record if record and (record["job"]["manager_state"] or "").split(" ")[0] in states else None
 
-    return eventually(over, f"job {job} is {' or '.join(states)}: {shown(world, job)}", 120)
+    return eventually(over, lambda: f"job {job} is {' or '.join(states)}: {shown(world, job)}", 120)
 
 
 def in_state(world, job, state):
-    return eventually(lambda: (shown(world, job) or {"job": {"state": None}})["job"]["state"] == state, f"job {job} is {state}")
+    return eventually(lambda: state_of(world, job) == state, lambda: f"job {job} is {state}: {shown(world, job)}")
 
 
 def check_account(record, used, state="finished", limit_s=300):

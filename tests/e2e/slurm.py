@@ -40,7 +40,7 @@ def submit(user, *command, options=(), setup=""):
 
 def incarnations(world, job):
     """Every record of a job, the oldest first."""
-    found = [one for one in world.jobs("--all") if one["job"]["manager"] == "slurm" and one["job"]["id"] == job]
+    found = [one for one in world.jobs() if one["job"]["manager"] == "slurm" and one["job"]["id"] == job]
     return sorted(found, key=lambda one: one["job"]["start"] or "")
 
 
@@ -49,17 +49,22 @@ def shown(world, job):
     return result.json() if result.code == 0 else None
 
 
+def state_of(world, job):
+    record = shown(world, job)
+    return record and record["job"]["state"]
+
+
 def recorded(world, job, *states):
     """Waits until a job is over and Slurm was asked about its end."""
     def over():
         record = shown(world, job)
-        return record if record and record["job"]["manager_state"] in states else None
+        return record if record and (record["job"]["manager_state"] or "").split(" ")[0] in states else None
 
-    return eventually(over, f"job {job} is {' or '.join(states)}: {shown(world, job)}")
+    return eventually(over, lambda: f"job {job} is {' or '.join(states)}: {shown(world, job)}")
 
 
 def running(world, job):
-    return eventually(lambda: (shown(world, job) or {"job": {"state": None}})["job"]["state"] == "running", f"job {job} is seen")
+    return eventually(lambda: state_of(world, job) == "running", lambda: f"job {job} is seen: {shown(world, job)}")
 
 
 def check_account(record, used, *, user=None, cpus=1, memory=100 * MIB, state="finished"):
@@ -205,7 +210,7 @@ def a_requeued_slurm_job_has_two_incarnations(world):
 
     eventually(released, "it runs again", pause_s=0.5)
     recorded(world, job, "COMPLETED")
-    records = eventually(lambda: two(incarnations(world, job)), f"two incarnations: {incarnations(world, job)}")
+    records = eventually(lambda: two(incarnations(world, job)), lambda: f"two incarnations: {incarnations(world, job)}")
     equal([record["job"]["manager_state"] for record in records], ["REQUEUED", "COMPLETED"], "what Slurm says of them")
     for number, record in enumerate(records):
         close_to(record["totals"]["cpu_seconds"], truth(user, f"cpu.{number}"), CPU_SHARE, f"CPU of incarnation {number}")
@@ -224,7 +229,7 @@ def met_run_inside_a_slurm_job_is_not_counted_twice(world):
     record = recorded(world, job, "COMPLETED")
     used = truth(user)
     check_account(record, used + truth(user, "cpu.met"))
-    every = world.jobs("--all")
+    every = world.jobs()
     ours = [one for one in every if one["job"]["id"] == job or one["job"]["manager"] == "local"]
     total = sum(one["totals"].get("cpu_seconds", 0) for one in ours)
     check(total < 1.5 * used, f"counted twice: {[(one['job']['manager'], one['job']['id'], one['totals'].get('cpu_seconds')) for one in ours]}")
