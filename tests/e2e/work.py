@@ -181,6 +181,49 @@ def burn_when_told(path, ready, go, seconds, code="0"):
     os._exit(int(code))
 
 
+def burn_until_terminated(path, ready):
+    """Burns until SIGTERM comes, and reports what it used."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    burn(0.5)
+    announce(ready, os.getpid())
+    while not told:
+        burn(0.01)
+    report(path, used())
+    os._exit(0)
+
+
+def burn_and_tell(path):
+    """Burns and says all the time what it has used, for somebody who is killed in the midst of it."""
+    while True:
+        burn(0.02)
+        announce(path, used())
+
+
+def of_children():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def and_commands(path, *command):
+    """Runs a command and reports what both used, for a command that cannot report itself."""
+    status = os.waitpid(os.posix_spawnp(command[0], command, os.environ), 0)[1]
+    report(path, used() + of_children())
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def eat(path, seconds, size):
+    """A child burns and then takes more memory than it may; the parent lives to report what both used."""
+    def child():
+        burn(float(seconds))
+        held = bytearray(int(size))
+        held[::4096] = b"x" * len(held[::4096])
+
+    status = os.waitpid(in_child(child), 0)[1]
+    report(path, used() + of_children())
+    os._exit(9 if os.WIFSIGNALED(status) else 0)
+
+
 def steady(path, stop):
     """Burns a little all the time, until a file appears."""
     while not os.path.exists(stop):

@@ -464,6 +464,8 @@ impl WireCourse {
 struct FromFiles {
     host: Host,
     state: PathBuf,
+    /// Where a daemon would answer.
+    daemon: PathBuf,
     store: Files,
 }
 
@@ -494,7 +496,7 @@ impl FromFiles {
             }
             Err(error) => return Err(Failure::usage(error.to_string())),
         };
-        Ok(FromFiles { host, state: state.clone(), store })
+        Ok(FromFiles { host, state: state.clone(), daemon: setting.user.socket(), store })
     }
 
     fn queries(&self) -> &Queries {
@@ -539,13 +541,20 @@ impl JobSource for FromFiles {
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
-        match &mut self.store {
-            Files::Ours(writer) => Ok(writer.remove(key)?),
-            // Somebody writes for a moment; then it is our turn.
-            Files::Theirs(_) => {
-                let mut writer = open_writer(&self.state)?;
-                Ok(writer.remove(key)?)
+        if let Files::Ours(writer) = &mut self.store {
+            return Ok(writer.remove(key)?);
+        }
+        // Who writes is done in a moment, or is a daemon that was just starting: then it is the one to ask.
+        let begin = Instant::now();
+        loop {
+            match Writer::open(&self.state) {
+                Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
+                opened => return Ok(opened?.remove(key)?),
             }
+            if let Ok(client) = Client::connect(&self.daemon) {
+                return FromDaemon { client }.remove(key);
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
