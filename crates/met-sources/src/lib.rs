@@ -7,6 +7,7 @@ mod drm;
 mod nvidia;
 pub mod process;
 pub mod self_cost;
+pub mod taskstats;
 
 use std::io;
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
 pub use self_cost::{NewError, Runner};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
-pub static SOURCES: &[&SourceSpec] = &[&cgroup::SPEC, &process::SPEC, &nvidia::SPEC, &drm::SPEC];
+pub static SOURCES: &[&SourceSpec] =
+    &[&cgroup::SPEC, &process::SPEC, &taskstats::SPEC, &nvidia::SPEC, &drm::SPEC];
 
 /// Every table, in the order of the documentation.
 pub fn catalogue() -> Vec<&'static Table> {
@@ -67,6 +69,11 @@ pub trait Source: Send {
         &[]
     }
 
+    /// What it cannot tell on this machine, though it works.
+    fn shortfall(&self) -> Option<Shortfall> {
+        None
+    }
+
     /// CPU time of threads of its own.
     fn background_cpu_ns(&self) -> i64 {
         0
@@ -97,6 +104,13 @@ impl std::fmt::Display for Unavailable {
             Unavailable::Denied { path, need } => write!(to, "{path} may not be read, it needs {need}"),
         }
     }
+}
+
+/// Why a source tells less than it might, and the command that would change it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    pub detail: String,
+    pub remedy: Option<String>,
 }
 
 /// What went wrong in a reading, one variant for each reaction.

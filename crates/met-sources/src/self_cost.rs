@@ -4,7 +4,7 @@ use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, Subject, Table, Unit, Window, columns};
 use met_host::{Host, Targets, clock};
 
-use crate::{Options, ReadError, SOURCES, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{Options, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
@@ -117,6 +117,12 @@ impl Runner {
     /// The sources that this machine does not have or does not show, and why.
     pub fn unavailable(&self) -> &[(&'static SourceSpec, Unavailable)] {
         &self.unavailable
+    }
+
+    /// The sources that work and tell less than they might.
+    pub fn shortfalls(&self) -> impl Iterator<Item = (&'static str, Shortfall)> {
+        let shortfall = |running: &Running| Some((running.spec.name, running.source.as_ref()?.shortfall()?));
+        self.sources.iter().filter_map(shortfall)
     }
 
     /// Errors that were not there before, each of them once.

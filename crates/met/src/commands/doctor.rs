@@ -1,5 +1,6 @@
 //! `met doctor`: what can be measured here, what not, why, and what would enable it.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -92,7 +93,12 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
 
 fn sources(setting: &Setting) -> Vec<Finding> {
     let runner = Runner::open(&setting.host, &sampler::options(&setting.config, PATIENCE));
+    let shortfalls: HashMap<_, _> = runner.shortfalls().collect();
     let finding = |spec: &&'static met_sources::SourceSpec| {
+        if let Some(shortfall) = shortfalls.get(spec.name) {
+            let (detail, remedy) = (shortfall.detail.clone(), shortfall.remedy.clone());
+            return Finding { what: spec.name, health: Health::Less, detail, remedy };
+        }
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
         let (health, detail, remedy) = match reason {
             None => (Health::Good, spec.help.to_owned(), None),
