@@ -11,6 +11,7 @@ pub mod card_ledger;
 pub mod cards;
 pub mod course;
 pub mod ended;
+pub mod event;
 pub mod gpu;
 pub mod holding;
 pub mod job;

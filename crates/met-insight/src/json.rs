@@ -9,14 +9,14 @@ use met_core::job_table::{
 use met_core::{Column, JOB, Unit};
 use serde_json::{Map, Value, json};
 
-use crate::{average, gpu};
+use crate::{average, events, gpu};
 
 /// Raised when a key changes its meaning or goes away; a new key does not raise it.
 pub const VERSION: u32 = 1;
 
 pub fn object(record: &Record, now_ns: i64) -> Value {
     let figures = figures(record, now_ns);
-    json!({
+    let mut object = json!({
         "version": VERSION,
         "job": job(record),
         // Nothing is asked for when a job is started here; a scheduler's request is put in here.
@@ -28,7 +28,12 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
             "source": figure.source,
         })),
         "gpus": record.gpus.iter().map(gpu::object).collect::<Vec<_>>(),
-    })
+    });
+    // Nobody asked for any: then there is no such section.
+    if !record.events.is_empty() {
+        object["events"] = events::object(record, now_ns);
+    }
+    object
 }
 
 fn job(record: &Record) -> Value {

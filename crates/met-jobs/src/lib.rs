@@ -4,6 +4,7 @@ pub mod enclosure;
 mod environ;
 pub mod layouts;
 mod members;
+pub mod shadow;
 
 pub use environ::find_by_marker;
 pub use members::{JobSpec, Members};

@@ -5,6 +5,7 @@
 mod cgroup;
 mod drm;
 mod nvidia;
+pub mod perf;
 pub mod process;
 pub mod self_cost;
 pub mod taskstats;
@@ -21,7 +22,7 @@ pub use self_cost::{NewError, Runner};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
 pub static SOURCES: &[&SourceSpec] =
-    &[&cgroup::SPEC, &process::SPEC, &taskstats::SPEC, &nvidia::SPEC, &drm::SPEC];
+    &[&cgroup::SPEC, &process::SPEC, &taskstats::SPEC, &perf::SPEC, &nvidia::SPEC, &drm::SPEC];
 
 /// Every table, in the order of the documentation.
 pub fn catalogue() -> Vec<&'static Table> {
@@ -52,6 +53,8 @@ pub type Opened = Result<Box<dyn Source>, Unavailable>;
 pub struct Options {
     /// The library of the NVIDIA driver, where it is not found by itself.
     pub nvml_library: Option<PathBuf>,
+    /// Events to count in every job.
+    pub events: Vec<String>,
     /// How long opening a source may take. What is not ready by then is read as soon as it is.
     pub patience: Duration,
     /// Of these alone; `None` is all of them.

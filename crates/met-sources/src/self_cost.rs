@@ -94,6 +94,18 @@ impl Runner {
         self.costs.window = Window { begin_ns, end_ns: clock::boottime_ns() };
     }
 
+    /// Reads one source once more, between two ticks.
+    pub fn read_again(&mut self, name: &str, targets: &Targets, tick: &TickInfo) {
+        let mut rest = &mut self.batches[..];
+        for running in &mut self.sources {
+            let (out, tail) = rest.split_at_mut(running.spec.tables.len());
+            rest = tail;
+            if running.spec.name == name {
+                running.read(targets, tick, out, &mut self.new_errors);
+            }
+        }
+    }
+
     /// What was read last, in order of precedence.
     pub fn batches(&self) -> &[Batch] {
         &self.batches

@@ -151,6 +151,9 @@ pub(crate) fn with_what_was_known(new: &Record, old: &Record) -> Record {
     let mut record = new.clone();
     if !new.state.is_live() && is_unsettled(old) {
         record.totals.fill_from(&old.totals);
+        if record.events.is_empty() {
+            record.events.clone_from(&old.events);
+        }
         if record.gpus.is_empty() {
             record.gpus.clone_from(&old.gpus);
         }

@@ -13,13 +13,13 @@ use met_core::cards::{CardNow, Cards, Rows};
 use met_core::course::Course;
 use met_core::ended::{Gone, INHERITED, OWN};
 use met_core::job::QualityKind::{Estimated, LowerBound, Measured, Sampled as SampledKind};
-use met_core::job::{GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
+use met_core::job::{EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
 use met_core::job_table::*;
 use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{Members, enclosure};
-use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, self_cost};
+use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, perf, self_cost};
 
 use crate::config::Config;
 use crate::departures::{Departures, OwnFigures, Watch};
@@ -84,6 +84,8 @@ struct Tracked {
     gpu_before_uj: (i64, i64),
     /// At its end none of its processes was left.
     all_ended: bool,
+    /// Counted in its cgroup, where no supervisor counts.
+    events: Vec<EventCount>,
 }
 
 impl Tracked {
@@ -147,6 +149,7 @@ pub struct Sampled {
     pub course: Course,
     totals: Totals,
     gpus: Vec<GpuUse>,
+    events: Vec<EventCount>,
     attached: bool,
     ends: Ends,
 }
@@ -194,6 +197,7 @@ impl Default for Sampled {
             course: Course::new(&JOB),
             totals: Totals::default(),
             gpus: Vec::new(),
+            events: Vec::new(),
             attached: false,
             ends: Ends::default(),
         }
@@ -255,6 +259,7 @@ impl Sampler {
                 main: local.main,
                 gpu_before_uj: (0, 0),
                 all_ended: false,
+                events: Vec::new(),
             },
         );
         self.members.add(spec);
@@ -279,6 +284,9 @@ impl Sampler {
 
     pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
         self.look_a_last_time(slot);
+        // Counters outlive the cgroup they count, until they are closed.
+        self.runner.read_again("perf", &self.targets, &TickInfo::default());
+        self.follow_events();
         let job = self.jobs.remove(&slot)?;
         let complete = self.departures.is_complete(job.watch) && !job.profile.attached;
         let gone = self.departures.gone(slot).copied().unwrap_or_default();
@@ -292,7 +300,8 @@ impl Sampler {
             cpu_doubt_ns: gone.cpu_doubt_ns,
             unwaited: job.profile.kept.then_some(gone.inherited),
         };
-        Some(Sampled { totals, gpus, course: job.course, attached: job.profile.attached, ends })
+        let Tracked { course, events, profile, .. } = job;
+        Some(Sampled { totals, gpus, events, course, attached: profile.attached, ends })
     }
 
     /// Takes in what its processes did since the last tick and left to nobody who is read.
@@ -386,6 +395,7 @@ impl Sampler {
         self.runner.read(&self.targets, &TickInfo { slow, cgroups_only });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
         self.follow_own();
+        self.follow_events();
         self.follow_cards(now_ns);
         for (row, cells) in self.out.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
@@ -450,6 +460,25 @@ impl Sampler {
         let (map, told) = (&self.map, self.departures.is_listening());
         for job in self.jobs.values_mut() {
             job.own.depart(told, |subject| map.owner(subject).is_some());
+        }
+    }
+
+    fn follow_events(&mut self) {
+        for (batches, labels) in self.runner.labelled() {
+            let [batch] = batches else { continue };
+            if !std::ptr::eq(batch.table, &perf::TABLE) {
+                continue;
+            }
+            for (row, cells) in batch.rows() {
+                let label = labels.get(row.part as usize).and_then(|label| label.first());
+                let job = self.map.owner(row.owner).and_then(|slot| self.jobs.get_mut(&slot));
+                let (Some(job), Some(label)) = (job, label) else { continue };
+                let Some(count) = perf::count_of(label, cells) else { continue };
+                match job.events.iter_mut().find(|event| event.name == count.name) {
+                    Some(known) => *known = count,
+                    None => job.events.push(count),
+                }
+            }
         }
     }
 
@@ -524,6 +553,7 @@ impl Sampler {
         let live = |(&slot, job): (&u32, &Tracked)| {
             let mut live = Live::of(&job.running, job.profile);
             live.gpus = self.cards.uses_of(slot);
+            live.events.clone_from(&job.events);
             set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_before_uj);
             (job.key.clone(), live)
         };
@@ -564,11 +594,12 @@ pub struct Live {
     pub totals: Totals,
     pub summaries: met_core::job::Summaries,
     pub gpus: Vec<GpuUse>,
+    pub events: Vec<EventCount>,
 }
 
 impl Live {
     fn of(running: &Running, profile: Profile) -> Live {
-        Live { totals: totals(running, profile), summaries: running.summaries(), gpus: Vec::new() }
+        Live { totals: totals(running, profile), summaries: running.summaries(), ..Live::default() }
     }
 
     /// Of a job that nobody samples: what its counters and levels are at this moment.
@@ -637,7 +668,12 @@ fn rank(kind: QualityKind) -> Option<usize> {
 
 /// What the configuration says about sources.
 pub fn options(config: &Config, patience: Duration) -> Options {
-    Options { nvml_library: config.gpu.nvml.clone(), patience, ..Options::default() }
+    Options {
+        nvml_library: config.gpu.nvml.clone(),
+        events: config.perf.events.clone(),
+        patience,
+        ..Options::default()
+    }
 }
 
 impl Sampled {
@@ -682,6 +718,9 @@ impl Sampled {
             }
         }
         self.ends.add_unwaited(&mut record.totals);
+        if record.events.is_empty() {
+            record.events.clone_from(&self.events);
+        }
         if !self.gpus.is_empty() {
             record.gpus = self.gpus.clone();
         }
@@ -746,7 +785,7 @@ impl Reading {
         map.add_job(spec.slot, None);
         if let Ok(dirs) = CgroupDirs::open(host, &spec.cgroup) {
             map.assign(Subject::Cgroup(dirs.id), spec.slot);
-            targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), young: true });
+            targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), counted: true, young: true });
         }
         if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
             map.assign(Subject::Task { pid, start_ticks }, spec.slot);

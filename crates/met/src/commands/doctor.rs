@@ -155,11 +155,11 @@ fn job_cgroup(setting: &Setting) -> Finding {
 
 fn perf() -> Finding {
     if perf_allowed() {
-        let detail = "task clock: CPU of every descendant, also where there is no cgroup";
-        return Finding { what: "perf", health: Health::Good, detail: detail.to_owned(), remedy: None };
+        let detail = "CPU of every descendant, also where there is no cgroup";
+        return Finding { what: "task clock", health: Health::Good, detail: detail.to_owned(), remedy: None };
     }
     Finding {
-        what: "perf",
+        what: "task clock",
         health: Health::Less,
         detail: "perf events are not allowed: without a cgroup, CPU of unreaped children is missed"
             .to_owned(),

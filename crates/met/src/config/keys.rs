@@ -31,6 +31,8 @@ pub enum Form {
     Text(fn(&mut Config, String)),
     Path(fn(&mut Config, PathBuf)),
     Storage(fn(&mut Config, StorageName)),
+    /// A list, or one text with commas.
+    Events(fn(&mut Config, Vec<String>)),
 }
 
 /// A bound and how it is written.
@@ -122,6 +124,16 @@ pub static SECTIONS: &[Section] = &[
         }],
     },
     Section {
+        name: "perf",
+        help: "Events that the kernel and the processor count. Nothing is counted unless it is named here.",
+        keys: &[Key {
+            name: "events",
+            form: Form::Events(|config, events| config.perf.events = events),
+            default: "",
+            help: "what to count in every job: names of `met metrics`, as a list or with commas, `[instructions, cpu_cycles]`",
+        }],
+    },
+    Section {
         name: "system",
         help: "The directories of the daemon that runs as root. A user's own are found by the XDG rules.",
         keys: &[
@@ -198,6 +210,7 @@ impl Form {
             Form::Text(_) => "text",
             Form::Path(_) => "path",
             Form::Storage(_) => "`sqlite` or `memory`",
+            Form::Events(_) => "events",
         }
     }
 
@@ -211,6 +224,7 @@ impl Form {
             Form::Text(set) => set(config, text.to_owned()),
             Form::Path(set) => set(config, path(text)?),
             Form::Storage(set) => set(config, storage(text)?),
+            Form::Events(set) => set(config, events(text.split(','))?),
         }
         Ok(())
     }
@@ -247,6 +261,21 @@ fn path(text: &str) -> Result<PathBuf, ParseError> {
     }
 }
 
+fn events<'a>(names: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ParseError> {
+    let names = names.map(str::trim).filter(|name| !name.is_empty());
+    let checked = |name: &str| met_sources::perf::check(name).map(|()| name.to_owned()).map_err(ParseError);
+    names.map(checked).collect()
+}
+
+/// The texts of a list; nothing if something else is in it.
+fn texts<'a>(items: &'a [(Node, u64)]) -> Option<Vec<&'a str>> {
+    let text = |(node, _): &'a (Node, u64)| match node {
+        Node::Scalar(text) => Some(text.as_str()),
+        _ => None,
+    };
+    items.iter().map(text).collect()
+}
+
 fn storage(text: &str) -> Result<StorageName, ParseError> {
     match text {
         "sqlite" => Ok(StorageName::Sqlite),
@@ -260,7 +289,7 @@ pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
     let entries = match root {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
-        Node::List | Node::Scalar(_) => {
+        Node::List(_) | Node::Scalar(_) => {
             let message = "the file holds no sections; write for example \"sampling:\"".to_owned();
             return Err(Complaint { line: 1, message });
         }
@@ -281,7 +310,7 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
     let entries = match &entry.value {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
-        Node::List | Node::Scalar(_) => {
+        Node::List(_) | Node::Scalar(_) => {
             let keys = names.join(", ");
             let message = format!("{}: a section, not a value; its keys are {keys}", section.name);
             return Err(Complaint { line: entry.value_line, message });
@@ -296,10 +325,16 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             line: entry.value_line,
             message: format!("{prefix}{}: {message}", key.name),
         };
+        if let (Form::Events(set), Node::List(items)) = (&key.form, &entry.value)
+            && let Some(names) = texts(items)
+        {
+            set(config, events(names.into_iter()).map_err(|error| complain(error.to_string()))?);
+            continue;
+        }
         let text = match &entry.value {
             Node::Scalar(text) => text,
             Node::Null => return Err(complain(format!("no value; write {}", example(key)))),
-            Node::Map(_) | Node::List => {
+            Node::Map(_) | Node::List(_) => {
                 return Err(complain(format!("one value is needed; write {}", example(key))));
             }
         };
@@ -314,6 +349,7 @@ fn example(key: &Key) -> &'static str {
         Form::Interval(_) | Form::Duration(_) => "1s",
         Form::Count(_) => "100",
         Form::Size(_) => "2GiB",
+        Form::Events(_) => "page_faults",
         Form::Text(_) | Form::Path(_) | Form::Storage(_) => "a name",
     }
 }
