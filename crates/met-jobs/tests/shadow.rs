@@ -1,6 +1,7 @@
 //! A job in a v1 cgroup alone, as older managers make it, gets a v2 directory in which events are counted.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+#![allow(clippy::print_stderr, reason = "why a test was skipped")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,8 @@
 //! Real processes that come and go between two looks, against what their parent was told of them.
 
 #![allow(clippy::disallowed_methods, reason = "a test may start processes")]
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "why a test was skipped, and what was found")]
 
 use std::process::{Command, Stdio};
 

@@ -180,8 +180,9 @@ impl Ends {
         let Some(unwaited) = self.unwaited else { return };
         for (&column, more) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more > 0) {
             let Some(figure) = totals.figure(column).cloned() else { continue };
-            // CPU time is counted by the cgroup, or by a clock that waits for nobody.
-            if matches!(column, CPU | CPU_USER | CPU_SYSTEM) && figure.kind != LowerBound {
+            // A cgroup counts everybody's CPU time, and so does a clock even where it was disturbed.
+            let by_clock = figure.kind != LowerBound || figure.source.starts_with("perf");
+            if matches!(column, CPU | CPU_USER | CPU_SYSTEM) && by_clock {
                 continue;
             }
             let value = figure.value.saturating_add(more);
