@@ -26,6 +26,9 @@ pub struct Departures {
     reaping: Reaping,
     /// Boot time when somebody ended who was nobody's, and may have been of a job not known yet.
     stranger_ns: i64,
+    /// CPU time of this, and of listeners that are no more.
+    spent_ns: i64,
+    spent_listening_ns: i64,
 }
 
 #[derive(Clone, Copy)]
@@ -63,10 +66,21 @@ impl Departures {
     pub fn close(&mut self, slot: u32) {
         self.ledger.close_page(slot);
         if self.ledger.is_empty() {
+            self.spent_listening_ns = self.listening_cpu_ns();
             self.exits = None;
             self.news = News::default();
             self.reaping = Reaping::default();
         }
+    }
+
+    /// CPU time spent in entering what was heard.
+    pub fn cpu_ns(&self) -> i64 {
+        self.spent_ns
+    }
+
+    /// CPU time of the thread that listens.
+    pub fn listening_cpu_ns(&self) -> i64 {
+        self.spent_listening_ns + self.exits.as_ref().map_or(0, Exits::cpu_ns)
     }
 
     pub fn is_listening(&self) -> bool {
@@ -90,11 +104,13 @@ impl Departures {
     /// still found there is a zombie, and nobody is in both.
     pub fn hear(&mut self, targets: &Targets, map: &JobMap) {
         let Some(exits) = &self.exits else { return };
+        let begin_ns = clock::thread_cpu_ns();
         self.news = exits.take();
         self.before = match self.news.is_empty() {
             true => HashMap::new(),
             false => members(targets, map),
         };
+        self.spent_ns += clock::thread_cpu_ns() - begin_ns;
     }
 
     /// Enters what was heard. `leaving` is a job of which nothing is read any more; `ended` is told of every
@@ -110,6 +126,7 @@ impl Departures {
         if self.exits.is_none() || (self.news.is_empty() && !self.ledger.is_waiting()) {
             return;
         }
+        let begin_ns = clock::thread_cpu_ns();
         let mut living = View {
             before: &self.before,
             now: members(targets, map),
@@ -125,6 +142,7 @@ impl Departures {
         }
         self.news.births.clear();
         self.news.ends.clear();
+        self.spent_ns += clock::thread_cpu_ns() - begin_ns;
     }
 }
 

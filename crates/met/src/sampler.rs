@@ -563,12 +563,20 @@ impl Sampler {
 
     /// What each source has cost so far.
     pub fn costs(&self) -> Vec<Cost> {
-        let cost = |(row, cells): (met_core::Row, &[i64])| Cost {
-            source: SOURCES.get(row.part as usize).map_or("?", |spec| spec.name),
-            read_ns: cells[self_cost::READ_CPU],
-            background_ns: cells[self_cost::BACKGROUND_CPU],
-            errors: cells[self_cost::ERRORS],
-            rows: cells[self_cost::ROWS],
+        let cost = |(row, cells): (met_core::Row, &[i64])| {
+            let source = SOURCES.get(row.part as usize).map_or("?", |spec| spec.name);
+            // Exit records are heard by a thread of their own, and entered at ticks.
+            let (heard_ns, entered_ns) = match source {
+                "taskstats" => (self.departures.listening_cpu_ns(), self.departures.cpu_ns()),
+                _ => (0, 0),
+            };
+            Cost {
+                source,
+                read_ns: cells[self_cost::READ_CPU] + entered_ns,
+                background_ns: cells[self_cost::BACKGROUND_CPU] + heard_ns,
+                errors: cells[self_cost::ERRORS],
+                rows: cells[self_cost::ROWS],
+            }
         };
         self.runner.costs().rows().map(cost).collect()
     }

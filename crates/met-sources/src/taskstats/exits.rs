@@ -75,26 +75,8 @@ struct Ears {
 
 impl Exits {
     pub fn listen(host: &Host) -> Result<Exits, Unavailable> {
-        let (socket, family) = connect(host)?;
-        let absent = |error: io::Error| Unavailable::Absent(format!("no exit records: {error}"));
-        socket.make_room(ROOM_BYTES);
-        // Before the ends: a child whose end is heard was born after this.
-        let births = listen_to_births().ok();
-        register(host, &socket, family).map_err(absent)?;
-        let knows_births = births.is_some();
-        let ears = Ears {
-            ends: socket,
-            births,
-            heard: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
-            parted: HashMap::new(),
-            processes: HashMap::new(),
-            records_say_process: false,
-            tick_ns: tick_ns(),
-            news: News::default(),
-            delays: accounts_delays(host, &mut Vec::new()),
-            host: host.clone(),
-            cpu_ns: 0,
-        };
+        let ears = Ears::open(host, ROOM_BYTES)?;
+        let knows_births = ears.births.is_some();
         let ears = Arc::new(Mutex::new(ears));
         let ends = Arc::new(AtomicBool::new(false));
         let (their_ears, their_end) = (Arc::clone(&ears), Arc::clone(&ends));
@@ -213,7 +195,32 @@ fn tick_ns() -> i64 {
     resolution.tv_sec * 1_000_000_000 + resolution.tv_nsec
 }
 
+fn absent(error: io::Error) -> Unavailable {
+    Unavailable::Absent(format!("no exit records: {error}"))
+}
+
 impl Ears {
+    fn open(host: &Host, room_bytes: i32) -> Result<Ears, Unavailable> {
+        let (socket, family) = connect(host)?;
+        socket.make_room(room_bytes);
+        // Before the ends: a child whose end is heard was born after this.
+        let births = listen_to_births().ok();
+        register(host, &socket, family).map_err(absent)?;
+        Ok(Ears {
+            ends: socket,
+            births,
+            heard: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
+            parted: HashMap::new(),
+            processes: HashMap::new(),
+            records_say_process: false,
+            tick_ns: tick_ns(),
+            news: News::default(),
+            delays: accounts_delays(host, &mut Vec::new()),
+            host: host.clone(),
+            cpu_ns: 0,
+        })
+    }
+
     /// Takes in all that waits. The ends first: the birth of whoever ended was told before.
     fn hear(&mut self) {
         let mut ended = Vec::new();
@@ -411,6 +418,23 @@ mod tests {
         assert_eq!(birth_of(&message), Some(Birth { parent_pid: 100, tid: 101, pid: 101 }));
         message[20] = 2;
         assert_eq!(birth_of(&message), None, "an exec is no birth");
+    }
+
+    #[test]
+    fn records_that_did_not_fit_are_counted_as_lost() {
+        let mut ears = match Ears::open(&Host::real().unwrap(), 4096) {
+            Ok(ears) => ears,
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                return;
+            }
+        };
+        #[allow(clippy::disallowed_methods, reason = "a test may start processes")]
+        let mut sh = std::process::Command::new("sh");
+        let script = "i=0; while [ $i -lt 300 ]; do (:); i=$((i+1)); done";
+        assert!(sh.args(["-c", script]).status().unwrap().success());
+        ears.hear();
+        assert!(ears.news.losses > 0 && ears.news.ends.len() < 300, "{} heard", ears.news.ends.len());
     }
 
     proptest! {
