@@ -34,6 +34,8 @@ pub struct Exit {
     pub own: [i64; OWN.len()],
     /// By how much its CPU time may be too small: the kernel updates it at each tick only.
     pub cpu_doubt_ns: i64,
+    /// A wait of it is not known.
+    pub lacks_delays: bool,
     pub resident_peak_bytes: i64,
     pub virtual_peak_bytes: i64,
 }
@@ -44,6 +46,7 @@ impl Exit {
         add(&mut self.inherited, &thread.inherited);
         add(&mut self.own, &thread.own);
         self.cpu_doubt_ns = self.cpu_doubt_ns.saturating_add(thread.cpu_doubt_ns);
+        self.lacks_delays |= thread.lacks_delays;
         self.elapsed_ns = self.elapsed_ns.max(thread.elapsed_ns);
         self.resident_peak_bytes = self.resident_peak_bytes.max(thread.resident_peak_bytes);
         self.virtual_peak_bytes = self.virtual_peak_bytes.max(thread.virtual_peak_bytes);
@@ -78,6 +81,7 @@ pub struct Gone {
     /// Those that no look at the machine had seen.
     pub unseen: u64,
     pub cpu_doubt_ns: i64,
+    pub lacks_delays: bool,
 }
 
 /// The books: one page per job.
@@ -167,6 +171,7 @@ impl Ledger {
             let Some(gone) = self.jobs.get_mut(&slot) else { continue };
             add(&mut gone.own, &exit.own);
             gone.processes += 1;
+            gone.lacks_delays |= exit.lacks_delays;
             gone.unseen += u64::from(seen.is_none());
             if !is_shown {
                 add(&mut gone.inherited, &whole);

@@ -160,6 +160,7 @@ struct Ends {
     /// All of them were heard, from the first process on.
     complete: bool,
     cpu_doubt_ns: i64,
+    lacks_delays: bool,
     /// Of a supervised job: what processes did whom nobody waited for.
     unwaited: Option<[i64; INHERITED.len()]>,
 }
@@ -171,7 +172,8 @@ impl Ends {
         let is_cpu = matches!(column, CPU | CPU_USER | CPU_SYSTEM);
         // Of each thread up to a kilobyte of calls is not told; storage is written by whole pages.
         let rounded = matches!(column, READ_CALL | WRITE_CALL);
-        let doubtful = rounded || is_cpu && self.cpu_doubt_ns > value / 50;
+        let unknown_wait = self.lacks_delays && matches!(column, DELAY_IO | DELAY_MEMORY);
+        let doubtful = rounded || unknown_wait || is_cpu && self.cpu_doubt_ns > value / 50;
         if self.complete && counted && !doubtful { Measured } else { LowerBound }
     }
 
@@ -299,6 +301,7 @@ impl Sampler {
         let ends = Ends {
             complete: complete && job.all_ended,
             cpu_doubt_ns: gone.cpu_doubt_ns,
+            lacks_delays: gone.lacks_delays,
             unwaited: job.profile.kept.then_some(gone.inherited),
         };
         let Tracked { course, events, profile, .. } = job;

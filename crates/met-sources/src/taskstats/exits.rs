@@ -21,7 +21,7 @@ const REGISTER_CPUS: u16 = 3;
 /// Thousands of records wait in so much until they are read.
 const ROOM_BYTES: i32 = 8 << 20;
 /// Records that come in a row are read together.
-const GATHER: Duration = Duration::from_millis(10);
+const GATHER: Duration = Duration::from_millis(50);
 /// How soon the thread notices that it is to end.
 const LOOK_UP: Duration = Duration::from_secs(1);
 /// What nobody asks for between two ticks is dropped beyond this, and counted.
@@ -336,9 +336,8 @@ fn exit_of(record: &Record, pid: u32, tick_ns: i64, delays: bool) -> Exit {
         true => (cpu_ns as f64 * record.system_us as f64 / ticks_us as f64) as i64,
         false => 0,
     };
-    let memory_ns = known(record.swap_wait_ns)
-        .saturating_add(known(record.reclaim_wait_ns))
-        .saturating_add(known(record.compact_wait_ns));
+    let memory = [record.swap_wait_ns, record.reclaim_wait_ns, record.compact_wait_ns];
+    let memory_ns = memory.map(known).into_iter().fold(0, i64::saturating_add);
     let inherited: [i64; INHERITED.len()] = [
         cpu_ns,
         cpu_ns - system_ns,
@@ -368,6 +367,7 @@ fn exit_of(record: &Record, pid: u32, tick_ns: i64, delays: bool) -> Exit {
         inherited: inherited.map(known),
         own: own.map(known),
         cpu_doubt_ns,
+        lacks_delays: delays && (record.io_wait_ns == MISSING || memory.contains(&MISSING)),
         resident_peak_bytes: known(record.resident_peak_kb).saturating_mul(1024),
         virtual_peak_bytes: known(record.virtual_peak_kb).saturating_mul(1024),
     }

@@ -71,19 +71,22 @@ impl Record {
         u64_at(bytes, 40 * 8)?;
         let flags = bytes.get(8).copied()?;
         let has_group = version >= VERSION_LAST_OF_GROUP;
+        let elapsed_us = word(18);
+        // The longest of the waits of each kind is told at the end of newer records.
+        let wait = |total: usize, longest: usize| believed(word(total), word(longest), elapsed_us);
         Some(Record {
             exit_code: u32_at(bytes, 4)?,
             last_of_group: has_group.then_some(flags & FLAG_LAST_OF_GROUP != 0),
             cpu_wait_ns: word(3),
-            io_wait_ns: word(5),
-            swap_wait_ns: word(7),
+            io_wait_ns: wait(5, 56),
+            swap_wait_ns: wait(7, 58),
             cpu_run_ns: word(9),
             name: bytes.get(80..96)?.try_into().ok()?,
             uid: u32_at(bytes, 120)?,
             tid: u32_at(bytes, 128)?,
             parent_pid: u32_at(bytes, 132)?,
             begin_s: i64::from(u32_at(bytes, 136)?),
-            elapsed_us: word(18),
+            elapsed_us,
             user_us: word(19),
             system_us: word(20),
             faults_minor: word(21),
@@ -96,12 +99,21 @@ impl Record {
             written: word(32),
             voluntary: word(34),
             involuntary: word(35),
-            reclaim_wait_ns: word(40),
-            thrash_wait_ns: word(42),
-            compact_wait_ns: word(45),
+            reclaim_wait_ns: wait(40, 60),
+            thrash_wait_ns: wait(42, 62),
+            compact_wait_ns: wait(45, 64),
             pid: u32_at(bytes, 46 * 8).filter(|_| has_group),
         })
     }
+}
+
+/// A wait, unless it is longer than it can be: a kernel that missed the begin of one counts it from boot.
+fn believed(total_ns: i64, longest_ns: i64, elapsed_us: i64) -> i64 {
+    /// More threads that wait all the time than any process has.
+    const THREADS_MAX: i64 = 4096;
+    let elapsed_ns = elapsed_us.max(0).saturating_mul(1000);
+    let possible = longest_ns <= elapsed_ns && total_ns <= elapsed_ns.saturating_mul(THREADS_MAX);
+    if possible { total_ns } else { MISSING }
 }
 
 #[cfg(test)]
@@ -135,6 +147,14 @@ pub mod tests {
             assert!(check(&bytes(version, words)).is_err(), "{version} {words}");
             assert_eq!(Record::parse(&bytes(version, words)), None);
         }
+    }
+
+    #[test]
+    fn a_wait_that_lasted_since_boot_is_not_believed() {
+        assert_eq!(believed(5_000, 4_000, 20), 5_000);
+        assert_eq!(believed(15_050_000_000_000, 15_049_000_000_000, 20_000_000), MISSING);
+        assert_eq!(believed(15_050_000_000_000, MISSING, 1_000_000), MISSING);
+        assert_eq!(believed(40_000_000_000, MISSING, 20_000_000), 40_000_000_000, "two threads");
     }
 
     /// As a 6.18 kernel sent it: a child that ran for five milliseconds and wrote nothing.
