@@ -1,6 +1,7 @@
 """What the jobs of the tests do. Each workload measures itself: its report is the truth met is held against."""
 
 import json
+import mmap
 import os
 import resource
 import signal
@@ -98,6 +99,38 @@ def write(path, size):
     with open(path, "wb") as file:
         for _ in range(int(size) // len(block)):
             file.write(block)
+
+
+def write_in_turn(path, count, size, ready, go, children="reaped"):
+    """Processes one after another, each of which writes a file and ends; begins when a pipe is opened."""
+    if children == "ignored":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.mkfifo(go)
+    announce(ready, os.getpid())
+    open(go).close()
+    for _ in range(int(count)):
+        pid = in_child(write, path, size)
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:
+            pass
+
+
+def fault_and_switch(faults, switches):
+    """New pages and pauses, in two processes."""
+    def work():
+        for _ in range(int(faults) // 2000):
+            with mmap.mmap(-1, 1000 * mmap.PAGESIZE) as memory:
+                # Small pages, one fault each, whatever the machine prefers.
+                memory.madvise(mmap.MADV_NOHUGEPAGE)
+                for page in range(0, len(memory), mmap.PAGESIZE):
+                    memory[page] = 1
+        for _ in range(int(switches) // 2):
+            time.sleep(0.0001)
+
+    pid = in_child(work)
+    work()
+    os.waitpid(pid, 0)
 
 
 def forks(count, size, ready):

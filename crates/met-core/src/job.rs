@@ -108,6 +108,9 @@ pub struct Record {
     /// What it did with each card that it held or used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuUse>,
+    /// How often events happened that were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<EventCount>,
     /// What was asked for when it was submitted, and what it was given.
     #[serde(default, skip_serializing_if = "Resources::is_empty")]
     pub requested: Resources,
@@ -394,6 +397,20 @@ impl GpuUse {
     pub fn energy_uj(&self) -> i64 {
         self.energy_active_uj + self.energy_idle_uj
     }
+}
+
+/// How often something happened in a job, by the kernel's or the processor's counters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventCount {
+    /// As it was asked for: `page_faults`, `instructions:u`.
+    pub name: String,
+    /// Clocks count nanoseconds.
+    pub count: i64,
+    /// The share of the time in which it was counted; where that is below 1 the count is scaled up.
+    pub counted: f64,
+    pub kind: QualityKind,
+    /// What was counted: a cgroup, or the processes below one.
+    pub source: String,
 }
 
 /// How a figure came to be.

@@ -10,6 +10,8 @@ mod batch;
 pub mod card_ledger;
 pub mod cards;
 pub mod course;
+pub mod ended;
+pub mod event;
 pub mod gpu;
 pub mod gpu_use;
 pub mod holding;

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +23,13 @@ const LISTING_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,
+}
+
+/// For what names a cgroup by its directory.
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl Dir {

@@ -10,14 +10,14 @@ use met_core::{Column, JOB, Unit};
 use serde_json::{Map, Value, json};
 
 use crate::allocation::{self, Resource, Share};
-use crate::{average, gpu};
+use crate::{average, events, gpu};
 
 /// Raised when a key changes its meaning or goes away; a new key does not raise it.
 pub const VERSION: u32 = 1;
 
 pub fn object(record: &Record, now_ns: i64) -> Value {
     let figures = figures(record, now_ns);
-    json!({
+    let mut object = json!({
         "version": VERSION,
         "job": job(record),
         "requested": resources(&record.requested),
@@ -29,7 +29,12 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
         "efficiency": efficiency(record, now_ns),
         "scheduling": scheduling(record, now_ns),
         "parts": record.parts.iter().map(part).collect::<Vec<_>>(),
-    })
+    });
+    // Nobody asked for any: then there is no such section.
+    if !record.events.is_empty() {
+        object["events"] = events::object(record, now_ns);
+    }
+    object
 }
 
 /// An object of what is known; what is not has no key.

@@ -2,6 +2,7 @@
 
 pub mod allocation;
 pub mod average;
+pub mod events;
 pub mod gpu;
 pub mod json;
 pub mod report;

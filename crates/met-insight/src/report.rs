@@ -9,7 +9,7 @@ use met_core::job_table as column;
 use met_core::{JOB, Unit};
 
 use crate::allocation::{self, Resource, Share};
-use crate::average;
+use crate::{average, events};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -140,6 +140,7 @@ pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
         source.input_output(),
         source.processes(),
         source.pressure(),
+        events::section(record, now_ns),
     ]);
     Report {
         id: record.label(),
@@ -438,6 +439,9 @@ impl Reader<'_> {
             let full = full.filter(|full| full.value > 0.0);
             section.put(label, self.total(some), [share, Detail::before("all tasks", full)]);
         }
+        for (label, index) in [("storage wait", column::DELAY_IO), ("memory wait", column::DELAY_MEMORY)] {
+            section.put(label, self.total(index), [Detail::words("of all threads together")]);
+        }
         section
     }
 
@@ -552,12 +556,12 @@ fn heading(gpu: &GpuUse) -> String {
 }
 
 impl Section {
-    fn new(title: &'static str) -> Section {
+    pub(crate) fn new(title: &'static str) -> Section {
         Section { title, heading: None, lines: Vec::new() }
     }
 
     /// Adds a line unless its amount is unknown; unknown details are left out one by one.
-    fn put<const N: usize>(
+    pub(crate) fn put<const N: usize>(
         &mut self,
         label: &'static str,
         amount: Option<Amount>,
@@ -582,7 +586,7 @@ impl Detail {
         Some(Detail { before: words, amount: None, after: "".into() })
     }
 
-    fn text(words: Option<String>) -> Option<Detail> {
+    pub(crate) fn text(words: Option<String>) -> Option<Detail> {
         let words = words.filter(|words| !words.is_empty())?;
         Some(Detail { before: "", amount: None, after: words.into() })
     }

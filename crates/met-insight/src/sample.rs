@@ -41,6 +41,7 @@ pub fn finished() -> Record {
         totals,
         summaries,
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),

@@ -8,6 +8,7 @@ pub mod layouts;
 mod members;
 pub mod scheduler;
 pub mod sessions;
+pub mod shadow;
 
 pub use environ::find_by_marker;
 pub use members::{JobSpec, Members};

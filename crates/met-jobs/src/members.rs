@@ -173,7 +173,8 @@ impl Members {
             let (slot, young) = (job.spec.slot, job.young);
             map.add_job(slot, job.outer);
             if let Some(cgroup) = &job.cgroup {
-                targets.cgroups.push(CgroupTarget { dirs: Arc::clone(&cgroup.dirs), young });
+                let counted = job.spec.keeper.is_some();
+                targets.cgroups.push(CgroupTarget { dirs: Arc::clone(&cgroup.dirs), counted, young });
                 map.assign(Subject::Cgroup(cgroup.dirs.id), slot);
             }
             if let Some(ProcessId { pid, start_ticks }) = job.spec.keeper {

@@ -5,8 +5,10 @@
 mod cgroup;
 mod drm;
 mod nvidia;
+pub mod perf;
 pub mod process;
 pub mod self_cost;
+pub mod taskstats;
 
 use std::io;
 use std::path::PathBuf;
@@ -19,7 +21,8 @@ pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
 pub use self_cost::{NewError, Runner};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
-pub static SOURCES: &[&SourceSpec] = &[&cgroup::SPEC, &process::SPEC, &nvidia::SPEC, &drm::SPEC];
+pub static SOURCES: &[&SourceSpec] =
+    &[&cgroup::SPEC, &process::SPEC, &taskstats::SPEC, &perf::SPEC, &nvidia::SPEC, &drm::SPEC];
 
 /// Every table, in the order of the documentation.
 pub fn catalogue() -> Vec<&'static Table> {
@@ -50,6 +53,8 @@ pub type Opened = Result<Box<dyn Source>, Unavailable>;
 pub struct Options {
     /// The library of the NVIDIA driver, where it is not found by itself.
     pub nvml_library: Option<PathBuf>,
+    /// Events to count in every job.
+    pub events: Vec<String>,
     /// How long opening a source may take. What is not ready by then is read as soon as it is.
     pub patience: Duration,
     /// Of these alone; `None` is all of them.
@@ -65,6 +70,11 @@ pub trait Source: Send {
     /// The labels of its rows by their part, in the order of the table's labels. Only ever longer.
     fn labels(&self) -> &[Vec<String>] {
         &[]
+    }
+
+    /// What it cannot tell on this machine, though it works.
+    fn shortfall(&self) -> Option<Shortfall> {
+        None
     }
 
     /// CPU time of threads of its own.
@@ -97,6 +107,13 @@ impl std::fmt::Display for Unavailable {
             Unavailable::Denied { path, need } => write!(to, "{path} may not be read, it needs {need}"),
         }
     }
+}
+
+/// Why a source tells less than it might, and the command that would change it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    pub detail: String,
+    pub remedy: Option<String>,
 }
 
 /// What went wrong in a reading, one variant for each reaction.

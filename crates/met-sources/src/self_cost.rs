@@ -4,7 +4,7 @@ use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, Subject, Table, Unit, Window, columns};
 use met_host::{Host, Targets, clock};
 
-use crate::{Options, ReadError, SOURCES, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{Options, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
@@ -96,11 +96,20 @@ impl Runner {
 
     /// Reads only the sources that fill a table; what the others read last stays.
     pub fn read_those_of(&mut self, table: &'static Table, targets: &Targets, tick: &TickInfo) {
+        self.read_some(|spec| spec.tables.iter().any(|own| std::ptr::eq(*own, table)), targets, tick);
+    }
+
+    /// Reads one source once more, between two ticks.
+    pub fn read_again(&mut self, name: &str, targets: &Targets, tick: &TickInfo) {
+        self.read_some(|spec| spec.name == name, targets, tick);
+    }
+
+    fn read_some(&mut self, is_wanted: impl Fn(&SourceSpec) -> bool, targets: &Targets, tick: &TickInfo) {
         let mut rest = &mut self.batches[..];
         for running in &mut self.sources {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
-            if running.spec.tables.iter().any(|own| std::ptr::eq(*own, table)) {
+            if is_wanted(running.spec) {
                 running.read(targets, tick, out, &mut self.new_errors);
             }
         }
@@ -129,6 +138,12 @@ impl Runner {
     /// The sources that this machine does not have or does not show, and why.
     pub fn unavailable(&self) -> &[(&'static SourceSpec, Unavailable)] {
         &self.unavailable
+    }
+
+    /// The sources that work and tell less than they might.
+    pub fn shortfalls(&self) -> impl Iterator<Item = (&'static str, Shortfall)> {
+        let shortfall = |running: &Running| Some((running.spec.name, running.source.as_ref()?.shortfall()?));
+        self.sources.iter().filter_map(shortfall)
     }
 
     /// Errors that were not there before, each of them once.

@@ -169,6 +169,9 @@ pub(crate) fn with_what_was_known(new: &Record, old: &Record) -> Record {
     }
     if !new.state.is_live() && (is_unsettled(old) || was_told) {
         record.totals.fill_from(&old.totals);
+        if record.events.is_empty() {
+            record.events.clone_from(&old.events);
+        }
         for (column, summary) in old.summaries.iter() {
             if record.summaries.get(column).is_none() {
                 record.summaries.set(column, *summary);

@@ -20,6 +20,7 @@ pub struct Config {
     pub system: System,
     pub gpu: Gpu,
     pub schedulers: Schedulers,
+    pub perf: Perf,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -129,6 +130,12 @@ pub enum Scope {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Perf {
+    /// Events to count in every job, by name.
+    pub events: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collector {
     pub interval: Option<Duration>,
     pub size: Option<u64>,
@@ -180,6 +187,7 @@ impl Default for Config {
                 scope: Scope::Cluster,
                 path: None,
             },
+            perf: Perf::default(),
             nvidia: Collector::default(),
         }
     }
@@ -381,6 +389,21 @@ mod tests {
     }
 
     #[test]
+    fn events_are_a_list_or_a_text_and_must_exist() {
+        let listed = parse("perf:\n  events: [page_faults, instructions:u]\n");
+        assert_eq!(listed.perf.events, ["page_faults", "instructions:u"]);
+        assert_eq!(parse("perf: {events: \"page_faults, instructions:u\"}\n"), listed);
+        check_error(
+            "perf:\n  events: [page_fault]\n",
+            expect![[r#"met.yaml:2: perf.events: "page_fault" is not an event; `met metrics` lists them"#]],
+        );
+        check_error(
+            "perf:\n  events: [{a: 1}]\n",
+            expect![[r#"met.yaml:2: perf.events: one value is needed; write page_faults"#]],
+        );
+    }
+
+    #[test]
     fn the_defaults_in_the_reference_are_the_defaults() {
         let mut config = Config::default();
         for key in keys::SECTIONS.iter().flat_map(|section| section.keys) {
@@ -408,7 +431,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, schedulers, system, cpuCollector, nvidiaCollector, state"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, perf, schedulers, system, cpuCollector, nvidiaCollector, state"#
             ]],
         );
         check_error(

@@ -706,6 +706,9 @@ pub fn overlay(record: &mut Record, live: Live) {
     if record.summaries.is_empty() {
         record.summaries = live.summaries;
     }
+    if !live.events.is_empty() {
+        record.events = live.events;
+    }
     if !live.gpus.is_empty() {
         record.gpus = live.gpus;
     }

@@ -11,19 +11,21 @@ use std::time::Duration;
 use met_core::attribute::{Fold, JobMap};
 use met_core::cards::{CardNow, Cards, Rows};
 use met_core::course::Course;
+use met_core::ended::{Gone, INHERITED, OWN};
 use met_core::gpu::card::{self, label};
 use met_core::gpu_use;
-use met_core::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
-use met_core::job::{GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
+use met_core::job::QualityKind::{Estimated, LowerBound, Measured, Sampled as SampledKind};
+use met_core::job::{EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
 use met_core::job_table::*;
 use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{Members, enclosure};
-use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, self_cost};
+use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, perf, self_cost};
 use met_store::Device;
 
 use crate::config::Config;
+use crate::departures::{Departures, OwnFigures, Watch};
 use crate::processes;
 use crate::running::Running;
 
@@ -67,6 +69,7 @@ pub struct Sampler {
     cards: Cards,
     /// Samples of the cards themselves that were not taken out yet, by uuid.
     card_courses: HashMap<String, Course>,
+    departures: Departures,
     jobs: HashMap<u32, Tracked>,
     next_slot: u32,
     ticks: u64,
@@ -82,7 +85,8 @@ struct Tracked {
     unix_offset_ns: i64,
     course: Course,
     running: Running,
-    waits: WaitLedger,
+    own: OwnFigures,
+    watch: Watch,
     /// The highest reading of each counter.
     floors: Vec<i64>,
     /// Its first process, until its environment has been read for the last time.
@@ -91,6 +95,10 @@ struct Tracked {
     gpu_before_uj: (i64, i64),
     /// What the job had done with its cards when an earlier daemon last wrote it down.
     gpus_before: Vec<GpuUse>,
+    /// At its end none of its processes was left.
+    all_ended: bool,
+    /// Counted in its cgroup, where no supervisor counts.
+    events: Vec<EventCount>,
 }
 
 impl Tracked {
@@ -99,6 +107,24 @@ impl Tracked {
         let told = |energy_uj: fn(&GpuUse) -> i64| self.gpus_before.iter().map(energy_uj).sum::<i64>();
         let (all_uj, idle_uj) = self.gpu_before_uj;
         ((all_uj - told(GpuUse::energy_uj)).max(0), (idle_uj - told(|gpu| gpu.energy_idle_uj)).max(0))
+    }
+
+    /// Adds what no living process shows.
+    fn add_gone(&self, gone: Option<&Gone>, cells: &mut [i64]) {
+        let nothing = Gone::default();
+        let gone = gone.unwrap_or(&nothing);
+        for (index, &column) in INHERITED.iter().enumerate() {
+            let by_cgroup = self.profile.counts_cpu && matches!(column, CPU | CPU_USER | CPU_SYSTEM);
+            if cells[column] != MISSING && !by_cgroup {
+                cells[column] = cells[column].saturating_add(gone.inherited[index]);
+            }
+        }
+        for (index, &column) in OWN.iter().enumerate() {
+            if cells[column] != MISSING {
+                cells[column] = self.own.total(index).saturating_add(gone.own[index]);
+            }
+        }
+        cells[PROCESSES] = cells[PROCESSES].saturating_add(gone.unseen as i64);
     }
 
     /// A child that ends between the listing and the reading is missing from one sum and back, by its
@@ -120,6 +146,8 @@ struct Profile {
     attached: bool,
     counts_cpu: bool,
     counts_memory: bool,
+    /// A supervisor reaps its processes.
+    kept: bool,
 }
 
 impl Profile {
@@ -130,15 +158,9 @@ impl Profile {
             counts_cpu: enclosure::counts_cpu(&local.cgroup),
             counts_memory: local.cgroup.memory.is_some()
                 || local.cgroup.unified.as_ref().is_some_and(has_controller),
+            kept: matches!(local.origin, Origin::Run | Origin::Time),
         }
     }
-}
-
-/// What the kernel forgets about threads that ended: their last seen wait for a CPU.
-#[derive(Default)]
-struct WaitLedger {
-    living: HashMap<Subject, i64>,
-    ended_ns: i64,
 }
 
 /// What samples know of a job at its end.
@@ -147,12 +169,61 @@ pub struct Sampled {
     pub course: Course,
     totals: Totals,
     gpus: Vec<GpuUse>,
+    events: Vec<EventCount>,
     attached: bool,
+    ends: Ends,
+}
+
+/// How well the ends of a job's processes are known.
+#[derive(Clone, Copy, Default)]
+struct Ends {
+    /// All of them were heard, from the first process on.
+    complete: bool,
+    cpu_doubt_ns: i64,
+    lacks_delays: bool,
+    /// Of a supervised job: what processes did whom nobody waited for.
+    unwaited: Option<[i64; INHERITED.len()]>,
+}
+
+impl Ends {
+    /// How good a counter is that samples and exit records make together.
+    fn quality(self, column: usize, value: i64) -> QualityKind {
+        let counted = INHERITED.contains(&column) || OWN.contains(&column);
+        let is_cpu = matches!(column, CPU | CPU_USER | CPU_SYSTEM);
+        // Of each thread up to a kilobyte of calls is not told; storage is written by whole pages.
+        let rounded = matches!(column, READ_CALL | WRITE_CALL);
+        let unknown_wait = self.lacks_delays && matches!(column, DELAY_IO | DELAY_MEMORY);
+        let doubtful = rounded || unknown_wait || is_cpu && self.cpu_doubt_ns > value / 50;
+        if self.complete && counted && !doubtful { Measured } else { LowerBound }
+    }
+
+    /// A supervisor counts whom it and its descendants waited for; the others are in exit records alone.
+    fn add_unwaited(self, totals: &mut Totals) {
+        let Some(unwaited) = self.unwaited else { return };
+        for (&column, more) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more > 0) {
+            let Some(figure) = totals.figure(column).cloned() else { continue };
+            // A cgroup counts everybody's CPU time, and so does a clock even where it was disturbed.
+            let by_clock = figure.kind != LowerBound || figure.source.starts_with("perf");
+            if matches!(column, CPU | CPU_USER | CPU_SYSTEM) && by_clock {
+                continue;
+            }
+            let value = figure.value.saturating_add(more);
+            let source = format!("{} and taskstats", figure.source);
+            totals.set(column, value, self.quality(column, value), source);
+        }
+    }
 }
 
 impl Default for Sampled {
     fn default() -> Sampled {
-        Sampled { course: Course::new(&JOB), totals: Totals::default(), gpus: Vec::new(), attached: false }
+        Sampled {
+            course: Course::new(&JOB),
+            totals: Totals::default(),
+            gpus: Vec::new(),
+            events: Vec::new(),
+            attached: false,
+            ends: Ends::default(),
+        }
     }
 }
 
@@ -181,6 +252,7 @@ impl Sampler {
             out: Batch::new(&JOB),
             cards,
             card_courses: HashMap::new(),
+            departures: Departures::default(),
             jobs: HashMap::new(),
             next_slot: 0,
             ticks: 0,
@@ -195,6 +267,9 @@ impl Sampler {
         let local = record.local.as_ref()?;
         self.next_slot += 1;
         let now_ns = clock::boottime_ns();
+        let first = spec.keeper.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
+        let ns_per_tick = 1_000_000_000 / self.host.facts().ticks_per_second;
+        let begin_ns = first.and_then(|ticks| i64::try_from(ticks).ok()?.checked_mul(ns_per_tick));
         self.jobs.insert(
             slot,
             Tracked {
@@ -205,11 +280,14 @@ impl Sampler {
                 unix_offset_ns: clock::realtime_ns() - now_ns,
                 course: Course::new(&JOB),
                 running: Running::new(self.gap_ms(), PEAK_SPAN_MS),
-                waits: WaitLedger::default(),
+                own: OwnFigures::default(),
+                watch: self.departures.open(&self.host, slot, begin_ns),
                 floors: vec![MISSING; JOB.columns.len()],
                 main: local.main,
                 gpu_before_uj: (0, 0),
                 gpus_before: record.gpus.clone(),
+                all_ended: false,
+                events: Vec::new(),
             },
         );
         self.members.add(spec);
@@ -246,7 +324,14 @@ impl Sampler {
             self.runner.read_those_of(&card::TABLE, &self.targets, &tick);
             self.follow_cards(clock::boottime_ns());
         }
+        self.look_a_last_time(slot);
+        // Counters outlive the cgroup they count, until they are closed.
+        self.runner.read_again("perf", &self.targets, &TickInfo::default());
+        self.follow_events();
         let job = self.jobs.remove(&slot)?;
+        let complete = self.departures.is_complete(job.watch) && !job.profile.attached;
+        let gone = self.departures.gone(slot).copied().unwrap_or_default();
+        self.departures.close(slot);
         self.members.remove(slot);
         let gpus = gpu_use::together(&job.gpus_before, self.cards.leave(slot));
         let mut totals = totals(&job.running, job.profile);
@@ -254,7 +339,52 @@ impl Sampler {
         if self.jobs.is_empty() {
             self.cards.pause();
         }
-        Some(Sampled { totals, gpus, course: job.course, attached: job.profile.attached })
+        let ends = Ends {
+            complete: complete && job.all_ended,
+            cpu_doubt_ns: gone.cpu_doubt_ns,
+            lacks_delays: gone.lacks_delays,
+            unwaited: job.profile.kept.then_some(gone.inherited),
+        };
+        let Tracked { course, events, profile, .. } = job;
+        Some(Sampled { totals, gpus, events, course, attached: profile.attached, ends })
+    }
+
+    /// Takes in what its processes did since the last tick and left to nobody who is read.
+    fn look_a_last_time(&mut self, slot: u32) {
+        if !self.departures.is_listening() {
+            return;
+        }
+        self.departures.hear(&self.targets, &self.map);
+        self.follow_departures(Some(slot));
+        let kept = self.jobs.get(&slot).is_some_and(|job| job.profile.kept);
+        // With a supervisor, it has the totals of all that was reaped.
+        let all_ended = kept || {
+            let _ = self.members.refresh(&self.host);
+            self.refreshed_ns = i64::MIN;
+            self.members.processes_of(slot).next().is_none()
+        };
+        let (Some(job), Some(gone)) = (self.jobs.get_mut(&slot), self.departures.gone(slot)) else { return };
+        job.all_ended = all_ended;
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        let delays = self.departures.accounts_delays();
+        for (index, &column) in OWN.iter().enumerate() {
+            if delays || !matches!(column, DELAY_IO | DELAY_MEMORY) {
+                cells[column] = job.own.total(index).saturating_add(gone.own[index]);
+            }
+        }
+        for (index, &column) in INHERITED.iter().enumerate().filter(|_| all_ended && !kept) {
+            if !(job.profile.counts_cpu && matches!(column, CPU | CPU_USER | CPU_SYSTEM)) {
+                cells[column] = gone.inherited[index];
+            }
+        }
+        cells[PROCESSES] = self.members.processes_seen(slot) as i64 + gone.unseen as i64;
+        job.hold_counters(&mut cells);
+        let time_ms = (clock::boottime_ns() + job.unix_offset_ns) / 1_000_000;
+        job.running.push(time_ms, &cells);
+        // The end of a supervised job's course is what its supervisor counted.
+        if !kept {
+            job.course.push(time_ms, &cells);
+        }
     }
 
     pub fn job_count(&self) -> usize {
@@ -295,6 +425,7 @@ impl Sampler {
     fn tick(&mut self, now_ns: i64, regular: bool) {
         let due = regular && self.ticks.is_multiple_of(SLOW_EVERY);
         let cgroups_only = !due && self.cgroups_suffice(now_ns);
+        self.departures.hear(&self.targets, &self.map);
         if now_ns - self.membership_every_ns >= self.refreshed_ns && !cgroups_only {
             // A /proc that cannot be listed leaves the members as they were.
             let _ = self.members.refresh(&self.host);
@@ -303,11 +434,13 @@ impl Sampler {
             self.map.clear();
             self.members.fill(&mut self.targets, &mut self.map);
         }
+        self.follow_departures(None);
         let slow = due || regular && self.target_count() <= FEW_TARGETS;
         self.ticks += u64::from(regular);
         self.runner.read(&self.targets, &TickInfo { slow, cgroups_only });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
-        self.follow_waits();
+        self.follow_own();
+        self.follow_events();
         self.follow_cards(now_ns);
         for (row, cells) in self.out.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
@@ -316,12 +449,10 @@ impl Sampler {
                 job.early_taken += 1;
             }
             cells[PROCESSES] = self.members.processes_seen(slot) as i64;
+            job.add_gone(self.departures.gone(slot), cells);
             // A process holds some memory: the kernel counts in batches, and has not counted it yet.
             if cells[MEMORY_NEEDED] == 0 {
                 cells[MEMORY_NEEDED] = MISSING;
-            }
-            if cells[RUN_QUEUE_WAIT] != MISSING {
-                cells[RUN_QUEUE_WAIT] = job.waits.total_ns();
             }
             self.cards.fill(slot, cells);
             for (column, before_uj) in
@@ -348,32 +479,64 @@ impl Sampler {
         self.target_count() > FEW_TARGETS && self.jobs.values().all(suffices)
     }
 
-    fn follow_waits(&mut self) {
+    /// Reads into the books of each job what ends with its processes.
+    fn follow_own(&mut self) {
         for batch in self.runner.batches() {
-            let Some(column) =
-                batch.table.columns.iter().position(|column| column.feeds == Some("run_queue_wait"))
-            else {
-                continue;
-            };
-            for (row, cells) in batch.rows() {
-                for slot in self.map.owners(row.owner).filter(|_| cells[column] != MISSING) {
-                    if let Some(job) = self.jobs.get_mut(&slot) {
-                        // A thread that ended takes its wait out of the process's sum.
-                        let wait_ns = job.waits.living.entry(row.owner).or_insert(0);
-                        *wait_ns = cells[column].max(*wait_ns);
+            for (index, &column) in OWN.iter().enumerate() {
+                let feeds = Some(JOB.columns[column].name);
+                let fed = |(_, from): &(usize, &met_core::Column)| from.feeds == feeds;
+                let sources: Vec<usize> =
+                    batch.table.columns.iter().enumerate().filter(fed).map(|(from, _)| from).collect();
+                if sources.is_empty() {
+                    continue;
+                }
+                for (row, cells) in batch.rows() {
+                    let Subject::Task { pid, start_ticks } = row.owner else { continue };
+                    let known = sources.iter().map(|&from| cells[from]).filter(|&cell| cell != MISSING);
+                    let Some(sum) = known.reduce(i64::saturating_add) else { continue };
+                    for slot in self.map.owners(row.owner) {
+                        if let Some(job) = self.jobs.get_mut(&slot) {
+                            job.own.see(pid, start_ticks, index, sum);
+                        }
                     }
                 }
             }
         }
-        let map = &self.map;
+        let (map, told) = (&self.map, self.departures.is_listening());
         for job in self.jobs.values_mut() {
-            let ended = &mut job.waits.ended_ns;
-            job.waits.living.retain(|subject, &mut wait_ns| {
-                let lives = map.owner(*subject).is_some();
-                *ended += if lives { 0 } else { wait_ns };
-                lives
-            });
+            job.own.depart(told, |subject| map.owner(subject).is_some());
         }
+    }
+
+    fn follow_events(&mut self) {
+        for (batches, labels) in self.runner.labelled() {
+            let [batch] = batches else { continue };
+            if !std::ptr::eq(batch.table, &perf::TABLE) {
+                continue;
+            }
+            for (row, cells) in batch.rows() {
+                let label = labels.get(row.part as usize).and_then(|label| label.first());
+                let job = self.map.owner(row.owner).and_then(|slot| self.jobs.get_mut(&slot));
+                let (Some(job), Some(label)) = (job, label) else { continue };
+                let Some(count) = perf::count_of(label, cells) else { continue };
+                match job.events.iter_mut().find(|event| event.name == count.name) {
+                    Some(known) => *known = count,
+                    None => job.events.push(count),
+                }
+            }
+        }
+    }
+
+    /// Enters the ends that were heard of; `leaving` is a job that is not read any more.
+    fn follow_departures(&mut self, leaving: Option<u32>) {
+        let Sampler { departures, host, targets, map, jobs, .. } = self;
+        departures.enter(host, targets, map, leaving, |slot, exit| {
+            for slot in std::iter::successors(Some(slot), |&inner| map.outer(inner)) {
+                if let Some(job) = jobs.get_mut(&slot) {
+                    job.own.end(exit.pid);
+                }
+            }
+        });
     }
 
     fn follow_cards(&mut self, now_ns: i64) {
@@ -483,6 +646,7 @@ impl Sampler {
         let live = |(&slot, job): (&u32, &Tracked)| {
             let mut live = Live::of(&job.running, job.profile);
             live.gpus = gpu_use::together(&job.gpus_before, self.cards.uses_of(slot));
+            live.events.clone_from(&job.events);
             set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_untold_uj());
             (job.key.clone(), live)
         };
@@ -491,12 +655,20 @@ impl Sampler {
 
     /// What each source has cost so far.
     pub fn costs(&self) -> Vec<Cost> {
-        let cost = |(row, cells): (met_core::Row, &[i64])| Cost {
-            source: SOURCES.get(row.part as usize).map_or("?", |spec| spec.name),
-            read_ns: cells[self_cost::READ_CPU],
-            background_ns: cells[self_cost::BACKGROUND_CPU],
-            errors: cells[self_cost::ERRORS],
-            rows: cells[self_cost::ROWS],
+        let cost = |(row, cells): (met_core::Row, &[i64])| {
+            let source = SOURCES.get(row.part as usize).map_or("?", |spec| spec.name);
+            // Exit records are heard by a thread of their own, and entered at ticks.
+            let (heard_ns, entered_ns) = match source {
+                "taskstats" => (self.departures.listening_cpu_ns(), self.departures.cpu_ns()),
+                _ => (0, 0),
+            };
+            Cost {
+                source,
+                read_ns: cells[self_cost::READ_CPU] + entered_ns,
+                background_ns: cells[self_cost::BACKGROUND_CPU] + heard_ns,
+                errors: cells[self_cost::ERRORS],
+                rows: cells[self_cost::ROWS],
+            }
         };
         self.runner.costs().rows().map(cost).collect()
     }
@@ -523,11 +695,12 @@ pub struct Live {
     pub totals: Totals,
     pub summaries: met_core::job::Summaries,
     pub gpus: Vec<GpuUse>,
+    pub events: Vec<EventCount>,
 }
 
 impl Live {
     fn of(running: &Running, profile: Profile) -> Live {
-        Live { totals: totals(running, profile), summaries: running.summaries(), gpus: Vec::new() }
+        Live { totals: totals(running, profile), summaries: running.summaries(), ..Live::default() }
     }
 
     /// Of a job that nobody samples: what its counters and levels are at this moment.
@@ -607,12 +780,11 @@ fn rank(kind: QualityKind) -> Option<usize> {
 
 /// What the configuration says about sources.
 pub fn options(config: &Config, patience: Duration) -> Options {
-    Options { nvml_library: config.gpu.nvml.clone(), patience, ..Options::default() }
-}
-
-impl WaitLedger {
-    fn total_ns(&self) -> i64 {
-        self.ended_ns + self.living.values().sum::<i64>()
+    Options {
+        nvml_library: config.gpu.nvml.clone(),
+        events: config.perf.events.clone(),
+        patience,
+        ..Options::default()
     }
 }
 
@@ -638,8 +810,13 @@ impl Sampled {
                 let counter = JOB.columns[column].kind == Kind::Counter;
                 // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
                 let final_already = matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE);
-                let kind = if counter && !final_already { LowerBound } else { figure.kind };
-                record.totals.set(column, figure.value, kind, figure.source.clone());
+                // The last sample of a counter is not its end, unless the ends of its processes were heard.
+                let kind = match counter && !final_already {
+                    true => self.ends.quality(column, figure.value),
+                    false => figure.kind,
+                };
+                let source = if kind == Measured { "taskstats".into() } else { figure.source.clone() };
+                record.totals.set(column, figure.value, kind, source);
             }
         }
     }
@@ -683,6 +860,10 @@ impl Sampled {
         let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
         self.fill(record);
         self.raise_peaks(record);
+        self.ends.add_unwaited(&mut record.totals);
+        if record.events.is_empty() {
+            record.events.clone_from(&self.events);
+        }
         if !self.gpus.is_empty() {
             record.gpus = self.gpus.clone();
         }
@@ -747,7 +928,7 @@ impl Reading {
         map.add_job(spec.slot, None);
         if let Ok(dirs) = CgroupDirs::open(host, &spec.cgroup) {
             map.assign(Subject::Cgroup(dirs.id), spec.slot);
-            targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), young: true });
+            targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), counted: true, young: true });
         }
         if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
             map.assign(Subject::Task { pid, start_ticks }, spec.slot);

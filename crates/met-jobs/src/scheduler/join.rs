@@ -193,6 +193,7 @@ fn record_of(run: &Recorded, asked_ns: i64) -> Record {
         totals: Default::default(),
         summaries: Default::default(),
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: run.requested.clone(),
         allocated: run.allocated.clone(),
         scheduling,

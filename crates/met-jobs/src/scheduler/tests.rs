@@ -388,6 +388,7 @@ fn adopted_shape(incarnation: i64, state: State) -> Record {
         totals: Default::default(),
         summaries: Default::default(),
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Resources::default(),
         allocated: Resources::default(),
         scheduling: Default::default(),

@@ -1,5 +1,6 @@
 //! `met doctor`: what can be measured here, what not, why, and what would enable it.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -99,7 +100,12 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
 fn sources(setting: &Setting) -> Vec<Finding> {
     let runner = Runner::open(&setting.host, &sampler::options(&setting.config, PATIENCE));
     let failing = daemon_errors(setting);
+    let shortfalls: HashMap<_, _> = runner.shortfalls().collect();
     let finding = |spec: &&'static met_sources::SourceSpec| {
+        if let Some(shortfall) = shortfalls.get(spec.name) {
+            let (detail, remedy) = (shortfall.detail.clone(), shortfall.remedy.clone());
+            return Finding { what: spec.name, health: Health::Less, detail, remedy };
+        }
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
         let (health, detail, remedy) = match reason {
             None => match failing.iter().find(|(name, _)| name == spec.name) {
@@ -170,11 +176,11 @@ fn job_cgroup(setting: &Setting) -> Finding {
 
 fn perf() -> Finding {
     if perf_allowed() {
-        let detail = "task clock: CPU of every descendant, also where there is no cgroup";
-        return Finding { what: "perf", health: Health::Good, detail: detail.to_owned(), remedy: None };
+        let detail = "CPU of every descendant, also where there is no cgroup";
+        return Finding { what: "task clock", health: Health::Good, detail: detail.to_owned(), remedy: None };
     }
     Finding {
-        what: "perf",
+        what: "task clock",
         health: Health::Less,
         detail: "perf events are not allowed: without a cgroup, CPU of unreaped children is missed"
             .to_owned(),

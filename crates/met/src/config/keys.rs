@@ -39,6 +39,8 @@ pub enum Form {
     Scope(fn(&mut Config, Scope)),
     Layouts(fn(&mut Config, Vec<Layout>)),
     Plain(fn(&mut Config, Plain)),
+    /// A list, or one text with commas.
+    Events(fn(&mut Config, Vec<String>)),
 }
 
 /// A bound and how it is written.
@@ -237,6 +239,16 @@ pub static SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "perf",
+        help: "Events that the kernel and the processor count. Nothing is counted unless it is named here.",
+        keys: &[Key {
+            name: "events",
+            form: Form::Events(|config, events| config.perf.events = events),
+            default: "",
+            help: "what to count in every job: names of `met metrics`, as a list or with commas, `[instructions, cpu_cycles]`",
+        }],
+    },
+    Section {
         name: "system",
         help: "The directories of the daemon that runs as root. A user's own are found by the XDG rules.",
         keys: &[
@@ -318,6 +330,7 @@ impl Form {
             Form::Scope(_) => "`cluster` or `node`",
             Form::Layouts(_) => "list",
             Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
+            Form::Events(_) => "events",
         }
     }
 
@@ -336,6 +349,7 @@ impl Form {
             Form::Scope(set) => set(config, scope(text)?),
             Form::Plain(set) => set(config, plain(text)?),
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
+            Form::Events(set) => set(config, events(text.split(','))?),
         }
         Ok(())
     }
@@ -380,6 +394,21 @@ fn power_mw(text: &str) -> Result<i64, ParseError> {
     let watts = number.parse::<f64>().ok().filter(|watts| (0.0..=POWER_MAX_WATTS).contains(watts));
     let watts = watts.ok_or_else(|| ParseError(format!("{text:?} is not a power; write for example 75W")))?;
     Ok((watts * 1e3).round() as i64)
+}
+
+fn events<'a>(names: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ParseError> {
+    let names = names.map(str::trim).filter(|name| !name.is_empty());
+    let checked = |name: &str| met_sources::perf::check(name).map(|()| name.to_owned()).map_err(ParseError);
+    names.map(checked).collect()
+}
+
+/// The texts of a list; nothing if something else is in it.
+fn texts<'a>(items: &'a [(Node, u64)]) -> Option<Vec<&'a str>> {
+    let text = |(node, _): &'a (Node, u64)| match node {
+        Node::Scalar(text) => Some(text.as_str()),
+        _ => None,
+    };
+    items.iter().map(text).collect()
 }
 
 fn storage(text: &str) -> Result<StorageName, ParseError> {
@@ -496,6 +525,12 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             set(config, read);
             continue;
         }
+        if let (Form::Events(set), Node::List(items)) = (&key.form, &entry.value)
+            && let Some(names) = texts(items)
+        {
+            set(config, events(names.into_iter()).map_err(|error| complain(error.to_string()))?);
+            continue;
+        }
         let text = match &entry.value {
             Node::Map(cards) if matches!(key.form, Form::Power(_)) => {
                 apply_powers(&prefix, key, cards, config)?;
@@ -539,6 +574,7 @@ fn example(key: &Key) -> &'static str {
         Form::Count(_) => "100",
         Form::Size(_) => "2GiB",
         Form::Power(_) => "75W",
+        Form::Events(_) => "page_faults",
         Form::Text(_) | Form::Path(_) => "a name",
         Form::Storage(_) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => "one of its words",
         Form::Layouts(_) => "a list of layouts",

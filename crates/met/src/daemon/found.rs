@@ -80,6 +80,7 @@ impl Keeping {
             totals: Totals::default(),
             summaries: Summaries::default(),
             gpus: Vec::new(),
+            events: Vec::new(),
             requested: Default::default(),
             allocated: Default::default(),
             scheduling: Default::default(),

@@ -260,6 +260,7 @@ fn new_record(host: &Host, group: &Group) -> Record {
         totals: Totals::default(),
         summaries: Summaries::default(),
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),

@@ -40,6 +40,7 @@ pub fn bare(id: u32, name: &str) -> Record {
         totals: Totals::default(),
         summaries: Summaries::default(),
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
