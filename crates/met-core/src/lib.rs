@@ -14,6 +14,7 @@ pub mod gpu;
 pub mod holding;
 pub mod job;
 pub mod job_table;
+pub mod node;
 pub mod rate;
 pub mod table;
 
