@@ -17,11 +17,12 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 use self::slow::{Loaded, Slow, SlowCard};
-use crate::{Opened, Options, ReadError, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "nvidia",
     help: "NVIDIA cards: use, memory, power and energy, by process too",
+    pace: Pace::Tick,
     tables: &[&card::TABLE, &process::TABLE],
     open,
 };

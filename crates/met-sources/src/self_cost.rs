@@ -1,15 +1,19 @@
 //! Runs the sources and measures what each of them costs: a monitor must say its own price.
 
+use std::time::{Duration, Instant};
+
 use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, Subject, Table, Unit, Window, columns};
 use met_host::{Host, Targets, clock};
 
-use crate::{Options, ReadError, SOURCES, Source, SourceSpec, TickInfo, Unavailable};
+use crate::background::Background;
+use crate::{Options, Pace, ReadError, SOURCES, Source, SourceSpec, TickInfo, Unavailable};
 
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
     BACKGROUND_CPU = Column::counter("background", Unit::Seconds, NANO, "CPU time of the source's own threads, which read what is slow"),
     ERRORS = Column::counter("errors", Unit::Count, ONE, "readings that failed in part or whole"),
+    READINGS = Column::counter("readings", Unit::Count, ONE, "times the source was read"),
     ROWS = Column::gauge("rows", Unit::Count, ONE, "rows of the last reading"),
 }
 
@@ -37,9 +41,23 @@ struct Running {
     /// Position in `SOURCES`, which labels the row of its cost.
     part: u32,
     source: Option<Box<dyn Source>>,
+    /// Of what is not read at every tick: how often it is, and when a tick reads it next.
+    period: Option<Duration>,
+    due_ns: i64,
     read_cpu_ns: i64,
+    readings: i64,
+    rows: i64,
     errors: i64,
     seen_errors: Vec<String>,
+}
+
+/// What a source about the machine has read.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeSource<'a> {
+    pub name: &'static str,
+    pub period_ns: i64,
+    pub batches: &'a [Batch],
+    pub labels: &'a [Vec<String>],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,24 +74,34 @@ impl Runner {
 
     fn open_those(specs: &[&'static SourceSpec], host: &Host, options: &Options) -> Runner {
         let (mut sources, mut batches, mut unavailable) = (Vec::new(), Vec::new(), Vec::new());
-        let wanted = |spec: &SourceSpec| options.only.is_none_or(|names| names.contains(&spec.name));
+        let wanted = |spec: &SourceSpec| {
+            options.only.is_none_or(|names| names.contains(&spec.name))
+                && (options.node || spec.pace == Pace::Tick)
+        };
         for (part, &spec) in (0..).zip(specs).filter(|(_, spec)| wanted(spec)) {
-            match (spec.open)(host, options) {
-                Ok(source) => {
+            match Running::open(spec, part, host, options) {
+                Ok(running) => {
                     batches.extend(spec.tables.iter().copied().map(Batch::new));
-                    sources.push(Running {
-                        spec,
-                        part,
-                        source: Some(source),
-                        read_cpu_ns: 0,
-                        errors: 0,
-                        seen_errors: Vec::new(),
-                    });
+                    sources.push(running);
                 }
                 Err(reason) => unavailable.push((spec, reason)),
             }
         }
-        Runner { sources, batches, costs: Batch::new(&TABLE), unavailable, new_errors: Vec::new() }
+        let mut runner =
+            Runner { sources, batches, costs: Batch::new(&TABLE), unavailable, new_errors: Vec::new() };
+        runner.wait(options.patience);
+        runner
+    }
+
+    /// Waits for the readings that sources have under way on threads of their own.
+    pub fn wait(&mut self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        for source in self.sources.iter_mut().filter_map(|running| running.source.as_mut()) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                source.wait(left);
+            }
+        }
     }
 
     /// Reads all sources once. One that fails affects only itself.
@@ -84,12 +112,13 @@ impl Runner {
         for running in &mut self.sources {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
-            running.read(targets, tick, out, &mut self.new_errors);
+            running.read_if_due(targets, tick, out, &mut self.new_errors);
             let cells = self.costs.push_part(Subject::Node, running.part);
             cells[READ_CPU] = running.read_cpu_ns;
             cells[BACKGROUND_CPU] = running.source.as_ref().map_or(0, |source| source.background_cpu_ns());
             cells[ERRORS] = running.errors;
-            cells[ROWS] = i64::try_from(out.iter().map(Batch::len).sum::<usize>()).unwrap_or(i64::MAX);
+            cells[READINGS] = running.readings;
+            cells[ROWS] = running.rows;
         }
         self.costs.window = Window { begin_ns, end_ns: clock::boottime_ns() };
     }
@@ -109,6 +138,23 @@ impl Runner {
         })
     }
 
+    /// What sources about the machine have read since the last call of `read`.
+    pub fn node(&self) -> impl Iterator<Item = NodeSource<'_>> {
+        let mut rest = &self.batches[..];
+        self.sources.iter().filter_map(move |running| {
+            let (batches, tail) = rest.split_at(running.spec.tables.len());
+            rest = tail;
+            let period_ns = i64::try_from(running.period?.as_nanos()).unwrap_or(i64::MAX);
+            let labels = running.source.as_ref().map_or(&[][..], |source| source.labels());
+            Some(NodeSource { name: running.spec.name, period_ns, batches, labels })
+        })
+    }
+
+    /// How often each opened source is read; nothing for those read at every tick.
+    pub fn periods(&self) -> impl Iterator<Item = (&'static SourceSpec, Option<Duration>)> {
+        self.sources.iter().map(|running| (running.spec, running.period))
+    }
+
     /// A row of the table `source` for each opened source; `part` is its position in `SOURCES`.
     pub fn costs(&self) -> &Batch {
         &self.costs
@@ -126,16 +172,82 @@ impl Runner {
 }
 
 impl Running {
+    fn open(
+        spec: &'static SourceSpec,
+        part: u32,
+        host: &Host,
+        options: &Options,
+    ) -> Result<Running, Unavailable> {
+        let choice = options.choices.get(spec.name).copied().unwrap_or_default();
+        if choice.off {
+            return Err(Unavailable::Absent(format!("switched off by sources.{}", spec.name)));
+        }
+        let shorten = |period: Duration| options.period_max.map_or(period, |most| period.min(most));
+        let period = spec.pace.period().map(|usual| shorten(choice.period.unwrap_or(usual)));
+        let opened = (spec.open)(host, options)?;
+        let source = match (spec.pace, period) {
+            (Pace::Apart(_), Some(period)) => {
+                let source = Background::start(opened, spec, period)
+                    .map_err(|error| Unavailable::Absent(format!("no thread for it: {error}")))?;
+                Box::new(source)
+            }
+            _ => opened,
+        };
+        Ok(Running {
+            spec,
+            part,
+            source: Some(source),
+            period,
+            due_ns: i64::MIN,
+            read_cpu_ns: 0,
+            readings: 0,
+            rows: 0,
+            errors: 0,
+            seen_errors: Vec::new(),
+        })
+    }
+
+    /// What is not due has no rows: the last ones are no news.
+    fn read_if_due(
+        &mut self,
+        targets: &Targets,
+        tick: &TickInfo,
+        out: &mut [Batch],
+        new: &mut Vec<NewError>,
+    ) {
+        let now_ns = clock::boottime_ns();
+        if now_ns < self.due_ns {
+            for batch in out {
+                batch.clear();
+            }
+            return;
+        }
+        // On multiples of the period, as ticks are: a tick that is late by a moment is not a period late.
+        if let (Pace::Every(_), Some(period)) = (self.spec.pace, self.period) {
+            let period_ns = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
+            self.due_ns = (now_ns / period_ns + 1).saturating_mul(period_ns);
+        }
+        self.read(targets, tick, out, new);
+        let rows = out.iter().map(Batch::len).sum::<usize>();
+        // Between two readings of a thread there is nothing to take over.
+        if rows > 0 || !matches!(self.spec.pace, Pace::Apart(_)) {
+            self.rows = i64::try_from(rows).unwrap_or(i64::MAX);
+            self.readings += 1;
+        }
+    }
+
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch], new: &mut Vec<NewError>) {
         for batch in &mut *out {
             batch.clear();
+            batch.window = Window::default();
         }
         let Some(source) = &mut self.source else { return };
         let (begin_ns, begin_cpu_ns) = (clock::boottime_ns(), clock::thread_cpu_ns());
         let result = source.read(targets, tick, out);
         self.read_cpu_ns += clock::thread_cpu_ns() - begin_cpu_ns;
         let window = Window { begin_ns, end_ns: clock::boottime_ns() };
-        for batch in out {
+        // What a thread has read has its own window.
+        for batch in out.iter_mut().filter(|batch| batch.window == Window::default()) {
             batch.window = window;
         }
         if let Err(error) = result {
@@ -163,8 +275,9 @@ mod tests {
     use std::io;
 
     static FAILING: SourceSpec =
-        SourceSpec { name: "failing", help: "", tables: &[&TABLE], open: open_failing };
-    static ABSENT: SourceSpec = SourceSpec { name: "absent", help: "", tables: &[&TABLE], open: open_absent };
+        SourceSpec { name: "failing", help: "", pace: Pace::Tick, tables: &[&TABLE], open: open_failing };
+    static ABSENT: SourceSpec =
+        SourceSpec { name: "absent", help: "", pace: Pace::Tick, tables: &[&TABLE], open: open_absent };
 
     /// Fails in turns: twice alike, once otherwise, then it is gone.
     struct Failing(u32);
