@@ -1,6 +1,7 @@
 //! The configuration: one YAML file, every key optional.
 
 mod keys;
+mod sources;
 mod tree;
 
 use std::ffi::OsString;
@@ -15,6 +16,7 @@ pub struct Config {
     pub storage: Storage,
     pub system: System,
     pub gpu: Gpu,
+    pub sources: sources::Sources,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -106,6 +108,7 @@ impl Default for Config {
             },
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
             gpu: Gpu::default(),
+            sources: sources::Sources::default(),
             nvidia: Collector::default(),
         }
     }
@@ -147,7 +150,7 @@ impl Config {
                 ));
             }
         }
-        text
+        text + &sources::reference()
     }
 }
 
@@ -290,7 +293,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(
