@@ -99,7 +99,7 @@ fn row_object(row: &NodeRow, freshness: Freshness) -> Value {
     }
     object.insert("source".to_owned(), json!(row.source));
     let read_ns = row.window.end_ns + clock::unix_offset_ns();
-    object.insert("read".to_owned(), json!(met_insight::json::time(read_ns)));
+    object.insert("read_at".to_owned(), json!(met_insight::json::time(read_ns)));
     object.insert("stale".to_owned(), json!(freshness == Freshness::Stale));
     for (index, column) in row.table.columns.iter().enumerate() {
         if row.cells[index] == MISSING {
