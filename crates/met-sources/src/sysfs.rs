@@ -14,7 +14,7 @@ pub(crate) fn names(host: &Host, path: &str) -> Vec<String> {
 pub(crate) fn names_in(dir: &Dir) -> Vec<String> {
     let mut names = Vec::new();
     let _ = dir.list(&mut Vec::new(), |name, _, _| names.extend(String::from_utf8(name.to_vec())));
-    names.sort_by(|one, other| natural(one).cmp(&natural(other)));
+    names.sort_by_key(|name| natural(name));
     names
 }
 
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn the_tenth_comes_after_the_ninth() {
         let mut names = ["zone10", "zone9", "a", "zone", "zone1"].map(str::to_owned);
-        names.sort_by(|one, other| natural(one).cmp(&natural(other)));
+        names.sort_by_key(|name| natural(name));
         assert_eq!(names, ["a", "zone", "zone1", "zone9", "zone10"]);
     }
 }
