@@ -282,7 +282,7 @@ def doctor_says_what_each_source_costs(world):
 
 @test
 def node_shows_the_machine_and_a_configured_meter(world):
-    world.configure("sources:\n  ipmi: {command: echo Current Power : 221.5 Watts}\n  network: off\n")
+    world.configure("sources:\n  ipmi: {command: 'echo Current Power : 221.5 Watts'}\n  network: off\n")
     found = world.met("node", "--json").ok().json()["tables"]
     with open("/proc/meminfo") as file:
         total = int(file.readline().split()[1]) * 1024
