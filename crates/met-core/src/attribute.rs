@@ -84,6 +84,10 @@ impl Fold {
         }
         for batch in batches {
             let feeds = self.feeds_of(batch.table);
+            // What is about the machine feeds no job.
+            if self.feeds[feeds].1.is_empty() {
+                continue;
+            }
             self.sum_batch(feeds, batch, map);
             for (index, (_, cells)) in out.rows_mut().enumerate() {
                 for feed in &self.feeds[feeds].1 {

@@ -37,6 +37,8 @@ columns! { COLUMNS:
     PRESSURE_MEMORY_FULL = Column::counter("pressure_memory_full", Unit::Seconds, NANO, "time in which every task of the job waited for memory"),
     PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which every task of the job waited for I/O"),
     OOM_KILLS = Column::counter("oom_kills", Unit::Count, ONE, "processes the kernel killed because the job was out of memory"),
+    NETWORK_RECEIVED = Column::counter("network_received", Unit::Bytes, ONE, "bytes received, of a job with a network namespace of its own"),
+    NETWORK_SENT = Column::counter("network_sent", Unit::Bytes, ONE, "bytes sent, of a job with a network namespace of its own"),
     GPUS = Column::gauge("gpus", Unit::Count, ONE, "cards that the job holds or uses"),
     GPUS_IDLE = Column::gauge("gpus_idle", Unit::Count, ONE, "cards that the job holds and does not use"),
     GPU_UTILIZATION = Column::gauge("gpu_utilization", Unit::Ratio, MILLI, "computing of the job on all its cards together: 1 is one card fully used"),

@@ -18,6 +18,7 @@ pub mod holding;
 pub mod idle_power;
 pub mod job;
 pub mod job_table;
+pub mod node;
 pub mod rate;
 pub mod table;
 

@@ -86,6 +86,11 @@ impl Dir {
         Ok((stat.st_ino, u64::from(stat.st_nlink as u32)))
     }
 
+    /// The inode number of what a name leads to; of a file of /proc/PID/ns it is the namespace's.
+    pub fn inode_of(&self, name: impl AsRef<Path>) -> io::Result<u64> {
+        Ok(rustix::fs::statat(&self.fd, name.as_ref(), rustix::fs::AtFlags::empty())?.st_ino)
+    }
+
     /// Whether a directory may lie below this one. Cgroups say it by their link count, without a listing.
     pub fn may_have_dirs(&self) -> io::Result<bool> {
         // Two links, its name and its `.`, are those of a directory without another one in it; file systems

@@ -8,7 +8,8 @@ use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::cgroup::{CgroupDirs, Hierarchies, Kind};
 use met_host::{Budget, CgroupTarget, Dir, Host, KeptFile, Share, Targets, parse};
 
-use crate::{Opened, Options, ReadError, Source, SourceSpec, TickInfo, Unavailable, is_gone};
+use crate::node::pressure_ns;
+use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, is_gone};
 
 columns! { COLUMNS:
     CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of every process that was in the cgroup").feeds("cpu"),
@@ -37,6 +38,7 @@ static TABLE: Table = Table {
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "cgroup",
     help: "CPU time, memory and pressure of a job's cgroup",
+    pace: Pace::Tick,
     tables: &[&TABLE],
     open,
 };
@@ -248,15 +250,6 @@ fn fill_pressure_memory(text: &[u8], _: i64, cells: &mut [i64]) {
 
 fn fill_pressure_io(text: &[u8], _: i64, cells: &mut [i64]) {
     [cells[PRESSURE_IO], cells[PRESSURE_IO_FULL]] = pressure_ns(text);
-}
-
-/// The totals of the lines `some avg10=0.00 … total=12` and `full …`.
-fn pressure_ns(text: &[u8]) -> [i64; 2] {
-    let total = |kind: &[u8]| {
-        let line = parse::lines(text).find(|line| parse::fields(line).next() == Some(kind))?;
-        parse::fields(line).find_map(|field| field.strip_prefix(b"total="))
-    };
-    [&b"some"[..], b"full"].map(|kind| parse::scaled(total(kind).map_or(MISSING, parse::cell), 1000))
 }
 
 /// The values of several keys in one pass over a memory.stat, which is long: most of its lines are passed

@@ -10,11 +10,12 @@ use met_core::rate;
 use met_core::{Batch, MISSING, Subject};
 use met_host::{Dir, Host, Targets, TaskRole, TaskTarget, clock, parse};
 
-use crate::{Opened, Options, ReadError, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "drm",
     help: "AMD and Intel cards: use, memory, power and energy, by process too",
+    pace: Pace::Tick,
     tables: &[&card::TABLE, &process::TABLE],
     open,
 };
@@ -383,7 +384,7 @@ mod tests {
     fn an_amd_card_with_a_client_that_two_processes_share_and_one_of_kfd() {
         let machine = machine(include_str!("../../../fixtures/hosts/gpu-amd.txt"));
         expect![[r#"
-            Node
+            Node 0 GPU-b0f26b8a9aa3c5b1 AMD Instinct MI250X amd  226:0
               utilization 730
               utilization_memory 120
               memory_used 17179869184
@@ -409,7 +410,7 @@ mod tests {
     fn an_intel_card_has_an_energy_counter() {
         let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
         expect![[r#"
-            Node
+            Node 0 PCI-0000:4d:00.0 Intel 0x56c0 intel  226:129
               power_limit 150000
               energy 987654321
               clock 1950

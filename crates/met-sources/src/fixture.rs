@@ -49,24 +49,32 @@ impl Machine {
 
     /// Opens the source, reads it once and prints every cell that is not missing.
     pub(crate) fn read(&self, spec: &SourceSpec, tick: TickInfo) -> String {
-        let mut source = (spec.open)(&self.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
+        self.read_with(spec, tick, &Options::default())
+    }
+
+    pub(crate) fn read_with(&self, spec: &SourceSpec, tick: TickInfo, options: &Options) -> String {
+        let mut source = (spec.open)(&self.host, options).unwrap_or_else(|why| panic!("{why}"));
         let mut batches: Vec<Batch> = spec.tables.iter().copied().map(Batch::new).collect();
         let result = source.read(&self.targets, &tick, &mut batches);
-        let mut text = self.print(&batches);
+        let mut text = self.print(&batches, source.labels());
         if let Err(error) = result {
             writeln!(text, "error: {error}").unwrap();
         }
         text
     }
 
-    fn print(&self, batches: &[Batch]) -> String {
+    fn print(&self, batches: &[Batch], labels: &[Vec<String>]) -> String {
         let mut text = String::new();
         for batch in batches {
             for (row, cells) in batch.rows() {
                 match row.owner {
                     Subject::Cgroup(id) => writeln!(text, "{}", self.names[&id]).unwrap(),
                     Subject::Task { pid, .. } => writeln!(text, "{pid}").unwrap(),
-                    owner => writeln!(text, "{owner:?}").unwrap(),
+                    owner => {
+                        let known = labels.get(row.part as usize).filter(|_| !batch.table.labels.is_empty());
+                        let labels = known.map(|labels| format!(" {}", labels.join(" "))).unwrap_or_default();
+                        writeln!(text, "{owner:?}{labels}").unwrap();
+                    }
                 }
                 let known = batch.table.columns.iter().zip(cells).filter(|(_, cell)| **cell != MISSING);
                 for (column, cell) in known {
@@ -100,7 +108,11 @@ fn files_of(archive: &str) -> Vec<(&Path, Vec<u8>)> {
 #[test]
 fn every_captured_machine_is_used() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/hosts");
-    let sources = [include_str!("cgroup.rs"), include_str!("process.rs"), include_str!("drm.rs")];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
+    let sources: Vec<String> = files.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
     #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
     for entry in std::fs::read_dir(fixtures).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();

@@ -2,14 +2,33 @@
 //!
 //! To add one: a file with its table, its [`SourceSpec`] and its [`Source`], and one word in [`SOURCES`].
 
+mod background;
+mod block;
 mod cgroup;
+mod command;
+mod cpufreq;
+mod cray;
 mod drm;
+mod hwmon;
+mod infiniband;
+mod ipmi;
+mod lustre;
+mod network;
+mod nfs;
+mod node;
+mod numa;
 mod nvidia;
+mod parts;
 pub mod perf;
 pub mod process;
+mod rapl;
+mod redfish;
 pub mod self_cost;
+mod sysfs;
 pub mod taskstats;
+mod thermal;
 
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,11 +37,31 @@ use met_core::{Batch, JOB, Table};
 use met_host::Host;
 
 pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
-pub use self_cost::{NewError, Runner};
+pub use self_cost::{NewError, NodeSource, Runner};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
-pub static SOURCES: &[&SourceSpec] =
-    &[&cgroup::SPEC, &process::SPEC, &taskstats::SPEC, &perf::SPEC, &nvidia::SPEC, &drm::SPEC];
+pub static SOURCES: &[&SourceSpec] = &[
+    &cgroup::SPEC,
+    &process::SPEC,
+    &taskstats::SPEC,
+    &perf::SPEC,
+    &nvidia::SPEC,
+    &drm::SPEC,
+    &node::SPEC,
+    &cpufreq::SPEC,
+    &numa::SPEC,
+    &block::SPEC,
+    &network::SPEC,
+    &infiniband::SPEC,
+    &lustre::SPEC,
+    &nfs::SPEC,
+    &rapl::SPEC,
+    &cray::SPEC,
+    &ipmi::SPEC,
+    &redfish::SPEC,
+    &hwmon::SPEC,
+    &thermal::SPEC,
+];
 
 /// Every table, in the order of the documentation.
 pub fn catalogue() -> Vec<&'static Table> {
@@ -42,8 +81,31 @@ pub fn catalogue() -> Vec<&'static Table> {
 pub struct SourceSpec {
     pub name: &'static str,
     pub help: &'static str,
+    pub pace: Pace,
     pub tables: &'static [&'static Table],
     pub open: fn(&Host, &Options) -> Opened,
+}
+
+/// How often a source is read, and by whom. The periods are defaults, which a user may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// At every tick: it tells what jobs do.
+    Tick,
+    /// By a tick, so often: it tells what the machine does.
+    Every(Duration),
+    /// As before, by a thread of its own, because a reading may take more than a millisecond. It has no
+    /// targets.
+    Apart(Duration),
+}
+
+impl Pace {
+    /// The time between two readings; nothing for what is read at every tick.
+    pub fn period(self) -> Option<Duration> {
+        match self {
+            Pace::Tick => None,
+            Pace::Every(period) | Pace::Apart(period) => Some(period),
+        }
+    }
 }
 
 pub type Opened = Result<Box<dyn Source>, Unavailable>;
@@ -59,6 +121,34 @@ pub struct Options {
     pub patience: Duration,
     /// Of these alone; `None` is all of them.
     pub only: Option<&'static [&'static str]>,
+    /// Also those that watch the machine rather than its jobs.
+    pub node: bool,
+    /// What was chosen for single sources, by their names.
+    pub choices: HashMap<&'static str, Choice>,
+    /// No longer than this between two readings: for a look that does not last.
+    pub period_max: Option<Duration>,
+    /// The program that is asked for the power of the node, and its arguments.
+    pub ipmi_command: Vec<String>,
+    pub redfish: Option<Redfish>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    pub off: bool,
+    /// Instead of the source's own period.
+    pub period: Option<Duration>,
+}
+
+/// Where the controller of the chassis is asked for its power.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redfish {
+    pub url: String,
+    /// A file of `user:password` that only its owner may read.
+    pub credentials: PathBuf,
+    /// The certificate that signed the controller's own, in PEM; without it those of the web are believed.
+    pub certificate: Option<PathBuf>,
+    /// Whether it is checked at all: most controllers have one that nobody signed.
+    pub verify: bool,
 }
 
 pub trait Source: Send {
@@ -76,6 +166,9 @@ pub trait Source: Send {
     fn shortfall(&self) -> Option<Shortfall> {
         None
     }
+
+    /// Asks a thread of its own for a reading and waits for it.
+    fn wait(&mut self, _patience: Duration) {}
 
     /// CPU time of threads of its own.
     fn background_cpu_ns(&self) -> i64 {
@@ -154,8 +247,12 @@ mod tests {
         #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
         let entries = std::fs::read_dir(here).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        for name in names.filter(|name| !["lib.rs", "self_cost.rs", "fixture.rs"].contains(&name.as_str())) {
+        let shared = ["lib", "self_cost", "fixture", "background", "command", "parts", "sysfs"];
+        for name in names {
             let source = name.trim_end_matches(".rs");
+            if shared.contains(&source) {
+                continue;
+            }
             assert!(SOURCES.iter().any(|spec| spec.name == source), "{name} is not in SOURCES");
         }
     }

@@ -15,7 +15,7 @@ use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::{CgroupTarget, Host, Targets, parse};
 
-use crate::{Opened, Options, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 
 pub use counter::Begin;
 pub use event::{EVENTS, Event, FLOPS};
@@ -33,6 +33,7 @@ pub static TABLE: Table =
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "perf",
     help: "events of the kernel and the processor, as asked for by perf.events",
+    pace: Pace::Tick,
     tables: &[&TABLE],
     open,
 };

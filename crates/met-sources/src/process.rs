@@ -8,7 +8,7 @@ use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::parse::{self, Stat};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, TaskTarget};
 
-use crate::{Opened, Options, ReadError, Source, SourceSpec, TickInfo, is_gone};
+use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, is_gone};
 
 columns! { COLUMNS:
     CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process itself").feeds("cpu"),
@@ -48,6 +48,7 @@ pub static TABLE: Table = Table {
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "process",
     help: "CPU time, memory and I/O of a job's processes",
+    pace: Pace::Tick,
     tables: &[&TABLE],
     open,
 };

@@ -1,15 +1,19 @@
 //! Runs the sources and measures what each of them costs: a monitor must say its own price.
 
+use std::time::{Duration, Instant};
+
 use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, Subject, Table, Unit, Window, columns};
 use met_host::{Host, Targets, clock};
 
-use crate::{Options, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
+use crate::background::Background;
+use crate::{Options, Pace, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
     BACKGROUND_CPU = Column::counter("background", Unit::Seconds, NANO, "CPU time of the source's own threads, which read what is slow"),
     ERRORS = Column::counter("errors", Unit::Count, ONE, "readings that failed in part or whole"),
+    READINGS = Column::counter("readings", Unit::Count, ONE, "times the source was read"),
     ROWS = Column::gauge("rows", Unit::Count, ONE, "rows of the last reading"),
 }
 
@@ -37,9 +41,23 @@ struct Running {
     /// Position in `SOURCES`, which labels the row of its cost.
     part: u32,
     source: Option<Box<dyn Source>>,
+    /// Of what is not read at every tick: how often it is, and when a tick reads it next.
+    period: Option<Duration>,
+    due_ns: i64,
     read_cpu_ns: i64,
+    readings: i64,
+    rows: i64,
     errors: i64,
     seen_errors: Vec<String>,
+}
+
+/// What a source about the machine has read.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeSource<'a> {
+    pub name: &'static str,
+    pub period_ns: i64,
+    pub batches: &'a [Batch],
+    pub labels: &'a [Vec<String>],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,24 +74,38 @@ impl Runner {
 
     fn open_those(specs: &[&'static SourceSpec], host: &Host, options: &Options) -> Runner {
         let (mut sources, mut batches, mut unavailable) = (Vec::new(), Vec::new(), Vec::new());
-        let wanted = |spec: &SourceSpec| options.only.is_none_or(|names| names.contains(&spec.name));
+        let wanted = |spec: &SourceSpec| {
+            options.only.is_none_or(|names| names.contains(&spec.name))
+                && (options.node || spec.pace == Pace::Tick)
+        };
         for (part, &spec) in (0..).zip(specs).filter(|(_, spec)| wanted(spec)) {
-            match (spec.open)(host, options) {
-                Ok(source) => {
+            match Running::open(spec, part, host, options) {
+                Ok(running) => {
                     batches.extend(spec.tables.iter().copied().map(Batch::new));
-                    sources.push(Running {
-                        spec,
-                        part,
-                        source: Some(source),
-                        read_cpu_ns: 0,
-                        errors: 0,
-                        seen_errors: Vec::new(),
-                    });
+                    sources.push(running);
                 }
                 Err(reason) => unavailable.push((spec, reason)),
             }
         }
-        Runner { sources, batches, costs: Batch::new(&TABLE), unavailable, new_errors: Vec::new() }
+        let mut runner =
+            Runner { sources, batches, costs: Batch::new(&TABLE), unavailable, new_errors: Vec::new() };
+        runner.wait(options.patience);
+        runner
+    }
+
+    /// Waits for the readings that sources have under way on threads of their own.
+    pub fn wait(&mut self, patience: Duration) {
+        if patience.is_zero() {
+            return;
+        }
+        let deadline = Instant::now() + patience;
+        let mut sources: Vec<_> =
+            self.sources.iter_mut().filter_map(|running| running.source.as_mut()).collect();
+        // All are asked before any is waited for: they answer side by side.
+        sources.iter_mut().for_each(|source| source.wait(Duration::ZERO));
+        for source in sources {
+            source.wait(deadline.saturating_duration_since(Instant::now()));
+        }
     }
 
     /// Reads all sources once. One that fails affects only itself.
@@ -84,12 +116,13 @@ impl Runner {
         for running in &mut self.sources {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
-            running.read(targets, tick, out, &mut self.new_errors);
+            running.read_if_due(targets, tick, out, &mut self.new_errors);
             let cells = self.costs.push_part(Subject::Node, running.part);
             cells[READ_CPU] = running.read_cpu_ns;
             cells[BACKGROUND_CPU] = running.source.as_ref().map_or(0, |source| source.background_cpu_ns());
             cells[ERRORS] = running.errors;
-            cells[ROWS] = i64::try_from(out.iter().map(Batch::len).sum::<usize>()).unwrap_or(i64::MAX);
+            cells[READINGS] = running.readings;
+            cells[ROWS] = running.rows;
         }
         self.costs.window = Window { begin_ns, end_ns: clock::boottime_ns() };
     }
@@ -130,6 +163,23 @@ impl Runner {
         })
     }
 
+    /// What sources about the machine have read since the last call of `read`.
+    pub fn node(&self) -> impl Iterator<Item = NodeSource<'_>> {
+        let mut rest = &self.batches[..];
+        self.sources.iter().filter_map(move |running| {
+            let (batches, tail) = rest.split_at(running.spec.tables.len());
+            rest = tail;
+            let period_ns = i64::try_from(running.period?.as_nanos()).unwrap_or(i64::MAX);
+            let labels = running.source.as_ref().map_or(&[][..], |source| source.labels());
+            Some(NodeSource { name: running.spec.name, period_ns, batches, labels })
+        })
+    }
+
+    /// How often each opened source is read; nothing for those read at every tick.
+    pub fn periods(&self) -> impl Iterator<Item = (&'static SourceSpec, Option<Duration>)> {
+        self.sources.iter().map(|running| (running.spec, running.period))
+    }
+
     /// A row of the table `source` for each opened source; `part` is its position in `SOURCES`.
     pub fn costs(&self) -> &Batch {
         &self.costs
@@ -153,16 +203,82 @@ impl Runner {
 }
 
 impl Running {
+    fn open(
+        spec: &'static SourceSpec,
+        part: u32,
+        host: &Host,
+        options: &Options,
+    ) -> Result<Running, Unavailable> {
+        let choice = options.choices.get(spec.name).copied().unwrap_or_default();
+        if choice.off {
+            return Err(Unavailable::Absent(format!("switched off by sources.{}", spec.name)));
+        }
+        let shorten = |period: Duration| options.period_max.map_or(period, |most| period.min(most));
+        let period = spec.pace.period().map(|usual| shorten(choice.period.unwrap_or(usual)));
+        let opened = (spec.open)(host, options)?;
+        let source = match (spec.pace, period) {
+            (Pace::Apart(_), Some(period)) => {
+                let source = Background::start(opened, spec, period)
+                    .map_err(|error| Unavailable::Absent(format!("no thread for it: {error}")))?;
+                Box::new(source)
+            }
+            _ => opened,
+        };
+        Ok(Running {
+            spec,
+            part,
+            source: Some(source),
+            period,
+            due_ns: i64::MIN,
+            read_cpu_ns: 0,
+            readings: 0,
+            rows: 0,
+            errors: 0,
+            seen_errors: Vec::new(),
+        })
+    }
+
+    /// What is not due has no rows: the last ones are no news.
+    fn read_if_due(
+        &mut self,
+        targets: &Targets,
+        tick: &TickInfo,
+        out: &mut [Batch],
+        new: &mut Vec<NewError>,
+    ) {
+        let now_ns = clock::boottime_ns();
+        if now_ns < self.due_ns {
+            for batch in out {
+                batch.clear();
+            }
+            return;
+        }
+        // On multiples of the period, as ticks are: a tick that is late by a moment is not a period late.
+        if let (Pace::Every(_), Some(period)) = (self.spec.pace, self.period) {
+            let period_ns = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
+            self.due_ns = (now_ns / period_ns + 1).saturating_mul(period_ns);
+        }
+        self.read(targets, tick, out, new);
+        let rows = out.iter().map(Batch::len).sum::<usize>();
+        // Between two readings of a thread there is nothing to take over.
+        if rows > 0 || !matches!(self.spec.pace, Pace::Apart(_)) {
+            self.rows = i64::try_from(rows).unwrap_or(i64::MAX);
+            self.readings += 1;
+        }
+    }
+
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch], new: &mut Vec<NewError>) {
         for batch in &mut *out {
             batch.clear();
+            batch.window = Window::default();
         }
         let Some(source) = &mut self.source else { return };
         let (begin_ns, begin_cpu_ns) = (clock::boottime_ns(), clock::thread_cpu_ns());
         let result = source.read(targets, tick, out);
         self.read_cpu_ns += clock::thread_cpu_ns() - begin_cpu_ns;
         let window = Window { begin_ns, end_ns: clock::boottime_ns() };
-        for batch in out {
+        // What a thread has read has its own window.
+        for batch in out.iter_mut().filter(|batch| batch.window == Window::default()) {
             batch.window = window;
         }
         if let Err(error) = result {
@@ -186,12 +302,14 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Opened;
+    use crate::{Choice, Opened};
+    use std::collections::HashMap;
     use std::io;
 
     static FAILING: SourceSpec =
-        SourceSpec { name: "failing", help: "", tables: &[&TABLE], open: open_failing };
-    static ABSENT: SourceSpec = SourceSpec { name: "absent", help: "", tables: &[&TABLE], open: open_absent };
+        SourceSpec { name: "failing", help: "", pace: Pace::Tick, tables: &[&TABLE], open: open_failing };
+    static ABSENT: SourceSpec =
+        SourceSpec { name: "absent", help: "", pace: Pace::Tick, tables: &[&TABLE], open: open_absent };
 
     /// Fails in turns: twice alike, once otherwise, then it is gone.
     struct Failing(u32);
@@ -253,5 +371,104 @@ mod tests {
         assert_eq!((cells[ERRORS], cells[ROWS]), (0, 1));
         let window = runner.batches()[0].window;
         assert!(window.begin_ns < window.end_ns);
+    }
+
+    static RARE: SourceSpec = SourceSpec {
+        name: "rare",
+        help: "",
+        pace: Pace::Every(Duration::from_secs(1000 * 3600)),
+        tables: &[&TABLE],
+        open: open_counting,
+    };
+    static APART: SourceSpec = SourceSpec {
+        name: "apart",
+        help: "",
+        pace: Pace::Apart(Duration::from_secs(1000 * 3600)),
+        tables: &[&TABLE],
+        open: open_counting,
+    };
+
+    /// Its row says how often it was read.
+    struct Counting(i64, Vec<Vec<String>>);
+
+    fn open_counting(_: &Host, _: &Options) -> Opened {
+        Ok(Box::new(Counting(0, Vec::new())))
+    }
+
+    impl Source for Counting {
+        fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+            self.0 += 1;
+            self.1 = vec![vec!["label".to_owned()]];
+            out[0].push(Subject::Node)[ROWS] = self.0;
+            if self.0 < 3 { Ok(()) } else { Err(ReadError::Gone) }
+        }
+
+        fn labels(&self) -> &[Vec<String>] {
+            &self.1
+        }
+    }
+
+    fn of_node(spec: &'static SourceSpec, period_max: Option<Duration>) -> Runner {
+        let patience = Duration::from_secs(60);
+        let options = Options { node: true, patience, period_max, ..Options::default() };
+        Runner::open_those(&[spec], &Host::real().unwrap(), &options)
+    }
+
+    fn seen(runner: &mut Runner) -> Vec<i64> {
+        runner.read(&Targets::default(), &TickInfo::default());
+        runner.batches()[0].rows().map(|(_, cells)| cells[ROWS]).collect()
+    }
+
+    fn readings(runner: &Runner) -> i64 {
+        runner.costs().rows().next().unwrap().1[READINGS]
+    }
+
+    #[test]
+    fn a_source_with_a_period_is_read_once_in_it_and_has_no_rows_in_between() {
+        let mut runner = of_node(&RARE, None);
+        assert_eq!([seen(&mut runner), seen(&mut runner), seen(&mut runner)], [vec![1], vec![], vec![]]);
+        assert_eq!(readings(&runner), 1);
+        let mut runner = of_node(&RARE, Some(Duration::from_nanos(1)));
+        assert_eq!([seen(&mut runner), seen(&mut runner)], [vec![1], vec![2]]);
+        assert_eq!(readings(&runner), 2);
+    }
+
+    #[test]
+    fn a_reading_of_a_thread_is_handed_over_once_with_its_own_window() {
+        let mut runner = of_node(&APART, None);
+        let before_ns = clock::boottime_ns();
+        assert_eq!(seen(&mut runner), [1]);
+        let source = runner.node().next().unwrap();
+        assert!(source.batches[0].window.end_ns <= before_ns, "it was read before it was taken over");
+        assert_eq!(source.labels, [["label"]]);
+        assert!(seen(&mut runner).is_empty() && seen(&mut runner).is_empty(), "an old reading is no news");
+        assert_eq!(readings(&runner), 1);
+        let (_, cells) = runner.costs().rows().next().unwrap();
+        assert!(cells[BACKGROUND_CPU] > 0 && cells[ROWS] == 1);
+    }
+
+    #[test]
+    fn a_thread_whose_source_is_gone_ends_and_so_does_the_source() {
+        let mut runner = of_node(&APART, Some(Duration::from_nanos(1)));
+        let mut rows = Vec::new();
+        while runner.new_errors.is_empty() {
+            runner.wait(Duration::from_secs(60));
+            rows.extend(seen(&mut runner));
+        }
+        // What came with the error is the last of it.
+        assert_eq!(rows.last(), Some(&3));
+        assert!(seen(&mut runner).is_empty());
+        assert_eq!(runner.take_new_errors()[0].message, "gone");
+    }
+
+    #[test]
+    fn what_is_switched_off_or_not_asked_for_is_not_opened() {
+        let host = Host::real().unwrap();
+        let off = HashMap::from([("rare", Choice { off: true, period: None })]);
+        let options = Options { node: true, choices: off, ..Options::default() };
+        let runner = Runner::open_those(&[&RARE], &host, &options);
+        assert_eq!(runner.unavailable()[0].1.to_string(), "switched off by sources.rare");
+        let runner = Runner::open_those(&[&RARE, &APART], &host, &Options::default());
+        assert!(runner.batches().is_empty() && runner.unavailable().is_empty());
     }
 }

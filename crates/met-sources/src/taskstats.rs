@@ -13,7 +13,7 @@ use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::netlink::{self, Datagrams, Socket};
 use met_host::{Host, Targets, TaskRole, TaskTarget};
 
-use crate::{Opened, Options, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 use record::Record;
 
 columns! { COLUMNS:
@@ -39,6 +39,7 @@ pub static TABLE: Table = Table {
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "taskstats",
     help: "delays and context switches of a job's processes, and exact records of those that end",
+    pace: Pace::Tick,
     tables: &[&TABLE],
     open,
 };

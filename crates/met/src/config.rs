@@ -1,6 +1,7 @@
 //! The configuration: one YAML file, every key optional.
 
 mod keys;
+mod sources;
 mod tree;
 
 use std::ffi::OsString;
@@ -21,6 +22,7 @@ pub struct Config {
     pub gpu: Gpu,
     pub schedulers: Schedulers,
     pub perf: Perf,
+    pub sources: sources::Sources,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -188,6 +190,7 @@ impl Default for Config {
                 path: None,
             },
             perf: Perf::default(),
+            sources: sources::Sources::default(),
             nvidia: Collector::default(),
         }
     }
@@ -229,7 +232,7 @@ impl Config {
                 ));
             }
         }
-        text
+        text + &sources::reference()
     }
 }
 
@@ -431,7 +434,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, perf, schedulers, system, cpuCollector, nvidiaCollector, state"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, perf, schedulers, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(

@@ -17,6 +17,7 @@ use met_core::gpu_use;
 use met_core::job::QualityKind::{Estimated, LowerBound, Measured, Sampled as SampledKind};
 use met_core::job::{EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
 use met_core::job_table::*;
+use met_core::node::{Freshness, NodeRow, NodeRows};
 use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
@@ -39,6 +40,7 @@ const SLOW_EVERY: u64 = 10;
 const FEW_TARGETS: usize = 32;
 /// What counts for a job that is read once; its cards are followed or not known.
 const COUNTERS: &[&str] = &["cgroup", "process"];
+const OF_NETWORK: [usize; 2] = [NETWORK_RECEIVED, NETWORK_SENT];
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
 /// Ticks may be late by as much before the cards' figures have a gap.
@@ -62,6 +64,7 @@ pub struct Sampler {
     members: Members,
     refreshed_ns: i64,
     runner: Runner,
+    node: NodeRows,
     targets: Targets,
     map: JobMap,
     fold: Fold,
@@ -234,13 +237,24 @@ impl Sampler {
 
     /// One that waits for slow sources before its first tick: for a single look.
     pub fn patient(host: Host, interval: Duration, config: &Config, patience: Duration) -> Sampler {
+        Sampler::with(host, interval, config, &options(config, patience))
+    }
+
+    /// One that watches the machine, too.
+    pub fn of_node(host: Host, interval: Duration, config: &Config) -> Sampler {
+        let options = Options { node: true, ..options(config, Duration::ZERO) };
+        Sampler::with(host, interval, config, &options)
+    }
+
+    pub fn with(host: Host, interval: Duration, config: &Config, options: &Options) -> Sampler {
         let interval_ns = interval.as_nanos() as i64;
         let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
         let mut cards = Cards::default();
         cards.set_idle_rules(config.gpu.idle_power.clone());
         cards.set_gap(interval_ns * 3 + CARD_GAP_NS);
         Sampler {
-            runner: Runner::open(&host, &options(config, patience)),
+            runner: Runner::open(&host, options),
+            node: NodeRows::default(),
             host,
             interval_ns,
             membership_every_ns: membership,
@@ -442,6 +456,7 @@ impl Sampler {
         self.follow_own();
         self.follow_events();
         self.follow_cards(now_ns);
+        self.follow_node(now_ns);
         for (row, cells) in self.out.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
@@ -614,8 +629,29 @@ impl Sampler {
         }
     }
 
+    fn follow_node(&mut self, now_ns: i64) {
+        for source in self.runner.node() {
+            // What a tick reads is as old as the last tick, however short its own period.
+            let period_ns = source.period_ns.max(self.interval_ns);
+            for batch in source.batches {
+                self.node.take(source.name, batch, source.labels, period_ns);
+            }
+        }
+        self.node.forget_old(now_ns);
+    }
+
+    /// What is known of the machine at this moment, and how fresh it is.
+    pub fn node_rows(&self) -> impl Iterator<Item = (&NodeRow, Freshness)> {
+        self.node.known(clock::boottime_ns())
+    }
+
+    /// Waits for what slow sources are reading.
+    pub fn wait(&mut self, patience: Duration) {
+        self.runner.wait(patience);
+    }
+
     /// Looks at once, whenever the next tick is.
-    pub fn look_at_cards(&mut self) {
+    pub fn look(&mut self) {
         self.tick(clock::boottime_ns(), true);
     }
 
@@ -655,6 +691,10 @@ impl Sampler {
 
     /// What each source has cost so far.
     pub fn costs(&self) -> Vec<Cost> {
+        let period_of = |part: u32| {
+            let name = SOURCES.get(part as usize).map(|spec| spec.name);
+            self.runner.periods().find(|(spec, _)| Some(spec.name) == name).and_then(|(_, period)| period)
+        };
         let cost = |(row, cells): (met_core::Row, &[i64])| {
             let source = SOURCES.get(row.part as usize).map_or("?", |spec| spec.name);
             // Exit records are heard by a thread of their own, and entered at ticks.
@@ -667,7 +707,9 @@ impl Sampler {
                 read_ns: cells[self_cost::READ_CPU] + entered_ns,
                 background_ns: cells[self_cost::BACKGROUND_CPU] + heard_ns,
                 errors: cells[self_cost::ERRORS],
+                readings: cells[self_cost::READINGS],
                 rows: cells[self_cost::ROWS],
+                period: period_of(row.part),
             }
         };
         self.runner.costs().rows().map(cost).collect()
@@ -686,7 +728,10 @@ pub struct Cost {
     /// By its own threads.
     pub background_ns: i64,
     pub errors: i64,
+    pub readings: i64,
     pub rows: i64,
+    /// `None`: it is read at every tick.
+    pub period: Option<Duration>,
 }
 
 /// Figures of a job that still runs.
@@ -722,6 +767,10 @@ fn totals(running: &Running, profile: Profile) -> Totals {
     let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
     for (column, value) in running.counters(profile.attached) {
         totals.set(column, value, SampledKind, counters);
+    }
+    // A network may be older than the job: what it did since it was first looked at is the job's at least.
+    for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
+        totals.set(column, value, LowerBound, "/proc/PID/net/dev");
     }
     if let Some(peak) = running.maximum(MEMORY_NEEDED) {
         match profile.counts_memory {
@@ -784,7 +833,7 @@ pub fn options(config: &Config, patience: Duration) -> Options {
         nvml_library: config.gpu.nvml.clone(),
         events: config.perf.events.clone(),
         patience,
-        ..Options::default()
+        ..config.sources.options()
     }
 }
 

@@ -70,7 +70,7 @@ impl Drop for Sleeper {
 fn look_until(sampler: &mut Sampler, enough: impl Fn(&Live) -> bool) -> Live {
     let begin = Instant::now();
     loop {
-        sampler.look_at_cards();
+        sampler.look();
         let live = sampler.live().remove(0).1;
         if enough(&live) {
             return live;
@@ -133,7 +133,7 @@ fn energy_that_was_charged_stays_when_the_library_is_gone() {
     let mut second = Sleeper::sampler_with(&host, job.folder.path().join("away.so"));
     let slot = second.add(&record).unwrap();
     second.recall(slot, &course);
-    second.look_at_cards();
+    second.look();
     let sampled = second.remove(slot).unwrap();
     let figure = sampled.totals.figure(GPU_ENERGY).unwrap();
     assert_eq!((figure.value, figure.kind), (energy_uj(&before), LowerBound));

@@ -43,7 +43,7 @@ pub struct Sampling {
 impl Sampling {
     pub fn start(host: Host, config: &Config) -> io::Result<Sampling> {
         let (orders, receiver) = mpsc::channel();
-        let mut sampler = Sampler::new(host, config.sampling.interval, config);
+        let mut sampler = Sampler::of_node(host, config.sampling.interval, config);
         let thread = std::thread::Builder::new()
             .name("sampler".to_owned())
             .spawn(move || work(&mut sampler, &receiver))?;

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod gpu_tests;
 pub mod gpus;
+pub mod node;
 pub mod plot;
 pub mod ps;
 pub mod report;

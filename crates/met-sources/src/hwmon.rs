@@ -1,0 +1,169 @@
+//! Sensors of the board: power, energy and temperature of whatever has a driver for them.
+
+use std::time::Duration;
+
+use met_core::table::{MICRO, MILLI};
+use met_core::{Across, Batch, Column, Subject, Table, Unit, columns};
+use met_host::{Host, Targets};
+
+use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
+
+columns! { COLUMNS:
+    POWER = Column::gauge("power", Unit::Watts, MICRO, "power drawn, the mean where the sensor has one"),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the sensor was started"),
+    TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature").across(Across::Max),
+    TEMPERATURE_CRITICAL = Column::gauge("temperature_critical", Unit::Celsius, MILLI, "temperature at which the part is in danger").across(Across::Max),
+}
+
+static TABLE: Table = Table {
+    name: "hwmon",
+    subject: "a sensor of power, energy or temperature",
+    labels: &["chip", "sensor", "name"],
+    columns: COLUMNS,
+};
+
+pub(crate) static SPEC: SourceSpec = SourceSpec {
+    name: "hwmon",
+    help: "power, energy and temperature sensors of the board",
+    // Some are at the end of a slow bus, some make a disk answer.
+    pace: Pace::Apart(Duration::from_secs(5)),
+    tables: &[&TABLE],
+    open,
+};
+
+const FOLDER: &str = "/sys/class/hwmon";
+const SENSORS_MAX: usize = 512;
+/// Cards have a source of their own.
+const CARDS: [&str; 4] = ["amdgpu", "i915", "xe", "nouveau"];
+
+struct Hwmon {
+    host: Host,
+    /// The files of each sensor and the columns they fill.
+    sensors: Vec<Vec<(String, usize)>>,
+    labels: Vec<Vec<String>>,
+    buffer: Vec<u8>,
+}
+
+fn open(host: &Host, _: &Options) -> Opened {
+    let (mut sensors, mut labels, mut buffer) = (Vec::new(), Vec::new(), Vec::new());
+    for chip in sysfs::names(host, FOLDER) {
+        let path = |file: &str| format!("{FOLDER}/{chip}/{file}");
+        let name = sysfs::text(host, &path("name"), &mut buffer).unwrap_or_else(|| chip.clone());
+        if CARDS.contains(&name.as_str()) {
+            continue;
+        }
+        for (sensor, files) in sensors_of(&sysfs::names(host, &path(""))) {
+            if sensors.len() == SENSORS_MAX {
+                break;
+            }
+            let named = sysfs::text(host, &path(&format!("{sensor}_label")), &mut buffer);
+            labels.push(vec![
+                name.clone(),
+                format!("{chip}/{sensor}"),
+                named.unwrap_or_else(|| sensor.clone()),
+            ]);
+            sensors.push(files.into_iter().map(|(file, column)| (path(&file), column)).collect());
+        }
+    }
+    match sensors.is_empty() {
+        true => Err(Unavailable::Absent("no sensor has a driver".to_owned())),
+        false => Ok(Box::new(Hwmon { host: host.clone(), sensors, labels, buffer })),
+    }
+}
+
+/// The sensors of a chip by the names of its files, each with the files that are read.
+fn sensors_of(files: &[String]) -> Vec<(String, Vec<(String, usize)>)> {
+    let mut found: Vec<(String, Vec<(String, usize)>)> = Vec::new();
+    for file in files {
+        let Some((sensor, what)) = file.split_once('_') else { continue };
+        let column = match (sensor.trim_end_matches(|c: char| c.is_ascii_digit()), what) {
+            // A mean over a while says more than a moment.
+            ("power", "average") => POWER,
+            ("power", "input") if !files.contains(&format!("{sensor}_average")) => POWER,
+            ("energy", "input") => ENERGY,
+            ("temp", "input") => TEMPERATURE,
+            ("temp", "crit") => TEMPERATURE_CRITICAL,
+            _ => continue,
+        };
+        match found.iter_mut().find(|(known, _)| known == sensor) {
+            Some((_, known)) => known.push((file.clone(), column)),
+            None => found.push((sensor.to_owned(), vec![(file.clone(), column)])),
+        }
+    }
+    // A limit without a reading is no sensor.
+    found.retain(|(_, files)| files.iter().any(|(_, column)| *column != TEMPERATURE_CRITICAL));
+    found
+}
+
+impl Source for Hwmon {
+    fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+        let [batch] = out else { return Ok(()) };
+        let mut first_error = None;
+        for (part, files) in (0..).zip(&self.sensors) {
+            let cells = batch.push_part(Subject::Node, part);
+            for (path, column) in files {
+                match sysfs::cell(&self.host, path, &mut self.buffer) {
+                    Ok(cell) => cells[*column] = cell,
+                    // A sensor without its device (an empty slot) refuses to be read, and the others do not.
+                    Err(error) => {
+                        first_error.get_or_insert(ReadError::Retry { path: path.clone(), error });
+                    }
+                }
+            }
+            if cells.iter().all(|&cell| cell == met_core::MISSING) {
+                batch.pop();
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    fn labels(&self) -> &[Vec<String>] {
+        &self.labels
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{Machine, SLOW};
+    use expect_test::expect;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sensors_of_power_energy_and_temperature_are_rows_and_cards_are_not() {
+        let machine = Machine::new(include_str!("../../../fixtures/hosts/sensors.txt"));
+        expect![[r#"
+            Node coretemp hwmon0/temp1 Package id 0
+              temperature 46000
+              temperature_critical 100000
+            Node coretemp hwmon0/temp2 Core 0
+              temperature 44000
+            Node power_meter hwmon1/power1 power1
+              power 231000000
+            Node amd_energy hwmon2/energy1 Esocket0
+              energy 123456789
+            Node ina226 hwmon10/power1 power1
+              power 12500000
+        "#]]
+        .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn a_sensor_that_says_nonsense_has_no_row() {
+        let machine = Machine::new(
+            "-- proc/stat --\n-- sys/class/hwmon/hwmon0/temp1_input --\nhot\n-- sys/class/hwmon/hwmon0/temp2_input --\n-5000\n",
+        );
+        expect![[r#"
+            Node hwmon0 hwmon0/temp2 temp2
+              temperature -5000
+        "#]]
+        .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    proptest! {
+        #[test]
+        fn any_names_are_sensors_or_none(names in prop::collection::vec("[a-z0-9_]{0,12}", 0..20)) {
+            prop_assert!(sensors_of(&names).iter().all(|(_, files)| !files.is_empty()));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The board's controller (BMC) by IPMI: power by DCMI, and its sensors of power and temperature.
+//!
+//! Asked through the kernel's device, or by a program that the operator chose. Either may take seconds.
+
+mod bmc;
+mod sdr;
+
+use std::io;
+use std::time::Duration;
+
+use met_core::table::MILLI;
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_host::{Host, Targets, parse};
+
+use self::bmc::{Ask, Device};
+use self::sdr::{Quantity, Sensor};
+use crate::command;
+use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
+
+columns! { COLUMNS:
+    POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn now"),
+    POWER_AVERAGE = Column::gauge("power_average", Unit::Watts, MILLI, "mean power over the controller's own period"),
+    POWER_MIN = Column::gauge("power_min", Unit::Watts, MILLI, "lowest power in that period").across(Across::Max),
+    POWER_MAX = Column::gauge("power_max", Unit::Watts, MILLI, "highest power in that period").across(Across::Max),
+    TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature").across(Across::Max),
+}
+
+static TABLE: Table = Table {
+    name: "ipmi",
+    subject: "a meter of the board's controller: `node` is the whole machine, others are its sensors",
+    labels: &["sensor"],
+    columns: COLUMNS,
+};
+
+pub(crate) static SPEC: SourceSpec = SourceSpec {
+    name: "ipmi",
+    help: "power of the node and temperatures, by the board's controller",
+    pace: Pace::Apart(Duration::from_secs(10)),
+    tables: &[&TABLE],
+    open,
+};
+
+const DEVICES: [&str; 3] = ["/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0"];
+const NEED: &str = "root, or: sources.ipmi.command with a program that may ask";
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+
+fn open(host: &Host, options: &Options) -> Opened {
+    let labels = vec![vec!["node".to_owned()]];
+    if !options.ipmi_command.is_empty() {
+        return Ok(Box::new(Program { words: options.ipmi_command.clone(), labels }));
+    }
+    let Some(path) = DEVICES.iter().find(|path| sysfs::exists(host, path)) else {
+        return Err(Unavailable::Absent("no IPMI device".to_owned()));
+    };
+    match Device::open(&host.root().join(path.trim_start_matches('/'))) {
+        Ok(device) => Ok(Box::new(Controller { ask: Box::new(device), dcmi: true, sensors: None, labels })),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(Unavailable::Denied { path: (*path).to_owned(), need: NEED })
+        }
+        Err(error) => Err(Unavailable::Absent(format!("{path}: {error}"))),
+    }
+}
+
+/// Asked by the kernel's device.
+struct Controller {
+    ask: Box<dyn Ask>,
+    /// Until it said that it does not know DCMI.
+    dcmi: bool,
+    /// Found at the first reading, which takes long.
+    sensors: Option<Vec<Sensor>>,
+    labels: Vec<Vec<String>>,
+}
+
+impl Source for Controller {
+    fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+        let [batch] = out else { return Ok(()) };
+        let retry = |error| ReadError::Retry { path: "IPMI".to_owned(), error };
+        if self.dcmi {
+            let reply = self
+                .ask
+                .ask(bmc::GROUP_EXTENSION, bmc::POWER_READING, &[bmc::DCMI, 1, 0, 0])
+                .map_err(retry)?;
+            match power_reading(&reply) {
+                Ok(Some(power)) => power.fill(batch.push_part(Subject::Node, 0)),
+                // It knows DCMI and does not measure now: a gap.
+                Ok(None) => {}
+                Err(NotDcmi) => self.dcmi = false,
+            }
+        }
+        if self.sensors.is_none() {
+            let found = sdr::sensors(self.ask.as_mut()).map_err(retry)?;
+            self.labels.extend(found.iter().map(|sensor| vec![sensor.name.clone()]));
+            self.sensors = Some(found);
+        }
+        let mut first_error = None;
+        for (part, sensor) in (1..).zip(self.sensors.iter().flatten()) {
+            let column = if sensor.quantity == Quantity::Watts { POWER } else { TEMPERATURE };
+            match self.ask.ask(bmc::SENSOR_EVENT, bmc::SENSOR_READING, &[sensor.number]) {
+                Ok(reply) => {
+                    if let Some(value) = sensor.value(&reply) {
+                        batch.push_part(Subject::Node, part)[column] = value;
+                    }
+                }
+                Err(error) => drop(first_error.get_or_insert(retry(error))),
+            }
+        }
+        if !self.dcmi && self.sensors.as_ref().is_some_and(Vec::is_empty) {
+            return Err(ReadError::Gone);
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    fn labels(&self) -> &[Vec<String>] {
+        &self.labels
+    }
+}
+
+/// Asked by a program.
+struct Program {
+    words: Vec<String>,
+    labels: Vec<Vec<String>>,
+}
+
+impl Source for Program {
+    fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+        let [batch] = out else { return Ok(()) };
+        let retry = |error| ReadError::Retry { path: self.words.join(" "), error };
+        let output = command::output_of(&self.words, COMMAND_TIMEOUT).map_err(retry)?;
+        let power = printed_power(&output);
+        if power == Power::UNKNOWN {
+            return Err(retry(io::Error::other("it printed no power in watts")));
+        }
+        power.fill(batch.push_part(Subject::Node, 0));
+        Ok(())
+    }
+
+    fn labels(&self) -> &[Vec<String>] {
+        &self.labels
+    }
+}
+
+/// In milliwatts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Power {
+    now: i64,
+    average: i64,
+    min: i64,
+    max: i64,
+}
+
+impl Power {
+    const UNKNOWN: Power = Power { now: MISSING, average: MISSING, min: MISSING, max: MISSING };
+
+    fn fill(self, cells: &mut [i64]) {
+        cells[POWER] = self.now;
+        cells[POWER_AVERAGE] = self.average;
+        cells[POWER_MIN] = self.min;
+        cells[POWER_MAX] = self.max;
+    }
+}
+
+/// The controller does not know the question.
+#[derive(Debug, PartialEq, Eq)]
+struct NotDcmi;
+
+/// The reply to Get Power Reading: completion code, group, four powers in watts, a time stamp, the period in
+/// milliseconds, and whether it measures at all.
+fn power_reading(reply: &[u8]) -> Result<Option<Power>, NotDcmi> {
+    match reply.first() {
+        Some(0) => {}
+        // Busy, or not at this moment: it may answer the next time.
+        Some(0xc0 | 0xc3 | 0xd5 | 0xff) => return Ok(None),
+        _ => return Err(NotDcmi),
+    }
+    const LENGTH_BYTES: usize = 19;
+    const MEASURES: u8 = 0x40;
+    let Some(reply) = reply.first_chunk::<LENGTH_BYTES>().filter(|reply| reply[1] == bmc::DCMI) else {
+        return Err(NotDcmi);
+    };
+    let watts = |index: usize| i64::from(u16::from_le_bytes([reply[index], reply[index + 1]])) * 1000;
+    let state = reply[LENGTH_BYTES - 1];
+    // A machine that runs draws power: 0 is a controller without a meter.
+    let power = Power { now: watts(2), min: watts(4), max: watts(6), average: watts(8) };
+    Ok((state & MEASURES != 0 && power.now > 0).then_some(power))
+}
+
+/// What ipmi-dcmi, ipmitool, ipmi-oem and scripts print: lines of `Current Power : 220 Watts`, or a number.
+fn printed_power(text: &[u8]) -> Power {
+    let mut power = Power::UNKNOWN;
+    for line in parse::lines(text).take(1000) {
+        let text = String::from_utf8_lossy(line).to_ascii_lowercase();
+        let (key, value) = text.rsplit_once([':', '|', '=']).unwrap_or(("", &text));
+        let mut words = value.split_whitespace();
+        let Some(number) = words.next() else { continue };
+        let (number, glued) = number.split_at(number.trim_end_matches(char::is_alphabetic).len());
+        let unit = if glued.is_empty() { words.next().unwrap_or("") } else { glued };
+        // A bare number is one in watts if it is alone on its line.
+        let in_watts = matches!(unit, "w" | "watt" | "watts") || unit.is_empty() && key.is_empty();
+        let milliwatts = crate::node::decimal(number.as_bytes(), 3);
+        if !in_watts || milliwatts < 0 {
+            continue;
+        }
+        let slot = if key.contains("average") {
+            &mut power.average
+        } else if key.contains("minimum") || key.contains("lowest") {
+            &mut power.min
+        } else if key.contains("maximum") || key.contains("peak") || key.contains("highest") {
+            &mut power.max
+        } else {
+            &mut power.now
+        };
+        // Of several lines the first is the one for the whole.
+        *slot = if *slot == MISSING { milliwatts } else { *slot };
+    }
+    power
+}
+
+#[cfg(test)]
+#[path = "ipmi/tests.rs"]
+mod tests;

@@ -1,0 +1,231 @@
+//! Redfish: the power of the chassis from its controller, over HTTPS.
+//!
+//! Only where the operator gave an address and a file of credentials. These go to that address alone:
+//! redirections are not followed, and plain HTTP is refused except to this machine itself.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use met_core::table::{MICRO, MILLI};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_host::{Host, Targets};
+use serde_json::Value;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+
+use crate::parts::Parts;
+use crate::{Opened, Options, Pace, ReadError, Redfish, Source, SourceSpec, TickInfo, Unavailable};
+
+columns! { COLUMNS:
+    POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn"),
+    POWER_AVERAGE = Column::gauge("power_average", Unit::Watts, MILLI, "mean power over the controller's own period"),
+    POWER_MIN = Column::gauge("power_min", Unit::Watts, MILLI, "lowest power in that period").across(Across::Max),
+    POWER_MAX = Column::gauge("power_max", Unit::Watts, MILLI, "highest power in that period").across(Across::Max),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the controller began to count"),
+}
+
+static TABLE: Table = Table {
+    name: "redfish",
+    subject: "a power meter of a chassis",
+    labels: &["chassis", "meter"],
+    columns: COLUMNS,
+};
+
+pub(crate) static SPEC: SourceSpec = SourceSpec {
+    name: "redfish",
+    help: "power of the chassis, by its controller over HTTPS",
+    pace: Pace::Apart(Duration::from_secs(10)),
+    tables: &[&TABLE],
+    open,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const BODY_MAX_BYTES: u64 = 1 << 20;
+const CHASSIS_MAX: usize = 32;
+const METERS_MAX: usize = 32;
+const NEED: &str = "to be there and to be closed to others: chmod 600";
+
+struct Chassis {
+    agent: ureq::Agent,
+    url: String,
+    authorization: String,
+    /// Their paths, found at the first reading.
+    paths: Vec<String>,
+    parts: Parts,
+}
+
+fn open(host: &Host, options: &Options) -> Opened {
+    let Some(redfish) = &options.redfish else {
+        return Err(Unavailable::Absent("no address of a controller: sources.redfish.url".to_owned()));
+    };
+    let url = redfish.url.trim_end_matches('/').to_owned();
+    if !is_safe(&url) {
+        return Err(Unavailable::Absent(format!(
+            "{url} is not https: the password would be sent for all to see"
+        )));
+    }
+    let authorization = authorization(host, &redfish.credentials)?;
+    let agent = agent(host, redfish)?;
+    Ok(Box::new(Chassis { agent, url, authorization, paths: Vec::new(), parts: Parts::default() }))
+}
+
+fn is_safe(url: &str) -> bool {
+    // A password in the address would be shown with it.
+    if url.contains('@') {
+        return false;
+    }
+    let host = |rest: &str| rest.split(['/', ':']).next().unwrap_or("").to_owned();
+    url.starts_with("https://")
+        || url.strip_prefix("http://").is_some_and(|rest| ["127.0.0.1", "localhost"].contains(&&*host(rest)))
+}
+
+/// The file belongs to who may read it, and holds `user:password`.
+fn authorization(host: &Host, path: &Path) -> Result<String, Unavailable> {
+    let denied = || Unavailable::Denied { path: path.display().to_string(), need: NEED };
+    let below_root = host.root().join(path.strip_prefix("/").unwrap_or(path));
+    let mode = rustix::fs::stat(&below_root).map_err(|_| denied())?.st_mode;
+    if mode & 0o077 != 0 {
+        return Err(denied());
+    }
+    let mut text = Vec::new();
+    host.read_small(path, &mut text).map_err(|_| denied())?;
+    let line = text.trim_ascii();
+    if !line.contains(&b':') || line.contains(&b'\n') {
+        return Err(Unavailable::Absent(format!("{}: one line of user:password is needed", path.display())));
+    }
+    Ok(format!("Basic {}", base64(line)))
+}
+
+fn agent(host: &Host, redfish: &Redfish) -> Result<ureq::Agent, Unavailable> {
+    let mut tls = TlsConfig::builder().disable_verification(!redfish.verify);
+    if let Some(path) = &redfish.certificate {
+        let refuse = |why: &dyn std::fmt::Display| Unavailable::Absent(format!("{}: {why}", path.display()));
+        let mut pem = Vec::new();
+        host.read_small(path, &mut pem).map_err(|error| refuse(&error))?;
+        let certificate = Certificate::from_pem(&pem).map_err(|error| refuse(&error))?;
+        tls = tls.root_certs(RootCerts::Specific(Arc::new(vec![certificate])));
+    }
+    let config = ureq::Agent::config_builder()
+        .timeout_global(Some(TIMEOUT))
+        .max_redirects(0)
+        .http_status_as_error(false)
+        .proxy(None)
+        .tls_config(tls.build());
+    Ok(config.build().new_agent())
+}
+
+impl Source for Chassis {
+    fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+        let [batch] = out else { return Ok(()) };
+        if self.paths.is_empty() {
+            let list = self.get("/redfish/v1/Chassis")?;
+            self.paths = members(&list);
+        }
+        for path in self.paths.clone() {
+            let mut found = Vec::new();
+            // Older controllers have the first, newer ones the second.
+            for name in ["Power", "EnvironmentMetrics"] {
+                match self.get(&format!("{path}/{name}")) {
+                    Ok(reply) => found = meters(&reply),
+                    Err(ReadError::Retry { error, .. }) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
+                if !found.is_empty() {
+                    break;
+                }
+            }
+            let chassis = path.rsplit('/').next().unwrap_or("").to_owned();
+            for (name, cells) in found {
+                let labels = || vec![chassis.clone(), name.clone()];
+                if let Some(part) = self.parts.of(format!("{path}\n{name}").as_bytes(), labels) {
+                    batch.push_part(Subject::Node, part).copy_from_slice(&cells);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn labels(&self) -> &[Vec<String>] {
+        self.parts.labels()
+    }
+}
+
+impl Chassis {
+    fn get(&self, path: &str) -> Result<Value, ReadError> {
+        let url = format!("{}{path}", self.url);
+        let retry = |error: io::Error| ReadError::Retry { path: url.clone(), error };
+        let other = |error: ureq::Error| retry(io::Error::other(error.to_string()));
+        let request = self.agent.get(&url).header("Authorization", &self.authorization);
+        let mut response = request.header("Accept", "application/json").call().map_err(other)?;
+        match response.status().as_u16() {
+            200 => {}
+            404 => return Err(retry(io::ErrorKind::NotFound.into())),
+            status => return Err(retry(io::Error::other(format!("the controller answered {status}")))),
+        }
+        let body = response.body_mut().with_config().limit(BODY_MAX_BYTES).read_to_vec().map_err(other)?;
+        serde_json::from_slice(&body).map_err(|_| retry(io::Error::other("the answer is no JSON")))
+    }
+}
+
+/// The chassis that a controller lists. A path that leads elsewhere is left out.
+fn members(list: &Value) -> Vec<String> {
+    let listed = list["Members"].as_array().into_iter().flatten();
+    let paths = listed.filter_map(|member| member["@odata.id"].as_str());
+    let is_path =
+        |path: &&str| path.starts_with("/redfish/") && path.bytes().all(|byte| byte.is_ascii_graphic());
+    let paths = paths.map(|path| path.trim_end_matches('/')).filter(is_path);
+    paths.take(CHASSIS_MAX).map(str::to_owned).collect()
+}
+
+/// The meters of a chassis and their cells, from its Power or its EnvironmentMetrics.
+fn meters(reply: &Value) -> Vec<(String, Vec<i64>)> {
+    let mut found = Vec::new();
+    for (index, control) in
+        reply["PowerControl"].as_array().into_iter().flatten().take(METERS_MAX).enumerate()
+    {
+        let mut cells = vec![MISSING; COLUMNS.len()];
+        let metrics = &control["PowerMetrics"];
+        cells[POWER] = thousandths(&control["PowerConsumedWatts"]);
+        cells[POWER_AVERAGE] = thousandths(&metrics["AverageConsumedWatts"]);
+        cells[POWER_MIN] = thousandths(&metrics["MinConsumedWatts"]);
+        cells[POWER_MAX] = thousandths(&metrics["MaxConsumedWatts"]);
+        let name = control["Name"].as_str().map_or_else(|| index.to_string(), str::to_owned);
+        found.push((name, cells));
+    }
+    if found.is_empty() {
+        let mut cells = vec![MISSING; COLUMNS.len()];
+        cells[POWER] = thousandths(&reply["PowerWatts"]["Reading"]);
+        cells[ENERGY] = scaled(&reply["EnergykWh"]["Reading"], 3.6e12);
+        found.push(("EnvironmentMetrics".to_owned(), cells));
+    }
+    found.retain(|(_, cells)| cells.iter().any(|&cell| cell != MISSING));
+    found
+}
+
+fn thousandths(value: &Value) -> i64 {
+    scaled(value, 1000.0)
+}
+
+fn scaled(value: &Value, factor: f64) -> i64 {
+    let scaled = value.as_f64().map(|value| (value * factor).round());
+    scaled.filter(|value| (0.0..9e18).contains(value)).map_or(MISSING, |value| value as i64)
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let byte = |index: usize| u32::from(group.get(index).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for place in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * place) & 63) as usize];
+            text.push(if place <= group.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "redfish/tests.rs"]
+mod tests;

@@ -1,0 +1,189 @@
+use super::*;
+use crate::fixture::{Machine, SLOW};
+use expect_test::expect;
+use proptest::prelude::*;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+
+const CERTIFICATE: &str = include_str!("../../../../fixtures/redfish/certificate.pem");
+const KEY: &[u8] = include_bytes!("../../../../fixtures/redfish/key.pem");
+
+/// A controller with two chassis: one that speaks as older ones do, one as newer ones, and one without meters.
+fn answer(path: &str) -> (u16, &'static str) {
+    match path {
+        "/redfish/v1/Chassis" => (
+            200,
+            r#"{"Members":[{"@odata.id":"/redfish/v1/Chassis/1"},{"@odata.id":"/redfish/v1/Chassis/Blade2/"},
+                {"@odata.id":"https://elsewhere/redfish/v1/Chassis/3"},{"@odata.id":7},{"@odata.id":"/redfish/v1/Chassis/4"}]}"#,
+        ),
+        "/redfish/v1/Chassis/1/Power" => (
+            200,
+            r#"{"PowerControl":[{"Name":"System Power Control","PowerConsumedWatts":344.5,
+                "PowerMetrics":{"IntervalInMin":1,"MinConsumedWatts":271,"MaxConsumedWatts":489,"AverageConsumedWatts":319}},
+                {"PowerConsumedWatts":null}]}"#,
+        ),
+        "/redfish/v1/Chassis/Blade2/EnvironmentMetrics" => {
+            (200, r#"{"PowerWatts":{"Reading":374.125},"EnergykWh":{"Reading":325675.5}}"#)
+        }
+        "/redfish/v1/Chassis/4/Power" => (200, "{}"),
+        _ => (404, "{}"),
+    }
+}
+
+/// Answers one question on a connection, if it comes with the right password.
+fn serve(stream: &mut (impl Read + Write)) {
+    let mut reader = BufReader::new(&mut *stream);
+    let (mut line, mut authorized, mut path) = (String::new(), false, String::new());
+    while reader.read_line(&mut line).is_ok_and(|count| count > 2) {
+        if let Some(rest) = line.strip_prefix("GET ") {
+            path = rest.split(' ').next().unwrap_or("").to_owned();
+        }
+        authorized |= line.trim().eq_ignore_ascii_case("authorization: Basic b3BlcmF0b3I6czNjcmV0");
+        line.clear();
+    }
+    let (status, body) = if authorized { answer(&path) } else { (401, "no") };
+    let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    let _ = stream.write_all((head + body).as_bytes());
+    let _ = stream.flush();
+}
+
+/// A server that lives as long as the test, and its address.
+fn server(tls: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![CertificateDer::from_pem_slice(CERTIFICATE.as_bytes()).unwrap()],
+            PrivateKeyDer::from_pem_slice(KEY).unwrap(),
+        )
+        .unwrap();
+    let config = Arc::new(config);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (mut stream, config) = (stream, Arc::clone(&config));
+            if tls {
+                let connection = rustls::ServerConnection::new(config).unwrap();
+                serve(&mut rustls::StreamOwned::new(connection, stream));
+            } else {
+                serve(&mut stream);
+            }
+        }
+    });
+    format!("{}://127.0.0.1:{port}", if tls { "https" } else { "http" })
+}
+
+fn machine(credentials: &str, mode: u32) -> Machine {
+    use std::os::unix::fs::PermissionsExt;
+    let machine = Machine::new(&format!(
+        "-- proc/stat --\n-- etc/met/redfish --\n{credentials}\n-- etc/met/certificate.pem --\n{CERTIFICATE}"
+    ));
+    let path = machine.path("/etc/met/redfish");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    machine
+}
+
+fn options(url: &str) -> Options {
+    let redfish = Redfish {
+        url: url.to_owned(),
+        credentials: "/etc/met/redfish".into(),
+        certificate: Some("/etc/met/certificate.pem".into()),
+        verify: true,
+    };
+    Options { redfish: Some(redfish), ..Options::default() }
+}
+
+fn check(text: &str) {
+    expect![[r#"
+        Node 1 System Power Control
+          power 344500
+          power_average 319000
+          power_min 271000
+          power_max 489000
+        Node Blade2 EnvironmentMetrics
+          power 374125
+          energy 1172431800000000000
+    "#]]
+    .assert_eq(text);
+}
+
+#[test]
+fn the_power_of_every_chassis_is_read_over_https() {
+    let machine = machine("operator:s3cret", 0o600);
+    check(&machine.read_with(&SPEC, SLOW, &options(&server(true))));
+}
+
+#[test]
+fn a_certificate_that_nobody_vouches_for_is_refused_unless_told_otherwise() {
+    let machine = machine("operator:s3cret", 0o600);
+    let mut options = options(&server(true));
+    options.redfish.as_mut().unwrap().certificate = None;
+    let text = machine.read_with(&SPEC, SLOW, &options);
+    assert!(text.starts_with("error: https://127.0.0.1:"), "{text}");
+    options.redfish.as_mut().unwrap().verify = false;
+    check(&machine.read_with(&SPEC, SLOW, &options));
+}
+
+#[test]
+fn a_wrong_password_is_an_error_and_no_row() {
+    let machine = machine("operator:guess", 0o600);
+    let url = server(false);
+    let text = machine.read_with(&SPEC, SLOW, &options(&url));
+    assert_eq!(text, format!("error: {url}/redfish/v1/Chassis: the controller answered 401\n"));
+}
+
+#[test]
+fn a_password_that_others_can_read_or_that_would_be_sent_openly_is_not_used() {
+    let refused = |machine: &Machine, url: &str| open(&machine.host, &options(url)).err();
+    let open_to_all = refused(&machine("operator:s3cret", 0o644), "https://bmc");
+    assert_eq!(open_to_all, Some(Unavailable::Denied { path: "/etc/met/redfish".into(), need: NEED }));
+    let closed = machine("operator:s3cret", 0o600);
+    for url in ["http://bmc", "http://localhost.evil.org", "ftp://bmc", "bmc", "https://me:pw@bmc"] {
+        assert!(matches!(refused(&closed, url), Some(Unavailable::Absent(_))), "{url}");
+    }
+    assert!(is_safe("http://127.0.0.1:8000") && is_safe("http://localhost/x") && is_safe("https://bmc"));
+    assert!(matches!(refused(&machine("nonsense", 0o600), "https://bmc"), Some(Unavailable::Absent(_))));
+}
+
+#[test]
+fn letters_of_base64_are_right() {
+    let cases = [
+        ("", ""),
+        ("f", "Zg=="),
+        ("fo", "Zm8="),
+        ("foo", "Zm9v"),
+        ("foob", "Zm9vYg=="),
+        ("\u{ff}?>", "w78/Pg=="),
+    ];
+    for (text, coded) in cases {
+        assert_eq!(base64(text.as_bytes()), coded);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_answer_has_meters_or_none(
+        number in any::<f64>(),
+        text in "\\PC{0,20}",
+        body in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let number = serde_json::json!(number);
+        let answers = [
+            serde_json::json!({"PowerControl": [{"Name": text, "PowerConsumedWatts": number}, text, {"PowerMetrics": number}]}),
+            serde_json::json!({"PowerWatts": {"Reading": number}, "EnergykWh": {"Reading": text}, "PowerControl": {}}),
+            serde_json::json!({"Members": [{"@odata.id": text}, number, {"@odata.id": format!("/redfish/{text}")}]}),
+            serde_json::from_slice(&body).unwrap_or(Value::Null),
+        ];
+        for answer in &answers {
+            for (_, cells) in meters(answer) {
+                prop_assert!(cells.iter().all(|&cell| cell == MISSING || cell >= 0));
+            }
+            prop_assert!(members(answer).iter().all(|path| path.starts_with("/redfish/")));
+        }
+    }
+}
