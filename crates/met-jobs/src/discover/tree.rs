@@ -138,7 +138,14 @@ impl Discovery {
 
     /// A directory is gone. Whoever is in the job around it is read at once: it may go next.
     pub(super) fn vanished(&mut self, parent: u32, name: &OsStr) {
-        if let Some(id) = self.nodes.get_mut(&parent).and_then(|node| node.children.remove(name)) {
+        let child = self.nodes.get(&parent).and_then(|node| self.nodes.get(node.children.get(name)?));
+        // A notice may be of an earlier one of the same name, which was gone before it could be looked at.
+        let is_there = child.is_some_and(|child| {
+            let found = self.files.look_at(child.hierarchy, &child.path);
+            found.is_ok_and(|(inode, _)| inode == child.inode)
+        });
+        if !is_there && let Some(id) = self.nodes.get_mut(&parent).and_then(|node| node.children.remove(name))
+        {
             self.removed.push(id);
         }
         self.stir_job_of(parent);
@@ -387,7 +394,10 @@ impl Discovery {
     pub(super) fn drop_node(&mut self, id: u32) -> Option<Node> {
         let node = self.nodes.remove(&id)?;
         for &watch in &node.watches {
-            if self.watched.remove(&watch).is_some() {
+            // A directory that is followed anew has the same watch.
+            let ours = [Watched::Directory(id), Watched::Events(id)];
+            if self.watched.get(&watch).is_some_and(|watched| ours.contains(watched)) {
+                self.watched.remove(&watch);
                 self.watcher.remove(watch);
             }
         }
