@@ -116,6 +116,8 @@ def a_suspended_oar_job_is_suspended_until_it_is_resumed(world):
     user = watched(world)
     job = submit(user, *world.workload("burning", "cpu", LONG_S))
     in_state(world, job, "running")
+    # Its processes are there before OAR calls it running, and only then it can be held.
+    eventually(lambda: GROUND.command("oarstat", "-s", "-j", job).endswith("Running"), "OAR says that it runs")
     GROUND.command("oarhold", "-r", job)
     in_state(world, job, "suspended")
     GROUND.command("oarresume", job)
