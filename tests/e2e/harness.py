@@ -461,6 +461,8 @@ class World:
         """Writes the configuration; the system daemon of this world is never the machine's, nor are its jobs."""
         if "jobs:" not in text:
             text += "jobs:\n  discover: false\n"
+        if "schedulers:" not in text:
+            text += "schedulers:\n  slurm: false\n  oar: false\n  pbs: false\n  lsf: false\n"
         with open(self.config, "w") as file:
             file.write(f"system:\n  runtime: {self.system_runtime}\n  state: {self.system_state}\n{text}")
 

@@ -12,7 +12,7 @@ def found(world, container):
 
 @test
 def a_container_is_a_job_with_its_name(world):
-    world.configure("sampling:\n  interval: 1s\njobs:\n  discover: true\n")
+    world.configure("sampling:\n  interval: 1s\njobs:\n  discover: true\n  plain: off\n")
     world.start_system_daemon()
     burn = "i=0; while [ $i -lt 2000000 ]; do i=$((i+1)); done; exec /bin/busybox sleep 1000"
     container = GROUND.command(
@@ -24,7 +24,7 @@ def a_container_is_a_job_with_its_name(world):
         eventually(lambda: found(world, container)["totals"].get("cpu_seconds", 0) > 0.5, "its CPU time is counted")
         equal(found(world, container)["job"]["name"], "e2e-train", "name")
         equal(record["allocated"].get("memory_bytes"), 64 << 20, "memory that it may use")
-        world.met("cancel", f"podman:{container}").refused("podman stop")
+        world.met("cancel", f"podman:{container}").refused("podman stop", code=1)
     finally:
         GROUND.command("podman", "rm", "--force", "--time", "0", container)
     record = eventually(lambda: ended(found(world, container)), "its end is seen")
