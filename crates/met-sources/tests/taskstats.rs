@@ -30,6 +30,7 @@ fn reap(pid: u32) -> (i64, i64) {
 }
 
 #[test]
+#[allow(clippy::zombie_processes, reason = "wait4 reaps it, and tells more")]
 fn a_workload_that_stands_still_reads_the_same_everywhere() {
     let host = Host::real().unwrap();
     let mut runner = Runner::open(&host, &Options { only: Some(&["taskstats"]), ..Options::default() });

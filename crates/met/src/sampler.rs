@@ -766,7 +766,13 @@ fn totals(running: &Running, profile: Profile) -> Totals {
     let mut totals = Totals::default();
     let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
     for (column, value) in running.counters(profile.attached) {
-        totals.set(column, value, SampledKind, counters);
+        let source = match column {
+            SWITCHES_VOLUNTARY | SWITCHES_INVOLUNTARY | DELAY_IO | DELAY_MEMORY => "taskstats",
+            CPU | CPU_USER | CPU_SYSTEM => counters,
+            _ if INHERITED.contains(&column) || OWN.contains(&column) => "/proc",
+            _ => counters,
+        };
+        totals.set(column, value, SampledKind, source);
     }
     // A network may be older than the job: what it did since it was first looked at is the job's at least.
     for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
