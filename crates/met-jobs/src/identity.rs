@@ -91,6 +91,9 @@ pub fn identify(host: &Host, question: &Question<'_>) -> Identity {
         identity.environment_read = true;
         break;
     }
+    if question.manager == "podman" {
+        identity.name = identity.main.and_then(|main| conmon_name(host, main, question.id)).or(identity.name);
+    }
     identity.add_limits(limits::read(host, question.cgroup), cards, question, host.facts().cpu_count);
     identity
 }
@@ -215,7 +218,10 @@ fn watchers(manager: &str) -> &'static [&'static str] {
         "lsf" => &["res", "sbatchd"],
         "condor" | "htcondor" => &["condor_starter", "condor_procd"],
         "kubernetes" => &["pause"],
-        "docker" | "podman" => &["conmon", "catatonit"],
+        // Its first process is the runtime's until it begins its own program.
+        "docker" | "podman" => {
+            &["conmon", "catatonit", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]", "runc", "crun"]
+        }
         _ => &[],
     }
 }
@@ -293,6 +299,17 @@ fn command(host: &Host, process: ProcessId) -> Vec<String> {
     // As given: how control characters are shown is up to who shows them.
     let lossy = |argument: &[u8]| String::from_utf8_lossy(argument).into_owned();
     arguments.take(ARGUMENTS_MAX).map(lossy).collect()
+}
+
+/// The name of a container is told by the program that watches over it, its parent, alone.
+fn conmon_name(host: &Host, main: ProcessId, container: &str) -> Option<String> {
+    let mut text = Vec::new();
+    host.proc_dir().read(PidPath::new(main.pid, "stat").as_path(), &mut text).ok()?;
+    let parent = host.process(parse::stat(&text)?.parent_pid).ok()?;
+    let told = command(host, parent);
+    let value = |option: &str| told.iter().skip_while(|word| *word != option).nth(1);
+    let is_its_own = told.first()?.ends_with("conmon") && value("-c")? == container;
+    value("-n").filter(|name| is_its_own && !name.is_empty()).map(|name| printable(name.as_bytes()))
 }
 
 /// How many cards are named; `all` is no number.

@@ -253,6 +253,51 @@ fn jobs_of_other_managers() {
 }
 
 #[test]
+fn the_name_of_a_podman_container_is_its_watchers_word() {
+    let cgroup = unified("/sys/fs/cgroup/libpod_parent/libpod-beef0123456789ab");
+    let question = Question {
+        manager: "podman",
+        id: "beef0123456789ab",
+        uid: None,
+        user: None,
+        cgroup: &cgroup,
+        pids: &[97, 98],
+    };
+    check(
+        OTHERS,
+        &question,
+        expect![[r#"
+        owner: 999 None
+        name: "trainer"
+        command: ["python3", "train.py"]
+        main: 98
+        start: 400
+    "#]],
+    );
+    // Before it begins its own program it is the runtime's.
+    check(
+        OTHERS,
+        &Question { pids: &[97], ..question },
+        expect![[r#"
+        start: 400
+    "#]],
+    );
+    // Another container's watcher has nothing to say.
+    let id = "beef01234567cdef";
+    let cgroup = unified("/sys/fs/cgroup/libpod_parent/libpod-beef01234567cdef");
+    check(
+        OTHERS,
+        &Question { id, cgroup: &cgroup, ..question },
+        expect![[r#"
+        owner: 999 None
+        command: ["python3", "train.py"]
+        main: 98
+        start: 400
+    "#]],
+    );
+}
+
+#[test]
 fn a_job_without_processes_or_privilege_has_what_its_cgroup_says() {
     let machine = machine(SLURM);
     let cgroup = v1("slurm/uid_1000/job_1240");
