@@ -48,6 +48,10 @@ impl Keeping {
         }
         self.found.insert(found.job, record.key.clone());
         self.watch(record);
+        // Whoever is in it already is not told of again.
+        if !found.pids.is_empty() {
+            self.identify(found.job);
+        }
     }
 
     fn new_record(&self, found: &Found) -> Record {
