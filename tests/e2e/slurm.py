@@ -76,7 +76,8 @@ def check_account(record, used, *, user=None, cpus=1, memory=100 * MIB, state="f
     close_to(totals["cpu_seconds"], used, CPU_SHARE, f"CPU of {job['id']} ({record['quality']['cpu_seconds']})")
     lag = abs(totals["cpu_seconds"] - scheduling["cpu_seconds"])
     check(lag <= PERIOD_S, f"Slurm's CPU is {scheduling['cpu_seconds']}, ours {totals['cpu_seconds']}")
-    check(job["start"] and job["end"] and job["start"] < job["end"], f"start {job['start']}, end {job['end']}")
+    # Slurm counts in whole seconds.
+    check(job["start"] and job["end"] and job["start"] <= job["end"], f"start {job['start']}, end {job['end']}")
     equal((record["requested"].get("cpus"), record["requested"].get("memory_bytes")), (cpus, memory), "requested")
     equal((record["allocated"].get("cpus"), record["allocated"].get("memory_bytes")), (cpus, memory), "allocated")
     equal(record["requested"].get("time_limit_seconds"), 420, "time limit")
