@@ -10,6 +10,7 @@ mod batch;
 pub mod card_ledger;
 pub mod cards;
 pub mod course;
+pub mod energy;
 pub mod gpu;
 pub mod holding;
 pub mod job;

@@ -8,13 +8,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub sampling: Sampling,
     pub daemon: Daemon,
     pub storage: Storage,
     pub system: System,
     pub gpu: Gpu,
+    pub energy: Energy,
+    pub emissions: Emissions,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -66,13 +68,42 @@ pub struct Gpu {
     pub nvml: Option<PathBuf>,
 }
 
+#[derive(Clone, Debug, PartialEq)]
+pub struct Energy {
+    pub idle_to_holders: bool,
+    pub idle_watts: Option<f64>,
+    pub pue: f64,
+    pub price_per_kwh: Option<f64>,
+    pub currency: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provider {
+    Country,
+    Constant,
+    Rte,
+    ElectricityMaps,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Emissions {
+    pub provider: Provider,
+    pub country: Option<String>,
+    pub grams_per_kwh: Option<f64>,
+    pub zone: Option<String>,
+    pub token_file: Option<PathBuf>,
+    pub refresh: Duration,
+    pub max_age: Duration,
+    pub url: Option<String>,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collector {
     pub interval: Option<Duration>,
     pub size: Option<u64>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     pub config: Config,
     /// `None`: no file was found, these are the defaults.
@@ -106,6 +137,23 @@ impl Default for Config {
             },
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
             gpu: Gpu::default(),
+            energy: Energy {
+                idle_to_holders: true,
+                idle_watts: None,
+                pue: 1.0,
+                price_per_kwh: None,
+                currency: "EUR".to_owned(),
+            },
+            emissions: Emissions {
+                provider: Provider::Country,
+                country: None,
+                grams_per_kwh: None,
+                zone: None,
+                token_file: None,
+                refresh: Duration::from_secs(900),
+                max_age: Duration::from_secs(6 * 3600),
+                url: None,
+            },
             nvidia: Collector::default(),
         }
     }
