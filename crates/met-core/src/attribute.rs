@@ -38,6 +38,11 @@ impl JobMap {
         self.owners.get(&subject).copied()
     }
 
+    /// The job that a nested one is in.
+    pub fn outer(&self, slot: u32) -> Option<u32> {
+        self.outer.get(&slot).copied()
+    }
+
     /// The job of a process, the job around it, and so on.
     pub fn owners(&self, subject: Subject) -> impl Iterator<Item = u32> {
         std::iter::successors(self.owner(subject), |slot| self.outer.get(slot).copied())

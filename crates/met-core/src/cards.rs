@@ -1,7 +1,7 @@
 //! The cards of a machine and what each job did with them: who uses them, who holds them, whose energy
 //! it was.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::attribute::JobMap;
 use crate::card_ledger::{CardLedger, Claim, Line, Look};
@@ -498,6 +498,17 @@ impl Cards {
             pcie_sent_rate: usage.pcie_sent.get(),
             processes: usage.processes,
         }
+    }
+
+    /// Who was charged what on all cards together, in windows that are closed.
+    pub fn charged(&self) -> BTreeMap<Option<u32>, (u64, u64)> {
+        let mut sums = BTreeMap::<Option<u32>, (u64, u64)>::new();
+        for (who, line) in self.known.iter().flat_map(|card| card.ledger.charged()) {
+            let (active_uj, idle_uj) = sums.entry(who).or_default();
+            *active_uj += line.active_uj;
+            *idle_uj += line.idle_uj;
+        }
+        sums
     }
 
     /// Ends a job; what it was charged is final.

@@ -1,10 +1,10 @@
 //! The public object of a job: what `--json` prints. Its keys are a promise, written in docs/json.md.
 
 use jiff::Timestamp;
-use met_core::job::{Figure, QualityKind, Record};
+use met_core::job::{Emission, Figure, QualityKind, Record};
 use met_core::job_table::{
-    GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ, READ_CALL,
-    THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
+    ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
+    READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
 };
 use met_core::{Column, JOB, Unit};
 use serde_json::{Map, Value, json};
@@ -28,6 +28,16 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
             "source": figure.source,
         })),
         "gpus": record.gpus.iter().map(gpu::object).collect::<Vec<_>>(),
+        "emission": record.emission.as_ref().map(emission),
+    })
+}
+
+/// What the emissions were computed with.
+fn emission(emission: &Emission) -> Value {
+    json!({
+        "factor_grams_per_kilowatt_hour": emission.factor_mg_per_kwh as f64 / 1e3,
+        "factor_source": emission.factor_source,
+        "factor_time": emission.factor_time_ns.and_then(time),
     })
 }
 
@@ -90,6 +100,7 @@ fn averages(record: &Record, now_ns: i64) -> Value {
     for column in levels.into_iter().chain([GPU_UTILIZATION, GPU_MEMORY, GPU_POWER]) {
         put(&JOB.columns[column].json_name(), average::level(record, column));
     }
+    put("power_watts", average::per_second(record, ENERGY, now_ns));
     put("memory_ratio", average::memory_ratio(record));
     Value::Object(averages)
 }

@@ -14,6 +14,7 @@ pub mod block;
 pub mod column;
 mod day;
 mod error;
+mod factors;
 mod huffman;
 pub mod inbox;
 mod network;

@@ -169,7 +169,14 @@ impl Config {
     /// What is written in `yaml`; `path` is what complaints name.
     pub fn parse(yaml: &str, path: &Path) -> Result<Config, ConfigError> {
         let mut config = Config::default();
-        let read = tree::parse(yaml).and_then(|root| keys::apply(&root, &mut config));
+        let read = tree::parse(yaml).and_then(|root| {
+            keys::apply(&root, &mut config)?;
+            let refuse = |error: anyhow::Error| tree::Complaint {
+                line: root.line_of("emissions").unwrap_or(1),
+                message: error.to_string(),
+            };
+            crate::emissions::check(&config.emissions).map_err(refuse)
+        });
         read.map(|()| config).map_err(|complaint| ConfigError::Content {
             path: path.to_owned(),
             line: complaint.line,

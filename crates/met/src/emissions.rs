@@ -11,10 +11,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
-use met_core::energy::emission::{self, Factor};
+use met_core::MISSING;
+use met_core::course::Course;
+use met_core::energy::emission::{self, Factor, Factors};
+use met_core::job::Record;
+use met_core::job_table::{EMISSIONS, ENERGY};
+use met_store::{Filter, Writer};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Emissions, Provider};
+use crate::config::{Config, Emissions, Provider};
+use crate::node_energy;
 
 const RTE: &str =
     "https://odre.opendatasoft.com/api/explore/v2.1/catalog/datasets/eco2mix-national-tr/records";
@@ -24,8 +31,10 @@ const ELECTRICITY_MAPS: &str = "https://api.electricitymap.org/v3/carbon-intensi
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// An answer is a few hundred bytes.
 const ANSWER_MAX: u64 = 1 << 20;
+/// The source of a factor that a person gave.
+pub const BY_HAND: &str = "set by hand";
 /// More than burning lignite in an old plant: not a factor, a fault.
-const GRAMS_MAX: f64 = 5000.0;
+pub const GRAMS_MAX: f64 = 5000.0;
 
 /// The factor that holds without asking anybody.
 pub fn fixed(config: &Emissions) -> Factor {
@@ -64,6 +73,99 @@ pub fn holding(config: &Emissions, last: Option<&Factor>, now_ns: i64) -> Factor
     let max_age_ns = i64::try_from(config.max_age.as_nanos()).unwrap_or(i64::MAX);
     let young = last.filter(|factor| now_ns.saturating_sub(factor.since_ns) <= max_age_ns);
     young.cloned().unwrap_or_else(|| fixed(config))
+}
+
+/// The course of the factor: what was told while it was young, set by hand whatever its age, else the fixed one.
+pub fn course(config: &Emissions, told: &[Factor]) -> Factors {
+    let max_age_ns = i64::try_from(config.max_age.as_nanos()).unwrap_or(i64::MAX);
+    let real_time = matches!(config.provider, Provider::Rte | Provider::ElectricityMaps);
+    let fixed = fixed(config);
+    let mut factors = Factors::default();
+    factors.put(fixed.clone());
+    for (index, factor) in told.iter().enumerate() {
+        let by_hand = factor.source == BY_HAND;
+        if !by_hand && !real_time {
+            // The provider was another one then; now this one is believed for all times.
+            factors.put(Factor { since_ns: factor.since_ns, ..fixed.clone() });
+            continue;
+        }
+        factors.put(factor.clone());
+        let old_ns = factor.since_ns.saturating_add(max_age_ns);
+        let next_ns = told.get(index + 1).map_or(i64::MAX, |next| next.since_ns);
+        if !by_hand && old_ns < next_ns {
+            factors.put(Factor { since_ns: old_ns, ..fixed.clone() });
+        }
+    }
+    factors
+}
+
+/// A change of what was told, or of what was computed from it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Correction {
+    /// The factor from a time on, up to another one.
+    Set { mg_per_kwh: i64, from_ns: i64, to_ns: Option<i64> },
+    /// The emissions of jobs that started since then.
+    Recompute { since_ns: Option<i64> },
+}
+
+impl Correction {
+    /// Says how many jobs have other figures now.
+    pub fn apply(&self, writer: &mut Writer, config: &Config) -> Result<u64> {
+        let factors = course(&config.emissions, &writer.factors()?);
+        match *self {
+            Correction::Set { mg_per_kwh, from_ns, to_ns } => {
+                let mut new = vec![Factor { mg_per_kwh, source: BY_HAND.to_owned(), since_ns: from_ns }];
+                // What held at its end goes on to hold from there.
+                let after = to_ns.and_then(|to_ns| Some((to_ns, factors.at(to_ns)?)));
+                new.extend(after.map(|(to_ns, factor)| Factor { since_ns: to_ns, ..factor.clone() }));
+                writer.put_factors(from_ns, to_ns.unwrap_or(i64::MAX), &new)?;
+                Ok(0)
+            }
+            Correction::Recompute { since_ns } => {
+                let wanted = Filter { since_ns, with_summaries: true, ..Filter::default() };
+                let mut changed = Vec::new();
+                for mut record in writer.jobs(&wanted)? {
+                    let course = writer.course(&record.key)?;
+                    if recompute(&mut record, &course, &factors, config.energy.pue) {
+                        changed.push(record);
+                    }
+                }
+                writer.put_all(&changed)?;
+                Ok(changed.len() as u64)
+            }
+        }
+    }
+}
+
+/// Whether a job that is over has other emissions by these factors.
+fn recompute(record: &mut Record, course: &Course, factors: &Factors, pue: f64) -> bool {
+    let (Some(energy), Some(start_ns), Some(end_ns)) =
+        (record.totals.figure(ENERGY).cloned(), record.start_ns, record.end_ns)
+    else {
+        return false;
+    };
+    if record.state.is_live() {
+        return false;
+    }
+    let mut weighted = 0.0;
+    let (mut before_ns, mut before_uj) = (start_ns, 0);
+    let samples = course.times_ms.iter().zip(&course.columns[ENERGY]).filter(|&(_, &uj)| uj != MISSING);
+    let samples = samples.map(|(&ms, &uj)| (ms.saturating_mul(1_000_000).min(end_ns), uj));
+    for (at_ns, energy_uj) in samples.chain([(end_ns, energy.value)]) {
+        let Some(mg_per_kwh) = factors.mean_mg_per_kwh(before_ns, at_ns) else { return false };
+        weighted += (energy_uj - before_uj).max(0) as f64 * mg_per_kwh;
+        (before_ns, before_uj) = (at_ns, energy_uj.max(before_uj));
+    }
+    let emitted_ug = (weighted * 1000.0 / emission::UJ_PER_KWH as f64 * pue).round() as i64;
+    let Some(factor) = factors.at(end_ns) else { return false };
+    let emission = Some(node_energy::emission_of(factor));
+    if record.totals.get(EMISSIONS) == Some(emitted_ug) && record.emission == emission {
+        return false;
+    }
+    record.totals.set(EMISSIONS, emitted_ug, energy.kind, factor.source.clone());
+    record.emission = emission;
+    true
 }
 
 /// Asks a real-time provider from time to time on a thread of its own.
@@ -174,7 +276,7 @@ fn factor(grams: &Value, time: &Value, source: String) -> Result<Factor> {
     Ok(Factor { mg_per_kwh: mg(grams), source, since_ns })
 }
 
-fn mg(grams: f64) -> i64 {
+pub fn mg(grams: f64) -> i64 {
     (grams * 1000.0).round() as i64
 }
 

@@ -548,6 +548,7 @@ pub fn overlay(record: &mut Record, live: Live) {
     if !live.gpus.is_empty() {
         record.gpus = live.gpus;
     }
+    record.emission = record.emission.take().or(live.emission);
 }
 
 /// The candidates for a reference, newest first.

@@ -2,9 +2,11 @@
 
 use std::io::{self, Read, Write};
 
+use met_core::energy::emission::Factor;
 use met_core::job::{CgroupPaths, JobKey, Record};
 use serde::{Deserialize, Serialize};
 
+use crate::emissions::Correction;
 use crate::jobs::{JobRef, JobsFilter};
 
 /// Raised when an older peer would misunderstand; a daemon that is older than its client leaves.
@@ -40,6 +42,9 @@ pub enum Request {
         after_ms: i64,
     },
     Remove(JobKey),
+    /// The factors of emissions that were told, in the order of time.
+    Factors,
+    Correct(Correction),
     Status,
     Stop,
 }
@@ -59,6 +64,10 @@ pub enum Reply {
     Jobs(Vec<Record>),
     Course(WireCourse),
     Status(Box<Status>),
+    Factors(Vec<Factor>),
+    Corrected {
+        jobs: u64,
+    },
     /// The daemon ends on purpose: nobody shall start another one for it.
     Leaving,
     Error {

@@ -12,8 +12,9 @@ use met_core::attribute::{Fold, JobMap};
 use met_core::cards::{CardNow, Cards, Rows};
 use met_core::course::Course;
 use met_core::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
-use met_core::job::{GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
+use met_core::job::{Emission, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
 use met_core::job_table::*;
+use met_core::node::{Freshness, NodeRow, NodeRows};
 use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
@@ -21,6 +22,7 @@ use met_jobs::{Members, enclosure};
 use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, self_cost};
 
 use crate::config::Config;
+use crate::node_energy::{self, Charged, NodeEnergy};
 use crate::processes;
 use crate::running::Running;
 
@@ -34,6 +36,9 @@ const SLOW_EVERY: u64 = 10;
 const FEW_TARGETS: usize = 32;
 /// What counts for a job that is read once; its cards are followed or not known.
 const COUNTERS: &[&str] = &["cgroup", "process"];
+/// For one job in the foreground: its own figures and the meters of the machine.
+const WITH_ENERGY: &[&str] =
+    &["cgroup", "process", "nvidia", "drm", "node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
 /// A peak of cores is one that lasted.
@@ -51,11 +56,13 @@ pub struct Sampler {
     members: Members,
     refreshed_ns: i64,
     runner: Runner,
+    node: NodeRows,
     targets: Targets,
     map: JobMap,
     fold: Fold,
     out: Batch,
     cards: Cards,
+    energy: NodeEnergy,
     jobs: HashMap<u32, Tracked>,
     next_slot: u32,
     ticks: u64,
@@ -127,12 +134,19 @@ pub struct Sampled {
     pub course: Course,
     totals: Totals,
     gpus: Vec<GpuUse>,
+    emission: Option<Emission>,
     attached: bool,
 }
 
 impl Default for Sampled {
     fn default() -> Sampled {
-        Sampled { course: Course::new(&JOB), totals: Totals::default(), gpus: Vec::new(), attached: false }
+        Sampled {
+            course: Course::new(&JOB),
+            totals: Totals::default(),
+            gpus: Vec::new(),
+            emission: None,
+            attached: false,
+        }
     }
 }
 
@@ -143,10 +157,28 @@ impl Sampler {
 
     /// One that waits for slow sources before its first tick: for a single look.
     pub fn patient(host: Host, interval: Duration, config: &Config, patience: Duration) -> Sampler {
+        Sampler::with(host, interval, config, &options(config, patience))
+    }
+
+    /// One that watches the machine, too.
+    pub fn of_node(host: Host, interval: Duration, config: &Config) -> Sampler {
+        let options = Options { node: true, ..options(config, Duration::ZERO) };
+        Sampler::with(host, interval, config, &options)
+    }
+
+    /// One that watches jobs and the meters of the machine.
+    pub fn of_energy(host: Host, interval: Duration, config: &Config) -> Sampler {
+        let options = Options { node: true, only: Some(WITH_ENERGY), ..options(config, Duration::ZERO) };
+        Sampler::with(host, interval, config, &options)
+    }
+
+    pub fn with(host: Host, interval: Duration, config: &Config, options: &Options) -> Sampler {
         let interval_ns = interval.as_nanos() as i64;
         let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
         Sampler {
-            runner: Runner::open(&host, &options(config, patience)),
+            runner: Runner::open(&host, options),
+            node: NodeRows::default(),
+            energy: NodeEnergy::new(&host, config),
             host,
             interval_ns,
             membership_every_ns: membership,
@@ -187,6 +219,7 @@ impl Sampler {
                 gpu_before_uj: (0, 0),
             },
         );
+        self.energy.begin(slot, record, now_ns);
         self.members.add(spec);
         self.refreshed_ns = i64::MIN;
         Some(slot)
@@ -205,15 +238,50 @@ impl Sampler {
         }
         let before = |column: usize| job.floors[column].max(0);
         job.gpu_before_uj = (before(GPU_ENERGY), before(GPU_ENERGY_IDLE));
+        self.energy.recall(slot, &job.floors);
     }
 
-    pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
+    /// Ends a job. `cpu_ns` is all of its CPU time, where that is known: it decides the last share of energy,
+    /// which is told by `take_settled` when the meters have been read again.
+    pub fn remove(&mut self, slot: u32, cpu_ns: Option<i64>) -> Option<Sampled> {
         let job = self.jobs.remove(&slot)?;
         self.members.remove(slot);
         let gpus = self.cards.leave(slot);
         let mut totals = totals(&job.running, job.profile);
         set_gpu_energy(&mut totals, &gpus, job.gpu_before_uj);
-        Some(Sampled { totals, gpus, course: job.course, attached: job.profile.attached })
+        let charged = self.energy.charged(slot);
+        let emission = charged.and_then(Charged::emission);
+        charged.into_iter().for_each(|charged| charged.put(&mut totals));
+        self.energy.leave(slot, cpu_ns.filter(|_| !job.profile.attached), &gpus, clock::boottime_ns());
+        Some(Sampled { totals, gpus, emission, course: job.course, attached: job.profile.attached })
+    }
+
+    /// Reads the meters once more and settles whoever is owed: nobody will be there to do it later.
+    pub fn settle_now(&mut self) -> Vec<(JobKey, Charged)> {
+        // Where no tick came in between, no window is open.
+        if self.energy.owes() && self.energy.has_begun() {
+            self.runner.hurry();
+            self.runner.read(&Targets::default(), &TickInfo::default());
+            self.out.clear();
+            let now_ns = clock::boottime_ns();
+            self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
+        }
+        self.energy.close_for_good(clock::boottime_ns());
+        self.energy.take_settled()
+    }
+
+    /// Jobs that are over and whose energy is known since the last call.
+    pub fn take_settled(&mut self) -> Vec<(JobKey, Charged)> {
+        self.energy.take_settled()
+    }
+
+    /// Whether there is anything to tick for.
+    pub fn is_at_work(&self) -> bool {
+        !self.jobs.is_empty() || self.energy.owes()
+    }
+
+    pub fn energy(&mut self) -> &mut NodeEnergy {
+        &mut self.energy
     }
 
     pub fn job_count(&self) -> usize {
@@ -268,6 +336,8 @@ impl Sampler {
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
         self.follow_waits();
         self.follow_cards(now_ns);
+        self.follow_node(now_ns);
+        self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
         for (row, cells) in self.out.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
@@ -288,6 +358,7 @@ impl Sampler {
             {
                 cells[column] = if cells[column] == MISSING { MISSING } else { cells[column] + before_uj };
             }
+            self.energy.fill(slot, cells);
             job.hold_counters(cells);
             let time_ms = (now_ns + job.unix_offset_ns) / 1_000_000;
             job.course.push(time_ms, cells);
@@ -362,8 +433,27 @@ impl Sampler {
         self.cards.look(&rows, &self.map, now_ns, clock::unix_offset_ns());
     }
 
+    fn follow_node(&mut self, now_ns: i64) {
+        for source in self.runner.node() {
+            for batch in source.batches {
+                self.node.take(source.name, batch, source.labels, source.period_ns);
+            }
+        }
+        self.node.forget_old(now_ns);
+    }
+
+    /// What is known of the machine at this moment, and how fresh it is.
+    pub fn node_rows(&self) -> impl Iterator<Item = (&NodeRow, Freshness)> {
+        self.node.known(clock::boottime_ns())
+    }
+
+    /// Waits for what slow sources are reading.
+    pub fn wait(&mut self, patience: Duration) {
+        self.runner.wait(patience);
+    }
+
     /// Looks at once, whenever the next tick is.
-    pub fn look_at_cards(&mut self) {
+    pub fn look(&mut self) {
         self.tick(clock::boottime_ns(), true);
     }
 
@@ -395,6 +485,10 @@ impl Sampler {
             let mut live = Live::of(&job.running, job.profile);
             live.gpus = self.cards.uses_of(slot);
             set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_before_uj);
+            if let Some(charged) = self.energy.charged(slot) {
+                charged.put(&mut live.totals);
+                live.emission = charged.emission();
+            }
             (job.key.clone(), live)
         };
         self.jobs.iter().map(live).collect()
@@ -402,12 +496,18 @@ impl Sampler {
 
     /// What each source has cost so far.
     pub fn costs(&self) -> Vec<Cost> {
+        let period_of = |part: u32| {
+            let name = SOURCES.get(part as usize).map(|spec| spec.name);
+            self.runner.periods().find(|(spec, _)| Some(spec.name) == name).and_then(|(_, period)| period)
+        };
         let cost = |(row, cells): (met_core::Row, &[i64])| Cost {
             source: SOURCES.get(row.part as usize).map_or("?", |spec| spec.name),
             read_ns: cells[self_cost::READ_CPU],
             background_ns: cells[self_cost::BACKGROUND_CPU],
             errors: cells[self_cost::ERRORS],
+            readings: cells[self_cost::READINGS],
             rows: cells[self_cost::ROWS],
+            period: period_of(row.part),
         };
         self.runner.costs().rows().map(cost).collect()
     }
@@ -425,7 +525,10 @@ pub struct Cost {
     /// By its own threads.
     pub background_ns: i64,
     pub errors: i64,
+    pub readings: i64,
     pub rows: i64,
+    /// `None`: it is read at every tick.
+    pub period: Option<Duration>,
 }
 
 /// Figures of a job that still runs.
@@ -434,11 +537,13 @@ pub struct Live {
     pub totals: Totals,
     pub summaries: met_core::job::Summaries,
     pub gpus: Vec<GpuUse>,
+    pub emission: Option<Emission>,
 }
 
 impl Live {
     fn of(running: &Running, profile: Profile) -> Live {
-        Live { totals: totals(running, profile), summaries: running.summaries(), gpus: Vec::new() }
+        let (totals, summaries) = (totals(running, profile), running.summaries());
+        Live { totals, summaries, ..Live::default() }
     }
 
     /// Of a job that nobody samples: what its counters and levels are at this moment.
@@ -548,7 +653,8 @@ impl Sampled {
                 // The last sample of a counter is not its end.
                 let counter = JOB.columns[column].kind == Kind::Counter;
                 // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
-                let final_already = matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE);
+                let final_already =
+                    matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || node_energy::COLUMNS.contains(&column);
                 let kind = if counter && !final_already { LowerBound } else { figure.kind };
                 record.totals.set(column, figure.value, kind, figure.source.clone());
             }
@@ -556,6 +662,7 @@ impl Sampled {
         if !self.gpus.is_empty() {
             record.gpus = self.gpus.clone();
         }
+        record.emission = record.emission.take().or_else(|| self.emission.clone());
         if let Some(seen) = seen {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
         }

@@ -10,7 +10,7 @@ static COUNTRIES: &str = include_str!("../../data/emission-factors.csv");
 /// Where no country is known: the world's average (IEA, 2019).
 pub const WORLD_MG_PER_KWH: i64 = 475_000;
 
-const UJ_PER_KWH: i128 = 3_600_000_000_000;
+pub const UJ_PER_KWH: i128 = 3_600_000_000_000;
 
 /// What a kilowatt hour emits from a time on, and who says so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +35,22 @@ impl Factors {
 
     pub fn at(&self, time_ns: i64) -> Option<&Factor> {
         self.by_time.range(..=time_ns).next_back().map(|(_, factor)| factor)
+    }
+
+    /// Milligrams per kilowatt hour, the mean over a span by the factors that held in it.
+    pub fn mean_mg_per_kwh(&self, begin_ns: i64, end_ns: i64) -> Option<f64> {
+        let first = self.at(begin_ns)?;
+        if end_ns <= begin_ns {
+            return Some(first.mg_per_kwh as f64);
+        }
+        let changes = self.by_time.range(begin_ns + 1..end_ns.max(begin_ns + 1));
+        let bounds = changes.map(|(&at_ns, factor)| (at_ns, factor.mg_per_kwh));
+        let (mut from_ns, mut holds, mut weighted) = (begin_ns, first.mg_per_kwh, 0.0);
+        for (at_ns, next) in bounds.chain([(end_ns, 0)]) {
+            weighted += (at_ns - from_ns) as f64 * holds as f64;
+            (from_ns, holds) = (at_ns, next);
+        }
+        Some(weighted / (end_ns - begin_ns) as f64)
     }
 
     /// Grams times 10⁻⁶ for energy used evenly over a span, by the factors that held in it.
@@ -115,6 +131,8 @@ mod tests {
         factors.put(factor(75, 80));
         assert_eq!(factors.emitted_ug(3_600_000_000_000, 0, 100), Some(50_000_000));
         assert_eq!(factors.emitted_ug(3_600_000_000_000, 75, 100), Some(80_000_000));
+        assert_eq!(factors.mean_mg_per_kwh(0, 100), Some(50_000.0));
+        assert_eq!(factors.mean_mg_per_kwh(80, 80), Some(80_000.0));
         factors.put(factor(75, 40));
         assert_eq!(factors.emitted_ug(3_600_000_000_000, 0, 100), Some(40_000_000), "a corrected factor");
     }

@@ -133,6 +133,8 @@ pub struct Ledger {
     cards: BTreeMap<Who, CardLine>,
     ended: Vec<u32>,
     learned: Learned,
+    /// Of a machine whose idle power is known by part.
+    known_idle_mw: Option<[u64; PARTS]>,
 }
 
 /// Of somebody on all cards together, as it grows: at the last close and now.
@@ -160,7 +162,18 @@ impl Ledger {
             cards: BTreeMap::new(),
             ended: Vec::new(),
             learned: Learned::default(),
+            known_idle_mw: None,
         }
+    }
+
+    /// What the machine uses doing nothing, by part, where that need not be learned.
+    pub fn know_idle(&mut self, idle_mw: Option<[u64; PARTS]>) {
+        self.known_idle_mw = idle_mw;
+    }
+
+    /// Jobs that have left and wait for their last window.
+    pub fn unsettled(&self) -> &[u32] {
+        &self.ended
     }
 
     /// Takes up a meter, which is read at least as often as `patience_ns`; one that is known stays as it is.
@@ -202,13 +215,27 @@ impl Ledger {
     }
 
     pub fn idle_mw(&self) -> Option<u64> {
-        self.policy.idle_mw.or_else(|| self.learned.idle_mw().map(|idle_mw| idle_mw.iter().sum()))
+        let by_part = self.known_idle_mw.or_else(|| self.learned.idle_mw());
+        self.policy.idle_mw.or_else(|| by_part.map(|idle_mw| idle_mw.iter().sum()))
     }
 
     /// Closes the window up to where every meter that is read at present has been read.
     pub fn close(&mut self, now_ns: i64) -> Option<Closed> {
         let fresh = self.meters.iter().filter(|meter| meter.is_fresh(now_ns));
-        let Some(end_ns) = fresh.filter_map(Meter::last_ns).min() else {
+        let end_ns = fresh.filter_map(Meter::last_ns).min();
+        self.close_at(end_ns)
+    }
+
+    /// Closes the window up to the last reading of any meter, without those that are slower: nobody will be
+    /// there to take their readings.
+    pub fn close_for_good(&mut self, now_ns: i64) -> Option<Closed> {
+        let fresh = self.meters.iter().filter(|meter| meter.is_fresh(now_ns));
+        let end_ns = fresh.filter_map(Meter::last_ns).max();
+        self.close_at(end_ns)
+    }
+
+    fn close_at(&mut self, end_ns: Option<i64>) -> Option<Closed> {
+        let Some(end_ns) = end_ns else {
             // Nobody has measured what these did.
             self.open_ns = None;
             self.begin_window();
@@ -299,7 +326,8 @@ impl Ledger {
             let idle_uj = energy_uj(idle_mw, window_ns).min(host_uj.iter().sum());
             return split_by(idle_uj, &host_uj);
         }
-        let Some(idle_mw) = self.learned.idle_mw() else { return [0; PARTS] };
+        let idle_mw = self.known_idle_mw.or_else(|| self.learned.idle_mw());
+        let Some(idle_mw) = idle_mw else { return [0; PARTS] };
         std::array::from_fn(|part| energy_uj(idle_mw[part], window_ns).min(host_uj[part]))
     }
 

@@ -35,11 +35,11 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
         .filter(|record| sampler.add(record).is_some())
         .map(|record| (record.key.clone(), record))
         .collect();
-    sampler.look_at_cards();
+    sampler.look();
     if sampler.has_cards() {
         for _ in 0..LOOKS {
             std::thread::sleep(interval);
-            sampler.look_at_cards();
+            sampler.look();
         }
     }
     let lines: Vec<CardLine> =

@@ -51,6 +51,8 @@ pub fn amount(amount: &Amount) -> String {
         Measure::Cores => units::cores(amount.value),
         Measure::Share => units::percent(amount.value),
         Measure::Joules => units::watt_hours(amount.value),
+        Measure::Grams => units::grams(amount.value),
+        Measure::Money => units::money(amount.value),
         Measure::Watts => units::watts(amount.value),
         Measure::Celsius => units::celsius(amount.value),
         Measure::Hertz => units::hertz(amount.value),

@@ -44,6 +44,7 @@ pub fn bare(id: u32, name: &str) -> Record {
         allocated: Default::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
+        emission: None,
         local: Some(Local {
             boot_id: "b".to_owned(),
             origin: Origin::Run,

@@ -3,7 +3,7 @@
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table, presets};
 use comfy_table::{ContentLineStyle, LineStyle, TableStyle};
 use met_core::JOB;
-use met_core::job::{GpuUse, Record, State};
+use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
 use met_insight::{average, gpu, json};
 
@@ -23,6 +23,8 @@ pub enum View {
     Mem,
     /// Graphics cards
     Gpu,
+    /// Energy, CO2 and cost
+    Energy,
     /// Everything
     All,
 }
@@ -35,6 +37,7 @@ impl View {
             View::Io => IO,
             View::Mem => MEM,
             View::Gpu => GPU,
+            View::Energy => ENERGY,
             View::All => EVERYTHING,
         }
     }
@@ -69,6 +72,8 @@ enum Show {
     Always,
     /// Only where it tells jobs apart.
     IfSeveral,
+    /// Only where something is known.
+    IfKnown,
 }
 
 enum Value {
@@ -77,6 +82,8 @@ enum Value {
     /// Our own words for people, and the word for programs.
     State(String, State),
     Amount(Option<f64>, fn(f64) -> String),
+    /// A number for programs, and how people see it.
+    Marked(Option<(f64, String)>),
     Time(Option<i64>),
 }
 
@@ -193,6 +200,34 @@ static GPU: &[ListColumn] = &[
     text_column("CARDS", "gpus", |job| Value::Text(job.cards())).rank(2),
 ];
 
+static ENERGY: &[ListColumn] = &[
+    ID,
+    MANAGER,
+    NAME,
+    USER,
+    STATE,
+    number_column("ENERGY", "energy_joules", |job| job.marked(column::ENERGY, units::watt_hours)),
+    number_column("CPU", "energy_cpu_joules", |job| job.marked(column::ENERGY_CPU, units::watt_hours))
+        .rank(4),
+    number_column("MEMORY", "energy_memory_joules", |job| {
+        job.marked(column::ENERGY_MEMORY, units::watt_hours)
+    })
+    .rank(6),
+    ListColumn {
+        show: Show::IfKnown,
+        ..number_column("GPU", "gpu_energy_joules", |job| job.marked(column::GPU_ENERGY, units::watt_hours))
+            .rank(5)
+    },
+    number_column("REST", "energy_rest_joules", |job| job.marked(column::ENERGY_REST, units::watt_hours))
+        .rank(7),
+    number_column("IDLE", "energy_idle_joules", |job| job.marked(column::ENERGY_IDLE, units::watt_hours))
+        .rank(3),
+    number_column("CO2E", "emissions_grams", |job| job.marked(column::EMISSIONS, units::grams)).rank(1),
+    ListColumn { show: Show::IfKnown, ..number_column("COST", "cost_money", |job| job.cost()).rank(2) },
+    text_column("QUALITY", "energy_quality", |job| Value::Text(job.energy_quality())).rank(8),
+    DURATION.rank(2),
+];
+
 static IO: &[ListColumn] = &[
     ID,
     MANAGER,
@@ -290,6 +325,29 @@ impl Job<'_> {
         Value::Amount(cell.map(|cell| JOB.columns[index].scaled(cell)), format)
     }
 
+    /// With a sign in front of what was not measured.
+    fn marked(&self, index: usize, format: fn(f64) -> String) -> Value {
+        Value::Marked(self.record.totals.figure(index).map(|figure| {
+            let value = JOB.columns[index].scaled(figure.value);
+            let sign = if figure.kind == QualityKind::Estimated { "~" } else { "" };
+            (value, format!("{sign}{}", format(value)))
+        }))
+    }
+
+    /// The price that it was computed with names the currency.
+    fn cost(&self) -> Value {
+        let Value::Marked(Some((value, words))) = self.marked(column::COST, units::money) else {
+            return Value::Marked(None);
+        };
+        let price = self.record.totals.figure(column::COST).map(|figure| figure.source.clone());
+        let currency = price.as_deref().and_then(|price| price.split(' ').next()).unwrap_or("");
+        Value::Marked(Some((value, format!("{words} {currency}"))))
+    }
+
+    fn energy_quality(&self) -> Option<String> {
+        Some(self.record.totals.figure(column::ENERGY)?.kind.name().replace('_', " "))
+    }
+
     fn cores(&self, format: fn(f64) -> String) -> Value {
         Value::Amount(average::cores(self.record, self.now_ns), format)
     }
@@ -323,6 +381,7 @@ impl Value {
             Value::Text(text) => text.as_deref().map(text::escape),
             Value::State(words, _) => Some(words.clone()),
             Value::Amount(value, format) => value.map(format),
+            Value::Marked(value) => value.as_ref().map(|(_, words)| words.clone()),
             Value::Time(time_ns) => time_ns.map(|time_ns| units::time_short(time_ns, now_ns, &style.zone)),
         };
         known.unwrap_or_else(|| "-".to_owned())
@@ -335,6 +394,7 @@ impl Value {
             Value::Text(text) => text.as_deref().map(text::escape).unwrap_or_default(),
             Value::State(_, state) => state.name().to_owned(),
             Value::Amount(value, _) => value.map(|value| value.to_string()).unwrap_or_default(),
+            Value::Marked(value) => value.as_ref().map(|(value, _)| value.to_string()).unwrap_or_default(),
             Value::Time(time_ns) => time_ns.and_then(json::time).unwrap_or_default(),
         }
     }
@@ -352,7 +412,11 @@ pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> Strin
             header: column.header,
             cells: jobs.iter().map(|job| (column.value)(job).shown(now_ns, style)).collect(),
         })
-        .filter(|shown| shown.column.show == Show::Always || shown.is_several())
+        .filter(|shown| match shown.column.show {
+            Show::Always => true,
+            Show::IfSeveral => shown.is_several(),
+            Show::IfKnown => shown.cells.iter().any(|cell| cell != "-"),
+        })
         .collect();
     let frame = Frame { boxed: matches!(view, View::Cpu | View::Gpu) };
     if let Some(width) = style.width {
