@@ -329,6 +329,10 @@ impl Reader<'_> {
             let count = Detail::after(self.total(count), "calls");
             section.put(label, self.total(bytes), [rate, count]);
         }
+        for (label, index) in [("received", column::NETWORK_RECEIVED), ("sent", column::NETWORK_SENT)] {
+            let rate = Detail::after(self.rate(index, Measure::BytesPerSecond), "");
+            section.put(label, self.total(index), [Detail::words("by the job's own network"), rate]);
+        }
         section
     }
 

@@ -15,7 +15,7 @@ use met_host::{Host, Targets, parse};
 use self::bmc::{Ask, Device};
 use self::sdr::{Quantity, Sensor};
 use crate::command;
-use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
     POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn now"),
@@ -49,7 +49,7 @@ fn open(host: &Host, options: &Options) -> Opened {
     if !options.ipmi_command.is_empty() {
         return Ok(Box::new(Program { words: options.ipmi_command.clone(), labels }));
     }
-    let Some(path) = DEVICES.iter().find(|path| exists(host, path)) else {
+    let Some(path) = DEVICES.iter().find(|path| sysfs::exists(host, path)) else {
         return Err(Unavailable::Absent("no IPMI device".to_owned()));
     };
     match Device::open(&host.root().join(path.trim_start_matches('/'))) {
@@ -59,16 +59,6 @@ fn open(host: &Host, options: &Options) -> Opened {
         }
         Err(error) => Err(Unavailable::Absent(format!("{path}: {error}"))),
     }
-}
-
-/// A device file cannot be read, but its directory says that it is there.
-fn exists(host: &Host, path: &str) -> bool {
-    let Some((folder, name)) = path.rsplit_once('/') else { return false };
-    let mut found = false;
-    if let Ok(folder) = host.open_dir(folder) {
-        let _ = folder.list(&mut Vec::new(), |entry, _, _| found |= entry == name.as_bytes());
-    }
-    found
 }
 
 /// Asked by the kernel's device.

@@ -3,6 +3,7 @@
 //! The kernel counts traffic by device and not by process. Only a job in its own network namespace, such as
 //! a container, has devices that nobody else uses.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ struct Network {
     file: KeptFile,
     parts: Parts,
     own_namespace: Option<u64>,
-    /// The namespace of each process of a job, looked up once: hardly any process changes it.
+    /// The namespace of each process of a job. Hardly any changes it once its job is not new any more.
     namespaces: HashMap<(u32, u64), Option<u64>>,
     told: HashSet<u64>,
     buffer: Vec<u8>,
@@ -117,7 +118,11 @@ impl Network {
         self.told.clear();
         for task in members() {
             let look = || proc_dir.inode_of(PidPath::new(task.pid, "ns/net").as_path()).ok();
-            let found = *self.namespaces.entry((task.pid, task.start_ticks)).or_insert_with(look);
+            let known = self.namespaces.entry((task.pid, task.start_ticks));
+            let found = match known {
+                Entry::Occupied(known) if !task.young => *known.get(),
+                known => *known.insert_entry(look()).get(),
+            };
             let Some(other) = found.filter(|&found| found != own && !self.told.contains(&found)) else {
                 continue;
             };

@@ -333,86 +333,103 @@ mod tests {
     use expect_test::expect;
     use proptest::prelude::*;
 
+    /// The lines of memory, or the others.
+    fn read_lines(of_memory: bool) -> String {
+        let text = Machine::new(include_str!("../../../fixtures/hosts/node.txt")).read(&SPEC, SLOW);
+        let is_memory =
+            |line: &&str| ["memory", "huge", "swap_"].iter().any(|word| line.trim().starts_with(word));
+        text.lines()
+            .filter(|line| is_memory(line) == of_memory)
+            .map(|line| format!("{}\n", line.trim()))
+            .collect()
+    }
+
     #[test]
     fn a_machine_is_read_whole() {
-        let machine = Machine::new(include_str!("../../../fixtures/hosts/node.txt"));
         expect![[r#"
             Node
-              uptime 12345670000000
-              load_1 1250
-              load_5 500
-              load_15 50
-              threads_runnable 3
-              threads 456
-              cpu_user 12040000000
-              cpu_nice 170000000
-              cpu_system 5300000000
-              cpu_idle 902100000000
-              cpu_io_wait 880000000
-              cpu_interrupt 30000000
-              cpu_soft_interrupt 440000000
-              cpu_steal 120000000
-              cpu_guest 50000000
-              cpu_guest_nice 10000000
-              interrupts 987654
-              soft_interrupts 55555
-              context_switches 1234567
-              forks 4321
-              threads_blocked 1
-              memory_total 16777216000
-              memory_free 4194304000
-              memory_available 12582912000
-              memory_buffers 209715200
-              memory_cached 6291456000
-              memory_swap_cached 102400
-              memory_active 5120000000
-              memory_inactive 4096000000
-              memory_unevictable 524288
-              memory_locked 262144
-              swap_total 2147483648
-              swap_free 2048000000
-              memory_dirty 4424704
-              memory_writeback 17408
-              memory_anonymous 2662400000
-              memory_mapped 716800000
-              memory_shared 126418944
-              memory_slab 614400000
-              memory_slab_reclaimable 409600000
-              memory_slab_unreclaimable 204800000
-              memory_kernel_stack 12288000
-              memory_page_tables 34816000
-              memory_nfs_unstable 0
-              memory_bounce 0
-              memory_writeback_temporary 0
-              memory_commit_limit 10536091648
-              memory_committed 7838024704
-              memory_vmalloc_total 35184372087808
-              memory_vmalloc_used 46774272
-              memory_vmalloc_chunk 0
-              memory_huge_anonymous 838860800
-              huge_pages_total 16
-              huge_pages_free 12
-              huge_pages_reserved 2
-              huge_pages_surplus 0
-              huge_page_size 2097152
-              memory_direct_map_4k 307200000
-              memory_direct_map_2m 12288000000
-              memory_direct_map_1g 4294967296
-              paged_in 113777664
-              paged_out 227555328
-              swapped_in 40960
-              swapped_out 81920
-              page_faults 987654
-              page_faults_major 321
-              oom_kills 2
-              pressure_cpu 1000000
-              pressure_memory 200000
-              pressure_memory_full 100000
-              pressure_io 30000000
-              pressure_io_full 20000000
-              pressure_interrupt_full 77000
+            uptime 12345670000000
+            load_1 1250
+            load_5 500
+            load_15 50
+            threads_runnable 3
+            threads 456
+            cpu_user 12040000000
+            cpu_nice 170000000
+            cpu_system 5300000000
+            cpu_idle 902100000000
+            cpu_io_wait 880000000
+            cpu_interrupt 30000000
+            cpu_soft_interrupt 440000000
+            cpu_steal 120000000
+            cpu_guest 50000000
+            cpu_guest_nice 10000000
+            interrupts 987654
+            soft_interrupts 55555
+            context_switches 1234567
+            forks 4321
+            threads_blocked 1
+            paged_in 113777664
+            paged_out 227555328
+            swapped_in 40960
+            swapped_out 81920
+            page_faults 987654
+            page_faults_major 321
+            oom_kills 2
+            pressure_cpu 1000000
+            pressure_memory 200000
+            pressure_memory_full 100000
+            pressure_io 30000000
+            pressure_io_full 20000000
+            pressure_interrupt_full 77000
         "#]]
-        .assert_eq(&machine.read(&SPEC, SLOW));
+        .assert_eq(&read_lines(false));
+    }
+
+    #[test]
+    fn memory_is_told_in_bytes() {
+        expect![[r#"
+            memory_total 16777216000
+            memory_free 4194304000
+            memory_available 12582912000
+            memory_buffers 209715200
+            memory_cached 6291456000
+            memory_swap_cached 102400
+            memory_active 5120000000
+            memory_inactive 4096000000
+            memory_unevictable 524288
+            memory_locked 262144
+            swap_total 2147483648
+            swap_free 2048000000
+            memory_dirty 4424704
+            memory_writeback 17408
+            memory_anonymous 2662400000
+            memory_mapped 716800000
+            memory_shared 126418944
+            memory_slab 614400000
+            memory_slab_reclaimable 409600000
+            memory_slab_unreclaimable 204800000
+            memory_kernel_stack 12288000
+            memory_page_tables 34816000
+            memory_nfs_unstable 0
+            memory_bounce 0
+            memory_writeback_temporary 0
+            memory_commit_limit 10536091648
+            memory_committed 7838024704
+            memory_vmalloc_total 35184372087808
+            memory_vmalloc_used 46774272
+            memory_vmalloc_chunk 0
+            memory_huge_anonymous 838860800
+            huge_pages_total 16
+            huge_pages_free 12
+            huge_pages_reserved 2
+            huge_pages_surplus 0
+            huge_page_size 2097152
+            memory_direct_map_4k 307200000
+            memory_direct_map_2m 12288000000
+            memory_direct_map_1g 4294967296
+        "#]]
+        .assert_eq(&read_lines(true));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 use self::slow::{Loaded, Slow, SlowCard};
-use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "nvidia",
@@ -42,7 +42,7 @@ struct Nvidia {
 }
 
 fn open(host: &Host, options: &Options) -> Opened {
-    if options.nvml_library.is_none() && !SIGNS.iter().any(|path| exists(host, path)) {
+    if options.nvml_library.is_none() && !SIGNS.iter().any(|path| sysfs::exists(host, path)) {
         return Err(Unavailable::Absent("no NVIDIA driver is loaded".to_owned()));
     }
     let slow = Slow::start(options.nvml_library.clone())
@@ -58,16 +58,6 @@ fn open(host: &Host, options: &Options) -> Opened {
         labels: Vec::new(),
         unsupported: Vec::new(),
     }))
-}
-
-/// A device file cannot be read, but its directory says that it is there.
-fn exists(host: &Host, path: &str) -> bool {
-    let Some((folder, name)) = path.rsplit_once('/') else { return false };
-    let mut found = false;
-    if let Ok(folder) = host.open_dir(folder) {
-        let _ = folder.list(&mut Vec::new(), |entry, _, _| found |= entry == name.as_bytes());
-    }
-    found
 }
 
 impl Source for Nvidia {

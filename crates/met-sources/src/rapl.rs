@@ -55,7 +55,8 @@ struct Zone {
     wrap: Wrap,
 }
 
-/// Makes a counter that begins again at `range_uj` into one that grows.
+/// Makes a counter that begins again at `range_uj` into one that grows. The step from the last value to 0 is
+/// one count of the register, at most 61 µJ, which the range does not tell and which is lost at each wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Wrap {
     range_uj: i64,

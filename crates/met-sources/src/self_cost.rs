@@ -278,7 +278,8 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Opened;
+    use crate::{Choice, Opened};
+    use std::collections::HashMap;
     use std::io;
 
     static FAILING: SourceSpec =
@@ -346,5 +347,104 @@ mod tests {
         assert_eq!((cells[ERRORS], cells[ROWS]), (0, 1));
         let window = runner.batches()[0].window;
         assert!(window.begin_ns < window.end_ns);
+    }
+
+    static RARE: SourceSpec = SourceSpec {
+        name: "rare",
+        help: "",
+        pace: Pace::Every(Duration::from_secs(1000 * 3600)),
+        tables: &[&TABLE],
+        open: open_counting,
+    };
+    static APART: SourceSpec = SourceSpec {
+        name: "apart",
+        help: "",
+        pace: Pace::Apart(Duration::from_secs(1000 * 3600)),
+        tables: &[&TABLE],
+        open: open_counting,
+    };
+
+    /// Its row says how often it was read.
+    struct Counting(i64, Vec<Vec<String>>);
+
+    fn open_counting(_: &Host, _: &Options) -> Opened {
+        Ok(Box::new(Counting(0, Vec::new())))
+    }
+
+    impl Source for Counting {
+        fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+            self.0 += 1;
+            self.1 = vec![vec!["label".to_owned()]];
+            out[0].push(Subject::Node)[ROWS] = self.0;
+            if self.0 < 3 { Ok(()) } else { Err(ReadError::Gone) }
+        }
+
+        fn labels(&self) -> &[Vec<String>] {
+            &self.1
+        }
+    }
+
+    fn of_node(spec: &'static SourceSpec, period_max: Option<Duration>) -> Runner {
+        let patience = Duration::from_secs(60);
+        let options = Options { node: true, patience, period_max, ..Options::default() };
+        Runner::open_those(&[spec], &Host::real().unwrap(), &options)
+    }
+
+    fn seen(runner: &mut Runner) -> Vec<i64> {
+        runner.read(&Targets::default(), &TickInfo::default());
+        runner.batches()[0].rows().map(|(_, cells)| cells[ROWS]).collect()
+    }
+
+    fn readings(runner: &Runner) -> i64 {
+        runner.costs().rows().next().unwrap().1[READINGS]
+    }
+
+    #[test]
+    fn a_source_with_a_period_is_read_once_in_it_and_has_no_rows_in_between() {
+        let mut runner = of_node(&RARE, None);
+        assert_eq!([seen(&mut runner), seen(&mut runner), seen(&mut runner)], [vec![1], vec![], vec![]]);
+        assert_eq!(readings(&runner), 1);
+        let mut runner = of_node(&RARE, Some(Duration::from_nanos(1)));
+        assert_eq!([seen(&mut runner), seen(&mut runner)], [vec![1], vec![2]]);
+        assert_eq!(readings(&runner), 2);
+    }
+
+    #[test]
+    fn a_reading_of_a_thread_is_handed_over_once_with_its_own_window() {
+        let mut runner = of_node(&APART, None);
+        let before_ns = clock::boottime_ns();
+        assert_eq!(seen(&mut runner), [1]);
+        let source = runner.node().next().unwrap();
+        assert!(source.batches[0].window.end_ns <= before_ns, "it was read before it was taken over");
+        assert_eq!(source.labels, [["label"]]);
+        assert!(seen(&mut runner).is_empty() && seen(&mut runner).is_empty(), "an old reading is no news");
+        assert_eq!(readings(&runner), 1);
+        let (_, cells) = runner.costs().rows().next().unwrap();
+        assert!(cells[BACKGROUND_CPU] > 0 && cells[ROWS] == 1);
+    }
+
+    #[test]
+    fn a_thread_whose_source_is_gone_ends_and_so_does_the_source() {
+        let mut runner = of_node(&APART, Some(Duration::from_nanos(1)));
+        let mut rows = Vec::new();
+        while runner.new_errors.is_empty() {
+            runner.wait(Duration::from_secs(60));
+            rows.extend(seen(&mut runner));
+        }
+        // What came with the error is the last of it.
+        assert_eq!(rows.last(), Some(&3));
+        assert!(seen(&mut runner).is_empty());
+        assert_eq!(runner.take_new_errors()[0].message, "gone");
+    }
+
+    #[test]
+    fn what_is_switched_off_or_not_asked_for_is_not_opened() {
+        let host = Host::real().unwrap();
+        let off = HashMap::from([("rare", Choice { off: true, period: None })]);
+        let options = Options { node: true, choices: off, ..Options::default() };
+        let runner = Runner::open_those(&[&RARE], &host, &options);
+        assert_eq!(runner.unavailable()[0].1.to_string(), "switched off by sources.rare");
+        let runner = Runner::open_those(&[&RARE, &APART], &host, &Options::default());
+        assert!(runner.batches().is_empty() && runner.unavailable().is_empty());
     }
 }

@@ -25,6 +25,16 @@ fn natural(name: &str) -> (String, u64) {
     (stem.to_owned(), number.parse().unwrap_or(0))
 }
 
+/// A device file cannot be read, but its directory says that it is there.
+pub(crate) fn exists(host: &Host, path: &str) -> bool {
+    let Some((folder, name)) = path.rsplit_once('/') else { return false };
+    let mut found = false;
+    if let Ok(folder) = host.open_dir(folder) {
+        let _ = folder.list(&mut Vec::new(), |entry, _, _| found |= entry == name.as_bytes());
+    }
+    found
+}
+
 pub(crate) fn text(dir: &Dir, name: &str, buffer: &mut Vec<u8>) -> Option<String> {
     dir.read(name, buffer).ok()?;
     let text = String::from_utf8_lossy(buffer.trim_ascii()).into_owned();

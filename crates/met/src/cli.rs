@@ -53,6 +53,9 @@ pub enum Command {
     /// Show the graphics cards now: who uses them, who holds them and idles
     #[command(after_help = "Example:\n  met gpus")]
     Gpus(GpusArgs),
+    /// Show the machine now: load, memory, pressure, disks, networks, power, temperatures
+    #[command(after_help = "Example:\n  met node")]
+    Node(NodeArgs),
     /// Print what a job wrote
     #[command(after_help = "Example:\n  met logs -f 12")]
     Logs(LogsArgs),
@@ -215,6 +218,13 @@ pub struct GpusArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct NodeArgs {
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct LogsArgs {
     /// A job: 12, local:12, a name (its newest), or @last
     #[arg(value_name = "JOB", default_value = "@last")]
@@ -279,6 +289,9 @@ pub struct DaemonArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// Say what reading each source costs; looks for five seconds
+    #[arg(long)]
+    pub cost: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -1,6 +1,7 @@
 //! The configuration: one YAML file, every key optional.
 
 mod keys;
+mod sources;
 mod tree;
 
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ pub struct Config {
     pub gpu: Gpu,
     pub energy: Energy,
     pub emissions: Emissions,
+    pub sources: sources::Sources,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -154,6 +156,7 @@ impl Default for Config {
                 max_age: Duration::from_secs(6 * 3600),
                 url: None,
             },
+            sources: sources::Sources::default(),
             nvidia: Collector::default(),
         }
     }
@@ -202,7 +205,7 @@ impl Config {
                 ));
             }
         }
-        text
+        text + &sources::reference()
     }
 }
 
@@ -345,7 +348,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(

@@ -62,6 +62,7 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Show(args)) => commands::show::show(&setting()?, &args),
         Some(Command::Ps(args)) => commands::ps::ps(&setting()?, &args),
         Some(Command::Gpus(args)) => commands::gpus::gpus(&setting()?, &args),
+        Some(Command::Node(args)) => commands::node::node(&setting()?, &args),
         Some(Command::Logs(args)) => commands::logs::logs(&setting()?, &args),
         Some(Command::Wait(args)) => commands::wait::wait(&setting()?, &args),
         Some(Command::Cancel(args)) => commands::cancel::cancel(&setting()?, &args),

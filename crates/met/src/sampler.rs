@@ -39,6 +39,7 @@ const COUNTERS: &[&str] = &["cgroup", "process"];
 /// For one job in the foreground: its own figures and the meters of the machine.
 const WITH_ENERGY: &[&str] =
     &["cgroup", "process", "nvidia", "drm", "node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
+const OF_NETWORK: [usize; 2] = [NETWORK_RECEIVED, NETWORK_SENT];
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
 /// A peak of cores is one that lasted.
@@ -566,6 +567,10 @@ fn totals(running: &Running, profile: Profile) -> Totals {
     for (column, value) in running.counters(profile.attached) {
         totals.set(column, value, SampledKind, counters);
     }
+    // A network may be older than the job: what it did since it was first looked at is the job's at least.
+    for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
+        totals.set(column, value, LowerBound, "/proc/PID/net/dev");
+    }
     if let Some(peak) = running.maximum(MEMORY_NEEDED) {
         match profile.counts_memory {
             true => totals.set(MEMORY_NEEDED_PEAK, peak, SampledKind, "cgroup"),
@@ -612,7 +617,7 @@ fn rank(kind: QualityKind) -> Option<usize> {
 
 /// What the configuration says about sources.
 pub fn options(config: &Config, patience: Duration) -> Options {
-    Options { nvml_library: config.gpu.nvml.clone(), patience, ..Options::default() }
+    Options { nvml_library: config.gpu.nvml.clone(), patience, ..config.sources.options() }
 }
 
 impl WaitLedger {

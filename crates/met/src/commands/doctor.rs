@@ -1,20 +1,23 @@
 //! `met doctor`: what can be measured here, what not, why, and what would enable it.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
+use met_core::job::State;
+use met_host::Targets;
 use met_host::cgroup::{Hierarchies, Kind};
 use met_jobs::enclosure::{Enable, Enclosure};
-use met_sources::{Runner, SOURCES, Unavailable};
+use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
 use serde_json::json;
 
 use crate::cli::DoctorArgs;
-use crate::sampler;
+use crate::jobs::{AllJobs, JobsFilter};
+use crate::sampler::{self, Cost, Sampler};
 use crate::setting::Setting;
 use crate::supervise::perf_allowed;
-use crate::view::{Paint, Style};
+use crate::view::{Paint, Style, units};
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -55,6 +58,9 @@ impl Health {
 }
 
 pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
+    if args.cost {
+        return cost(setting, args);
+    }
     let mut findings = sources(setting);
     findings.extend([
         cgroups(setting),
@@ -90,11 +96,102 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     Ok(0)
 }
 
+/// Looks a second apart, as a daemon does: in a loop everything would be in a cache, and look cheap.
+const COST_LOOKS: u32 = 5;
+
+/// What each source costs with the jobs that run now.
+fn cost(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
+    let interval = setting.config.sampling.interval;
+    let mut sampler = Sampler::of_node(setting.host.clone(), interval, &setting.config);
+    let running = JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() };
+    for record in AllJobs::open(setting)?.jobs(&running)? {
+        sampler.add(&record);
+    }
+    let terminal = io::stderr().is_terminal();
+    sampler.look();
+    for look in 1..=COST_LOOKS {
+        if terminal {
+            let _ = write!(io::stderr(), "\rlooking {look} of {COST_LOOKS}\x1b[K");
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        sampler.look();
+    }
+    if terminal {
+        let _ = write!(io::stderr(), "\r\x1b[K");
+    }
+    let lines: Vec<CostLine> = sampler.costs().iter().map(|cost| CostLine::of(cost, interval)).collect();
+    let mut stdout = io::stdout().lock();
+    if args.json {
+        writeln!(stdout, "{}", serde_json::Value::Array(lines.iter().map(CostLine::object).collect()))?;
+        return Ok(0);
+    }
+    let head =
+        format!("{:<12} {:>7} {:>6} {:>12} {:>10}", "SOURCE", "EVERY", "ROWS", "PER READING", "OF A CORE");
+    writeln!(stdout, "{}", Style::of_stream(&stdout).paint(Paint::Bold, &head))?;
+    for line in &lines {
+        writeln!(
+            stdout,
+            "{:<12} {:>7} {:>6} {:>12} {:>10}",
+            line.source,
+            units::duration(line.every.as_secs_f64()),
+            line.rows,
+            line.each_ns.map_or("-".to_owned(), |ns| units::duration(ns / 1e9)),
+            line.core_ratio().map_or("-".to_owned(), |ratio| format!("{:.3}%", ratio * 100.0)),
+        )?;
+    }
+    let total: f64 = lines.iter().filter_map(CostLine::core_ratio).sum();
+    writeln!(stdout, "{:<12} {:>38.3}%", "together", total * 100.0)?;
+    Ok(0)
+}
+
+/// One source and its price.
+struct CostLine {
+    source: &'static str,
+    every: Duration,
+    rows: i64,
+    /// Own threads included; nothing for what has not been read yet.
+    each_ns: Option<f64>,
+}
+
+impl CostLine {
+    fn of(cost: &Cost, interval: Duration) -> CostLine {
+        let spent_ns = (cost.read_ns + cost.background_ns) as f64;
+        CostLine {
+            source: cost.source,
+            every: cost.period.unwrap_or(interval),
+            rows: cost.rows,
+            each_ns: (cost.readings > 0).then(|| spent_ns / cost.readings as f64),
+        }
+    }
+
+    fn core_ratio(&self) -> Option<f64> {
+        Some(self.each_ns? / 1e9 / self.every.as_secs_f64())
+    }
+
+    fn object(&self) -> serde_json::Value {
+        json!({
+            "source": self.source,
+            "every_seconds": self.every.as_secs_f64(),
+            "rows": self.rows,
+            "reading_seconds": self.each_ns.map(|ns| ns / 1e9),
+            "core_ratio": self.core_ratio(),
+        })
+    }
+}
+
 fn sources(setting: &Setting) -> Vec<Finding> {
-    let runner = Runner::open(&setting.host, &sampler::options(&setting.config, PATIENCE));
+    let options = Options { node: true, ..sampler::options(&setting.config, PATIENCE) };
+    let mut runner = Runner::open(&setting.host, &options);
+    runner.read(&Targets::default(), &TickInfo { slow: true, cgroups_only: false });
+    let errors = runner.take_new_errors();
     let finding = |spec: &&'static met_sources::SourceSpec| {
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
+        let error = errors.iter().find(|error| error.source == spec.name);
         let (health, detail, remedy) = match reason {
+            None if error.is_some() => {
+                let message = error.map(|error| error.message.clone()).unwrap_or_default();
+                (Health::Less, format!("{}, but: {message}", spec.help), None)
+            }
             None => (Health::Good, spec.help.to_owned(), None),
             Some((_, Unavailable::Absent(why))) => (Health::Missing, why.clone(), None),
             Some((_, Unavailable::Denied { path, need })) => {

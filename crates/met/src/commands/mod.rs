@@ -10,6 +10,7 @@ pub mod list;
 pub mod logs;
 pub mod man;
 pub mod metrics;
+pub mod node;
 pub mod ps;
 pub mod rm;
 pub mod run;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::tree::{Complaint, Entry, Node};
-use super::{Config, Provider, StorageName};
+use super::{Config, Provider, StorageName, sources};
 use crate::view::units::{self, ParseError};
 
 pub struct Section {
@@ -46,6 +46,9 @@ const DURATION_MIN: Bound = (Duration::from_secs(1), "1s");
 /// A hundred years: nobody means more, and sums of times stay far from overflow.
 const DURATION_MAX: Bound = (Duration::from_secs(36_500 * 86_400), "36500d");
 const COUNT_MAX: u64 = 1_000_000_000;
+
+/// The section with a reader of its own.
+const SOURCES: &str = "sources";
 
 /// Two names of one setting; in one file they must agree.
 pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cpuCollector", "interval")];
@@ -386,9 +389,14 @@ pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
     };
     refuse_duplicates(entries, "")?;
     for entry in entries {
+        if entry.key == SOURCES {
+            sources::apply(entry, &mut config.sources)?;
+            continue;
+        }
         let section = SECTIONS.iter().find(|section| section.name == entry.key);
         let section = section.ok_or_else(|| {
-            unknown(entry, "", &SECTIONS.iter().map(|section| section.name).collect::<Vec<_>>())
+            let names = SECTIONS.iter().map(|section| section.name).chain([SOURCES]);
+            unknown(entry, "", &names.collect::<Vec<_>>())
         })?;
         apply_section(section, entry, config)?;
     }
@@ -439,7 +447,7 @@ fn example(key: &Key) -> &'static str {
 }
 
 /// A file with one key twice means one thing to its author and another to us.
-fn refuse_duplicates(entries: &[Entry], prefix: &str) -> Result<(), Complaint> {
+pub fn refuse_duplicates(entries: &[Entry], prefix: &str) -> Result<(), Complaint> {
     for (index, entry) in entries.iter().enumerate() {
         if let Some(first) = entries[..index].iter().find(|first| first.key == entry.key) {
             let message =
@@ -470,7 +478,7 @@ fn refuse_contradiction(entries: &[Entry]) -> Result<(), Complaint> {
     Err(Complaint { line, message })
 }
 
-fn unknown(entry: &Entry, prefix: &str, known: &[&str]) -> Complaint {
+pub fn unknown(entry: &Entry, prefix: &str, known: &[&str]) -> Complaint {
     let name = format!("{prefix}{}", entry.key);
     let nearest = known
         .iter()

@@ -1,6 +1,7 @@
 //! What people see: text from records, reports and courses. Nothing here prints; callers do.
 
 pub mod gpus;
+pub mod node;
 pub mod plot;
 pub mod ps;
 pub mod report;

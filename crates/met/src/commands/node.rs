@@ -1,0 +1,115 @@
+//! `met node`: the machine now.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::Result;
+use met_core::node::{Freshness, NodeRow};
+use met_core::{Kind, MISSING};
+use met_host::clock;
+use met_sources::{Choice, Options, Pace, SOURCES};
+use serde_json::{Map, Value, json};
+
+use crate::cli::NodeArgs;
+use crate::sampler::{self, Sampler};
+use crate::setting::Setting;
+use crate::view::{Style, node};
+
+/// Rates are what happened between two looks.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+/// A controller may take seconds to answer.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
+    let progress = Progress::begin();
+    let mut sampler = open(setting);
+    sampler.look();
+    std::thread::sleep(BETWEEN_LOOKS);
+    // Asked now, taken over when it is there.
+    sampler.look();
+    sampler.wait(PATIENCE);
+    sampler.look();
+    progress.end();
+    let rows: Vec<(&NodeRow, Freshness)> = sampler.node_rows().collect();
+    let mut stdout = io::stdout().lock();
+    if args.json {
+        writeln!(stdout, "{}", object(setting, &rows))?;
+        return Ok(0);
+    }
+    let style = Style::of_stream(&stdout);
+    let facts = setting.host.facts();
+    let machine = node::Machine { name: &facts.hostname, cpus: facts.cpu_count };
+    stdout.write_all(node::machine(&machine, &rows, &style).as_bytes())?;
+    Ok(0)
+}
+
+/// Only what is about the machine, and all of it at every look.
+fn open(setting: &Setting) -> Sampler {
+    let mut options = Options {
+        node: true,
+        period_max: Some(BETWEEN_LOOKS),
+        ..sampler::options(&setting.config, PATIENCE)
+    };
+    for spec in SOURCES.iter().filter(|spec| spec.pace == Pace::Tick) {
+        options.choices.insert(spec.name, Choice { off: true, period: None });
+    }
+    Sampler::with(setting.host.clone(), BETWEEN_LOOKS, &setting.config, &options)
+}
+
+/// Says on a terminal that something is going on, and takes it back.
+struct Progress(bool);
+
+impl Progress {
+    fn begin() -> Progress {
+        let shown = io::stderr().is_terminal();
+        if shown {
+            let _ = write!(io::stderr(), "looking at the machine for a second");
+        }
+        Progress(shown)
+    }
+
+    fn end(&self) {
+        if self.0 {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+fn object(setting: &Setting, rows: &[(&NodeRow, Freshness)]) -> Value {
+    let mut tables = Map::new();
+    for (row, freshness) in rows {
+        let list = tables.entry(row.table.name).or_insert_with(|| Value::Array(Vec::new()));
+        if let Value::Array(list) = list {
+            list.push(row_object(row, *freshness));
+        }
+    }
+    json!({
+        "version": 1,
+        "node": setting.host.facts().hostname,
+        "time": met_insight::json::time(clock::realtime_ns()),
+        "tables": tables,
+    })
+}
+
+/// Labels, then every column that was read; a counter also as what it grew by per second.
+fn row_object(row: &NodeRow, freshness: Freshness) -> Value {
+    let mut object = Map::new();
+    for (name, label) in row.table.labels.iter().zip(&row.labels) {
+        object.insert((*name).to_owned(), json!(label));
+    }
+    object.insert("source".to_owned(), json!(row.source));
+    let read_ns = row.window.end_ns + clock::unix_offset_ns();
+    object.insert("read_at".to_owned(), json!(met_insight::json::time(read_ns)));
+    object.insert("stale".to_owned(), json!(freshness == Freshness::Stale));
+    for (index, column) in row.table.columns.iter().enumerate() {
+        if row.cells[index] == MISSING {
+            continue;
+        }
+        let name = column.json_name();
+        object.insert(name.clone(), json!(column.scaled(row.cells[index])));
+        if let Some(rate) = row.rate(index).filter(|_| column.kind == Kind::Counter) {
+            object.insert(format!("{name}_per_second"), json!(rate));
+        }
+    }
+    Value::Object(object)
+}

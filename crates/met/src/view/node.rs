@@ -1,0 +1,450 @@
+//! The machine as it is now: one block for each thing that it has.
+
+use met_core::node::{Freshness, NodeRow};
+
+use super::{Paint, Style, text, units};
+
+pub struct Machine<'a> {
+    pub name: &'a str,
+    pub cpus: u32,
+}
+
+type Rows<'a> = &'a [(&'a NodeRow, Freshness)];
+
+const HEAD_COLUMNS: usize = 13;
+const NAME_COLUMNS: usize = 24;
+/// Of so many temperatures the hottest are shown.
+const TEMPERATURES_MAX: usize = 8;
+
+pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
+    let uptime = of_table(rows, "node").find_map(|(row, _)| level(row, "uptime"));
+    let up = uptime.map(|seconds| format!(", up {}", units::duration(seconds))).unwrap_or_default();
+    let plural = if machine.cpus == 1 { "" } else { "s" };
+    let head = format!("{}, {} CPU{plural}{up}", text::escape(machine.name), machine.cpus);
+    let mut drawn = style.paint(Paint::Bold, &head) + "\n\n";
+    let blocks = [
+        ("CPU", cpu(rows, machine.cpus)),
+        ("Memory", memory(rows)),
+        ("Pressure", pressure(rows)),
+        ("NUMA", numa(rows)),
+        ("Disks", disks(rows)),
+        ("Network", network(rows)),
+        ("Fabric", fabric(rows)),
+        ("Lustre", lustre(rows)),
+        ("NFS", nfs(rows)),
+        ("Power", power(rows)),
+        ("Temperature", temperatures(rows)),
+    ];
+    for (head, lines) in blocks {
+        for (index, line) in lines.iter().enumerate() {
+            let head = if index == 0 { text::pad(head, HEAD_COLUMNS) } else { " ".repeat(HEAD_COLUMNS) };
+            let line = style.width.map_or(line.clone(), |width| {
+                text::cut(line, width.saturating_sub(HEAD_COLUMNS).max(20), style.ascii)
+            });
+            drawn += &format!("{}{line}\n", style.paint(Paint::Cyan, &head));
+        }
+    }
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+fn of_table<'a>(rows: Rows<'a>, table: &'a str) -> impl Iterator<Item = (&'a NodeRow, Freshness)> {
+    rows.iter().copied().filter(move |(row, _)| row.table.name == table)
+}
+
+fn level(row: &NodeRow, column: &str) -> Option<f64> {
+    row.level(row.table.column(column)?)
+}
+
+fn rate(row: &NodeRow, column: &str) -> Option<f64> {
+    row.rate(row.table.column(column)?)
+}
+
+fn label<'a>(row: &'a NodeRow, name: &str) -> &'a str {
+    let index = row.table.labels.iter().position(|label| *label == name);
+    index.and_then(|index| row.labels.get(index)).map_or("", String::as_str)
+}
+
+/// A name, what is known behind it, and a mark if it is not of this moment.
+fn line(name: &str, parts: &[(&str, Option<String>)], freshness: Freshness) -> Option<String> {
+    let known: Vec<String> =
+        parts.iter().filter_map(|(what, value)| Some(format!("{what}{}", value.as_ref()?))).collect();
+    if known.is_empty() {
+        return None;
+    }
+    let name = text::pad(&text::cut(&text::escape(name), NAME_COLUMNS, false), NAME_COLUMNS);
+    let mark = if freshness == Freshness::Stale { "   (not of this moment)" } else { "" };
+    Some(format!("{name} {}{mark}", known.join("   ")))
+}
+
+fn cpu(rows: Rows<'_>, cpus: u32) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (row, _) in of_table(rows, "node") {
+        let share = |columns: &[&str]| {
+            let rates: Option<f64> = columns.iter().map(|column| rate(row, column)).sum();
+            rates.map(|cores| cores / f64::from(cpus.max(1)))
+        };
+        let parts = [
+            ("user ", share(&["cpu_user", "cpu_nice"])),
+            ("system ", share(&["cpu_system", "cpu_interrupt", "cpu_soft_interrupt"])),
+            ("waiting for disks ", share(&["cpu_io_wait"])),
+            ("stolen ", share(&["cpu_steal"])),
+            ("idle ", share(&["cpu_idle"])),
+        ];
+        let shares =
+            parts.iter().filter_map(|(name, share)| Some(format!("{name}{}", units::percent((*share)?))));
+        lines.extend(joined(shares.collect()));
+        let loads = ["load_1", "load_5", "load_15"].map(|column| level(row, column));
+        if let [Some(one), Some(five), Some(fifteen)] = loads {
+            let threads = level(row, "threads_runnable").zip(level(row, "threads"));
+            let threads = threads.map_or(String::new(), |(ready, all)| {
+                format!("   {} of {} threads ready to run", units::count(ready), units::count(all))
+            });
+            lines.push(format!("load {one:.2} {five:.2} {fifteen:.2}{threads}"));
+        }
+        let per_second = [
+            ("context switches", rate(row, "context_switches")),
+            ("interrupts", rate(row, "interrupts")),
+            ("forks", rate(row, "forks")),
+        ];
+        let rates =
+            per_second.iter().filter_map(|(name, rate)| Some(format!("{} {name}/s", units::count((*rate)?))));
+        lines.extend(joined(rates.collect()));
+    }
+    for (row, _) in of_table(rows, "cpufreq") {
+        let range = level(row, "frequency_min").zip(level(row, "frequency_max"));
+        let range = range.map_or(String::new(), |(slowest, fastest)| {
+            format!("   {} to {}", units::hertz(slowest), units::hertz(fastest))
+        });
+        let throttled = rate(row, "throttles_core").filter(|rate| *rate > 0.0);
+        let throttled = throttled.map_or("", |_| "   slowed down by heat");
+        let mean = level(row, "frequency_mean");
+        lines.extend(mean.map(|mean| format!("at {}{range}{throttled}", units::hertz(mean))));
+    }
+    lines
+}
+
+fn joined(parts: Vec<String>) -> Option<String> {
+    (!parts.is_empty()).then(|| parts.join("   "))
+}
+
+fn memory(rows: Rows<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (row, _) in of_table(rows, "node") {
+        let total = level(row, "memory_total");
+        if let (Some(total), Some(available)) = (total, level(row, "memory_available")) {
+            let used = total - available;
+            let (used_text, total_text) = (units::bytes(used), units::bytes(total));
+            let share = units::percent(used / total.max(1.0));
+            let cache = level(row, "memory_cached").map(units::bytes);
+            let cache = cache.map_or(String::new(), |cache| format!("   cache {cache}"));
+            lines.push(format!("{used_text} of {total_text} in use ({share}){cache}"));
+        }
+        let swap = level(row, "swap_total").zip(level(row, "swap_free")).filter(|(total, _)| *total > 0.0);
+        if let Some((total, free)) = swap {
+            let moved = rate(row, "swapped_in").zip(rate(row, "swapped_out"));
+            let moved = moved.map_or(String::new(), |(back, out)| {
+                format!("   in {}   out {}", units::bytes_per_second(back), units::bytes_per_second(out))
+            });
+            lines.push(format!(
+                "swap {} of {} in use{moved}",
+                units::bytes(total - free),
+                units::bytes(total)
+            ));
+        }
+    }
+    lines
+}
+
+/// The share of the last second in which somebody waited.
+fn pressure(rows: Rows<'_>) -> Vec<String> {
+    let columns = [("CPU", "pressure_cpu"), ("memory", "pressure_memory"), ("I/O", "pressure_io")];
+    let waited = |row: &NodeRow| {
+        let share =
+            |(name, column): &(&str, &str)| Some(format!("{name} {}", units::percent(rate(row, column)?)));
+        joined(columns.iter().filter_map(share).collect())
+            .map(|text| format!("{text}   (share of the time that somebody waited)"))
+    };
+    of_table(rows, "node").filter_map(|(row, _)| waited(row)).collect()
+}
+
+fn numa(rows: Rows<'_>) -> Vec<String> {
+    // One node is the machine.
+    if of_table(rows, "numa").count() < 2 {
+        return Vec::new();
+    }
+    let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let used =
+            level(row, "memory_total").zip(level(row, "memory_free")).map(|(total, free)| total - free);
+        let parts = [
+            ("in use ", used.map(units::bytes)),
+            ("of ", level(row, "memory_total").map(units::bytes)),
+            ("pages from elsewhere/s ", rate(row, "foreign").map(units::count)),
+        ];
+        line(&format!("node {}", label(row, "numa_node")), &parts, freshness)
+    };
+    of_table(rows, "numa").filter_map(one).collect()
+}
+
+fn disks(rows: Rows<'_>) -> Vec<String> {
+    let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let parts = [
+            ("read ", rate(row, "read").map(units::bytes_per_second)),
+            ("written ", rate(row, "written").map(units::bytes_per_second)),
+            (
+                "requests/s ",
+                rate(row, "reads")
+                    .zip(rate(row, "writes"))
+                    .map(|(reads, writes)| units::count(reads + writes)),
+            ),
+            ("busy ", rate(row, "busy").map(|share| units::percent(share.min(1.0)))),
+        ];
+        line(label(row, "device"), &parts, freshness)
+    };
+    of_table(rows, "block").filter_map(one).collect()
+}
+
+fn network(rows: Rows<'_>) -> Vec<String> {
+    let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let lost = ["errors_received", "errors_sent", "dropped_received", "dropped_sent"];
+        let lost: f64 = lost.iter().filter_map(|column| rate(row, column)).sum();
+        let parts = [
+            ("received ", rate(row, "received").map(units::bytes_per_second)),
+            ("sent ", rate(row, "sent").map(units::bytes_per_second)),
+            ("lost packets/s ", (lost > 0.0).then(|| units::count(lost))),
+        ];
+        line(label(row, "device"), &parts, freshness)
+    };
+    // A device that never carried anything is not worth a line.
+    let used = |row: &NodeRow| level(row, "received") != Some(0.0) || level(row, "sent") != Some(0.0);
+    of_table(rows, "network").filter(|(row, _)| used(row)).filter_map(one).collect()
+}
+
+fn fabric(rows: Rows<'_>) -> Vec<String> {
+    let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let parts = [
+            ("received ", rate(row, "received").map(units::bytes_per_second)),
+            ("sent ", rate(row, "sent").map(units::bytes_per_second)),
+            ("of ", level(row, "link_rate").map(units::bytes_per_second)),
+            ("symbol errors/s ", rate(row, "symbol_errors").filter(|rate| *rate > 0.0).map(units::count)),
+        ];
+        line(
+            &format!("{}/{} {}", label(row, "device"), label(row, "port"), label(row, "link")),
+            &parts,
+            freshness,
+        )
+    };
+    of_table(rows, "infiniband").filter_map(one).collect()
+}
+
+fn lustre(rows: Rows<'_>) -> Vec<String> {
+    let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let parts = [
+            ("read ", rate(row, "read").map(units::bytes_per_second)),
+            ("written ", rate(row, "written").map(units::bytes_per_second)),
+            ("opens/s ", rate(row, "opens").map(units::count)),
+        ];
+        line(label(row, "file_system"), &parts, freshness)
+    };
+    of_table(rows, "lustre").filter_map(one).collect()
+}
+
+fn nfs(rows: Rows<'_>) -> Vec<String> {
+    let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let wait = rate(row, "wait").zip(rate(row, "operations")).filter(|(_, operations)| *operations > 0.0);
+        let parts = [
+            ("received ", rate(row, "received").map(units::bytes_per_second)),
+            ("sent ", rate(row, "sent").map(units::bytes_per_second)),
+            ("questions/s ", rate(row, "operations").map(units::count)),
+            ("each ", wait.map(|(wait, operations)| units::duration(wait / operations))),
+        ];
+        line(label(row, "mount"), &parts, freshness)
+    };
+    of_table(rows, "nfs").filter_map(one).collect()
+}
+
+/// Every meter: its power, or the growth of its energy counter, which is power too.
+fn power(rows: Rows<'_>) -> Vec<String> {
+    let name = |row: &NodeRow| match row.table.name {
+        "rapl" if label(row, "zone") == label(row, "package") => Some(label(row, "zone").to_owned()),
+        "rapl" => Some(format!("{} {}", label(row, "package"), label(row, "zone"))),
+        "cray" => Some(label(row, "component").to_owned()),
+        "ipmi" => Some(label(row, "sensor").to_owned()),
+        "redfish" => Some(format!("{} {}", label(row, "chassis"), label(row, "meter"))),
+        "hwmon" => Some(format!("{} {}", label(row, "chip"), label(row, "name"))),
+        _ => None,
+    };
+    let one = |&(row, freshness): &(&NodeRow, Freshness)| {
+        let watts = level(row, "power").or_else(|| rate(row, "energy"));
+        let parts = [("", watts.map(units::watts)), ("by ", watts.map(|_| row.source.to_owned()))];
+        line(&name(row)?, &parts, freshness)
+    };
+    rows.iter().filter_map(one).collect()
+}
+
+/// The hottest first.
+fn temperatures(rows: Rows<'_>) -> Vec<String> {
+    let name = |row: &NodeRow| match row.table.name {
+        "thermal" => Some(format!("zone {} {}", label(row, "zone"), label(row, "type"))),
+        "hwmon" => Some(format!("{} {}", label(row, "chip"), label(row, "name"))),
+        "ipmi" => Some(label(row, "sensor").to_owned()),
+        _ => None,
+    };
+    let mut found: Vec<(f64, String)> = rows
+        .iter()
+        .filter_map(|&(row, freshness)| {
+            let degrees = level(row, "temperature")?;
+            let critical = level(row, "temperature_critical").map(units::celsius);
+            let parts = [("", Some(units::celsius(degrees))), ("critical at ", critical)];
+            Some((degrees, line(&name(row)?, &parts, freshness)?))
+        })
+        .collect();
+    found.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let more = found.len().saturating_sub(TEMPERATURES_MAX);
+    let mut lines: Vec<String> = found.into_iter().take(TEMPERATURES_MAX).map(|(_, line)| line).collect();
+    if more > 0 {
+        lines.push(format!("and {more} cooler ones"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+    use met_core::node::NodeRows;
+    use met_core::{Batch, Subject, Table, Window};
+
+    const SECOND: i64 = 1_000_000_000;
+
+    fn table(name: &str) -> &'static Table {
+        met_sources::catalogue().into_iter().find(|table| table.name == name).unwrap()
+    }
+
+    /// Two readings a second apart.
+    fn read(rows: &mut NodeRows, name: &str, labels: &[&str], cells: &[(&str, i64, i64)]) {
+        let table = table(name);
+        let part = u32::try_from(rows.known(2 * SECOND).count()).unwrap();
+        let mut all = vec![Vec::new(); part as usize];
+        all.push(labels.iter().map(|label| (*label).to_owned()).collect());
+        for second in [1, 2] {
+            let mut batch = Batch::new(table);
+            let row = batch.push_part(Subject::Node, part);
+            for (column, before, now) in cells {
+                row[table.column(column).unwrap()] = if second == 1 { *before } else { *now };
+            }
+            batch.window = Window { begin_ns: second * SECOND - 1000, end_ns: second * SECOND };
+            rows.take(name_of(name), &batch, &all, SECOND);
+        }
+    }
+
+    fn name_of(name: &str) -> &'static str {
+        met_sources::SOURCES.iter().map(|spec| spec.name).find(|known| *known == name).unwrap()
+    }
+
+    fn draw(rows: &NodeRows, now_ns: i64) -> String {
+        let known: Vec<_> = rows.known(now_ns).collect();
+        machine(&Machine { name: "n1", cpus: 4 }, &known, &Style::plain())
+    }
+
+    const NODE: &[(&str, i64, i64)] = &[
+        ("uptime", 7_380 * SECOND, 7_380 * SECOND),
+        ("load_1", 1250, 1250),
+        ("load_5", 500, 500),
+        ("load_15", 50, 50),
+        ("threads_runnable", 3, 3),
+        ("threads", 456, 456),
+        ("cpu_user", 0, 2 * SECOND),
+        ("cpu_nice", 0, 0),
+        ("cpu_system", 0, SECOND / 2),
+        ("cpu_interrupt", 0, 0),
+        ("cpu_soft_interrupt", 0, 0),
+        ("cpu_io_wait", 0, 0),
+        ("cpu_idle", 0, 3 * SECOND / 2),
+        ("context_switches", 1000, 13_345),
+        ("memory_total", 16 << 30, 16 << 30),
+        ("memory_available", 12 << 30, 12 << 30),
+        ("memory_cached", 6 << 30, 6 << 30),
+        ("swap_total", 2 << 30, 2 << 30),
+        ("swap_free", 1 << 30, 1 << 30),
+        ("swapped_in", 0, 4096),
+        ("swapped_out", 0, 0),
+        ("pressure_cpu", 0, SECOND / 5),
+        ("pressure_io", 0, 0),
+    ];
+
+    fn sample() -> NodeRows {
+        let mut rows = NodeRows::default();
+        read(&mut rows, "node", &[], NODE);
+        read(
+            &mut rows,
+            "block",
+            &["nvme0n1", "disk"],
+            &[
+                ("read", 0, 5 << 20),
+                ("written", 0, 1 << 20),
+                ("reads", 0, 40),
+                ("writes", 0, 2),
+                ("busy", 0, SECOND / 8),
+            ],
+        );
+        read(
+            &mut rows,
+            "network",
+            &["eth0"],
+            &[("received", 0, 1 << 20), ("sent", 0, 2048), ("dropped_sent", 0, 3)],
+        );
+        read(&mut rows, "network", &["eth9"], &[("received", 0, 0), ("sent", 0, 0)]);
+        read(
+            &mut rows,
+            "infiniband",
+            &["mlx5_0", "1", "InfiniBand"],
+            &[("received", 0, 3 << 30), ("sent", 0, 1 << 30), ("link_rate", 12_500_000_000, 12_500_000_000)],
+        );
+        read(
+            &mut rows,
+            "lustre",
+            &["scratch", "scratch-ff"],
+            &[("read", 0, 9 << 20), ("written", 0, 0), ("opens", 0, 12)],
+        );
+        read(&mut rows, "rapl", &["package-0", "package-0", "intel-rapl:0"], &[("energy", 0, 98_500_000)]);
+        read(&mut rows, "rapl", &["dram", "package-0", "intel-rapl:0:0"], &[("energy", 0, 12_000_000)]);
+        read(&mut rows, "ipmi", &["node"], &[("power", 220_000, 221_000)]);
+        read(&mut rows, "thermal", &["0", "x86_pkg_temp"], &[("temperature", 45_000, 45_000)]);
+        read(
+            &mut rows,
+            "hwmon",
+            &["coretemp", "hwmon0/temp1", "Package id 0"],
+            &[("temperature", 61_000, 61_000), ("temperature_critical", 100_000, 100_000)],
+        );
+        rows
+    }
+
+    #[test]
+    fn a_machine_is_shown_with_what_it_has() {
+        expect![[r#"
+            n1, 4 CPUs, up 2h03m
+
+            CPU          user 50%   system 12%   waiting for disks 0%   idle 38%
+                         load 1.25 0.50 0.05   3 of 456 threads ready to run
+                         12,345 context switches/s
+            Memory       4.00 GiB of 16.0 GiB in use (25%)   cache 6.00 GiB
+                         swap 1.00 GiB of 2.00 GiB in use   in 4.00 KiB/s   out 0 B/s
+            Pressure     CPU 20%   I/O 0%   (share of the time that somebody waited)
+            Disks        nvme0n1                  read 5.00 MiB/s   written 1.00 MiB/s   requests/s 42   busy 12%
+            Network      eth0                     received 1.00 MiB/s   sent 2.00 KiB/s   lost packets/s 3
+            Fabric       mlx5_0/1 InfiniBand      received 3.00 GiB/s   sent 1.00 GiB/s   of 11.6 GiB/s
+            Lustre       scratch                  read 9.00 MiB/s   written 0 B/s   opens/s 12
+            Power        package-0                98.5 W   by rapl
+                         package-0 dram           12.0 W   by rapl
+                         node                     221 W   by ipmi
+            Temperature  coretemp Package id 0    61 °C   critical at 100 °C
+                         zone 0 x86_pkg_temp      45 °C
+        "#]].assert_eq(&draw(&sample(), 2 * SECOND));
+    }
+
+    #[test]
+    fn what_is_old_is_marked_and_then_left_out() {
+        assert_eq!(draw(&sample(), 2 * SECOND + 3 * SECOND / 2).matches("(not of this moment)").count(), 9);
+        assert_eq!(draw(&sample(), 5 * SECOND), "n1, 4 CPUs\n\n");
+    }
+}
