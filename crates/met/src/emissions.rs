@@ -68,13 +68,6 @@ pub fn check(config: &Emissions) -> Result<()> {
     }
 }
 
-/// The factor that holds at a time: the provider's last word while it is young, else the fixed one.
-pub fn holding(config: &Emissions, last: Option<&Factor>, now_ns: i64) -> Factor {
-    let max_age_ns = i64::try_from(config.max_age.as_nanos()).unwrap_or(i64::MAX);
-    let young = last.filter(|factor| now_ns.saturating_sub(factor.since_ns) <= max_age_ns);
-    young.cloned().unwrap_or_else(|| fixed(config))
-}
-
 /// The course of the factor: what was told while it was young, set by hand whatever its age, else the fixed one.
 pub fn course(config: &Emissions, told: &[Factor]) -> Factors {
     let max_age_ns = i64::try_from(config.max_age.as_nanos()).unwrap_or(i64::MAX);
@@ -346,14 +339,80 @@ mod tests {
         assert!(asked.contains("auth-token: secret") && asked.contains("zone=DE"), "{asked}");
     }
 
+    fn told(since_ns: i64, grams: i64, source: &str) -> Factor {
+        Factor { mg_per_kwh: grams * 1000, source: source.into(), since_ns }
+    }
+
+    const HOUR_NS: i64 = 3600 * 1_000_000_000;
+
     #[test]
     fn a_provider_that_is_away_is_believed_for_a_while() {
         let config = config(Provider::Rte);
-        let last = Factor { mg_per_kwh: 20_000, source: "rte eco2mix".into(), since_ns: 0 };
-        let hour_ns = 3600 * 1_000_000_000;
-        assert_eq!(holding(&config, Some(&last), hour_ns).source, "rte eco2mix");
-        assert!(holding(&config, Some(&last), 7 * hour_ns).source.starts_with("average of France"));
-        assert!(holding(&config, None, 0).source.starts_with("average of France"));
+        let factors = course(&config, &[told(0, 20, "rte eco2mix"), told(30 * HOUR_NS, 25, "rte eco2mix")]);
+        let source = |at_ns: i64| factors.at(at_ns).unwrap().source.clone();
+        assert_eq!(source(HOUR_NS), "rte eco2mix");
+        assert!(source(7 * HOUR_NS).starts_with("average of France"), "its word is too old");
+        assert!(source(-1).starts_with("average of France"), "before it was asked");
+        assert_eq!(source(31 * HOUR_NS), "rte eco2mix");
+    }
+
+    #[test]
+    fn another_provider_is_believed_for_all_times_but_not_against_what_was_set() {
+        let constant = Emissions { grams_per_kwh: Some(300.0), ..config(Provider::Constant) };
+        let factors = course(&constant, &[told(0, 20, "rte eco2mix"), told(HOUR_NS, 42, BY_HAND)]);
+        let grams = |at_ns: i64| factors.at(at_ns).unwrap().mg_per_kwh / 1000;
+        assert_eq!((grams(-1), grams(1), grams(100 * HOUR_NS)), (300, 300, 42));
+    }
+
+    /// A job of two hours that used 1 kWh in the first and 3 kWh in the second.
+    fn job() -> (Record, Course) {
+        let mut record = crate::view::sample::full(1, "train");
+        (record.start_ns, record.end_ns) = (Some(0), Some(2 * HOUR_NS));
+        let kwh = emission::UJ_PER_KWH as i64;
+        record.totals.set(ENERGY, 4 * kwh, met_core::job::QualityKind::Attributed, "RAPL, by CPU time");
+        let mut course = Course::new(&met_core::JOB);
+        let mut cells = vec![MISSING; met_core::JOB.columns.len()];
+        for (hours, energy) in [(0, 0), (1, kwh)] {
+            cells[ENERGY] = energy;
+            course.push(hours * HOUR_NS / 1_000_000, &cells);
+        }
+        (record, course)
+    }
+
+    #[test]
+    fn corrected_factors_are_applied_to_the_course_of_the_energy() {
+        let (mut record, samples) = job();
+        let rte = config(Provider::Rte);
+        let told_then = [told(0, 20, "rte eco2mix"), told(HOUR_NS, 60, "rte eco2mix")];
+        assert!(recompute(&mut record, &samples, &course(&rte, &told_then), 1.0));
+        assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 60) * 1_000_000));
+        assert_eq!(record.emission.as_ref().unwrap().factor_time_ns, Some(HOUR_NS));
+        assert!(!recompute(&mut record, &samples, &course(&rte, &told_then), 1.0), "nothing new");
+        let corrected = [told(0, 20, "rte eco2mix"), told(HOUR_NS, 50, "rte eco2mix")];
+        assert!(recompute(&mut record, &samples, &course(&rte, &corrected), 1.5));
+        assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 50) * 1_500_000));
+    }
+
+    #[test]
+    fn a_correction_is_kept_for_its_time_and_reaches_the_store() {
+        let state = tempfile::tempdir().unwrap();
+        let mut writer = Writer::open(state.path()).unwrap();
+        let (record, samples) = job();
+        writer.append_course(&record.key, &samples).unwrap();
+        writer.put(&record).unwrap();
+        let config = Config {
+            emissions: Emissions { grams_per_kwh: Some(100.0), ..config(Provider::Constant) },
+            ..Config::default()
+        };
+        let all = Correction::Recompute { since_ns: None };
+        assert_eq!(all.apply(&mut writer, &config).unwrap(), 1);
+        let emitted = |writer: &Writer| writer.get(&record.key).unwrap().unwrap().totals.get(EMISSIONS);
+        assert_eq!(emitted(&writer), Some(400_000_000));
+        let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: Some(HOUR_NS) };
+        set.apply(&mut writer, &config).unwrap();
+        assert_eq!(all.apply(&mut writer, &config).unwrap(), 1);
+        assert_eq!(emitted(&writer), Some(310_000_000));
+        assert_eq!(all.apply(&mut writer, &config).unwrap(), 0);
     }
 
     #[test]

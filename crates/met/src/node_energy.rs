@@ -11,13 +11,14 @@ use met_core::attribute::JobMap;
 use met_core::cards::Cards;
 use met_core::energy::emission::{self, Factor};
 use met_core::energy::estimate::{Estimate, Machine};
-use met_core::energy::ledger::{CARDS, CPU, IdleTo, MEMORY, REST};
+use met_core::energy::ledger::{CPU, IdleTo, MEMORY, REST};
 use met_core::energy::{Closed, Ledger, Line, Policy, Scope, Weights, Who};
 use met_core::job::{Emission, GpuUse, JobKey, QualityKind, Record, Totals};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
 use met_host::{Host, clock, parse};
 use met_sources::NodeSource;
+use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Energy};
 use crate::emissions;
@@ -60,8 +61,45 @@ pub struct NodeEnergy {
     metered_ns: Option<i64>,
     tariff: Tariff,
     factor: Factor,
-    last: Option<Closed>,
+    last: Option<EnergyWindow>,
     settled: Vec<(JobKey, Charged)>,
+}
+
+/// Who used what the meter says in the last window: jobs + system + idle == whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnergyWindow {
+    /// Nanoseconds of CLOCK_BOOTTIME.
+    pub begin_ns: i64,
+    pub end_ns: i64,
+    pub meter: String,
+    pub kind: QualityKind,
+    pub whole_uj: u64,
+    pub jobs_uj: u64,
+    pub system_uj: u64,
+    pub idle_uj: u64,
+}
+
+impl EnergyWindow {
+    fn of(closed: &Closed, meter: &str) -> EnergyWindow {
+        let sum = |of: fn(&Who) -> bool| {
+            closed.lines.iter().filter(|(who, _)| of(who)).map(|(_, line)| line.total_uj()).sum()
+        };
+        EnergyWindow {
+            begin_ns: closed.begin_ns,
+            end_ns: closed.end_ns,
+            meter: meter.to_owned(),
+            kind: closed.kind,
+            whole_uj: closed.whole_uj,
+            jobs_uj: sum(|who| matches!(who, Who::Job(_))),
+            system_uj: sum(|who| *who == Who::System),
+            idle_uj: sum(|who| *who == Who::Idle),
+        }
+    }
+
+    /// Mean power in watts.
+    pub fn watts(&self, energy_uj: u64) -> f64 {
+        energy_uj as f64 * 1e3 / (self.end_ns - self.begin_ns).max(1) as f64
+    }
 }
 
 struct Job {
@@ -191,17 +229,19 @@ impl NodeEnergy {
         self.take(closed);
     }
 
-    /// What the last closed window held.
-    pub fn last_window(&self) -> Option<&Closed> {
+    /// The meters that were read so far.
+    pub fn meters(&self) -> Vec<&str> {
+        self.ledger.meters().filter(|(_, kind)| *kind == QualityKind::Measured).map(|(name, _)| name).collect()
+    }
+
+    /// What an estimate of the processors rests on.
+    pub fn estimated_by(&self) -> &str {
+        &self.estimate.source
+    }
+
+    /// The window that was closed last.
+    pub fn last_window(&self) -> Option<&EnergyWindow> {
         self.last.as_ref()
-    }
-
-    pub fn idle_mw(&self) -> Option<u64> {
-        self.ledger.idle_mw()
-    }
-
-    pub fn key_of(&self, slot: u32) -> Option<&JobKey> {
-        self.jobs.get(&slot).map(|job| &job.key)
     }
 
     fn weigh_jobs(&mut self, now_ns: i64, rows: &Batch, map: &JobMap) {
@@ -378,7 +418,7 @@ impl NodeEnergy {
                 }
             }
             self.note_zero_charges(&meter, estimated);
-            self.last = Some(Closed { source: meter, ..closed });
+            self.last = Some(EnergyWindow::of(&closed, &meter));
         }
         let waiting = self.ledger.unsettled();
         let is_settled = |(slot, job): (&u32, &Job)| job.has_left && !waiting.contains(slot);
@@ -478,10 +518,6 @@ impl Charged {
             *value = value.map(|value| value + before);
         }
         Some(values)
-    }
-
-    pub fn gpu_uj(&self) -> u64 {
-        self.line.active_uj[CARDS] + self.line.idle_uj[CARDS]
     }
 
     /// Puts the figures into the totals of a record, in the place of those that samples made.

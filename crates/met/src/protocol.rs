@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::emissions::Correction;
 use crate::jobs::{JobRef, JobsFilter};
+use crate::node_energy::EnergyWindow;
 
 /// Raised when an older peer would misunderstand; a daemon that is older than its client leaves.
 pub const PROTOCOL: u32 = 1;
@@ -45,6 +46,8 @@ pub enum Request {
     /// The factors of emissions that were told, in the order of time.
     Factors,
     Correct(Correction),
+    /// Whose the node's energy was in the last window.
+    Energy,
     Status,
     Stop,
 }
@@ -68,6 +71,7 @@ pub enum Reply {
     Corrected {
         jobs: u64,
     },
+    Energy(Option<EnergyWindow>),
     /// The daemon ends on purpose: nobody shall start another one for it.
     Leaving,
     Error {

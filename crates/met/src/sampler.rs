@@ -19,7 +19,7 @@ use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{Members, enclosure};
-use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, self_cost};
+use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, self_cost};
 
 use crate::config::Config;
 use crate::node_energy::{self, Charged, NodeEnergy};
@@ -152,10 +152,6 @@ impl Default for Sampled {
 }
 
 impl Sampler {
-    pub fn new(host: Host, interval: Duration, config: &Config) -> Sampler {
-        Sampler::patient(host, interval, config, Duration::ZERO)
-    }
-
     /// One that waits for slow sources before its first tick: for a single look.
     pub fn patient(host: Host, interval: Duration, config: &Config, patience: Duration) -> Sampler {
         Sampler::with(host, interval, config, &options(config, patience))
@@ -281,12 +277,13 @@ impl Sampler {
         !self.jobs.is_empty() || self.energy.owes()
     }
 
-    pub fn energy(&mut self) -> &mut NodeEnergy {
-        &mut self.energy
+    /// The sources that this machine does not have or does not show, and why.
+    pub fn unavailable(&self) -> &[(&'static SourceSpec, Unavailable)] {
+        self.runner.unavailable()
     }
 
-    pub fn job_count(&self) -> usize {
-        self.jobs.len()
+    pub fn energy(&mut self) -> &mut NodeEnergy {
+        &mut self.energy
     }
 
     pub fn gap_ms(&self) -> i64 {

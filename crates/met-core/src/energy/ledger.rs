@@ -185,6 +185,11 @@ impl Ledger {
         }))
     }
 
+    /// All meters by name.
+    pub fn meters(&self) -> impl Iterator<Item = (&str, QualityKind)> {
+        self.meters.iter().map(|meter| (meter.name.as_str(), meter.kind))
+    }
+
     pub fn read_counter(&mut self, meter: MeterId, at_ns: i64, counter_uj: i64) {
         self.meters[meter.0].read_counter(at_ns, counter_uj);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use met_core::job::State;
-use met_host::Targets;
+use met_host::{Host, Targets, parse};
 use met_host::cgroup::{Hierarchies, Kind};
 use met_jobs::enclosure::{Enable, Enclosure};
 use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
@@ -63,6 +63,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     }
     let mut findings = sources(setting);
     findings.extend([
+        energy(setting),
         cgroups(setting),
         job_cgroup(setting),
         perf(),
@@ -201,6 +202,44 @@ fn sources(setting: &Setting) -> Vec<Finding> {
         Finding { what: spec.name, health, detail, remedy }
     };
     SOURCES.iter().map(finding).collect()
+}
+
+/// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
+fn energy(setting: &Setting) -> Finding {
+    let options = Options { node: true, only: Some(METERS), ..sampler::options(&setting.config, PATIENCE) };
+    let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
+    sampler.look();
+    let meters = sampler.energy().meters();
+    if !meters.is_empty() {
+        let detail = format!("jobs are charged what is measured by {}", meters.join(", "));
+        return Finding { what: "energy", health: Health::Good, detail, remedy: None };
+    }
+    let denied = sampler.unavailable().iter().find_map(|(spec, reason)| match reason {
+        Unavailable::Denied { path, .. } if spec.name == "rapl" => Some(path),
+        _ => None,
+    });
+    let remedy = match denied {
+        Some(_) => "sudo chmod a+r /sys/class/powercap/*/energy_uj".to_owned(),
+        None if is_virtual(&setting.host) => {
+            "a virtual machine has no meter: name its host's controller in met.yaml, sources.redfish.url".to_owned()
+        }
+        None => "sudo modprobe intel_rapl_msr; sudo modprobe -a ipmi_si ipmi_devintf".to_owned(),
+    };
+    let detail = format!("no meter: estimated by load, {} and memory", sampler.energy().estimated_by());
+    Finding { what: "energy", health: Health::Less, detail, remedy: Some(remedy) }
+}
+
+/// Meters that are read at once; `node` is what everybody does.
+const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
+
+fn is_virtual(host: &Host) -> bool {
+    let mut text = Vec::new();
+    let read = host.read_small("/proc/cpuinfo", &mut text);
+    read.is_ok() && parse::lines(&text).any(|line| line.starts_with(b"flags") && has_word(line, b"hypervisor"))
+}
+
+fn has_word(line: &[u8], word: &[u8]) -> bool {
+    line.split(|byte| byte.is_ascii_whitespace()).any(|field| field == word)
 }
 
 fn cgroups(setting: &Setting) -> Finding {

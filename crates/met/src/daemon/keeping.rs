@@ -158,6 +158,7 @@ impl Keeping {
                 self.emitting.told = self.writer.factors()?;
                 Ok(Reply::Corrected { jobs })
             }
+            Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
             Request::Correct(_) => bail!("only root may change the factors of the system daemon"),
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
             Request::Hello { .. } | Request::Stop => bail!("not a question about jobs"),

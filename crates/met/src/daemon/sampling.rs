@@ -12,7 +12,7 @@ use met_core::job::{JobKey, Record};
 use met_host::Host;
 
 use crate::config::Config;
-use crate::node_energy::Charged;
+use crate::node_energy::{Charged, EnergyWindow};
 use crate::protocol::SourceStatus;
 use crate::sampler::{Live, Sampled, Sampler};
 
@@ -22,6 +22,7 @@ enum Order {
     Settled(SyncSender<Vec<(JobKey, Charged)>>),
     SettleNow(SyncSender<Vec<(JobKey, Charged)>>),
     Factor(Box<Factor>),
+    Window(SyncSender<Option<EnergyWindow>>),
     Drain(SyncSender<Vec<(JobKey, Course)>>),
     Live(SyncSender<HashMap<JobKey, Live>>),
     Costs(SyncSender<Vec<SourceStatus>>),
@@ -61,6 +62,11 @@ impl Sampling {
     /// The same for all that are over, by the meters as they are read now.
     pub fn settle_now(&self) -> Vec<(JobKey, Charged)> {
         self.ask(Order::SettleNow).unwrap_or_default()
+    }
+
+    /// Whose the node's energy was in the last window.
+    pub fn energy_window(&self) -> Option<EnergyWindow> {
+        self.ask(Order::Window).flatten()
     }
 
     /// What a kilowatt hour emits from now on.
@@ -143,6 +149,7 @@ fn obey(
         }
         Order::Settled(reply) => drop(reply.send(sampler.take_settled())),
         Order::SettleNow(reply) => drop(reply.send(sampler.settle_now())),
+        Order::Window(reply) => drop(reply.send(sampler.energy().last_window().cloned())),
         Order::Factor(factor) => sampler.energy().set_factor(*factor),
         Order::Drain(reply) => drop(reply.send(sampler.drain())),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),

@@ -330,7 +330,9 @@ impl Job<'_> {
         Value::Marked(self.record.totals.figure(index).map(|figure| {
             let value = JOB.columns[index].scaled(figure.value);
             let sign = if figure.kind == QualityKind::Estimated { "~" } else { "" };
-            (value, format!("{sign}{}", format(value)))
+            // Nothing is nothing in any unit.
+            let words = if value == 0.0 { "0".to_owned() } else { format(value) };
+            (value, format!("{sign}{words}"))
         }))
     }
 
