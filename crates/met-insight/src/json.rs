@@ -141,6 +141,7 @@ mod tests {
             average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
             quality: {"wall_seconds":{"kind":"measured","source":"supervisor"},"cpu_seconds":{"kind":"measured","source":"rusage"},"cpu_user_seconds":{"kind":"measured","source":"rusage"},"cores_peak":{"kind":"sampled","source":"proc"},"memory_needed_peak_bytes":{"kind":"estimated","source":"proc"},"read_bytes":{"kind":"lower_bound","source":"proc"},"processes":{"kind":"measured","source":"proc"}}
             gpus: []
+            emission: null
         "#]].assert_eq(&text(&sample::finished()));
     }
 
@@ -159,6 +160,7 @@ mod tests {
             average: {}
             quality: {}
             gpus: []
+            emission: null
         "#]].assert_eq(&text(&record));
     }
 

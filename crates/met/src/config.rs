@@ -348,7 +348,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, system, cpuCollector, nvidiaCollector, state, sources"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, energy, emissions, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(

@@ -231,7 +231,11 @@ impl NodeEnergy {
 
     /// The meters that were read so far.
     pub fn meters(&self) -> Vec<&str> {
-        self.ledger.meters().filter(|(_, kind)| *kind == QualityKind::Measured).map(|(name, _)| name).collect()
+        self.ledger
+            .meters()
+            .filter(|(_, kind)| *kind == QualityKind::Measured)
+            .map(|(name, _)| name)
+            .collect()
     }
 
     /// What an estimate of the processors rests on.
@@ -328,7 +332,7 @@ impl NodeEnergy {
         let elapsed_ns = (at_ns - before_ns) as u64;
         let used_bytes = cell("memory_total").zip(cell("memory_available")).map(|(total, free)| total - free);
         let held = self.cpu_count.saturating_mul(elapsed_ns);
-        let cpu = (grown_ns as u64).min(held);
+        let cpu = grown_ns as u64;
         let memory = memory_weight(used_bytes.unwrap_or(0), elapsed_ns);
         self.ledger.weigh_node(Weights { cpu, memory, held });
         self.estimate_energy(at_ns, now_ns, Some((cpu, held, elapsed_ns)));
@@ -634,3 +638,7 @@ pub fn machine(host: &Host) -> Machine {
         memory_bytes: host.facts().memory_total_bytes.unwrap_or(0).max(0) as u64,
     }
 }
+
+#[cfg(test)]
+#[path = "node_energy_tests.rs"]
+mod tests;

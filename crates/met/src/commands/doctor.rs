@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use met_core::job::State;
-use met_host::{Host, Targets, parse};
 use met_host::cgroup::{Hierarchies, Kind};
+use met_host::{Host, Targets, parse};
 use met_jobs::enclosure::{Enable, Enclosure};
 use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
 use serde_json::json;
@@ -221,7 +221,8 @@ fn energy(setting: &Setting) -> Finding {
     let remedy = match denied {
         Some(_) => "sudo chmod a+r /sys/class/powercap/*/energy_uj".to_owned(),
         None if is_virtual(&setting.host) => {
-            "a virtual machine has no meter: name its host's controller in met.yaml, sources.redfish.url".to_owned()
+            "a virtual machine has no meter: name its host's controller in met.yaml, sources.redfish.url"
+                .to_owned()
         }
         None => "sudo modprobe intel_rapl_msr; sudo modprobe -a ipmi_si ipmi_devintf".to_owned(),
     };
@@ -235,7 +236,8 @@ const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
 fn is_virtual(host: &Host) -> bool {
     let mut text = Vec::new();
     let read = host.read_small("/proc/cpuinfo", &mut text);
-    read.is_ok() && parse::lines(&text).any(|line| line.starts_with(b"flags") && has_word(line, b"hypervisor"))
+    read.is_ok()
+        && parse::lines(&text).any(|line| line.starts_with(b"flags") && has_word(line, b"hypervisor"))
 }
 
 fn has_word(line: &[u8], word: &[u8]) -> bool {

@@ -477,7 +477,7 @@ mod tests {
             idle_uj: 950_000_000,
         };
         expect![[r#"
-            Energy       200 W in all   jobs 100 W   system 5.00 W   idle 95.0 W   (10.0s, IPMI)
+            Energy       200 W in all   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
         "#]]
         .assert_eq(&energy(&window, &Style::plain()));
     }

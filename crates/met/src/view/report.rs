@@ -405,6 +405,39 @@ mod tests {
     }
 
     #[test]
+    fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
+        let energy = |kind| {
+            let drawn = draw(&sample::charged(1, kind), &Style::plain());
+            drawn[drawn.find("          energy").unwrap()..].to_owned()
+        };
+        expect![[r#"
+                      energy *2.50 Wh      *132 W average · RAPL, by CPU time
+                  CPU energy *2.00 Wh
+               memory energy *300 mWh
+                other energy *200 mWh      board, fans, disks, losses
+                  of it idle *500 mWh      for what the job holds
+                   emissions *85.0 mg      CO2e at 34 g/kWh, rte eco2mix
+                        cost *0.000525     EUR at 0.21 per kWh
+
+            * a share of something measured for several jobs
+        "#]]
+        .assert_eq(&energy(QualityKind::Attributed));
+        expect![[r#"
+                      energy ~2.50 Wh      ~132 W average · RAPL, by CPU time
+                  CPU energy ~2.00 Wh
+               memory energy ~300 mWh
+                other energy ~200 mWh      board, fans, disks, losses
+                  of it idle ~500 mWh      for what the job holds
+                   emissions ~85.0 mg      CO2e at 34 g/kWh, rte eco2mix
+                        cost ~0.000525     EUR at 0.21 per kWh
+
+            * no meter of energy was read; `met doctor` says what would make one readable
+            ~ estimated
+        "#]]
+        .assert_eq(&energy(QualityKind::Estimated));
+    }
+
+    #[test]
     fn what_is_not_known_is_left_out() {
         check(
             &sample::bare(1, "x"),

@@ -596,6 +596,42 @@ mod tests {
     }
 
     #[test]
+    fn energy_has_units_and_estimates_are_marked() {
+        let records = [
+            sample::charged(1, QualityKind::Attributed),
+            sample::charged(2, QualityKind::Estimated),
+            sample::bare(3, "x"),
+        ];
+        for (width, expected) in [
+            (
+                80,
+                expect![[r#"
+            JOB  NAME   STATE       ENERGY      IDLE      CO2E           COST  DURATION
+            1    train  finished   2.50 Wh   500 mWh   85.0 mg   0.000525 EUR      1m8s
+            2    train  finished  ~2.50 Wh  ~500 mWh  ~85.0 mg  ~0.000525 EUR      1m8s
+            3    x      running          -         -         -              -      1m8s
+        "#]],
+            ),
+            (
+                140,
+                expect![[r#"
+            JOB  NAME   STATE       ENERGY       CPU    MEMORY      REST      IDLE      CO2E           COST  QUALITY     DURATION
+            1    train  finished   2.50 Wh   2.00 Wh   300 mWh   200 mWh   500 mWh   85.0 mg   0.000525 EUR  attributed      1m8s
+            2    train  finished  ~2.50 Wh  ~2.00 Wh  ~300 mWh  ~200 mWh  ~500 mWh  ~85.0 mg  ~0.000525 EUR  estimated       1m8s
+            3    x      running          -         -         -         -         -         -              -  -               1m8s
+        "#]],
+            ),
+        ] {
+            let style = Style { width: Some(width), ..Style::plain() };
+            expected.assert_eq(&list(&records, View::Energy, sample::NOW_NS, &style));
+        }
+        expect![[r#"
+            job,manager,name,user,state,energy_joules,energy_cpu_joules,energy_memory_joules,gpu_energy_joules,energy_rest_joules,energy_idle_joules,emissions_grams,cost_money,energy_quality,wall_seconds
+            1,local,train,alice,finished,9000,7200,1080,,720,1800,0.085,0.000525,attributed,68.25
+        "#]].assert_eq(&csv(&records[..1], View::Energy, sample::NOW_NS).replace('\r', ""));
+    }
+
+    #[test]
     fn jobs_at_60() {
         check(
             View::Jobs,
