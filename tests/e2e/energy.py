@@ -104,7 +104,7 @@ def a_list_of_energy_has_units_and_marks(world):
     job = world.me.time_to_end(world.python, "-c", BUSY.format(1.5))
     check("average of France" in job["emission"]["factor_source"], job["emission"])
     kilowatt_hours = job["totals"]["energy_joules"] / 3.6e6 * 1.2
-    close_to(job["totals"]["cost_money"], kilowatt_hours * 0.25, 0.5, "the cost")
+    close_to(job["totals"]["cost_money"], kilowatt_hours * 0.25, 0.05, "the cost")
     grams = kilowatt_hours * job["emission"]["factor_grams_per_kilowatt_hour"]
     close_to(job["totals"]["emissions_grams"], grams, 0.05, "the emissions")
     text = world.me.met("list", "energy").ok().out

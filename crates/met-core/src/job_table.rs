@@ -52,7 +52,7 @@ columns! { COLUMNS:
     ENERGY_REST = Column::counter("energy_rest", Unit::Joules, MICRO, "its part of the rest of the machine: board, fans, disks, losses of the power supply; idle part included"),
     ENERGY_IDLE = Column::counter("energy_idle", Unit::Joules, MICRO, "the idle part: what the machine uses doing nothing, charged for the CPUs and cards that the job holds"),
     EMISSIONS = Column::counter("emissions", Unit::Grams, MICRO, "CO2 equivalent of the energy, that of the building included"),
-    COST = Column::counter("cost", Unit::Money, MICRO, "price of the energy, that of the building included"),
+    COST = Column::counter("cost", Unit::Money, NANO, "price of the energy, that of the building included"),
 }
 
 pub static JOB: Table = Table {

@@ -4,6 +4,7 @@
 //! A job's last window is closed after its end, when its meters have been read again. Until then the job is
 //! owed, and what was charged so far is provisional.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -43,6 +44,8 @@ const NODE_CHIP: &str = "power_meter";
 /// A meter that was not read for so many of its periods is gone.
 const PATIENCE_PERIODS: i64 = 3;
 const PATIENCE_MIN_NS: i64 = 2_500_000_000;
+/// A controller may take longer to answer than the time between two questions.
+const PATIENCE_MIN_SLOW_NS: i64 = 15_000_000_000;
 /// Weighings further apart have nothing to do with each other: nobody looked in between.
 const GAP_NS: i64 = 60_000_000_000;
 /// All that a job of this age did is in the window that is open.
@@ -55,7 +58,9 @@ pub struct NodeEnergy {
     jobs: BTreeMap<u32, Job>,
     node: Option<NodeSeen>,
     cpu_count: u64,
-    estimate: Estimate,
+    host: Host,
+    /// Made when it is needed: a table is searched for it.
+    estimate: OnceCell<Estimate>,
     estimated_uj: Estimated,
     /// When a meter was last read.
     metered_ns: Option<i64>,
@@ -160,7 +165,8 @@ impl NodeEnergy {
             jobs: BTreeMap::new(),
             node: None,
             cpu_count: u64::from(host.facts().cpu_count),
-            estimate: Estimate::of(&machine(host)),
+            host: host.clone(),
+            estimate: OnceCell::new(),
             estimated_uj: Estimated::default(),
             metered_ns: None,
             tariff: Tariff { pue, price_per_kwh, currency: currency.as_str().into() },
@@ -240,7 +246,11 @@ impl NodeEnergy {
 
     /// What an estimate of the processors rests on.
     pub fn estimated_by(&self) -> &str {
-        &self.estimate.source
+        &self.estimate().source
+    }
+
+    fn estimate(&self) -> &Estimate {
+        self.estimate.get_or_init(|| Estimate::of(&machine(&self.host)))
     }
 
     /// The window that was closed last.
@@ -286,7 +296,9 @@ impl NodeEnergy {
 
     /// Whether there was a reading among them.
     fn read_meters(&mut self, source: &NodeSource<'_>, batch: &Batch, has_rapl: bool) -> bool {
-        let patience_ns = source.period_ns.saturating_mul(PATIENCE_PERIODS).max(PATIENCE_MIN_NS);
+        let is_slow = matches!(source.name, "ipmi" | "redfish" | "hwmon");
+        let least_ns = if is_slow { PATIENCE_MIN_SLOW_NS } else { PATIENCE_MIN_NS };
+        let patience_ns = source.period_ns.saturating_mul(PATIENCE_PERIODS).max(least_ns);
         let energy = batch.table.column("energy");
         let power = batch.table.column("power");
         let mut any = false;
@@ -346,11 +358,13 @@ impl NodeEnergy {
         }
         if let Some((busy_ns, held_ns, elapsed_ns)) = load {
             let permille = u128::from(busy_ns) * 1000 / u128::from(held_ns.max(1));
-            let power_mw = self.estimate.cpu_mw(u64::try_from(permille).unwrap_or(1000));
+            let estimate = self.estimate();
+            let power_mw = estimate.cpu_mw(u64::try_from(permille).unwrap_or(1000));
+            let memory_mw = estimate.memory_mw;
             self.estimated_uj.cpu_uj += energy_uj(power_mw, elapsed_ns);
-            self.estimated_uj.memory_uj += energy_uj(self.estimate.memory_mw, elapsed_ns);
+            self.estimated_uj.memory_uj += energy_uj(memory_mw, elapsed_ns);
         }
-        self.ledger.know_idle(Some([self.estimate.cpu_idle_mw, 0, 0, 0]));
+        self.ledger.know_idle(Some([self.estimate().cpu_idle_mw, 0, 0, 0]));
         let Estimated { cpu_uj, memory_uj } = self.estimated_uj;
         for (name, scope, counter_uj) in
             [(ESTIMATE, Scope::Package, cpu_uj), ("estimate of memory", Scope::Memory, memory_uj)]
@@ -408,7 +422,7 @@ impl NodeEnergy {
         if let Some(closed) = closed {
             let estimated = closed.kind == QualityKind::Estimated;
             let meter = match closed.source.as_str() {
-                "processors" | "memory" if estimated => self.estimate.source.clone(),
+                "processors" | "memory" if estimated => self.estimate().source.clone(),
                 "processors" | "memory" => "RAPL".to_owned(),
                 named => named.to_owned(),
             };
@@ -515,7 +529,7 @@ impl Charged {
             Some(part(REST)),
             Some(self.line.idle_total_uj() as i64),
             Some(emitted_ug.round() as i64),
-            self.tariff.cost_micro(energy_uj),
+            self.tariff.cost_nano(energy_uj),
         ];
         let mut values = own;
         for (value, before) in values.iter_mut().zip(self.before) {
@@ -569,9 +583,9 @@ impl Tariff {
         Some(format!("{} at {price} per kWh{building}", self.currency))
     }
 
-    fn cost_micro(&self, energy_uj: i64) -> Option<i64> {
+    fn cost_nano(&self, energy_uj: i64) -> Option<i64> {
         let kilowatt_hours = energy_uj as f64 / emission::UJ_PER_KWH as f64 * self.pue;
-        Some((kilowatt_hours * self.price_per_kwh? * 1e6).round() as i64)
+        Some((kilowatt_hours * self.price_per_kwh? * 1e9).round() as i64)
     }
 }
 

@@ -325,7 +325,7 @@ fn the_building_and_the_price_are_in_emissions_and_cost_and_not_in_energy() {
     bench.tick();
     // One kilowatt hour at 100 g, one at 300 g, half as much again for the building.
     assert_eq!(bench.value(1, column::EMISSIONS), Some(600_000_000));
-    assert_eq!(bench.value(1, column::COST), Some(600_000));
+    assert_eq!(bench.value(1, column::COST), Some(600_000_000));
     let emission = bench.energy.charged(1).unwrap().emission().unwrap();
     assert_eq!((emission.factor_source.as_str(), emission.factor_time_ns), ("rte eco2mix", Some(5)));
 }

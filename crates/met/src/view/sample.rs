@@ -127,7 +127,7 @@ pub fn charged(id: u32, kind: QualityKind) -> Record {
         record.totals.set(index, joules * 1_000_000, kind, source);
     }
     record.totals.set(column::EMISSIONS, 85_000, kind, "rte eco2mix");
-    record.totals.set(column::COST, 525, kind, "EUR at 0.21 per kWh");
+    record.totals.set(column::COST, 525_000, kind, "EUR at 0.21 per kWh");
     record.emission = Some(Emission {
         factor_mg_per_kwh: 34_000,
         factor_source: "rte eco2mix".to_owned(),
