@@ -272,6 +272,33 @@ def doctor_names_every_source(world):
 
 
 @test
+def doctor_says_what_each_source_costs(world):
+    costs = {line["source"]: line for line in world.met("doctor", "--cost", "--json").ok().json()}
+    check({"cgroup", "process", "node", "block", "network"} <= costs.keys(), costs)
+    for line in costs.values():
+        each, ratio = line["reading_seconds"], line["core_ratio"]
+        check(each is None or each >= 0 and abs(each - ratio * line["every_seconds"]) < 1e-9, line)
+
+
+@test
+def node_shows_the_machine_and_a_configured_meter(world):
+    world.configure("sources:\n  ipmi: {command: 'echo Current Power : 221.5 Watts'}\n  network: off\n")
+    found = world.met("node", "--json").ok().json()["tables"]
+    with open("/proc/meminfo") as file:
+        total = int(file.readline().split()[1]) * 1024
+    machine = found["node"][0]
+    equal((machine["memory_total_bytes"], machine["stale"]), (total, False), "memory of the machine")
+    check(machine["cpu_idle_seconds_per_second"] >= 0 and machine["context_switches_per_second"] > 0, machine)
+    equal([(row["sensor"], row["power_watts"]) for row in found["ipmi"]], [("node", 221.5)], "the meter")
+    check("network" not in found, "network was switched off")
+    text = world.met("node").ok().out
+    for what in ("CPU ", "Memory ", "load ", r"Power +node +222 W +by ipmi"):
+        check(re.search(what, text), f"no {what} in:", text)
+    world.configure("sources:\n  ipmi: {command: /no/such/program}\n")
+    check("ipmi" not in world.met("node", "--json").ok().json()["tables"], "an error is no reading")
+
+
+@test
 def metrics_prints_the_catalogue(world):
     text = world.met("metrics").ok().out
     for name in ("met_job_cpu_seconds_total", "met_job_written_bytes_total", "met_source_"):

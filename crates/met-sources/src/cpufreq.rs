@@ -1,10 +1,11 @@
 //! Frequencies of the CPUs and how often heat held them down, summed up for the machine.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use met_core::table::{NANO, ONE};
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
-use met_host::{Dir, Host, Targets, parse};
+use met_host::{Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
@@ -35,14 +36,17 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 };
 
 const CPUS: &str = "/sys/devices/system/cpu";
+const NOW: &str = "scaling_cur_freq";
+const LIMIT: &str = "scaling_max_freq";
 const NS_PER_MS: i64 = 1_000_000;
 
 struct Cpufreq {
-    /// Each with the number of CPUs it is for.
-    policies: Vec<(Dir, i64)>,
-    /// One CPU of each core and one of each package: the others tell the same.
-    cores: Vec<Dir>,
-    packages: Vec<Dir>,
+    host: Host,
+    /// The folder of each, and the number of CPUs it is for.
+    policies: Vec<(String, i64)>,
+    /// Of one CPU of each core and of one of each package: the others tell the same.
+    cores: Vec<String>,
+    packages: Vec<String>,
     buffer: Vec<u8>,
 }
 
@@ -50,35 +54,36 @@ fn open(host: &Host, _: &Options) -> Opened {
     let mut buffer = Vec::new();
     let mut policies = Vec::new();
     for name in sysfs::names(host, &format!("{CPUS}/cpufreq")) {
-        let Ok(dir) = host.open_dir(format!("{CPUS}/cpufreq/{name}")) else { continue };
-        let affected = sysfs::text(&dir, "affected_cpus", &mut buffer).unwrap_or_default();
+        let folder = format!("{CPUS}/cpufreq/{name}");
+        let affected = sysfs::text(host, &format!("{folder}/affected_cpus"), &mut buffer).unwrap_or_default();
         let count = i64::try_from(affected.split_whitespace().count()).unwrap_or(1).max(1);
-        if sysfs::cell(&dir, "scaling_cur_freq", &mut buffer).is_ok_and(|cell| cell != MISSING) {
-            policies.push((dir, count));
+        if sysfs::cell(host, &format!("{folder}/{NOW}"), &mut buffer).is_ok_and(|cell| cell != MISSING) {
+            policies.push((folder, count));
         }
     }
-    let (mut cores, mut packages, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut cores, mut packages, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
     for name in sysfs::names(host, CPUS) {
         let Some(number) = name.strip_prefix("cpu").and_then(|number| number.parse::<u32>().ok()) else {
             continue;
         };
-        let path = format!("{CPUS}/cpu{number}");
-        let Ok(topology) = host.open_dir(format!("{path}/topology")) else { continue };
-        let package = sysfs::text(&topology, "physical_package_id", &mut buffer).unwrap_or_default();
-        let core = sysfs::text(&topology, "core_id", &mut buffer).unwrap_or_default();
+        let folder = format!("{CPUS}/cpu{number}");
+        let mut text = |name: &str| sysfs::text(host, &format!("{folder}/topology/{name}"), &mut buffer);
+        let package = text("physical_package_id").unwrap_or_default();
+        let core = text("core_id").unwrap_or_default();
+        let throttle = format!("{folder}/thermal_throttle");
+        if host.open_dir(&throttle).is_err() {
+            continue;
+        }
         for (key, list) in [(format!("{package}/{core}"), &mut cores), (package, &mut packages)] {
-            if let Ok(dir) = host.open_dir(format!("{path}/thermal_throttle"))
-                && !seen.contains(&key)
-            {
-                list.push(dir);
-                seen.push(key);
+            if seen.insert(key) {
+                list.push(throttle.clone());
             }
         }
     }
     if policies.is_empty() && cores.is_empty() {
         return Err(Unavailable::Absent("the kernel does not know the frequencies of its CPUs".to_owned()));
     }
-    Ok(Box::new(Cpufreq { policies, cores, packages, buffer }))
+    Ok(Box::new(Cpufreq { host: host.clone(), policies, cores, packages, buffer }))
 }
 
 impl Source for Cpufreq {
@@ -86,27 +91,29 @@ impl Source for Cpufreq {
         let [batch] = out else { return Ok(()) };
         let cells = batch.push(Subject::Node);
         let mut frequencies = Vec::with_capacity(self.policies.len());
-        for (dir, cpus) in &self.policies {
-            let read = sysfs::cell(dir, "scaling_cur_freq", &mut self.buffer);
-            frequencies.push((read.unwrap_or(MISSING), *cpus));
-            let limit = sysfs::cell(dir, "scaling_max_freq", &mut self.buffer).unwrap_or(MISSING);
-            cells[FREQUENCY_LIMIT] = cells[FREQUENCY_LIMIT].max(limit);
+        let (host, buffer) = (&self.host, &mut self.buffer);
+        for (folder, cpus) in &self.policies {
+            let mut number =
+                |name: &str| sysfs::cell(host, &format!("{folder}/{name}"), buffer).unwrap_or(MISSING);
+            frequencies.push((number(NOW), *cpus));
+            cells[FREQUENCY_LIMIT] = cells[FREQUENCY_LIMIT].max(number(LIMIT));
         }
         summarise(&frequencies, cells);
-        let buffer = &mut self.buffer;
-        cells[THROTTLES_CORE] = sum(&self.cores, "core_throttle_count", 1, buffer);
-        cells[THROTTLES_PACKAGE] = sum(&self.packages, "package_throttle_count", 1, buffer);
-        cells[THROTTLED_CORE] = sum(&self.cores, "core_throttle_total_time_ms", NS_PER_MS, buffer);
-        cells[THROTTLED_PACKAGE] = sum(&self.packages, "package_throttle_total_time_ms", NS_PER_MS, buffer);
+        let mut sum = |folders: &[String], name: &str, factor: i64| sum(host, folders, name, factor, buffer);
+        cells[THROTTLES_CORE] = sum(&self.cores, "core_throttle_count", 1);
+        cells[THROTTLES_PACKAGE] = sum(&self.packages, "package_throttle_count", 1);
+        cells[THROTTLED_CORE] = sum(&self.cores, "core_throttle_total_time_ms", NS_PER_MS);
+        cells[THROTTLED_PACKAGE] = sum(&self.packages, "package_throttle_total_time_ms", NS_PER_MS);
         Ok(())
     }
 }
 
 /// One that cannot be read makes the sum a lower one, so there is none.
-fn sum(dirs: &[Dir], name: &str, factor: i64, buffer: &mut Vec<u8>) -> i64 {
-    let mut total = if dirs.is_empty() { MISSING } else { 0 };
-    for dir in dirs {
-        total = parse::sum(total, sysfs::cell(dir, name, buffer).unwrap_or(MISSING));
+fn sum(host: &Host, folders: &[String], name: &str, factor: i64, buffer: &mut Vec<u8>) -> i64 {
+    let mut total = if folders.is_empty() { MISSING } else { 0 };
+    for folder in folders {
+        let cell = sysfs::cell(host, &format!("{folder}/{name}"), buffer);
+        total = parse::sum(total, cell.unwrap_or(MISSING));
     }
     parse::scaled(total, factor)
 }

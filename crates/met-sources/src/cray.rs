@@ -34,6 +34,7 @@ const FOLDER: &str = "/sys/cray/pm_counters";
 const TRIES: usize = 3;
 
 struct Cray {
+    host: Host,
     dir: Dir,
     meters: Vec<(u32, KeptFile, String, usize)>,
     labels: Vec<Vec<String>>,
@@ -48,7 +49,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         .open_dir(FOLDER)
         .map_err(|_| Unavailable::Absent("no pm_counters: this is no Cray node".to_owned()))?;
     let (mut meters, mut labels) = (Vec::new(), Vec::<Vec<String>>::new());
-    for name in sysfs::names_in(&dir) {
+    for name in sysfs::names(host, FOLDER) {
         let Some((component, column)) = meter(&name) else { continue };
         let Ok(file) = dir.open_kept(name.as_bytes(), host.budget(), Share::First) else { continue };
         let known = labels.iter().position(|labels| labels[0] == component);
@@ -63,7 +64,17 @@ fn open(host: &Host, _: &Options) -> Opened {
         return Err(Unavailable::Denied { path, need: "a kernel of Cray and its blade controller" });
     }
     let cells = vec![MISSING; labels.len() * COLUMNS.len()];
-    Ok(Box::new(Cray { dir, meters, labels, freshness: None, startup: None, cells, buffer: Vec::new() }))
+    let host = host.clone();
+    Ok(Box::new(Cray {
+        host,
+        dir,
+        meters,
+        labels,
+        freshness: None,
+        startup: None,
+        cells,
+        buffer: Vec::new(),
+    }))
 }
 
 /// `power`, `cpu_energy`, `accel0_power_cap`: of what, and which column.
@@ -116,7 +127,7 @@ impl Source for Cray {
 
 impl Cray {
     fn number(&mut self, name: &str) -> std::io::Result<i64> {
-        sysfs::cell(&self.dir, name, &mut self.buffer)
+        sysfs::cell(&self.host, &format!("{FOLDER}/{name}"), &mut self.buffer)
     }
 
     fn read_meters(&mut self) -> Result<(), ReadError> {

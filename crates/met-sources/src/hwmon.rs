@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::table::{MICRO, MILLI};
 use met_core::{Across, Batch, Column, Subject, Table, Unit, columns};
-use met_host::{Dir, Host, Targets};
+use met_host::{Host, Targets};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
@@ -37,43 +37,37 @@ const SENSORS_MAX: usize = 512;
 const CARDS: [&str; 4] = ["amdgpu", "i915", "xe", "nouveau"];
 
 struct Hwmon {
-    sensors: Vec<Sensor>,
+    host: Host,
+    /// The files of each sensor and the columns they fill.
+    sensors: Vec<Vec<(String, usize)>>,
     labels: Vec<Vec<String>>,
     buffer: Vec<u8>,
 }
 
-struct Sensor {
-    chip: usize,
-    /// The files and the columns they fill.
-    files: Vec<(String, usize)>,
-    dir: Dir,
-}
-
 fn open(host: &Host, _: &Options) -> Opened {
     let (mut sensors, mut labels, mut buffer) = (Vec::new(), Vec::new(), Vec::new());
-    for (number, chip) in sysfs::names(host, FOLDER).into_iter().enumerate() {
-        let Ok(dir) = host.open_dir(format!("{FOLDER}/{chip}")) else { continue };
-        let name = sysfs::text(&dir, "name", &mut buffer).unwrap_or_else(|| chip.clone());
+    for chip in sysfs::names(host, FOLDER) {
+        let path = |file: &str| format!("{FOLDER}/{chip}/{file}");
+        let name = sysfs::text(host, &path("name"), &mut buffer).unwrap_or_else(|| chip.clone());
         if CARDS.contains(&name.as_str()) {
             continue;
         }
-        for (sensor, files) in sensors_of(&sysfs::names_in(&dir)) {
+        for (sensor, files) in sensors_of(&sysfs::names(host, &path(""))) {
             if sensors.len() == SENSORS_MAX {
                 break;
             }
-            let Ok(dir) = host.open_dir(format!("{FOLDER}/{chip}")) else { continue };
-            let named = sysfs::text(&dir, &format!("{sensor}_label"), &mut buffer);
+            let named = sysfs::text(host, &path(&format!("{sensor}_label")), &mut buffer);
             labels.push(vec![
                 name.clone(),
                 format!("{chip}/{sensor}"),
                 named.unwrap_or_else(|| sensor.clone()),
             ]);
-            sensors.push(Sensor { chip: number, files, dir });
+            sensors.push(files.into_iter().map(|(file, column)| (path(&file), column)).collect());
         }
     }
     match sensors.is_empty() {
         true => Err(Unavailable::Absent("no sensor has a driver".to_owned())),
-        false => Ok(Box::new(Hwmon { sensors, labels, buffer })),
+        false => Ok(Box::new(Hwmon { host: host.clone(), sensors, labels, buffer })),
     }
 }
 
@@ -105,15 +99,14 @@ impl Source for Hwmon {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
-        for (part, sensor) in (0..).zip(&self.sensors) {
+        for (part, files) in (0..).zip(&self.sensors) {
             let cells = batch.push_part(Subject::Node, part);
-            for (file, column) in &sensor.files {
-                match sysfs::cell(&sensor.dir, file, &mut self.buffer) {
+            for (path, column) in files {
+                match sysfs::cell(&self.host, path, &mut self.buffer) {
                     Ok(cell) => cells[*column] = cell,
                     // A sensor without its device (an empty slot) refuses to be read, and the others do not.
                     Err(error) => {
-                        let path = format!("{FOLDER}/hwmon{}/{file}", sensor.chip);
-                        first_error.get_or_insert(ReadError::Retry { path, error });
+                        first_error.get_or_insert(ReadError::Retry { path: path.clone(), error });
                     }
                 }
             }

@@ -1,10 +1,11 @@
 //! InfiniBand and Omni-Path: what each port sent and received, by the counters in /sys.
 
+use std::io;
 use std::time::Duration;
 
 use met_core::table::ONE;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
-use met_host::{Dir, Host, Targets, parse};
+use met_host::{Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
@@ -56,14 +57,14 @@ const COUNTERS: [(usize, &[&str]); 10] = [
 ];
 
 struct Infiniband {
+    host: Host,
     ports: Vec<Port>,
     labels: Vec<Vec<String>>,
     buffer: Vec<u8>,
 }
 
 struct Port {
-    dir: Dir,
-    path: String,
+    folder: String,
     word_bytes: i64,
 }
 
@@ -72,12 +73,11 @@ fn open(host: &Host, _: &Options) -> Opened {
     for device in sysfs::names(host, FOLDER) {
         let word_bytes = word_bytes(host, &device, &mut buffer);
         for port in sysfs::names(host, &format!("{FOLDER}/{device}/ports")) {
-            let path = format!("{FOLDER}/{device}/ports/{port}");
-            let Ok(dir) = host.open_dir(&path) else { continue };
-            let link = sysfs::text(&dir, "link_layer", &mut buffer).unwrap_or_default();
+            let folder = format!("{FOLDER}/{device}/ports/{port}");
+            let link = sysfs::text(host, &format!("{folder}/link_layer"), &mut buffer).unwrap_or_default();
             let link = if word_bytes == FLIT_BYTES { "Omni-Path".to_owned() } else { link };
             labels.push(vec![device.clone(), port, link]);
-            ports.push(Port { dir, path, word_bytes });
+            ports.push(Port { folder, word_bytes });
             if ports.len() == PORTS_MAX {
                 break;
             }
@@ -85,7 +85,7 @@ fn open(host: &Host, _: &Options) -> Opened {
     }
     match ports.is_empty() {
         true => Err(Unavailable::Absent("no InfiniBand or Omni-Path adapter".to_owned())),
-        false => Ok(Box::new(Infiniband { ports, labels, buffer })),
+        false => Ok(Box::new(Infiniband { host: host.clone(), ports, labels, buffer })),
     }
 }
 
@@ -95,8 +95,7 @@ const FLIT_BYTES: i64 = 8;
 /// Data are counted in words of four bytes. Omni-Path counts flits of eight, and its driver passes them on
 /// as they are.
 fn word_bytes(host: &Host, device: &str, buffer: &mut Vec<u8>) -> i64 {
-    let driver = host.open_dir(format!("{FOLDER}/{device}/device")).ok();
-    let uevent = driver.and_then(|dir| sysfs::text(&dir, "uevent", buffer)).unwrap_or_default();
+    let uevent = sysfs::text(host, &format!("{FOLDER}/{device}/device/uevent"), buffer).unwrap_or_default();
     let is_opa = uevent.lines().any(|line| line == "DRIVER=hfi1") || device.starts_with("hfi1");
     if is_opa { FLIT_BYTES } else { WORD_BYTES }
 }
@@ -108,11 +107,11 @@ impl Source for Infiniband {
         for (part, port) in (0..).zip(&self.ports) {
             let cells = batch.push_part(Subject::Node, part);
             for (column, names) in COUNTERS {
-                match first_of(&port.dir, names, &mut self.buffer) {
+                match first_of(&self.host, &port.folder, names, &mut self.buffer) {
                     Ok(cell) => cells[column] = cell,
                     // A port that is reset answers no question; the other ports do.
                     Err(error) => {
-                        let path = format!("{}/{}", port.path, names[0]);
+                        let path = format!("{}/{}", port.folder, names[0]);
                         first_error.get_or_insert(ReadError::Retry { path, error });
                     }
                 }
@@ -120,7 +119,7 @@ impl Source for Infiniband {
             for column in [RECEIVED, SENT] {
                 cells[column] = parse::scaled(saturated(cells[column]), port.word_bytes);
             }
-            if port.dir.read("rate", &mut self.buffer).is_ok() {
+            if self.host.read_small(format!("{}/rate", port.folder), &mut self.buffer).is_ok() {
                 cells[LINK_RATE] = link_rate(&self.buffer);
             }
         }
@@ -132,9 +131,9 @@ impl Source for Infiniband {
     }
 }
 
-fn first_of(dir: &Dir, names: &[&str], buffer: &mut Vec<u8>) -> std::io::Result<i64> {
+fn first_of(host: &Host, folder: &str, names: &[&str], buffer: &mut Vec<u8>) -> io::Result<i64> {
     for name in names {
-        let cell = sysfs::cell(dir, name, buffer)?;
+        let cell = sysfs::cell(host, &format!("{folder}/{name}"), buffer)?;
         if cell != MISSING {
             return Ok(cell);
         }

@@ -80,7 +80,8 @@ impl Source for Numa {
                     // Memory can be taken out of a running machine.
                     Err(error) if is_gone(&error) => {}
                     Err(error) => {
-                        let path = format!("{FOLDER}/node{part}/{}", format.name);
+                        let node = &self.labels[part as usize][0];
+                        let path = format!("{FOLDER}/node{node}/{}", format.name);
                         first_error.get_or_insert(ReadError::Retry { path, error });
                     }
                 }

@@ -98,7 +98,8 @@ fn open(host: &Host, _: &Options) -> Opened {
     let (mut zones, mut labels, mut denied) = (Vec::new(), Vec::new(), None);
     for (path, zone, package) in found {
         let Ok(dir) = host.open_dir(format!("{POWERCAP}/{path}")) else { continue };
-        let range_uj = sysfs::cell(&dir, "max_energy_range_uj", &mut Vec::new()).unwrap_or(MISSING);
+        let range = format!("{POWERCAP}/{path}/max_energy_range_uj");
+        let range_uj = sysfs::cell(host, &range, &mut Vec::new()).unwrap_or(MISSING);
         match dir.open_kept(FILE, host.budget(), Share::First) {
             Ok(file) => {
                 let wrap = Wrap { range_uj: range_uj.max(0), ..Wrap::default() };
@@ -127,10 +128,7 @@ fn powercap_zones(host: &Host) -> Vec<(String, String, String)> {
     let names = sysfs::names(host, POWERCAP);
     // The same counters may be reachable a second way.
     let has_registers = names.iter().any(|name| name.starts_with("intel-rapl:"));
-    let mut zone_of = |path: &str| {
-        let dir = host.open_dir(format!("{POWERCAP}/{path}")).ok()?;
-        sysfs::text(&dir, "name", &mut buffer)
-    };
+    let mut zone_of = |path: &str| sysfs::text(host, &format!("{POWERCAP}/{path}/name"), &mut buffer);
     let mut zones = Vec::new();
     for path in names {
         let Some((kind, numbers)) = path.split_once(':') else { continue };
@@ -200,17 +198,17 @@ const EVENTS: [(&str, &str); 5] = [
 ];
 
 fn events(host: &Host) -> Option<Vec<Event>> {
-    let dir = host.open_dir(PMU).ok()?;
     let mut buffer = Vec::new();
-    let kind = sysfs::text(&dir, "type", &mut buffer)?.parse().ok()?;
+    let mut text = |name: &str| sysfs::text(host, &format!("{PMU}/{name}"), &mut buffer);
+    let kind = text("type")?.parse().ok()?;
     // One CPU for each package: `0,64`.
-    let cpus = sysfs::text(&dir, "cpumask", &mut buffer)?;
+    let cpus = text("cpumask")?;
     let cpus: Vec<u32> = cpus.split(',').filter_map(|cpu| cpu.parse().ok()).collect();
     let mut event = |&(name, zone): &(&str, &'static str)| {
-        let config = sysfs::text(&dir, &format!("events/{name}"), &mut buffer)?;
+        let config = text(&format!("events/{name}"))?;
         let config = u64::from_str_radix(config.strip_prefix("event=0x")?, 16).ok()?;
-        let scale: f64 = sysfs::text(&dir, &format!("events/{name}.scale"), &mut buffer)?.parse().ok()?;
-        let unit = sysfs::text(&dir, &format!("events/{name}.unit"), &mut buffer)?;
+        let scale: f64 = text(&format!("events/{name}.scale"))?.parse().ok()?;
+        let unit = text(&format!("events/{name}.unit"))?;
         let usable = unit == "Joules" && scale.is_finite() && scale > 0.0;
         let whole_board = zone == "psys";
         let cpus = if whole_board { cpus.iter().take(1).copied().collect() } else { cpus.clone() };

@@ -71,6 +71,10 @@ fn open(host: &Host, options: &Options) -> Opened {
 }
 
 fn is_safe(url: &str) -> bool {
+    // A password in the address would be shown with it.
+    if url.contains('@') {
+        return false;
+    }
     let host = |rest: &str| rest.split(['/', ':']).next().unwrap_or("").to_owned();
     url.starts_with("https://")
         || url.strip_prefix("http://").is_some_and(|rest| ["127.0.0.1", "localhost"].contains(&&*host(rest)))

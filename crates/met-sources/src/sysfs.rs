@@ -3,18 +3,15 @@
 use std::io;
 
 use met_core::MISSING;
-use met_host::{Dir, Host, parse};
+use met_host::{Host, parse};
 
 /// What is below a directory, sorted: parts keep their order from one start to the next. Nothing where there
 /// is no such directory.
 pub(crate) fn names(host: &Host, path: &str) -> Vec<String> {
-    host.open_dir(path).map(|dir| names_in(&dir)).unwrap_or_default()
-}
-
-pub(crate) fn names_in(dir: &Dir) -> Vec<String> {
     let mut names = Vec::new();
+    let Ok(dir) = host.open_dir(path) else { return names };
     let _ = dir.list(&mut Vec::new(), |name, _, _| names.extend(String::from_utf8(name.to_vec())));
-    names.sort_by(|one, other| natural(one).cmp(&natural(other)));
+    names.sort_by_key(|name| natural(name));
     names
 }
 
@@ -35,16 +32,16 @@ pub(crate) fn exists(host: &Host, path: &str) -> bool {
     found
 }
 
-pub(crate) fn text(dir: &Dir, name: &str, buffer: &mut Vec<u8>) -> Option<String> {
-    dir.read(name, buffer).ok()?;
+pub(crate) fn text(host: &Host, path: &str, buffer: &mut Vec<u8>) -> Option<String> {
+    host.read_small(path, buffer).ok()?;
     let text = String::from_utf8_lossy(buffer.trim_ascii()).into_owned();
     (!text.is_empty()).then_some(text)
 }
 
 /// The number in a file. A file that is not there or that holds something else is a missing number; one that
 /// cannot be read is an error.
-pub(crate) fn cell(dir: &Dir, name: &str, buffer: &mut Vec<u8>) -> io::Result<i64> {
-    match dir.read(name, buffer) {
+pub(crate) fn cell(host: &Host, path: &str, buffer: &mut Vec<u8>) -> io::Result<i64> {
+    match host.read_small(path, buffer) {
         Ok(()) => Ok(parse::cell(buffer.trim_ascii())),
         Err(error) if crate::is_gone(&error) => Ok(MISSING),
         Err(error) => Err(error),
@@ -58,7 +55,7 @@ mod tests {
     #[test]
     fn the_tenth_comes_after_the_ninth() {
         let mut names = ["zone10", "zone9", "a", "zone", "zone1"].map(str::to_owned);
-        names.sort_by(|one, other| natural(one).cmp(&natural(other)));
+        names.sort_by_key(|name| natural(name));
         assert_eq!(names, ["a", "zone", "zone1", "zone9", "zone10"]);
     }
 }

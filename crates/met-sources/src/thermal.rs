@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::table::MILLI;
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
-use met_host::{Dir, Host, Targets};
+use met_host::{Host, Targets};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
@@ -30,7 +30,9 @@ const ZONES_MAX: usize = 256;
 const TRIPS_MAX: u32 = 12;
 
 struct Thermal {
-    zones: Vec<(Dir, i64)>,
+    host: Host,
+    /// The file of each zone, and where it is critical.
+    zones: Vec<(String, i64)>,
     labels: Vec<Vec<String>>,
     buffer: Vec<u8>,
 }
@@ -39,26 +41,26 @@ fn open(host: &Host, _: &Options) -> Opened {
     let (mut zones, mut labels, mut buffer) = (Vec::new(), Vec::new(), Vec::new());
     for name in sysfs::names(host, FOLDER) {
         let Some(number) = name.strip_prefix("thermal_zone") else { continue };
-        let Ok(dir) = host.open_dir(format!("{FOLDER}/{name}")) else { continue };
-        let kind = sysfs::text(&dir, "type", &mut buffer).unwrap_or_default();
+        let folder = format!("{FOLDER}/{name}");
+        let kind = sysfs::text(host, &format!("{folder}/type"), &mut buffer).unwrap_or_default();
         labels.push(vec![number.to_owned(), kind]);
-        let critical = critical(&dir, &mut buffer);
-        zones.push((dir, critical));
+        zones.push((format!("{folder}/temp"), critical(host, &folder, &mut buffer)));
         if zones.len() == ZONES_MAX {
             break;
         }
     }
     match zones.is_empty() {
         true => Err(Unavailable::Absent("no thermal zone".to_owned())),
-        false => Ok(Box::new(Thermal { zones, labels, buffer })),
+        false => Ok(Box::new(Thermal { host: host.clone(), zones, labels, buffer })),
     }
 }
 
-fn critical(dir: &Dir, buffer: &mut Vec<u8>) -> i64 {
+fn critical(host: &Host, folder: &str, buffer: &mut Vec<u8>) -> i64 {
     for trip in 0..TRIPS_MAX {
-        match sysfs::text(dir, &format!("trip_point_{trip}_type"), buffer).as_deref() {
+        match sysfs::text(host, &format!("{folder}/trip_point_{trip}_type"), buffer).as_deref() {
             Some("critical") => {
-                return sysfs::cell(dir, &format!("trip_point_{trip}_temp"), buffer).unwrap_or(MISSING);
+                let path = format!("{folder}/trip_point_{trip}_temp");
+                return sysfs::cell(host, &path, buffer).unwrap_or(MISSING);
             }
             Some(_) => {}
             None => break,
@@ -71,8 +73,8 @@ impl Source for Thermal {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
-        for (part, (dir, critical)) in (0..).zip(&self.zones) {
-            match sysfs::cell(dir, "temp", &mut self.buffer) {
+        for (part, (path, critical)) in (0..).zip(&self.zones) {
+            match sysfs::cell(&self.host, path, &mut self.buffer) {
                 Ok(MISSING) => {}
                 Ok(temperature) => {
                     let cells = batch.push_part(Subject::Node, part);
@@ -80,8 +82,7 @@ impl Source for Thermal {
                 }
                 // A zone that is switched off refuses to be read.
                 Err(error) => {
-                    let path = format!("{FOLDER}/thermal_zone{part}/temp");
-                    first_error.get_or_insert(ReadError::Retry { path, error });
+                    first_error.get_or_insert(ReadError::Retry { path: path.clone(), error });
                 }
             }
         }

@@ -433,8 +433,10 @@ impl Sampler {
 
     fn follow_node(&mut self, now_ns: i64) {
         for source in self.runner.node() {
+            // What a tick reads is as old as the last tick, however short its own period.
+            let period_ns = source.period_ns.max(self.interval_ns);
             for batch in source.batches {
-                self.node.take(source.name, batch, source.labels, source.period_ns);
+                self.node.take(source.name, batch, source.labels, period_ns);
             }
         }
         self.node.forget_old(now_ns);

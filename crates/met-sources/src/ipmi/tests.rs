@@ -98,7 +98,7 @@ fn look(source: &mut dyn Source) -> String {
     let result = source.read(&Targets::default(), &SLOW, &mut batches);
     let mut text = String::new();
     for (row, cells) in batches[0].rows() {
-        text += &format!("{}", source.labels()[row.part as usize][0]);
+        text += &source.labels()[row.part as usize][0];
         for (column, cell) in COLUMNS.iter().zip(cells).filter(|(_, cell)| **cell != MISSING) {
             text += &format!(" {} {cell}", column.name);
         }

@@ -143,7 +143,7 @@ fn a_password_that_others_can_read_or_that_would_be_sent_openly_is_not_used() {
     let open_to_all = refused(&machine("operator:s3cret", 0o644), "https://bmc");
     assert_eq!(open_to_all, Some(Unavailable::Denied { path: "/etc/met/redfish".into(), need: NEED }));
     let closed = machine("operator:s3cret", 0o600);
-    for url in ["http://bmc", "http://localhost.evil.org", "ftp://bmc", "bmc"] {
+    for url in ["http://bmc", "http://localhost.evil.org", "ftp://bmc", "bmc", "https://me:pw@bmc"] {
         assert!(matches!(refused(&closed, url), Some(Unavailable::Absent(_))), "{url}");
     }
     assert!(is_safe("http://127.0.0.1:8000") && is_safe("http://localhost/x") && is_safe("https://bmc"));
