@@ -7,6 +7,7 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use met_core::attribute::JobMap;
 use met_core::cards::Cards;
@@ -46,7 +47,7 @@ const PATIENCE_PERIODS: i64 = 3;
 const PATIENCE_MIN_NS: i64 = 2_500_000_000;
 /// A controller may take longer to answer than the time between two questions.
 const PATIENCE_MIN_SLOW_NS: i64 = 15_000_000_000;
-/// Weighings further apart have nothing to do with each other: nobody looked in between.
+/// The least time without a look that is a gap.
 const GAP_NS: i64 = 60_000_000_000;
 /// All that a job of this age did is in the window that is open.
 const YOUNG_NS: i64 = 2_000_000_000;
@@ -58,6 +59,8 @@ pub struct NodeEnergy {
     jobs: BTreeMap<u32, Job>,
     node: Option<NodeSeen>,
     cpu_count: u64,
+    /// Between ticks; no meter is read more often.
+    interval_ns: i64,
     host: Host,
     /// Made when it is needed: a table is searched for it.
     estimate: OnceCell<Estimate>,
@@ -156,7 +159,7 @@ pub struct Charged {
 }
 
 impl NodeEnergy {
-    pub fn new(host: &Host, config: &Config) -> NodeEnergy {
+    pub fn new(host: &Host, config: &Config, interval: Duration) -> NodeEnergy {
         let Energy { idle_to_holders, idle_watts, pue, price_per_kwh, ref currency } = config.energy;
         let idle_to = if idle_to_holders { IdleTo::Holders } else { IdleTo::Nobody };
         let idle_mw = idle_watts.map(|watts| (watts * 1000.0).round() as u64);
@@ -165,6 +168,7 @@ impl NodeEnergy {
             jobs: BTreeMap::new(),
             node: None,
             cpu_count: u64::from(host.facts().cpu_count),
+            interval_ns: i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX),
             host: host.clone(),
             estimate: OnceCell::new(),
             estimated_uj: Estimated::default(),
@@ -298,7 +302,7 @@ impl NodeEnergy {
     fn read_meters(&mut self, source: &NodeSource<'_>, batch: &Batch, has_rapl: bool) -> bool {
         let is_slow = matches!(source.name, "ipmi" | "redfish" | "hwmon");
         let least_ns = if is_slow { PATIENCE_MIN_SLOW_NS } else { PATIENCE_MIN_NS };
-        let patience_ns = source.period_ns.saturating_mul(PATIENCE_PERIODS).max(least_ns);
+        let patience_ns = self.patience_ns(source.period_ns).max(least_ns);
         let energy = batch.table.column("energy");
         let power = batch.table.column("power");
         let mut any = false;
@@ -326,6 +330,15 @@ impl NodeEnergy {
         any
     }
 
+    fn patience_ns(&self, period_ns: i64) -> i64 {
+        period_ns.max(self.interval_ns).saturating_mul(PATIENCE_PERIODS)
+    }
+
+    /// Weighings further apart have nothing to do with each other: nobody looked in between.
+    fn gap_ns(&self) -> i64 {
+        self.patience_ns(GAP_NS / PATIENCE_PERIODS)
+    }
+
     fn weigh_node(&mut self, batch: &Batch, now_ns: i64) {
         let Some((_, cells)) = batch.rows().next() else { return };
         let cell =
@@ -335,7 +348,7 @@ impl NodeEnergy {
         let at_ns = batch.window.end_ns;
         let before = self.node.replace(NodeSeen { at_ns, busy_ns });
         let Some(NodeSeen { at_ns: before_ns, busy_ns: before_busy_ns }) =
-            before.filter(|before| (1..GAP_NS).contains(&(at_ns - before.at_ns)))
+            before.filter(|before| (1..self.gap_ns()).contains(&(at_ns - before.at_ns)))
         else {
             self.estimate_energy(at_ns, now_ns, None);
             return;
@@ -352,7 +365,7 @@ impl NodeEnergy {
 
     /// Where no meter is read, what the machine probably used since the last look.
     fn estimate_energy(&mut self, at_ns: i64, now_ns: i64, load: Option<(u64, u64, u64)>) {
-        if self.metered_ns.is_some_and(|metered_ns| now_ns - metered_ns < GAP_NS) {
+        if self.metered_ns.is_some_and(|metered_ns| now_ns - metered_ns < self.gap_ns()) {
             self.ledger.know_idle(None);
             return;
         }
@@ -366,10 +379,12 @@ impl NodeEnergy {
         }
         self.ledger.know_idle(Some([self.estimate().cpu_idle_mw, 0, 0, 0]));
         let Estimated { cpu_uj, memory_uj } = self.estimated_uj;
+        // Of the length of a few looks: a meter that begins to answer is not kept waiting by an estimate.
+        let patience_ns = self.interval_ns.saturating_mul(2).max(PATIENCE_MIN_NS);
         for (name, scope, counter_uj) in
             [(ESTIMATE, Scope::Package, cpu_uj), ("estimate of memory", Scope::Memory, memory_uj)]
         {
-            let meter = self.ledger.meter(name, scope, QualityKind::Estimated, PATIENCE_MIN_NS);
+            let meter = self.ledger.meter(name, scope, QualityKind::Estimated, patience_ns);
             self.ledger.read_counter(meter, at_ns, counter_uj as i64);
         }
     }
@@ -471,7 +486,7 @@ const ESTIMATE: &str = "estimate of processors";
 
 impl Job {
     fn weigh(&mut self, now_ns: i64, cpu_ns: i64, memory_bytes: i64) -> Weights {
-        let elapsed_ns = (now_ns - self.weighed_ns).clamp(0, GAP_NS) as u64;
+        let elapsed_ns = (now_ns - self.weighed_ns).max(0) as u64;
         self.weighed_ns = now_ns;
         let mut weights = Weights { cpu: 0, memory: 0, held: self.held_cpus.saturating_mul(elapsed_ns) };
         if cpu_ns != MISSING {

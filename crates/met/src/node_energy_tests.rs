@@ -18,6 +18,8 @@ fn table(name: &str) -> &'static Table {
     met_sources::catalogue().into_iter().find(|table| table.name == name).unwrap()
 }
 
+type Reading<'a> = (&'a [&'a str], &'a [(&'a str, i64)]);
+
 /// A machine of four CPUs at a time of the test's choosing.
 struct Bench {
     energy: NodeEnergy,
@@ -37,7 +39,7 @@ impl Bench {
         write(root.path(), "proc/meminfo", "MemTotal: 8000000 kB\n");
         let mut config = Config::default();
         change(&mut config);
-        let energy = NodeEnergy::new(&Host::at(root.path()).unwrap(), &config);
+        let energy = NodeEnergy::new(&Host::at(root.path()).unwrap(), &config, Duration::from_secs(1));
         Bench {
             energy,
             map: JobMap::default(),
@@ -50,18 +52,17 @@ impl Bench {
     }
 
     fn begin(&mut self, slot: u32, cpus: Option<i64>) {
-        let mut record = sample::bare(slot.into(), "job");
+        let mut record = sample::bare(slot, "job");
         record.allocated.cpus = cpus;
         self.map.add_job(slot, None);
         self.energy.begin(slot, &record, self.now_ns);
     }
 
-    /// A source's rows as they were `age_ns` ago.
-    fn read(&mut self, source: &'static str, every_ns: i64, age_ns: i64, rows: &[(&[&str], &[(&str, i64)])]) {
+    /// A source's rows: their labels and their cells.
+    fn read(&mut self, source: &'static str, every_ns: i64, rows: &[Reading<'_>]) {
         let table = table(source);
         let mut batch = Batch::new(table);
-        let end_ns = self.now_ns - age_ns;
-        batch.window = Window { begin_ns: end_ns - 1000, end_ns };
+        batch.window = Window { begin_ns: self.now_ns - 1000, end_ns: self.now_ns };
         let labels = rows.iter().map(|(labels, _)| labels.iter().map(|&label| label.to_owned()).collect());
         self.labels.insert(source, labels.collect());
         for (part, (_, cells)) in (0..).zip(rows) {
@@ -74,7 +75,7 @@ impl Bench {
     }
 
     fn package(&mut self, energy_uj: i64) {
-        self.read("rapl", SECOND, 0, &[(&["package-0", "package-0", "x"], &[("energy", energy_uj)])]);
+        self.read("rapl", SECOND, &[(&["package-0", "package-0", "x"], &[("energy", energy_uj)])]);
     }
 
     /// CPU time of the whole machine so far.
@@ -82,7 +83,7 @@ impl Bench {
         let zero = ["cpu_nice", "cpu_system", "cpu_interrupt", "cpu_soft_interrupt"].map(|name| (name, 0));
         let memory = [("memory_total", 8 << 30), ("memory_available", 4 << 30)];
         let cells: Vec<(&str, i64)> = zero.into_iter().chain(memory).chain([("cpu_user", busy_ns)]).collect();
-        self.read("node", SECOND, 0, &[(&[], &cells)]);
+        self.read("node", SECOND, &[(&[], &cells)]);
     }
 
     fn job(&mut self, slot: u32, cpu_ns: i64) {
@@ -133,7 +134,7 @@ fn a_job_asleep_alone_on_a_200_w_node_pays_nothing_and_idle_shows_as_idle() {
     bench.begin(1, None);
     for second in 0..41 {
         if second % 10 == 0 {
-            bench.read("ipmi", 10 * SECOND, 0, &[(&["node"], &[("power", 200_000)])]);
+            bench.read("ipmi", 10 * SECOND, &[(&["node"], &[("power", 200_000)])]);
         }
         bench.node(second * SECOND / 100);
         bench.job(1, 0);
@@ -211,9 +212,9 @@ fn a_controller_that_takes_four_seconds_delays_no_window_of_the_others_until_it_
         bench.package(second * 60 * WATT_SECOND);
         bench.node(second * SECOND);
         bench.job(1, second * SECOND);
-        // Asked every ten seconds; the answer is handed over four later, as of the time it was given.
+        // Asked every ten seconds, and each answer takes four.
         if second >= 4 && second % 10 == 4 {
-            bench.read("ipmi", 10 * SECOND, 0, &[(&["node"], &[("power", 150_000)])]);
+            bench.read("ipmi", 10 * SECOND, &[(&["node"], &[("power", 150_000)])]);
         }
         bench.tick();
     }
@@ -350,6 +351,21 @@ fn without_a_meter_there_is_an_estimate_and_it_says_so() {
 }
 
 #[test]
+fn ticks_that_are_rare_leave_no_gap() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.energy.interval_ns = 300 * SECOND;
+    bench.begin(1, None);
+    for tick in 0..4 {
+        bench.package(tick * 300 * 50 * WATT_SECOND);
+        bench.node(tick * 300 * SECOND);
+        bench.job(1, tick * 300 * SECOND);
+        bench.tick();
+        bench.now_ns += 299 * SECOND;
+    }
+    assert_eq!(bench.value(1, column::ENERGY), Some(900 * 50 * WATT_SECOND));
+}
+
+#[test]
 fn what_an_earlier_daemon_charged_is_added() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
     bench.begin(1, None);
@@ -448,7 +464,7 @@ proptest! {
                 bench.package(energy_uj);
             }
             if bmc {
-                bench.read("ipmi", 10 * SECOND, 0, &[(&["node"], &[("power", 90_000 + grown[1] / 10_000)])]);
+                bench.read("ipmi", 10 * SECOND, &[(&["node"], &[("power", 90_000 + grown[1] / 10_000)])]);
             }
             bench.node(busy_ns);
             for slot in 0..3 {

@@ -175,7 +175,7 @@ impl Sampler {
         Sampler {
             runner: Runner::open(&host, options),
             node: NodeRows::default(),
-            energy: NodeEnergy::new(&host, config),
+            energy: NodeEnergy::new(&host, config, interval),
             host,
             interval_ns,
             membership_every_ns: membership,
