@@ -351,6 +351,21 @@ fn without_a_meter_there_is_an_estimate_and_it_says_so() {
 }
 
 #[test]
+fn a_virtual_machine_is_not_charged_a_whole_processor() {
+    let root = tempfile::tempdir().unwrap();
+    write(root.path(), "proc/stat", "cpu 0\ncpu0 0\ncpu1 0\n");
+    let cpu = "model name\t: AMD EPYC 7742 64-Core Processor\nphysical id\t: 0\nflags\t\t: fpu sse";
+    write(root.path(), "proc/cpuinfo", &format!("{cpu}\n"));
+    let estimate = || estimate_of(&Host::at(root.path()).unwrap());
+    assert_eq!(
+        (estimate().cpu_full_mw, &*estimate().source),
+        (225_000, "thermal design power of AMD EPYC 7742")
+    );
+    write(root.path(), "proc/cpuinfo", &format!("{cpu} hypervisor\n"));
+    assert_eq!((estimate().cpu_full_mw, &*estimate().source), (12_000, "2 CPUs of a virtual machine"));
+}
+
+#[test]
 fn ticks_that_are_rare_leave_no_gap() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
     bench.energy.interval_ns = 300 * SECOND;

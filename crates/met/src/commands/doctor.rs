@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use anyhow::Result;
 use met_core::job::State;
+use met_host::Targets;
 use met_host::cgroup::{Hierarchies, Kind};
-use met_host::{Host, Targets, parse};
 use met_jobs::enclosure::{Enable, Enclosure};
 use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
 use serde_json::json;
 
 use crate::cli::DoctorArgs;
 use crate::jobs::{AllJobs, JobsFilter};
+use crate::node_energy;
 use crate::sampler::{self, Cost, Sampler};
 use crate::setting::Setting;
 use crate::supervise::perf_allowed;
@@ -220,7 +221,7 @@ fn energy(setting: &Setting) -> Finding {
     });
     let remedy = match denied {
         Some(_) => "sudo chmod a+r /sys/class/powercap/*/energy_uj".to_owned(),
-        None if is_virtual(&setting.host) => {
+        None if node_energy::machine(&setting.host).1 => {
             "a virtual machine has no meter: name its host's controller in met.yaml, sources.redfish.url"
                 .to_owned()
         }
@@ -232,17 +233,6 @@ fn energy(setting: &Setting) -> Finding {
 
 /// Meters that are read at once; `node` is what everybody does.
 const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
-
-fn is_virtual(host: &Host) -> bool {
-    let mut text = Vec::new();
-    let read = host.read_small("/proc/cpuinfo", &mut text);
-    read.is_ok()
-        && parse::lines(&text).any(|line| line.starts_with(b"flags") && has_word(line, b"hypervisor"))
-}
-
-fn has_word(line: &[u8], word: &[u8]) -> bool {
-    line.split(|byte| byte.is_ascii_whitespace()).any(|field| field == word)
-}
 
 fn cgroups(setting: &Setting) -> Finding {
     let kind = Hierarchies::read(&setting.host).map_or(Kind::None, |hierarchies| hierarchies.kind());

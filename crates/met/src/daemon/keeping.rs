@@ -156,6 +156,7 @@ impl Keeping {
             Request::Correct(correction) if self.may_stop(peer) => {
                 let jobs = correction.apply(&mut self.writer, &self.config)?;
                 self.emitting.told = self.writer.factors()?;
+                self.follow_factor();
                 Ok(Reply::Corrected { jobs })
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
@@ -333,18 +334,26 @@ impl Keeping {
         }
     }
 
-    /// Takes up what a provider said, and tells the sampler which factor holds.
-    pub fn follow_factor(&mut self) {
+    /// Takes up what a provider said.
+    pub fn hear_provider(&mut self) {
         match self.emitting.asking.as_ref().and_then(Asking::newest) {
             Some(Ok(factor)) => {
                 if let Err(error) = self.writer.put_factor(&factor) {
                     tracing::warn!("an emission factor is not kept: {error}");
                 }
+                // A provider says the same until it has measured again, and may correct itself.
+                self.emitting.told.retain(|told| told.since_ns != factor.since_ns);
                 self.emitting.told.push(factor);
+                self.emitting.told.sort_by_key(|told| told.since_ns);
+                self.follow_factor();
             }
             Some(Err(error)) => tracing::warn!("no emission factor: {error}"),
             None => {}
         }
+    }
+
+    /// Tells the sampler which factor holds now.
+    pub fn follow_factor(&mut self) {
         let factors = emissions::course(&self.config.emissions, &self.emitting.told);
         let holds = factors.at(jobs::now_ns()).cloned();
         if let Some(factor) = holds.clone().filter(|_| holds != self.emitting.holds) {

@@ -218,6 +218,7 @@ impl Daemon {
     fn keep_house(&mut self) {
         let now = Instant::now();
         self.keeping.settle_energy();
+        self.keeping.hear_provider();
         if now >= self.next_flush && self.keeping.job_count() > 0 {
             self.keeping.follow_factor();
             self.keeping.flush();
