@@ -156,7 +156,7 @@ pub trait Source: Send {
         &[]
     }
 
-    /// Waits for the reading that a thread of its own has under way.
+    /// Asks a thread of its own for a reading and waits for it.
     fn wait(&mut self, _patience: Duration) {}
 
     /// CPU time of threads of its own.

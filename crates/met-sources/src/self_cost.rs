@@ -95,12 +95,16 @@ impl Runner {
 
     /// Waits for the readings that sources have under way on threads of their own.
     pub fn wait(&mut self, patience: Duration) {
+        if patience.is_zero() {
+            return;
+        }
         let deadline = Instant::now() + patience;
-        for source in self.sources.iter_mut().filter_map(|running| running.source.as_mut()) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !left.is_zero() {
-                source.wait(left);
-            }
+        let mut sources: Vec<_> =
+            self.sources.iter_mut().filter_map(|running| running.source.as_mut()).collect();
+        // All are asked before any is waited for: they answer side by side.
+        sources.iter_mut().for_each(|source| source.wait(Duration::ZERO));
+        for source in sources {
+            source.wait(deadline.saturating_duration_since(Instant::now()));
         }
     }
 
