@@ -152,7 +152,8 @@ pub struct Charged {
     emitted: u128,
     factor: Option<Factor>,
     meters: BTreeSet<String>,
-    estimated: bool,
+    measured: bool,
+    estimated_uj: u64,
     tariff: Tariff,
     /// Of an earlier daemon, by `COLUMNS`.
     before: [i64; COLUMNS.len()],
@@ -446,11 +447,14 @@ impl NodeEnergy {
                 let mut charged = Some(*slot);
                 while let Some(slot) = charged {
                     let Some(job) = self.jobs.get_mut(&slot) else { break };
-                    job.charged.add(line, &meter, estimated, &self.factor);
+                    job.charged.add(line, estimated, &self.factor);
                     charged = job.outer.filter(|&outer| outer != slot);
                 }
             }
-            self.note_zero_charges(&meter, estimated);
+            // A job that did nothing in a window used nothing in it: that is known, and not missing.
+            for job in self.jobs.values_mut() {
+                job.charged.note(&meter, estimated, &self.factor);
+            }
             self.last = Some(EnergyWindow::of(&closed, &meter));
         }
         let waiting = self.ledger.unsettled();
@@ -459,13 +463,6 @@ impl NodeEnergy {
             self.jobs.iter().filter(|&(slot, job)| is_settled((slot, job))).map(|(&slot, _)| slot).collect();
         for job in done.into_iter().filter_map(|slot| self.jobs.remove(&slot)) {
             self.settled.push((job.key, job.charged));
-        }
-    }
-
-    /// A job that did nothing in a window that was measured used nothing: that is known, and not missing.
-    fn note_zero_charges(&mut self, meter: &str, estimated: bool) {
-        for job in self.jobs.values_mut().filter(|job| job.charged.meters.is_empty()) {
-            job.charged.add(&Line::default(), meter, estimated, &self.factor);
         }
     }
 
@@ -511,22 +508,35 @@ impl Charged {
             emitted: 0,
             factor: None,
             meters: BTreeSet::new(),
-            estimated: false,
+            measured: false,
+            estimated_uj: 0,
             tariff,
             before: [0; COLUMNS.len()],
         }
     }
 
-    fn add(&mut self, line: &Line, meter: &str, estimated: bool, factor: &Factor) {
+    fn add(&mut self, line: &Line, estimated: bool, factor: &Factor) {
         self.line.add(line);
+        self.estimated_uj += if estimated { line.total_uj() } else { 0 };
         self.emitted += u128::from(line.total_uj()) * factor.mg_per_kwh.max(0) as u128;
+    }
+
+    /// A window that the job lived in.
+    fn note(&mut self, meter: &str, estimated: bool, factor: &Factor) {
         if self.factor.as_ref() != Some(factor) {
             self.factor = Some(factor.clone());
         }
         if self.meters.len() < SOURCES_NAMED_MAX && !self.meters.contains(meter) {
             self.meters.insert(meter.to_owned());
         }
-        self.estimated |= estimated;
+        self.measured |= !estimated;
+    }
+
+    /// An estimate unless all but a hundredth of it was measured: a controller takes a while to begin with.
+    fn kind(&self) -> QualityKind {
+        let total_uj = self.line.total_uj();
+        let is_measured = self.measured && self.estimated_uj.saturating_mul(100) <= total_uj;
+        if is_measured { QualityKind::Attributed } else { QualityKind::Estimated }
     }
 
     /// By `COLUMNS`; nothing before the first window.
@@ -559,7 +569,7 @@ impl Charged {
             totals.remove(column);
         }
         let Some(values) = self.values() else { return };
-        let kind = if self.estimated { QualityKind::Estimated } else { QualityKind::Attributed };
+        let kind = self.kind();
         let meters = self.meters.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
         let source =
             if meters.is_empty() { "by CPU time".to_owned() } else { format!("{meters}, by CPU time") };
