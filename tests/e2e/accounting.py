@@ -38,7 +38,7 @@ def exact_or_said(user, job):
     """Within 3 %, or said to be a lower bound where nothing can know: without perf, or in a disturbed machine."""
     quality, cpu = job["quality"]["cpu_seconds"], job["totals"]["cpu_seconds"]
     if quality["kind"] == "lower_bound":
-        allowed = "perf           task clock" in user.met("doctor").ok().out
+        allowed = "ok   task clock" in user.met("doctor").ok().out
         taken = user.world.stolen()
         check(not allowed or taken > 0.005 * truth(user), "a lower bound, though perf is allowed")
         check(cpu <= truth(user) * (1 + CPU_SHARE), "more than there was")

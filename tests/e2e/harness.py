@@ -13,6 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 
@@ -68,14 +69,14 @@ def close_to(found, truth, share, what="value"):
 
 
 def eventually(condition, what, deadline_s=DEADLINE_S, pause_s=0.02):
-    """Waits until the condition is true, and returns what made it so."""
+    """Waits until the condition is true, and returns what made it so. `what` may say in the end how it is instead."""
     end = time.monotonic() + deadline_s
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > end:
-            raise Failed(f"still not so after {deadline_s} s: {what}")
+            raise Failed(f"still not so after {deadline_s} s: {what() if callable(what) else what}")
         time.sleep(pause_s)
 
 
@@ -134,6 +135,63 @@ def hide_cgroups():
     libc.mount(b"none", b"/", None, ms_rec | ms_private, None)
     while libc.umount2(b"/sys/fs/cgroup", mnt_detach) == 0:
         pass
+
+
+class Ground:
+    """What all tests of a file stand on and what takes seconds to come up, such as a resource manager: there from
+    before the first of them until after the last. The scripts `<name>-up` and `<name>-down` in `schedulers` make it."""
+
+    def __init__(self, name):
+        self.name, self.folder, self.user, self.process = name, None, None, None
+        self.log = None
+
+    def start(self, base):
+        """Begins to bring it up."""
+        self.folder = os.path.join(base, f"met-e2e-{self.name}-{os.getpid()}")
+        self.user = f"e2e_{self.name}_{os.getpid()}"
+        self.log = tempfile.TemporaryFile()
+        # A session of its own: who interrupts the tests does not interrupt this halfway.
+        self.process = subprocess.Popen(
+            [self._script("up"), self.folder, self.user],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
+
+    def _script(self, which):
+        return os.path.join(os.path.dirname(os.path.abspath(__file__)), "schedulers", f"{self.name}-{which}")
+
+    def is_settled(self):
+        return self.process.poll() is not None
+
+    def stand(self):
+        """In a test: returns if it is there."""
+        if self.process.returncode == 0:
+            return
+        self.log.seek(0)
+        said = " ".join(self.log.read().decode(errors="replace").split())
+        raise Skip(said) if self.process.returncode == 3 else Failed(f"{self.name}-up: {said}")
+
+    def end(self):
+        """Takes it down, also when it is only half up; what could not be taken away, or nothing."""
+        if not self.is_settled():
+            os.killpg(self.process.pid, signal.SIGTERM)
+            self.process.wait()
+        down = subprocess.Popen(
+            [self._script("down"), self.folder],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+        said = down.communicate()[1].decode(errors="replace").strip()
+        return f"{self.name}-down: {said}" if down.returncode else ""
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def command(self, *command, user=None, check_code=True):
+        """Runs a command of the manager's, as root or as a user of the test; what it says."""
+        command = [self.path(os.path.join("bin", command[0])), *command[1:]] if user is None else \
+            [self.path("as"), self.user, *command]
+        options = {} if user is None else {"env": user.env, "cwd": user.work}
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE_S, text=True, **options)
+        check(not check_code or done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()} {done.stdout.strip()}")
+        return done.stdout.strip()
 
 
 class Result:
@@ -400,7 +458,11 @@ class World:
         self.me = self.user(os.getuid())
 
     def configure(self, text):
-        """Writes the configuration; the system daemon of this world is never the machine's."""
+        """Writes the configuration; the system daemon of this world is never the machine's, nor are its jobs."""
+        if "jobs:" not in text:
+            text += "jobs:\n  discover: false\n"
+        if "schedulers:" not in text:
+            text += "schedulers:\n  slurm: false\n  oar: false\n  pbs: false\n  lsf: false\n"
         with open(self.config, "w") as file:
             file.write(f"system:\n  runtime: {self.system_runtime}\n  state: {self.system_state}\n{text}")
 
@@ -466,13 +528,20 @@ class World:
     def close(self):
         """Ends the daemons and checks that nothing is left."""
         self.stop_system_daemon()
-        for user in self.users.values():
-            user.stop_daemon()
-        eventually(lambda: not marked(self.token), f"no process is left of {marked(self.token)}", 20)
+        self._end_everything()
         for user in self.users.values():
             if os.path.isdir(os.path.join(user.state, "met")):
                 user.met("list").ok()
                 self._check_files(user)
+
+    def _end_everything(self):
+        """A supervisor may still be starting a daemon: asked once, it would be missed."""
+        def ended():
+            for user in self.users.values():
+                user.stop_daemon()
+            return not marked(self.token)
+
+        eventually(ended, lambda: f"no process is left of {marked(self.token)}", 20)
 
     def _check_files(self, user):
         left = [name for name in os.listdir(os.path.join(user.runtime, "met")) if name != "daemon.lock"] \

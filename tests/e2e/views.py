@@ -10,7 +10,7 @@ import time
 from harness import DEADLINE_S, check, each, equal, eventually, marked, test
 
 JOB_KEYS = [
-    "id", "manager", "cluster", "name", "user", "account", "command", "state", "manager_state", "exit_code", "signal",
+    "id", "raw_id", "manager", "cluster", "name", "user", "account", "command", "state", "manager_state", "exit_code", "signal",
     "start", "end", "nodes",
 ]
 STATES = {"pending", "running", "suspended", "finished", "failed", "cancelled", "timeout", "out_of_memory", "lost"}

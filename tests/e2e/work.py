@@ -1,6 +1,7 @@
 """What the jobs of the tests do. Each workload measures itself: its report is the truth met is held against."""
 
 import json
+import mmap
 import os
 import resource
 import signal
@@ -100,6 +101,38 @@ def write(path, size):
             file.write(block)
 
 
+def write_in_turn(path, count, size, ready, go, children="reaped"):
+    """Processes one after another, each of which writes a file and ends; begins when a pipe is opened."""
+    if children == "ignored":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.mkfifo(go)
+    announce(ready, os.getpid())
+    open(go).close()
+    for _ in range(int(count)):
+        pid = in_child(write, path, size)
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:
+            pass
+
+
+def fault_and_switch(faults, switches):
+    """New pages and pauses, in two processes."""
+    def work():
+        for _ in range(int(faults) // 2000):
+            with mmap.mmap(-1, 1000 * mmap.PAGESIZE) as memory:
+                # Small pages, one fault each, whatever the machine prefers.
+                memory.madvise(mmap.MADV_NOHUGEPAGE)
+                for page in range(0, len(memory), mmap.PAGESIZE):
+                    memory[page] = 1
+        for _ in range(int(switches) // 2):
+            time.sleep(0.0001)
+
+    pid = in_child(work)
+    work()
+    os.waitpid(pid, 0)
+
+
 def forks(count, size, ready):
     """Many processes that share what their parent holds."""
     held = bytearray(int(size))
@@ -179,6 +212,49 @@ def burn_when_told(path, ready, go, seconds, code="0"):
     os.waitpid(in_child(burn_and_report, path, float(seconds) / 2), 0)
     report(path, used() - before)
     os._exit(int(code))
+
+
+def burn_until_terminated(path, ready):
+    """Burns until SIGTERM comes, and reports what it used."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    burn(0.5)
+    announce(ready, os.getpid())
+    while not told:
+        burn(0.01)
+    report(path, used())
+    os._exit(0)
+
+
+def burn_and_tell(path):
+    """Burns and says all the time what it has used, for somebody who is killed in the midst of it."""
+    while True:
+        burn(0.02)
+        announce(path, used())
+
+
+def of_children():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def and_commands(path, *command):
+    """Runs a command and reports what both used, for a command that cannot report itself."""
+    status = os.waitpid(os.posix_spawnp(command[0], command, os.environ), 0)[1]
+    report(path, used() + of_children())
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def eat(path, seconds, size):
+    """A child burns and then takes more memory than it may; the parent lives to report what both used."""
+    def child():
+        burn(float(seconds))
+        held = bytearray(int(size))
+        held[::4096] = b"x" * len(held[::4096])
+
+    status = os.waitpid(in_child(child), 0)[1]
+    report(path, used() + of_children())
+    os._exit(9 if os.WIFSIGNALED(status) else 0)
 
 
 def steady(path, stop):

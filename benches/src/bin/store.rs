@@ -59,6 +59,7 @@ fn job(number: u64) -> Record {
         totals: Default::default(),
         summaries: Default::default(),
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),

@@ -1,4 +1,5 @@
-//! What a tick costs: 2,000 sleeping processes without cgroups, and 500 jobs with a cgroup each.
+//! What a tick costs: 2,000 sleeping processes without cgroups, and 500 and 1,000 jobs with a cgroup each; what
+//! the sources of cards cost where there is no card, and what 500 jobs that hold one card cost.
 //!
 //! Run it with `cargo run --release -p met-benches --bin tick`. The second part needs root and cgroups.
 
@@ -9,15 +10,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use met_core::attribute::{Fold, JobMap};
+use met_core::cards::{Cards, Rows};
 use met_core::job::CgroupPaths;
-use met_core::{Batch, JOB};
+use met_core::{Batch, JOB, Subject, gpu, holding};
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, Targets, clock, parse};
 use met_jobs::{JobSpec, Members};
 use met_sources::{Options, Runner, TickInfo};
 
 const PROCESSES: usize = 2_000;
-const CGROUPS: usize = 500;
+const CGROUPS: [usize; 2] = [500, 1000];
 const TICKS: u64 = 50;
 const SLOW_EVERY: u64 = 10;
 /// Jobs are young for ten ticks, which cost more; a daemon spends its life after them.
@@ -29,8 +31,10 @@ const SLEEP_SECONDS: u32 = 300;
 fn main() -> Result<()> {
     met_host::raise_open_file_limit()?;
     let host = Host::real()?;
+    bench_without_cards(&host)?;
+    bench_holders();
     bench_processes(&host)?;
-    bench_cgroups(&host)
+    CGROUPS.into_iter().try_for_each(|count| bench_cgroups(&host, count))
 }
 
 /// What the daemon does at each tick.
@@ -49,10 +53,14 @@ struct Sampler {
 
 impl Sampler {
     fn new(host: &Host, has_cgroups: bool) -> Sampler {
+        Sampler::with(host, has_cgroups, &Options::default())
+    }
+
+    fn with(host: &Host, has_cgroups: bool, options: &Options) -> Sampler {
         Sampler {
             host: host.clone(),
             members: Members::new(),
-            runner: Runner::open(host, &Options::default()),
+            runner: Runner::open(host, options),
             targets: Targets::default(),
             map: JobMap::default(),
             fold: Fold::new(),
@@ -109,6 +117,65 @@ impl Drop for Group {
             let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
         }
         let _ = self.0.wait();
+    }
+}
+
+/// A few processes, read by every source and, in turn, by those of processes and cgroups alone.
+fn bench_without_cards(host: &Host) -> Result<()> {
+    const FEW: usize = 16;
+    const ROUNDS: u32 = 2_000;
+    let script = format!("i=0; while [ $i -lt {FEW} ]; do sleep {SLEEP_SECONDS} & i=$((i+1)); done; wait");
+    let group = Group::start(&script)?;
+    let plain = Options { only: Some(&["cgroup", "process"]), ..Options::default() };
+    let mut samplers = [Sampler::new(host, false), Sampler::with(host, false, &plain)];
+    if samplers[0].runner.unavailable().len() < 2 {
+        println!("cards: there are some here, so what their absence costs cannot be measured");
+        return Ok(());
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    for sampler in &mut samplers {
+        let roots = vec![host.process(group.0.id())?];
+        sampler.members.add(JobSpec { slot: 1, roots, ..JobSpec::default() });
+    }
+    let mut spent_ns = [0i64; 2];
+    for round in 0..ROUNDS {
+        // Who comes first finds colder caches: that takes turns.
+        for turn in 0..2 {
+            let which = (round as usize + turn) % 2;
+            let begin_ns = clock::thread_cpu_ns();
+            samplers[which].tick()?;
+            spent_ns[which] += clock::thread_cpu_ns() - begin_ns;
+        }
+    }
+    let [all_us, plain_us] = spent_ns.map(|ns| ns as f64 / 1000.0 / f64::from(ROUNDS));
+    println!(
+        "no card: a tick of {FEW} processes {all_us:.2} µs, with cgroup and process alone {plain_us:.2} µs ({:+.1} %)",
+        (all_us / plain_us - 1.0) * 100.0
+    );
+    Ok(())
+}
+
+/// Jobs that were all given the same card, as a shell that exports CUDA_VISIBLE_DEVICES makes them.
+fn bench_holders() {
+    const LOOKS: i64 = 20;
+    for holders in [1u32, 100, 500] {
+        let (mut cards, mut map) = (Cards::default(), JobMap::default());
+        for slot in 0..holders {
+            map.add_job(slot, None);
+            cards.hold(slot, holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
+        }
+        let labels = vec![["0", "GPU-a", "Card", "nvidia", "", ""].map(str::to_owned).to_vec()];
+        let (mut card_rows, process_rows) = (Batch::new(&gpu::card::TABLE), Batch::new(&gpu::process::TABLE));
+        card_rows.push_part(Subject::Node, 0)[gpu::card::POWER] = 110_000;
+        let mut cells = vec![0; JOB.columns.len()];
+        let begin_ns = clock::thread_cpu_ns();
+        for look in 1..=LOOKS {
+            let rows = Rows { cards: &card_rows, processes: &process_rows, labels: &labels };
+            cards.look(&[rows], &map, look * 1_000_000_000, 0);
+            (0..holders).for_each(|slot| cards.fill(slot, &mut cells));
+        }
+        let spent_us = (clock::thread_cpu_ns() - begin_ns) as f64 / 1000.0 / LOOKS as f64;
+        println!("cards: {holders} jobs that hold one card, per tick {spent_us:.0} µs");
     }
 }
 
@@ -175,7 +242,7 @@ impl Drop for Cgroups {
     }
 }
 
-fn bench_cgroups(host: &Host) -> Result<()> {
+fn bench_cgroups(host: &Host, cgroups: usize) -> Result<()> {
     let mut made = Cgroups(Vec::new());
     let Some(parents) = make_parents(host, &mut made) else {
         println!("cgroups: none can be made here");
@@ -183,7 +250,7 @@ fn bench_cgroups(host: &Host) -> Result<()> {
     };
     let mut sampler = Sampler::new(host, true);
     let mut jobs = Vec::new();
-    for slot in 0..CGROUPS {
+    for slot in 0..cgroups {
         let below = |parent: &Option<PathBuf>| parent.as_ref().map(|path| path.join(format!("job-{slot}")));
         let cgroup = CgroupPaths {
             unified: below(&parents.unified),
@@ -196,11 +263,11 @@ fn bench_cgroups(host: &Host) -> Result<()> {
         jobs.push(cgroup.clone());
         sampler.members.add(JobSpec { slot: u32::try_from(slot)?, cgroup, ..JobSpec::default() });
     }
-    let count = CGROUPS as f64;
+    let count = cgroups as f64;
     println!("cgroups: {count}, empty, per job and tick {:.2} µs (target 15)", sampler.measure_us()? / count);
     let group = fill_cgroups(&jobs)?;
     let begin = Instant::now();
-    while sampler.targets.tasks.len() < CGROUPS {
+    while sampler.targets.tasks.len() < cgroups {
         ensure!(begin.elapsed() < Duration::from_secs(120), "the processes did not enter in two minutes");
         std::thread::sleep(Duration::from_millis(200));
         sampler.tick()?;

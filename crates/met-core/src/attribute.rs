@@ -34,13 +34,13 @@ impl JobMap {
         &self.slots
     }
 
-    pub fn owner(&self, subject: Subject) -> Option<u32> {
-        self.owners.get(&subject).copied()
-    }
-
-    /// The job that a nested one is in.
+    /// The job around a job.
     pub fn outer(&self, slot: u32) -> Option<u32> {
         self.outer.get(&slot).copied()
+    }
+
+    pub fn owner(&self, subject: Subject) -> Option<u32> {
+        self.owners.get(&subject).copied()
     }
 
     /// The job of a process, the job around it, and so on.

@@ -1,15 +1,16 @@
 //! The cards of a machine and what each job did with them: who uses them, who holds them, whose energy
 //! it was.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::attribute::JobMap;
 use crate::card_ledger::{CardLedger, Claim, Line, Look};
 use crate::gpu::{self, card, card::label, process};
 use crate::holding::{Holding, Named};
+use crate::idle_power::{IdlePower, IdleRules};
 use crate::job::{GpuUse, QualityKind};
 use crate::job_table::*;
-use crate::{Batch, MISSING, Subject};
+use crate::{Batch, MISSING, Subject, rate};
 
 /// The rows of one source: its two batches and the labels of its cards.
 #[derive(Clone, Copy)]
@@ -24,19 +25,38 @@ pub struct Cards {
     known: Vec<Card>,
     by_uuid: HashMap<String, usize>,
     holdings: HashMap<u32, Holding>,
-    uses: HashMap<(u32, usize), Use>,
+    uses: BTreeMap<(u32, usize), Use>,
     /// Processes that were on a card in the last minutes: the dear figures may name one that has ended.
     subjects: HashMap<Subject, (Option<u32>, i64)>,
     /// Processes of jobs that left: their last figures may still be told, and are nobody's any more.
     ended: HashMap<Subject, i64>,
-    claims: Vec<Claim>,
+    /// Jobs that came since the last look, and when.
+    joined: Vec<(u32, i64)>,
+    /// A longer time between two looks is a gap.
+    gap_ns: Option<i64>,
+    /// The job around each job that is inside another one.
+    outer: HashMap<u32, u32>,
+    /// What jobs that left were charged, for the job around them: slot and whole card.
+    inherited: HashMap<(u32, usize), Line>,
+    /// Cards that processes of a job have had open.
+    opened: BTreeSet<(u32, usize)>,
+    /// CUDA counts cards by speed where they are not all the same.
+    models_differ: bool,
+    idle_rules: IdleRules,
+    /// What was known of a card before this process began, until it is met.
+    idle_before: HashMap<String, IdlePower>,
 }
 
 struct Card {
     labels: Vec<String>,
     parent: Option<usize>,
     ledger: CardLedger,
+    /// The energy counter of a card that does not tell its power, and when that was read.
+    energy_before: Option<(i64, i64)>,
     seen_ns: i64,
+    /// Who claimed what of it at the last look, and the sums of what is active and held.
+    claims: Vec<Claim>,
+    claimed: (u64, u64),
     cells: Vec<i64>,
     /// The processes on it at the last look.
     present: Vec<Presence>,
@@ -71,6 +91,8 @@ pub struct GpuUseSince {
 struct Use {
     held_by: &'static str,
     since: GpuUseSince,
+    /// Since when nothing was computed, for however short a time.
+    quiet_since_ns: Option<i64>,
     last_ns: Option<i64>,
     held_ns: i64,
     used_ns: i64,
@@ -149,6 +171,8 @@ impl Growth {
 const REMEMBERED_NS: i64 = 180_000_000_000;
 /// A longer span between two looks is a gap, not a time in which a level held.
 const GAP_NS: i64 = 60_000_000_000;
+/// A job that has not computed for so long idles.
+const IDLE_AFTER_NS: i64 = 10_000_000_000;
 
 impl Cards {
     pub fn is_empty(&self) -> bool {
@@ -163,10 +187,55 @@ impl Cards {
         }
     }
 
+    /// Looks this far apart do not belong together; by default a minute.
+    pub fn set_gap(&mut self, gap_ns: i64) {
+        self.gap_ns = Some(gap_ns);
+    }
+
+    fn gap_ns(&self) -> i64 {
+        self.gap_ns.unwrap_or(GAP_NS)
+    }
+
+    /// A job begins: what cards used before is not its.
+    pub fn join(&mut self, slot: u32, at_ns: i64) {
+        self.joined.push((slot, at_ns));
+    }
+
+    /// Nobody looks until the next job begins.
+    pub fn pause(&mut self) {
+        self.known.iter_mut().for_each(|card| card.ledger.pause());
+        self.uses.values_mut().for_each(|usage| usage.last_ns = None);
+    }
+
+    /// Whether a job has to do with a card.
+    pub fn has_any(&self, slot: u32) -> bool {
+        self.of_slot(slot).next().is_some()
+    }
+
+    fn of_slot(&self, slot: u32) -> impl Iterator<Item = (usize, &Use)> {
+        self.uses.range((slot, 0)..=(slot, usize::MAX)).map(|(&(_, index), usage)| (index, usage))
+    }
+
+    /// What the configuration says about idle power.
+    pub fn set_idle_rules(&mut self, rules: IdleRules) {
+        self.idle_rules = rules;
+    }
+
+    /// What an earlier process learned about the idle power of a card.
+    pub fn recall_idle(&mut self, uuid: String, learned_mw: Option<i64>, lowest_mw: Option<i64>) {
+        self.idle_before.insert(uuid, IdlePower::recalled(learned_mw, lowest_mw));
+    }
+
     /// Takes in what was read at `at_ns`; `unix_offset_ns` makes it unix time.
     pub fn look(&mut self, rows: &[Rows<'_>], map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
         for card in &mut self.known {
             card.present.clear();
+        }
+        for &slot in map.slots() {
+            match map.outer(slot) {
+                Some(outer) => drop(self.outer.insert(slot, outer)),
+                None => drop(self.outer.remove(&slot)),
+            }
         }
         for rows in rows {
             self.meet(rows, map, at_ns);
@@ -174,16 +243,23 @@ impl Cards {
         self.subjects.retain(|_, (_, seen_ns)| at_ns - *seen_ns < REMEMBERED_NS);
         self.ended.retain(|_, seen_ns| at_ns - *seen_ns < REMEMBERED_NS);
         for index in 0..self.known.len() {
+            // A card may be cut into parts, and made whole again, at any time.
+            let is_part = |part: &Card| part.parent == Some(index) && part.seen_ns == at_ns;
+            self.known[index].has_parts = self.known.iter().any(is_part);
+        }
+        for index in 0..self.known.len() {
             if self.known[index].seen_ns == at_ns {
                 self.charge(index, map, at_ns);
                 self.follow(index, map, at_ns, unix_offset_ns);
             } else {
                 // A card that is lost is a gap in the figures of who holds it.
+                self.known[index].ledger.pause();
                 for (_, usage) in self.uses.iter_mut().filter(|((_, card), _)| *card == index) {
                     (usage.present, usage.last_ns) = (false, None);
                 }
             }
         }
+        self.joined.clear();
     }
 
     fn meet(&mut self, rows: &Rows<'_>, map: &JobMap, at_ns: i64) {
@@ -196,18 +272,35 @@ impl Cards {
             card.seen_ns = at_ns;
             card.cells.clear();
             card.cells.extend_from_slice(cells);
+            card.derive_power(at_ns);
         }
         for (row, cells) in rows.processes.rows() {
             let Some(Some(index)) = positions.get(row.part as usize).copied() else { continue };
-            let slot = match map.owner(row.owner) {
+            let owner = self.known_process(row.owner);
+            let slot = match map.owner(owner) {
                 Some(slot) => Some(slot),
-                None if self.ended.contains_key(&row.owner) => continue,
-                None => self.subjects.get(&row.owner).and_then(|&(slot, _)| slot),
+                None if self.ended.contains_key(&owner) => continue,
+                None => self.subjects.get(&owner).and_then(|&(slot, _)| slot),
             };
-            self.subjects.insert(row.owner, (slot, at_ns));
-            let Ok(cells) = cells.try_into() else { continue };
-            self.known[index].present.push(Presence { subject: row.owner, slot, cells });
+            self.subjects.insert(owner, (slot, at_ns));
+            let Ok(cells): Result<[i64; 7], _> = cells.try_into() else { continue };
+            if cells[process::OPEN] == 1 {
+                let jobs = std::iter::successors(slot, |slot| self.outer.get(slot).copied());
+                self.opened.extend(jobs.map(|slot| (slot, index)));
+            }
+            self.known[index].present.push(Presence { subject: owner, slot, cells });
         }
+    }
+
+    /// A driver tells of processes for a while after they ended; then nobody knows when they began. They are
+    /// who had their number last.
+    fn known_process(&self, told: Subject) -> Subject {
+        let Subject::Task { pid, start_ticks: 0 } = told else { return told };
+        let is_it = |known: &&Subject| matches!(known, Subject::Task { pid: known, start_ticks } if *known == pid && *start_ticks != 0);
+        let last =
+            self.subjects.iter().filter(|(known, _)| is_it(known)).max_by_key(|(_, (_, seen_ns))| *seen_ns);
+        let ended = || self.ended.keys().find(is_it);
+        last.map(|(known, _)| *known).or_else(|| ended().copied()).unwrap_or(told)
     }
 
     fn card(&mut self, labels: &[String]) -> usize {
@@ -216,16 +309,24 @@ impl Cards {
             return index;
         }
         let parent = self.by_uuid.get(&labels[label::PARENT]).copied();
-        if let Some(parent) = parent {
-            self.known[parent].has_parts = true;
-        }
         let index = self.known.len();
         self.by_uuid.insert(uuid.clone(), index);
+        let of_cuda =
+            |labels: &[String]| labels[label::VENDOR] == "nvidia" && labels[label::PARENT].is_empty();
+        self.models_differ |= self.known.iter().any(|card| {
+            of_cuda(&card.labels) && of_cuda(labels) && card.labels[label::NAME] != labels[label::NAME]
+        });
+        let mut ledger = CardLedger::default();
+        ledger.idle = self.idle_before.remove(uuid).unwrap_or_default();
+        ledger.idle.configured_mw = self.idle_rules.of(uuid, &labels[label::NAME]);
         self.known.push(Card {
             labels: labels.to_vec(),
             parent,
-            ledger: CardLedger::default(),
+            ledger,
+            energy_before: None,
             seen_ns: i64::MIN,
+            claims: Vec::new(),
+            claimed: (0, 0),
             cells: Vec::new(),
             present: Vec::new(),
             has_parts: false,
@@ -233,9 +334,39 @@ impl Cards {
         index
     }
 
-    fn holds(&self, slot: u32, card: &Card) -> bool {
+    /// Whether the job was given the card, and what says so.
+    fn given(&self, slot: u32, index: usize) -> Option<&'static str> {
+        let card = &self.known[index];
         // What is cut into parts is held by its parts.
-        !card.has_parts && self.holdings.get(&slot).is_some_and(|holding| holding.includes(card.named()))
+        let holding = self.holdings.get(&slot).filter(|_| !card.has_parts)?;
+        let named = || holding.includes(card.named(), self.numbered_vendor());
+        if !holding.is_doubtful() || !self.models_differ || card.labels[label::VENDOR] != "nvidia" {
+            return named().then_some(holding.source);
+        }
+        // Which card a number means is known when the job has opened it.
+        if self.opened.range((slot, 0)..=(slot, usize::MAX)).next().is_some() {
+            return self.opened.contains(&(slot, index)).then_some("CUDA_VISIBLE_DEVICES (as opened)");
+        }
+        named().then_some("CUDA_VISIBLE_DEVICES (order unknown)")
+    }
+
+    /// Whose cards a scheduler numbers, which does not say: those that compute before those that draw.
+    fn numbered_vendor(&self) -> &'static str {
+        let is_there = |vendor: &&str| self.known.iter().any(|card| card.labels[label::VENDOR] == *vendor);
+        ["nvidia", "amd", "intel"].into_iter().find(is_there).unwrap_or("nvidia")
+    }
+
+    /// The same, for it or for a job inside it.
+    fn held_by(&self, slot: u32, index: usize) -> Option<&'static str> {
+        let inside =
+            || self.outer.keys().filter(|&&inner| inner != slot && self.is_within(Some(inner), slot));
+        self.given(slot, index).or_else(|| inside().find_map(|&inner| self.given(inner, index)))
+    }
+
+    /// Whether `inner` is the job or one inside it.
+    fn is_within(&self, inner: Option<u32>, slot: u32) -> bool {
+        let mut around = std::iter::successors(inner, |slot| self.outer.get(slot).copied());
+        around.any(|around| around == slot)
     }
 
     /// Splits the card's energy among those who use and hold it, or who use and hold its parts.
@@ -243,108 +374,77 @@ impl Cards {
         if self.known[index].parent.is_some() {
             return;
         }
-        let mut claims = std::mem::take(&mut self.claims);
+        let mut claims = std::mem::take(&mut self.known[index].claims);
         claims.clear();
         let parts: Vec<usize> = (0..self.known.len())
             .filter(|&part| self.known[part].parent == Some(index) && self.known[part].seen_ns == at_ns)
             .collect();
         if parts.is_empty() {
-            self.claim(index, map, 1, 1, &mut claims);
+            self.claim(index, map, &mut claims);
+            self.known[index].claim_unseen(&mut claims);
         }
         for part in parts {
-            let slices = self.known[part].cells[card::SLICES].max(1) as u64;
-            self.claim(part, map, slices, slices, &mut claims);
+            let first = claims.len();
+            self.claim(part, map, &mut claims);
+            share_slices(&mut claims[first..], self.known[part].cells[card::SLICES].max(1) as u64);
         }
+        let (joined, gap_ns) = (std::mem::take(&mut self.joined), self.gap_ns());
         let card = &mut self.known[index];
         let age_ns = card.cells[card::PASS_AGE];
         card.ledger.look(&Look {
             at_ns,
             power_mw: card.cells[card::POWER],
+            power_limit_mw: card.cells[card::POWER_LIMIT],
             utilization: card.cells[card::UTILIZATION],
             pass_ns: (age_ns != MISSING).then(|| at_ns - age_ns),
             counter_uj: card.cells[card::ENERGY],
             claims: &claims,
-            slices: if card.has_parts { card.cells[card::SLICES].max(0) as u64 } else { 0 },
+            slices: if card.has_parts { card.cells[card::SLICES].max(0) as u64 * SLICE } else { 0 },
+            joined: &joined,
+            gap_ns,
         });
-        self.claims = claims;
+        let sum = |of: fn(&Claim) -> u64| claims.iter().map(of).sum::<u64>();
+        card.claimed = (sum(|claim| claim.active), sum(|claim| claim.held));
+        card.claims = claims;
+        self.joined = joined;
     }
 
     /// What jobs and others claim of one card or part.
-    fn claim(&self, index: usize, map: &JobMap, scale: u64, held: u64, claims: &mut Vec<Claim>) {
+    fn claim(&self, index: usize, map: &JobMap, claims: &mut Vec<Claim>) {
         let card = &self.known[index];
-        let first = claims.len();
-        let mut put = |who: Option<u32>, active: u64, held: u64| match claims[first..]
-            .iter_mut()
-            .find(|claim| claim.who == who)
-        {
-            Some(claim) => {
-                claim.active += active;
-                claim.held = claim.held.max(held);
-            }
-            None => claims.push(Claim { who, active, held }),
+        // In the order of who: who is looked for later is found at once.
+        let mut by_who: BTreeMap<Option<u32>, Claim> = BTreeMap::new();
+        let mut put = |who: Option<u32>, active: u64, held: u64| {
+            let claim = by_who.entry(who).or_insert(Claim { who, active: 0, held: 0 });
+            claim.active += active;
+            claim.held = claim.held.max(held);
         };
         for presence in &card.present {
             let open = presence.cells[process::OPEN] != 0;
-            put(presence.slot, card.activity(presence).saturating_mul(scale), if open { 1 } else { 0 });
+            put(presence.slot, card.activity(presence), if open { 1 } else { 0 });
         }
-        for &slot in map.slots() {
-            if self.holds(slot, card) {
+        let given: Vec<u32> =
+            map.slots().iter().copied().filter(|&slot| self.given(slot, index).is_some()).collect();
+        for &slot in &given {
+            // A job inside another one holds for both.
+            let inside = |&inner: &u32| inner != slot && self.is_within(Some(inner), slot);
+            if self.outer.is_empty() || !given.iter().any(inside) {
                 put(Some(slot), 0, 1);
             }
         }
-        // Several holders of one part share it.
-        let holders = claims[first..].iter().filter(|claim| claim.held > 0).count() as u64;
-        if scale > 1 || held > 1 {
-            let (each, mut rest) = (held / holders.max(1), held % holders.max(1));
-            for claim in claims[first..].iter_mut().filter(|claim| claim.held > 0) {
-                claim.held = each + u64::from(rest > 0);
-                rest = rest.saturating_sub(1);
-            }
-        }
+        claims.extend(by_who.into_values());
     }
 
     fn follow(&mut self, index: usize, map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
         for &slot in map.slots() {
-            let card = &self.known[index];
-            let held = self.holds(slot, card);
-            let own = || card.present.iter().filter(|presence| presence.slot == Some(slot));
-            let open = own().any(|presence| presence.cells[process::OPEN] != 0);
-            if !held && !open {
+            let Some((held_by, seen)) = self.seen(slot, index, at_ns, unix_offset_ns) else {
                 if let Some(usage) = self.uses.get_mut(&(slot, index)) {
                     (usage.present, usage.last_ns) = (false, None);
                 }
                 continue;
-            }
-            let sum = |column: usize| {
-                let known = own().map(|presence| presence.cells[column]).filter(|&cell| cell != MISSING);
-                known.reduce(i64::saturating_add)
             };
-            let utilization = match sum(process::UTILIZATION) {
-                Some(utilization) => utilization.min(1000),
-                None if !open => 0,
-                // Who is alone on a card computes what the card computes.
-                None if card.present.iter().all(|presence| presence.slot == Some(slot)) => {
-                    card.cells[card::UTILIZATION]
-                }
-                None => MISSING,
-            };
-            let seen = Seen {
-                at_ns,
-                unix_ns: at_ns + unix_offset_ns,
-                utilization,
-                encoder: sum(process::UTILIZATION_ENCODER).unwrap_or(MISSING),
-                decoder: sum(process::UTILIZATION_DECODER).unwrap_or(MISSING),
-                copy: sum(process::UTILIZATION_COPY).unwrap_or(MISSING),
-                memory: sum(process::MEMORY).unwrap_or(if open { MISSING } else { 0 }),
-                processes: own().filter(|presence| presence.cells[process::OPEN] != 0).count() as i64,
-            };
-            let held_by = match self.holdings.get(&slot).filter(|_| held) {
-                Some(holding) => holding.source,
-                None => "open",
-            };
-            let power = self.power_share(slot, index);
+            let (power, gap_ns) = (self.power_share(slot, index), self.gap_ns());
             let usage = self.uses.entry((slot, index)).or_insert_with(|| Use {
-                held_by,
                 since: GpuUseSince { held_ns: seen.unix_ns, idle_ns: None },
                 memory_peak: MISSING,
                 clock_max: MISSING,
@@ -352,9 +452,49 @@ impl Cards {
                 fault_last: MISSING,
                 ..Use::default()
             });
-            usage.now_power = power;
-            usage.see(&seen, &self.known[index].cells);
+            (usage.held_by, usage.now_power) = (held_by, power);
+            usage.see(&seen, &self.known[index].cells, gap_ns);
         }
+    }
+
+    /// What a job, with the jobs inside it, has of a card; nothing if it neither holds nor uses it.
+    fn seen(&self, slot: u32, index: usize, at_ns: i64, unix_offset_ns: i64) -> Option<(&'static str, Seen)> {
+        let card = &self.known[index];
+        let held_by = self.held_by(slot, index);
+        let own = || card.present.iter().filter(|presence| self.is_within(presence.slot, slot));
+        let open = own().any(|presence| presence.cells[process::OPEN] != 0);
+        if held_by.is_none() && !open {
+            return None;
+        }
+        let sum = |column: usize| {
+            let known = own().map(|presence| presence.cells[column]).filter(|&cell| cell != MISSING);
+            known.reduce(i64::saturating_add)
+        };
+        // A driver that does not say who is on the card does not say that nobody is.
+        let knows_who = card.labels[label::VENDOR] != "nvidia"
+            || card.parent.is_some()
+            || card.cells[card::PROCESSES] != MISSING;
+        let utilization = match sum(process::UTILIZATION) {
+            Some(utilization) => utilization.min(1000),
+            None if !open && !knows_who => MISSING,
+            None if !open => 0,
+            // Who is alone on a card computes what the card computes.
+            None if card.present.iter().all(|presence| self.is_within(presence.slot, slot)) => {
+                card.cells[card::UTILIZATION]
+            }
+            None => MISSING,
+        };
+        let seen = Seen {
+            at_ns,
+            unix_ns: at_ns + unix_offset_ns,
+            utilization,
+            encoder: sum(process::UTILIZATION_ENCODER).unwrap_or(MISSING),
+            decoder: sum(process::UTILIZATION_DECODER).unwrap_or(MISSING),
+            copy: sum(process::UTILIZATION_COPY).unwrap_or(MISSING),
+            memory: sum(process::MEMORY).unwrap_or(if open || !knows_who { MISSING } else { 0 }),
+            processes: own().filter(|presence| presence.cells[process::OPEN] != 0).count() as i64,
+        };
+        Some((held_by.unwrap_or("open"), seen))
     }
 
     /// The job's part of the card's power at this moment.
@@ -365,18 +505,23 @@ impl Cards {
         if power_mw == MISSING {
             return MISSING;
         }
-        let mut claims = Vec::new();
-        // The claims of the last look at this very card.
-        claims.extend(self.claims.iter().copied());
-        let total = |of: fn(&Claim) -> u64| claims.iter().map(of).sum::<u64>() as f64;
-        let own = |of: fn(&Claim) -> u64| {
-            claims.iter().filter(|claim| claim.who == Some(slot)).map(of).sum::<u64>() as f64
+        // Most jobs have one claim at most.
+        let claims = &card.claims;
+        let alone = self.outer.is_empty() && !card.has_parts;
+        let found = claims.binary_search_by_key(&Some(slot), |claim| claim.who).ok().filter(|_| alone);
+        let mine = match (alone, found) {
+            (true, found) => found.map_or(&[][..], |at| &claims[at..=at]),
+            (false, _) => claims,
         };
-        let (active, held) = (total(|claim| claim.active), total(|claim| claim.held).max(1.0));
+        let own = |of: fn(&Claim) -> u64| {
+            mine.iter().filter(|claim| self.is_within(claim.who, slot)).map(of).sum::<u64>() as f64
+        };
+        let (active, held) = (card.claimed.0 as f64, card.claimed.1.max(1) as f64);
         let power = power_mw as f64;
         let idle = if active > 0.0 { card.ledger.idle_mw().unwrap_or(0) as f64 } else { power }.min(power);
         let busy = if active > 0.0 { (power - idle) * own(|claim| claim.active) / active } else { 0.0 };
-        let slices = if card.has_parts { card.cells[card::SLICES].max(1) as f64 } else { held };
+        let slices =
+            if card.has_parts { (card.cells[card::SLICES].max(1) * SLICE as i64) as f64 } else { held };
         (busy + idle * own(|claim| claim.held) / slices.max(held)).round() as i64
     }
 
@@ -391,9 +536,9 @@ impl Cards {
             }
         };
         let mut any = false;
-        for (&(_, index), usage) in self.uses.iter().filter(|((owner, _), _)| *owner == slot) {
+        for (index, usage) in self.of_slot(slot) {
             any = true;
-            if self.known[index].parent.is_none() || self.is_first_part(slot, index) {
+            if self.owns_line(slot, index) {
                 let line = self.line(slot, index);
                 let sum = energy.get_or_insert_default();
                 sum.active_uj += line.active_uj;
@@ -405,7 +550,7 @@ impl Cards {
                 add(&mut utilization, usage.now_utilization);
                 add(&mut memory, usage.now_memory);
                 // Parts of one card have the job's part of it each.
-                if self.known[index].parent.is_none() || self.is_first_part(slot, index) {
+                if self.is_first_present(slot, index) {
                     add(&mut power, usage.now_power);
                 }
                 temperature = temperature.max(self.known[index].cells[card::TEMPERATURE]);
@@ -423,37 +568,51 @@ impl Cards {
         }
     }
 
-    fn is_first_part(&self, slot: u32, index: usize) -> bool {
-        let parent = self.known[index].parent;
-        let mut parts =
-            self.uses.keys().filter(|(owner, part)| *owner == slot && self.known[*part].parent == parent);
-        parts.all(|&(_, part)| part >= index)
+    fn is_first_present(&self, slot: u32, index: usize) -> bool {
+        let whole = |index: usize| self.known[index].parent.unwrap_or(index);
+        let mut present =
+            self.of_slot(slot).filter(|(other, usage)| usage.present && whole(*other) == whole(index));
+        present.next().is_some_and(|(first, _)| first == index)
     }
 
+    /// What a job is charged of a card is told once, with the first of what it has of it: the card, a part.
+    fn owns_line(&self, slot: u32, index: usize) -> bool {
+        let whole = |index: usize| self.known[index].parent.unwrap_or(index);
+        self.of_slot(slot)
+            .find(|(other, _)| whole(*other) == whole(index))
+            .is_some_and(|(first, _)| first == index)
+    }
+
+    /// What the job, and the jobs inside it, were charged of a card, or of the card this is a part of.
     fn line(&self, slot: u32, index: usize) -> Line {
         let whole = self.known[index].parent.unwrap_or(index);
-        match self.uses.get(&(slot, index)).and_then(|usage| usage.line) {
+        let mut line = match self.uses.get(&(slot, index)).and_then(|usage| usage.line) {
             Some(line) => line,
             None => self.known[whole].ledger.line(Some(slot)),
+        };
+        let inside = self.outer.keys().filter(|&&inner| inner != slot && self.is_within(Some(inner), slot));
+        for &inner in inside {
+            line.add(&self.known[whole].ledger.line(Some(inner)));
+            line.add(&self.inherited.get(&(inner, whole)).copied().unwrap_or_default());
         }
+        line.add(&self.inherited.get(&(slot, whole)).copied().unwrap_or_default());
+        line
     }
 
     /// What the job did with each card so far, in the order of the cards.
     pub fn uses_of(&self, slot: u32) -> Vec<GpuUse> {
-        let mut indices: Vec<usize> =
-            self.uses.keys().filter(|(owner, _)| *owner == slot).map(|&(_, index)| index).collect();
-        indices.sort_unstable();
-        indices.into_iter().map(|index| self.report(slot, index)).collect()
+        self.of_slot(slot).map(|(index, _)| self.report(slot, index)).collect()
     }
 
     fn report(&self, slot: u32, index: usize) -> GpuUse {
         let card = &self.known[index];
         let usage = &self.uses[&(slot, index)];
         // The parts of one card that a job holds are charged together, to the first of them.
-        let line = match card.parent.is_none() || self.is_first_part(slot, index) {
+        let line = match self.owns_line(slot, index) {
             true => self.line(slot, index),
             false => Line::default(),
         };
+        let idle = self.known[card.parent.unwrap_or(index)].ledger.idle.get();
         let known = |cell: i64| (cell != MISSING).then_some(cell);
         let ratio = |mean: Mean| mean.get().map(|mean| mean / 1000.0);
         let counted = line.counted_uj > 0 && line.counted_uj.saturating_mul(2) >= line.total_uj();
@@ -479,11 +638,14 @@ impl Cards {
             energy_active_uj: line.active_uj as i64,
             energy_idle_uj: line.idle_uj as i64,
             energy_kind: (line.total_uj() > 0).then_some(match (line.shared, counted) {
+                _ if line.estimated => QualityKind::Estimated,
                 (true, _) => QualityKind::Attributed,
                 (false, true) => QualityKind::Measured,
                 (false, false) => QualityKind::Sampled,
             }),
             energy_source: (line.total_uj() > 0).then(|| energy_source(&line)),
+            idle_power_mw: idle.map(|(idle_mw, _)| idle_mw),
+            idle_power_source: idle.map(|(_, source)| source.name().to_owned()),
             card_power_mw: usage.power.get(),
             temperature_max_mc: known(usage.temperature_max),
             clock_mean_mhz: usage.clock.get(),
@@ -511,6 +673,12 @@ impl Cards {
         sums
     }
 
+    /// What a job was charged up to now, active and idle, without the jobs inside it: final if it leaves now.
+    pub fn own_uj(&self, slot: u32) -> (u64, u64) {
+        let lines = self.known.iter().map(|card| card.ledger.line(Some(slot)));
+        lines.fold((0, 0), |sum, line| (sum.0 + line.active_uj, sum.1 + line.idle_uj))
+    }
+
     /// Ends a job; what it was charged is final.
     pub fn leave(&mut self, slot: u32) -> Vec<GpuUse> {
         for index in 0..self.known.len() {
@@ -518,6 +686,11 @@ impl Cards {
                 continue;
             }
             let line = self.known[index].ledger.leave(slot);
+            if let Some(&outer) = self.outer.get(&slot) {
+                let mut left = self.inherited.get(&(slot, index)).copied().unwrap_or_default();
+                left.add(&line);
+                self.inherited.entry((outer, index)).or_default().add(&left);
+            }
             for (&(owner, card), usage) in &mut self.uses {
                 if owner == slot && (card == index || self.known[card].parent == Some(index)) {
                     usage.line = Some(line);
@@ -525,6 +698,7 @@ impl Cards {
             }
         }
         let report = self.uses_of(slot);
+        self.forget(slot);
         self.uses.retain(|(owner, _), _| *owner != slot);
         self.holdings.remove(&slot);
         for (&subject, &(_, seen_ns)) in self.subjects.iter().filter(|(_, (owner, _))| *owner == Some(slot)) {
@@ -532,6 +706,37 @@ impl Cards {
         }
         self.subjects.retain(|_, (owner, _)| *owner != Some(slot));
         report
+    }
+
+    /// The jobs inside one that left are inside the one around it.
+    fn forget(&mut self, slot: u32) {
+        let around = self.outer.remove(&slot);
+        for outer in self.outer.values_mut().filter(|outer| **outer == slot) {
+            *outer = around.unwrap_or(slot);
+        }
+        self.outer.retain(|_, outer| *outer != slot);
+        self.inherited.retain(|(owner, _), _| *owner != slot);
+        self.joined.retain(|(owner, _)| *owner != slot);
+        self.opened.retain(|(owner, _)| *owner != slot);
+    }
+
+    /// What is known of the idle power of each whole card, to be told again after a restart: its uuid, what
+    /// was learned, and the lowest power seen.
+    pub fn idle_powers(&self) -> impl Iterator<Item = (&[String], Option<i64>, Option<i64>)> {
+        self.known.iter().filter(|card| card.parent.is_none()).map(|card| {
+            let IdlePower { learned_mw, lowest_mw, .. } = card.ledger.idle;
+            (card.labels.as_slice(), learned_mw, lowest_mw)
+        })
+    }
+
+    /// The cards that somebody holds or uses, as read at the last look.
+    pub fn in_use(&self) -> impl Iterator<Item = (&[String], &[i64])> {
+        let latest_ns = self.known.iter().map(|card| card.seen_ns).max().unwrap_or(0);
+        self.known.iter().enumerate().filter_map(move |(index, card)| {
+            let is_used = || self.uses.iter().any(|((_, used), usage)| *used == index && usage.present);
+            (card.seen_ns == latest_ns && is_used())
+                .then_some((card.labels.as_slice(), card.cells.as_slice()))
+        })
     }
 
     /// The cards as last looked at.
@@ -556,6 +761,33 @@ impl Cards {
     }
 }
 
+fn put_active(claims: &mut Vec<Claim>, who: Option<u32>, active: u64) {
+    match claims.iter_mut().find(|claim| claim.who == who) {
+        Some(claim) => claim.active += active,
+        None => {
+            let at = claims.partition_point(|claim| claim.who < who);
+            claims.insert(at, Claim { who, active, held: 0 });
+        }
+    }
+}
+
+/// A slice in the units in which parts are shared.
+const SLICE: u64 = 5040;
+
+/// A part counts by its slices, however many processes are on it: who computes on it and who holds it divide
+/// them.
+fn share_slices(claims: &mut [Claim], slices: u64) {
+    let active: u64 = claims.iter().map(|claim| claim.active).sum();
+    let holders = claims.iter().filter(|claim| claim.held > 0).count() as u64;
+    for claim in claims {
+        if claim.active > 0 {
+            let share = u128::from(claim.active) * u128::from(slices * SLICE) / u128::from(active);
+            claim.active = u64::try_from(share).unwrap_or(u64::MAX).max(1);
+        }
+        claim.held = if claim.held > 0 { slices * SLICE / holders } else { 0 };
+    }
+}
+
 fn energy_source(line: &Line) -> String {
     match line.counted_uj {
         0 => "integral of power".to_owned(),
@@ -567,7 +799,43 @@ fn energy_source(line: &Line) -> String {
     }
 }
 
+/// What a card may seem to compute by chance: of what nobody is known to do, less is nobody's.
+const NOISE_THOUSANDTHS: u64 = 50;
+
 impl Card {
+    /// The card computes, and not by those of whom it is known: the energy is not that of who only holds it.
+    fn claim_unseen(&self, claims: &mut Vec<Claim>) {
+        let Ok(busy) = u64::try_from(self.cells[card::UTILIZATION]) else { return };
+        let active: u64 = claims.iter().map(|claim| claim.active).sum();
+        let open = || self.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
+        let all_known = || open().all(|presence| presence.cells[process::UTILIZATION] != MISSING);
+        // Of these only the processes of jobs are looked at.
+        let hides_others = self.labels[label::VENDOR] != "nvidia";
+        if hides_others && all_known() {
+            if busy > active + NOISE_THOUSANDTHS {
+                put_active(claims, None, busy - active);
+            }
+        } else if busy > 0 && active == 0 {
+            match open().next() {
+                None => put_active(claims, None, busy),
+                Some(_) => open().for_each(|presence| put_active(claims, presence.slot, 1)),
+            }
+        }
+    }
+
+    /// Some cards count their energy and do not tell their power.
+    fn derive_power(&mut self, at_ns: i64) {
+        let energy_uj = self.cells[card::ENERGY];
+        if self.cells[card::POWER] != MISSING || energy_uj == MISSING || self.cells[card::PASS_AGE] != MISSING
+        {
+            return;
+        }
+        if let Some((before_ns, before_uj)) = self.energy_before.replace((at_ns, energy_uj)) {
+            let power_mw = rate::power_mw(before_uj, energy_uj, at_ns - before_ns);
+            self.cells[card::POWER] = power_mw.unwrap_or(MISSING);
+        }
+    }
+
     fn named(&self) -> Named<'_> {
         Named {
             index: &self.labels[label::INDEX],
@@ -612,17 +880,20 @@ struct Seen {
 }
 
 impl Use {
-    fn see(&mut self, seen: &Seen, cells: &[i64]) {
+    fn see(&mut self, seen: &Seen, cells: &[i64], gap_ns: i64) {
         let span_ns = self.last_ns.map_or(0, |last_ns| seen.at_ns - last_ns);
-        let span_ns = if span_ns > GAP_NS { 0 } else { span_ns };
+        let span_ns = if span_ns > gap_ns { 0 } else { span_ns };
         self.held_ns += span_ns;
         let works = seen.utilization > 0;
         self.used_ns += if works { span_ns } else { 0 };
-        self.since.idle_ns = match self.since.idle_ns {
-            _ if works || (seen.utilization == MISSING && seen.processes > 0) => None,
+        self.quiet_since_ns = match self.quiet_since_ns {
+            _ if works || seen.utilization == MISSING => None,
             Some(since_ns) => Some(since_ns),
             None => Some(seen.unix_ns),
         };
+        // A pause between two batches is not idleness, unless there was never anything but that.
+        let lasts = |since_ns: &i64| self.used_ns == 0 || seen.unix_ns - since_ns >= IDLE_AFTER_NS;
+        self.since.idle_ns = self.quiet_since_ns.filter(lasts);
         for (mean, cell) in [
             (&mut self.utilization, seen.utilization),
             (&mut self.card_utilization, cells[card::UTILIZATION]),
@@ -640,7 +911,6 @@ impl Use {
         self.memory_peak = self.memory_peak.max(seen.memory);
         self.clock_max = self.clock_max.max(cells[card::CLOCK]);
         self.temperature_max = self.temperature_max.max(cells[card::TEMPERATURE]);
-        self.fault_last = self.fault_last.max(cells[card::FAULT_LAST]);
         let bits = cells[card::THROTTLE];
         if !gpu::throttle_words(bits).is_empty() {
             self.throttle_bits |= bits;
@@ -649,6 +919,10 @@ impl Use {
         self.ecc_corrected.add(cells[card::ECC_CORRECTED]);
         self.ecc_uncorrected.add(cells[card::ECC_UNCORRECTED]);
         self.faults.add(cells[card::FAULTS]);
+        // The number of an error of before is not this job's.
+        if self.faults.get().is_some_and(|faults| faults > 0) {
+            self.fault_last = cells[card::FAULT_LAST];
+        }
         self.processes = seen.processes;
         (self.now_utilization, self.now_memory) = (seen.utilization, seen.memory);
         (self.present, self.last_ns) = (true, Some(seen.at_ns));

@@ -1,6 +1,8 @@
 use super::*;
 use crate::holding;
 
+use proptest::prelude::*;
+
 const SECOND_NS: i64 = 1_000_000_000;
 
 /// A card with one number for each thing the tests care about.
@@ -38,6 +40,7 @@ impl Machine {
             (cells[card::POWER], cells[card::UTILIZATION]) = (power_mw, utilization);
             (cells[card::TEMPERATURE], cells[card::THROTTLE]) = (50_000 + power_mw / 100, 4);
             cells[card::SLICES] = if part == 0 { 7 } else { 3 };
+            cells[card::PROCESSES] = processes.iter().filter(|process| process.1 == part).count() as i64;
         }
         for &(pid, part, memory, utilization) in processes {
             let cells = process_batch.push_part(task(pid), part);
@@ -73,10 +76,14 @@ fn two_jobs_on_one_card_and_one_that_only_holds_it() {
         (Some(2.0 * (1u64 << 30) as f64), Some(2 << 30))
     );
     assert_eq!((uses[2].idle_since_ns, uses[0].idle_since_ns), (Some(SECOND_NS), None));
-    assert_eq!((uses[0].energy_active_uj, uses[1].energy_active_uj), (2_000_000_000, 1_000_000_000));
+    // It was never seen idle: of the 300 W, 45 are taken for that, and shared by the three.
+    assert_eq!(uses.iter().map(|usage| usage.energy_idle_uj).collect::<Vec<_>>(), [150_000_000; 3]);
+    assert_eq!((uses[0].energy_active_uj, uses[1].energy_active_uj), (1_700_000_000, 850_000_000));
     assert_eq!(uses.iter().map(GpuUse::energy_uj).sum::<i64>(), 3_000_000_000);
+    assert_eq!(uses[2].energy_kind, Some(QualityKind::Estimated));
+    assert_eq!(uses[2].idle_power_source.as_deref(), Some("bound"));
     assert_eq!(uses[0].throttled, ["power cap"]);
-    assert_eq!(machine.cells(1)[GPU_POWER] + machine.cells(2)[GPU_POWER], 300_000);
+    assert_eq!([1, 2, 3].map(|slot| machine.cells(slot)[GPU_POWER]).iter().sum::<i64>(), 300_000);
     assert_eq!(
         (machine.cells(3)[GPUS], machine.cells(3)[GPUS_IDLE], machine.cells(3)[GPU_MEMORY]),
         (1, 1, 0)
@@ -167,6 +174,295 @@ fn what_is_still_told_of_a_job_that_left_is_charged_to_nobody_else_but_the_holde
         machine.second(&[(0, 100_000, 0)], &[(100, 0, MISSING, 900)]);
     }
     let holder_uj: i64 = machine.cards.leave(2).iter().map(GpuUse::energy_uj).sum();
-    assert_eq!(left_uj, 3_000_000_000);
-    assert_eq!(holder_uj, 200_000_000 + 900_000_000, "from 300 to 100 W in the first second");
+    // Of 300 W, 45 are taken for idle, and half of that was the holder's.
+    assert_eq!(left_uj, 3_000_000_000 - 225_000_000);
+    assert_eq!(holder_uj, 225_000_000 + 200_000_000 + 900_000_000, "from 300 to 100 W in the first second");
+}
+
+#[test]
+fn a_job_that_leaves_a_card_that_was_never_idle_pays_for_what_it_held_of_it() {
+    let mut machine = Machine::new(&[(1, ""), (2, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(110_000), None);
+    for _ in 0..11 {
+        machine.second(&[(0, 510_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    let [busy, holder] = [1, 2].map(|slot| machine.cards.leave(slot).remove(0));
+    assert_eq!((holder.energy_active_uj, holder.energy_idle_uj), (0, 550_000_000), "half of 110 W");
+    assert_eq!((busy.energy_active_uj, busy.energy_idle_uj), (4_000_000_000, 550_000_000));
+    assert_eq!(busy.energy_kind, Some(QualityKind::Attributed), "what was learned is known");
+    assert_eq!((busy.idle_power_mw, busy.idle_power_source.as_deref()), (Some(110_000), Some("learned")));
+    let known: Vec<_> = machine.cards.idle_powers().map(|(_, learned, lowest)| (learned, lowest)).collect();
+    assert_eq!(known, [(Some(110_000), Some(510_000))]);
+}
+
+#[test]
+fn the_configuration_decides_what_idle_power_is() {
+    let mut machine = Machine::new(&[(1, ""), (2, "CUDA_VISIBLE_DEVICES=0")]);
+    let by_card = vec![("Card".to_owned(), 60_000)];
+    machine.cards.set_idle_rules(IdleRules { all_mw: None, by_card });
+    for _ in 0..11 {
+        machine.second(&[(0, 510_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    let holder = machine.cards.leave(2).remove(0);
+    assert_eq!(
+        (holder.energy_idle_uj, holder.idle_power_source.as_deref()),
+        (300_000_000, Some("configured"))
+    );
+}
+
+#[test]
+fn a_card_that_only_counts_its_energy_has_a_power_and_an_idle_part() {
+    let mut machine = Machine::new(&[(1, "ZE_AFFINITY_MASK=0"), (2, "ZE_AFFINITY_MASK=0")]);
+    machine.labels[0][label::VENDOR] = "intel".to_owned();
+    let mut energy_uj = 500;
+    for at_s in 1..=20 {
+        let busy = at_s > 10;
+        energy_uj += if busy { 150_000_000 } else { 30_000_000 };
+        let (mut cards, mut processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        cards.push_part(Subject::Node, 0)[card::ENERGY] = energy_uj;
+        if busy {
+            let cells = processes.push_part(task(100), 0);
+            (cells[process::OPEN], cells[process::UTILIZATION]) = (1, 800);
+        }
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, at_s * SECOND_NS, 0);
+    }
+    assert_eq!(machine.cards.in_use().next().map(|(_, cells)| cells[card::POWER]), Some(150_000));
+    let [busy, holder] = [1, 2].map(|slot| machine.cards.leave(slot).remove(0));
+    assert_eq!(busy.energy_uj() + holder.energy_uj(), 9 * 30_000_000 + 10 * 150_000_000);
+    assert_eq!((holder.energy_idle_uj, holder.energy_active_uj), (19 * 15_000_000, 0));
+    assert_eq!((busy.idle_power_mw, busy.energy_source.as_deref()), (Some(30_000), Some("energy counter")));
+}
+
+#[test]
+fn where_cards_differ_a_number_of_cudas_means_what_the_job_opens() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.label("1", "GPU-b", "");
+    machine.labels[1][label::NAME] = "Faster card".to_owned();
+    let cards = [(0, 100_000, 0), (1, 100_000, 0)];
+    let held = |machine: &Machine| {
+        let uses = machine.cards.uses_of(1).into_iter();
+        uses.filter(|usage| usage.held_ns > 0).map(|usage| (usage.index, usage.held_by)).collect::<Vec<_>>()
+    };
+    machine.second(&cards, &[]);
+    machine.second(&cards, &[]);
+    assert_eq!(held(&machine), [("0".to_owned(), "CUDA_VISIBLE_DEVICES (order unknown)".to_owned())]);
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.label("1", "GPU-b", "");
+    machine.labels[1][label::NAME] = "Faster card".to_owned();
+    for processes in [&[(100, 1, 5, 0)][..], &[(100, 1, 5, 0)], &[]] {
+        machine.second(&cards, processes);
+    }
+    assert_eq!(held(&machine), [("1".to_owned(), "CUDA_VISIBLE_DEVICES (as opened)".to_owned())]);
+    assert_eq!(machine.cards.uses_of(1)[0].held_ns, 2 * SECOND_NS, "it holds it when it has closed it, too");
+}
+
+#[test]
+fn a_job_inside_another_one_counts_for_both() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0"), (2, "CUDA_VISIBLE_DEVICES=0"), (3, "")]);
+    machine.map.clear();
+    for (slot, outer) in [(1, None), (2, Some(1)), (3, None)] {
+        machine.map.add_job(slot, outer);
+        machine.map.assign(task(slot * 100), slot);
+    }
+    for _ in 0..11 {
+        machine.second(&[(0, 300_000, 900)], &[(200, 0, 1 << 20, 600), (300, 0, 5, 300)]);
+    }
+    let [outer, inner, other] = [1, 2, 3].map(|slot| machine.cards.uses_of(slot).remove(0));
+    assert_eq!((outer.energy_uj(), outer.utilization), (inner.energy_uj(), Some(0.6)));
+    assert_eq!((outer.memory_peak_bytes, outer.processes, outer.idle_since_ns), (Some(1 << 20), 1, None));
+    assert_eq!(outer.energy_uj() + other.energy_uj(), 3_000_000_000);
+    assert_eq!(machine.cells(1)[GPU_POWER], machine.cells(2)[GPU_POWER]);
+    let inner_uj = machine.cards.leave(2)[0].energy_uj();
+    assert_eq!(machine.cards.uses_of(1)[0].energy_uj(), inner_uj, "what it used stays the outer job's");
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Second { power_mw: i64, used: Vec<i64> },
+    Leave(u32),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let second = (0i64..700_000, prop::collection::vec(prop_oneof![Just(-1i64), 0..1000i64], 6))
+        .prop_map(|(power_mw, used)| Event::Second { power_mw, used });
+    prop_oneof![8 => second, 1 => (2u32..=5).prop_map(Event::Leave)]
+}
+
+proptest! {
+    /// Jobs 2 to 5 are inside earlier ones or not, and end at any time before those around them; job 1 holds
+    /// the card from beginning to end, so nothing of its energy is nobody's.
+    #[test]
+    fn top_level_jobs_add_up_to_the_card_whatever_is_nested(
+        outer in prop::collection::vec(0u32..=4, 4),
+        events in prop::collection::vec(event(), 1..40),
+    ) {
+        let mut machine =
+            Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0"), (2, ""), (3, "CUDA_VISIBLE_DEVICES=0"), (4, ""), (5, "")]);
+        let around = |slot: u32| match slot {
+            1 => None,
+            _ => Some(outer[slot as usize - 2]).filter(|&outer| outer > 0 && outer < slot),
+        };
+        let (mut alive, mut left_uj, mut last_mw, mut whole_uj) = (vec![1u32, 2, 3, 4, 5], 0i64, None, 0i64);
+        for event in events {
+            match event {
+                Event::Second { power_mw, used } => {
+                    machine.map.clear();
+                    for &slot in &alive {
+                        machine.map.add_job(slot, around(slot));
+                        machine.map.assign(task(slot * 100), slot);
+                    }
+                    let processes: Vec<_> = alive.iter()
+                        .map(|&slot| (slot * 100, 0, 7, used[slot as usize - 1]))
+                        .filter(|&(_, _, _, used)| used >= 0)
+                        .collect();
+                    let busy: i64 = processes.iter().map(|process| process.3).sum();
+                    machine.second(&[(0, power_mw, busy.min(1000))], &processes);
+                    whole_uj += last_mw.map_or(0, |last_mw: i64| (last_mw + power_mw) * 1000 / 2);
+                    last_mw = Some(power_mw);
+                }
+                Event::Leave(slot) if alive.contains(&slot) && !alive.iter().any(|&inner| around(inner) == Some(slot)) => {
+                    let energy_uj: i64 = machine.cards.leave(slot).iter().map(GpuUse::energy_uj).sum();
+                    left_uj += if around(slot).is_none() { energy_uj } else { 0 };
+                    alive.retain(|&living| living != slot);
+                }
+                Event::Leave(_) => {}
+            }
+            let living_uj: i64 = alive.iter().filter(|&&slot| around(slot).is_none())
+                .map(|&slot| machine.cells(slot)[GPU_ENERGY].max(0)).sum();
+            prop_assert_eq!(living_uj + left_uj, whole_uj);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ended_is_told_without_its_beginning_and_is_still_its_jobs() {
+    let mut machine = Machine::new(&[(1, "")]);
+    for _ in 0..3 {
+        machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    machine.map.clear();
+    machine.map.add_job(1, None);
+    // As a driver does: it knows the number of a process and not when it began.
+    for _ in 0..3 {
+        machine.at_s += 1;
+        let (mut cards, mut processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        let cells = cards.push_part(Subject::Node, 0);
+        (cells[card::POWER], cells[card::UTILIZATION], cells[card::PROCESSES]) = (300_000, 900, 1);
+        let cells = processes.push_part(Subject::Task { pid: 100, start_ticks: 0 }, 0);
+        (cells[process::OPEN], cells[process::UTILIZATION]) = (1, 900);
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, machine.at_s * SECOND_NS, 0);
+    }
+    assert_eq!(machine.cards.uses_of(1)[0].energy_uj(), 5 * 300_000_000);
+}
+
+#[test]
+fn a_job_after_a_pause_does_not_pay_for_the_pause() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    for _ in 0..4 {
+        machine.second(&[(0, 110_000, 0)], &[]);
+    }
+    machine.cards.leave(1);
+    machine.cards.pause();
+    machine.map.clear();
+    machine.map.add_job(2, None);
+    machine.at_s += 40;
+    machine.cards.join(2, machine.at_s * SECOND_NS);
+    machine.cards.hold(2, holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
+    for _ in 0..3 {
+        machine.second(&[(0, 110_000, 0)], &[]);
+    }
+    assert_eq!(machine.cards.leave(2)[0].energy_uj(), 2 * 110_000_000);
+}
+
+#[test]
+fn what_a_lost_card_used_meanwhile_is_nobodys() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    for second in 0..12 {
+        let cards = [(0, 110_000, 0)];
+        machine.second(if (4..8).contains(&second) { &[] } else { &cards }, &[]);
+    }
+    let usage = machine.cards.leave(1).remove(0);
+    assert_eq!((usage.energy_uj(), usage.held_ns), (6 * 110_000_000, 6 * SECOND_NS));
+}
+
+#[test]
+fn who_only_holds_a_card_does_not_pay_for_what_unseen_others_compute() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
+    for _ in 0..11 {
+        machine.second(&[(0, 300_000, 900)], &[]);
+    }
+    let usage = machine.cards.leave(1).remove(0);
+    assert_eq!((usage.energy_active_uj, usage.energy_idle_uj), (0, 1_000_000_000));
+}
+
+#[test]
+fn a_part_counts_by_its_slices_and_not_by_its_processes() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-1"), (2, "CUDA_VISIBLE_DEVICES=MIG-2")]);
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(70_000), None);
+    machine.label("0.0", "MIG-1", "GPU-a");
+    machine.label("0.1", "MIG-2", "GPU-a");
+    for pid in 101..108 {
+        machine.map.assign(task(pid), 1);
+    }
+    let crowd: Vec<_> = (100..108).map(|pid| (pid, 1, 5, MISSING)).chain([(200, 2, 5, MISSING)]).collect();
+    for _ in 0..11 {
+        machine.second(&[(0, 470_000, MISSING), (1, MISSING, MISSING), (2, MISSING, MISSING)], &crowd);
+    }
+    let [one, two] = [1, 2].map(|slot| machine.cards.uses_of(slot).remove(0));
+    assert_eq!((one.energy_active_uj, two.energy_active_uj), (2_000_000_000, 2_000_000_000));
+}
+
+#[test]
+fn a_card_that_is_cut_into_parts_under_a_job_is_charged_once() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.label("0.0", "MIG-1", "GPU-a");
+    for _ in 0..6 {
+        machine.second(&[(0, 70_000, 0)], &[]);
+    }
+    for _ in 0..5 {
+        machine.second(&[(0, 70_000, MISSING), (1, MISSING, MISSING)], &[]);
+    }
+    for _ in 0..5 {
+        machine.second(&[(0, 70_000, 0)], &[]);
+    }
+    let uses = machine.cards.uses_of(1);
+    let told: i64 = uses.iter().map(GpuUse::energy_uj).sum();
+    assert_eq!((uses.len(), told), (2, machine.cells(1)[GPU_ENERGY]));
+    // As a whole for ten seconds, and three of its seven slices for five.
+    assert!(told.abs_diff(700_000_000 + 150_000_000) < 100, "{told}");
+}
+
+#[test]
+fn a_short_pause_is_not_idleness() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    let idle_since = |machine: &Machine| machine.cards.uses_of(1)[0].idle_since_ns;
+    for _ in 0..3 {
+        machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    for _ in 0..9 {
+        machine.second(&[(0, 100_000, 0)], &[(100, 0, 5, 0)]);
+    }
+    assert_eq!(idle_since(&machine), None);
+    for _ in 0..3 {
+        machine.second(&[(0, 100_000, 0)], &[(100, 0, 5, 0)]);
+    }
+    assert_eq!(idle_since(&machine), Some(4 * SECOND_NS), "since it stopped, and not since it was noticed");
+}
+
+#[test]
+fn a_driver_that_does_not_say_who_is_on_a_card_does_not_say_that_nobody_is() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    for _ in 0..3 {
+        machine.at_s += 1;
+        let (mut cards, processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        cards.push_part(Subject::Node, 0)[card::POWER] = 300_000;
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, machine.at_s * SECOND_NS, 0);
+    }
+    let usage = machine.cards.uses_of(1).remove(0);
+    assert_eq!((usage.utilization, usage.memory_mean_bytes, usage.idle_since_ns), (None, None, None));
+    assert_eq!(usage.held_ns, 2 * SECOND_NS);
 }

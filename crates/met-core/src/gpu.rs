@@ -19,13 +19,14 @@ pub mod card {
         TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature of the chip").across(Across::Max),
         CLOCK = Column::gauge("clock", Unit::Hertz, MEGA, "clock of the computing units").across(Across::Mean),
         CLOCK_MEMORY = Column::gauge("clock_memory", Unit::Hertz, MEGA, "clock of the memory").across(Across::Mean),
-        THROTTLE = Column::gauge("throttle", Unit::Count, ONE, "why the clocks are held down, a sum of powers of two: 4 power cap, 8 hardware slowdown, 32 temperature, 64 temperature (hardware), 128 power brake").across(Across::Max),
+        THROTTLE = Column::gauge("throttle", Unit::Count, ONE, "why the clocks are held down, a sum of powers of two: 4 power cap, 8 hardware slowdown, 16 sync boost, 32 temperature, 64 temperature (hardware), 128 power brake").across(Across::Max),
         ECC_CORRECTED = Column::counter("ecc_corrected", Unit::Count, ONE, "memory errors put right since the driver was loaded"),
         ECC_UNCORRECTED = Column::counter("ecc_uncorrected", Unit::Count, ONE, "memory errors not put right since the driver was loaded"),
         FAULTS = Column::counter("faults", Unit::Count, ONE, "critical errors told by the driver (Xid) since they are listened to"),
         FAULT_LAST = Column::gauge("fault_last", Unit::Count, ONE, "number of the last critical error (Xid)").across(Across::Max),
         PCIE_RECEIVED = Column::gauge("pcie_received_rate", Unit::Bytes, ONE, "bytes per second from the host to the card"),
         PCIE_SENT = Column::gauge("pcie_sent_rate", Unit::Bytes, ONE, "bytes per second from the card to the host"),
+        PROCESSES = Column::gauge("processes", Unit::Count, ONE, "processes on the card, as far as the driver shows them"),
         SLICES = Column::gauge("slices", Unit::Count, ONE, "computing slices of a part of a card; of a card that is cut into parts, all it has"),
     }
 
@@ -73,14 +74,13 @@ pub mod process {
 }
 
 /// Bits of `card::THROTTLE` that mean a loss, in words. Idle and the clocks that the user chose are none.
-const REASONS: [(i64, &str); 7] = [
+const REASONS: [(i64, &str); 6] = [
     (0x4, "power cap"),
     (0x8, "hardware slowdown"),
     (0x10, "sync boost"),
     (0x20, "temperature"),
     (0x40, "temperature (hardware)"),
     (0x80, "power brake"),
-    (0x200, "memory temperature"),
 ];
 
 /// Why the clocks are held down, in words.

@@ -8,6 +8,9 @@ pub struct Holding {
     /// Only cards of this maker are meant; `None`: whoever numbers them.
     pub vendor: Option<&'static str>,
     pub cards: Vec<CardRef>,
+    /// Its numbers are CUDA's, which puts the fastest card first unless it is told to count as the driver
+    /// does: where cards differ, they may mean others.
+    pub fastest_first: bool,
 }
 
 /// How a card is named.
@@ -22,12 +25,14 @@ pub enum CardRef {
     Device(u32, u32),
 }
 
+const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+
 /// In order of belief. Inside a job whose other cards are hidden, CUDA counts from 0 again: what the
 /// scheduler wrote comes first.
 const VARIABLES: [(&str, Option<&str>); 8] = [
     ("SLURM_STEP_GPUS", None),
     ("SLURM_JOB_GPUS", None),
-    ("CUDA_VISIBLE_DEVICES", Some("nvidia")),
+    (CUDA, Some("nvidia")),
     ("NVIDIA_VISIBLE_DEVICES", Some("nvidia")),
     ("ROCR_VISIBLE_DEVICES", Some("amd")),
     ("HIP_VISIBLE_DEVICES", Some("amd")),
@@ -45,11 +50,20 @@ pub fn of_environ(environ: &[u8]) -> Option<Holding> {
             (key == name.as_bytes()).then(|| String::from_utf8_lossy(&value[1..]).into_owned())
         })
     };
-    VARIABLES.iter().find_map(|&(source, vendor)| {
-        let cards = cards(&value_of(source)?);
+    for (source, vendor) in VARIABLES {
+        let Some(value) = value_of(source) else { continue };
+        let cards = cards(&value);
+        if !cards.is_empty() {
+            let fastest_first =
+                source == CUDA && value_of("CUDA_DEVICE_ORDER").as_deref() != Some("PCI_BUS_ID");
+            return Some(Holding { source, vendor, cards, fastest_first });
+        }
         // `void` and an empty scheduler's variable say nothing; an empty CUDA list says: none.
-        (!cards.is_empty()).then_some(Holding { source, vendor, cards })
-    })
+        if source == CUDA {
+            return None;
+        }
+    }
+    None
 }
 
 /// What a list of cards names; CUDA ends its list at the first entry that is none.
@@ -109,7 +123,12 @@ pub fn of_devices(list: &[u8]) -> Option<Holding> {
             cards.push(CardRef::Device(major, minor));
         }
     }
-    (!cards.is_empty()).then_some(Holding { source: "devices cgroup", vendor: None, cards })
+    (!cards.is_empty()).then_some(Holding {
+        source: "devices cgroup",
+        vendor: None,
+        cards,
+        fastest_first: false,
+    })
 }
 
 /// A card as a holding may name it.
@@ -124,13 +143,26 @@ pub struct Named<'a> {
 }
 
 impl Holding {
-    pub fn includes(&self, card: Named<'_>) -> bool {
+    /// Whether it names cards by numbers that may mean others where the machine has different ones. A uuid
+    /// and a part's uuid are exact.
+    pub fn is_doubtful(&self) -> bool {
+        self.fastest_first && self.cards.iter().any(|card| matches!(card, CardRef::Index(..)))
+    }
+
+    /// Whether it names a card; `numbered` is whose cards are meant by a number without a maker.
+    pub fn includes(&self, card: Named<'_>, numbered: &str) -> bool {
         if self.vendor.is_some_and(|vendor| vendor != card.vendor) {
             return false;
         }
         self.cards.iter().any(|held| match held {
             CardRef::All => true,
-            CardRef::Uuid(uuid) => card.uuid.starts_with(uuid.as_str()) || (card.parent == uuid.as_str()),
+            CardRef::Uuid(uuid) => {
+                // Of an older driver `MIG-GPU-<uuid>/1/0`, of which `/1/0` is not the beginning of `/1/01`.
+                let exact = uuid.starts_with("MIG-") && uuid.contains('/');
+                let is_named = if exact { card.uuid == uuid } else { card.uuid.starts_with(uuid.as_str()) };
+                is_named || card.parent == uuid.as_str()
+            }
+            CardRef::Index(..) if self.vendor.is_none() && card.vendor != numbered => false,
             CardRef::Index(index, None) => {
                 let whole = card.index.split_once('.').map_or(card.index, |(whole, _)| whole);
                 whole.parse() == Ok(*index)
@@ -180,21 +212,54 @@ mod tests {
 
     #[test]
     fn a_card_is_held_by_number_uuid_or_device_of_its_maker() {
-        let holds = |environ: &str| of(environ).is_some_and(|held| held.includes(CARD));
+        let holds = |environ: &str| of(environ).is_some_and(|held| held.includes(CARD, "nvidia"));
         assert!(holds("CUDA_VISIBLE_DEVICES=0,1") && holds("CUDA_VISIBLE_DEVICES=GPU-8f2c"));
         assert!(holds("NVIDIA_VISIBLE_DEVICES=all") && holds("SLURM_JOB_GPUS=1"));
+        assert!(!of("SLURM_JOB_GPUS=1").unwrap().includes(CARD, "amd"), "the number of another maker's");
         assert!(!holds("CUDA_VISIBLE_DEVICES=0") && !holds("ROCR_VISIBLE_DEVICES=1"));
         let part = Named { index: "1.0", uuid: "MIG-1", parent: "GPU-8f2c-77", ..CARD };
-        assert!(of("CUDA_VISIBLE_DEVICES=MIG-1").unwrap().includes(part));
-        assert!(of("CUDA_VISIBLE_DEVICES=1").unwrap().includes(part));
-        assert!(!of("CUDA_VISIBLE_DEVICES=MIG-2").unwrap().includes(part));
+        assert!(of("CUDA_VISIBLE_DEVICES=MIG-1").unwrap().includes(part, "nvidia"));
+        assert!(of("CUDA_VISIBLE_DEVICES=1").unwrap().includes(part, "nvidia"));
+        assert!(!of("CUDA_VISIBLE_DEVICES=MIG-2").unwrap().includes(part, "nvidia"));
+    }
+
+    #[test]
+    fn cudas_numbers_are_doubtful_unless_it_counts_as_the_driver_does() {
+        assert!(of("CUDA_VISIBLE_DEVICES=0").unwrap().is_doubtful());
+        assert!(of("CUDA_DEVICE_ORDER=FASTEST_FIRST CUDA_VISIBLE_DEVICES=GPU-8f2c,1").unwrap().is_doubtful());
+        for exact in [
+            "CUDA_VISIBLE_DEVICES=0,1 CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES=GPU-8f2c,MIG-aa",
+            "SLURM_JOB_GPUS=1",
+            "NVIDIA_VISIBLE_DEVICES=1",
+        ] {
+            assert!(!of(exact).unwrap().is_doubtful(), "{exact}");
+        }
+    }
+
+    #[test]
+    fn no_cards_for_cuda_is_not_all_cards_of_the_container() {
+        assert_eq!(of("NVIDIA_VISIBLE_DEVICES=all CUDA_VISIBLE_DEVICES="), None);
+        assert_eq!(of("SLURM_JOB_GPUS= CUDA_VISIBLE_DEVICES=2").unwrap().cards, [CardRef::Index(2, None)]);
+    }
+
+    #[test]
+    fn a_part_is_named_by_its_uuid_of_either_form() {
+        let part = |uuid| Named { index: "1.0", uuid, parent: "GPU-8f2c-77", ..CARD };
+        let held = of("CUDA_VISIBLE_DEVICES=MIG-GPU-8f2c-77/1/0").unwrap();
+        assert!(
+            held.includes(part("MIG-GPU-8f2c-77/1/0"), "nvidia")
+                && !held.includes(part("MIG-GPU-8f2c-77/1/01"), "nvidia")
+        );
+        assert!(!held.includes(part("MIG-GPU-8f2c-77/2/0"), "nvidia") && !held.includes(CARD, "nvidia"));
+        assert!(of("CUDA_VISIBLE_DEVICES=MIG-77aa").unwrap().includes(part("MIG-77aa-b"), "nvidia"));
     }
 
     #[test]
     fn a_devices_cgroup_names_cards_unless_it_allows_all() {
         let held = of_devices(b"c 1:3 rwm\nc 195:1 rw\nc 195:255 rw\nb 8:* m\n").unwrap();
         assert_eq!(held.cards, [CardRef::Device(195, 1)]);
-        assert!(held.includes(CARD));
+        assert!(held.includes(CARD, "nvidia"));
         assert_eq!(of_devices(b"a *:* rwm\n"), None);
         assert_eq!(of_devices(b""), None);
     }

@@ -108,6 +108,9 @@ pub struct Record {
     /// What it did with each card that it held or used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuUse>,
+    /// How often events happened that were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<EventCount>,
     /// What was asked for when it was submitted, and what it was given.
     #[serde(default, skip_serializing_if = "Resources::is_empty")]
     pub requested: Resources,
@@ -134,6 +137,14 @@ impl Record {
     /// The id by which its manager's users know it: `1234_7` for element 7 of the array 1234.
     pub fn shown_id(&self) -> &str {
         self.scheduling.alias.as_deref().unwrap_or(&self.key.id)
+    }
+
+    /// How people name it, here and in commands: `12` of our own, `slurm:1234_7` of a manager's.
+    pub fn label(&self) -> String {
+        match self.key.manager.as_str() {
+            LOCAL => self.shown_id().to_owned(),
+            manager => format!("{manager}:{}", self.shown_id()),
+        }
     }
 }
 
@@ -162,6 +173,18 @@ pub struct Resources {
 impl Resources {
     pub fn is_empty(&self) -> bool {
         *self == Resources::default()
+    }
+
+    /// Takes over what `other` knows and this does not.
+    pub fn fill_from(&mut self, other: &Resources) {
+        self.nodes = self.nodes.or(other.nodes);
+        self.cpus = self.cpus.or(other.cpus);
+        self.memory_bytes = self.memory_bytes.or(other.memory_bytes);
+        self.gpus = self.gpus.or(other.gpus);
+        self.time_limit_ns = self.time_limit_ns.or(other.time_limit_ns);
+        for (name, value) in &other.other {
+            self.other.entry(name.clone()).or_insert_with(|| value.clone());
+        }
     }
 }
 
@@ -195,6 +218,36 @@ pub struct Scheduling {
 impl Scheduling {
     pub fn is_empty(&self) -> bool {
         *self == Scheduling::default()
+    }
+
+    /// Takes over what `other` knows and this does not.
+    pub fn fill_from(&mut self, other: &Scheduling) {
+        let texts = [
+            (&mut self.alias, &other.alias),
+            (&mut self.array_id, &other.array_id),
+            (&mut self.het_id, &other.het_id),
+            (&mut self.partition, &other.partition),
+            (&mut self.qos, &other.qos),
+            (&mut self.reason, &other.reason),
+        ];
+        for (own, others) in texts {
+            if own.is_none() {
+                own.clone_from(others);
+            }
+        }
+        let numbers = [
+            (&mut self.array_index, other.array_index),
+            (&mut self.het_offset, other.het_offset),
+            (&mut self.restarts, other.restarts),
+            (&mut self.submit_ns, other.submit_ns),
+            (&mut self.eligible_ns, other.eligible_ns),
+            (&mut self.cpu_ns, other.cpu_ns),
+            (&mut self.memory_peak_bytes, other.memory_peak_bytes),
+            (&mut self.asked_ns, other.asked_ns),
+        ];
+        for (own, others) in numbers {
+            *own = own.or(others);
+        }
     }
 }
 
@@ -246,9 +299,42 @@ pub enum Origin {
 /// Directories below the mount points, on cgroup v1 one for each hierarchy that counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupPaths {
+    #[serde(default, with = "any_path")]
     pub unified: Option<PathBuf>,
+    #[serde(default, with = "any_path")]
     pub memory: Option<PathBuf>,
+    #[serde(default, with = "any_path")]
     pub cpuacct: Option<PathBuf>,
+}
+
+/// Others name their cgroups as they like: a path is text where it can be, else its bytes.
+mod any_path {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::PathBuf;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Text(PathBuf),
+        Bytes(Vec<u8>),
+    }
+
+    pub fn serialize<S: Serializer>(path: &Option<PathBuf>, to: S) -> Result<S::Ok, S::Error> {
+        match path {
+            Some(path) if path.to_str().is_none() => path.as_os_str().as_bytes().serialize(to),
+            path => path.serialize(to),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
+        Ok(Option::<Written>::deserialize(from)?.map(|written| match written {
+            Written::Text(path) => path,
+            Written::Bytes(bytes) => PathBuf::from(OsString::from_vec(bytes)),
+        }))
+    }
 }
 
 impl CgroupPaths {
@@ -296,6 +382,10 @@ pub struct GpuUse {
     pub energy_idle_uj: i64,
     pub energy_kind: Option<QualityKind>,
     pub energy_source: Option<String>,
+    /// What the whole card draws while it does nothing, and who says so: `configured`, `learned`, or `bound`
+    /// where it was never seen idle.
+    pub idle_power_mw: Option<i64>,
+    pub idle_power_source: Option<String>,
     /// Of the whole card.
     pub card_power_mw: Option<f64>,
     pub temperature_max_mc: Option<i64>,
@@ -319,6 +409,20 @@ impl GpuUse {
     pub fn energy_uj(&self) -> i64 {
         self.energy_active_uj + self.energy_idle_uj
     }
+}
+
+/// How often something happened in a job, by the kernel's or the processor's counters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventCount {
+    /// As it was asked for: `page_faults`, `instructions:u`.
+    pub name: String,
+    /// Clocks count nanoseconds.
+    pub count: i64,
+    /// The share of the time in which it was counted; where that is below 1 the count is scaled up.
+    pub counted: f64,
+    pub kind: QualityKind,
+    /// What was counted: a cgroup, or the processes below one.
+    pub source: String,
 }
 
 /// How a figure came to be.

@@ -24,6 +24,8 @@ columns! { COLUMNS:
     SWITCHES_VOLUNTARY = Column::counter("context_switches_voluntary", Unit::Count, ONE, "times a thread of the job gave up the CPU to wait"),
     SWITCHES_INVOLUNTARY = Column::counter("context_switches_involuntary", Unit::Count, ONE, "times a thread of the job was preempted"),
     RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time threads were ready to run and waited for a CPU"),
+    DELAY_IO = Column::counter("delay_io", Unit::Seconds, NANO, "time threads waited for storage; known where the kernel accounts delays"),
+    DELAY_MEMORY = Column::counter("delay_memory", Unit::Seconds, NANO, "time threads waited for memory: swapped in, reclaimed or compacted"),
     PROCESSES = Column::counter("processes", Unit::Count, ONE, "processes of the job seen since its start"),
     PROCESSES_RUNNING = Column::gauge("processes_running", Unit::Count, ONE, "processes alive"),
     THREADS_RUNNING = Column::gauge("threads_running", Unit::Count, ONE, "threads alive"),

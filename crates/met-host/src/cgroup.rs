@@ -24,7 +24,12 @@ pub struct Hierarchies {
     pub unified: Option<Mount>,
     pub memory_v1: Option<Mount>,
     pub cpuacct_v1: Option<Mount>,
+    /// Those of v1 that count nothing of ours and still show the cgroups of jobs, in the order of `OTHERS`.
+    pub others: Vec<(&'static str, Mount)>,
 }
+
+/// Where a job's cgroup can be found that is in none of the hierarchies that count.
+const OTHERS: [&str; 4] = ["freezer", "pids", "cpuset", "devices"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
@@ -64,6 +69,20 @@ impl Hierarchies {
             (true, false) => Kind::V2,
             (true, true) => Kind::Hybrid,
         }
+    }
+
+    /// Where a v1 controller that counts nothing is mounted.
+    pub fn other(&self, name: &str) -> Option<&Mount> {
+        self.others.iter().find(|(other, _)| *other == name).map(|(_, mount)| mount)
+    }
+
+    /// The directory of the same cgroup in another hierarchy, if its path is below one of these mounts.
+    pub fn same_in(&self, path: &Path, other: &Mount) -> Option<PathBuf> {
+        let mounts = [&self.unified, &self.memory_v1, &self.cpuacct_v1].into_iter().flatten();
+        let below = mounts.filter_map(|mount| path.strip_prefix(&mount.point).ok());
+        // Mount points may lie inside each other; the innermost is meant.
+        let below = below.min_by_key(|below| below.components().count())?;
+        Some(join_below(&other.point, below))
     }
 
     /// The directories of the cgroup a process is in, as far as they can be seen from here.
@@ -125,11 +144,17 @@ fn parse_mountinfo(text: &[u8]) -> Hierarchies {
             if has("memory") {
                 hierarchies.memory_v1.get_or_insert_with(|| mount.clone());
             }
+            for name in OTHERS.into_iter().filter(|name| has(name)) {
+                if hierarchies.other(name).is_none() {
+                    hierarchies.others.push((name, mount.clone()));
+                }
+            }
             if has("cpuacct") {
                 hierarchies.cpuacct_v1.get_or_insert(mount);
             }
         }
     }
+    hierarchies.others.sort_by_key(|(name, _)| OTHERS.iter().position(|other| other == name));
     hierarchies
 }
 
@@ -195,6 +220,8 @@ mod tests {
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
 33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
 35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+36 31 0:33 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset
+37 31 0:34 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
 40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
 41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 ";
@@ -209,6 +236,11 @@ mod tests {
         assert_eq!(hybrid.kind(), Kind::Hybrid);
         assert_eq!(hybrid.unified, mount("/sys/fs/cgroup/unified", "/"));
         assert_eq!(hybrid.cpuacct_v1, mount("/sys/fs/cgroup/cpu,cpuacct", "/"));
+        assert_eq!(hybrid.others.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["freezer", "cpuset"]);
+        let freezer = hybrid.other("freezer").unwrap();
+        let job = Path::new("/sys/fs/cgroup/cpu,cpuacct/oar/ann_1");
+        assert_eq!(hybrid.same_in(job, freezer), Some("/sys/fs/cgroup/freezer/oar/ann_1".into()));
+        assert_eq!(hybrid.same_in(Path::new("/elsewhere"), freezer), None);
         let v1: String =
             HYBRID.lines().filter(|line| !line.contains("cgroup2")).collect::<Vec<_>>().join("\n");
         assert_eq!(parse_mountinfo(v1.as_bytes()).kind(), Kind::V1);

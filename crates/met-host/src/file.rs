@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +23,13 @@ const LISTING_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,
+}
+
+/// For what names a cgroup by its directory.
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl Dir {
@@ -46,12 +53,23 @@ impl Dir {
 
     /// Reads the whole file into `buffer`, which is emptied first.
     pub fn read(&self, name: impl AsRef<Path>, buffer: &mut Vec<u8>) -> io::Result<()> {
+        self.read_at_most(name, FILE_LIMIT_BYTES, buffer)
+    }
+
+    /// As `read`, for a file that somebody else may make as long as he likes. What is beyond is not read.
+    pub fn read_at_most(
+        &self,
+        name: impl AsRef<Path>,
+        limit_bytes: usize,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<()> {
         let fd = self.open_file(name.as_ref().as_os_str().as_bytes())?;
         buffer.clear();
         loop {
             buffer.reserve(READ_BYTES);
             let count = rustix::io::retry_on_intr(|| rustix::io::read(&fd, spare_capacity(buffer)))?;
-            if count == 0 || buffer.len() >= FILE_LIMIT_BYTES {
+            if count == 0 || buffer.len() >= limit_bytes {
+                buffer.truncate(limit_bytes);
                 return Ok(());
             }
         }
@@ -60,6 +78,12 @@ impl Dir {
     /// The inode number; of a cgroup directory it is the cgroup's id.
     pub fn inode(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.fd)?.st_ino)
+    }
+
+    /// The inode number and the link count of a directory below this one, without opening it.
+    pub fn look_at(&self, path: impl AsRef<Path>) -> io::Result<(u64, u64)> {
+        let stat = rustix::fs::statat(&self.fd, path.as_ref(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok((stat.st_ino, u64::from(stat.st_nlink as u32)))
     }
 
     /// The inode number of what a name leads to; of a file of /proc/PID/ns it is the namespace's.

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use met_core::job::ProcessId;
 
 use crate::budget::Budget;
+use crate::cgroup::Hierarchies;
 use crate::file::{Dir, PidPath};
 use crate::parse;
 
@@ -23,6 +24,7 @@ struct Inner {
     proc: Dir,
     facts: Facts,
     budget: Arc<Budget>,
+    hierarchies: OnceLock<Hierarchies>,
 }
 
 /// What does not change while a machine runs.
@@ -55,7 +57,8 @@ impl Host {
         let root_dir = Dir::open(root)?;
         let proc = root_dir.open_dir("proc")?;
         let facts = read_facts(&root_dir, page_size_bytes, ticks_per_second.max(1));
-        let inner = Inner { root: root.to_path_buf(), root_dir, proc, facts, budget: Budget::of_process() };
+        let (root, budget) = (root.to_path_buf(), Budget::of_process());
+        let inner = Inner { root, root_dir, proc, facts, budget, hierarchies: OnceLock::new() };
         Ok(Host { inner: Arc::new(inner) })
     }
 
@@ -73,6 +76,11 @@ impl Host {
 
     pub fn budget(&self) -> &Arc<Budget> {
         &self.inner.budget
+    }
+
+    /// Where cgroups were mounted when this was first asked: enough for a question about one of many jobs.
+    pub fn hierarchies(&self) -> &Hierarchies {
+        self.inner.hierarchies.get_or_init(|| Hierarchies::read(self).unwrap_or_default())
     }
 
     /// Reads a whole small file by its path on the machine, such as `/proc/meminfo`.

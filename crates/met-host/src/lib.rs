@@ -5,6 +5,7 @@ pub mod cgroup;
 pub mod clock;
 mod file;
 mod host;
+pub mod netlink;
 pub mod parse;
 mod targets;
 

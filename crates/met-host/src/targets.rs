@@ -21,6 +21,8 @@ impl Targets {
 #[derive(Clone, Debug)]
 pub struct CgroupTarget {
     pub dirs: Arc<CgroupDirs>,
+    /// A supervisor counts events in it.
+    pub counted: bool,
     /// Read what is otherwise read at slow ticks only: a short job has none.
     pub young: bool,
 }

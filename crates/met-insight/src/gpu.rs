@@ -34,6 +34,8 @@ pub fn object(gpu: &GpuUse) -> Value {
             "kind": kind.name(),
             "source": gpu.energy_source,
         })),
+        "idle_power_watts": gpu.idle_power_mw.map(|mw| mw as f64 / 1e3),
+        "idle_power_source": gpu.idle_power_source,
         "power_watts": power_watts(gpu),
         "card_power_watts": gpu.card_power_mw.map(|mw| mw / 1e3),
         "temperature_max_celsius": gpu.temperature_max_mc.map(|mc| mc as f64 / 1e3),

@@ -1,7 +1,7 @@
 //! The public object of a job: what `--json` prints. Its keys are a promise, written in docs/json.md.
 
 use jiff::Timestamp;
-use met_core::job::{Emission, Figure, QualityKind, Record};
+use met_core::job::{Emission, Figure, Part, QualityKind, Record, Resources};
 use met_core::job_table::{
     ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
     READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
@@ -9,27 +9,91 @@ use met_core::job_table::{
 use met_core::{Column, JOB, Unit};
 use serde_json::{Map, Value, json};
 
-use crate::{average, gpu};
+use crate::allocation::{self, Resource, Share};
+use crate::{average, events, gpu};
 
 /// Raised when a key changes its meaning or goes away; a new key does not raise it.
 pub const VERSION: u32 = 1;
 
 pub fn object(record: &Record, now_ns: i64) -> Value {
     let figures = figures(record, now_ns);
-    json!({
+    let mut object = json!({
         "version": VERSION,
         "job": job(record),
-        // Nothing is asked for when a job is started here; a scheduler's request is put in here.
-        "requested": {},
+        "requested": resources(&record.requested),
         "totals": by_name(&figures, |column, figure| number(column, figure.value)),
         "average": averages(record, now_ns),
-        "quality": by_name(&figures, |_, figure| json!({
-            "kind": figure.kind.name(),
-            "source": figure.source,
-        })),
+        "quality": by_name(&figures, quality),
         "gpus": record.gpus.iter().map(gpu::object).collect::<Vec<_>>(),
+        "allocated": resources(&record.allocated),
+        "efficiency": efficiency(record, now_ns),
+        "scheduling": scheduling(record, now_ns),
+        "parts": record.parts.iter().map(part).collect::<Vec<_>>(),
         "emission": record.emission.as_ref().map(emission),
-    })
+    });
+    // Nobody asked for any: then there is no such section.
+    if !record.events.is_empty() {
+        object["events"] = events::object(record, now_ns);
+    }
+    object
+}
+
+/// An object of what is known; what is not has no key.
+fn known<const N: usize>(entries: [(&str, Value); N]) -> Map<String, Value> {
+    entries
+        .into_iter()
+        .filter(|(_, value)| !value.is_null())
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
+}
+
+fn seconds(ns: Option<i64>) -> Value {
+    json!(ns.map(|ns| ns as f64 / 1e9))
+}
+
+fn resources(resources: &Resources) -> Value {
+    let mut object = known([
+        ("nodes", json!(resources.nodes)),
+        ("cpus", json!(resources.cpus)),
+        ("memory_bytes", json!(resources.memory_bytes)),
+        ("gpus", json!(resources.gpus)),
+        ("time_limit_seconds", seconds(resources.time_limit_ns)),
+    ]);
+    if !resources.other.is_empty() {
+        object.insert("other".to_owned(), json!(resources.other));
+    }
+    Value::Object(object)
+}
+
+fn efficiency(record: &Record, now_ns: i64) -> Value {
+    let shares = allocation::shares(record, now_ns);
+    let of = |resource| shares.iter().find(|share| share.resource == resource).and_then(Share::efficiency);
+    Value::Object(known([
+        ("cpu_ratio", json!(of(Resource::Cpus))),
+        ("memory_ratio", json!(of(Resource::Memory))),
+        ("gpu_ratio", json!(of(Resource::Gpus))),
+        ("time_ratio", json!(of(Resource::Time))),
+    ]))
+}
+
+fn scheduling(record: &Record, now_ns: i64) -> Value {
+    let scheduling = &record.scheduling;
+    Value::Object(known([
+        ("partition", json!(scheduling.partition)),
+        ("qos", json!(scheduling.qos)),
+        ("reason", json!(scheduling.reason)),
+        ("submit", json!(scheduling.submit_ns.and_then(time))),
+        ("eligible", json!(scheduling.eligible_ns.and_then(time))),
+        ("queue_wait_seconds", seconds(allocation::queue_wait_ns(record, now_ns))),
+        ("array_id", json!(scheduling.array_id)),
+        ("array_index", json!(scheduling.array_index)),
+        ("het_id", json!(scheduling.het_id)),
+        ("het_offset", json!(scheduling.het_offset)),
+        ("restarts", json!(scheduling.restarts)),
+        ("cpu_seconds", seconds(scheduling.cpu_ns)),
+        ("memory_peak_bytes", json!(scheduling.memory_peak_bytes)),
+        ("asked", json!(scheduling.asked_ns.and_then(time))),
+    ]))
 }
 
 /// What the emissions were computed with.
@@ -41,9 +105,30 @@ fn emission(emission: &Emission) -> Value {
     })
 }
 
+fn part(part: &Part) -> Value {
+    let figures: Vec<(usize, Figure)> =
+        part.totals.iter().map(|(column, figure)| (column, figure.clone())).collect();
+    json!({
+        "node": part.node,
+        "step": part.step,
+        "task": part.task,
+        "name": part.name,
+        "start": part.start_ns.and_then(time),
+        "end": part.end_ns.and_then(time),
+        "exit_code": part.exit_code,
+        "totals": by_name(&figures, |column, figure| number(column, figure.value)),
+        "quality": by_name(&figures, quality),
+    })
+}
+
+fn quality(_: &Column, figure: &Figure) -> Value {
+    json!({ "kind": figure.kind.name(), "source": figure.source })
+}
+
 fn job(record: &Record) -> Value {
     json!({
-        "id": record.key.id,
+        "id": record.shown_id(),
+        "raw_id": record.key.id,
         "manager": record.key.manager,
         "cluster": record.key.cluster,
         "name": record.name,
@@ -135,14 +220,36 @@ mod tests {
     fn a_finished_job_has_every_key_in_its_order() {
         expect![[r#"
             version: 1
-            job: {"id":"42","manager":"local","cluster":null,"name":"sum","user":"alice","account":null,"command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":null,"exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"]}
+            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":"alice","account":null,"command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":null,"exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"]}
             requested: {}
             totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
             average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
             quality: {"wall_seconds":{"kind":"measured","source":"supervisor"},"cpu_seconds":{"kind":"measured","source":"rusage"},"cpu_user_seconds":{"kind":"measured","source":"rusage"},"cores_peak":{"kind":"sampled","source":"proc"},"memory_needed_peak_bytes":{"kind":"estimated","source":"proc"},"read_bytes":{"kind":"lower_bound","source":"proc"},"processes":{"kind":"measured","source":"proc"}}
             gpus: []
+            allocated: {}
+            efficiency: {}
+            scheduling: {}
+            parts: []
             emission: null
         "#]].assert_eq(&text(&sample::finished()));
+    }
+
+    #[test]
+    fn a_job_of_a_manager_has_what_the_manager_knows() {
+        expect![[r#"
+            version: 1
+            job: {"id":"1234_7","raw_id":"1240","manager":"slurm","cluster":"tux","name":"sum","user":"alice","account":"physics","command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":"COMPLETED","exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"]}
+            requested: {"cpus":4,"memory_bytes":536870912,"gpus":2,"time_limit_seconds":3600.0}
+            totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
+            average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
+            quality: {"wall_seconds":{"kind":"measured","source":"supervisor"},"cpu_seconds":{"kind":"measured","source":"rusage"},"cpu_user_seconds":{"kind":"measured","source":"rusage"},"cores_peak":{"kind":"sampled","source":"proc"},"memory_needed_peak_bytes":{"kind":"estimated","source":"proc"},"read_bytes":{"kind":"lower_bound","source":"proc"},"processes":{"kind":"measured","source":"proc"}}
+            gpus: []
+            allocated: {"nodes":1,"cpus":4,"memory_bytes":536870912,"gpus":2,"other":{"billing":"4"}}
+            efficiency: {"cpu_ratio":0.3125,"memory_ratio":0.005859375,"time_ratio":0.0011111111111111111}
+            scheduling: {"partition":"batch","qos":"normal","reason":"Resources","submit":"2026-01-14T16:39:14.500000Z","queue_wait_seconds":90.0,"array_id":"1234","array_index":7,"restarts":1,"asked":"2026-01-14T16:40:54.500000Z"}
+            parts: [{"node":"n1","step":"batch","task":null,"name":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":0,"totals":{"cpu_seconds":1.0,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}},{"node":"n1","step":"0","task":null,"name":"solve","start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":3,"totals":{"cpu_seconds":4.0,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}},{"node":"n1","step":"0","task":"0","name":"solve","start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":0,"totals":{"cpu_seconds":1.9,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}},{"node":"n1","step":"0","task":"1","name":"solve","start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":3,"totals":{"cpu_seconds":2.0,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}}]
+            emission: null
+        "#]].assert_eq(&text(&sample::scheduled()));
     }
 
     #[test]
@@ -154,12 +261,16 @@ mod tests {
         (record.totals, record.summaries) = Default::default();
         expect![[r#"
             version: 1
-            job: {"id":"42","manager":"local","cluster":null,"name":"sum","user":null,"account":null,"command":[],"state":"pending","manager_state":null,"exit_code":null,"signal":null,"start":null,"end":null,"nodes":[]}
+            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":null,"account":null,"command":[],"state":"pending","manager_state":null,"exit_code":null,"signal":null,"start":null,"end":null,"nodes":[]}
             requested: {}
             totals: {}
             average: {}
             quality: {}
             gpus: []
+            allocated: {}
+            efficiency: {}
+            scheduling: {}
+            parts: []
             emission: null
         "#]].assert_eq(&text(&record));
     }
@@ -212,6 +323,18 @@ mod tests {
             for key in object[section].as_object().unwrap().keys() {
                 assert!(page.contains(&format!("`{key}`")), "docs/json.md lacks {section}.{key}");
             }
+        }
+        let mut scheduled = sample::scheduled();
+        scheduled.scheduling.eligible_ns = Some(0);
+        (scheduled.scheduling.het_id, scheduled.scheduling.het_offset) = (Some("1".to_owned()), Some(0));
+        (scheduled.scheduling.cpu_ns, scheduled.scheduling.memory_peak_bytes) = (Some(1), Some(1));
+        scheduled.gpus = vec![sample::gpu()];
+        let object = super::object(&scheduled, sample::NOW_NS);
+        let part = &object["parts"][0];
+        let sections = ["requested", "allocated", "efficiency", "scheduling"].map(|name| &object[name]);
+        for key in sections.into_iter().chain([part]).flat_map(|section| section.as_object().unwrap().keys())
+        {
+            assert!(page.contains(&format!("`{key}`")), "docs/json.md lacks {key}");
         }
         for name in State::ALL.map(State::name).into_iter().chain(QualityKind::ALL.map(QualityKind::name)) {
             assert!(page.contains(&format!("`{name}`")), "docs/json.md lacks {name}");

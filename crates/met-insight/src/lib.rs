@@ -1,6 +1,8 @@
 //! Answers from stored data. Pure: no I/O, no clock; the caller says what time it is.
 
+pub mod allocation;
 pub mod average;
+pub mod events;
 pub mod gpu;
 pub mod json;
 pub mod report;

@@ -4,11 +4,12 @@
 
 use std::borrow::Cow;
 
-use met_core::job::{Figure, GpuUse, QualityKind, Record, State};
+use met_core::job::{Figure, GpuUse, Part, QualityKind, Record, State};
 use met_core::job_table as column;
 use met_core::{JOB, Unit};
 
-use crate::average;
+use crate::allocation::{self, Resource, Share};
+use crate::{average, events};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -19,7 +20,11 @@ pub struct Report {
     pub outcome: String,
     pub facts: Vec<Fact>,
     pub meters: Vec<Meter>,
+    /// What a manager's job asked for, was given and used.
+    pub shares: Vec<ShareLine>,
     pub sections: Vec<Section>,
+    /// Its steps and tasks, each task after its step.
+    pub parts: Vec<PartLine>,
     pub notes: Vec<String>,
 }
 
@@ -49,6 +54,29 @@ pub struct Meter {
     pub whole: Amount,
     /// What `used` is: an average, a peak.
     pub of: &'static str,
+}
+
+/// One resource of a manager's job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShareLine {
+    pub label: &'static str,
+    pub requested: Option<Amount>,
+    pub allocated: Option<Amount>,
+    pub used: Option<Amount>,
+    pub efficiency: Option<f64>,
+}
+
+/// A step of a job, or a task of one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartLine {
+    pub node: String,
+    pub step: String,
+    pub task: Option<String>,
+    pub name: Option<String>,
+    pub cpu: Option<Amount>,
+    pub memory: Option<Amount>,
+    pub duration: Option<Amount>,
+    pub exit_code: Option<i32>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -116,15 +144,18 @@ pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
         source.input_output(),
         source.processes(),
         source.pressure(),
+        events::section(record, now_ns),
         source.energy(),
     ]);
     Report {
-        id: record.key.id.clone(),
+        id: record.label(),
         name: record.name.clone(),
         state: record.state,
         outcome: outcome(record),
         facts: source.facts(),
         meters: source.meters(),
+        shares: source.shares(),
+        parts: source.parts(),
         sections: sections.filter(|section| !section.lines.is_empty()).collect(),
         notes: source.notes(),
     }
@@ -218,12 +249,14 @@ impl Reader<'_> {
     }
 
     fn cpus(&self) -> Option<Amount> {
-        let cpus = self.machine.cpus.filter(|&cpus| cpus > 0)?;
+        let cpus = self.machine.cpus.filter(|&cpus| cpus > 0 && self.record.allocated.cpus.is_none())?;
         Some(Amount { value: cpus.into(), measure: Measure::Cores, quality: QualityKind::Measured })
     }
 
+    /// A job that was given a part of the machine is compared with that part, among the shares.
     fn node_memory(&self) -> Option<Amount> {
-        let bytes = self.record.node_memory_bytes.filter(|&bytes| bytes > 0)?;
+        let given = self.record.allocated.memory_bytes.is_some();
+        let bytes = self.record.node_memory_bytes.filter(|&bytes| bytes > 0 && !given)?;
         Some(Amount { value: bytes as f64, measure: Measure::Bytes, quality: QualityKind::Measured })
     }
 
@@ -244,11 +277,17 @@ impl Reader<'_> {
             (None, Some(account)) => put("account", FactValue::Text(account.clone())),
             (None, None) => {}
         }
+        for (label, words) in scheduling_facts(record) {
+            put(label, FactValue::Text(words));
+        }
         if !record.nodes.is_empty() {
             put(if record.nodes.len() == 1 { "node" } else { "nodes" }, nodes(&record.nodes));
         }
         if let Some(state) = &record.manager_state {
             put("manager state", FactValue::Text(state.clone()));
+        }
+        if let Some(wait_ns) = allocation::queue_wait_ns(record, self.now_ns) {
+            put("queued for", FactValue::Amount(measured(wait_ns as f64 / 1e9, Measure::Seconds)));
         }
         if let Some(start_ns) = record.start_ns {
             put("started", FactValue::Times(start_ns, record.end_ns));
@@ -263,6 +302,60 @@ impl Reader<'_> {
         let cpu = || meter("CPU", self.rate(column::CPU, Measure::Cores)?, self.cpus()?, "average");
         let memory = || meter("memory", self.total(column::MEMORY_NEEDED_PEAK)?, self.node_memory()?, "peak");
         [cpu(), memory(), self.gpu_meter()].into_iter().flatten().collect()
+    }
+
+    fn shares(&self) -> Vec<ShareLine> {
+        let line = |share: Share| {
+            let (label, measure) = match share.resource {
+                Resource::Nodes => ("nodes", Measure::Count),
+                Resource::Cpus => ("CPUs", Measure::Cores),
+                Resource::Memory => ("memory", Measure::Bytes),
+                Resource::Gpus => ("GPUs", Measure::Cards),
+                Resource::Time => ("time", Measure::Seconds),
+            };
+            let amount = |value: f64| measured(value, measure);
+            ShareLine {
+                label,
+                requested: share.requested.map(amount),
+                allocated: share.allocated.map(amount),
+                used: share.used.map(|value| Amount { value, measure, quality: share.quality }),
+                efficiency: share.efficiency(),
+            }
+        };
+        allocation::shares(self.record, self.now_ns).into_iter().map(line).collect()
+    }
+
+    fn parts(&self) -> Vec<PartLine> {
+        let line = |part: &Part| {
+            let figure = |index: usize, measure| {
+                let figure = part.totals.figure(index)?;
+                Some(Amount { value: JOB.columns[index].scaled(figure.value), measure, quality: figure.kind })
+            };
+            let peak = [column::MEMORY_NEEDED_PEAK, column::MEMORY_PEAK];
+            let running = part.end_ns.is_none() && self.record.state.is_live();
+            let end_ns = part.end_ns.or(running.then_some(self.now_ns));
+            let seconds = || Some((end_ns? - part.start_ns?).max(0) as f64 / 1e9);
+            PartLine {
+                node: part.node.clone(),
+                step: part.step.clone(),
+                task: part.task.clone(),
+                name: part.name.clone(),
+                cpu: figure(column::CPU, Measure::Seconds),
+                memory: peak.into_iter().find_map(|index| figure(index, Measure::Bytes)),
+                duration: seconds().map(|seconds| measured(seconds, Measure::Seconds)),
+                exit_code: part.exit_code,
+            }
+        };
+        // All of a job on its only node is the job.
+        let several = self.record.parts.iter().any(|part| !part.step.is_empty() || part.node != self.node());
+        let shown = self.record.parts.iter().filter(|_| several);
+        let mut lines: Vec<PartLine> = shown.map(line).collect();
+        lines.sort_by(|left, right| part_order(left).cmp(&part_order(right)));
+        lines
+    }
+
+    fn node(&self) -> &str {
+        self.record.nodes.first().map_or("", String::as_str)
     }
 
     fn gpu_meter(&self) -> Option<Meter> {
@@ -358,11 +451,18 @@ impl Reader<'_> {
             let full = full.filter(|full| full.value > 0.0);
             section.put(label, self.total(some), [share, Detail::before("all tasks", full)]);
         }
+        for (label, index) in [("storage wait", column::DELAY_IO), ("memory wait", column::DELAY_MEMORY)] {
+            section.put(label, self.total(index), [Detail::words("of all threads together")]);
+        }
         section
     }
 
     fn energy(&self) -> Section {
         let mut section = Section::new("Energy");
+        // Cards alone have told of theirs already.
+        if self.figure(column::ENERGY).is_none() {
+            return section;
+        }
         let some = |index: usize| self.total(index).filter(|amount| amount.value > 0.0);
         let power = self.rate(column::ENERGY, Measure::Watts);
         let source = self.figure(column::ENERGY).map(|figure| figure.source.to_string());
@@ -400,6 +500,42 @@ impl Reader<'_> {
     }
 }
 
+/// Steps by number, those with a name before them, and tasks after their step.
+fn part_order(line: &PartLine) -> (&str, Option<u64>, &str, Option<u64>, Option<&str>) {
+    let task = line.task.as_deref();
+    (&line.node, line.step.parse().ok(), &line.step, task.and_then(|task| task.parse().ok()), task)
+}
+
+fn measured(value: f64, measure: Measure) -> Amount {
+    Amount { value, measure, quality: QualityKind::Measured }
+}
+
+/// What a manager says of a job, in words.
+fn scheduling_facts(record: &Record) -> Vec<(&'static str, String)> {
+    let scheduling = &record.scheduling;
+    let mut facts = Vec::new();
+    match (&scheduling.partition, &scheduling.qos) {
+        (Some(partition), Some(qos)) => facts.push(("partition", format!("{partition}, QOS {qos}"))),
+        (Some(partition), None) => facts.push(("partition", partition.clone())),
+        (None, Some(qos)) => facts.push(("QOS", qos.clone())),
+        (None, None) => {}
+    }
+    if let (Some(array), Some(index)) = (&scheduling.array_id, scheduling.array_index) {
+        facts.push(("array", format!("element {index} of {array}, id {}", record.key.id)));
+    }
+    if let (Some(whole), Some(offset)) = (&scheduling.het_id, scheduling.het_offset) {
+        facts.push(("component", format!("{offset} of {whole}, id {}", record.key.id)));
+    }
+    if let Some(restarts) = scheduling.restarts.filter(|&restarts| restarts > 0) {
+        facts.push(("restarts", restarts.to_string()));
+    }
+    // Slurm's word for no reason.
+    if let Some(reason) = scheduling.reason.as_ref().filter(|reason| *reason != "None") {
+        facts.push(("reason", reason.clone()));
+    }
+    facts
+}
+
 /// A card, and what the job did with it.
 fn gpu(gpu: &GpuUse) -> Section {
     let some = |value: Option<f64>, measure, quality| Some(Amount { value: value?, measure, quality });
@@ -418,7 +554,11 @@ fn gpu(gpu: &GpuUse) -> Section {
     section.put("GPU memory", peak, [Detail::words("peak"), mean, Detail::before("of", total)]);
     if let Some(kind) = gpu.energy_kind {
         let energy = |uj: i64| some(Some(uj as f64 / 1e6), Measure::Joules, kind);
-        let idle = energy(gpu.energy_idle_uj).filter(|idle| idle.value > 0.0);
+        // Of a card that was never seen idle, nobody knows what it draws then.
+        let guessed = gpu.idle_power_source.as_deref() == Some("bound") && gpu.energy_active_uj > 0;
+        let idle_kind = if guessed { QualityKind::Estimated } else { kind };
+        let idle_joules = Some(gpu.energy_idle_uj as f64 / 1e6).filter(|&joules| joules > 0.0);
+        let idle = some(idle_joules, Measure::Joules, idle_kind);
         let details = [Detail::before("idle part", idle), Detail::text(gpu.energy_source.clone())];
         section.put("GPU energy", energy(gpu.energy_uj()), details);
     }
@@ -446,22 +586,25 @@ fn gpu(gpu: &GpuUse) -> Section {
 
 fn heading(gpu: &GpuUse) -> String {
     let state = match (gpu.idle_since_ns.and_then(crate::json::time), gpu.used_ns) {
-        (Some(_), 0) => "held, never used".to_owned(),
-        (Some(since), _) => format!("held, idle since {} UTC", since[..19].replace('T', " ")),
+        (Some(_), 0) => "never used".to_owned(),
+        (Some(since), _) => format!("idle since {} UTC", since[..19].replace('T', " ")),
         (None, _) => String::new(),
     };
-    let by = if gpu.held_by == "open" { String::new() } else { format!("by {}", gpu.held_by) };
-    let parts = [gpu.name.clone(), state, by];
+    let by = match gpu.held_by.as_str() {
+        "" | "open" => String::new(),
+        by => format!("given by {by}"),
+    };
+    let parts = [gpu.name.clone(), by, state];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
 impl Section {
-    fn new(title: &'static str) -> Section {
+    pub(crate) fn new(title: &'static str) -> Section {
         Section { title, heading: None, lines: Vec::new() }
     }
 
     /// Adds a line unless its amount is unknown; unknown details are left out one by one.
-    fn put<const N: usize>(
+    pub(crate) fn put<const N: usize>(
         &mut self,
         label: &'static str,
         amount: Option<Amount>,
@@ -486,7 +629,7 @@ impl Detail {
         Some(Detail { before: words, amount: None, after: "".into() })
     }
 
-    fn text(words: Option<String>) -> Option<Detail> {
+    pub(crate) fn text(words: Option<String>) -> Option<Detail> {
         let words = words.filter(|words| !words.is_empty())?;
         Some(Detail { before: "", amount: None, after: words.into() })
     }
@@ -544,6 +687,18 @@ mod tests {
         assert_eq!(labels, ["memory"]);
         let with_cpus = meters(Machine { cpus: Some(2) });
         assert_eq!(with_cpus[0].share, 0.625);
+    }
+
+    #[test]
+    fn a_job_with_an_allocation_is_compared_with_that_and_not_with_the_machine() {
+        let report = report(&sample::scheduled(), Machine { cpus: Some(2) }, sample::NOW_NS);
+        assert!(report.meters.is_empty());
+        let labels: Vec<&str> = report.shares.iter().map(|share| share.label).collect();
+        assert_eq!(labels, ["CPUs", "memory", "GPUs", "time"]);
+        assert_eq!(report.shares[0].efficiency, Some(0.3125));
+        let steps: Vec<(&str, Option<&str>)> =
+            report.parts.iter().map(|part| (part.step.as_str(), part.task.as_deref())).collect();
+        assert_eq!(steps, [("batch", None), ("0", None), ("0", Some("0")), ("0", Some("1"))]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! A made-up job that the tests share.
 
-use met_core::job::{JobKey, LOCAL, QualityKind, Record, State, Summaries, Summary, Totals};
+use met_core::job::{
+    JobKey, LOCAL, Part, QualityKind, Record, Resources, Scheduling, State, Summaries, Summary, Totals,
+};
 use met_core::job_table as column;
 
 /// 2026-01-14 16:40:44.5 UTC.
@@ -39,12 +41,77 @@ pub fn finished() -> Record {
         totals,
         summaries,
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
         emission: None,
         local: None,
+    }
+}
+
+/// The same as element 7 of a Slurm array, with a batch step and one of two tasks.
+pub fn scheduled() -> Record {
+    let mut record = finished();
+    record.key = JobKey {
+        cluster: Some("tux".to_owned()),
+        manager: "slurm".to_owned(),
+        id: "1240".to_owned(),
+        incarnation: 0,
+    };
+    record.account = Some("physics".to_owned());
+    record.manager_state = Some("COMPLETED".to_owned());
+    record.requested = Resources {
+        cpus: Some(4),
+        memory_bytes: Some(512 << 20),
+        gpus: Some(2),
+        time_limit_ns: Some(3_600_000_000_000),
+        ..Resources::default()
+    };
+    record.allocated = Resources {
+        nodes: Some(1),
+        cpus: Some(4),
+        memory_bytes: Some(512 << 20),
+        gpus: Some(2),
+        other: [("billing".to_owned(), "4".to_owned())].into(),
+        ..Resources::default()
+    };
+    record.scheduling = Scheduling {
+        alias: Some("1234_7".to_owned()),
+        array_id: Some("1234".to_owned()),
+        array_index: Some(7),
+        restarts: Some(1),
+        partition: Some("batch".to_owned()),
+        qos: Some("normal".to_owned()),
+        reason: Some("Resources".to_owned()),
+        submit_ns: Some(START_NS - 90_000_000_000),
+        asked_ns: Some(NOW_NS),
+        ..Scheduling::default()
+    };
+    let task = |index: &str| Some(index.to_owned());
+    record.parts = vec![
+        part("batch", None, 1_000_000_000, 0),
+        part("0", None, 4_000_000_000, 3),
+        part("0", task("0"), 1_900_000_000, 0),
+        part("0", task("1"), 2_000_000_000, 3),
+    ];
+    record
+}
+
+fn part(step: &str, task: Option<String>, cpu_ns: i64, exit_code: i32) -> Part {
+    let mut totals = Totals::default();
+    totals.set(column::CPU, cpu_ns, QualityKind::Measured, "cgroup");
+    totals.set(column::MEMORY_PEAK, 2 << 20, QualityKind::Measured, "cgroup");
+    Part {
+        node: "n1".to_owned(),
+        step: step.to_owned(),
+        task,
+        name: (step == "0").then(|| "solve".to_owned()),
+        start_ns: Some(START_NS),
+        end_ns: Some(START_NS + 3_000_000_000),
+        exit_code: Some(exit_code),
+        totals,
     }
 }
 

@@ -1,9 +1,14 @@
-//! Finds the processes and cgroups of jobs on this machine.
+//! Finds the processes and cgroups of jobs on this machine, and reads what schedulers have recorded of jobs.
 
+pub mod discover;
 pub mod enclosure;
 mod environ;
+pub mod identity;
 pub mod layouts;
 mod members;
+pub mod scheduler;
+pub mod sessions;
+pub mod shadow;
 
 pub use environ::find_by_marker;
 pub use members::{JobSpec, Members};

@@ -39,9 +39,10 @@ pub struct JobSpec {
 #[derive(Default)]
 pub struct Members {
     jobs: Vec<Job>,
-    /// Positions in `jobs` by slot, and slots by keeper: both are asked for every process.
+    /// Positions in `jobs` by slot, slots by keeper and by root: all are asked for every process.
     index: HashMap<u32, usize>,
     keepers: HashMap<ProcessId, u32>,
+    roots: HashMap<ProcessId, u32>,
     outer_due: bool,
     known: HashMap<u32, Known>,
     generation: u64,
@@ -92,17 +93,26 @@ impl Members {
     pub fn add(&mut self, spec: JobSpec) {
         let first_start = spec.keeper.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
         // Nobody older than its first process can be in it: the others stay as they are.
-        for known in self.known.values_mut() {
-            known.decided &= first_start.is_none_or(|start_ticks| known.start_ticks < start_ticks);
+        // A job that is nothing but a cgroup has no say in it.
+        for known in self.known.values_mut().filter(|_| first_start.is_some()) {
+            known.decided &= first_start.is_some_and(|start_ticks| known.start_ticks < start_ticks);
         }
+        // Jobs come by the hundred: what is known of the others stays as it is.
+        let (slot, index) = (spec.slot, self.jobs.len());
+        self.index.insert(slot, index);
+        self.keepers.extend(spec.keeper.map(|keeper| (keeper, slot)));
+        for &root in &spec.roots {
+            self.roots.entry(root).or_insert(slot);
+        }
+        self.outer_due = true;
         self.jobs.push(Job::new(spec, self.generation));
-        self.reindex();
     }
 
     /// Adds a process that was found in another way to those the job began with.
     pub fn add_root(&mut self, slot: u32, root: ProcessId) {
         let Some(&index) = self.index.get(&slot) else { return };
         self.jobs[index].spec.roots.push(root);
+        self.roots.entry(root).or_insert(slot);
         for known in self.known.values_mut() {
             known.decided &= known.start_ticks < root.start_ticks;
         }
@@ -163,7 +173,8 @@ impl Members {
             let (slot, young) = (job.spec.slot, job.young);
             map.add_job(slot, job.outer);
             if let Some(cgroup) = &job.cgroup {
-                targets.cgroups.push(CgroupTarget { dirs: Arc::clone(&cgroup.dirs), young });
+                let counted = job.spec.keeper.is_some();
+                targets.cgroups.push(CgroupTarget { dirs: Arc::clone(&cgroup.dirs), counted, young });
                 map.assign(Subject::Cgroup(cgroup.dirs.id), slot);
             }
             if let Some(ProcessId { pid, start_ticks }) = job.spec.keeper {
@@ -210,6 +221,12 @@ impl Members {
         self.index = self.jobs.iter().enumerate().map(|(index, job)| (job.spec.slot, index)).collect();
         let keepers = self.jobs.iter().filter_map(|job| Some((job.spec.keeper?, job.spec.slot)));
         self.keepers = keepers.collect();
+        self.roots.clear();
+        for job in &self.jobs {
+            for &root in &job.spec.roots {
+                self.roots.entry(root).or_insert(job.spec.slot);
+            }
+        }
         self.outer_due = true;
     }
 
@@ -368,8 +385,8 @@ impl Members {
             }
             chain.push(pid);
             let process = ProcessId { pid, start_ticks: known.start_ticks };
-            if let Some(job) = self.jobs.iter().find(|job| job.spec.roots.contains(&process)) {
-                return (Some(job.spec.slot), true);
+            if let Some(&slot) = self.roots.get(&process) {
+                return (Some(slot), true);
             }
             if known.parent_pid == 0 {
                 return (None, true);
@@ -411,9 +428,11 @@ impl Members {
         if counted == Some(slot) {
             return;
         }
-        for index in 0..self.jobs.len() {
-            let job = self.jobs[index].spec.slot;
-            if self.is_inside(slot, job) && !counted.is_some_and(|counted| self.is_inside(counted, job)) {
+        let around: Vec<u32> = self.around(slot).collect();
+        for job in around {
+            if !counted.is_some_and(|counted| self.is_inside(counted, job))
+                && let Some(&index) = self.index.get(&job)
+            {
                 self.jobs[index].processes_seen += 1;
             }
         }

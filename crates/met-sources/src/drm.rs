@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use met_core::gpu::{card, process};
-use met_core::rate::{self, Step};
+use met_core::rate;
 use met_core::{Batch, MISSING, Subject};
 use met_host::{Dir, Host, Targets, TaskRole, TaskTarget, clock, parse};
 
@@ -103,6 +103,10 @@ impl Source for Drm {
             self.read_process(task, &mut seen, processes);
         }
         self.clients.retain(|key, _| seen.contains(key));
+        for (row, cells) in cards.rows_mut() {
+            let on_it = processes.rows().filter(|(process, _)| process.part == row.part);
+            cells[card::PROCESSES] = on_it.count() as i64;
+        }
         Ok(())
     }
 
@@ -134,7 +138,9 @@ impl Drm {
             format!("{maker} {}", text("device").unwrap_or_default())
         });
         let numbers = render_device(&device).unwrap_or_else(|| format!("226:{number}"));
-        let index = self.cards.len().to_string();
+        // Each maker's own variables count its own cards.
+        let index =
+            self.labels.iter().filter(|labels| labels[card::label::VENDOR] == vendor).count().to_string();
         self.labels.push(vec![index, uuid, name, vendor.to_owned(), String::new(), numbers]);
         let hwmon = first_below(&device, "hwmon");
         let gt = self.host.open_dir(format!("{DRM}/card{number}/gt/gt0")).ok();
@@ -173,6 +179,9 @@ impl Drm {
             if seen.insert((index, client.id)) {
                 let before = self.clients.insert((index, client.id), (now_ns, client.engines));
                 add_client(cells, &client, before, now_ns);
+            } else {
+                // Counted with another process: this one adds nothing to it.
+                add_nothing(cells, &client.engines);
             }
         }
         for (index, card) in self.cards.iter().enumerate() {
@@ -271,19 +280,27 @@ fn add_client(cells: &mut [i64], client: &Client, before: Option<(i64, Engines)>
     };
     add(&mut cells[process::MEMORY], client.memory_bytes);
     let Some((before_ns, before)) = before.filter(|(before_ns, _)| now_ns > *before_ns) else { return };
-    let share = |before: Option<i64>, now: Option<i64>| match rate::step(before?, now?) {
-        // An engine of which the card has several may do more than one second's work in a second.
-        Step::Delta(worked_ns) => {
-            let thousandths = i128::from(worked_ns) * 1000 / i128::from(now_ns - before_ns);
-            Some(i64::try_from(thousandths).unwrap_or(1000).min(1000))
-        }
-        Step::Restarted | Step::Gap => None,
-    };
+    // A client comes and goes with its descriptor: only its own counter grows steadily, not a process's sum.
+    let share =
+        |before: Option<i64>, now: Option<i64>| rate::busy_thousandths(before?, now?, now_ns - before_ns);
     let now = client.engines;
     add(&mut cells[process::UTILIZATION], share(before.compute, now.compute));
     add(&mut cells[process::UTILIZATION_COPY], share(before.copy, now.copy));
     add(&mut cells[process::UTILIZATION_ENCODER], share(before.encode, now.encode));
     add(&mut cells[process::UTILIZATION_DECODER], share(before.decode, now.decode));
+}
+
+fn add_nothing(cells: &mut [i64], engines: &Engines) {
+    for (column, told) in [
+        (process::UTILIZATION, engines.compute),
+        (process::UTILIZATION_COPY, engines.copy),
+        (process::UTILIZATION_ENCODER, engines.encode),
+        (process::UTILIZATION_DECODER, engines.decode),
+    ] {
+        if told.is_some() && cells[column] == MISSING {
+            cells[column] = 0;
+        }
+    }
 }
 
 /// What an fdinfo file says; nothing if it is not a card's.
@@ -377,8 +394,10 @@ mod tests {
               temperature 54000
               clock 1700
               clock_memory 1600
+              processes 2
             100
               memory 2097152
+              utilization 0
               open 1
             101
               memory 8589934592
@@ -395,6 +414,7 @@ mod tests {
               power_limit 150000
               energy 987654321
               clock 1950
+              processes 1
             100
               memory 3145728
               open 1

@@ -19,11 +19,13 @@ mod node;
 mod numa;
 mod nvidia;
 mod parts;
+pub mod perf;
 pub mod process;
 mod rapl;
 mod redfish;
 pub mod self_cost;
 mod sysfs;
+pub mod taskstats;
 mod thermal;
 
 use std::collections::HashMap;
@@ -41,6 +43,8 @@ pub use self_cost::{NewError, NodeSource, Runner};
 pub static SOURCES: &[&SourceSpec] = &[
     &cgroup::SPEC,
     &process::SPEC,
+    &taskstats::SPEC,
+    &perf::SPEC,
     &nvidia::SPEC,
     &drm::SPEC,
     &node::SPEC,
@@ -111,6 +115,8 @@ pub type Opened = Result<Box<dyn Source>, Unavailable>;
 pub struct Options {
     /// The library of the NVIDIA driver, where it is not found by itself.
     pub nvml_library: Option<PathBuf>,
+    /// Events to count in every job.
+    pub events: Vec<String>,
     /// How long opening a source may take. What is not ready by then is read as soon as it is.
     pub patience: Duration,
     /// Of these alone; `None` is all of them.
@@ -156,6 +162,11 @@ pub trait Source: Send {
         &[]
     }
 
+    /// What it cannot tell on this machine, though it works.
+    fn shortfall(&self) -> Option<Shortfall> {
+        None
+    }
+
     /// Asks a thread of its own for a reading and waits for it.
     fn wait(&mut self, _patience: Duration) {}
 
@@ -189,6 +200,13 @@ impl std::fmt::Display for Unavailable {
             Unavailable::Denied { path, need } => write!(to, "{path} may not be read, it needs {need}"),
         }
     }
+}
+
+/// Why a source tells less than it might, and the command that would change it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    pub detail: String,
+    pub remedy: Option<String>,
 }
 
 /// What went wrong in a reading, one variant for each reaction.

@@ -7,6 +7,7 @@
 
 mod slow;
 
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 use met_core::gpu::{card, process};
@@ -30,7 +31,10 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 /// A machine whose driver is loaded has one of these, also in a container.
 const SIGNS: [&str; 3] = ["/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"];
 struct Nvidia {
+    host: Host,
     slow: Slow,
+    /// When processes that are no target began, as of when the driver named them; 0 where they had ended.
+    strangers: HashMap<u32, u64>,
     /// What the thread has loaded, and the figures it has handed over.
     loaded: Option<Loaded>,
     figures: Vec<SlowCard>,
@@ -51,7 +55,9 @@ fn open(host: &Host, options: &Options) -> Opened {
         return Err(Unavailable::Absent(why));
     }
     Ok(Box::new(Nvidia {
+        host: host.clone(),
         slow,
+        strangers: HashMap::new(),
         loaded: None,
         figures: Vec::new(),
         figures_number: 0,
@@ -64,7 +70,9 @@ impl Source for Nvidia {
     fn read(&mut self, targets: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [cards, processes] = out else { return Ok(()) };
         let now_ns = clock::boottime_ns();
-        self.take_over(now_ns)?;
+        if self.take_over(now_ns)? {
+            self.meet_strangers(targets);
+        }
         let Some(loaded) = self.loaded.clone() else { return Ok(()) };
         let mut first_error = None;
         for (index, facts) in loaded.cards.iter().enumerate() {
@@ -115,9 +123,9 @@ fn is_unsupported(error: &NvmlError) -> bool {
 }
 
 impl Nvidia {
-    /// Takes what the thread has, if it is not just writing it.
-    fn take_over(&mut self, now_ns: i64) -> Result<(), ReadError> {
-        let Some(state) = self.slow.glance(now_ns) else { return Ok(()) };
+    /// Takes what the thread has, if it is not just writing it; true if there was something new.
+    fn take_over(&mut self, now_ns: i64) -> Result<bool, ReadError> {
+        let Some(state) = self.slow.glance(now_ns) else { return Ok(false) };
         if let Some(why) = &state.failure {
             let error = io::Error::other(why.clone());
             (self.loaded, self.figures_number) = (None, 0);
@@ -134,11 +142,23 @@ impl Nvidia {
                 facts.parts.iter().for_each(|part| add_labels(&mut self.labels, &part.labels));
             }
         }
-        if state.number != self.figures_number {
-            self.figures_number = state.number;
-            self.figures.clone_from(&state.figures);
+        if state.number == self.figures_number {
+            return Ok(false);
         }
-        Ok(())
+        self.figures_number = state.number;
+        self.figures.clone_from(&state.figures);
+        Ok(true)
+    }
+
+    /// A number alone may be another process's by now: those that are no target are looked at once.
+    fn meet_strangers(&mut self, targets: &Targets) {
+        let targets: HashSet<u32> = targets.tasks.iter().map(|task| task.pid).collect();
+        let before = std::mem::take(&mut self.strangers);
+        for pid in self.figures.iter().flat_map(SlowCard::pids).filter(|pid| !targets.contains(pid)) {
+            let began = || self.host.process(pid).map_or(0, |process| process.start_ticks);
+            let start_ticks = before.get(&pid).copied().unwrap_or_else(began);
+            self.strangers.insert(pid, start_ticks);
+        }
     }
 
     fn read_card(
@@ -161,6 +181,8 @@ impl Nvidia {
         if let Some(figures) = self.figures.get(index) {
             figures.fill(now_ns, &mut cells);
         }
+        let known = self.figures.get(index).filter(|figures| figures.knows_list);
+        cells[card::PROCESSES] = known.map_or(MISSING, |figures| figures.processes.len() as i64);
         cells[card::SLICES] = facts.slices.map_or(MISSING, i64::from);
         cards.push_part(Subject::Node, part).copy_from_slice(&cells);
         for piece in &facts.parts {
@@ -170,6 +192,14 @@ impl Nvidia {
         }
         self.push_processes(facts, index, part, targets, processes);
         told
+    }
+
+    /// A process of a job, or one of nobody's. One that has ended has no beginning any more: who follows
+    /// processes knows whose it was.
+    fn subject(&self, pid: u32, targets: &Targets) -> Subject {
+        let task = targets.tasks.iter().find(|task| task.pid == pid);
+        let stranger = || self.strangers.get(&pid).copied().unwrap_or(0);
+        Subject::Task { pid, start_ticks: task.map_or_else(stranger, |task| task.start_ticks) }
     }
 
     fn push_processes(
@@ -187,35 +217,31 @@ impl Nvidia {
                 (piece.gpu_instance, piece.compute_instance) == (info.gpu_instance, info.compute_instance)
             });
             let part = piece.map_or(whole, |piece| part_of(&self.labels, &piece.labels));
-            let cells = processes.push_part(subject(info.pid, targets), part);
+            let cells = processes.push_part(self.subject(info.pid, targets), part);
             cells[process::OPEN] = 1;
             cells[process::MEMORY] = info.memory_bytes;
             figures.fill_process(info.pid, cells);
         }
         for &(pid, memory) in &figures.graphics {
             if !figures.processes.iter().any(|info| info.pid == pid) {
-                let cells = processes.push_part(subject(pid, targets), whole);
+                let cells = processes.push_part(self.subject(pid, targets), whole);
                 (cells[process::OPEN], cells[process::MEMORY]) = (1, memory);
                 figures.fill_process(pid, cells);
             }
         }
         // Who computed and has ended since: the energy of its time is still to be charged.
         for sample in &figures.samples {
-            let listed =
-                processes.rows().skip(first_row).any(|(row, _)| row.owner == subject(sample.pid, targets));
+            let listed = processes
+                .rows()
+                .skip(first_row)
+                .any(|(row, _)| row.owner == self.subject(sample.pid, targets));
             if !listed {
-                let cells = processes.push_part(subject(sample.pid, targets), whole);
+                let cells = processes.push_part(self.subject(sample.pid, targets), whole);
                 cells[process::OPEN] = 0;
                 figures.fill_process(sample.pid, cells);
             }
         }
     }
-}
-
-/// A process of a job, or one of nobody's.
-fn subject(pid: u32, targets: &Targets) -> Subject {
-    let task = targets.tasks.iter().find(|task| task.pid == pid);
-    Subject::Task { pid, start_ticks: task.map_or(0, |task| task.start_ticks) }
 }
 
 fn add_labels(known: &mut Vec<Vec<String>>, labels: &[String]) {

@@ -7,7 +7,7 @@ use met_core::{Batch, Column, Subject, Table, Unit, Window, columns};
 use met_host::{Host, Targets, clock};
 
 use crate::background::Background;
-use crate::{Options, Pace, ReadError, SOURCES, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{Options, Pace, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
@@ -134,6 +134,27 @@ impl Runner {
         self.costs.window = Window { begin_ns, end_ns: clock::boottime_ns() };
     }
 
+    /// Reads only the sources that fill a table; what the others read last stays.
+    pub fn read_those_of(&mut self, table: &'static Table, targets: &Targets, tick: &TickInfo) {
+        self.read_some(|spec| spec.tables.iter().any(|own| std::ptr::eq(*own, table)), targets, tick);
+    }
+
+    /// Reads one source once more, between two ticks.
+    pub fn read_again(&mut self, name: &str, targets: &Targets, tick: &TickInfo) {
+        self.read_some(|spec| spec.name == name, targets, tick);
+    }
+
+    fn read_some(&mut self, is_wanted: impl Fn(&SourceSpec) -> bool, targets: &Targets, tick: &TickInfo) {
+        let mut rest = &mut self.batches[..];
+        for running in &mut self.sources {
+            let (out, tail) = rest.split_at_mut(running.spec.tables.len());
+            rest = tail;
+            if is_wanted(running.spec) {
+                running.read(targets, tick, out, &mut self.new_errors);
+            }
+        }
+    }
+
     /// What was read last, in order of precedence.
     pub fn batches(&self) -> &[Batch] {
         &self.batches
@@ -174,6 +195,12 @@ impl Runner {
     /// The sources that this machine does not have or does not show, and why.
     pub fn unavailable(&self) -> &[(&'static SourceSpec, Unavailable)] {
         &self.unavailable
+    }
+
+    /// The sources that work and tell less than they might.
+    pub fn shortfalls(&self) -> impl Iterator<Item = (&'static str, Shortfall)> {
+        let shortfall = |running: &Running| Some((running.spec.name, running.source.as_ref()?.shortfall()?));
+        self.sources.iter().filter_map(shortfall)
     }
 
     /// Errors that were not there before, each of them once.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <state>/store.lock           held by the one writer
-//! <state>/store.db             jobs, totals, summaries
+//! <state>/store.db             jobs, totals, summaries, devices and who had them
 //! <state>/series/2026-11-15.db samples of one UTC day, as blocks
 //! <state>/jobs/<id>/           the inbox: jobs that run, or ended and are not imported yet
 //! ```
@@ -13,6 +13,7 @@ mod bits;
 pub mod block;
 pub mod column;
 mod day;
+mod device;
 mod error;
 mod factors;
 mod huffman;
@@ -26,6 +27,7 @@ mod schema;
 mod series;
 mod store;
 
+pub use device::{Allocation, Device};
 pub use error::StoreError;
 pub use network::is_network;
 pub use query::{Filter, Queries, Reader};

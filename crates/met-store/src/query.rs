@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use met_core::JOB;
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record, State};
-use rusqlite::Connection;
+use met_core::{JOB, Table};
 use rusqlite::types::ToSql;
+use rusqlite::{Connection, OptionalExtension};
 
 use crate::block;
 use crate::day;
@@ -18,10 +18,12 @@ use crate::inbox::{self, JobDir};
 use crate::record::{
     Parts, exact, id_number, is_unsettled, select, sort_ns, supersedes, with_what_was_known,
 };
-use crate::schema::{CATALOGUE, SERIES, open_for_reading};
+use crate::schema::{CATALOGUE, SERIES, open_for_reading, version_of};
 use crate::series;
 
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
+/// From which version on the catalogue knows aliases, and remembers what belongs to no job.
+const ALIAS_VERSION: i64 = 2;
 
 /// Which jobs to list. The default is all of them.
 #[derive(Clone, Debug, Default)]
@@ -36,8 +38,11 @@ pub struct Filter {
     pub user: Option<String>,
     pub name: Option<String>,
     pub manager: Option<String>,
+    pub account: Option<String>,
     pub limit: Option<usize>,
     pub with_summaries: bool,
+    /// Only jobs that had a card, or that live and may have got one since they were last written.
+    pub with_cards: bool,
 }
 
 impl Filter {
@@ -49,6 +54,8 @@ impl Filter {
             && self.user.as_ref().is_none_or(|user| record.user.as_ref() == Some(user))
             && self.name.as_ref().is_none_or(|name| record.name == *name)
             && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
+            && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
+            && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
     }
 
     fn sql(&self) -> (String, Vec<Box<dyn ToSql>>) {
@@ -76,6 +83,14 @@ impl Filter {
         if let Some(manager) = &self.manager {
             add("manager = ?", Box::new(manager.clone()));
         }
+        if let Some(account) = &self.account {
+            add("account = ?", Box::new(account.clone()));
+        }
+        if self.with_cards {
+            // By the record itself, which every version has; the text decides before the JSON is read.
+            let has_cards = "detail LIKE '%\"gpus\":[{%' AND json_array_length(detail, '$.gpus') > 0";
+            conditions.push(format!("(state IN ({}) OR {has_cards})", live_states()));
+        }
         if !self.states.is_empty() {
             let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();
             conditions.push(format!("state IN ({})", names.join(", ")));
@@ -86,6 +101,12 @@ impl Filter {
         }
         (conditions.join(" AND "), values)
     }
+}
+
+/// The states of jobs that live, as SQL has them.
+pub(crate) fn live_states() -> String {
+    let live = State::ALL.into_iter().filter(|state| state.is_live());
+    live.map(|state| format!("'{}'", state.name())).collect::<Vec<_>>().join(", ")
 }
 
 /// The questions that both [`Reader`] and [`crate::Writer`] answer.
@@ -147,6 +168,17 @@ impl Queries {
         Ok(self.catalogue.get())
     }
 
+    /// Asks the catalogue about devices; a file of before there were any has none.
+    pub(crate) fn ask_devices<T: Default>(
+        &self,
+        ask: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        let Some(catalogue) = self.catalogue()? else { return Ok(T::default()) };
+        let has_devices = catalogue.table_exists(None, "device");
+        let answer = has_devices.and_then(|has| if has { ask(catalogue) } else { Ok(T::default()) });
+        answer.map_err(StoreError::database(&self.catalogue_path()))
+    }
+
     /// The jobs that pass `filter`, newest first by start, then by number.
     pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
         // The inbox first: a job that is imported between the two is then in both and not in neither.
@@ -170,23 +202,41 @@ impl Queries {
         Ok(jobs)
     }
 
-    /// Every job with this id, newest first: ids are given again by schedulers, and by several of them.
+    /// Every job with this id or alias, newest first: ids are given again by schedulers, and by several of them.
     pub fn find(&self, manager: Option<&str>, id: &str) -> Result<Vec<Record>, StoreError> {
-        let is_asked = |key: &JobKey| key.id == id && manager.is_none_or(|manager| key.manager == manager);
+        let is_asked = |key: &JobKey| manager.is_none_or(|manager| key.manager == manager);
         let mut pending = self.inbox_of(id);
-        pending.retain(|key, _| is_asked(key));
+        pending.retain(|key, _| key.id == id && is_asked(key));
         let mut jobs = Vec::new();
         if let Some(catalogue) = self.catalogue()? {
             let path = self.catalogue_path();
             let database = StoreError::database(&path);
             settle(catalogue, &mut pending).map_err(database)?;
-            let stored = select(catalogue, "id = ?1", &[&id], -1, Parts::ALL).map_err(database)?;
+            // A reader may meet a file that no writer of this version has opened yet.
+            let condition = match version_of(catalogue, &path)? >= ALIAS_VERSION {
+                true => "(id = ?1 OR alias = ?1)",
+                false => "id = ?1",
+            };
+            let stored = select(catalogue, condition, &[&id], -1, Parts::ALL).map_err(database)?;
             jobs.extend(stored.into_iter().map(|stored| stored.record));
             jobs.retain(|record| is_asked(&record.key) && !pending.contains_key(&record.key));
         }
         jobs.extend(pending.into_values());
         jobs.sort_by_key(|record| std::cmp::Reverse(sort_ns(record)));
         Ok(jobs)
+    }
+
+    /// What was remembered with [`crate::Writer::set_meta`].
+    pub fn meta(&self, name: &str) -> Result<Option<String>, StoreError> {
+        let path = self.catalogue_path();
+        let Some(catalogue) = self.catalogue()? else { return Ok(None) };
+        if version_of(catalogue, &path)? < ALIAS_VERSION {
+            return Ok(None);
+        }
+        catalogue
+            .query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| row.get(0))
+            .optional()
+            .map_err(StoreError::database(&path))
     }
 
     /// The job with exactly this key.
@@ -232,28 +282,53 @@ impl Queries {
     /// The samples from `begin_ms` to `end_ms`, both included. A damaged block or day is a gap.
     pub fn course_between(&self, key: &JobKey, begin_ms: i64, end_ms: i64) -> Result<Course, StoreError> {
         let (first_day, last_day) = self.days_of(key)?;
-        let first_day = first_day.max(day::of_ms(begin_ms));
-        let last_day = last_day.min(day::of_ms(end_ms));
+        let days = (first_day.max(day::of_ms(begin_ms)), last_day.min(day::of_ms(end_ms)));
         // The samples of the inbox first, for the same reason as in `jobs`.
         let pending = self.inbox_course(key);
-        let mut blocks = Vec::new();
-        let days = series::days(&self.state).map_err(StoreError::io(&self.state))?;
-        for day in days.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
-            self.blocks_of(day, key, (begin_ms, end_ms), &mut blocks)?;
-        }
-        let mut course = Course::new(&JOB);
-        let samples = blocks.iter().map(|block| block.samples).sum();
-        course.times_ms.reserve(samples);
-        course.columns.iter_mut().for_each(|cells| cells.reserve(samples));
-        for block in &blocks {
-            if let Ok(part) = block::decode(&block.data, &JOB) {
-                course.append(&part);
-            }
-        }
+        let mut course = self.stored_series(key, &JOB, (begin_ms, end_ms), days)?;
         if let Some(pending) = pending {
             course.append(&pending);
         }
         trim(&mut course, begin_ms, end_ms);
+        Ok(course)
+    }
+
+    /// The samples of anything that has a series.
+    pub(crate) fn series_between(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Course, StoreError> {
+        let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
+        let mut course = self.stored_series(key, table, (begin_ms, end_ms), days)?;
+        trim(&mut course, begin_ms, end_ms);
+        Ok(course)
+    }
+
+    /// Every block that overlaps the span, from the files of these days.
+    fn stored_series(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        span_ms: (i64, i64),
+        (first_day, last_day): (i64, i64),
+    ) -> Result<Course, StoreError> {
+        let mut blocks = Vec::new();
+        let days = series::days(&self.state).map_err(StoreError::io(&self.state))?;
+        for day in days.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
+            self.blocks_of(day, key, table, span_ms, &mut blocks)?;
+        }
+        let mut course = Course::new(table);
+        let samples = blocks.iter().map(|block| block.samples).sum();
+        course.times_ms.reserve(samples);
+        course.columns.iter_mut().for_each(|cells| cells.reserve(samples));
+        for block in &blocks {
+            if let Ok(part) = block::decode(&block.data, table) {
+                course.append(&part);
+            }
+        }
         Ok(course)
     }
 
@@ -271,12 +346,13 @@ impl Queries {
         &self,
         day: i64,
         key: &JobKey,
+        table: &'static Table,
         span_ms: (i64, i64),
         out: &mut Vec<series::Packed>,
     ) -> Result<(), StoreError> {
         let path = series::path_of(&self.state, day);
         let read = |connection: &Connection, out: &mut Vec<series::Packed>| {
-            series::blocks(connection, key, &JOB, span_ms, out).map_err(StoreError::database(&path))
+            series::blocks(connection, key, table, span_ms, out).map_err(StoreError::database(&path))
         };
         let open_days = self.open_days.borrow();
         let result = match open_days.iter().find(|(open, _)| *open == day) {

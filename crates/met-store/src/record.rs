@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 
 use met_core::JOB;
-use met_core::job::{JobKey, QualityKind, Record, State, Summary};
+use met_core::job::{JobKey, Part, QualityKind, Record, State, Summary};
 use rusqlite::types::ToSql;
 use rusqlite::{Connection, OptionalExtension, Result, params};
+
+use crate::device;
 
 /// A job and its key in the catalogue.
 pub(crate) struct Stored {
@@ -128,7 +130,18 @@ pub(crate) fn write(connection: &Connection, terms: &mut Terms, record: &Record)
         connection.prepare_cached("DELETE FROM total WHERE job = ?1")?.execute([key])?;
         connection.prepare_cached("DELETE FROM summary WHERE job = ?1")?.execute([key])?;
     }
+    device::allocate(connection, key, record)?;
     write_figures(connection, terms, key, record)
+}
+
+/// Removes a job's row with its totals; its samples, if any, stay.
+pub(crate) fn delete(connection: &Connection, key: &JobKey) -> Result<usize> {
+    let cluster = key.cluster.as_deref().unwrap_or("");
+    connection
+        .prepare_cached(
+            "DELETE FROM job WHERE id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4",
+        )?
+        .execute(params![key.id, key.manager, key.incarnation, cluster])
 }
 
 /// Whether `new` says more of a job than `old`.
@@ -146,13 +159,18 @@ pub(crate) fn is_unsettled(record: &Record) -> bool {
     record.state.is_live() || record.state == State::Lost
 }
 
-/// The end of a job is written by who saw it end; what was sampled of it before is not to be lost by that.
+/// A job is told of by the node it runs on and by its scheduler, in any order; and its end is written by who
+/// saw it end. Nothing that one of them knows is to be lost by what another one says.
 pub(crate) fn with_what_was_known(new: &Record, old: &Record) -> Record {
     let mut record = new.clone();
-    if !new.state.is_live() && is_unsettled(old) {
+    let was_told = old.scheduling.asked_ns.is_some();
+    if record.gpus.is_empty() && (is_unsettled(old) || was_told) {
+        record.gpus.clone_from(&old.gpus);
+    }
+    if !new.state.is_live() && (is_unsettled(old) || was_told) {
         record.totals.fill_from(&old.totals);
-        if record.gpus.is_empty() {
-            record.gpus.clone_from(&old.gpus);
+        if record.events.is_empty() {
+            record.events.clone_from(&old.events);
         }
         for (column, summary) in old.summaries.iter() {
             if record.summaries.get(column).is_none() {
@@ -160,7 +178,55 @@ pub(crate) fn with_what_was_known(new: &Record, old: &Record) -> Record {
             }
         }
     }
+    // Who was asked later has heard of the earlier answer.
+    if new.scheduling.asked_ns < old.scheduling.asked_ns {
+        keep_the_schedulers_word(&mut record, old);
+    }
+    record.requested.fill_from(&old.requested);
+    record.allocated.fill_from(&old.allocated);
+    record.scheduling.fill_from(&old.scheduling);
+    keep_parts(&mut record.parts, &old.parts);
     record
+}
+
+/// What a scheduler said of a job beats what its node says of the same things.
+fn keep_the_schedulers_word(record: &mut Record, old: &Record) {
+    let mut told = (old.requested.clone(), old.allocated.clone(), old.scheduling.clone());
+    told.0.fill_from(&record.requested);
+    told.1.fill_from(&record.allocated);
+    told.2.fill_from(&record.scheduling);
+    (record.requested, record.allocated, record.scheduling) = told;
+    record.account = old.account.clone().or(record.account.take());
+    record.start_ns = old.start_ns.or(record.start_ns);
+    if !old.name.is_empty() {
+        record.name.clone_from(&old.name);
+    }
+    if !old.nodes.is_empty() {
+        record.nodes.clone_from(&old.nodes);
+    }
+    if !is_unsettled(old) {
+        record.state = old.state;
+        record.manager_state.clone_from(&old.manager_state);
+        (record.exit_code, record.signal) = (old.exit_code, old.signal);
+        record.end_ns = old.end_ns.or(record.end_ns);
+    }
+}
+
+fn keep_parts(parts: &mut Vec<Part>, old: &[Part]) {
+    for old in old {
+        let is_it =
+            |part: &&mut Part| (&part.node, &part.step, &part.task) == (&old.node, &old.step, &old.task);
+        match parts.iter_mut().find(is_it) {
+            Some(part) => {
+                part.name = part.name.take().or_else(|| old.name.clone());
+                part.start_ns = part.start_ns.or(old.start_ns);
+                part.end_ns = part.end_ns.or(old.end_ns);
+                part.exit_code = part.exit_code.or(old.exit_code);
+                part.totals.fill_from(&old.totals);
+            }
+            None => parts.push(old.clone()),
+        }
+    }
 }
 
 fn write_row(connection: &Connection, record: &Record) -> Result<i64> {
@@ -171,12 +237,12 @@ fn write_row(connection: &Connection, record: &Record) -> Result<i64> {
     connection
         .prepare_cached(
             "INSERT INTO job (cluster, manager, id, incarnation, id_number, name, user, uid, account, state,
-                              start_ns, end_ns, sort_ns, detail)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
+                              start_ns, end_ns, sort_ns, detail, alias)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
              ON CONFLICT (id, manager, incarnation, cluster) DO UPDATE SET
                  name = excluded.name, user = excluded.user, uid = excluded.uid, account = excluded.account,
                  state = excluded.state, start_ns = excluded.start_ns, end_ns = excluded.end_ns,
-                 sort_ns = excluded.sort_ns, detail = excluded.detail
+                 sort_ns = excluded.sort_ns, detail = excluded.detail, alias = excluded.alias
              RETURNING key",
         )?
         .query_row(
@@ -194,7 +260,8 @@ fn write_row(connection: &Connection, record: &Record) -> Result<i64> {
                 record.start_ns,
                 record.end_ns,
                 sort_ns(record),
-                detail
+                detail,
+                record.scheduling.alias
             ],
             |row| row.get(0),
         )
@@ -223,7 +290,14 @@ fn write_figures(connection: &Connection, terms: &mut Terms, key: i64, record: &
     Ok(())
 }
 
+/// Far more than there are; what is beyond was made up by somebody who may announce jobs.
+const TERMS_MAX: i64 = 2_000;
+const TERM_BYTES_MAX: usize = 200;
+/// Stands for every text that found no room.
+const OTHER: &str = "other";
+
 fn term(connection: &Connection, terms: &mut Terms, text: &str) -> Result<i64> {
+    let text = if text.len() > TERM_BYTES_MAX { OTHER } else { text };
     if let Some(&key) = terms.get(text) {
         return Ok(key);
     }
@@ -231,11 +305,23 @@ fn term(connection: &Connection, terms: &mut Terms, text: &str) -> Result<i64> {
     let found = connection.prepare_cached(find)?.query_row([text], |row| row.get(0)).optional()?;
     let key = match found {
         Some(key) => key,
+        None if text != OTHER && term_count(connection)? >= TERMS_MAX => term(connection, terms, OTHER)?,
         None => {
             connection.prepare_cached("INSERT INTO term (text) VALUES (?1)")?.execute([text])?;
             connection.last_insert_rowid()
         }
     };
-    terms.insert(text.to_string(), key);
+    // A text without room is not remembered either: the table bounds this map.
+    if term_of(connection, key)? == text {
+        terms.insert(text.to_string(), key);
+    }
     Ok(key)
+}
+
+fn term_count(connection: &Connection) -> Result<i64> {
+    connection.prepare_cached("SELECT count(*) FROM term")?.query_row([], |row| row.get(0))
+}
+
+fn term_of(connection: &Connection, key: i64) -> Result<String> {
+    connection.prepare_cached("SELECT text FROM term WHERE key = ?1")?.query_row([key], |row| row.get(0))
 }

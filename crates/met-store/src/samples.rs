@@ -28,6 +28,7 @@ pub(crate) fn running(id: u64, start_s: i64) -> Record {
         totals: Default::default(),
         summaries: Default::default(),
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),

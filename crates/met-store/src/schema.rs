@@ -20,7 +20,11 @@ pub(crate) struct Schema {
 
 pub(crate) static CATALOGUE: Schema = Schema {
     application_id: i32::from_be_bytes(*b"metc"),
-    migrations: &[include_str!("schema/catalogue-1.sql"), include_str!("schema/catalogue-4.sql")],
+    migrations: &[
+        include_str!("schema/catalogue-1.sql"),
+        include_str!("schema/catalogue-2.sql"),
+        include_str!("schema/catalogue-3.sql"),
+    ],
     cache_kib: 1000,
 };
 
@@ -130,7 +134,7 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
     Ok(Some(connection))
 }
 
-fn version_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
+pub(crate) fn version_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(StoreError::database(path))
 }
 

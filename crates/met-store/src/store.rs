@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use met_core::course::Course;
-use met_core::job::{JobKey, LOCAL, Record, State};
+use met_core::job::{JobKey, LOCAL, Record};
 use rusqlite::Connection;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::day;
 use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
-use crate::query::{CATALOGUE_FILE, Queries};
+use crate::query::{CATALOGUE_FILE, Queries, live_states};
 use crate::record::{self, Terms};
 use crate::schema::{Access, CATALOGUE, SERIES, beside, move_aside, open_for_writing};
 use crate::series;
@@ -95,11 +95,19 @@ impl Writer {
 
     /// As [`Writer::put`], all in one transaction.
     pub fn put_all(&mut self, records: &[Record]) -> Result<(), StoreError> {
+        self.put_instead(records, &[])
+    }
+
+    /// As [`Writer::put_all`], in the place of records that have no samples.
+    pub fn put_instead(&mut self, records: &[Record], instead_of: &[JobKey]) -> Result<(), StoreError> {
         let path = self.queries.catalogue_path();
         let durable = records.iter().any(|record| !record.state.is_live());
         let terms = &mut self.terms;
         let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
         let result = in_transaction(connection, durable, |connection| {
+            for key in instead_of {
+                record::delete(connection, key)?;
+            }
             records.iter().try_for_each(|record| record::write(connection, terms, record))
         });
         result.map_err(|error| {
@@ -111,6 +119,16 @@ impl Writer {
             }
             error
         })
+    }
+
+    /// Writes to the catalogue, in one transaction that a crash may undo.
+    pub(crate) fn in_catalogue(
+        &mut self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<()>,
+    ) -> Result<(), StoreError> {
+        let path = self.queries.catalogue_path();
+        let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
+        in_transaction(connection, false, work).map_err(StoreError::database(&path))
     }
 
     /// Adds samples that are later than those stored; the others are there already.
@@ -217,10 +235,19 @@ impl Writer {
         }
         let path = self.queries.catalogue_path();
         let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
-        let cluster = key.cluster.as_deref().unwrap_or("");
-        in_transaction(connection, true, |connection| {
-            let sql = "DELETE FROM job WHERE id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4";
-            connection.execute(sql, rusqlite::params![key.id, key.manager, key.incarnation, cluster])
+        in_transaction(connection, true, |connection| record::delete(connection, key))
+            .map_err(StoreError::database(&path))?;
+        Ok(())
+    }
+
+    /// Remembers something that belongs to no job.
+    pub fn set_meta(&mut self, name: &str, value: &str) -> Result<(), StoreError> {
+        let path = self.queries.catalogue_path();
+        let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
+        in_transaction(connection, false, |connection| {
+            let sql = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+                       ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+            connection.execute(sql, [name, value])
         })
         .map_err(StoreError::database(&path))?;
         Ok(())
@@ -298,13 +325,10 @@ impl Writer {
     fn remove_oldest(&mut self, before_ns: i64) -> Result<u64, StoreError> {
         let path = self.queries.catalogue_path();
         let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(0) };
-        let live: Vec<String> = (State::ALL.into_iter().filter(|state| state.is_live()))
-            .map(|state| format!("'{}'", state.name()))
-            .collect();
         let sql = format!(
             "DELETE FROM job WHERE key IN (SELECT key FROM job WHERE sort_ns < ?1 AND state NOT IN ({})
              AND coalesce(end_ns, sort_ns) < ?1 ORDER BY sort_ns LIMIT {REMOVE_CHUNK})",
-            live.join(", ")
+            live_states()
         );
         let removed = in_transaction(connection, false, |connection| connection.execute(&sql, [before_ns]))
             .map_err(StoreError::database(&path))?;

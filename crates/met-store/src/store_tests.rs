@@ -1,8 +1,9 @@
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use met_core::job::{QualityKind, Summary};
+use met_core::job::{GpuUse, Part, QualityKind, State, Summary};
 use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, READ};
+use met_core::{MISSING, gpu};
 use tempfile::TempDir;
 
 use super::*;
@@ -57,6 +58,99 @@ fn an_end_is_not_overwritten_by_a_late_live_record() {
     assert_eq!(end.state, State::Finished);
     assert_eq!(end.totals.get(CPU), Some(42));
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(7), "what was sampled before the end is kept");
+}
+
+/// A job of a scheduler, as its node tells it and as the two were joined.
+fn told(node: &Record, state: State, asked_ns: i64) -> Record {
+    let mut record = node.clone();
+    record.state = state;
+    record.manager_state = Some(state.name().to_uppercase());
+    record.exit_code = None;
+    record.account = Some("chem".into());
+    record.requested.cpus = Some(4);
+    record.scheduling.asked_ns = Some(asked_ns);
+    record.scheduling.alias = Some("10_2".into());
+    record.parts =
+        vec![Part { node: "n1".into(), step: "batch".into(), exit_code: Some(1), ..Part::default() }];
+    record
+}
+
+#[test]
+fn a_node_and_a_scheduler_tell_of_one_job_in_any_order() {
+    let end = finished(1, MIDNIGHT_S);
+    let begin = running(1, MIDNIGHT_S);
+    let mut measured = end.clone();
+    measured.parts = vec![Part { node: "n1".into(), step: "batch".into(), ..Part::default() }];
+    measured.parts[0].totals.set(CPU, 7, QualityKind::Measured, "cgroup");
+    let orders = [
+        vec![
+            begin.clone(),
+            told(&begin, State::Running, 1),
+            told(&begin, State::Timeout, 2),
+            measured.clone(),
+        ],
+        vec![
+            begin.clone(),
+            told(&begin, State::Running, 1),
+            measured.clone(),
+            told(&measured, State::Timeout, 2),
+        ],
+        vec![measured.clone(), told(&measured, State::Timeout, 2), begin.clone()],
+    ];
+    for (number, order) in orders.iter().enumerate() {
+        let state = state();
+        let mut writer = Writer::open(state.path()).unwrap();
+        for record in order {
+            writer.put(record).unwrap();
+        }
+        let record = writer.newest().unwrap().unwrap();
+        assert_eq!(
+            (record.state, record.exit_code),
+            (State::Timeout, None),
+            "{number}: the scheduler decides"
+        );
+        assert_eq!(record.manager_state.as_deref(), Some("TIMEOUT"));
+        assert_eq!(record.totals.get(CPU), Some(42), "{number}: what was measured stays");
+        assert_eq!((record.account.as_deref(), record.requested.cpus), (Some("chem"), Some(4)));
+        assert_eq!(record.scheduling.asked_ns, Some(2));
+        let [part] = &record.parts[..] else { panic!("{number}: {:?}", record.parts) };
+        assert_eq!((part.exit_code, part.totals.get(CPU)), (Some(1), Some(7)));
+    }
+}
+
+#[test]
+fn a_job_is_found_by_the_id_its_users_know() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let mut record = told(&finished(12, MIDNIGHT_S), State::Failed, 1);
+    record.key.manager = "slurm".into();
+    writer.put_all(&[record, finished(10, MIDNIGHT_S)]).unwrap();
+    assert_eq!(ids(&writer.find(None, "10_2").unwrap()), ["12"]);
+    assert_eq!(ids(&writer.find(Some("slurm"), "12").unwrap()), ["12"]);
+    assert_eq!(ids(&writer.find(Some("oar"), "10_2").unwrap()), Vec::<&str>::new());
+}
+
+#[test]
+fn one_record_takes_the_place_of_another() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let waiting = Record { state: State::Pending, start_ns: None, ..running(1, MIDNIGHT_S) };
+    writer.put(&waiting).unwrap();
+    let mut begun = running(1, MIDNIGHT_S);
+    begun.key.incarnation += 30;
+    writer.put_instead(&[begun.clone()], std::slice::from_ref(&waiting.key)).unwrap();
+    assert_eq!(writer.jobs(&Filter::default()).unwrap(), [begun]);
+}
+
+#[test]
+fn what_belongs_to_no_job_is_remembered() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    assert_eq!(writer.meta("cursor").unwrap(), None);
+    writer.set_meta("cursor", "1").unwrap();
+    writer.set_meta("cursor", "2").unwrap();
+    drop(writer);
+    assert_eq!(Reader::open(state.path()).unwrap().meta("cursor").unwrap().as_deref(), Some("2"));
 }
 
 #[test]
@@ -374,6 +468,40 @@ fn write_fixture() {
     let mut writer = Writer::open(&state).unwrap();
     let mut record = finished(1, MIDNIGHT_S);
     record.summaries.set(CPU, Summary { mean: 0.5, min: 0.0, max: 2.0, p50: Some(0.25), p95: Some(1.5) });
+    let held_since_ns = record.start_ns;
+    let name = "NVIDIA H200".to_owned();
+    record.gpus = vec![GpuUse { uuid: "GPU-a".into(), name, held_since_ns, ..GpuUse::default() }];
     writer.put_all(&[record.clone(), running(2, MIDNIGHT_S + 1)]).unwrap();
     writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 1000, 30)).unwrap();
+    let mut card = Course::new(&gpu::card::TABLE);
+    let mut cells = vec![MISSING; gpu::card::TABLE.columns.len()];
+    cells[gpu::card::POWER] = 300_000;
+    card.push(MIDNIGHT_S * 1000, &cells);
+    writer.append_device("GPU-a", &card).unwrap();
+    let device = writer.devices().unwrap().remove(0);
+    writer.put_devices(&[crate::Device { idle_mw: Some(75_000), ..device }]).unwrap();
+}
+
+#[test]
+fn texts_that_somebody_made_up_do_not_fill_the_store() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let mut records: Vec<_> = (1..2_500).map(|id| finished(id, MIDNIGHT_S)).collect();
+    for (number, record) in records.iter_mut().enumerate() {
+        record.totals.set(CPU, 5, QualityKind::Measured, format!("made up {number}"));
+    }
+    records[0].totals.set(CPU, 5, QualityKind::Measured, "x".repeat(100_000));
+    writer.put_all(&records).unwrap();
+    let source = |id: u64| {
+        let record = writer.get(&finished(id, MIDNIGHT_S).key).unwrap().unwrap();
+        record.totals.figure(CPU).unwrap().source.to_string()
+    };
+    assert_eq!([source(1), source(2), source(2_499)], ["other", "made up 1", "other"]);
+    let count = |sql: &str| -> i64 {
+        Connection::open(state.path().join(CATALOGUE_FILE))
+            .unwrap()
+            .query_row(sql, [], |row| row.get(0))
+            .unwrap()
+    };
+    assert!(count("SELECT count(*) FROM term") <= 2_001);
 }

@@ -39,6 +39,7 @@ fn record(id: u64) -> Record {
         totals: Default::default(),
         summaries: Default::default(),
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),

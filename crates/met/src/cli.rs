@@ -185,6 +185,12 @@ pub struct ListArgs {
     /// Jobs of this name
     #[arg(long)]
     pub name: Option<String>,
+    /// Jobs of this resource manager: local, slurm, oar, pbs, lsf, docker, …
+    #[arg(long)]
+    pub manager: Option<String>,
+    /// Jobs charged to this account or project
+    #[arg(long)]
+    pub account: Option<String>,
     /// At most this many jobs, the newest (default: 50; all with --json and --csv)
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
@@ -195,7 +201,7 @@ pub struct ListArgs {
 
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// A job: 12, local:12, a name (its newest), or @last
+    /// A job: 12, slurm:1234_7, a step of it: slurm:1234.0, a name (its newest), or @last
     #[arg(value_name = "JOB", default_value = "@last")]
     pub job: String,
     /// Print a JSON object
@@ -205,7 +211,7 @@ pub struct ShowArgs {
 
 #[derive(Debug, Args)]
 pub struct PsArgs {
-    /// A job: 12, local:12, a name (its newest), or @last
+    /// A job: 12, slurm:1234_7, a name (its newest), or @last
     #[arg(value_name = "JOB", default_value = "@last")]
     pub job: String,
 }
@@ -226,7 +232,7 @@ pub struct NodeArgs {
 
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// A job: 12, local:12, a name (its newest), or @last
+    /// A job: 12, slurm:1234_7, a name (its newest), or @last
     #[arg(value_name = "JOB", default_value = "@last")]
     pub job: String,
     /// Go on printing until the job ends
@@ -239,14 +245,14 @@ pub struct LogsArgs {
 
 #[derive(Debug, Args)]
 pub struct WaitArgs {
-    /// Jobs: 12, local:12, a name (its newest), or @last
+    /// Jobs: 12, slurm:1234_7, a name (its newest), or @last
     #[arg(value_name = "JOB", required = true)]
     pub jobs: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub struct CancelArgs {
-    /// Jobs: 12, local:12, a name (its newest), or @last
+    /// Jobs: 12, slurm:1234_7, a name (its newest), or @last
     #[arg(value_name = "JOB", required = true)]
     pub jobs: Vec<String>,
     /// Signal to begin with, by name or number
@@ -266,7 +272,7 @@ pub struct DetachArgs {
 
 #[derive(Debug, Args)]
 pub struct RmArgs {
-    /// Jobs: 12, local:12, a name (its newest), or @last
+    /// Jobs: 12, slurm:1234_7, a name (its newest), or @last
     #[arg(value_name = "JOB", required = true)]
     pub jobs: Vec<String>,
 }

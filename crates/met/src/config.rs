@@ -9,13 +9,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use met_core::idle_power::IdleRules;
+use met_jobs::layouts::Layout;
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub sampling: Sampling,
     pub daemon: Daemon,
     pub storage: Storage,
+    pub jobs: Jobs,
     pub system: System,
     pub gpu: Gpu,
+    pub schedulers: Schedulers,
+    pub perf: Perf,
     pub energy: Energy,
     pub emissions: Emissions,
     pub sources: sources::Sources,
@@ -38,6 +44,29 @@ pub struct Daemon {
     pub idle_exit: Duration,
     /// The group whose members may see everybody's jobs.
     pub operators: Option<String>,
+}
+
+/// Jobs that somebody else started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Jobs {
+    pub discover: Presence,
+    /// Tried before those that are built in.
+    pub layouts: Vec<Layout>,
+    /// The cgroup below which they are looked for; `None` is everywhere.
+    pub below: Option<PathBuf>,
+    pub plain: Plain,
+}
+
+/// What makes processes a job where no batch system does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Plain {
+    /// Sessions, by a daemon that root runs for everybody, on a machine without a resource manager.
+    #[default]
+    Auto,
+    Off,
+    Session,
+    Unit,
+    Group,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +97,46 @@ pub struct System {
 pub struct Gpu {
     /// The library of the NVIDIA driver, where it is not found by itself.
     pub nvml: Option<PathBuf>,
+    /// What cards draw while they do nothing.
+    pub idle_power: IdleRules,
+}
+
+/// Who is asked what is recorded of jobs, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedulers {
+    pub slurm: Presence,
+    pub oar: Presence,
+    pub pbs: Presence,
+    pub lsf: Presence,
+    pub interval: Duration,
+    /// How far back is asked the first time.
+    pub lookback: Duration,
+    pub timeout: Duration,
+    pub scope: Scope,
+    /// Folders of the commands, divided by colons.
+    pub path: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Presence {
+    /// Where there is something to find, and by a daemon that root runs for everybody.
+    #[default]
+    Auto,
+    Yes,
+    No,
+}
+
+/// Whose jobs are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Cluster,
+    Node,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Perf {
+    /// Events to count in every job, by name.
+    pub events: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -137,8 +206,21 @@ impl Default for Config {
                 keep: Duration::from_secs(90 * 86_400),
                 max_bytes: 2 << 30,
             },
+            jobs: Jobs::default(),
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
             gpu: Gpu::default(),
+            schedulers: Schedulers {
+                slurm: Presence::Auto,
+                oar: Presence::Auto,
+                pbs: Presence::Auto,
+                lsf: Presence::Auto,
+                interval: Duration::from_secs(60),
+                lookback: Duration::from_secs(86_400),
+                timeout: Duration::from_secs(30),
+                scope: Scope::Cluster,
+                path: None,
+            },
+            perf: Perf::default(),
             energy: Energy {
                 idle_to_holders: true,
                 idle_watts: None,
@@ -302,15 +384,59 @@ mod tests {
     }
 
     #[test]
+    fn idle_power_is_one_for_all_or_one_for_each() {
+        let config =
+            parse("gpu:\n  idle_power:\n    NVIDIA H200: 75.5W\n    GPU-8f2c: 80\n    default: 20 W\n");
+        let by_card = vec![("NVIDIA H200".to_owned(), 75_500), ("GPU-8f2c".to_owned(), 80_000)];
+        assert_eq!(config.gpu.idle_power, IdleRules { all_mw: Some(20_000), by_card });
+        check_error(
+            "gpu:\n  idle_power:\n    GPU-8f2c: much\n",
+            expect![[r#"met.yaml:3: gpu.idle_power: "much" is not a power; write for example 75W"#]],
+        );
+        check_error(
+            "gpu: {idle_power: -3W}\n",
+            expect![[r#"met.yaml:1: gpu.idle_power: "-3W" is not a power; write for example 75W"#]],
+        );
+        check_error(
+            "gpu: {idle_power: [1]}\n",
+            expect![[r#"met.yaml:1: gpu.idle_power: one value is needed; write 75W"#]],
+        );
+    }
+
+    #[test]
     fn every_key_is_read() {
         let config = parse(
             "sampling: {interval: 250ms}\n\
              daemon: {idle_exit: 1h30m, operators: wheel}\n\
              storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
-             gpu: {nvml: /opt/libnvidia-ml.so.1}\n\
+             gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
+             schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
+             \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
+             jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
+             \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
         assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
+        assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
+        let expected = Schedulers {
+            slurm: Presence::Yes,
+            oar: Presence::No,
+            pbs: Presence::Auto,
+            lsf: Presence::No,
+            interval: Duration::from_secs(300),
+            lookback: Duration::from_secs(7 * 86_400),
+            timeout: Duration::from_secs(10),
+            scope: Scope::Node,
+            path: Some("/opt/lsf/bin".to_owned()),
+        };
+        assert_eq!(config.schedulers, expected);
+        let layouts = [("mine", "m/job-{id}", ""), ("other", "o/{id}", "part-{step}")];
+        let layouts = layouts.map(|(manager, path, parts)| Layout::parse(manager, path, parts).unwrap());
+        let below = Some(PathBuf::from("/slice/a"));
+        assert_eq!(
+            config.jobs,
+            Jobs { discover: Presence::Yes, layouts: layouts.into(), below, plain: Plain::Unit }
+        );
         assert_eq!(config.sampling.interval, Duration::from_millis(250));
         assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
         assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));
@@ -318,6 +444,21 @@ mod tests {
         assert_eq!(config.storage.max_bytes, 500_000_000);
         assert_eq!(config.system.runtime, Path::new("/run/other"));
         assert_eq!(config.system.state, Path::new("/srv/met"));
+    }
+
+    #[test]
+    fn events_are_a_list_or_a_text_and_must_exist() {
+        let listed = parse("perf:\n  events: [page_faults, instructions:u]\n");
+        assert_eq!(listed.perf.events, ["page_faults", "instructions:u"]);
+        assert_eq!(parse("perf: {events: \"page_faults, instructions:u\"}\n"), listed);
+        check_error(
+            "perf:\n  events: [page_fault]\n",
+            expect![[r#"met.yaml:2: perf.events: "page_fault" is not an event; `met metrics` lists them"#]],
+        );
+        check_error(
+            "perf:\n  events: [{a: 1}]\n",
+            expect![[r#"met.yaml:2: perf.events: one value is needed; write page_faults"#]],
+        );
     }
 
     #[test]
@@ -348,7 +489,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, gpu, energy, emissions, system, cpuCollector, nvidiaCollector, state, sources"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, schedulers, perf, energy, emissions, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(
@@ -417,6 +558,42 @@ mod tests {
         check_error(
             "- sampling\n",
             expect![[r#"met.yaml:1: the file holds no sections; write for example "sampling:""#]],
+        );
+    }
+
+    #[test]
+    fn a_layout_that_cannot_be_used_is_told_why() {
+        check_error(
+            "jobs: {discover: often}\n",
+            expect![[r#"met.yaml:1: jobs.discover: "often" is neither auto, true nor false"#]],
+        );
+        check_error(
+            "jobs: {layouts: mine}\n",
+            expect![[
+                r#"met.yaml:1: jobs.layouts: "mine" is not a list; write - {manager: mysched, path: "mysched/job-{id}"}"#
+            ]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - mine\n",
+            expect![[r#"met.yaml:3: jobs.layouts: write - {manager: mysched, path: "mysched/job-{id}"}"#]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - manager: m\n    path: a/{job}\n",
+            expect![[
+                r#"met.yaml:3: jobs.layouts: "{job}": {job} is none of id, sluid, uid, user, node, cluster, index, step, task, qos"#
+            ]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - manager: m\n    paths: a\n",
+            expect![[
+                r#"met.yaml:4: jobs.layouts: unknown key "jobs.layouts.paths"; did you mean "jobs.layouts.path"?"#
+            ]],
+        );
+        check_error(
+            "jobs:\n  layouts:\n  - manager: m\n",
+            expect![[
+                r#"met.yaml:3: jobs.layouts: a layout has a manager and a path; write - {manager: mysched, path: "mysched/job-{id}"}"#
+            ]],
         );
     }
 

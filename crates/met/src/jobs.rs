@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::course::Course;
-use met_core::job::{JobKey, LOCAL, Origin, ProcessId, Record, State};
-use met_core::{JOB, MISSING};
+use met_core::job::{CgroupPaths, JobKey, LOCAL, Local, Origin, ProcessId, Record, State};
+use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
+use met_core::{JOB, MISSING, Table, gpu};
 use met_host::{Host, clock, parse};
 use met_store::{Filter, Queries, Reader, Retention, StoreError, Writer, inbox};
 use serde::{Deserialize, Serialize};
@@ -19,8 +20,23 @@ use crate::sampler::Live;
 use crate::setting::Setting;
 
 /// The managers whose name may stand before an id.
-const MANAGERS: [&str; 9] =
-    [LOCAL, "slurm", "oar", "pbs", "lsf", "htcondor", "kubernetes", "docker", "podman"];
+const MANAGERS: [&str; 13] = [
+    LOCAL,
+    "slurm",
+    "oar",
+    "pbs",
+    "lsf",
+    "condor",
+    "htcondor",
+    "kubernetes",
+    "docker",
+    "podman",
+    "systemd",
+    "session",
+    "group",
+];
+/// Steps of a job that have a name instead of a number.
+const STEPS: [&str; 3] = ["batch", "extern", "interactive"];
 
 /// How a user names a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,13 +66,26 @@ impl JobRef {
         {
             return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned() });
         }
-        if text.bytes().next().is_some_and(|first| first.is_ascii_digit())
-            && text.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'_' | b'.' | b'+'))
-        {
+        if is_number(text) {
             return Ok(JobRef::Id { manager: None, id: text.to_owned() });
         }
         Ok(JobRef::Name(text.to_owned()))
     }
+}
+
+/// `12`, `1234_7`, `1234+1`, `17[3]`, and a step of one of them: `1234.0`, `1234.batch`.
+fn is_number(text: &str) -> bool {
+    let step = text.rsplit_once('.').filter(|(_, step)| STEPS.contains(step));
+    let number = step.map_or(text, |(job, _)| job);
+    let of_it = |byte: u8| byte.is_ascii_digit() || b"_.+[]".contains(&byte);
+    number.bytes().next().is_some_and(|first| first.is_ascii_digit()) && number.bytes().all(of_it)
+}
+
+/// What a reference turned out to mean.
+pub enum Meant {
+    Job(Record),
+    /// A step, in the form of a job.
+    Step(Record),
 }
 
 /// Which jobs are wanted.
@@ -67,9 +96,20 @@ pub struct JobsFilter {
     pub uid: Option<u32>,
     pub user: Option<String>,
     pub name: Option<String>,
+    // A daemon of an earlier version sends neither.
+    #[serde(default)]
+    pub manager: Option<String>,
+    #[serde(default)]
+    pub account: Option<String>,
     pub limit: Option<usize>,
     /// Started before this: where the next page begins.
     pub until_ns: Option<i64>,
+    /// Only jobs that had a card.
+    #[serde(default)]
+    pub with_cards: bool,
+    /// Or, among jobs that have not started, so many further on.
+    #[serde(default)]
+    pub skip: usize,
 }
 
 impl JobsFilter {
@@ -85,11 +125,16 @@ impl JobsFilter {
             uid: self.uid,
             user: self.user.clone(),
             name: self.name.clone(),
+            manager: self.manager.clone(),
+            account: self.account.clone(),
             // Jobs that run are looked at afterwards, and some of them fall out.
-            limit: self.limit.filter(|_| !self.states.iter().any(|state| state.is_live())),
+            limit: self
+                .limit
+                .filter(|_| !self.states.iter().any(|state| state.is_live()))
+                .map(|limit| limit.saturating_add(self.skip)),
             until_ns: self.until_ns,
             with_summaries: true,
-            ..Filter::default()
+            with_cards: self.with_cards,
         }
     }
 }
@@ -98,6 +143,8 @@ impl JobsFilter {
     /// Keeps what still fits after the running jobs were looked at.
     pub fn retain(&self, jobs: &mut Vec<Record>) {
         jobs.retain(|record| self.states.is_empty() || self.states.contains(&record.state));
+        jobs.retain(|record| !self.with_cards || !record.gpus.is_empty());
+        jobs.drain(..self.skip.min(jobs.len()));
         jobs.truncate(self.limit.unwrap_or(usize::MAX));
     }
 }
@@ -107,6 +154,8 @@ trait JobSource {
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>>;
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
     fn course(&mut self, key: &JobKey) -> Result<Course>;
+    /// Of a card, while the job had it.
+    fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course>;
     fn remove(&mut self, key: &JobKey) -> Result<()>;
     /// Takes over an end that another source knows.
     fn learn(&mut self, _end: &Record) {}
@@ -150,30 +199,48 @@ impl AllJobs {
     /// The one job meant by `text`.
     pub fn find(&mut self, text: &str) -> Result<Record> {
         let job = JobRef::parse(text)?;
+        self.find_ref(text, &job)?.ok_or_else(|| {
+            Failure::usage(match job {
+                JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
+                _ => format!("no job {text}; `met list` shows those there are"),
+            })
+        })
+    }
+
+    /// The one job or step meant by `text`; a step is shown like a job.
+    pub fn find_or_step(&mut self, text: &str) -> Result<Meant> {
+        if let JobRef::Id { manager, id } = JobRef::parse(text)?
+            && let Some((whole, step)) = id.rsplit_once('.')
+            && self.find_ref(text, &JobRef::Id { manager: manager.clone(), id: id.clone() })?.is_none()
+        {
+            let whole = JobRef::Id { manager, id: whole.to_owned() };
+            if let Some(record) = self.find_ref(text, &whole)? {
+                let label = record.label();
+                return met_insight::allocation::step(&record, step).map(Meant::Step).ok_or_else(|| {
+                    let mut steps: Vec<&str> = record.parts.iter().map(|part| part.step.as_str()).collect();
+                    steps.retain(|step| !step.is_empty());
+                    steps.dedup();
+                    let known = if steps.is_empty() { "none is".to_owned() } else { steps.join(", ") };
+                    Failure::usage(format!("job {label} has no step {step}; known: {known}"))
+                });
+            }
+        }
+        self.find(text).map(Meant::Job)
+    }
+
+    fn find_ref(&mut self, text: &str, job: &JobRef) -> Result<Option<Record>> {
         let mut found = Vec::new();
         for source in &mut self.sources {
-            found.extend(source.find(&job)?);
+            found.extend(source.find(job)?);
         }
         self.correct(&found);
         let found = merge(found);
-        let Some(newest) = found.first() else {
-            return Err(Failure::usage(match job {
-                JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
-                _ => format!("no job {text}; `met list` shows those there are"),
-            }));
-        };
+        let Some(newest) = found.first() else { return Ok(None) };
         // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
-        if let JobRef::Id { manager: None, .. } = job
-            && let Some(other) = found.iter().find(|record| record.key.manager != newest.key.manager)
-        {
-            let name = |record: &Record| format!("{}:{}", record.key.manager, record.key.id);
-            return Err(Failure::usage(format!(
-                "job {text} is ambiguous: {} or {}",
-                name(newest),
-                name(other)
-            )));
+        if let JobRef::Id { manager: None, .. } = job {
+            one_managers(text, &found)?;
         }
-        one_users(text, &job, &found)
+        one_users(text, job, newest, &found).map(Some)
     }
 
     /// A system daemon that was away when a job ended calls it lost; who knows better tells it.
@@ -196,6 +263,17 @@ impl AllJobs {
         Ok(Course::new(&JOB))
     }
 
+    /// The course of a card while the job had it; nothing where nobody kept it.
+    pub fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
+        for source in &mut self.sources {
+            let course = source.card_course(key, uuid)?;
+            if !course.is_empty() {
+                return Ok(course);
+            }
+        }
+        Ok(Course::new(&gpu::card::TABLE))
+    }
+
     pub fn remove(&mut self, key: &JobKey) -> Result<()> {
         for source in &mut self.sources {
             source.remove(key)?;
@@ -204,10 +282,24 @@ impl AllJobs {
     }
 }
 
+/// A number that several managers gave is nobody's.
+fn one_managers(text: &str, found: &[Record]) -> Result<()> {
+    let mut names: Vec<String> =
+        found.iter().map(|record| format!("{}:{}", record.key.manager, record.shown_id())).collect();
+    let mut managers: Vec<&str> = found.iter().map(|record| record.key.manager.as_str()).collect();
+    managers.sort_unstable();
+    managers.dedup();
+    if managers.len() < 2 {
+        return Ok(());
+    }
+    names.sort_unstable();
+    names.dedup();
+    Err(Failure::usage(format!("job {text} is ambiguous: {}", names.join(" or "))))
+}
+
 /// Users have numbers of their own. Who sees several users' jobs means his own, if he has one.
-fn one_users(text: &str, job: &JobRef, found: &[Record]) -> Result<Record> {
+fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Record]) -> Result<Record> {
     let me = Some(rustix::process::getuid().as_raw());
-    let newest = &found[0];
     let of_id = matches!(job, JobRef::Id { .. });
     if let Some(mine) = found.iter().find(|record| record.uid == me).filter(|_| of_id) {
         return Ok(mine.clone());
@@ -226,10 +318,15 @@ fn is_known_end(record: &Record) -> bool {
     !record.state.is_live() && record.state != State::Lost
 }
 
+/// As the store sorts: what has yet to start is the newest.
+fn sort_ns(record: &Record) -> i64 {
+    record.start_ns.or(record.end_ns).unwrap_or(i64::MAX)
+}
+
 /// Newest first, each job once: an end that somebody knows beats a job that somebody else lost sight of.
 fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
     jobs.sort_by(|left, right| {
-        let order = |record: &Record| (record.start_ns, record.key.id.parse::<u64>().ok());
+        let order = |record: &Record| (sort_ns(record), record.key.id.parse::<u64>().ok());
         order(right)
             .cmp(&order(left))
             .then_with(|| left.key.cmp(&right.key))
@@ -270,6 +367,21 @@ impl FromDaemon {
             reply => bail!("the daemon answered {reply:?}"),
         }
     }
+
+    fn all_pages(&mut self, table: &'static Table, request: impl Fn(i64) -> Request) -> Result<Course> {
+        let mut whole = Course::new(table);
+        loop {
+            let after_ms = whole.times_ms.last().copied().unwrap_or(i64::MIN);
+            let course = match self.client.call(&request(after_ms)).context("cannot ask the daemon")? {
+                Reply::Course(course) => course.into_course(table),
+                reply => bail!("the daemon answered {reply:?}"),
+            };
+            if course.is_empty() {
+                return Ok(whole);
+            }
+            whole.append(&course);
+        }
+    }
 }
 
 impl JobSource for FromDaemon {
@@ -283,10 +395,14 @@ impl JobSource for FromDaemon {
             let more = self.records(&Request::Jobs(page.clone()))?;
             let last = more.len() < PAGE_JOBS;
             // Pages overlap in the jobs of one instant: `merge` keeps each of them once.
-            page.until_ns = more.last().and_then(|record| record.start_ns).map(|start_ns| start_ns + 1);
+            match more.last().map(sort_ns) {
+                // Those that wait come first and have no time to go on from.
+                Some(i64::MAX) => page.skip += more.len(),
+                begun_ns => (page.until_ns, page.skip) = (begun_ns.map(|begun_ns| begun_ns + 1), 0),
+            }
             jobs.extend(more);
             jobs = merge(jobs);
-            if last || jobs.len() == before || jobs.len() >= wanted || page.until_ns.is_none() {
+            if last || jobs.len() == before || jobs.len() >= wanted {
                 return Ok(jobs);
             }
         }
@@ -297,19 +413,15 @@ impl JobSource for FromDaemon {
     }
 
     fn course(&mut self, key: &JobKey) -> Result<Course> {
-        let mut whole = Course::new(&JOB);
-        loop {
-            let after_ms = whole.times_ms.last().copied().unwrap_or(i64::MIN);
-            let request = Request::Course { key: key.clone(), after_ms };
-            let course = match self.client.call(&request).context("cannot ask the daemon")? {
-                Reply::Course(course) => course.into_course(),
-                reply => bail!("the daemon answered {reply:?}"),
-            };
-            if course.is_empty() {
-                return Ok(whole);
-            }
-            whole.append(&course);
-        }
+        self.all_pages(&JOB, |after_ms| Request::Course { key: key.clone(), after_ms })
+    }
+
+    fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
+        self.all_pages(&gpu::card::TABLE, |after_ms| Request::CardCourse {
+            key: key.clone(),
+            uuid: uuid.to_owned(),
+            after_ms,
+        })
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
@@ -334,12 +446,12 @@ impl WireCourse {
         }
     }
 
-    fn into_course(self) -> Course {
-        let mut course = Course::new(&JOB);
+    fn into_course(self, table: &'static Table) -> Course {
+        let mut course = Course::new(table);
         let count = self.times_ms.len();
         course.columns.iter_mut().for_each(|column| column.resize(count, MISSING));
         for (name, cells) in self.columns {
-            if let Some(column) = JOB.column(&name).filter(|_| cells.len() == count) {
+            if let Some(column) = table.column(&name).filter(|_| cells.len() == count) {
                 course.columns[column] = cells.into_iter().map(|cell| cell.unwrap_or(MISSING)).collect();
             }
         }
@@ -352,6 +464,8 @@ impl WireCourse {
 struct FromFiles {
     host: Host,
     state: PathBuf,
+    /// Where a daemon would answer.
+    daemon: PathBuf,
     store: Files,
 }
 
@@ -382,7 +496,7 @@ impl FromFiles {
             }
             Err(error) => return Err(Failure::usage(error.to_string())),
         };
-        Ok(FromFiles { host, state: state.clone(), store })
+        Ok(FromFiles { host, state: state.clone(), daemon: setting.user.socket(), store })
     }
 
     fn queries(&self) -> &Queries {
@@ -422,14 +536,25 @@ impl JobSource for FromFiles {
         Ok(self.queries().course(key)?)
     }
 
+    fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
+        Ok(card_course(self.queries(), key, uuid, i64::MIN)?)
+    }
+
     fn remove(&mut self, key: &JobKey) -> Result<()> {
-        match &mut self.store {
-            Files::Ours(writer) => Ok(writer.remove(key)?),
-            // Somebody writes for a moment; then it is our turn.
-            Files::Theirs(_) => {
-                let mut writer = open_writer(&self.state)?;
-                Ok(writer.remove(key)?)
+        if let Files::Ours(writer) = &mut self.store {
+            return Ok(writer.remove(key)?);
+        }
+        // Who writes is done in a moment, or is a daemon that was just starting: then it is the one to ask.
+        let begin = Instant::now();
+        loop {
+            match Writer::open(&self.state) {
+                Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
+                opened => return Ok(opened?.remove(key)?),
             }
+            if let Ok(client) = Client::connect(&self.daemon) {
+                return FromDaemon { client }.remove(key);
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
@@ -501,6 +626,10 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
 /// A job that nobody waits for any more is lost, whatever its last record says.
 pub fn settle(host: &Host, record: &mut Record) {
     let Some(local) = record.local.as_ref().filter(|_| record.state.is_live()) else { return };
+    if local.origin == Origin::Found {
+        record.state = found_state(host, local);
+        return;
+    }
     let waited_for = local.boot_id == host.facts().boot_id
         && local.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
     record.state = match waited_for {
@@ -508,6 +637,31 @@ pub fn settle(host: &Host, record: &mut Record) {
         true if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
         true => State::Running,
     };
+}
+
+/// A job that somebody else started lives as long as its cgroup does, in this boot.
+fn found_state(host: &Host, local: &Local) -> State {
+    let CgroupPaths { unified, cpuacct, memory } = &local.cgroup;
+    let Some(path) = unified.as_ref().or(cpuacct.as_ref()).or(memory.as_ref()) else {
+        // One without a cgroup of its own is known by its first process alone.
+        let alive =
+            local.boot_id == host.facts().boot_id && local.main.is_some_and(|main| host.is_alive(main));
+        return if alive { State::Running } else { State::Lost };
+    };
+    if local.boot_id != host.facts().boot_id || host.cgroup_dir(path).is_err() {
+        return State::Lost;
+    }
+    let mut text = Vec::new();
+    let frozen_v2 = unified.as_ref().is_some_and(|path| {
+        host.read_small(path.join("cgroup.events"), &mut text).is_ok()
+            && parse::value_of(&text, "frozen") == 1
+    });
+    let hierarchies = host.hierarchies();
+    let freezer = hierarchies.other("freezer").and_then(|freezer| hierarchies.same_in(path, freezer));
+    let frozen_v1 = freezer.is_some_and(|path| {
+        host.read_small(path.join("freezer.state"), &mut text).is_ok() && text.trim_ascii() == b"FROZEN"
+    });
+    if frozen_v1 || frozen_v2 { State::Suspended } else { State::Running }
 }
 
 /// The same for a record that was read a moment ago: its supervisor may have written the end and gone since.
@@ -533,7 +687,8 @@ fn is_stopped(host: &Host, process: ProcessId) -> bool {
 /// they are gone, too.
 pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
     for record in jobs.iter().filter(|record| !record.state.is_live()) {
-        if let Some(local) = record.local.as_ref().filter(|local| local.boot_id == host.facts().boot_id) {
+        let ours = |local: &&Local| local.origin != Origin::Found && local.boot_id == host.facts().boot_id;
+        if let Some(local) = record.local.as_ref().filter(ours) {
             met_jobs::enclosure::remove(&local.cgroup);
         }
     }
@@ -541,14 +696,34 @@ pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
 
 /// Adds what is known of a running job to its record.
 pub fn overlay(record: &mut Record, live: Live) {
+    for column in [GPU_ENERGY, GPU_ENERGY_IDLE] {
+        // Written now and then for the next daemon; who samples knows more by now.
+        if live.totals.get(column).is_some() {
+            record.totals.remove(column);
+        }
+    }
     record.totals.fill_from(&live.totals);
     if record.summaries.is_empty() {
         record.summaries = live.summaries;
+    }
+    if !live.events.is_empty() {
+        record.events = live.events;
     }
     if !live.gpus.is_empty() {
         record.gpus = live.gpus;
     }
     record.emission = record.emission.take().or(live.emission);
+}
+
+/// The course of a card while a job had it, after a time.
+pub fn card_course(store: &Queries, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, StoreError> {
+    let allocations = store.allocations(key)?;
+    let Some(had) = allocations.iter().find(|had| had.uuid == uuid) else {
+        return Ok(Course::new(&gpu::card::TABLE));
+    };
+    let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
+    let end_ms = had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000);
+    store.device_course(uuid, begin_ms, end_ms)
 }
 
 /// The candidates for a reference, newest first.
@@ -599,12 +774,70 @@ mod tests {
     }
 
     #[test]
+    fn jobs_that_wait_are_the_newest_and_have_pages_of_their_own() {
+        let mut jobs: Vec<Record> = (1..=3).map(|id| crate::view::sample::full(id, "train")).collect();
+        jobs[0].start_ns = None;
+        jobs[0].end_ns = None;
+        jobs[0].state = State::Pending;
+        let ids = |jobs: &[Record]| jobs.iter().map(|job| job.key.id.clone()).collect::<Vec<_>>();
+        let mut jobs = merge(jobs);
+        assert_eq!(ids(&jobs)[0], "1");
+        let rest = ids(&jobs)[1..].to_vec();
+        JobsFilter { skip: 1, limit: Some(2), ..Default::default() }.retain(&mut jobs);
+        assert_eq!(ids(&jobs), rest);
+        JobsFilter { skip: 5, ..Default::default() }.retain(&mut jobs);
+        assert!(jobs.is_empty());
+    }
+
+    #[test]
+    fn a_job_that_was_found_runs_as_long_as_its_cgroup_or_its_first_process() {
+        let host = Host::real().unwrap();
+        let mut record = crate::view::sample::scheduled();
+        record.state = State::Running;
+        let local = record.local.as_mut().unwrap();
+        (local.origin, local.supervisor, local.main) = (Origin::Found, None, None);
+        local.boot_id.clone_from(&host.facts().boot_id);
+        let folder = tempfile::tempdir().unwrap();
+        local.cgroup.memory = Some(folder.path().to_owned());
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Running);
+        let path = folder.path().to_owned();
+        let mut ended = record.clone();
+        ended.state = State::Finished;
+        remove_empty_cgroups(&host, &[ended]);
+        assert!(path.is_dir(), "the manager cleans up itself");
+        folder.close().unwrap();
+        let mut gone = record.clone();
+        settle(&host, &mut gone);
+        assert_eq!(gone.state, State::Lost);
+        let local = record.local.as_mut().unwrap();
+        (local.cgroup, local.main) = (CgroupPaths::default(), host.process(std::process::id()).ok());
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Running);
+        record.local.as_mut().unwrap().main = None;
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Lost);
+    }
+
+    #[test]
+    fn a_number_of_two_managers_names_both() {
+        let [slurm, ours] = [crate::view::sample::scheduled(), crate::view::sample::full(1240, "train")];
+        assert!(one_managers("1240", std::slice::from_ref(&slurm)).is_ok());
+        let error = one_managers("1240", &[ours, slurm]).unwrap_err().to_string();
+        assert_eq!(error, "job 1240 is ambiguous: local:1240 or slurm:1234_7");
+    }
+
+    #[test]
     fn jobs_are_named_in_four_ways() {
         let parse = |text| JobRef::parse(text).unwrap();
         assert_eq!(parse("12"), id(None, "12"));
         assert_eq!(parse("local:12"), id(Some("local"), "12"));
         assert_eq!(parse("slurm:1234_7"), id(Some("slurm"), "1234_7"));
         assert_eq!(parse("1234.0"), id(None, "1234.0"));
+        assert_eq!(parse("1234_7.batch"), id(None, "1234_7.batch"));
+        assert_eq!(parse("1234+1"), id(None, "1234+1"));
+        assert_eq!(parse("17[3]"), id(None, "17[3]"));
+        assert_eq!(parse("2024.run"), JobRef::Name("2024.run".to_owned()));
         assert_eq!(parse("@last"), JobRef::Last);
         assert_eq!(parse("train"), JobRef::Name("train".to_owned()));
         assert_eq!(parse("a:b"), JobRef::Name("a:b".to_owned()));

@@ -80,6 +80,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         totals: Totals::default(),
         summaries: Summaries::default(),
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
@@ -103,6 +104,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         detached,
         until_last: draft.until_last,
         daemon: setting.daemon_place(system.is_some()),
+        events: setting.config.perf.events.clone(),
         env: draft
             .env
             .iter()

@@ -15,7 +15,7 @@ use met_core::energy::emission::{self, Factor};
 use met_core::energy::estimate::{Estimate, Machine};
 use met_core::energy::ledger::{CPU, IdleTo, MEMORY, REST};
 use met_core::energy::{Closed, Ledger, Line, Policy, Scope, Weights, Who};
-use met_core::job::{Emission, GpuUse, JobKey, QualityKind, Record, Totals};
+use met_core::job::{Emission, JobKey, QualityKind, Record, Totals};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
 use met_host::{Host, clock, parse};
@@ -390,8 +390,9 @@ impl NodeEnergy {
         }
     }
 
-    /// The job is over. `cpu_ns` is all the CPU time it had, where that is known.
-    pub fn leave(&mut self, slot: u32, cpu_ns: Option<i64>, gpus: &[GpuUse], now_ns: i64) {
+    /// The job is over. `cpu_ns` is all the CPU time it had, where that is known, `cards_uj` what it was
+    /// charged on cards, active and idle.
+    pub fn leave(&mut self, slot: u32, cpu_ns: Option<i64>, cards_uj: (u64, u64), now_ns: i64) {
         let Some(job) = self.jobs.get_mut(&slot).filter(|job| !job.has_left) else { return };
         job.has_left = true;
         let weights = job.weigh(now_ns, cpu_ns.unwrap_or(MISSING), MISSING);
@@ -399,13 +400,8 @@ impl NodeEnergy {
         if let Some(outer) = job.outer.and_then(|outer| self.jobs.get_mut(&outer)) {
             outer.settled_inside_ns += weights.cpu;
         }
-        if !gpus.is_empty() {
-            let sum = |of: fn(&GpuUse) -> i64| gpus.iter().map(|gpu| of(gpu).max(0) as u64).sum();
-            self.ledger.charge_cards(
-                Who::Job(slot),
-                sum(|gpu| gpu.energy_active_uj),
-                sum(|gpu| gpu.energy_idle_uj),
-            );
+        if cards_uj != (0, 0) {
+            self.ledger.charge_cards(Who::Job(slot), cards_uj.0, cards_uj.1);
         }
         self.ledger.leave(slot);
     }

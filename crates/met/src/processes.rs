@@ -27,18 +27,50 @@ pub struct Process {
 /// Where the processes of a job are to be found, as long as this boot lasts.
 pub fn spec(host: &Host, record: &Record, slot: u32) -> Option<JobSpec> {
     let local = record.local.as_ref().filter(|local| local.boot_id == host.facts().boot_id)?;
+    let mut roots: Vec<ProcessId> = local.main.into_iter().collect();
+    roots.extend(session_members(host, record));
     Some(JobSpec {
         slot,
         keeper: local.supervisor.filter(|_| local.origin != met_core::job::Origin::Attach),
-        roots: local.main.into_iter().collect(),
+        roots,
         cgroup: local.cgroup.clone(),
     })
+}
+
+/// Who is in the session or process group that a job is; in that of an earlier one nobody is.
+fn session_members(host: &Host, record: &Record) -> Vec<ProcessId> {
+    let by_session = match record.key.manager.as_str() {
+        "session" => true,
+        "group" => false,
+        _ => return Vec::new(),
+    };
+    let told = record
+        .key
+        .id
+        .split_once('-')
+        .and_then(|(number, start)| Some((number.parse::<i64>().ok()?, start.parse::<u64>().ok()?)));
+    let Some((number, start_ticks)) = told else { return Vec::new() };
+    let (mut buffer, mut pids) = (Vec::new(), Vec::new());
+    let listed = host.proc_dir().list(&mut buffer, |name, _, _| pids.extend(parse::u32(name)));
+    let member = |pid: u32, buffer: &mut Vec<u8>| {
+        host.read_small(format!("/proc/{pid}/stat"), buffer).ok()?;
+        let stat = parse::stat(buffer)?;
+        let of = if by_session { stat.session } else { stat.process_group };
+        (of == number).then_some(ProcessId { pid, start_ticks: stat.start_ticks })
+    };
+    let members: Vec<ProcessId> = pids.into_iter().filter_map(|pid| member(pid, &mut buffer)).collect();
+    // A leader that began later than the job gave the number to another one.
+    let is_other =
+        |process: &ProcessId| i64::from(process.pid) == number && process.start_ticks != start_ticks;
+    if listed.is_err() || members.iter().any(is_other) { Vec::new() } else { members }
 }
 
 /// Everything of the job that is alive. Zombies are not.
 pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
     let Some(spec) = spec(host, record, 0) else { return Vec::new() };
-    let orphaned = spec.cgroup.is_empty() && !spec.keeper.is_some_and(|keeper| host.is_alive(keeper));
+    // A job that somebody else started has no marker either.
+    let ours = record.key.manager == met_core::job::LOCAL;
+    let orphaned = ours && spec.cgroup.is_empty() && !spec.keeper.is_some_and(|keeper| host.is_alive(keeper));
     let mut ids = Vec::new();
     let mut members = Members::default();
     members.add(spec);
@@ -101,6 +133,10 @@ pub fn command_of(host: &Host, pid: u32) -> Vec<String> {
 pub fn holding(host: &Host, process: ProcessId) -> Option<Holding> {
     let mut text = Vec::new();
     host.read_small(format!("/proc/{}/environ", process.pid), &mut text).ok()?;
+    // Read first and looked at then: the number may have become another process's.
+    if !host.is_alive(process) {
+        return None;
+    }
     holding::of_environ(&text).or_else(|| devices_of(host, process.pid))
 }
 

@@ -11,7 +11,7 @@ use crate::jobs::{JobRef, JobsFilter};
 use crate::node_energy::EnergyWindow;
 
 /// Raised when an older peer would misunderstand; a daemon that is older than its client leaves.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Bounds what a daemon can make a client hold.
 const REPLY_BYTES_MAX: u32 = 64 << 20;
@@ -40,6 +40,12 @@ pub enum Request {
     /// The samples after a time, as many as fit a reply; none when there are no more.
     Course {
         key: JobKey,
+        after_ms: i64,
+    },
+    /// The same of a card, while the job had it.
+    CardCourse {
+        key: JobKey,
+        uuid: String,
         after_ms: i64,
     },
     Remove(JobKey),
@@ -79,7 +85,7 @@ pub enum Reply {
     },
 }
 
-/// A course of the job table with its columns by name.
+/// A course of the job's or the card's table with its columns by name.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct WireCourse {
     pub times_ms: Vec<i64>,
@@ -96,6 +102,43 @@ pub struct Status {
     pub interval_ms: i64,
     pub state: std::path::PathBuf,
     pub sources: Vec<SourceStatus>,
+    #[serde(default)]
+    pub schedulers: Vec<SchedulerStatus>,
+    /// `None` where it does not look for jobs of others.
+    #[serde(default)]
+    pub discovery: Option<DiscoveryStatus>,
+}
+
+/// A resource manager that is asked about jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchedulerStatus {
+    pub manager: String,
+    /// Unix time of the last answer; `None` before the first.
+    pub answered_ns: Option<i64>,
+    /// How long the last question took.
+    pub took_ms: Option<i64>,
+    /// Runs of jobs that were news.
+    pub told: u64,
+    /// Since the last answer.
+    pub last_error: Option<String>,
+}
+
+/// How the search for jobs of others goes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DiscoveryStatus {
+    pub jobs: Vec<(String, usize)>,
+    pub homes: Vec<std::path::PathBuf>,
+    pub watches: usize,
+    /// Why not everything is watched.
+    pub refused: Option<String>,
+    pub left_out: u64,
+}
+
+impl From<met_jobs::discover::Health> for DiscoveryStatus {
+    fn from(health: met_jobs::discover::Health) -> DiscoveryStatus {
+        let met_jobs::discover::Health { jobs, homes, watches, refused, left_out, .. } = health;
+        DiscoveryStatus { jobs, homes, watches, refused, left_out }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 //! Used by the daemon for every job of a node, by `met time` for its own one, and once at the end of a
 //! job for its counters. Samples give the course over time and never make a total that a counter has.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +11,24 @@ use std::time::Duration;
 use met_core::attribute::{Fold, JobMap};
 use met_core::cards::{CardNow, Cards, Rows};
 use met_core::course::Course;
-use met_core::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
-use met_core::job::{Emission, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
+use met_core::ended::{Gone, INHERITED, OWN};
+use met_core::gpu::card::{self, label};
+use met_core::gpu_use;
+use met_core::job::QualityKind::{Estimated, LowerBound, Measured, Sampled as SampledKind};
+use met_core::job::{
+    Emission, EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals,
+};
 use met_core::job_table::*;
 use met_core::node::{Freshness, NodeRow, NodeRows};
 use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{Members, enclosure};
-use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, self_cost};
+use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, perf, self_cost};
+use met_store::Device;
 
 use crate::config::Config;
+use crate::departures::{Departures, OwnFigures, Watch};
 use crate::node_energy::{self, Charged, NodeEnergy};
 use crate::processes;
 use crate::running::Running;
@@ -42,6 +49,12 @@ const WITH_ENERGY: &[&str] =
 const OF_NETWORK: [usize; 2] = [NETWORK_RECEIVED, NETWORK_SENT];
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
+/// Ticks may be late by as much before the cards' figures have a gap.
+const CARD_GAP_NS: i64 = 2_000_000_000;
+/// A card is sampled no more often than this for its own course.
+const CARD_SAMPLES_MS: i64 = 900;
+/// Bounds what a daemon that cannot write holds of each card: more than an hour.
+const CARD_SAMPLES_MAX: usize = 4096;
 /// A peak of cores is one that lasted.
 const PEAK_SPAN_MS: i64 = 500;
 
@@ -63,6 +76,9 @@ pub struct Sampler {
     fold: Fold,
     out: Batch,
     cards: Cards,
+    /// Samples of the cards themselves that were not taken out yet, by uuid.
+    card_courses: HashMap<String, Course>,
+    departures: Departures,
     energy: NodeEnergy,
     jobs: HashMap<u32, Tracked>,
     next_slot: u32,
@@ -79,16 +95,48 @@ struct Tracked {
     unix_offset_ns: i64,
     course: Course,
     running: Running,
-    waits: WaitLedger,
+    own: OwnFigures,
+    watch: Watch,
     /// The highest reading of each counter.
     floors: Vec<i64>,
     /// Its first process, until its environment has been read for the last time.
     main: Option<ProcessId>,
     /// Energy of cards, and its idle part, that an earlier daemon saw.
     gpu_before_uj: (i64, i64),
+    /// What the job had done with its cards when an earlier daemon last wrote it down.
+    gpus_before: Vec<GpuUse>,
+    /// At its end none of its processes was left.
+    all_ended: bool,
+    /// Counted in its cgroup, where no supervisor counts.
+    events: Vec<EventCount>,
 }
 
 impl Tracked {
+    /// Of the energy that an earlier daemon saw, what is in its samples and not in what it wrote of the cards.
+    fn gpu_untold_uj(&self) -> (i64, i64) {
+        let told = |energy_uj: fn(&GpuUse) -> i64| self.gpus_before.iter().map(energy_uj).sum::<i64>();
+        let (all_uj, idle_uj) = self.gpu_before_uj;
+        ((all_uj - told(GpuUse::energy_uj)).max(0), (idle_uj - told(|gpu| gpu.energy_idle_uj)).max(0))
+    }
+
+    /// Adds what no living process shows.
+    fn add_gone(&self, gone: Option<&Gone>, cells: &mut [i64]) {
+        let nothing = Gone::default();
+        let gone = gone.unwrap_or(&nothing);
+        for (index, &column) in INHERITED.iter().enumerate() {
+            let by_cgroup = self.profile.counts_cpu && matches!(column, CPU | CPU_USER | CPU_SYSTEM);
+            if cells[column] != MISSING && !by_cgroup {
+                cells[column] = cells[column].saturating_add(gone.inherited[index]);
+            }
+        }
+        for (index, &column) in OWN.iter().enumerate() {
+            if cells[column] != MISSING {
+                cells[column] = self.own.total(index).saturating_add(gone.own[index]);
+            }
+        }
+        cells[PROCESSES] = cells[PROCESSES].saturating_add(gone.unseen as i64);
+    }
+
     /// A child that ends between the listing and the reading is missing from one sum and back, by its
     /// parent, in the next: not a restart, and not a peak.
     fn hold_counters(&mut self, cells: &mut [i64]) {
@@ -108,6 +156,8 @@ struct Profile {
     attached: bool,
     counts_cpu: bool,
     counts_memory: bool,
+    /// A supervisor reaps its processes.
+    kept: bool,
 }
 
 impl Profile {
@@ -118,15 +168,9 @@ impl Profile {
             counts_cpu: enclosure::counts_cpu(&local.cgroup),
             counts_memory: local.cgroup.memory.is_some()
                 || local.cgroup.unified.as_ref().is_some_and(has_controller),
+            kept: matches!(local.origin, Origin::Run | Origin::Time),
         }
     }
-}
-
-/// What the kernel forgets about threads that ended: their last seen wait for a CPU.
-#[derive(Default)]
-struct WaitLedger {
-    living: HashMap<Subject, i64>,
-    ended_ns: i64,
 }
 
 /// What samples know of a job at its end.
@@ -135,8 +179,50 @@ pub struct Sampled {
     pub course: Course,
     totals: Totals,
     gpus: Vec<GpuUse>,
+    events: Vec<EventCount>,
     emission: Option<Emission>,
     attached: bool,
+    ends: Ends,
+}
+
+/// How well the ends of a job's processes are known.
+#[derive(Clone, Copy, Default)]
+struct Ends {
+    /// All of them were heard, from the first process on.
+    complete: bool,
+    cpu_doubt_ns: i64,
+    lacks_delays: bool,
+    /// Of a supervised job: what processes did whom nobody waited for.
+    unwaited: Option<[i64; INHERITED.len()]>,
+}
+
+impl Ends {
+    /// How good a counter is that samples and exit records make together.
+    fn quality(self, column: usize, value: i64) -> QualityKind {
+        let counted = INHERITED.contains(&column) || OWN.contains(&column);
+        let is_cpu = matches!(column, CPU | CPU_USER | CPU_SYSTEM);
+        // Of each thread up to a kilobyte of calls is not told; storage is written by whole pages.
+        let rounded = matches!(column, READ_CALL | WRITE_CALL);
+        let unknown_wait = self.lacks_delays && matches!(column, DELAY_IO | DELAY_MEMORY);
+        let doubtful = rounded || unknown_wait || is_cpu && self.cpu_doubt_ns > value / 50;
+        if self.complete && counted && !doubtful { Measured } else { LowerBound }
+    }
+
+    /// A supervisor counts whom it and its descendants waited for; the others are in exit records alone.
+    fn add_unwaited(self, totals: &mut Totals) {
+        let Some(unwaited) = self.unwaited else { return };
+        for (&column, more) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more > 0) {
+            let Some(figure) = totals.figure(column).cloned() else { continue };
+            // A cgroup counts everybody's CPU time, and so does a clock even where it was disturbed.
+            let by_clock = figure.kind != LowerBound || figure.source.starts_with("perf");
+            if matches!(column, CPU | CPU_USER | CPU_SYSTEM) && by_clock {
+                continue;
+            }
+            let value = figure.value.saturating_add(more);
+            let source = format!("{} and taskstats", figure.source);
+            totals.set(column, value, self.quality(column, value), source);
+        }
+    }
 }
 
 impl Default for Sampled {
@@ -146,7 +232,9 @@ impl Default for Sampled {
             totals: Totals::default(),
             gpus: Vec::new(),
             emission: None,
+            events: Vec::new(),
             attached: false,
+            ends: Ends::default(),
         }
     }
 }
@@ -172,6 +260,9 @@ impl Sampler {
     pub fn with(host: Host, interval: Duration, config: &Config, options: &Options) -> Sampler {
         let interval_ns = interval.as_nanos() as i64;
         let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
+        let mut cards = Cards::default();
+        cards.set_idle_rules(config.gpu.idle_power.clone());
+        cards.set_gap(interval_ns * 3 + CARD_GAP_NS);
         Sampler {
             runner: Runner::open(&host, options),
             node: NodeRows::default(),
@@ -185,7 +276,9 @@ impl Sampler {
             map: JobMap::default(),
             fold: Fold::new(),
             out: Batch::new(&JOB),
-            cards: Cards::default(),
+            cards,
+            card_courses: HashMap::new(),
+            departures: Departures::default(),
             jobs: HashMap::new(),
             next_slot: 0,
             ticks: 0,
@@ -200,6 +293,9 @@ impl Sampler {
         let local = record.local.as_ref()?;
         self.next_slot += 1;
         let now_ns = clock::boottime_ns();
+        let first = spec.keeper.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
+        let ns_per_tick = 1_000_000_000 / self.host.facts().ticks_per_second;
+        let begin_ns = first.and_then(|ticks| i64::try_from(ticks).ok()?.checked_mul(ns_per_tick));
         self.jobs.insert(
             slot,
             Tracked {
@@ -210,16 +306,27 @@ impl Sampler {
                 unix_offset_ns: clock::realtime_ns() - now_ns,
                 course: Course::new(&JOB),
                 running: Running::new(self.gap_ms(), PEAK_SPAN_MS),
-                waits: WaitLedger::default(),
+                own: OwnFigures::default(),
+                watch: self.departures.open(&self.host, slot, begin_ns),
                 floors: vec![MISSING; JOB.columns.len()],
                 main: local.main,
                 gpu_before_uj: (0, 0),
+                gpus_before: record.gpus.clone(),
+                all_ended: false,
+                events: Vec::new(),
             },
         );
         self.energy.begin(slot, record, now_ns);
         self.members.add(spec);
+        self.cards.join(slot, now_ns);
         self.refreshed_ns = i64::MIN;
         Some(slot)
+    }
+
+    /// Adds a process to a job that is known by its processes.
+    pub fn add_root(&mut self, slot: u32, process: ProcessId) {
+        self.members.add_root(slot, process);
+        self.refreshed_ns = i64::MIN;
     }
 
     /// Tells what was sampled before this process began: by an earlier daemon.
@@ -241,16 +348,79 @@ impl Sampler {
     /// Ends a job. `cpu_ns` is all of its CPU time, where that is known: it decides the last share of energy,
     /// which is told by `take_settled` when the meters have been read again.
     pub fn remove(&mut self, slot: u32, cpu_ns: Option<i64>) -> Option<Sampled> {
+        if self.cards.has_any(slot) {
+            // What it used since the last tick is its, too.
+            let tick = TickInfo { slow: false, cgroups_only: false };
+            self.runner.read_those_of(&card::TABLE, &self.targets, &tick);
+            self.follow_cards(clock::boottime_ns());
+        }
+        self.look_a_last_time(slot);
+        // Counters outlive the cgroup they count, until they are closed.
+        self.runner.read_again("perf", &self.targets, &TickInfo::default());
+        self.follow_events();
         let job = self.jobs.remove(&slot)?;
+        let complete = self.departures.is_complete(job.watch) && !job.profile.attached;
+        let gone = self.departures.gone(slot).copied().unwrap_or_default();
+        self.departures.close(slot);
         self.members.remove(slot);
-        let gpus = self.cards.leave(slot);
+        let cards_uj = self.cards.own_uj(slot);
+        let gpus = gpu_use::together(&job.gpus_before, self.cards.leave(slot));
         let mut totals = totals(&job.running, job.profile);
-        set_gpu_energy(&mut totals, &gpus, job.gpu_before_uj);
+        set_gpu_energy(&mut totals, &gpus, job.gpu_untold_uj());
         let charged = self.energy.charged(slot);
         let emission = charged.and_then(Charged::emission);
         charged.into_iter().for_each(|charged| charged.put(&mut totals));
-        self.energy.leave(slot, cpu_ns.filter(|_| !job.profile.attached), &gpus, clock::boottime_ns());
-        Some(Sampled { totals, gpus, emission, course: job.course, attached: job.profile.attached })
+        let cpu_ns = cpu_ns.filter(|_| !job.profile.attached);
+        self.energy.leave(slot, cpu_ns, cards_uj, clock::boottime_ns());
+        if self.jobs.is_empty() {
+            self.cards.pause();
+        }
+        let ends = Ends {
+            complete: complete && job.all_ended,
+            cpu_doubt_ns: gone.cpu_doubt_ns,
+            lacks_delays: gone.lacks_delays,
+            unwaited: job.profile.kept.then_some(gone.inherited),
+        };
+        let Tracked { course, events, profile, .. } = job;
+        Some(Sampled { totals, gpus, events, emission, course, attached: profile.attached, ends })
+    }
+
+    /// Takes in what its processes did since the last tick and left to nobody who is read.
+    fn look_a_last_time(&mut self, slot: u32) {
+        if !self.departures.is_listening() {
+            return;
+        }
+        self.departures.hear(&self.targets, &self.map);
+        self.follow_departures(Some(slot));
+        let kept = self.jobs.get(&slot).is_some_and(|job| job.profile.kept);
+        // With a supervisor, it has the totals of all that was reaped.
+        let all_ended = kept || {
+            let _ = self.members.refresh(&self.host);
+            self.refreshed_ns = i64::MIN;
+            self.members.processes_of(slot).next().is_none()
+        };
+        let (Some(job), Some(gone)) = (self.jobs.get_mut(&slot), self.departures.gone(slot)) else { return };
+        job.all_ended = all_ended;
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        let delays = self.departures.accounts_delays();
+        for (index, &column) in OWN.iter().enumerate() {
+            if delays || !matches!(column, DELAY_IO | DELAY_MEMORY) {
+                cells[column] = job.own.total(index).saturating_add(gone.own[index]);
+            }
+        }
+        for (index, &column) in INHERITED.iter().enumerate().filter(|_| all_ended && !kept) {
+            if !(job.profile.counts_cpu && matches!(column, CPU | CPU_USER | CPU_SYSTEM)) {
+                cells[column] = gone.inherited[index];
+            }
+        }
+        cells[PROCESSES] = self.members.processes_seen(slot) as i64 + gone.unseen as i64;
+        job.hold_counters(&mut cells);
+        let time_ms = (clock::boottime_ns() + job.unix_offset_ns) / 1_000_000;
+        job.running.push(time_ms, &cells);
+        // The end of a supervised job's course is what its supervisor counted.
+        if !kept {
+            job.course.push(time_ms, &cells);
+        }
     }
 
     /// Reads the meters once more and settles whoever is owed: nobody will be there to do it later.
@@ -320,6 +490,7 @@ impl Sampler {
     fn tick(&mut self, now_ns: i64, regular: bool) {
         let due = regular && self.ticks.is_multiple_of(SLOW_EVERY);
         let cgroups_only = !due && self.cgroups_suffice(now_ns);
+        self.departures.hear(&self.targets, &self.map);
         if now_ns - self.membership_every_ns >= self.refreshed_ns && !cgroups_only {
             // A /proc that cannot be listed leaves the members as they were.
             let _ = self.members.refresh(&self.host);
@@ -328,11 +499,13 @@ impl Sampler {
             self.map.clear();
             self.members.fill(&mut self.targets, &mut self.map);
         }
+        self.follow_departures(None);
         let slow = due || regular && self.target_count() <= FEW_TARGETS;
         self.ticks += u64::from(regular);
         self.runner.read(&self.targets, &TickInfo { slow, cgroups_only });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
-        self.follow_waits();
+        self.follow_own();
+        self.follow_events();
         self.follow_cards(now_ns);
         self.follow_node(now_ns);
         self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
@@ -343,12 +516,10 @@ impl Sampler {
                 job.early_taken += 1;
             }
             cells[PROCESSES] = self.members.processes_seen(slot) as i64;
+            job.add_gone(self.departures.gone(slot), cells);
             // A process holds some memory: the kernel counts in batches, and has not counted it yet.
             if cells[MEMORY_NEEDED] == 0 {
                 cells[MEMORY_NEEDED] = MISSING;
-            }
-            if cells[RUN_QUEUE_WAIT] != MISSING {
-                cells[RUN_QUEUE_WAIT] = job.waits.total_ns();
             }
             self.cards.fill(slot, cells);
             for (column, before_uj) in
@@ -376,32 +547,64 @@ impl Sampler {
         self.target_count() > FEW_TARGETS && self.jobs.values().all(suffices)
     }
 
-    fn follow_waits(&mut self) {
+    /// Reads into the books of each job what ends with its processes.
+    fn follow_own(&mut self) {
         for batch in self.runner.batches() {
-            let Some(column) =
-                batch.table.columns.iter().position(|column| column.feeds == Some("run_queue_wait"))
-            else {
-                continue;
-            };
-            for (row, cells) in batch.rows() {
-                for slot in self.map.owners(row.owner).filter(|_| cells[column] != MISSING) {
-                    if let Some(job) = self.jobs.get_mut(&slot) {
-                        // A thread that ended takes its wait out of the process's sum.
-                        let wait_ns = job.waits.living.entry(row.owner).or_insert(0);
-                        *wait_ns = cells[column].max(*wait_ns);
+            for (index, &column) in OWN.iter().enumerate() {
+                let feeds = Some(JOB.columns[column].name);
+                let fed = |(_, from): &(usize, &met_core::Column)| from.feeds == feeds;
+                let sources: Vec<usize> =
+                    batch.table.columns.iter().enumerate().filter(fed).map(|(from, _)| from).collect();
+                if sources.is_empty() {
+                    continue;
+                }
+                for (row, cells) in batch.rows() {
+                    let Subject::Task { pid, start_ticks } = row.owner else { continue };
+                    let known = sources.iter().map(|&from| cells[from]).filter(|&cell| cell != MISSING);
+                    let Some(sum) = known.reduce(i64::saturating_add) else { continue };
+                    for slot in self.map.owners(row.owner) {
+                        if let Some(job) = self.jobs.get_mut(&slot) {
+                            job.own.see(pid, start_ticks, index, sum);
+                        }
                     }
                 }
             }
         }
-        let map = &self.map;
+        let (map, told) = (&self.map, self.departures.is_listening());
         for job in self.jobs.values_mut() {
-            let ended = &mut job.waits.ended_ns;
-            job.waits.living.retain(|subject, &mut wait_ns| {
-                let lives = map.owner(*subject).is_some();
-                *ended += if lives { 0 } else { wait_ns };
-                lives
-            });
+            job.own.depart(told, |subject| map.owner(subject).is_some());
         }
+    }
+
+    fn follow_events(&mut self) {
+        for (batches, labels) in self.runner.labelled() {
+            let [batch] = batches else { continue };
+            if !std::ptr::eq(batch.table, &perf::TABLE) {
+                continue;
+            }
+            for (row, cells) in batch.rows() {
+                let label = labels.get(row.part as usize).and_then(|label| label.first());
+                let job = self.map.owner(row.owner).and_then(|slot| self.jobs.get_mut(&slot));
+                let (Some(job), Some(label)) = (job, label) else { continue };
+                let Some(count) = perf::count_of(label, cells) else { continue };
+                match job.events.iter_mut().find(|event| event.name == count.name) {
+                    Some(known) => *known = count,
+                    None => job.events.push(count),
+                }
+            }
+        }
+    }
+
+    /// Enters the ends that were heard of; `leaving` is a job that is not read any more.
+    fn follow_departures(&mut self, leaving: Option<u32>) {
+        let Sampler { departures, host, targets, map, jobs, .. } = self;
+        departures.enter(host, targets, map, leaving, |slot, exit| {
+            for slot in std::iter::successors(Some(slot), |&inner| map.outer(inner)) {
+                if let Some(job) = jobs.get_mut(&slot) {
+                    job.own.end(exit.pid);
+                }
+            }
+        });
     }
 
     fn follow_cards(&mut self, now_ns: i64) {
@@ -428,7 +631,55 @@ impl Sampler {
                 }
             }
         }
-        self.cards.look(&rows, &self.map, now_ns, clock::unix_offset_ns());
+        let unix_offset_ns = clock::unix_offset_ns();
+        self.cards.look(&rows, &self.map, now_ns, unix_offset_ns);
+        self.keep_card_samples((now_ns + unix_offset_ns) / 1_000_000);
+    }
+
+    /// A card's own course is kept once, whoever uses it; what nobody holds, nobody asks for.
+    fn keep_card_samples(&mut self, time_ms: i64) {
+        const KEPT: [usize; 5] =
+            [card::UTILIZATION, card::MEMORY_USED, card::POWER, card::TEMPERATURE, card::CLOCK];
+        for (labels, cells) in self.cards.in_use() {
+            let uuid = &labels[label::UUID];
+            if !self.card_courses.contains_key(uuid) {
+                self.card_courses.insert(uuid.clone(), Course::new(&card::TABLE));
+            }
+            let Some(course) = self.card_courses.get_mut(uuid) else { continue };
+            let mut kept = [MISSING; card::TABLE.columns.len()];
+            for column in KEPT {
+                kept[column] = cells[column];
+            }
+            // Early looks at a young job, and a clock that was set back, add nothing to a card's course.
+            let last_ms = course.times_ms.last().copied().unwrap_or(i64::MIN);
+            if course.len() < CARD_SAMPLES_MAX && time_ms.saturating_sub(CARD_SAMPLES_MS) >= last_ms {
+                course.push(time_ms, &kept);
+            }
+        }
+    }
+
+    /// The samples of cards taken since the last call, by uuid.
+    pub fn drain_cards(&mut self) -> Vec<(String, Course)> {
+        self.card_courses.drain().filter(|(_, course)| !course.is_empty()).collect()
+    }
+
+    /// What is known of cards and outlives this process.
+    pub fn devices(&self) -> Vec<Device> {
+        let device = |(labels, idle_mw, lowest_mw): (&[String], Option<i64>, Option<i64>)| Device {
+            uuid: labels[label::UUID].clone(),
+            name: labels[label::NAME].clone(),
+            vendor: labels[label::VENDOR].clone(),
+            idle_mw,
+            lowest_mw,
+        };
+        self.cards.idle_powers().map(device).collect()
+    }
+
+    /// Tells what an earlier process learned about cards.
+    pub fn recall_devices(&mut self, devices: Vec<Device>) {
+        for device in devices {
+            self.cards.recall_idle(device.uuid, device.idle_mw, device.lowest_mw);
+        }
     }
 
     fn follow_node(&mut self, now_ns: i64) {
@@ -483,8 +734,9 @@ impl Sampler {
     pub fn live(&self) -> Vec<(JobKey, Live)> {
         let live = |(&slot, job): (&u32, &Tracked)| {
             let mut live = Live::of(&job.running, job.profile);
-            live.gpus = self.cards.uses_of(slot);
-            set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_before_uj);
+            live.gpus = gpu_use::together(&job.gpus_before, self.cards.uses_of(slot));
+            live.events.clone_from(&job.events);
+            set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_untold_uj());
             if let Some(charged) = self.energy.charged(slot) {
                 charged.put(&mut live.totals);
                 live.emission = charged.emission();
@@ -500,14 +752,22 @@ impl Sampler {
             let name = SOURCES.get(part as usize).map(|spec| spec.name);
             self.runner.periods().find(|(spec, _)| Some(spec.name) == name).and_then(|(_, period)| period)
         };
-        let cost = |(row, cells): (met_core::Row, &[i64])| Cost {
-            source: SOURCES.get(row.part as usize).map_or("?", |spec| spec.name),
-            read_ns: cells[self_cost::READ_CPU],
-            background_ns: cells[self_cost::BACKGROUND_CPU],
-            errors: cells[self_cost::ERRORS],
-            readings: cells[self_cost::READINGS],
-            rows: cells[self_cost::ROWS],
-            period: period_of(row.part),
+        let cost = |(row, cells): (met_core::Row, &[i64])| {
+            let source = SOURCES.get(row.part as usize).map_or("?", |spec| spec.name);
+            // Exit records are heard by a thread of their own, and entered at ticks.
+            let (heard_ns, entered_ns) = match source {
+                "taskstats" => (self.departures.listening_cpu_ns(), self.departures.cpu_ns()),
+                _ => (0, 0),
+            };
+            Cost {
+                source,
+                read_ns: cells[self_cost::READ_CPU] + entered_ns,
+                background_ns: cells[self_cost::BACKGROUND_CPU] + heard_ns,
+                errors: cells[self_cost::ERRORS],
+                readings: cells[self_cost::READINGS],
+                rows: cells[self_cost::ROWS],
+                period: period_of(row.part),
+            }
         };
         self.runner.costs().rows().map(cost).collect()
     }
@@ -537,13 +797,13 @@ pub struct Live {
     pub totals: Totals,
     pub summaries: met_core::job::Summaries,
     pub gpus: Vec<GpuUse>,
+    pub events: Vec<EventCount>,
     pub emission: Option<Emission>,
 }
 
 impl Live {
     fn of(running: &Running, profile: Profile) -> Live {
-        let (totals, summaries) = (totals(running, profile), running.summaries());
-        Live { totals, summaries, ..Live::default() }
+        Live { totals: totals(running, profile), summaries: running.summaries(), ..Live::default() }
     }
 
     /// Of a job that nobody samples: what its counters and levels are at this moment.
@@ -564,7 +824,13 @@ fn totals(running: &Running, profile: Profile) -> Totals {
     let mut totals = Totals::default();
     let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
     for (column, value) in running.counters(profile.attached) {
-        totals.set(column, value, SampledKind, counters);
+        let source = match column {
+            SWITCHES_VOLUNTARY | SWITCHES_INVOLUNTARY | DELAY_IO | DELAY_MEMORY => "taskstats",
+            CPU | CPU_USER | CPU_SYSTEM => counters,
+            _ if INHERITED.contains(&column) || OWN.contains(&column) => "/proc",
+            _ => counters,
+        };
+        totals.set(column, value, SampledKind, source);
     }
     // A network may be older than the job: what it did since it was first looked at is the job's at least.
     for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
@@ -600,13 +866,24 @@ fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
     totals.remove(GPU_ENERGY);
     totals.remove(GPU_ENERGY_IDLE);
     let Some(worst) = gpus.iter().filter_map(|gpu| gpu.energy_kind).max_by_key(|kind| rank(*kind)) else {
+        // No card any more, for whatever reason: what it was charged before, it was charged.
+        if before_uj.0 > 0 {
+            totals.set(GPU_ENERGY, before_uj.0, LowerBound, "samples");
+            totals.set(GPU_ENERGY_IDLE, before_uj.1, LowerBound, "samples");
+        }
         return;
     };
-    let sources: BTreeSet<&str> = gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).collect();
-    let source = sources.into_iter().collect::<Vec<_>>().join("; ");
+    // Few texts: which part of it each card's counter stands for is said with the card.
+    let says =
+        |words: &str| gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).any(|s| s.contains(words));
+    let source = match (says("counter"), says("integral")) {
+        (true, true) => "energy counter, integral of power",
+        (true, false) => "energy counter",
+        (false, _) => "integral of power",
+    };
     let energy_uj: i64 = gpus.iter().map(GpuUse::energy_uj).sum();
     let idle_uj: i64 = gpus.iter().map(|gpu| gpu.energy_idle_uj).sum();
-    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source.clone());
+    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source);
     totals.set(GPU_ENERGY_IDLE, before_uj.1 + idle_uj, worst, source);
 }
 
@@ -616,16 +893,59 @@ fn rank(kind: QualityKind) -> Option<usize> {
 
 /// What the configuration says about sources.
 pub fn options(config: &Config, patience: Duration) -> Options {
-    Options { nvml_library: config.gpu.nvml.clone(), patience, ..config.sources.options() }
-}
-
-impl WaitLedger {
-    fn total_ns(&self) -> i64 {
-        self.ended_ns + self.living.values().sum::<i64>()
+    Options {
+        nvml_library: config.gpu.nvml.clone(),
+        events: config.perf.events.clone(),
+        patience,
+        ..config.sources.options()
     }
 }
 
 impl Sampled {
+    /// Of a job that is gone, by what was stored of its course.
+    pub fn of_course(course: &Course, record: &Record) -> Sampled {
+        let Some(local) = &record.local else { return Sampled::default() };
+        let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        for (index, &time_ms) in course.times_ms.iter().enumerate() {
+            for (cell, column) in cells.iter_mut().zip(&course.columns) {
+                *cell = column[index];
+            }
+            running.push(time_ms, &cells);
+        }
+        Sampled { totals: totals(&running, Profile::of(local)), ..Sampled::default() }
+    }
+
+    /// Adds the totals that are not known otherwise. Of a counter the last sample is not its end.
+    pub fn fill(&self, record: &mut Record) {
+        for (column, figure) in self.totals.iter() {
+            if record.totals.get(column).is_none() {
+                let counter = JOB.columns[column].kind == Kind::Counter;
+                // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
+                let final_already =
+                    matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || node_energy::COLUMNS.contains(&column);
+                // The last sample of a counter is not its end, unless the ends of its processes were heard.
+                let kind = match counter && !final_already {
+                    true => self.ends.quality(column, figure.value),
+                    false => figure.kind,
+                };
+                let source = if kind == Measured { "taskstats".into() } else { figure.source.clone() };
+                record.totals.set(column, figure.value, kind, source);
+            }
+        }
+    }
+
+    /// A sample may be later than the last reading of a job whose end nobody could wait for.
+    fn raise_peaks(&self, record: &mut Record) {
+        for column in [MEMORY_PEAK, OOM_KILLS] {
+            if let (Some(known), Some(seen)) = (record.totals.get(column), self.totals.figure(column))
+                && seen.value > known
+            {
+                record.totals.set(column, seen.value, seen.kind, seen.source.clone());
+            }
+        }
+    }
+
     /// Ends the course with the counters as they were at the end of the job: they are exact, and the last
     /// slow tick may be long ago.
     pub fn close_course(&mut self, record: &Record) {
@@ -652,16 +972,11 @@ impl Sampled {
             record.summaries = course.summaries(gap_ms(interval));
         }
         let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
-        for (column, figure) in self.totals.iter() {
-            if record.totals.get(column).is_none() {
-                // The last sample of a counter is not its end.
-                let counter = JOB.columns[column].kind == Kind::Counter;
-                // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
-                let final_already =
-                    matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || node_energy::COLUMNS.contains(&column);
-                let kind = if counter && !final_already { LowerBound } else { figure.kind };
-                record.totals.set(column, figure.value, kind, figure.source.clone());
-            }
+        self.fill(record);
+        self.raise_peaks(record);
+        self.ends.add_unwaited(&mut record.totals);
+        if record.events.is_empty() {
+            record.events.clone_from(&self.events);
         }
         if !self.gpus.is_empty() {
             record.gpus = self.gpus.clone();
@@ -728,7 +1043,7 @@ impl Reading {
         map.add_job(spec.slot, None);
         if let Ok(dirs) = CgroupDirs::open(host, &spec.cgroup) {
             map.assign(Subject::Cgroup(dirs.id), spec.slot);
-            targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), young: true });
+            targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), counted: true, young: true });
         }
         if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
             map.assign(Subject::Task { pid, start_ticks }, spec.slot);
@@ -758,3 +1073,7 @@ impl Reading {
         Reading { cgroup: cells.clone(), processes: cells }
     }
 }
+
+#[cfg(test)]
+#[path = "sampler_tests.rs"]
+mod tests;

@@ -22,6 +22,18 @@ pub fn home_of(uid: u32) -> Option<PathBuf> {
     })
 }
 
+pub fn uid_of(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    let mut entry = MaybeUninit::<libc::passwd>::uninit();
+    let mut buffer = vec![0; ENTRY_BYTES];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are valid for the call; `found` is null or points to `entry`.
+    unsafe {
+        libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &mut found);
+        found.as_ref().map(|entry: &libc::passwd| entry.pw_uid)
+    }
+}
+
 fn with_passwd<T>(uid: u32, read: impl FnOnce(&libc::passwd) -> T) -> Option<T> {
     let mut entry = MaybeUninit::<libc::passwd>::uninit();
     let mut buffer = vec![0; ENTRY_BYTES];
@@ -62,9 +74,12 @@ mod tests {
     #[test]
     fn root_is_known_and_nobody_else_is_root() {
         assert_eq!(name_of(0).as_deref(), Some("root"));
+        assert_eq!(uid_of("root"), Some(0));
+        assert_eq!(uid_of("no-such-user"), None);
         assert!(is_in_group(0, "root"));
         assert!(!is_in_group(65534, "root"));
         assert!(!is_in_group(0, "no-such-group"));
         assert_eq!(name_of(4_000_000_000), None);
+        assert_eq!((uid_of("root"), uid_of("no-such-user"), uid_of("a\0b")), (Some(0), None, None));
     }
 }

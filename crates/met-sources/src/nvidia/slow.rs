@@ -1,6 +1,7 @@
 //! The thread that does what takes milliseconds: loads the library, finds the cards, reads the dear
 //! figures. It works only while somebody looks, and as often as its cost allows.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, EventSet, Nvml};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessUtilizationSample_t};
 
-use super::{is_lost, is_unsupported, memory_bytes, outcome};
+use super::{is_lost, memory_bytes, outcome};
 
 const LIBRARIES: [&str; 3] =
     ["libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"];
@@ -35,6 +36,8 @@ const LEVELS_EVERY_MAX_NS: i64 = 5_000_000_000;
 const EVERY_MAX_NS: i64 = 20_000_000_000;
 const PCIE_EVERY_MIN_NS: i64 = 10_000_000_000;
 const PCIE_EVERY_MAX_NS: i64 = 300_000_000_000;
+/// Cards are made whole, cut into parts, lost and found again while somebody looks.
+const LAYOUT_EVERY_NS: i64 = if cfg!(test) { 100_000_000 } else { 30_000_000_000 };
 /// A driver that is gone is looked for this often.
 const RELOAD_EVERY: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(50);
@@ -93,6 +96,8 @@ pub(super) struct SlowCard {
     at_ns: i64,
     levels: [i64; LEVELS.len()],
     pub processes: Vec<OnCard>,
+    /// The driver said who is on the card; else an empty list says nothing.
+    pub knows_list: bool,
     energy_uj: Option<i64>,
     /// Use by process since the pass before; `None` where the card does not tell.
     knows_processes: bool,
@@ -144,6 +149,13 @@ pub(super) struct Sample {
 impl SlowCard {
     fn new() -> SlowCard {
         SlowCard { levels: [MISSING; LEVELS.len()], ..SlowCard::default() }
+    }
+
+    /// Every process that is named in it.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        let listed = self.processes.iter().map(|info| info.pid);
+        let drawing = self.graphics.iter().map(|&(pid, _)| pid);
+        listed.chain(drawing).chain(self.samples.iter().map(|sample| sample.pid))
     }
 
     pub fn fill(&self, now_ns: i64, cells: &mut [i64]) {
@@ -318,6 +330,7 @@ fn serve(shared: &Shared, loaded: &Loaded) -> bool {
     let mut figures: Vec<SlowCard> = loaded.cards.iter().map(|_| SlowCard::new()).collect();
     let mut buffer = Vec::new();
     let mut pcie_due_ns = 0;
+    let mut layout_due_ns = clock::boottime_ns() + LAYOUT_EVERY_NS;
     loop {
         {
             let mut state = lock(&shared.state);
@@ -328,6 +341,13 @@ fn serve(shared: &Shared, loaded: &Loaded) -> bool {
                 (state.loaded, state.asked, state.due_ns) = (None, false, 0);
                 return state.stop;
             }
+        }
+        let now_ns = clock::boottime_ns();
+        if now_ns >= layout_due_ns {
+            layout_due_ns = now_ns + LAYOUT_EVERY_NS;
+            lock(&shared.state).reload |= layout_changed(loaded);
+            // Found at the top of this loop.
+            continue;
         }
         let begin_cpu_ns = clock::thread_cpu_ns();
         for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
@@ -363,17 +383,20 @@ fn serve(shared: &Shared, loaded: &Loaded) -> bool {
         if now_ns >= pcie_due_ns {
             pcie_due_ns = match pcie_due_ns {
                 0 => now_ns + PCIE_EVERY_MIN_NS,
-                _ => {
-                    let begin_ns = clock::thread_cpu_ns();
-                    for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
-                        read_pcie(&facts.device(&loaded.nvml), figures);
-                    }
-                    let cost_ns = clock::thread_cpu_ns() - begin_ns;
-                    now_ns + (cost_ns * PCIE_COST_INVERSE).clamp(PCIE_EVERY_MIN_NS, PCIE_EVERY_MAX_NS)
-                }
+                _ => now_ns + read_all_pcie(loaded, &mut figures),
             };
         }
     }
+}
+
+/// Reads PCIe of every card and says after which time that may be done again.
+fn read_all_pcie(loaded: &Loaded, figures: &mut [SlowCard]) -> i64 {
+    let begin_ns = clock::thread_cpu_ns();
+    for (facts, figures) in loaded.cards.iter().zip(figures) {
+        read_pcie(&facts.device(&loaded.nvml), figures);
+    }
+    let cost_ns = clock::thread_cpu_ns() - begin_ns;
+    (cost_ns * PCIE_COST_INVERSE).clamp(PCIE_EVERY_MIN_NS, PCIE_EVERY_MAX_NS)
 }
 
 fn load(library: Option<&std::path::Path>, number: u64) -> Result<Loaded, String> {
@@ -390,6 +413,9 @@ fn load(library: Option<&std::path::Path>, number: u64) -> Result<Loaded, String
         }
     };
     let nvml = nvml.map_err(|error| match error {
+        NvmlError::LibloadingError(why) if library.is_some() => {
+            format!("{}: {why}", library.unwrap_or(std::path::Path::new("")).display())
+        }
         NvmlError::LibloadingError(_) => {
             "an NVIDIA driver is loaded but its library libnvidia-ml.so.1 is not installed".to_owned()
         }
@@ -415,6 +441,25 @@ fn load(library: Option<&std::path::Path>, number: u64) -> Result<Loaded, String
         return Err(format!("none of the {count} NVIDIA cards may be read"));
     }
     Ok(Loaded { number, nvml: Arc::new(nvml), cards: cards.into() })
+}
+
+/// Whether there is a card or a part that is not known, or a part is gone. A card that is lost is no change:
+/// its handle may work again, and the others need not suffer for it.
+fn layout_changed(loaded: &Loaded) -> bool {
+    let uuid = |labels: &[String]| labels[card::label::UUID].clone();
+    let known: HashMap<String, Vec<String>> = loaded
+        .cards
+        .iter()
+        .map(|facts| (uuid(&facts.labels), facts.parts.iter().map(|part| uuid(&part.labels)).collect()))
+        .collect();
+    let count = loaded.nvml.device_count().unwrap_or(0);
+    (0..count).any(|index| {
+        let facts = loaded.nvml.device_by_index(index).and_then(|device| facts_of(&device, index));
+        facts.is_ok_and(|facts| {
+            let parts: Vec<String> = facts.parts.iter().map(|part| uuid(&part.labels)).collect();
+            known.get(&uuid(&facts.labels)) != Some(&parts)
+        })
+    })
 }
 
 fn init(path: &OsStr) -> Result<Nvml, NvmlError> {
@@ -464,7 +509,11 @@ fn part_facts(device: &Device<'_>, card: u32, position: u32, name: &str, parent:
         Some(id)
     };
     let attributes = device.attributes().ok();
-    let slices = attributes.as_ref().map_or(1, |found| found.gpu_instance_slice_count.max(1));
+    let slices = attributes.as_ref().map_or(1, |found| {
+        // Several computing instances may divide the slices of one instance.
+        let own = found.compute_instance_slice_count;
+        if own > 0 { own } else { found.gpu_instance_slice_count.max(1) }
+    });
     let memory =
         attributes.map_or(MISSING, |found| memory_bytes(found.memory_size_mb.saturating_mul(1 << 20)));
     let labels = [format!("{card}.{position}"), device.uuid().ok()?, format!("{name} MIG {slices}g")];
@@ -486,6 +535,7 @@ fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>, figures
     if temperature.as_ref().is_err_and(is_lost) {
         figures.levels = [MISSING; LEVELS.len()];
         figures.processes.clear();
+        figures.knows_list = false;
         return;
     }
     let memory = device.memory_info().ok();
@@ -498,7 +548,8 @@ fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>, figures
         memory.as_ref().map_or(MISSING, |memory| memory_bytes(memory.total)),
     ];
     figures.processes.clear();
-    if list_processes(device, buffer).is_ok() {
+    figures.knows_list = list_processes(device, buffer).is_ok();
+    if figures.knows_list {
         figures.processes.extend(buffer.iter().map(|info| OnCard {
             pid: info.pid,
             memory_bytes: memory_bytes(info.usedGpuMemory),
@@ -551,9 +602,10 @@ fn pass(device: &Device<'_>, figures: &mut SlowCard) {
             (figures.samples, figures.knows_processes) = (samples, true);
             figures.last_seen_us = last_seen_us.max(figures.last_seen_us);
         }
-        Err(error) => {
+        Err(_) => {
+            // Not known, whatever the reason: nothing is not what they did.
             figures.samples.clear();
-            figures.knows_processes = !is_unsupported(&error) && figures.knows_processes;
+            figures.knows_processes = false;
         }
     }
     let count = |found: Result<u64, NvmlError>| found.ok().and_then(|count| i64::try_from(count).ok());

@@ -119,8 +119,8 @@ fn two_jobs_and_a_stranger_on_one_card() {
     check(
         text,
         expect![[r#"
-            0 GPU-a Fake H200 nvidia  195:0: utilization=900 utilization_memory=450 memory_used=3000 memory_total=8000 power=300000 energy=5000000 temperature=61000 clock=1980 clock_memory=3201 throttle=4 ecc_corrected=2 ecc_uncorrected=0 faults=0
-            1 GPU-b Fake T4 nvidia  195:1: utilization=0 utilization_memory=0 memory_used=0 memory_total=4000 power=70000 temperature=30000 faults=0
+            0 GPU-a Fake H200 nvidia  195:0: utilization=900 utilization_memory=450 memory_used=3000 memory_total=8000 power=300000 energy=5000000 temperature=61000 clock=1980 clock_memory=3201 throttle=4 ecc_corrected=2 ecc_uncorrected=0 faults=0 processes=3
+            1 GPU-b Fake T4 nvidia  195:1: utilization=0 utilization_memory=0 memory_used=0 memory_total=4000 power=70000 temperature=30000 faults=0 processes=0
             100/7 on GPU-a: memory=1000 utilization=600 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
             200/7 on GPU-a: memory=2000 utilization=300 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
             555/0 on GPU-a: memory=10 utilization=0 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
@@ -148,7 +148,7 @@ fn parts_of_a_card_are_cards_with_a_parent() {
     check(
         machine.read_until(|text| text.contains("energy=")),
         expect![[r#"
-            0 GPU-a Fake nvidia  195:0: memory_used=30 memory_total=70 power=200000 energy=5000 faults=0 slices=7
+            0 GPU-a Fake nvidia  195:0: memory_used=30 memory_total=70 power=200000 energy=5000 faults=0 processes=1 slices=7
             0.0 MIG-1 Fake MIG 3g nvidia GPU-a: memory_total=41943040 slices=3
             0.1 MIG-2 Fake MIG 4g nvidia GPU-a: memory_total=31457280 slices=4
             100/7 on MIG-2: memory=9 open=1
@@ -203,7 +203,7 @@ fn a_library_that_cannot_be_used_says_why() {
     std::fs::write(folder.path().join("script"), "error nvmlInit 0 18\n").unwrap();
     assert!(why(folder.path()).unwrap().contains("different versions"));
     std::fs::remove_file(folder.path().join("libnvidia-ml.so.1")).unwrap();
-    assert!(why(folder.path()).unwrap().contains("not installed"));
+    assert!(why(folder.path()).unwrap().contains("libnvidia-ml.so.1: "), "the file that was asked for");
 }
 
 #[test]
@@ -212,4 +212,47 @@ fn without_a_driver_nothing_is_started() {
     std::fs::create_dir_all(root.path().join("proc")).unwrap();
     let opened = open(&Host::at(root.path()).unwrap(), &Options::default());
     assert_eq!(opened.err().unwrap(), Unavailable::Absent("no NVIDIA driver is loaded".to_owned()));
+}
+
+#[test]
+fn a_call_about_processes_that_fails_is_not_known_and_not_nothing() {
+    let mut machine = Machine::new(TWO_CARDS);
+    machine.read_until(|text| text.contains("utilization=600"));
+    machine.script(&format!("{TWO_CARDS}error nvmlDeviceGetProcessUtilization 0 999\n"));
+    let text = machine.read_until(|text| text.contains("100/7 on GPU-a: memory=1000 open=1"));
+    assert!(!text.contains("utilization=0 utilization_memory=0 utilization_encoder=0"), "{text}");
+    machine.script(&format!("{TWO_CARDS}error nvmlDeviceGetComputeRunningProcesses 0 999\n"));
+    let text = machine.read_until(|text| !text.contains("memory=1000 "));
+    assert!(!text.lines().next().unwrap().contains("processes="), "{text}");
+}
+
+#[test]
+fn a_process_that_is_no_target_any_more_has_no_beginning() {
+    let mut machine = Machine::new(TWO_CARDS);
+    machine.read_until(|text| text.contains("100/7 on GPU-a"));
+    machine.targets.tasks.retain(|task| task.pid != 100);
+    machine.read_until(|text| text.contains("100/0 on GPU-a"));
+}
+
+#[test]
+fn a_living_stranger_is_known_by_its_beginning() {
+    let me = std::process::id();
+    let began = Host::real().unwrap().process(me).unwrap().start_ticks;
+    let mut machine = Machine::new(&TWO_CARDS.replace("pid=555", &format!("pid={me}")));
+    machine.read_until(|text| text.contains(&format!("{me}/{began} on GPU-a")));
+}
+
+#[test]
+fn parts_that_are_made_later_and_a_card_that_was_lost_at_the_beginning_are_found() {
+    let whole = "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n";
+    let mut machine = Machine::new(whole);
+    machine.read_until(|text| text.contains("GPU-a"));
+    machine.script(&format!("{whole}part 0 uuid=MIG-1 slices=3 memory=40 gi=1 ci=0\n"));
+    machine.read_until(|text| text.contains("MIG-1"));
+    machine.script(whole);
+    machine.read_until(|text| text.contains("GPU-a") && !text.contains("MIG-1"));
+    let mut machine = Machine::new(&format!("{TWO_CARDS}error * 0 15\n"));
+    machine.read_until(|text| text.contains("GPU-b") && !text.contains("GPU-a"));
+    machine.script(TWO_CARDS);
+    machine.read_until(|text| text.contains("GPU-a"));
 }

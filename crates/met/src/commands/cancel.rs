@@ -4,13 +4,14 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{LOCAL, Origin, ProcessId, Record};
+use met_core::job::{Origin, ProcessId, Record};
 use met_jobs::enclosure;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cli::CancelArgs;
 use crate::failure::Failure;
 use crate::jobs::AllJobs;
+use crate::managers;
 use crate::processes::{self, Process};
 use crate::setting::Setting;
 use crate::supervise::{cancel_signal, parse_signal};
@@ -33,16 +34,25 @@ pub fn cancel(setting: &Setting, args: &CancelArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
     let records = args.jobs.iter().map(|job| all.find(job)).collect::<Result<Vec<_>>>()?;
     drop(all);
+    refuse_foreign(&records)?;
     for record in &records {
         cancel_job(setting, record, signal, grace)?;
     }
     Ok(0)
 }
 
-fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
-    if record.key.manager != LOCAL {
-        bail!("job {} belongs to {}; cancel it there", record.key.id, record.key.manager);
+/// All or none: whoever names a manager's job among his own has mistaken something.
+fn refuse_foreign(records: &[Record]) -> Result<()> {
+    let Some(record) = records.iter().find(|record| managers::is_foreign(record)) else { return Ok(()) };
+    let (label, manager) = (record.label(), &record.key.manager);
+    match managers::cancel_command(record) {
+        _ if !record.state.is_live() => bail!("job {label} has already ended ({})", record.state.name()),
+        Some(command) => bail!("job {label} belongs to {manager}; end it with: {command}"),
+        None => bail!("job {label} was not started by met; end its processes yourself: met ps {label}"),
     }
+}
+
+fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
     let mut stdout = io::stdout().lock();
     let processes = members(setting, record);
     if processes.is_empty() && !record.state.is_live() {
@@ -178,5 +188,27 @@ fn wait_for_supervisor(setting: &Setting, record: &Record) {
     let begin = Instant::now();
     while supervisor(setting, record).is_some() && begin.elapsed() < patience {
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::sample;
+
+    #[test]
+    fn a_job_of_a_manager_is_left_to_it() {
+        let mut record = sample::scheduled();
+        record.state = met_core::job::State::Running;
+        let own = sample::bare(1, "x");
+        assert!(refuse_foreign(std::slice::from_ref(&own)).is_ok());
+        let refusal =
+            |record: &Record| refuse_foreign(&[own.clone(), record.clone()]).unwrap_err().to_string();
+        assert_eq!(refusal(&record), "job slurm:1234_7 belongs to slurm; end it with: scancel 1234_7");
+        record.key.manager = "session".to_owned();
+        record.scheduling.alias = None;
+        let words =
+            "job session:1240 was not started by met; end its processes yourself: met ps session:1240";
+        assert_eq!(refusal(&record), words);
     }
 }

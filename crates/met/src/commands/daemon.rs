@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::cli::DaemonArgs;
 use crate::client::Client;
+use crate::commands::doctor;
 use crate::daemon;
 use crate::failure::Failure;
 use crate::paths::Place;
@@ -67,6 +68,9 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
             "{}",
             source.last_error.map(|error| format!(", last: {error}")).unwrap_or_default()
         )?;
+    }
+    for status in &status.schedulers {
+        writeln!(stdout, "  {}", doctor::heard_of(status))?;
     }
     Ok(0)
 }

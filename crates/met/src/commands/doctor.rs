@@ -1,5 +1,6 @@
 //! `met doctor`: what can be measured here, what not, why, and what would enable it.
 
+use std::collections::HashMap;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -9,12 +10,15 @@ use met_core::job::State;
 use met_host::Targets;
 use met_host::cgroup::{Hierarchies, Kind};
 use met_jobs::enclosure::{Enable, Enclosure};
+use met_jobs::scheduler;
 use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
 use serde_json::json;
 
 use crate::cli::DoctorArgs;
-use crate::jobs::{AllJobs, JobsFilter};
+use crate::daemon;
+use crate::jobs::{self, AllJobs, JobsFilter};
 use crate::node_energy;
+use crate::protocol::{Reply, Request, SchedulerStatus};
 use crate::sampler::{self, Cost, Sampler};
 use crate::setting::Setting;
 use crate::supervise::perf_allowed;
@@ -70,9 +74,11 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         perf(),
         pressure(),
         open_files(),
-        daemon(setting),
+        running_daemon(setting),
+        found_jobs(setting),
         store(setting),
     ]);
+    findings.extend(schedulers(setting));
     let mut stdout = io::stdout().lock();
     if args.json {
         let object = |finding: &Finding| {
@@ -186,7 +192,13 @@ fn sources(setting: &Setting) -> Vec<Finding> {
     let mut runner = Runner::open(&setting.host, &options);
     runner.read(&Targets::default(), &TickInfo { slow: true, cgroups_only: false });
     let errors = runner.take_new_errors();
+    let failing = daemon_errors(setting);
+    let shortfalls: HashMap<_, _> = runner.shortfalls().collect();
     let finding = |spec: &&'static met_sources::SourceSpec| {
+        if let Some(shortfall) = shortfalls.get(spec.name) {
+            let (detail, remedy) = (shortfall.detail.clone(), shortfall.remedy.clone());
+            return Finding { what: spec.name, health: Health::Less, detail, remedy };
+        }
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
         let error = errors.iter().find(|error| error.source == spec.name);
         let (health, detail, remedy) = match reason {
@@ -194,7 +206,10 @@ fn sources(setting: &Setting) -> Vec<Finding> {
                 let message = error.map(|error| error.message.clone()).unwrap_or_default();
                 (Health::Less, format!("{}, but: {message}", spec.help), None)
             }
-            None => (Health::Good, spec.help.to_owned(), None),
+            None => match failing.iter().find(|(name, _)| name == spec.name) {
+                Some((_, error)) => (Health::Less, format!("{}; the daemon met: {error}", spec.help), None),
+                None => (Health::Good, spec.help.to_owned(), None),
+            },
             Some((_, Unavailable::Absent(why))) => (Health::Missing, why.clone(), None),
             Some((_, Unavailable::Denied { path, need })) => {
                 (Health::Missing, format!("{path} may not be read"), Some((*need).to_owned()))
@@ -233,6 +248,17 @@ fn energy(setting: &Setting) -> Finding {
 
 /// Meters that are read at once; `node` is what everybody does.
 const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
+
+/// What went wrong last in each source of the daemon that runs.
+fn daemon_errors(setting: &Setting) -> Vec<(String, String)> {
+    let daemon = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    match daemon.and_then(|mut client| client.call(&Request::Status).ok()) {
+        Some(Reply::Status(status)) => {
+            status.sources.into_iter().filter_map(|source| Some((source.name, source.last_error?))).collect()
+        }
+        _ => Vec::new(),
+    }
+}
 
 fn cgroups(setting: &Setting) -> Finding {
     let kind = Hierarchies::read(&setting.host).map_or(Kind::None, |hierarchies| hierarchies.kind());
@@ -277,11 +303,11 @@ fn job_cgroup(setting: &Setting) -> Finding {
 
 fn perf() -> Finding {
     if perf_allowed() {
-        let detail = "task clock: CPU of every descendant, also where there is no cgroup";
-        return Finding { what: "perf", health: Health::Good, detail: detail.to_owned(), remedy: None };
+        let detail = "CPU of every descendant, also where there is no cgroup";
+        return Finding { what: "task clock", health: Health::Good, detail: detail.to_owned(), remedy: None };
     }
     Finding {
-        what: "perf",
+        what: "task clock",
         health: Health::Less,
         detail: "perf events are not allowed: without a cgroup, CPU of unreaped children is missed"
             .to_owned(),
@@ -321,7 +347,7 @@ fn open_files() -> Finding {
     }
 }
 
-fn daemon(setting: &Setting) -> Finding {
+fn running_daemon(setting: &Setting) -> Finding {
     let (health, detail) = if setting.system_daemon().is_some() {
         (Health::Good, "a system daemon runs and is used".to_owned())
     } else if setting.user_daemon().is_ok() {
@@ -332,8 +358,110 @@ fn daemon(setting: &Setting) -> Finding {
     Finding { what: "daemon", health, detail, remedy: None }
 }
 
+/// What the system daemon hears of the schedulers; without one, which of them could be asked.
+fn schedulers(setting: &Setting) -> Vec<Finding> {
+    let finding = |health, detail: String, remedy: Option<String>| Finding {
+        what: "scheduler",
+        health,
+        detail,
+        remedy,
+    };
+    let mut asked: Vec<SchedulerStatus> = Vec::new();
+    let system = setting.system_daemon();
+    let runs = system.is_some();
+    for mut client in system.into_iter().chain(setting.user_daemon().ok()) {
+        if let Ok(Reply::Status(status)) = client.call(&Request::Status) {
+            asked.extend(status.schedulers);
+        }
+    }
+    if !asked.is_empty() {
+        return asked.iter().map(|status| finding(health_of(status), heard_of(status), None)).collect();
+    }
+    let there = daemon::schedulers::wanted(&setting.config.schedulers, true);
+    if there.is_empty() {
+        let detail = "none of sacct, oarstat, qstat and bjobs is here: jobs are known by what is measured";
+        return vec![finding(Health::Good, detail.to_owned(), None)];
+    }
+    let found = |(kind, installed): &(&'static scheduler::Kind, bool)| match installed {
+        false => finding(Health::Missing, format!("{}: {} is not here", kind.manager, kind.program), None),
+        true if runs => finding(Health::Less, format!("{} is not asked", kind.manager), None),
+        true => {
+            let detail = format!("{} is here, and asked by a system daemon alone", kind.manager);
+            finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
+        }
+    };
+    there.iter().map(found).collect()
+}
+
+fn health_of(status: &SchedulerStatus) -> Health {
+    match (&status.last_error, status.answered_ns) {
+        (Some(_), None) => Health::Missing,
+        (Some(_), Some(_)) => Health::Less,
+        _ => Health::Good,
+    }
+}
+
+/// When it last answered, and what went wrong since.
+pub fn heard_of(status: &SchedulerStatus) -> String {
+    let ago = status.answered_ns.map(|answered_ns| (jobs::now_ns() - answered_ns).max(0) / 1_000_000_000);
+    let mut text = match ago {
+        Some(ago) => format!("{} answered {ago} s ago", status.manager),
+        None if status.last_error.is_some() => format!("{} did not answer", status.manager),
+        None => format!("{} is being asked for the first time", status.manager),
+    };
+    text.push_str(&format!(", {} records", status.told));
+    if let Some(took_ms) = status.took_ms {
+        text.push_str(&format!(", the last question took {took_ms} ms"));
+    }
+    if let Some(error) = &status.last_error {
+        text.push_str(&format!("; {error}"));
+    }
+    text
+}
+
+/// Jobs of resource managers, as the daemon that looks for them tells it.
+fn found_jobs(setting: &Setting) -> Finding {
+    let what = "found jobs";
+    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    let status = client.and_then(|mut client| match client.call(&Request::Status) {
+        Ok(Reply::Status(status)) => status.discovery,
+        _ => None,
+    });
+    let Some(status) = status else {
+        return Finding {
+            what,
+            health: Health::Less,
+            detail: "no daemon looks for jobs of resource managers and containers".to_owned(),
+            remedy: Some("sudo met daemon    (with jobs.discover: auto or true)".to_owned()),
+        };
+    };
+    let counts: Vec<String> =
+        status.jobs.iter().map(|(manager, count)| format!("{count} of {manager}")).collect();
+    let jobs = if counts.is_empty() { "none at present".to_owned() } else { counts.join(", ") };
+    let (health, trouble, remedy) = match (&status.refused, status.left_out) {
+        (None, 0) => (Health::Good, String::new(), None),
+        (Some(why), _) => (
+            Health::Less,
+            format!("; not every cgroup is watched ({why}): those are looked at every second"),
+            Some(
+                "sudo sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512".to_owned(),
+            ),
+        ),
+        (None, left_out) => (Health::Less, format!("; {left_out} cgroups too many are left out"), None),
+    };
+    Finding { what, health, detail: format!("{jobs}; {} watches{trouble}", status.watches), remedy }
+}
+
 fn store(setting: &Setting) -> Finding {
     let state = &setting.user.state;
+    if let Some(why) = unwritable(state) {
+        return Finding {
+            what: "store",
+            health: Health::Missing,
+            detail: format!("{} cannot be written ({why}): no job is kept", state.display()),
+            remedy: Some("export XDG_STATE_HOME=DIR    (a folder of yours)".to_owned()),
+        };
+    }
     let network = met_store::is_network(state);
     Finding {
         what: "store",
@@ -346,5 +474,34 @@ fn store(setting: &Setting) -> Finding {
         },
         remedy: network
             .then(|| "export XDG_STATE_HOME=DIR    (a folder of yours on a local disk)".to_owned()),
+    }
+}
+
+/// Tried for real, as far up as there is a folder: a store that is not there yet is made by the first job.
+/// A full disk or a mount that is read only shows itself by nothing else.
+fn unwritable(state: &Path) -> Option<std::io::Error> {
+    let folder = state.ancestors().find(|folder| folder.exists())?;
+    let trial = folder.join(format!(".met-doctor-{}", std::process::id()));
+    let written = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&trial)
+        .and_then(|mut file| file.write_all(&[0; 4096]).and_then(|()| file.sync_all()));
+    let _ = std::fs::remove_file(&trial);
+    written.err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_cannot_be_written_is_found_out() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(unwritable(&folder.path().join("not/there/yet")).is_none());
+        // A folder cannot be made below a file.
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        assert!(unwritable(&folder.path().join("file/met")).is_some());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left behind");
     }
 }

@@ -70,7 +70,7 @@ fn line(
         // Who samples the job all the time knows better since when it idles.
         let watched = record.gpus.iter().find(|gpu: &&GpuUse| gpu.uuid == card.labels[label::UUID]);
         users.push(UserLine {
-            job: Some(record.key.id.clone()),
+            job: Some(record.label()),
             name: record.name.clone(),
             user: record.user.clone(),
             idle: since.idle_ns.is_some(),
@@ -78,6 +78,7 @@ fn line(
             ..sums(card, Some(slot))
         });
     }
+    users.extend(held_elsewhere(card, keys, known));
     for &(subject, slot, _, _) in card.processes.iter().filter(|(_, slot, _, _)| slot.is_none()) {
         let Subject::Task { pid, .. } = subject else { continue };
         let uid = rustix::fs::stat(format!("/proc/{pid}")).ok().map(|found| found.st_uid);
@@ -124,6 +125,33 @@ fn sums(card: &CardNow<'_>, whose: Option<u32>) -> UserLine {
         }
     }
     line
+}
+
+/// Jobs that hold the card by what a daemon knows and we may not read: the environment of other users.
+fn held_elsewhere(
+    card: &CardNow<'_>,
+    keys: &HashMap<u32, JobKey>,
+    known: &HashMap<JobKey, Record>,
+) -> Vec<UserLine> {
+    let is_seen = |key: &JobKey| card.holders.iter().any(|(slot, _)| keys.get(slot) == Some(key));
+    let mut lines: Vec<UserLine> = Vec::new();
+    for record in known.values().filter(|record| !is_seen(&record.key)) {
+        // What was only open, and is no more, is not held.
+        let held =
+            record.gpus.iter().find(|gpu| gpu.uuid == card.labels[label::UUID] && gpu.held_by != "open");
+        if let Some(gpu) = held {
+            lines.push(UserLine {
+                job: Some(record.key.id.clone()),
+                name: record.name.clone(),
+                user: record.user.clone(),
+                idle: gpu.idle_since_ns.is_some(),
+                idle_since_ns: gpu.idle_since_ns,
+                ..UserLine::default()
+            });
+        }
+    }
+    lines.sort_by(|one, other| one.job.cmp(&other.job));
+    lines
 }
 
 fn object(card: &CardLine) -> serde_json::Value {

@@ -48,6 +48,8 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
         format!("{}\n", serde_json::Value::Array(objects))
     } else if args.csv {
         table::csv(&records, args.view, now_ns)
+    } else if records.is_empty() && args.view == table::View::Gpu {
+        "no job with a card; `met gpus` shows the cards, `met list` all jobs\n".to_owned()
     } else if records.is_empty() && is_narrowed(args) {
         "no job fits; `met list` shows all\n".to_owned()
     } else {
@@ -57,8 +59,9 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
 }
 
 fn is_narrowed(args: &ListArgs) -> bool {
-    let ListArgs { since, state, user, name, limit, .. } = args;
-    since.is_some() || !state.is_empty() || user.is_some() || name.is_some() || limit.is_some()
+    let ListArgs { since, state, user, name, manager, account, limit, .. } = args;
+    let words = [since, user, name, manager, account];
+    words.into_iter().any(Option::is_some) || !state.is_empty() || limit.is_some()
 }
 
 fn filter(args: &ListArgs) -> Result<JobsFilter> {
@@ -75,7 +78,12 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
         uid: None,
         user: args.user.clone(),
         name: args.name.clone(),
+        manager: args.manager.clone(),
+        account: args.account.clone(),
         until_ns: None,
+        // That view is of cards: who never had one is not in it.
+        with_cards: args.view == table::View::Gpu,
+        skip: 0,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
     })
 }

@@ -11,6 +11,7 @@ use met_core::job::Record;
 use crate::cli::LogsArgs;
 use crate::failure::Failure;
 use crate::jobs::AllJobs;
+use crate::managers;
 use crate::setting::Setting;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -19,9 +20,7 @@ pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
     let record = AllJobs::open(setting)?.find(&args.job)?;
     let local = record.local.as_ref();
     let path = local.and_then(|local| if args.err { local.stderr.as_ref() } else { local.stdout.as_ref() });
-    let Some(path) = path else {
-        return Err(Failure::usage(format!("job {} wrote to its terminal; nothing was kept", record.key.id)));
-    };
+    let Some(path) = path else { return Err(unknown(&record)) };
     let mut file = File::open(path)
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
     // A record that another user wrote speaks for his own files only.
@@ -44,6 +43,17 @@ pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
         }
         std::thread::sleep(LOOK_EVERY);
     }
+}
+
+fn unknown(record: &Record) -> anyhow::Error {
+    let label = record.label();
+    Failure::usage(match managers::output_hint(record) {
+        _ if !managers::is_foreign(record) => {
+            format!("job {label} wrote to its terminal; nothing was kept")
+        }
+        Some(hint) => format!("met does not know where job {label} writes; {hint}"),
+        None => format!("met does not know where job {label} writes"),
+    })
 }
 
 fn is_over(setting: &Setting, record: &Record) -> bool {

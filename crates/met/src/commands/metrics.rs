@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use met_sources::perf::EVENTS;
 
 use crate::cli::MetricsArgs;
 
@@ -28,8 +29,25 @@ pub fn markdown() -> String {
             text.push_str(&format!("| `{}` | {} |\n", table.prometheus_name(column), column.help));
         }
     }
+    text.push_str(EVENTS_HEAD);
+    for event in EVENTS {
+        let where_it_is =
+            if event.vendor.is_empty() { String::new() } else { format!(" ({})", event.vendor) };
+        text.push_str(&format!("| `{}` | {}{where_it_is} |\n", event.name, event.help));
+    }
     text
 }
+
+const EVENTS_HEAD: &str = "
+## Events
+
+What `perf.events` may name. A name may end in `:u` (user code alone) or `:k` (the kernel alone), be written
+with hyphens as the perf tool does, or be the processor's own number, as in `r01c7`. `flops` stands for all
+floating-point events of the processor.
+
+| event | meaning |
+| --- | --- |
+";
 
 fn plain() -> String {
     let mut text = String::new();
@@ -39,6 +57,10 @@ fn plain() -> String {
             text.push_str(&format!("{:<48} {}\n", table.prometheus_name(column), column.help));
         }
         text.push('\n');
+    }
+    text.push_str("# perf.events may name:\n");
+    for event in EVENTS {
+        text.push_str(&format!("{:<48} {}\n", event.name, event.help));
     }
     text
 }

@@ -10,6 +10,7 @@ use met_sources::{Runner, TickInfo, process};
 
 use crate::cli::PsArgs;
 use crate::jobs::AllJobs;
+use crate::managers;
 use crate::processes::{self, Process};
 use crate::sampler;
 use crate::setting::Setting;
@@ -27,7 +28,9 @@ pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
     let processes = processes::of_job(&setting.host, &record);
     let mut stdout = io::stdout().lock();
     if processes.is_empty() {
-        writeln!(stdout, "Job {} has no process any more ({})", record.key.id, record.state.name())?;
+        let elsewhere = managers::is_foreign(&record) && record.state.is_live();
+        let why = if elsewhere { "on this machine" } else { "any more" };
+        writeln!(stdout, "Job {} has no process {why} ({})", record.label(), record.state.name())?;
         return Ok(0);
     }
     let lines = look(setting, &processes);

@@ -8,6 +8,7 @@ use met_core::job::Origin;
 use crate::cli::RmArgs;
 use crate::failure::Failure;
 use crate::jobs::AllJobs;
+use crate::managers;
 use crate::setting::Setting;
 
 pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
@@ -15,18 +16,25 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
     // All or none: a mistyped job must not cost the others their record.
     let records = args.jobs.iter().map(|job| all.find(job)).collect::<Result<Vec<_>>>()?;
     if let Some(running) = records.iter().find(|record| record.state.is_live()) {
-        let id = &running.key.id;
+        let id = &running.label();
         let attached = running.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
         if attached {
             return Err(Failure::usage(format!(
                 "job {id} is still measured; stop that first with: met detach {id}"
             )));
         }
-        return Err(Failure::usage(format!("job {id} still runs; end it first with: met cancel {id}")));
+        let command = match managers::is_foreign(running) {
+            false => Some(format!("met cancel {id}")),
+            true => managers::cancel_command(running),
+        };
+        return Err(Failure::usage(match command {
+            Some(command) => format!("job {id} still runs; end it first with: {command}"),
+            None => format!("job {id} still runs"),
+        }));
     }
     for record in records {
         all.remove(&record.key)?;
-        writeln!(io::stdout(), "Removed job {}", record.key.id)?;
+        writeln!(io::stdout(), "Removed job {}", record.label())?;
     }
     Ok(0)
 }

@@ -5,15 +5,22 @@ use std::io::{self, Write};
 use anyhow::Result;
 
 use crate::cli::ShowArgs;
-use crate::jobs::{self, AllJobs};
+use crate::jobs::{self, AllJobs, Meant};
+use crate::managers;
 use crate::processes;
 use crate::sampler;
 use crate::setting::Setting;
 use crate::view::{self, Style, text};
 
+/// More plots than this are for a program.
+const CARDS_PLOTTED: usize = 4;
+
 pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
-    let record = all.find(&args.job)?;
+    let (record, whole) = match all.find_or_step(&args.job)? {
+        Meant::Job(record) => (record, true),
+        Meant::Step(record) => (record, false),
+    };
     let now_ns = jobs::now_ns();
     let mut stdout = io::stdout().lock();
     if args.json {
@@ -25,12 +32,24 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     stdout.write_all(
         view::report::render(&met_insight::report::report(&record, machine, now_ns), &style).as_bytes(),
     )?;
+    // The course and the processes are the whole job's.
+    if !whole {
+        return Ok(0);
+    }
     let course = all.course(&record.key)?;
     let plot = view::plot::course(&course, sampler::gap_ms(setting.config.sampling.interval), &style);
     if !plot.is_empty() {
         write!(stdout, "\n{plot}")?;
     }
-    if !record.state.is_live() {
+    for gpu in record.gpus.iter().take(CARDS_PLOTTED) {
+        let course = all.card_course(&record.key, &gpu.uuid)?;
+        let gap_ms = sampler::gap_ms(setting.config.sampling.interval);
+        let plot = view::plot::card(&course, &gpu.index, gap_ms, &style);
+        if !plot.is_empty() {
+            write!(stdout, "\n{plot}")?;
+        }
+    }
+    if !record.state.is_live() && !managers::is_foreign(&record) {
         let alive = processes::of_job(&setting.host, &record);
         if !alive.is_empty() {
             let named =

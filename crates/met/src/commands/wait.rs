@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use met_core::job::{Record, State};
+use met_core::job::{LOCAL, Record, State};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cli::WaitArgs;
 use crate::jobs::AllJobs;
+use crate::managers;
 use crate::setting::Setting;
 
 /// Between a supervisor's end and the record of it lies a write to disk.
 const RECORD_TRIES: u32 = 100;
 const RECORD_PAUSE: Duration = Duration::from_millis(20);
+const FOUND_PAUSE: Duration = Duration::from_millis(500);
 
 pub fn wait(setting: &Setting, args: &WaitArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
@@ -23,10 +25,11 @@ pub fn wait(setting: &Setting, args: &WaitArgs) -> Result<i32> {
     for record in records {
         let record = wait_for(setting, record)?;
         if record.state == State::Lost {
-            tracing::error!(
-                "job {} was lost: its supervisor was killed, its exit code is not known",
-                record.key.id
-            );
+            let why = match managers::is_foreign(&record) {
+                true => "nobody saw its end",
+                false => "its supervisor was killed",
+            };
+            tracing::error!("job {} was lost: {why}, its exit code is not known", record.label());
         }
         worst = worst.max(super::exit_code(&record));
     }
@@ -48,6 +51,11 @@ fn wait_for(setting: &Setting, record: Record) -> Result<Record> {
     }
     let name = format!("{}:{}", record.key.manager, record.key.id);
     let mut now = AllJobs::open(setting)?.find(&name)?;
+    // Of a job that somebody else started there is nothing to wait on but its record.
+    while record.key.manager != LOCAL && now.key == record.key && now.state.is_live() {
+        std::thread::sleep(FOUND_PAUSE);
+        now = AllJobs::open(setting)?.find(&name)?;
+    }
     for _ in 0..RECORD_TRIES {
         if now.key != record.key || !now.state.is_live() {
             break;

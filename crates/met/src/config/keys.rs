@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_jobs::layouts::Layout;
+
 use super::tree::{Complaint, Entry, Node};
-use super::{Config, Provider, StorageName, sources};
+use super::{Config, Plain, Presence, Provider, Scope, StorageName, sources};
 use crate::view::units::{self, ParseError};
 
 pub struct Section {
@@ -35,6 +37,14 @@ pub enum Form {
     Number(fn(&mut Config, f64)),
     /// One of these words.
     Word(&'static [&'static str], fn(&mut Config, &str)),
+    /// One for all, or one for each name; the name is `None` for all the others.
+    Power(fn(&mut Config, Option<&str>, i64)),
+    Presence(fn(&mut Config, Presence)),
+    Scope(fn(&mut Config, Scope)),
+    Layouts(fn(&mut Config, Vec<Layout>)),
+    Plain(fn(&mut Config, Plain)),
+    /// A list, or one text with commas.
+    Events(fn(&mut Config, Vec<String>)),
 }
 
 /// A bound and how it is written.
@@ -119,13 +129,130 @@ pub static SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "jobs",
+        help: "Jobs that a resource manager or somebody else started, found by their cgroups. A layout says how a \
+               manager names them: `path` are the directories from the top of a hierarchy (those in parentheses at \
+               its beginning may be missing), `parts` those of the steps and tasks below a job. In a name `*` stands \
+               for any characters, `#` for digits, `{id}` for what is to be known of the job: `id`, `uid`, `user`, \
+               `node`, `cluster`, `index`, and in parts `step` and `task`; `{id:#}` fits digits only.",
+        keys: &[
+            Key {
+                name: "discover",
+                form: Form::Presence(|config, discover| config.jobs.discover = discover),
+                default: "auto",
+                help: "whether they are looked for; `auto`: by a daemon that root runs for everybody",
+            },
+            Key {
+                name: "layouts",
+                form: Form::Layouts(|config, layouts| config.jobs.layouts = layouts),
+                default: "",
+                help: "further layouts, tried before those built in: `- {manager: mysched, path: \"mysched/job-{id}\"}`",
+            },
+            Key {
+                name: "below",
+                form: Form::Path(|config, path| config.jobs.below = Some(path)),
+                default: "",
+                help: "look only below this cgroup, named from the top of each hierarchy: `/machine.slice`",
+            },
+            Key {
+                name: "plain",
+                form: Form::Plain(|config, plain| config.jobs.plain = plain),
+                default: "auto",
+                help: "what makes processes a job where there is no batch system: `session`, a login; `unit`, a unit \
+                       that a user made; `group`, a line typed into a shell; `auto`: sessions, by a daemon that \
+                       root runs for everybody, where no resource manager is",
+            },
+        ],
+    },
+    Section {
         name: "gpu",
         help: "Graphics cards. They are found by themselves.",
+        keys: &[
+            Key {
+                name: "nvml",
+                form: Form::Path(|config, path| config.gpu.nvml = Some(path)),
+                default: "",
+                help: "the NVIDIA driver's library libnvidia-ml.so.1, where it is not on the search path",
+            },
+            Key {
+                name: "idle_power",
+                form: Form::Power(|config, card, power_mw| match card {
+                    Some(card) => config.gpu.idle_power.by_card.push((card.to_owned(), power_mw)),
+                    None => config.gpu.idle_power.all_mw = Some(power_mw),
+                }),
+                default: "",
+                help: "what a card draws while it does nothing, charged to who holds it: `75W` for all, or by uuid or model: `{NVIDIA H200: 75W, default: 30W}`; by default learned from each card",
+            },
+        ],
+    },
+    Section {
+        name: "schedulers",
+        help: "Resource managers, which are asked what they have recorded of jobs.",
+        keys: &[
+            Key {
+                name: "slurm",
+                form: Form::Presence(|config, presence| config.schedulers.slurm = presence),
+                default: "auto",
+                help: "SLURM; `auto`: by a system daemon, where there is the command `sacct`",
+            },
+            Key {
+                name: "oar",
+                form: Form::Presence(|config, presence| config.schedulers.oar = presence),
+                default: "auto",
+                help: "OAR; `auto`: by a system daemon, where there is the command `oarstat`",
+            },
+            Key {
+                name: "pbs",
+                form: Form::Presence(|config, presence| config.schedulers.pbs = presence),
+                default: "auto",
+                help: "PBS; `auto`: by a system daemon, where there is the command `qstat`",
+            },
+            Key {
+                name: "lsf",
+                form: Form::Presence(|config, presence| config.schedulers.lsf = presence),
+                default: "auto",
+                help: "LSF; `auto`: by a system daemon, where there is the command `bjobs`",
+            },
+            Key {
+                name: "interval",
+                form: Form::Interval(|config, interval| config.schedulers.interval = interval),
+                default: "60s",
+                help: "how often one is asked; less often where the answer takes long, soon after a job of this node ended",
+            },
+            Key {
+                name: "lookback",
+                form: Form::Duration(|config, span| config.schedulers.lookback = span),
+                default: "1d",
+                help: "how far back is asked the first time",
+            },
+            Key {
+                name: "timeout",
+                form: Form::Duration(|config, limit| config.schedulers.timeout = limit),
+                default: "30s",
+                help: "a command that takes longer is ended and tried again later",
+            },
+            Key {
+                name: "scope",
+                form: Form::Scope(|config, scope| config.schedulers.scope = scope),
+                default: "cluster",
+                help: "`cluster`: all jobs, also those that wait; `node`: those that run on this node",
+            },
+            Key {
+                name: "path",
+                form: Form::Text(|config, folders| config.schedulers.path = Some(folders)),
+                default: "",
+                help: "folders in which the commands are looked for first, divided by colons",
+            },
+        ],
+    },
+    Section {
+        name: "perf",
+        help: "Events that the kernel and the processor count. Nothing is counted unless it is named here.",
         keys: &[Key {
-            name: "nvml",
-            form: Form::Path(|config, path| config.gpu.nvml = Some(path)),
+            name: "events",
+            form: Form::Events(|config, events| config.perf.events = events),
             default: "",
-            help: "the NVIDIA driver's library libnvidia-ml.so.1, where it is not on the search path",
+            help: "what to count in every job: names of `met metrics`, as a list or with commas, `[instructions, cpu_cycles]`",
         }],
     },
     Section {
@@ -265,7 +392,7 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         name: "nvidiaCollector",
-        help: "Read and checked; used once GPUs are measured.",
+        help: "Of the older tool: read and checked, but cards are sampled with everything else.",
         keys: &[
             Key {
                 name: "interval",
@@ -306,6 +433,12 @@ impl Form {
             Form::Storage(_) => "`sqlite` or `memory`",
             Form::Number(_) => "number",
             Form::Word(..) => "word",
+            Form::Power(_) => "power, or one for each",
+            Form::Presence(_) => "`auto`, `true` or `false`",
+            Form::Scope(_) => "`cluster` or `node`",
+            Form::Layouts(_) => "list",
+            Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
+            Form::Events(_) => "events",
         }
     }
 
@@ -321,6 +454,12 @@ impl Form {
             Form::Storage(set) => set(config, storage(text)?),
             Form::Number(set) => set(config, number(text)?),
             Form::Word(words, set) => set(config, word(text, words)?),
+            Form::Power(set) => set(config, None, power_mw(text)?),
+            Form::Presence(set) => set(config, presence(text)?),
+            Form::Scope(set) => set(config, scope(text)?),
+            Form::Plain(set) => set(config, plain(text)?),
+            Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
+            Form::Events(set) => set(config, events(text.split(','))?),
         }
         Ok(())
     }
@@ -369,6 +508,31 @@ fn path(text: &str) -> Result<PathBuf, ParseError> {
     }
 }
 
+/// More than any card draws.
+const POWER_MAX_WATTS: f64 = 100_000.0;
+
+fn power_mw(text: &str) -> Result<i64, ParseError> {
+    let number = text.strip_suffix('W').unwrap_or(text).trim_end();
+    let watts = number.parse::<f64>().ok().filter(|watts| (0.0..=POWER_MAX_WATTS).contains(watts));
+    let watts = watts.ok_or_else(|| ParseError(format!("{text:?} is not a power; write for example 75W")))?;
+    Ok((watts * 1e3).round() as i64)
+}
+
+fn events<'a>(names: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ParseError> {
+    let names = names.map(str::trim).filter(|name| !name.is_empty());
+    let checked = |name: &str| met_sources::perf::check(name).map(|()| name.to_owned()).map_err(ParseError);
+    names.map(checked).collect()
+}
+
+/// The texts of a list; nothing if something else is in it.
+fn texts<'a>(items: &'a [(Node, u64)]) -> Option<Vec<&'a str>> {
+    let text = |(node, _): &'a (Node, u64)| match node {
+        Node::Scalar(text) => Some(text.as_str()),
+        _ => None,
+    };
+    items.iter().map(text).collect()
+}
+
 fn storage(text: &str) -> Result<StorageName, ParseError> {
     match text {
         "sqlite" => Ok(StorageName::Sqlite),
@@ -377,12 +541,69 @@ fn storage(text: &str) -> Result<StorageName, ParseError> {
     }
 }
 
+fn presence(text: &str) -> Result<Presence, ParseError> {
+    match text {
+        "auto" => Ok(Presence::Auto),
+        "true" | "yes" => Ok(Presence::Yes),
+        "false" | "no" => Ok(Presence::No),
+        _ => Err(ParseError(format!("{text:?} is neither auto, true nor false"))),
+    }
+}
+
+fn scope(text: &str) -> Result<Scope, ParseError> {
+    match text {
+        "cluster" => Ok(Scope::Cluster),
+        "node" => Ok(Scope::Node),
+        _ => Err(ParseError(format!("{text:?} is not a scope; write cluster or node"))),
+    }
+}
+
+fn plain(text: &str) -> Result<Plain, ParseError> {
+    match text {
+        "auto" => Ok(Plain::Auto),
+        // What YAML makes of the word off is told by its reader.
+        "off" | "false" => Ok(Plain::Off),
+        "session" => Ok(Plain::Session),
+        "unit" => Ok(Plain::Unit),
+        "group" => Ok(Plain::Group),
+        _ => Err(ParseError(format!("{text:?} is not auto, off, session, unit or group"))),
+    }
+}
+
+const LAYOUT_EXAMPLE: &str = "write - {manager: mysched, path: \"mysched/job-{id}\"}";
+
+/// The layouts in a list of mappings; a complaint knows the line it is about.
+fn layouts(items: &[(Node, u64)]) -> Result<Vec<Layout>, Complaint> {
+    let layout = |(item, line): &(Node, u64)| {
+        let complain = |message: String| Complaint { line: *line, message };
+        let Node::Map(entries) = item else { return Err(complain(LAYOUT_EXAMPLE.to_owned())) };
+        refuse_duplicates(entries, "jobs.layouts.")?;
+        let names = ["manager", "path", "parts"];
+        if let Some(entry) = entries.iter().find(|entry| !names.contains(&entry.key.as_str())) {
+            return Err(unknown(entry, "jobs.layouts.", &names));
+        }
+        let text = |name: &str| {
+            entries.iter().find(|entry| entry.key == name).and_then(|entry| match &entry.value {
+                Node::Scalar(text) => Some(text.as_str()),
+                _ => None,
+            })
+        };
+        match (text("manager"), text("path")) {
+            (Some(manager), Some(path)) => {
+                Layout::parse(manager, path, text("parts").unwrap_or_default()).map_err(complain)
+            }
+            _ => Err(complain(format!("a layout has a manager and a path; {LAYOUT_EXAMPLE}"))),
+        }
+    };
+    items.iter().map(layout).collect()
+}
+
 /// Puts everything in the file into `config`, or complains about the first thing that cannot be.
 pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
     let entries = match root {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
-        Node::List | Node::Scalar(_) => {
+        Node::List(_) | Node::Scalar(_) => {
             let message = "the file holds no sections; write for example \"sampling:\"".to_owned();
             return Err(Complaint { line: 1, message });
         }
@@ -408,7 +629,7 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
     let entries = match &entry.value {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
-        Node::List | Node::Scalar(_) => {
+        Node::List(_) | Node::Scalar(_) => {
             let keys = names.join(", ");
             let message = format!("{}: a section, not a value; its keys are {keys}", section.name);
             return Err(Complaint { line: entry.value_line, message });
@@ -423,14 +644,52 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             line: entry.value_line,
             message: format!("{prefix}{}: {message}", key.name),
         };
+        if let (Form::Layouts(set), Node::List(items)) = (&key.form, &entry.value) {
+            let read = layouts(items).map_err(|Complaint { line, message }| Complaint {
+                line,
+                message: format!("{prefix}{}: {message}", key.name),
+            })?;
+            set(config, read);
+            continue;
+        }
+        if let (Form::Events(set), Node::List(items)) = (&key.form, &entry.value)
+            && let Some(names) = texts(items)
+        {
+            set(config, events(names.into_iter()).map_err(|error| complain(error.to_string()))?);
+            continue;
+        }
         let text = match &entry.value {
+            Node::Map(cards) if matches!(key.form, Form::Power(_)) => {
+                apply_powers(&prefix, key, cards, config)?;
+                continue;
+            }
             Node::Scalar(text) => text,
             Node::Null => return Err(complain(format!("no value; write {}", example(key)))),
-            Node::Map(_) | Node::List => {
+            Node::Map(_) | Node::List(_) => {
                 return Err(complain(format!("one value is needed; write {}", example(key))));
             }
         };
         key.form.apply(text, config).map_err(|error| complain(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// The name that stands for all the others.
+const ALL_OTHERS: &str = "default";
+
+fn apply_powers(prefix: &str, key: &Key, cards: &[Entry], config: &mut Config) -> Result<(), Complaint> {
+    let Form::Power(set) = key.form else { return Ok(()) };
+    refuse_duplicates(cards, &format!("{prefix}{}.", key.name))?;
+    for card in cards {
+        let complain = |message: String| Complaint {
+            line: card.value_line,
+            message: format!("{prefix}{}: {message}", key.name),
+        };
+        let Node::Scalar(text) = &card.value else {
+            return Err(complain(format!("{:?} has no power; write {}", card.key, example(key))));
+        };
+        let power_mw = power_mw(text).map_err(|error| complain(error.to_string()))?;
+        set(config, Some(card.key.as_str()).filter(|name| *name != ALL_OTHERS), power_mw);
     }
     Ok(())
 }
@@ -442,7 +701,13 @@ fn example(key: &Key) -> &'static str {
         Form::Count(_) => "100",
         Form::Size(_) => "2GiB",
         Form::Number(_) => "1.5",
-        Form::Text(_) | Form::Path(_) | Form::Storage(_) | Form::Word(..) => "a name",
+        Form::Power(_) => "75W",
+        Form::Events(_) => "page_faults",
+        Form::Text(_) | Form::Path(_) => "a name",
+        Form::Storage(_) | Form::Word(..) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => {
+            "one of its words"
+        }
+        Form::Layouts(_) => "a list of layouts",
     }
 }
 

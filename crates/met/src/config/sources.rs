@@ -120,7 +120,7 @@ pub fn apply(section: &Entry, sources: &mut Sources) -> Result<(), Complaint> {
     let entries = match &section.value {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
-        Node::List | Node::Scalar(_) => {
+        Node::List(_) | Node::Scalar(_) => {
             let message =
                 "sources: a section, not a value; write for example \"sources: {rapl: off}\"".to_owned();
             return Err(Complaint { line: section.value_line, message });
@@ -168,7 +168,7 @@ fn apply_source(spec: &'static SourceSpec, entry: &Entry, sources: &mut Sources)
                     .map_err(|message| complain(entry.value_line, &entry.key, message))
             })
         }
-        Node::Scalar(_) | Node::List | Node::Null => {
+        Node::Scalar(_) | Node::List(_) | Node::Null => {
             let message = format!("write auto, off, or a section of {}", keys_of(spec).join(", "));
             Err(complain(entry.value_line, "", message))
         }

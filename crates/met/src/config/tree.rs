@@ -10,7 +10,8 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 pub enum Node {
     /// As written, in the order written, a key that stands twice included.
     Map(Vec<Entry>),
-    List,
+    /// With the line of each.
+    List(Vec<(Node, u64)>),
     Scalar(String),
     Null,
 }
@@ -95,8 +96,12 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
-        while list.next_element::<Node>()?.is_some() {}
-        Ok(Node::List)
+        let mut nodes = Vec::new();
+        while let Some(node) = list.next_element::<Spanned<Node>>()? {
+            let line = node.referenced.line();
+            nodes.push((node.value, line));
+        }
+        Ok(Node::List(nodes))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Node, E> {

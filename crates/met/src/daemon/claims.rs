@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{CgroupPaths, Local, Record};
+use met_core::job::{CgroupPaths, GpuUse, Local, Record};
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, clock, parse};
 use met_jobs::enclosure;
@@ -59,6 +59,7 @@ pub fn vouch_start(
         return Ok(());
     }
     (record.uid, record.user) = (Some(peer.uid), users::name_of(peer.uid));
+    record.gpus = known_cards(known);
     let local = record.local.as_mut().context("no process named")?;
     if take_over(local, known) {
         return Ok(());
@@ -87,6 +88,7 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
         Some(known) => (known.uid, known.user.clone()),
         None => (Some(peer.uid), users::name_of(peer.uid)),
     };
+    record.gpus = known_cards(known);
     if let Some(local) = &mut record.local
         && !take_over(local, known)
     {
@@ -100,6 +102,11 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
         // A time to come would keep the record for ever.
         *time_ns = (*time_ns).min(now_ns);
     }
+}
+
+/// Whose card it was is what the daemon saw, never what a user says.
+fn known_cards(known: Option<&Record>) -> Vec<GpuUse> {
+    known.map(|known| known.gpus.clone()).unwrap_or_default()
 }
 
 fn is_ours(peer: Peer) -> bool {
@@ -168,7 +175,9 @@ mod tests {
     fn a_cgroup_that_nobody_vouches_for_is_not_touched() {
         let paths = CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() };
         let mut record = claim(&paths);
+        record.gpus = vec![GpuUse { uuid: "GPU-of-somebody".into(), ..GpuUse::default() }];
         vouch_end(&Made::default(), &mut record, None, stranger());
+        assert!(record.gpus.is_empty());
         let local = record.local.as_ref().unwrap();
         assert!(local.cgroup.is_empty() && local.main.is_none() && local.supervisor.is_none());
         assert_eq!(record.uid, Some(stranger().uid), "a record belongs to who sends it");

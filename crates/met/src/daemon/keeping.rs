@@ -6,19 +6,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use met_core::energy::emission::Factor;
-use met_core::job::{CgroupPaths, JobKey, LOCAL, Record, State};
-use met_core::job_table::CPU;
+use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, QualityKind, Record, State};
+use met_core::job_table::{CPU, GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
-use met_store::Writer;
 use met_store::inbox::{self, JobDir};
+use met_store::{Device, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
+use super::finding::Finding;
+use super::identifying::Asking;
+use super::plain::{self, Groups};
 use super::sampling::Sampling;
+use super::schedulers::Schedulers;
 use super::socket::Peer;
-use crate::config::Config;
-use crate::emissions::{self, Asking};
+use super::told;
+use crate::config::{Config, Presence};
+use crate::emissions;
 use crate::failure::Failure;
 use crate::jobs;
 use crate::node_energy::Charged;
@@ -34,15 +39,25 @@ const PAGE_SAMPLES: usize = 50_000;
 const ID_LEAP_MAX: u64 = 1_000_000;
 
 pub struct Keeping {
-    host: Host,
+    pub(super) host: Host,
     config: Config,
     place: Place,
-    writer: Writer,
-    sampling: Sampling,
-    jobs: HashMap<JobKey, Kept>,
+    pub(super) writer: Writer,
+    pub(super) sampling: Sampling,
+    pub(super) finding: Option<Finding>,
+    pub(super) jobs: HashMap<JobKey, Kept>,
+    /// The jobs that the discovery follows, by its numbers for them.
+    pub(super) found: HashMap<u64, JobKey>,
+    /// Those that an earlier daemon followed, until they are found again or known to be gone.
+    pub(super) resumable: Vec<Record>,
+    /// Those of which it is not known yet who they are.
+    pub(super) asking: Vec<Asking>,
+    /// Groups of processes, where there is no batch system.
+    pub(super) groups: Option<Groups>,
     made: Made,
     /// Ids that were reserved and have no end yet, and for whom.
     given: HashMap<u64, u32>,
+    pub(super) schedulers: Schedulers,
     /// Jobs that are over, and whose last share of energy is not known yet.
     owed: HashSet<JobKey>,
     emitting: Emitting,
@@ -51,13 +66,13 @@ pub struct Keeping {
 /// What a kilowatt hour emits.
 #[derive(Default)]
 struct Emitting {
-    asking: Option<Asking>,
+    asking: Option<emissions::Asking>,
     told: Vec<Factor>,
     holds: Option<Factor>,
 }
 
-struct Kept {
-    record: Record,
+pub(super) struct Kept {
+    pub(super) record: Record,
     /// Readable when the supervisor is gone; `None` where the kernel has no pidfd.
     supervisor: Option<OwnedFd>,
 }
@@ -65,33 +80,61 @@ struct Kept {
 impl Keeping {
     pub fn open(setting: &Setting, place: &Place) -> Result<Keeping> {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
+        let before = |manager: &str| told::before(&writer, manager);
+        let asked = &setting.config.schedulers;
+        let schedulers = Schedulers::start(&setting.host, asked, place.system, before)?;
         let mut keeping = Keeping {
             host: setting.host.clone(),
             config: setting.config.clone(),
             place: place.clone(),
             writer,
             sampling: Sampling::start(setting.host.clone(), &setting.config)?,
+            finding: None,
             jobs: HashMap::new(),
+            found: HashMap::new(),
+            resumable: Vec::new(),
+            asking: Vec::new(),
+            groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
             made: Made::default(),
             given: HashMap::new(),
+            schedulers,
             owed: HashSet::new(),
             emitting: Emitting::default(),
         };
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
-        keeping.emitting.asking = Asking::start(&setting.config.emissions)?;
+        keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions)?;
         keeping.follow_factor();
         // What cannot be imported now (a full disk) stays in the inbox, where every reader finds it.
         if let Err(error) = jobs::import(&mut keeping.writer, &place.state, &keeping.host) {
             tracing::warn!("{error:#}");
         }
+        match keeping.writer.devices() {
+            Ok(devices) => keeping.sampling.recall_devices(devices),
+            Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
+        }
         keeping.take_up_running()?;
+        if discovers(&setting.config, place) {
+            keeping.finding = Some(Finding::start(&setting.host, &setting.config.jobs)?);
+        } else {
+            keeping.close_vanished();
+        }
         Ok(keeping)
     }
 
     /// Jobs that began before this daemon did: sampled on if they still run, lost if nobody waits for them.
     fn take_up_running(&mut self) -> Result<()> {
         let live = jobs::JobsFilter { states: vec![State::Running, State::Suspended], ..Default::default() };
-        for mut record in self.writer.jobs(&live.to_store())? {
+        let live = self.writer.jobs(&live.to_store())?;
+        // What only a scheduler tells of runs elsewhere.
+        for mut record in live.into_iter().filter(|record| record.local.is_some()) {
+            if plain::is_plain(&record) {
+                self.resume_plain(record);
+                continue;
+            }
+            if Keeping::is_found(&record) {
+                self.resumable.push(record);
+                continue;
+            }
             jobs::settle(&self.host, &mut record);
             let in_terminal =
                 record.local.as_ref().is_some_and(|local| local.origin == met_core::job::Origin::Time);
@@ -135,6 +178,7 @@ impl Keeping {
                     filter.uid = Some(peer.uid);
                 }
                 self.refresh();
+                self.discovered();
                 let found = self.writer.jobs(&filter.to_store())?;
                 let mut found = self.with_live(found);
                 filter.retain(&mut found);
@@ -142,6 +186,7 @@ impl Keeping {
             }
             Request::Find(job) => {
                 self.refresh();
+                self.discovered();
                 let mut found = jobs::find(&self.writer, &job)?;
                 let sees_all = self.sees_all(peer);
                 if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
@@ -151,6 +196,7 @@ impl Keeping {
                 Ok(Reply::Jobs(self.with_live(found)))
             }
             Request::Course { key, after_ms } => self.course(&key, after_ms, peer),
+            Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, peer),
             Request::Remove(key) => self.remove(&key, peer),
             Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
             Request::Correct(correction) if self.may_stop(peer) => {
@@ -247,8 +293,8 @@ impl Keeping {
         Ok(())
     }
 
-    /// Samples a running job and waits for its supervisor.
-    fn watch(&mut self, record: Record) {
+    /// Samples a running job and waits for its supervisor, or for the discovery to see its end.
+    pub(super) fn watch(&mut self, record: Record) {
         if self.jobs.contains_key(&record.key) {
             return;
         }
@@ -261,6 +307,7 @@ impl Keeping {
             pidfd.is_some() && supervisor.is_some_and(|supervisor| self.host.is_alive(supervisor));
         self.sampling.add(&record, before);
         let key = record.key.clone();
+        let waited_for = waited_for || Keeping::is_found(&record);
         self.jobs.insert(key.clone(), Kept { record, supervisor: pidfd });
         if !waited_for {
             self.supervisor_gone(&key);
@@ -271,6 +318,9 @@ impl Keeping {
     fn ended(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
         if record.state.is_live() {
             bail!("the job has not ended");
+        }
+        if record.key.manager != LOCAL {
+            bail!("only local jobs tell their end");
         }
         // A job may end before its start was told. A system daemon then knows it by the id it gave away;
         // other jobs are kept by their owners.
@@ -290,7 +340,7 @@ impl Keeping {
         given.is_some_and(|&uid| uid == peer.uid || self.may_stop(peer))
     }
 
-    fn close_job(&mut self, mut record: Record) -> Result<()> {
+    pub(super) fn close_job(&mut self, mut record: Record) -> Result<()> {
         let sampled = self.sampling.remove(&record.key, record.totals.get(CPU));
         if sampled.is_some() {
             self.owed.insert(record.key.clone());
@@ -307,6 +357,11 @@ impl Keeping {
         self.writer.put(&record)?;
         self.jobs.remove(&record.key);
         self.forget_cgroup(&record);
+        if self.jobs.is_empty() {
+            // Nobody wakes up again to write the last samples of the cards.
+            self.flush();
+        }
+        self.schedulers.nudge(&record.key.manager);
         self.limit_count()
     }
 
@@ -336,7 +391,7 @@ impl Keeping {
 
     /// Takes up what a provider said.
     pub fn hear_provider(&mut self) {
-        match self.emitting.asking.as_ref().and_then(Asking::newest) {
+        match self.emitting.asking.as_ref().and_then(emissions::Asking::newest) {
             Some(Ok(factor)) => {
                 if let Err(error) = self.writer.put_factor(&factor) {
                     tracing::warn!("an emission factor is not kept: {error}");
@@ -370,7 +425,8 @@ impl Keeping {
     }
 
     fn forget_cgroup(&mut self, record: &Record) {
-        let Some(local) = &record.local else { return };
+        // What is a manager's is his to remove.
+        let Some(local) = record.local.as_ref().filter(|local| local.origin != Origin::Found) else { return };
         enclosure::remove(&local.cgroup);
         self.made.forget(&local.cgroup);
         if self.place.system
@@ -419,6 +475,12 @@ impl Keeping {
             let mut live = self.sampling.live();
             for record in found.iter_mut().filter(|record| record.state.is_live()) {
                 jobs::settle_or_end(&self.host, &self.writer, record);
+                // Its directory is gone, and the discovery is about to tell what became of it.
+                if let Some(kept) = self.jobs.get(&record.key).filter(|_| Keeping::is_found(record)) {
+                    record.parts.clone_from(&kept.record.parts);
+                    record.totals = kept.record.totals.clone();
+                    record.state = if record.state == State::Lost { State::Running } else { record.state };
+                }
                 if !record.state.is_live() {
                     continue;
                 }
@@ -451,6 +513,19 @@ impl Keeping {
         Ok(Reply::Course(WireCourse::of(&course)))
     }
 
+    /// The course of a card while the job had it. Nobody is told of a card that was never his.
+    fn card_course(&mut self, key: &JobKey, uuid: &str, after_ms: i64, peer: Peer) -> Result<Reply> {
+        if self.visible(key, peer).is_err() {
+            return Ok(Reply::Course(WireCourse::default()));
+        }
+        if self.jobs.contains_key(key) && after_ms == i64::MIN {
+            self.flush();
+        }
+        let mut course = jobs::card_course(&self.writer, key, uuid, after_ms)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(Reply::Course(WireCourse::of(&course)))
+    }
+
     fn remove(&mut self, key: &JobKey, peer: Peer) -> Result<Reply> {
         match self.visible(key, peer) {
             Ok(record) => self.check_owner(&record, peer)?,
@@ -473,6 +548,8 @@ impl Keeping {
             interval_ms: self.config.sampling.interval.as_millis() as i64,
             state: self.place.state.clone(),
             sources: self.sampling.costs(),
+            schedulers: self.schedulers.status(),
+            discovery: self.finding.as_ref().map(|finding| finding.health().into()),
         }
     }
 
@@ -486,10 +563,47 @@ impl Keeping {
     }
 
     pub fn flush(&mut self) {
-        for (key, course) in self.sampling.drain() {
+        let drained = self.sampling.drain();
+        for (key, course) in drained.jobs {
             if let Err(error) = self.writer.append_course(&key, &course) {
                 tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
             }
+        }
+        for (uuid, course) in drained.cards {
+            if let Err(error) = self.writer.append_device(&uuid, &course) {
+                tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
+            }
+        }
+        if !drained.devices.is_empty() {
+            self.keep_cards(&drained.devices);
+        }
+    }
+
+    /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
+    fn keep_cards(&mut self, devices: &[Device]) {
+        let live = self.sampling.live();
+        let records: Vec<Record> = live
+            .into_iter()
+            .filter(|(_, live)| !live.gpus.is_empty())
+            .filter_map(|(key, live)| {
+                let mut record = Record { gpus: live.gpus, ..self.jobs.get(&key)?.record.clone() };
+                for column in [GPU_ENERGY, GPU_ENERGY_IDLE] {
+                    // Should nobody see the end of it, this is what is known.
+                    if let Some(figure) = live.totals.figure(column) {
+                        record.totals.set(
+                            column,
+                            figure.value,
+                            QualityKind::LowerBound,
+                            figure.source.clone(),
+                        );
+                    }
+                }
+                Some(record)
+            })
+            .collect();
+        let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
+        if let Err(error) = result {
+            tracing::warn!("what jobs did with cards is not written: {error}");
         }
     }
 
@@ -532,7 +646,19 @@ impl Keeping {
         // Whatever the meters show now is all that will be known.
         let settled = self.sampling.settle_now();
         self.put_energy(settled);
+        if let Some(finding) = self.finding.take() {
+            finding.stop();
+        }
         self.sampling.stop();
+    }
+}
+
+/// A daemon for everybody sees everybody's jobs; a user's own sees what he started, unless told otherwise.
+fn discovers(config: &Config, place: &Place) -> bool {
+    match config.jobs.discover {
+        Presence::Auto => place.system,
+        Presence::Yes => true,
+        Presence::No => false,
     }
 }
 

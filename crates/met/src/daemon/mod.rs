@@ -1,13 +1,19 @@
 //! The daemon: samples the jobs of a user, or as root of everybody, and keeps what becomes of them.
 //!
-//! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. It
-//! never starts a user's process, and jobs go on without it.
+//! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. A third
+//! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
 mod claims;
+mod finding;
+mod found;
+mod identifying;
 mod keeping;
+mod plain;
 mod privilege;
 mod sampling;
+pub mod schedulers;
 mod socket;
+mod told;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -59,7 +65,8 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         post,
         signals,
         connections: Vec::new(),
-        idle_exit: auto.then_some(setting.config.daemon.idle_exit),
+        // One for everybody waits for jobs that others start.
+        idle_exit: (auto && !place.system).then_some(setting.config.daemon.idle_exit),
         busy_at: Instant::now(),
         next_flush: Instant::now(),
         next_retention: Instant::now(),
@@ -85,6 +92,8 @@ struct Daemon {
 struct Ready {
     signalled: bool,
     knocked: bool,
+    told: bool,
+    discovered: bool,
     connections: Vec<usize>,
     ended: Vec<JobKey>,
 }
@@ -104,8 +113,16 @@ impl Daemon {
             if self.serve_connections(&ready.connections) {
                 return Ok(());
             }
+            if ready.discovered {
+                self.keeping.discovered();
+            }
+            self.keeping.ask_who_is_due();
+            self.keeping.look_at_groups_if_due();
             for key in ready.ended {
                 self.keeping.supervisor_gone(&key);
+            }
+            if ready.told {
+                self.keeping.hear();
             }
             self.keep_house();
             if self.idle_too_long() && self.left_for_good()? {
@@ -124,6 +141,10 @@ impl Daemon {
             fds.push(PollFd::from_borrowed_fd(connection.as_fd(), flags));
         }
         fds.extend(watched.iter().map(|(_, pidfd)| PollFd::new(*pidfd, PollFlags::IN)));
+        let (bell, bell_at) = (self.keeping.bell(), fds.len());
+        fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
+        let (finding, finding_at) = (self.keeping.finding.as_ref(), fds.len());
+        fds.extend(finding.map(|finding| PollFd::from_borrowed_fd(finding.as_fd(), PollFlags::IN)));
         let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Ready::default();
@@ -133,6 +154,8 @@ impl Daemon {
         Ready {
             signalled: is_ready(0),
             knocked: is_ready(1),
+            told: bell.is_some() && is_ready(bell_at),
+            discovered: finding.is_some() && is_ready(finding_at),
             connections: (0..self.connections.len()).filter(|index| is_ready(2 + index)).collect(),
             ended: (0..watched.len())
                 .filter(|index| is_ready(first_supervisor + index))
@@ -146,7 +169,9 @@ impl Daemon {
         let flush = (self.keeping.job_count() > 0).then_some(self.next_flush);
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
         let settling = self.keeping.is_owed().then(|| Instant::now() + SETTLE_EVERY);
-        let next = flush.into_iter().chain(idle).chain(settling).chain([self.next_retention]).min()?;
+        let due =
+            flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
+        let next = due.chain(settling).chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 

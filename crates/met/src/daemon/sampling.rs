@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use met_core::course::Course;
 use met_core::energy::emission::Factor;
-use met_core::job::{JobKey, Record};
+use met_core::job::{JobKey, ProcessId, Record};
 use met_host::Host;
+use met_store::Device;
 
 use crate::config::Config;
 use crate::node_energy::{Charged, EnergyWindow};
@@ -23,9 +24,20 @@ enum Order {
     SettleNow(SyncSender<Vec<(JobKey, Charged)>>),
     Factor(Box<Factor>),
     Window(SyncSender<Option<EnergyWindow>>),
-    Drain(SyncSender<Vec<(JobKey, Course)>>),
+    AddRoot(JobKey, ProcessId),
+    Drain(SyncSender<Drained>),
+    RecallDevices(Vec<Device>),
     Live(SyncSender<HashMap<JobKey, Live>>),
     Costs(SyncSender<Vec<SourceStatus>>),
+}
+
+/// What was sampled since it was last taken out.
+#[derive(Default)]
+pub struct Drained {
+    pub jobs: Vec<(JobKey, Course)>,
+    /// Cards by uuid, and what is known of each.
+    pub cards: Vec<(String, Course)>,
+    pub devices: Vec<Device>,
 }
 
 /// The other threads' end of the sampler.
@@ -47,6 +59,16 @@ impl Sampling {
     /// Begins to sample a job; `before` is what an earlier daemon saw of it.
     pub fn add(&self, record: &Record, before: Option<Course>) {
         let _ = self.orders.send(Order::Add(Box::new(record.clone()), before.map(Box::new)));
+    }
+
+    /// Tells what is known of cards, before the first job.
+    pub fn recall_devices(&self, devices: Vec<Device>) {
+        let _ = self.orders.send(Order::RecallDevices(devices));
+    }
+
+    /// Tells of another process of a job that is known by its processes.
+    pub fn add_root(&self, key: &JobKey, process: ProcessId) {
+        let _ = self.orders.send(Order::AddRoot(key.clone(), process));
     }
 
     /// Ends a job; `cpu_ns` is all of its CPU time.
@@ -75,7 +97,7 @@ impl Sampling {
     }
 
     /// The samples since the last call.
-    pub fn drain(&self) -> Vec<(JobKey, Course)> {
+    pub fn drain(&self) -> Drained {
         self.ask(Order::Drain).unwrap_or_default()
     }
 
@@ -151,7 +173,16 @@ fn obey(
         Order::SettleNow(reply) => drop(reply.send(sampler.settle_now())),
         Order::Window(reply) => drop(reply.send(sampler.energy().last_window().cloned())),
         Order::Factor(factor) => sampler.energy().set_factor(*factor),
-        Order::Drain(reply) => drop(reply.send(sampler.drain())),
+        Order::AddRoot(key, process) => {
+            if let Some(&slot) = slots.get(&key) {
+                sampler.add_root(slot, process);
+            }
+        }
+        Order::Drain(reply) => {
+            let (jobs, cards, devices) = (sampler.drain(), sampler.drain_cards(), sampler.devices());
+            drop(reply.send(Drained { jobs, cards, devices }));
+        }
+        Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
         Order::Costs(reply) => {
             let costs = sampler.costs().into_iter().map(|cost| SourceStatus {

@@ -12,6 +12,7 @@ use met_host::{Host, clock, parse};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::events::Events;
 use super::link::Link;
 use super::memory;
 use super::perf::{Begin, TaskClock};
@@ -46,12 +47,14 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<()> {
     }
     let begin_boot_ns = clock::boottime_ns();
     let clocks = open_clocks(&host, &assignment.record);
+    let mut events = open_events(&host, &assignment);
     if let Some(inbox) = &inbox {
         inbox.write_start(&assignment.record)?;
     }
     channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
     let mut link = Link::new(assignment.daemon.clone());
     let outcome = wait(&assignment.record, &signals, &pidfd, &mut link);
+    assignment.record.events = events.close();
     let record =
         close(assignment.record, clocks.as_deref(), &pidfd, clock::boottime_ns() - begin_boot_ns, &outcome);
     if let Some(inbox) = &inbox {
@@ -132,6 +135,17 @@ fn open_clocks(host: &Host, record: &Record) -> Option<Vec<TaskClock>> {
         }
     }
     Some(clocks)
+}
+
+/// Counters on every thread the job has now.
+fn open_events(host: &Host, assignment: &Assignment) -> Events {
+    if assignment.events.is_empty() {
+        return Events::default();
+    }
+    let processes = processes::of_job(host, &assignment.record).into_iter();
+    let tids: Vec<i32> =
+        processes.flat_map(|process| threads(host, process.id.pid)).map(|tid| tid as i32).collect();
+    Events::of_threads(host, &assignment.events, &tids)
 }
 
 fn threads(host: &Host, pid: u32) -> Vec<u32> {

@@ -11,6 +11,7 @@ use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
+use super::events::Events;
 use super::link::Link;
 use super::memory;
 use super::perf::{Begin, TaskClock};
@@ -36,6 +37,7 @@ struct Supervision {
     link: Option<Link>,
     enclosure: Enclosure,
     clock: Option<TaskClock>,
+    events: Events,
     outcome: Option<Outcome>,
     begin_boot_ns: i64,
     main: Pid,
@@ -90,7 +92,9 @@ impl Supervision {
             let _ = inbox.remove();
             return Err(error);
         }
+        let events = Events::of_child(&host, &assignment.events, child.pid, &enclosure.paths);
         let begin_boot_ns = clock::boottime_ns();
+        events.begin();
         let outcome = child.open()?;
         channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
         Ok(Supervision {
@@ -101,6 +105,7 @@ impl Supervision {
             link,
             enclosure,
             clock,
+            events,
             outcome: Some(outcome),
             begin_boot_ns,
             main,
@@ -139,6 +144,7 @@ impl Supervision {
                 self.shed = true;
             }
             let [signalled, farewell, executed] = self.poll();
+            self.events.yield_to_others();
             if executed && let Some(outcome) = self.outcome.take() {
                 self.executed(outcome, channel);
             }
@@ -162,6 +168,7 @@ impl Supervision {
         let outcome = self.outcome.as_ref().map(|outcome| outcome.fd().as_fd());
         fds.extend(link.iter().chain(&outcome).map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let patience = self.link.as_ref().and_then(|link| link.patience());
+        let patience = patience.into_iter().chain(self.events.patience()).min();
         let timeout = patience.and_then(|patience| rustix::event::Timespec::try_from(patience).ok());
         // A signal that interrupts the poll is found in the next round.
         let _ = poll(&mut fds, timeout.as_ref());
@@ -240,6 +247,7 @@ impl Supervision {
     fn close(&mut self) -> Record {
         let wall_ns = clock::boottime_ns() - self.begin_boot_ns;
         let mut record = self.assignment.record.clone();
+        record.events = self.events.close();
         let left_over = self.left_over();
         record.totals =
             totals::exact(&self.host, &record, self.clock.as_ref(), wall_ns, !left_over.is_empty());

@@ -6,6 +6,7 @@
 
 mod attached;
 mod child;
+mod events;
 mod link;
 mod memory;
 mod perf;
@@ -41,6 +42,9 @@ pub struct Assignment {
     /// Whether the job lasts until its last process ends, or until its main process does.
     pub until_last: bool,
     pub daemon: DaemonPlace,
+    /// Events to count, by name.
+    #[serde(default)]
+    pub events: Vec<String>,
     /// Variables for the command alone, as bytes.
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
 }

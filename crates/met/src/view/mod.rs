@@ -1,5 +1,7 @@
 //! What people see: text from records, reports and courses. Nothing here prints; callers do.
 
+#[cfg(test)]
+mod gpu_tests;
 pub mod gpus;
 pub mod node;
 pub mod plot;

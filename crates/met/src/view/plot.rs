@@ -1,7 +1,7 @@
 //! The course of a job over time, in a few lines of a terminal.
 
-use met_core::JOB;
 use met_core::course::Course;
+use met_core::gpu::card;
 use met_core::job_table as column;
 use met_insight::resample::{self, Bin};
 use ratatui_core::buffer::Buffer;
@@ -37,17 +37,17 @@ const ASCII_BARS: bar::Set = bar::Set {
 /// A pause between samples longer than `gap_ms` is shown as a gap.
 pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
     let columns = style.width.unwrap_or(COLUMNS_DEFAULT).clamp(COLUMNS_MIN, COLUMNS_MAX);
-    let bins = |index: usize| {
-        let scale = JOB.columns[index].scale;
-        let bins = resample::bins(course, index, columns - SCALE_COLUMNS - 2, gap_ms);
-        let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
-        bins.into_iter().map(|bin| bin.map(scaled)).collect::<Vec<_>>()
-    };
+    let bins = |index: usize| bins(course, index, columns, gap_ms);
     let panels = [
-        Panel { title: "CPU cores", bins: bins(column::CPU), unit: units::cores, step: 1000.0 },
-        Panel { title: "memory needed", bins: bins(column::MEMORY_NEEDED), unit: units::bytes, step: 1024.0 },
+        Panel { title: "CPU cores".to_owned(), bins: bins(column::CPU), unit: units::cores, step: 1000.0 },
         Panel {
-            title: "read and written",
+            title: "memory needed".to_owned(),
+            bins: bins(column::MEMORY_NEEDED),
+            unit: units::bytes,
+            step: 1024.0,
+        },
+        Panel {
+            title: "read and written".to_owned(),
             bins: added(bins(column::READ), bins(column::WRITTEN)),
             unit: units::bytes_per_second,
             step: 1024.0,
@@ -55,15 +55,57 @@ pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
     ];
     let gpu = [
         Panel {
-            title: "GPU use, cards",
+            title: "GPU use, cards".to_owned(),
             bins: bins(column::GPU_UTILIZATION),
             unit: units::cores,
             step: 1000.0,
         },
-        Panel { title: "GPU memory", bins: bins(column::GPU_MEMORY), unit: units::bytes, step: 1024.0 },
-        Panel { title: "GPU power", bins: bins(column::GPU_POWER), unit: units::watts, step: 1000.0 },
+        Panel {
+            title: "GPU memory".to_owned(),
+            bins: bins(column::GPU_MEMORY),
+            unit: units::bytes,
+            step: 1024.0,
+        },
+        Panel {
+            title: "GPU power".to_owned(),
+            bins: bins(column::GPU_POWER),
+            unit: units::watts,
+            step: 1000.0,
+        },
     ];
     let panels: Vec<Panel> = panels.into_iter().chain(gpu).collect();
+    draw(&panels, course, columns, style)
+}
+
+/// A whole card while a job had it, whoever used it.
+pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String {
+    let columns = style.width.unwrap_or(COLUMNS_DEFAULT).clamp(COLUMNS_MIN, COLUMNS_MAX);
+    let title = |what: &str| format!("GPU {}, whole card: {what}", text::escape(index));
+    let panels = [
+        Panel {
+            title: title("use"),
+            bins: bins(course, card::UTILIZATION, columns, gap_ms),
+            unit: units::percent,
+            step: 1000.0,
+        },
+        Panel {
+            title: title("power"),
+            bins: bins(course, card::POWER, columns, gap_ms),
+            unit: units::watts,
+            step: 1000.0,
+        },
+    ];
+    draw(&panels, course, columns, style)
+}
+
+fn bins(course: &Course, index: usize, columns: usize, gap_ms: i64) -> Vec<Option<Bin>> {
+    let scale = course.table.columns[index].scale;
+    let bins = resample::bins(course, index, columns - SCALE_COLUMNS - 2, gap_ms);
+    let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
+    bins.into_iter().map(|bin| bin.map(scaled)).collect()
+}
+
+fn draw(panels: &[Panel], course: &Course, columns: usize, style: &Style) -> String {
     let known: Vec<&Panel> = panels.iter().filter(|panel| panel.bins.iter().any(Option::is_some)).collect();
     let (Some(&first_ms), Some(&last_ms)) = (course.times_ms.first(), course.times_ms.last()) else {
         return String::new();
@@ -94,7 +136,7 @@ fn added(one: Vec<Option<Bin>>, other: Vec<Option<Bin>>) -> Vec<Option<Bin>> {
 }
 
 struct Panel {
-    title: &'static str,
+    title: String,
     bins: Vec<Option<Bin>>,
     unit: fn(f64) -> String,
     /// From one unit to the next: KiB to MiB.
@@ -181,6 +223,7 @@ fn time_axis(first_ms: i64, last_ms: i64, columns: usize, style: &Style) -> Stri
 #[cfg(test)]
 mod tests {
     use expect_test::{Expect, expect};
+    use met_core::JOB;
 
     use super::*;
     use crate::view::sample;

@@ -1,7 +1,7 @@
 //! A report as text, at most 80 columns wide: one key block, meters, groups of figures, notes.
 
 use met_core::job::{QualityKind, State};
-use met_insight::report::{Amount, Detail, FactValue, Line, Measure, Meter, Report};
+use met_insight::report::{Amount, Detail, FactValue, Line, Measure, Meter, PartLine, Report, ShareLine};
 
 use super::{Paint, Style, text, units};
 
@@ -15,16 +15,20 @@ const SEPARATOR: &str = " · ";
 const METER_TEXT_COLUMNS: usize = 36;
 /// A longer command is cut on a terminal: the report is about what it did.
 const COMMAND_LINES_MAX: usize = 3;
+/// Steps and tasks on a terminal; a file gets all of them.
+const PARTS_MAX: usize = 20;
 
 pub fn render(report: &Report, style: &Style) -> String {
     let width = style.width.unwrap_or(COLUMNS_MAX).clamp(COLUMNS_MIN, COLUMNS_MAX);
     let page = Page { style, width };
     let mut blocks = vec![page.head(report)];
     blocks.push(report.meters.iter().map(|meter| page.meter(meter)).collect());
+    blocks.push(page.shares(&report.shares));
     for section in &report.sections {
         let heading = section.heading.iter().map(|(label, words)| page.heading(label, words));
         blocks.push(heading.chain(section.lines.iter().map(|line| page.line(line))).collect());
     }
+    blocks.push(page.parts(&report.parts));
     blocks.push(page.notes(report));
     blocks.retain(|block: &Vec<String>| !block.is_empty());
     let blocks: Vec<String> = blocks.iter().map(|lines| lines.join("\n")).collect();
@@ -158,6 +162,57 @@ impl Page<'_> {
         )
     }
 
+    /// What was asked for, given and used, one line for each resource.
+    fn shares(&self, shares: &[ShareLine]) -> Vec<String> {
+        if shares.is_empty() {
+            return Vec::new();
+        }
+        let known = |value: &Option<Amount>| value.as_ref().map_or("-".to_owned(), marked);
+        let row = |cells: [&str; 4]| {
+            let [requested, allocated, used, efficiency] = cells;
+            let words =
+                [(requested, 12), (allocated, 12), (used, 12)].map(|(text, room)| text::pad(text, room));
+            format!("{}{efficiency}", words.concat()).trim_end().to_owned()
+        };
+        let head = row(["requested", "allocated", "used", "share"]);
+        let mut lines = vec![format!("{}  {}", self.label(""), self.style.paint(Paint::Dim, &head))];
+        for share in shares {
+            let efficiency = share.efficiency.map(units::percent).unwrap_or_default();
+            let cells = [&share.requested, &share.allocated, &share.used].map(known);
+            let words = row([&cells[0], &cells[1], &cells[2], &efficiency]);
+            lines.push(format!("{}  {words}", self.label(share.label)));
+        }
+        lines
+    }
+
+    /// A table of steps and tasks. Nodes are named where there are several.
+    fn parts(&self, parts: &[PartLine]) -> Vec<String> {
+        let Some(first) = parts.first() else { return Vec::new() };
+        let several = parts.iter().any(|part| part.node != first.node);
+        let shown = if self.style.width.is_some() { PARTS_MAX } else { usize::MAX };
+        let mut rows = vec![["step", "CPU time", "memory", "duration", "exit", ""].map(str::to_owned)];
+        rows.extend(parts.iter().take(shown).map(|part| part_cells(part, several)));
+        let columns: Vec<usize> = (0..rows[0].len())
+            .map(|index| rows.iter().map(|row| text::width(&row[index])).max().unwrap_or(0))
+            .collect();
+        let mut lines = Vec::new();
+        for (index, row) in rows.iter().enumerate() {
+            let step = text::pad(&self.cut(&row[0], LABEL_COLUMNS), columns[0].min(LABEL_COLUMNS));
+            let figures = (1..5).map(|column| text::pad_left(&row[column], columns[column]));
+            let line = format!("{}  {}", figures.collect::<Vec<_>>().join("  "), row[5]);
+            let line = self.cut(line.trim_end(), self.width - LABEL_COLUMNS - 2);
+            let paint =
+                |words: &str| if index == 0 { self.style.paint(Paint::Dim, words) } else { words.to_owned() };
+            let step = text::pad_left(&step, LABEL_COLUMNS);
+            lines.push(paint(&format!("{step}  {line}")));
+        }
+        if parts.len() > shown {
+            let more = format!("{} more; --json has all", parts.len() - shown);
+            lines.push(format!("{}  {}", self.label(""), self.style.paint(Paint::Dim, &more)));
+        }
+        lines
+    }
+
     fn heading(&self, label: &str, words: &str) -> String {
         let words = self.cut(&text::escape(words), self.width - LABEL_COLUMNS - 2);
         let label = self.style.paint(Paint::Bold, &text::pad_left(label, LABEL_COLUMNS));
@@ -196,6 +251,21 @@ impl Page<'_> {
     }
 }
 
+/// The step or task, its figures, and what it is called.
+fn part_cells(part: &PartLine, several_nodes: bool) -> [String; 6] {
+    let known = |value: &Option<Amount>| value.as_ref().map_or("-".to_owned(), marked);
+    let step = match &part.task {
+        _ if part.step.is_empty() => "all".to_owned(),
+        Some(task) => format!("{}, task {}", text::escape(&part.step), text::escape(task)),
+        None => text::escape(&part.step),
+    };
+    let node = Some(part.node.as_str()).filter(|_| several_nodes);
+    let name = part.name.as_deref().filter(|_| part.task.is_none());
+    let words: Vec<String> = name.into_iter().chain(node).map(text::escape).collect();
+    let exit = part.exit_code.map_or("-".to_owned(), |code| code.to_string());
+    [step, known(&part.cpu), known(&part.memory), known(&part.duration), exit, words.join(" on ")]
+}
+
 fn detail(detail: &Detail) -> String {
     let value = detail.amount.as_ref().map(marked).unwrap_or_default();
     let words = [detail.before, value.as_str(), &detail.after];
@@ -208,7 +278,9 @@ fn legend(report: &Report) -> Vec<String> {
     let amounts = lines.flat_map(|line| {
         line.details.iter().filter_map(|detail| detail.amount.as_ref()).chain([&line.amount])
     });
-    let used: Vec<QualityKind> = amounts.map(|amount| amount.quality).collect();
+    let shares = report.shares.iter().filter_map(|share| share.used.as_ref());
+    let parts = report.parts.iter().flat_map(|part| [part.cpu.as_ref(), part.memory.as_ref()]).flatten();
+    let used: Vec<QualityKind> = amounts.chain(shares).chain(parts).map(|amount| amount.quality).collect();
     let kinds = QualityKind::ALL.into_iter().filter(|kind| used.contains(kind));
     kinds.filter_map(mark).map(|(sign, words)| format!("{sign} {words}")).collect()
 }
@@ -354,6 +426,134 @@ mod tests {
                 I/O pressure  9.42s        14% of the time · all tasks 3.1%
         "#]],
         );
+    }
+
+    #[test]
+    fn a_job_of_a_manager_at_80() {
+        check(
+            &sample::scheduled(),
+            80,
+            expect![[r#"
+                Job slurm:1234_7  train                                                  timeout
+                ────────────────────────────────────────────────────────────────────────────────
+                         command  python3 train.py --epochs 3 --label 'first try'
+                         manager  slurm on tux
+                            user  alice, account physics
+                       partition  batch, QOS normal
+                           array  element 7 of 1234, id 1240
+                        restarts  1
+                          reason  TimeLimit
+                            node  n1
+                   manager state  TIMEOUT
+                      queued for  1h30m30s
+                         started  2026-01-14 16:40:44 to 16:41:52
+                        duration  1m8.3s
+
+                                  requested   allocated   used        share
+                            CPUs  4           6           3.76        63%
+                          memory  4.00 GiB    4.00 GiB    1.21 GiB    30%
+                            GPUs  1           1           -
+                            time  1m0s        -           1m8.3s      114%
+
+                        CPU time  4m16.9s      user 4m3.8s · system 13.1s
+                           cores  3.76         average · peak 7.91
+                          waited  4.18s        ready to run, no CPU free
+                        switches  57,214       45,210 voluntary · 12,004 preempted
+
+                   memory needed  1.21 GiB     peak · average 963 MiB
+                           cache  2.70 GiB     average · reclaimable
+                 peak with cache  4.70 GiB
+                     page faults  2,345,990    2,345,678 minor · 312 major
+
+                            read  3.22 GiB     from storage · 48.3 MiB/s
+                         written  700 MiB      towards storage · 10.3 MiB/s
+                      read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
+                     write calls  775 MiB      11.4 MiB/s · 98,123 calls
+
+                       processes  23           seen · 9 at once
+                         threads  41           at once
+
+                    CPU pressure  6.9s         10% of the time
+                 memory pressure  0s           0% of the time
+                    I/O pressure  9.42s        14% of the time · all tasks 3.1%
+
+                       step       CPU time    memory  duration  exit
+                       batch          5.4s  25.7 MiB         -     -
+                       0           4m11.5s  1.17 GiB      1m1s   143  solve\x1b[2J
+                       0, task 0      2m0s   572 MiB      1m1s     0
+                       0, task 1   2m11.5s   627 MiB      1m1s   143
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_job_of_a_manager_at_60() {
+        check(
+            &sample::scheduled(),
+            60,
+            expect![[r#"
+                Job slurm:1234_7  train                              timeout
+                ────────────────────────────────────────────────────────────
+                         command  python3 train.py --epochs 3 --label 'first
+                                  try'
+                         manager  slurm on tux
+                            user  alice, account physics
+                       partition  batch, QOS normal
+                           array  element 7 of 1234, id 1240
+                        restarts  1
+                          reason  TimeLimit
+                            node  n1
+                   manager state  TIMEOUT
+                      queued for  1h30m30s
+                         started  2026-01-14 16:40:44 to 16:41:52
+                        duration  1m8.3s
+
+                                  requested   allocated   used        share
+                            CPUs  4           6           3.76        63%
+                          memory  4.00 GiB    4.00 GiB    1.21 GiB    30%
+                            GPUs  1           1           -
+                            time  1m0s        -           1m8.3s      114%
+
+                        CPU time  4m16.9s      user 4m3.8s · system 13.1s
+                           cores  3.76         average · peak 7.91
+                          waited  4.18s        ready to run, no CPU free
+                        switches  57,214       45,210 voluntary
+
+                   memory needed  1.21 GiB     peak · average 963 MiB
+                           cache  2.70 GiB     average · reclaimable
+                 peak with cache  4.70 GiB
+                     page faults  2,345,990    2,345,678 minor · 312 major
+
+                            read  3.22 GiB     from storage · 48.3 MiB/s
+                         written  700 MiB      towards storage · 10.3 MiB/s
+                      read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
+                     write calls  775 MiB      11.4 MiB/s · 98,123 calls
+
+                       processes  23           seen · 9 at once
+                         threads  41           at once
+
+                    CPU pressure  6.9s         10% of the time
+                 memory pressure  0s           0% of the time
+                    I/O pressure  9.42s        14% of the time
+
+                       step       CPU time    memory  duration  exit
+                       batch          5.4s  25.7 MiB         -     -
+                       0           4m11.5s  1.17 GiB      1m1s   143  solve…
+                       0, task 0      2m0s   572 MiB      1m1s     0
+                       0, task 1   2m11.5s   627 MiB      1m1s   143
+            "#]],
+        );
+    }
+
+    #[test]
+    fn steps_beyond_a_screen_are_counted() {
+        let mut record = sample::scheduled();
+        let part = record.parts[3].clone();
+        record.parts =
+            (0..30).map(|step| met_core::job::Part { step: step.to_string(), ..part.clone() }).collect();
+        let terminal = draw(&record, &Style { width: Some(80), ..Style::plain() });
+        assert!(terminal.contains("10 more; --json has all"), "{terminal}");
+        assert!(draw(&record, &Style::plain()).contains("\n            29  "));
     }
 
     #[test]

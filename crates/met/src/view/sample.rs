@@ -2,8 +2,8 @@
 
 use met_core::course::Course;
 use met_core::job::{
-    CgroupPaths, Emission, JobKey, LOCAL, LeftOver, Local, Origin, ProcessId, QualityKind, Record, State,
-    Summaries, Summary, Totals,
+    CgroupPaths, Emission, JobKey, LOCAL, LeftOver, Local, Origin, Part, ProcessId, QualityKind, Record,
+    Resources, Scheduling, State, Summaries, Summary, Totals,
 };
 use met_core::job_table as column;
 use met_core::{JOB, MISSING};
@@ -40,6 +40,7 @@ pub fn bare(id: u32, name: &str) -> Record {
         totals: Totals::default(),
         summaries: Summaries::default(),
         gpus: Vec::new(),
+        events: Vec::new(),
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
@@ -109,6 +110,57 @@ pub fn full(id: u32, name: &str) -> Record {
         let summary = Summary { mean, min: 0.0, max: mean * 1.3, p50: Some(mean), p95: Some(mean * 1.2) };
         record.summaries.set(index, summary);
     }
+    record
+}
+
+/// Element 7 of a Slurm array, with a batch step and one of two tasks.
+pub fn scheduled() -> Record {
+    let mut record = full(1240, "train");
+    record.key.manager = "slurm".to_owned();
+    record.key.cluster = Some("tux".to_owned());
+    record.account = Some("physics".to_owned());
+    (record.state, record.exit_code) = (State::Timeout, None);
+    record.manager_state = Some("TIMEOUT".to_owned());
+    record.requested = Resources {
+        cpus: Some(4),
+        memory_bytes: Some(4 << 30),
+        gpus: Some(1),
+        time_limit_ns: Some(60 * SECOND_NS),
+        ..Resources::default()
+    };
+    record.allocated = Resources { nodes: Some(1), cpus: Some(6), ..record.requested.clone() };
+    record.scheduling = Scheduling {
+        alias: Some("1234_7".to_owned()),
+        array_id: Some("1234".to_owned()),
+        array_index: Some(7),
+        restarts: Some(1),
+        partition: Some("batch".to_owned()),
+        qos: Some("normal".to_owned()),
+        reason: Some("TimeLimit".to_owned()),
+        submit_ns: Some(START_NS - 5430 * SECOND_NS),
+        ..Scheduling::default()
+    };
+    let part = |step: &str, task: Option<&str>, cpu_ns: i64, exit_code: Option<i32>| {
+        let mut totals = Totals::default();
+        totals.set(column::CPU, cpu_ns, QualityKind::Measured, "cgroup");
+        totals.set(column::MEMORY_PEAK, cpu_ns / 200, QualityKind::Measured, "cgroup");
+        Part {
+            node: "n1".to_owned(),
+            step: step.to_owned(),
+            task: task.map(str::to_owned),
+            name: (step == "0").then(|| "solve\x1b[2J".to_owned()),
+            start_ns: Some(START_NS),
+            end_ns: exit_code.map(|_| START_NS + 61 * SECOND_NS),
+            exit_code,
+            totals,
+        }
+    };
+    record.parts = vec![
+        part("0", Some("0"), 120_000_000_000, Some(0)),
+        part("0", Some("1"), 131_500_000_000, Some(143)),
+        part("batch", None, 5_400_000_000, None),
+        part("0", None, 251_500_000_000, Some(143)),
+    ];
     record
 }
 

@@ -5,7 +5,7 @@ use comfy_table::{ContentLineStyle, LineStyle, TableStyle};
 use met_core::JOB;
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
-use met_insight::{average, gpu, json};
+use met_insight::{allocation, average, gpu, json};
 
 use super::{Style, text, units};
 
@@ -43,6 +43,8 @@ impl View {
     }
 }
 
+const UNKNOWN: &str = "-";
+
 /// What an empty list says.
 pub const NO_JOBS: &str = "no jobs yet; try: met run -- CMD\n";
 
@@ -72,8 +74,10 @@ enum Show {
     Always,
     /// Only where it tells jobs apart.
     IfSeveral,
-    /// Only where something is known.
+    /// Only where something is known of one of them.
     IfKnown,
+    /// For programs; people see it in another column.
+    InCsv,
 }
 
 enum Value {
@@ -100,15 +104,20 @@ const fn number_column(header: &'static str, csv: &'static str, value: fn(&Job) 
     ListColumn { side: Side::Right, ..text_column(header, csv, value) }
 }
 
+/// A column that only managers' jobs fill.
+const fn known_column(column: ListColumn) -> ListColumn {
+    ListColumn { show: Show::IfKnown, ..column }
+}
+
 impl ListColumn {
     const fn rank(self, rank: u8) -> ListColumn {
         ListColumn { rank, ..self }
     }
 }
 
-const ID: ListColumn = text_column("JOB", "job", |job| Value::Text(Some(job.record.key.id.clone())));
+const ID: ListColumn = text_column("JOB", "job", |job| Value::Text(Some(job.record.label())));
 const MANAGER: ListColumn = ListColumn {
-    show: Show::IfSeveral,
+    show: Show::InCsv,
     ..text_column("MANAGER", "manager", |job| Value::Text(Some(job.record.key.manager.clone()))).rank(5)
 };
 const NAME: ListColumn = ListColumn {
@@ -172,7 +181,7 @@ static CPU: &[ListColumn] = &[
 /// Of the same tool, with the cards.
 static GPU: &[ListColumn] = &[
     ID,
-    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(4),
+    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(6),
     ListColumn { header: "PROCESS NAME", ..NAME },
     ListColumn {
         short: "GPU UTIL",
@@ -185,19 +194,22 @@ static GPU: &[ListColumn] = &[
         ..text_column("MEM (AVG)", "gpu_memory_bytes", |job| {
             Value::Amount(gpu::memory_bytes(job.record), units::gigabytes_fixed)
         })
+        .rank(4)
+    },
+    ListColumn {
+        short: "ENERGY",
+        ..text_column("TOTAL POWER", "gpu_energy_joules", |job| {
+            job.total(column::GPU_ENERGY, units::watt_hours_fixed)
+        })
         .rank(2)
     },
-    text_column("TOTAL POWER", "gpu_energy_joules", |job| {
-        job.total(column::GPU_ENERGY, units::watt_hours_fixed)
-    })
-    .rank(1),
     text_column("MAX TEMP", "gpu_temperature_max_celsius", |job| {
         Value::Amount(gpu::temperature_celsius(job.record), units::celsius_fixed)
     })
-    .rank(3),
+    .rank(5),
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
-    ListColumn { side: Side::Left, ..DURATION },
-    text_column("CARDS", "gpus", |job| Value::Text(job.cards())).rank(2),
+    ListColumn { side: Side::Left, ..DURATION.rank(3) },
+    text_column("CARDS", "gpus", |job| Value::Text(job.cards())).rank(1),
 ];
 
 static ENERGY: &[ListColumn] = &[
@@ -263,14 +275,26 @@ static MEM: &[ListColumn] = &[
 
 static EVERYTHING: &[ListColumn] = &[
     ID,
-    ListColumn { show: Show::Always, ..MANAGER },
+    MANAGER,
     NAME,
     ListColumn { show: Show::Always, ..USER },
+    known_column(text_column("ACCOUNT", "account", |job| Value::Text(job.record.account.clone())).rank(7)),
+    known_column(
+        text_column("PARTITION", "partition", |job| Value::Text(job.record.scheduling.partition.clone()))
+            .rank(8),
+    ),
     STATE,
     ListColumn { side: Side::Right, ..text_column("EXIT", "exit", |job| Value::Text(job.exit())).rank(6) },
     CORES,
     number_column("CPU TIME", "cpu_seconds", |job| job.total(column::CPU, units::duration)).rank(5),
     MEMORY,
+    known_column(
+        number_column("REQUESTED", "requested_memory_bytes", |job| {
+            let bytes = job.record.requested.memory_bytes;
+            Value::Amount(bytes.map(|bytes| bytes as f64), units::bytes)
+        })
+        .rank(8),
+    ),
     MEMORY_RATIO,
     WITH_CACHE,
     READ,
@@ -279,6 +303,13 @@ static EVERYTHING: &[ListColumn] = &[
     WRITE_CALL,
     number_column("PROCESSES", "processes", |job| job.total(column::PROCESSES, units::count)).rank(9),
     number_column("THREADS", "threads_peak", |job| job.total(column::THREADS_PEAK, units::count)).rank(9),
+    known_column(
+        number_column("QUEUED", "queue_wait_seconds", |job| {
+            let wait_ns = allocation::queue_wait_ns(job.record, job.now_ns);
+            Value::Amount(wait_ns.map(|ns| ns as f64 / 1e9), units::duration)
+        })
+        .rank(8),
+    ),
     DURATION,
     STARTED,
     ListColumn {
@@ -298,15 +329,25 @@ impl Job<'_> {
         Some(self.record.local.as_ref()?.main?.pid.to_string())
     }
 
-    /// Each card with what the job used of it.
+    /// Each card with what the job used of it; of many, how many and which idle.
     fn cards(&self) -> Option<String> {
+        const EACH_MAX: usize = 4;
+        let is_idle = |gpu: &GpuUse| gpu.used_ns == 0 && gpu.idle_since_ns.is_some();
         let card = |gpu: &GpuUse| match gpu.utilization {
-            _ if gpu.used_ns == 0 && gpu.idle_since_ns.is_some() => format!("{} idle", gpu.index),
-            Some(used) => format!("{} {}", gpu.index, units::percent(used)),
+            _ if is_idle(gpu) => format!("{}: idle", gpu.index),
+            Some(used) => format!("{}: {}", gpu.index, units::percent(used)),
             None => gpu.index.clone(),
         };
-        let cards: Vec<String> = self.record.gpus.iter().map(card).collect();
-        (!cards.is_empty()).then(|| cards.join(", "))
+        let gpus = &self.record.gpus;
+        let idle: Vec<&str> = gpus.iter().filter(|gpu| is_idle(gpu)).map(|gpu| gpu.index.as_str()).collect();
+        match gpus.len() {
+            0 => None,
+            1..=EACH_MAX => Some(gpus.iter().map(card).collect::<Vec<_>>().join(", ")),
+            count if idle.is_empty() => Some(format!("{count} cards")),
+            count if idle.len() == count => Some(format!("{count} cards, all idle")),
+            count if idle.len() <= EACH_MAX => Some(format!("{count} cards, idle: {}", idle.join(" "))),
+            count => Some(format!("{count} cards, {} idle", idle.len())),
+        }
     }
 
     fn exit(&self) -> Option<String> {
@@ -386,7 +427,7 @@ impl Value {
             Value::Marked(value) => value.as_ref().map(|(_, words)| words.clone()),
             Value::Time(time_ns) => time_ns.map(|time_ns| units::time_short(time_ns, now_ns, &style.zone)),
         };
-        known.unwrap_or_else(|| "-".to_owned())
+        known.unwrap_or_else(|| UNKNOWN.to_owned())
     }
 
     /// In base units and without rounding; nothing where nothing is known.
@@ -414,11 +455,7 @@ pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> Strin
             header: column.header,
             cells: jobs.iter().map(|job| (column.value)(job).shown(now_ns, style)).collect(),
         })
-        .filter(|shown| match shown.column.show {
-            Show::Always => true,
-            Show::IfSeveral => shown.is_several(),
-            Show::IfKnown => shown.cells.iter().any(|cell| cell != "-"),
-        })
+        .filter(Shown::is_wanted)
         .collect();
     let frame = Frame { boxed: matches!(view, View::Cpu | View::Gpu) };
     if let Some(width) = style.width {
@@ -465,6 +502,15 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
+    fn is_wanted(&self) -> bool {
+        match self.column.show {
+            Show::Always => true,
+            Show::IfSeveral => self.is_several(),
+            Show::IfKnown => self.cells.iter().any(|cell| cell != UNKNOWN),
+            Show::InCsv => false,
+        }
+    }
+
     fn is_several(&self) -> bool {
         self.cells.windows(2).any(|pair| pair[0] != pair[1])
     }
@@ -798,13 +844,13 @@ mod tests {
             View::All,
             120,
             expect![[r#"
-            JOB  MANAGER  NAME            USER   STATE          CORES  CPU TIME    MEMORY  OF NODE      READ  WRITTEN  DURATION
-            41   local    some_job        alice  running         3.76     4m16s         -    <0.1%         -        -      1m8s
-            42   local    train           alice  finished        3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
-            43   local    convert-the-w…  alice  failed          3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
-            44   local    evil\n\x1b[2J…  alice  out of memory    734     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB     350ms
-            45   local    größe 大きい    alice  lost               -         -         -        -         -        -         -
-        "#]],
+                JOB  NAME            USER   STATE              EXIT  CORES  CPU TIME    MEMORY  OF NODE      READ  WRITTEN  DURATION
+                41   some_job        alice  running               -   3.76     4m16s         -    <0.1%         -        -      1m8s
+                42   train           alice  finished              0   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
+                43   convert-the-w…  alice  failed                3   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
+                44   evil\n\x1b[2J…  alice  out of memory  signal 9    734     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB     350ms
+                45   größe 大きい    alice  lost                  -      -         -         -        -         -        -         -
+            "#]],
         );
     }
 
@@ -857,6 +903,39 @@ mod tests {
             42   train     bob    finished   3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s  16:40:44
         "#]]
         .assert_eq(&drawn);
+    }
+
+    #[test]
+    fn jobs_of_managers_are_named_with_their_manager() {
+        let mut pending = sample::scheduled();
+        pending.state = State::Pending;
+        (pending.start_ns, pending.end_ns) = (None, None);
+        (pending.totals, pending.summaries) = Default::default();
+        pending.key.id = "1250".to_owned();
+        pending.scheduling.alias = Some("1250+1".to_owned());
+        let records = [pending, sample::scheduled(), sample::full(42, "train")];
+        let draw = |view, width| list(&records, view, sample::NOW_NS, &Style { width, ..Style::plain() });
+        expect![[r#"
+            JOB           NAME   STATE     CORES    MEMORY      READ  WRITTEN  DURATION
+            slurm:1250+1  train  pending       -         -         -        -         -
+            slurm:1234_7  train  timeout    3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s
+            42            train  finished   3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s
+        "#]]
+        .assert_eq(&draw(View::Jobs, Some(80)));
+        expect![[r#"
+            JOB           NAME   USER   ACCOUNT  PARTITION  STATE     EXIT  CORES  CPU TIME    MEMORY  REQUESTED  OF NODE  WITH CACHE      READ  WRITTEN  READ CALLS  WRITE CALLS  PROCESSES  THREADS  QUEUED  DURATION   STARTED  COMMAND
+            slurm:1250+1  train  alice  physics  batch      pending      -      -         -         -   4.00 GiB        -           -         -        -           -            -          -        -   2h30m         -         -  python3 train.py --epochs 3 --label 'first try'
+            slurm:1234_7  train  alice  physics  batch      timeout      -   3.76     4m17s  1.21 GiB   4.00 GiB     5.9%    4.70 GiB  3.22 GiB  700 MiB    9.20 GiB      775 MiB         23       41   1h30m      1m8s  16:40:44  python3 train.py --epochs 3 --label 'first try'
+            42            train  alice  -        -          finished     0   3.76     4m17s  1.21 GiB          -     5.9%    4.70 GiB  3.22 GiB  700 MiB    9.20 GiB      775 MiB         23       41       -      1m8s  16:40:44  python3 train.py --epochs 3 --label 'first try'
+        "#]].assert_eq(&draw(View::All, None));
+        let csv = csv(&records, View::All, sample::NOW_NS);
+        let columns: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').take(20).collect()).collect();
+        expect![[r#"
+            job,manager,name,user,account,partition,state,exit,cores,cpu_seconds,memory_needed_peak_bytes,requested_memory_bytes,memory_ratio,memory_peak_bytes,read_bytes,written_bytes,read_call_bytes,write_call_bytes,processes,threads_peak
+            slurm:1250+1,slurm,train,alice,physics,batch,pending,,,,,4294967296,,,,,,,,
+            slurm:1234_7,slurm,train,alice,physics,batch,timeout,,3.7641025641025636,256.9,1299227608,4294967296,0.05878973752260208,5046586572,3456789012,734003200,9876543210,812646400,23,41
+            42,local,train,alice,,,finished,0,3.7641025641025636,256.9,1299227608,,0.05878973752260208,5046586572,3456789012,734003200,9876543210,812646400,23,41
+        "#]].assert_eq(&columns.iter().map(|line| line.join(",") + "\n").collect::<String>());
     }
 
     #[test]

@@ -1,0 +1,117 @@
+//! Events by name, and what several of them tell together.
+
+use crate::job::EventCount;
+
+/// What the processor fetches from memory at once.
+const CACHE_LINE_BYTES: f64 = 64.0;
+
+/// Instructions of floating-point arithmetic that a processor counts, and how many operations each does.
+pub const FLOATING: [(&str, i64); 9] = [
+    ("fp_scalar_single", 1),
+    ("fp_scalar_double", 1),
+    ("fp_128_single", 4),
+    ("fp_128_double", 2),
+    ("fp_256_single", 8),
+    ("fp_256_double", 4),
+    ("fp_512_single", 16),
+    ("fp_512_double", 8),
+    ("fp_operations", 1),
+];
+
+/// What events say together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Derived {
+    pub name: &'static str,
+    pub value: f64,
+    pub help: &'static str,
+}
+
+/// Everything that can be derived from these counts of a job that ran for `wall_ns`.
+pub fn derived(events: &[EventCount], wall_ns: Option<i64>) -> Vec<Derived> {
+    let count = |name: &str| events.iter().find(|event| event.name == name).map(|event| event.count as f64);
+    let ratio = |part: &str, whole: &str| {
+        let whole = count(whole).filter(|&whole| whole > 0.0)?;
+        Some(count(part)? / whole)
+    };
+    let seconds = wall_ns.filter(|&wall_ns| wall_ns > 0).map(|wall_ns| wall_ns as f64 / 1e9);
+    let operations = |width: &str| {
+        let counted = FLOATING.iter().filter(|(name, _)| name.contains(width));
+        let known = counted.filter_map(|&(name, each)| Some(count(name)? * each as f64));
+        known.reduce(|sum, more| sum + more)
+    };
+    let floating = operations("fp_");
+    let of_width = floating.filter(|&all| all > 0.0).zip(operations("fp_512_"));
+    let misses = count("cache_misses");
+    let figures = [
+        ("ipc", ratio("instructions", "cpu_cycles"), "instructions per cycle"),
+        (
+            "cache_miss_ratio",
+            ratio("cache_misses", "cache_references"),
+            "share of cache references that missed",
+        ),
+        (
+            "branch_miss_ratio",
+            ratio("branch_misses", "branch_instructions"),
+            "share of branches guessed wrong",
+        ),
+        (
+            "floating_point_operations_per_second",
+            floating.zip(seconds).map(|(all, seconds)| all / seconds),
+            "floating-point operations per second of the job",
+        ),
+        (
+            "avx512_ratio",
+            of_width.map(|(all, wide)| wide / all),
+            "share of floating-point operations in 512-bit instructions",
+        ),
+        (
+            "memory_bytes_per_second",
+            misses.zip(seconds).map(|(misses, seconds)| misses * CACHE_LINE_BYTES / seconds),
+            "memory read because of cache misses, estimated",
+        ),
+    ];
+    let known =
+        figures.into_iter().filter_map(|(name, value, help)| Some(Derived { name, value: value?, help }));
+    known.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::QualityKind;
+
+    fn events(counts: &[(&str, i64)]) -> Vec<EventCount> {
+        let event = |&(name, count): &(&str, i64)| EventCount {
+            name: name.to_owned(),
+            count,
+            counted: 1.0,
+            kind: QualityKind::Measured,
+            source: String::new(),
+        };
+        counts.iter().map(event).collect()
+    }
+
+    fn values(counts: &[(&str, i64)]) -> Vec<(&'static str, f64)> {
+        derived(&events(counts), Some(2_000_000_000)).iter().map(|one| (one.name, one.value)).collect()
+    }
+
+    #[test]
+    fn what_belongs_together_is_divided() {
+        assert_eq!(values(&[("instructions", 30), ("cpu_cycles", 20)]), [("ipc", 1.5)]);
+        assert_eq!(values(&[("instructions", 30), ("cpu_cycles", 0)]), []);
+        assert_eq!(values(&[("page_faults", 30)]), []);
+    }
+
+    #[test]
+    fn wide_instructions_do_more_operations() {
+        let found = values(&[("fp_scalar_double", 16), ("fp_512_double", 6)]);
+        assert_eq!(found, [("floating_point_operations_per_second", 32.0), ("avx512_ratio", 0.75)]);
+        assert_eq!(values(&[("fp_512_double", 0)]), [("floating_point_operations_per_second", 0.0)]);
+    }
+
+    #[test]
+    fn memory_is_read_by_lines() {
+        let found = values(&[("cache_misses", 100), ("cache_references", 400)]);
+        assert_eq!(found, [("cache_miss_ratio", 0.25), ("memory_bytes_per_second", 3200.0)]);
+    }
+}

@@ -1,0 +1,294 @@
+//! The files of cgroups that are looked at beside the sampling: counters, members, peaks.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use met_core::MISSING;
+use met_core::job::CgroupPaths;
+use met_host::cgroup::{Hierarchies, Mount};
+use met_host::{Dir, FileType, Host, KeptFile, PidPath, Share, parse};
+
+/// So many of a job's processes are enough to learn from.
+const PIDS_MAX: usize = 64;
+/// Jobs have no deeper cgroups that processes begin in.
+const DEPTH_MAX: usize = 8;
+/// An environment is searched no further.
+const ENVIRON_BYTES_MAX: usize = 1 << 20;
+
+/// A mounted hierarchy, best first: where CPU time is counted, a job's directory is followed.
+pub(crate) struct Hierarchy {
+    pub(crate) point: PathBuf,
+    dir: Dir,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Unified,
+    Cpuacct,
+    Memory,
+    Other,
+}
+
+/// What only the memory files of a cgroup know, at its highest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) peak_bytes: i64,
+    pub(crate) oom_kills: i64,
+}
+
+impl Memory {
+    pub(crate) const UNKNOWN: Memory = Memory { peak_bytes: MISSING, oom_kills: MISSING };
+
+    pub(crate) fn raise(&mut self, other: Memory) {
+        self.peak_bytes = self.peak_bytes.max(other.peak_bytes);
+        self.oom_kills = self.oom_kills.max(other.oom_kills);
+    }
+}
+
+pub(crate) struct Files {
+    host: Host,
+    pub(crate) hierarchies: Vec<Hierarchy>,
+}
+
+impl Files {
+    pub(crate) fn open(host: &Host) -> io::Result<Files> {
+        let mounts = Hierarchies::read(host)?;
+        let mut hierarchies: Vec<Hierarchy> = Vec::new();
+        let others = mounts.others.iter().map(|(_, mount)| (Kind::Other, Some(mount)));
+        let counting = [
+            (Kind::Unified, mounts.unified.as_ref()),
+            (Kind::Cpuacct, mounts.cpuacct_v1.as_ref()),
+            (Kind::Memory, mounts.memory_v1.as_ref()),
+        ];
+        for (kind, mount) in counting.into_iter().chain(others) {
+            let Some(Mount { point, .. }) = mount else { continue };
+            if hierarchies.iter().all(|known| known.point != *point)
+                && let Ok(dir) = host.open_dir(point)
+            {
+                hierarchies.push(Hierarchy { point: point.clone(), dir, kind });
+            }
+        }
+        Ok(Files { host: host.clone(), hierarchies })
+    }
+
+    /// The path as this program can open it.
+    pub(crate) fn real_path(&self, hierarchy: usize, path: &Path) -> PathBuf {
+        let point = &self.hierarchies[hierarchy].point;
+        self.host.root().join(point.strip_prefix("/").unwrap_or(point)).join(path)
+    }
+
+    /// Inode number and link count of a cgroup's directory.
+    pub(crate) fn look_at(&self, hierarchy: usize, path: &Path) -> io::Result<(u64, u64)> {
+        self.hierarchies[hierarchy].dir.look_at(here(path))
+    }
+
+    pub(crate) fn list(
+        &self,
+        hierarchy: usize,
+        path: &Path,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<Vec<(OsString, u64)>> {
+        let mut names = Vec::new();
+        let dir = self.hierarchies[hierarchy].dir.open_dir(here(path))?;
+        dir.list(buffer, |name, inode, kind| {
+            if kind == FileType::Directory {
+                names.push((OsStr::from_bytes(name).to_owned(), inode));
+            }
+        })?;
+        Ok(names)
+    }
+
+    /// The file that counts CPU time, if there is one in this hierarchy.
+    pub(crate) fn open_counter(&self, hierarchy: usize, path: &Path) -> Option<KeptFile> {
+        let name = self.counter_path(hierarchy, path)?;
+        let dir = &self.hierarchies[hierarchy].dir;
+        dir.open_kept(name.as_os_str().as_bytes(), self.host.budget(), Share::Second).ok()
+    }
+
+    /// `None` if the cgroup is gone: also an open descriptor cannot be read then.
+    pub(crate) fn read_counter(
+        &self,
+        hierarchy: usize,
+        path: &Path,
+        counter: &KeptFile,
+        buffer: &mut Vec<u8>,
+    ) -> Option<u64> {
+        let dir = &self.hierarchies[hierarchy].dir;
+        let name = match counter.is_open() {
+            true => PathBuf::new(),
+            false => self.counter_path(hierarchy, path)?,
+        };
+        counter.read(dir, name.as_os_str().as_bytes(), buffer).ok()?;
+        match self.hierarchies[hierarchy].kind {
+            Kind::Unified => {
+                u64::try_from(parse::value_of(buffer, "usage_usec")).ok().and_then(|us| us.checked_mul(1000))
+            }
+            _ => parse::u64(buffer.trim_ascii()),
+        }
+    }
+
+    fn counter_path(&self, hierarchy: usize, path: &Path) -> Option<PathBuf> {
+        match self.hierarchies[hierarchy].kind {
+            Kind::Unified => Some(path.join("cpu.stat")),
+            Kind::Cpuacct => Some(path.join("cpuacct.usage")),
+            Kind::Memory | Kind::Other => None,
+        }
+    }
+
+    pub(crate) fn is_unified(&self, hierarchy: usize) -> bool {
+        self.hierarchies[hierarchy].kind == Kind::Unified
+    }
+
+    fn of_kind(&self, kind: Kind) -> Option<usize> {
+        self.hierarchies.iter().position(|hierarchy| hierarchy.kind == kind)
+    }
+
+    /// The job's directories in the hierarchies that count, and whether more may still be made: a manager
+    /// makes them one after the other.
+    pub(crate) fn paths_of(&self, path: &Path) -> (CgroupPaths, bool) {
+        let of_kind = |kind| {
+            let hierarchy = self.of_kind(kind)?;
+            self.look_at(hierarchy, path).ok().map(|_| self.hierarchies[hierarchy].point.join(path))
+        };
+        let unified = of_kind(Kind::Unified);
+        let memory = of_kind(Kind::Memory);
+        // The v2 directory counts CPU time already.
+        let cpuacct = of_kind(Kind::Cpuacct).filter(|_| unified.is_none());
+        let counts = unified.is_some() || cpuacct.is_some() || self.of_kind(Kind::Cpuacct).is_none();
+        let complete =
+            counts && (memory.is_some() || unified.is_some() || self.of_kind(Kind::Memory).is_none());
+        (CgroupPaths { unified, memory, cpuacct }, complete)
+    }
+
+    /// The one directory in which a job is followed.
+    pub(crate) fn path_in(&self, hierarchy: usize, path: &Path) -> CgroupPaths {
+        let Hierarchy { point, kind, .. } = &self.hierarchies[hierarchy];
+        let path = Some(point.join(path));
+        match kind {
+            Kind::Unified => CgroupPaths { unified: path, ..CgroupPaths::default() },
+            Kind::Cpuacct => CgroupPaths { cpuacct: path, ..CgroupPaths::default() },
+            Kind::Memory => CgroupPaths { memory: path, ..CgroupPaths::default() },
+            Kind::Other => CgroupPaths::default(),
+        }
+    }
+
+    /// The highest that the memory files of a cgroup tell.
+    pub(crate) fn memory_of(&self, path: &Path, buffer: &mut Vec<u8>) -> Memory {
+        let mut memory = Memory::UNKNOWN;
+        let files = [(Kind::Unified, "memory.peak", "memory.events"), (Kind::Memory, V1_PEAK, V1_OOM)];
+        for (kind, peak, events) in files {
+            let Some(hierarchy) = self.of_kind(kind) else { continue };
+            let dir = &self.hierarchies[hierarchy].dir;
+            if dir.read(path.join(peak), buffer).is_ok() {
+                let peak_bytes = parse::cell(buffer.trim_ascii());
+                let read = dir.read(path.join(events), buffer);
+                let oom_kills = if read.is_ok() { parse::value_of(buffer, "oom_kill") } else { MISSING };
+                memory.raise(Memory { peak_bytes, oom_kills });
+            }
+        }
+        memory
+    }
+
+    pub(crate) fn has_memory_v1(&self) -> bool {
+        self.of_kind(Kind::Memory).is_some()
+    }
+
+    /// Whether a cgroup is there where v1 counts memory.
+    pub(crate) fn has_memory_of(&self, path: &Path) -> bool {
+        self.of_kind(Kind::Memory).is_some_and(|hierarchy| self.look_at(hierarchy, path).is_ok())
+    }
+
+    /// Lets the kernel count on `alarm` when a cgroup of v1 runs out of memory. False if there is none.
+    pub(crate) fn alarm_at_oom(&self, path: &Path, alarm: &OwnedFd) -> bool {
+        let Some(hierarchy) = self.of_kind(Kind::Memory) else { return false };
+        let real = self.real_path(hierarchy, path);
+        let Ok(control) = File::open(real.join(V1_OOM)) else { return false };
+        let order = format!("{} {}", alarm.as_raw_fd(), control.as_raw_fd());
+        let event_control = OpenOptions::new().write(true).open(real.join("cgroup.event_control"));
+        event_control.is_ok_and(|mut file| file.write_all(order.as_bytes()).is_ok())
+    }
+
+    /// Some of the processes in a cgroup and below it.
+    pub(crate) fn pids(&self, hierarchy: usize, path: &Path, buffer: &mut Vec<u8>) -> Vec<u32> {
+        let mut pids = Vec::new();
+        if let Ok(dir) = self.hierarchies[hierarchy].dir.open_dir(here(path)) {
+            collect_pids(&dir, 0, buffer, &mut pids);
+        }
+        pids
+    }
+
+    /// Whether processes are in the cgroup itself, those below it not counted.
+    pub(crate) fn has_own_processes(&self, hierarchy: usize, path: &Path, buffer: &mut Vec<u8>) -> bool {
+        let dir = &self.hierarchies[hierarchy].dir;
+        dir.read(path.join("cgroup.procs"), buffer).is_ok() && !buffer.is_empty()
+    }
+
+    /// Whether anybody is left in a cgroup or below it; `None` if it is gone.
+    pub(crate) fn is_populated(&self, hierarchy: usize, path: &Path, buffer: &mut Vec<u8>) -> Option<bool> {
+        if self.is_unified(hierarchy) {
+            let dir = &self.hierarchies[hierarchy].dir;
+            dir.read(path.join("cgroup.events"), buffer).ok()?;
+            return Some(parse::value_of(buffer, "populated") == 1);
+        }
+        self.look_at(hierarchy, path).ok()?;
+        Some(!self.pids(hierarchy, path, buffer).is_empty())
+    }
+
+    /// When the first of these processes began, in nanoseconds since the boot.
+    pub(crate) fn earliest_start_ns(&self, pids: &[u32]) -> Option<i64> {
+        let per_tick = 1_000_000_000 / self.host.facts().ticks_per_second;
+        let starts = pids.iter().filter_map(|&pid| self.host.process(pid).ok());
+        let first = starts.map(|process| process.start_ticks).min()?;
+        i64::try_from(first).ok()?.checked_mul(per_tick)
+    }
+
+    /// A variable that one of these processes was started with, if it is a number: ids are.
+    pub(crate) fn number_in_environ(
+        &self,
+        pids: &[u32],
+        variable: &str,
+        buffer: &mut Vec<u8>,
+    ) -> Option<String> {
+        pids.iter().find_map(|&pid| {
+            self.host.proc_dir().read(PidPath::new(pid, "environ").as_path(), buffer).ok()?;
+            buffer.truncate(ENVIRON_BYTES_MAX);
+            let mut entries = buffer.split(|&byte| byte == 0);
+            let value =
+                entries.find_map(|entry| entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"="))?;
+            parse::u64(value).map(|number| number.to_string())
+        })
+    }
+}
+
+const V1_PEAK: &str = "memory.max_usage_in_bytes";
+const V1_OOM: &str = "memory.oom_control";
+
+fn here(path: &Path) -> &Path {
+    if path.as_os_str().is_empty() { Path::new(".") } else { path }
+}
+
+fn collect_pids(dir: &Dir, depth: usize, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
+    if dir.read("cgroup.procs", buffer).is_ok() {
+        // 0 stands for a process outside this pid namespace.
+        pids.extend(parse::lines(buffer).filter_map(parse::u32).filter(|&pid| pid != 0));
+    }
+    if depth == DEPTH_MAX || pids.len() >= PIDS_MAX || !dir.may_have_dirs().unwrap_or(false) {
+        return;
+    }
+    let mut names = Vec::new();
+    let listed = dir.list(buffer, |name, _, kind| {
+        if kind == FileType::Directory {
+            names.push(OsStr::from_bytes(name).to_owned());
+        }
+    });
+    for name in names.iter().filter(|_| listed.is_ok()) {
+        if let Ok(below) = dir.open_dir(name) {
+            collect_pids(&below, depth + 1, buffer, pids);
+        }
+    }
+}

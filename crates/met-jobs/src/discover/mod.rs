@@ -1,0 +1,313 @@
+//! Finds the jobs of resource managers by their cgroups, and closes them exactly when these are gone.
+//!
+//! The directories that lead to jobs are watched in every hierarchy; from the directory that outlives its jobs
+//! on (`slurm_n1`, `oar`, `slurmstepd.scope`) in one alone, the best. What is noticed is acted on at once: the
+//! directory of a job is gone some milliseconds after its last process, with all it knew. A look at everything
+//! from time to time is the safety net.
+
+mod alarm;
+mod files;
+mod followed;
+mod ledger;
+mod tree;
+mod watch;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use met_core::job::{CgroupPaths, Figure, Part};
+use met_host::{Host, clock};
+
+use crate::layouts::{Captures, Layouts, Segment};
+use alarm::Ear;
+use files::Files;
+use followed::Job;
+use ledger::Ledger;
+use tree::{Node, Route, Watched};
+use watch::{Notice, Watch, Watcher};
+
+/// When a job is read that was found a moment ago: one that ends soon is known by these readings.
+const EARLY_MS: [i64; 5] = [50, 100, 200, 400, 800];
+/// Parts are read this often.
+const PARTS_EVERY_NS: i64 = 10_000_000_000;
+/// The counters of all jobs: what was used since is divided by guess when several go at once.
+const JOBS_EVERY_NS: i64 = 30_000_000_000;
+const RESCAN_EVERY_NS: i64 = 60_000_000_000;
+/// Where the kernel watches no more for us, looking is all there is.
+const UNWATCHED_RESCAN_EVERY_NS: i64 = 1_000_000_000;
+/// Other things have to be done, too.
+const NOTICE_ROUNDS_MAX: usize = 64;
+/// A directory of its own for each of so many jobs and steps is more than a machine has.
+const NODES_MAX: usize = 1 << 17;
+
+/// Something that happened to a job. Jobs go by numbers that are used once.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    Found(Box<Found>),
+    /// A process was seen in it for the first time: there is somebody to ask who it is.
+    Inhabited(u64),
+    /// Its steps and tasks so far.
+    Parts(u64, Vec<Part>),
+    Ended(Box<Ended>),
+    /// All that was there at the beginning has been told.
+    Looked,
+}
+
+/// A job as its path tells it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    pub job: u64,
+    pub manager: String,
+    pub id: String,
+    pub captures: Captures,
+    pub cgroup: CgroupPaths,
+    /// Unix nanoseconds: when its directory was made, or its first process began if that was before.
+    pub start_ns: i64,
+    /// Some of the processes in it.
+    pub pids: Vec<u32>,
+}
+
+/// What is known of a job when its directory is gone, beside what was sampled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    pub job: u64,
+    pub end_ns: i64,
+    pub cpu: Option<Figure>,
+    pub memory_peak: Option<Figure>,
+    pub oom_kills: Option<Figure>,
+    pub parts: Vec<Part>,
+}
+
+/// What there is to say about the discovery itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Jobs that are followed, by manager.
+    pub jobs: Vec<(String, usize)>,
+    /// Directories in which managers keep their jobs.
+    pub homes: Vec<PathBuf>,
+    pub watches: usize,
+    /// Why not all is watched.
+    pub refused: Option<String>,
+    /// Directories that are not followed because there are too many.
+    pub left_out: u64,
+    pub rescans: u64,
+}
+
+pub struct Discovery {
+    files: Files,
+    node_name: String,
+    routes: Vec<Route>,
+    watcher: Watcher,
+    ear: Ear,
+    watched: HashMap<Watch, Watched>,
+    nodes: HashMap<u32, Node>,
+    next_node: u32,
+    /// The hierarchies in which a directory that outlives its jobs is there; the first is followed.
+    homes: HashMap<PathBuf, BTreeSet<usize>>,
+    ledger: Ledger,
+    /// By node.
+    jobs: HashMap<u32, Job>,
+    next_job: u64,
+    /// Jobs that change the hierarchy in which they are followed.
+    moving: HashMap<PathBuf, Job>,
+    /// Gone since the last closing.
+    removed: Vec<u32>,
+    /// Jobs to be read at once.
+    stirred: HashSet<u32>,
+    due: BinaryHeap<Reverse<(i64, u32)>>,
+    next_parts_ns: i64,
+    next_jobs_ns: i64,
+    next_rescan_ns: i64,
+    rescans: u64,
+    left_out: u64,
+    buffer: Vec<u8>,
+    events: Vec<Event>,
+}
+
+impl Discovery {
+    /// Looks at what is there; `below` narrows it to one cgroup and those in it.
+    pub fn open(host: &Host, layouts: &Layouts, below: Option<&Path>) -> io::Result<Discovery> {
+        let files = Files::open(host)?;
+        let watcher = Watcher::new();
+        let now_ns = clock::boottime_ns();
+        let mut discovery = Discovery {
+            files,
+            node_name: host.facts().hostname.clone(),
+            routes: tree::routes(layouts, below),
+            ear: Ear::new(watcher.fd())?,
+            watcher,
+            watched: HashMap::new(),
+            nodes: HashMap::new(),
+            next_node: 0,
+            homes: HashMap::new(),
+            ledger: Ledger::default(),
+            jobs: HashMap::new(),
+            next_job: 1,
+            moving: HashMap::new(),
+            removed: Vec::new(),
+            stirred: HashSet::new(),
+            due: BinaryHeap::new(),
+            next_parts_ns: now_ns + PARTS_EVERY_NS,
+            next_jobs_ns: now_ns + JOBS_EVERY_NS,
+            next_rescan_ns: now_ns + RESCAN_EVERY_NS,
+            rescans: 0,
+            left_out: 0,
+            buffer: Vec::new(),
+            events: Vec::new(),
+        };
+        for hierarchy in 0..discovery.files.hierarchies.len() {
+            discovery.add_root(hierarchy, now_ns);
+        }
+        discovery.rebase_all(now_ns);
+        discovery.announce_due(now_ns);
+        discovery.events.push(Event::Looked);
+        Ok(discovery)
+    }
+
+    /// Readable when something was noticed.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.ear.fd()
+    }
+
+    /// How long there is nothing to do unless something is noticed.
+    pub fn patience(&self) -> Duration {
+        let mut next_ns = self.next_rescan_ns;
+        if !self.jobs.is_empty() {
+            next_ns = next_ns.min(self.next_jobs_ns);
+        }
+        if self.jobs.values().any(|job| job.has_parts()) {
+            next_ns = next_ns.min(self.next_parts_ns);
+        }
+        if let Some(Reverse((due_ns, _))) = self.due.peek() {
+            next_ns = next_ns.min(*due_ns);
+        }
+        Duration::from_nanos((next_ns - clock::boottime_ns()).max(0) as u64)
+    }
+
+    /// Does what there is to do, and tells what happened.
+    pub fn work(&mut self) -> Vec<Event> {
+        let now_ns = clock::boottime_ns();
+        self.hear_alarms();
+        self.act_on_notices(now_ns);
+        self.read_stirred(now_ns);
+        self.close_removed(now_ns);
+        self.announce_due(now_ns);
+        self.do_periodically(now_ns);
+        std::mem::take(&mut self.events)
+    }
+
+    /// To be done before anything that may take long: whoever makes or removes a cgroup holds locks of the
+    /// kernel while he waits for others, and a look into the same directory waits with him.
+    fn act_on_notices(&mut self, now_ns: i64) {
+        let mut overflow = false;
+        // What was done about the first ones took its time, in which there may have come more.
+        for _ in 0..NOTICE_ROUNDS_MAX {
+            let notices = self.watcher.drain();
+            if notices.is_empty() {
+                break;
+            }
+            for notice in notices {
+                overflow |= notice == Notice::Overflow;
+                self.act_on(notice, now_ns);
+            }
+        }
+        if overflow {
+            self.rescan(true, now_ns);
+        }
+    }
+
+    fn act_on(&mut self, notice: Notice, now_ns: i64) {
+        match notice {
+            Notice::Made { watch, name } => {
+                if let Some(&Watched::Directory(parent)) = self.watched.get(&watch) {
+                    self.appeared(parent, &name, now_ns);
+                }
+            }
+            Notice::Removed { watch, name } => {
+                if let Some(&Watched::Directory(parent)) = self.watched.get(&watch) {
+                    self.vanished(parent, &name);
+                }
+            }
+            Notice::Changed { watch } => {
+                if let Some(&Watched::Events(node)) = self.watched.get(&watch) {
+                    self.stirred.insert(node);
+                }
+            }
+            Notice::Ended { watch } => {
+                if self.watched.remove(&watch).is_some() {
+                    self.watcher.ended();
+                }
+            }
+            Notice::Overflow => {}
+        }
+    }
+
+    fn do_periodically(&mut self, now_ns: i64) {
+        if now_ns >= self.next_parts_ns {
+            self.read_parts(now_ns);
+            self.next_parts_ns = now_ns + PARTS_EVERY_NS;
+        }
+        if now_ns >= self.next_jobs_ns {
+            self.read_all(now_ns);
+            self.next_jobs_ns = now_ns + JOBS_EVERY_NS;
+        }
+        if now_ns >= self.next_rescan_ns {
+            self.rescan(false, now_ns);
+            self.close_removed(now_ns);
+            self.announce_due(now_ns);
+        }
+    }
+
+    /// Looks at everything. In full after notices were lost; else whoever has as many directories as are known
+    /// is believed to have those.
+    pub fn rescan(&mut self, full: bool, now_ns: i64) {
+        self.rescans += 1;
+        for root in self.roots() {
+            self.reconcile(root, full, now_ns);
+        }
+        if full {
+            // Who came and went unseen is nobody's: not to be charged to the next one that ends.
+            self.rebase_all(now_ns);
+        }
+        self.mark_own_processes();
+        let every_ns = match self.watcher.refused() {
+            Some(_) => UNWATCHED_RESCAN_EVERY_NS,
+            None => RESCAN_EVERY_NS,
+        };
+        self.next_rescan_ns = now_ns + every_ns;
+    }
+
+    pub fn health(&self) -> Health {
+        let mut jobs: HashMap<&str, usize> = HashMap::new();
+        for job in self.jobs.values() {
+            *jobs.entry(self.routes[job.route].manager.as_str()).or_default() += 1;
+        }
+        let mut jobs: Vec<(String, usize)> =
+            jobs.into_iter().map(|(manager, count)| (manager.to_owned(), count)).collect();
+        jobs.sort();
+        Health {
+            jobs,
+            homes: self.home_paths(),
+            watches: self.watcher.count(),
+            refused: self.watcher.refused().map(|error| error.to_string()),
+            left_out: self.left_out,
+            rescans: self.rescans,
+        }
+    }
+}
+
+/// The directories named before any layout's, each by its own name.
+fn literals(below: &Path) -> Vec<Segment> {
+    let names = below.components().filter_map(|part| match part {
+        std::path::Component::Normal(name) => Some(Segment::literal(name.as_encoded_bytes())),
+        _ => None,
+    });
+    names.collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use expect_test::{Expect, expect};
+use met_core::job::Figure;
+use met_host::Host;
+
+use super::*;
+use crate::layouts::Layout;
+
+/// A machine of plain directories. Their counters are files that a test writes.
+struct Machine {
+    root: tempfile::TempDir,
+    discovery: Option<Discovery>,
+}
+
+const CPUACCT: &str = "sys/fs/cgroup/cpuacct";
+const FREEZER: &str = "sys/fs/cgroup/freezer";
+const MOUNTS: &str = "33 31 0:30 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n\
+                      34 31 0:31 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n";
+
+impl Machine {
+    fn new() -> Machine {
+        let root = tempfile::tempdir().unwrap();
+        let machine = Machine { root, discovery: None };
+        machine.write("proc/self/mountinfo", MOUNTS);
+        machine.write("proc/sys/kernel/hostname", "n0\n");
+        for top in [CPUACCT, FREEZER] {
+            machine.make(top, 0);
+        }
+        machine
+    }
+
+    fn write(&self, path: &str, text: impl AsRef<[u8]>) {
+        let path = self.root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// A cgroup whose processes have used so much.
+    fn make(&self, path: &str, cpu_ns: u64) {
+        if let Some((above, _)) = path.rsplit_once('/').filter(|(above, _)| above.len() > CPUACCT.len())
+            && !self.root.path().join(above).exists()
+        {
+            self.make(above, 0);
+        }
+        self.write(&format!("{path}/cgroup.procs"), "");
+        self.write(&format!("{path}/cpuacct.usage"), cpu_ns.to_string());
+    }
+
+    fn remove(&self, path: &str) {
+        fs::remove_dir_all(self.root.path().join(path)).unwrap();
+    }
+
+    fn open(&mut self, layouts: &Layouts, below: Option<&Path>) {
+        let host = Host::at(self.root.path()).unwrap();
+        self.discovery = Some(Discovery::open(&host, layouts, below).unwrap());
+    }
+
+    fn open_builtin(&mut self) {
+        self.open(&Layouts::builtin(), None);
+    }
+
+    fn work(&mut self) -> Vec<Event> {
+        self.discovery.as_mut().unwrap().work()
+    }
+
+    fn check(&mut self, expected: Expect) {
+        expected.assert_eq(&text(&self.work()));
+    }
+}
+
+fn text(events: &[Event]) -> String {
+    let mut text = String::new();
+    let figure = |figure: &Option<Figure>| match figure {
+        Some(figure) => format!("{} {} {}", figure.value, figure.kind.name(), figure.source),
+        None => "-".to_owned(),
+    };
+    for event in events {
+        match event {
+            Event::Found(found) => {
+                let Found { job, manager, id, captures, cgroup, .. } = &**found;
+                let paths = [&cgroup.unified, &cgroup.cpuacct, &cgroup.memory];
+                let paths: Vec<_> =
+                    paths.into_iter().flatten().map(|path| path.display().to_string()).collect();
+                let (uid, user, node) = (captures.uid, &captures.user, &captures.node);
+                writeln!(text, "{job} found {manager}:{id} {uid:?} {user:?} {node:?} {paths:?}").unwrap();
+            }
+            Event::Inhabited(job) => writeln!(text, "{job} inhabited").unwrap(),
+            Event::Parts(job, parts) => writeln!(text, "{job} has {} parts", parts.len()).unwrap(),
+            Event::Ended(ended) => {
+                writeln!(text, "{} ended, cpu {}", ended.job, figure(&ended.cpu)).unwrap();
+                for part in &ended.parts {
+                    let cpu = figure(&part.totals.figure(met_core::job_table::CPU).cloned());
+                    writeln!(text, "  {} {} {:?} cpu {cpu}", part.node, part.step, part.task).unwrap();
+                }
+            }
+            Event::Looked => writeln!(text, "looked").unwrap(),
+        }
+    }
+    text
+}
+
+#[test]
+fn jobs_are_found_below_roots_that_did_not_exist_yet() {
+    let mut machine = Machine::new();
+    machine.open_builtin();
+    machine.check(expect![[r#"
+        looked
+    "#]]);
+    machine.make(&format!("{CPUACCT}/slurm_n1"), 0);
+    machine.make(&format!("{CPUACCT}/slurm_n2"), 0);
+    machine.check(expect![""]);
+    machine.make(&format!("{CPUACCT}/slurm_n1/uid_7/job_5"), 0);
+    machine.make(&format!("{CPUACCT}/slurm_n2/uid_7/job_6"), 0);
+    machine.make(&format!("{CPUACCT}/oar/a_b_9"), 0);
+    machine.check(expect![[r#"
+        1 found slurm:5 Some(7) None Some("n1") ["/sys/fs/cgroup/cpuacct/slurm_n1/uid_7/job_5"]
+        2 found slurm:6 Some(7) None Some("n2") ["/sys/fs/cgroup/cpuacct/slurm_n2/uid_7/job_6"]
+        3 found oar:9 None Some("a_b") Some("n0") ["/sys/fs/cgroup/cpuacct/oar/a_b_9"]
+    "#]]);
+}
+
+#[test]
+fn a_job_and_its_parts_are_closed_from_what_remains() {
+    let mut machine = Machine::new();
+    let job = format!("{CPUACCT}/slurm/uid_7/job_5");
+    machine.make(&format!("{CPUACCT}/slurm"), 1000);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7"), 100);
+    machine.make(&job, 100);
+    machine.make(&format!("{job}/step_0"), 100);
+    machine.make(&format!("{job}/step_0/task_0"), 60);
+    machine.make(&format!("{job}/step_0/task_1"), 40);
+    machine.open_builtin();
+    machine.work();
+    // Both tasks go; the counters above keep what they used. The job of another user goes on.
+    machine.make(&format!("{CPUACCT}/slurm/uid_8/job_6"), 0);
+    machine.work();
+    machine.make(&format!("{CPUACCT}/slurm/uid_8/job_6"), 70);
+    machine.make(&format!("{CPUACCT}/slurm/uid_8"), 70);
+    machine.make(&job, 130);
+    machine.make(&format!("{job}/step_0"), 130);
+    machine.remove(&format!("{job}/step_0/task_0"));
+    machine.check(expect![""]);
+    machine.make(&format!("{CPUACCT}/slurm"), 1105);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7"), 135);
+    machine.remove(&format!("{CPUACCT}/slurm/uid_7"));
+    machine.check(expect![[r#"
+        1 ended, cpu 135 measured cgroup ancestor
+          n0 0 Some("0") cpu 90 measured cgroup ancestor
+          n0 0 Some("1") cpu 45 measured cgroup ancestor
+          n0 0 None cpu 135 measured cgroup ancestor
+    "#]]);
+}
+
+#[test]
+fn a_directory_of_the_same_name_is_another_job() {
+    let mut machine = Machine::new();
+    let job = format!("{CPUACCT}/slurm/uid_7/job_5");
+    machine.make(&format!("{CPUACCT}/slurm/uid_7"), 0);
+    machine.make(&job, 0);
+    machine.open_builtin();
+    machine.work();
+    machine.remove(&job);
+    machine.make(&job, 0);
+    machine.check(expect![[r#"
+        1 ended, cpu 0 measured cgroup ancestor
+        2 found slurm:5 Some(7) None Some("n0") ["/sys/fs/cgroup/cpuacct/slurm/uid_7/job_5"]
+    "#]]);
+}
+
+#[test]
+fn a_container_inside_a_job_is_no_job_and_own_layouts_come_first() {
+    let mut machine = Machine::new();
+    let container = "a".repeat(64);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5/docker/{container}"), 0);
+    machine.make(&format!("{CPUACCT}/mine/job-x"), 0);
+    machine.make(&format!("{CPUACCT}/mine/other"), 0);
+    let own = Layout::parse("mine", "mine/job-{id}", "").unwrap();
+    machine.open(&Layouts::with(vec![own]), None);
+    let mut found: Vec<String> = text(&machine.work()).lines().map(|line| line[2..].to_owned()).collect();
+    found.sort();
+    expect![[r#"
+        found mine:x None None Some("n0") ["/sys/fs/cgroup/cpuacct/mine/job-x"]
+        found slurm:5 Some(7) None Some("n0") ["/sys/fs/cgroup/cpuacct/slurm/uid_7/job_5"]
+        oked"#]]
+    .assert_eq(&found.join("\n"));
+}
+
+#[test]
+fn only_what_lies_below_a_cgroup_is_looked_at() {
+    let mut machine = Machine::new();
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
+    machine.open(&Layouts::builtin(), Some(Path::new("/test/a")));
+    machine.work();
+    machine.make(&format!("{CPUACCT}/test/a/slurm/uid_7/job_6"), 0);
+    machine.check(expect![[r#"
+        1 found slurm:6 Some(7) None Some("n0") ["/sys/fs/cgroup/cpuacct/test/a/slurm/uid_7/job_6"]
+    "#]]);
+}
+
+#[test]
+fn a_better_hierarchy_takes_over_and_the_job_stays_the_same() {
+    let mut machine = Machine::new();
+    machine.open_builtin();
+    machine.work();
+    machine.make(&format!("{FREEZER}/slurm/uid_7/job_5"), 0);
+    // Nothing counts it yet: its manager may still be at it.
+    machine.check(expect![""]);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
+    machine.check(expect![[r#"
+        1 found slurm:5 Some(7) None Some("n0") ["/sys/fs/cgroup/cpuacct/slurm/uid_7/job_5"]
+    "#]]);
+    machine.remove(&format!("{FREEZER}/slurm"));
+    machine.check(expect![""]);
+    machine.remove(&format!("{CPUACCT}/slurm/uid_7/job_5"));
+    machine.check(expect![[r#"
+        1 ended, cpu 0 measured cgroup ancestor
+    "#]]);
+}
+
+#[test]
+fn a_job_that_is_named_by_a_sluid_is_asked_for_its_id() {
+    let mut machine = Machine::new();
+    let job = format!("{CPUACCT}/system.slice/slurmstepd.scope/s0123456789ABC");
+    machine.make(&format!("{CPUACCT}/system.slice/slurmstepd.scope"), 0);
+    machine.make(&job, 0);
+    machine.open_builtin();
+    machine.check(expect![[r#"
+        looked
+    "#]]);
+    let zeros = "0 ".repeat(17);
+    machine.write("proc/77/stat", format!("77 (x) S 1 {zeros}5 0"));
+    machine.write("proc/77/environ", b"A=\xff\0SLURM_JOB_ID=1234\0B=2\0");
+    machine.write(&format!("{job}/step_0/cgroup.procs"), "77\n");
+    machine.check(expect![[r#"
+        1 found slurm:1234 None None Some("n0") ["/sys/fs/cgroup/cpuacct/system.slice/slurmstepd.scope/s0123456789ABC"]
+    "#]]);
+}
+
+#[test]
+fn what_was_not_noticed_is_found_by_looking() {
+    let mut machine = Machine::new();
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5/step_0"), 0);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6"), 0);
+    machine.open_builtin();
+    machine.work();
+    machine.remove(&format!("{CPUACCT}/slurm/uid_7/job_6"));
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_7"), 0);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5/step_1"), 0);
+    let discovery = machine.discovery.as_mut().unwrap();
+    discovery.watcher.drain();
+    let now_ns = clock::boottime_ns();
+    discovery.rescan(true, now_ns);
+    discovery.close_removed(now_ns);
+    discovery.announce_due(now_ns);
+    let events = std::mem::take(&mut discovery.events);
+    let ended = events.iter().filter(|event| matches!(event, Event::Ended(_))).count();
+    let found = events.iter().filter(|event| matches!(event, Event::Found(_))).count();
+    assert_eq!((ended, found), (1, 1));
+    assert_eq!(discovery.jobs.values().map(|job| usize::from(job.has_parts())).sum::<usize>(), 1);
+    assert_eq!(discovery.health().jobs, [("slurm".to_owned(), 2)]);
+}
+
+#[test]
+fn hostile_names_are_jobs_like_others_or_none() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let mut machine = Machine::new();
+    let jobs = machine.root.path().join(format!("{CPUACCT}/pbs_jobs.service/jobs"));
+    machine.open_builtin();
+    machine.work();
+    for name in [&b"1.a\nb"[..], b"\xff\xfe", b"...", &[b'x'; 255], b"slurm", b"%0a"] {
+        fs::create_dir_all(jobs.join(OsStr::from_bytes(name))).unwrap();
+    }
+    fs::create_dir_all(machine.root.path().join(format!("{CPUACCT}/slurm/uid_99999999999/job_1"))).unwrap();
+    let events = machine.work();
+    let mut ids: Vec<String> = (events.iter())
+        .filter_map(|event| match event {
+            Event::Found(found) => Some(format!("{}:{}", found.manager, found.id)),
+            _ => None,
+        })
+        .collect();
+    ids.sort();
+    let long = format!("pbs:{}", "x".repeat(126));
+    assert_eq!(ids, ["pbs:%250a", "pbs:%ff%fe", "pbs:...", "pbs:1.a%0ab", "pbs:slurm", &long, "slurm:1"]);
+    machine.remove(&format!("{CPUACCT}/pbs_jobs.service"));
+    let ended = machine.work().iter().filter(|event| matches!(event, Event::Ended(_))).count();
+    assert_eq!(ended, 6);
+    assert_eq!(machine.discovery.as_ref().unwrap().health().jobs, [("slurm".to_owned(), 1)]);
+}

@@ -1,0 +1,510 @@
+//! The directories that are followed: the ways to jobs, the jobs, their parts, and what lies beside them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use met_host::KeptFile;
+
+use super::followed::Job;
+use super::ledger::Ledger;
+use super::watch::Watch;
+use super::{Discovery, NODES_MAX, literals};
+use crate::layouts::{Captures, Layouts, Segment};
+
+/// One layout from the top of a hierarchy.
+pub(super) struct Route {
+    pub(super) manager: String,
+    segments: Vec<Segment>,
+    parts: Vec<Segment>,
+    /// So many directories lead to the one that outlives its jobs, itself included.
+    home: usize,
+}
+
+/// In order of precedence.
+pub(super) fn routes(layouts: &Layouts, below: Option<&Path>) -> Vec<Route> {
+    let above = below.map(literals).unwrap_or_default();
+    let mut routes = Vec::new();
+    for layout in layouts.of_jobs() {
+        for (segments, home) in layout.routes() {
+            routes.push(Route {
+                manager: layout.manager().to_owned(),
+                segments: above.iter().chain(segments).cloned().collect(),
+                parts: layout.parts().to_vec(),
+                home: above.len() + home,
+            });
+        }
+    }
+    routes
+}
+
+/// What a watch is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watched {
+    Directory(u32),
+    /// The events file of a job.
+    Events(u32),
+}
+
+pub(super) struct Node {
+    pub(super) hierarchy: usize,
+    pub(super) parent: Option<u32>,
+    /// From the top of the hierarchy.
+    pub(super) path: PathBuf,
+    pub(super) role: Role,
+    inode: u64,
+    children: HashMap<OsString, u32>,
+    watches: Vec<Watch>,
+    /// What counts its CPU time, of those that are accounted for.
+    counter: Option<KeptFile>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Role {
+    /// On the way to jobs: how far along which routes.
+    Way(Vec<Way>),
+    /// What is known of it is in the list of jobs.
+    Job,
+    /// A part of a job, or on the way to one.
+    Part { job: u32, depth: usize, captures: Captures, is_part: bool },
+    /// Something else that shares a counter with jobs.
+    Beside,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    route: usize,
+    at: usize,
+    captures: Captures,
+}
+
+impl Discovery {
+    pub(super) fn add_root(&mut self, hierarchy: usize, now_ns: i64) {
+        let way = |route| Way { route, at: 0, captures: Captures::default() };
+        let role = Role::Way((0..self.routes.len()).map(way).collect());
+        let id = self.insert(hierarchy, None, PathBuf::new(), role);
+        self.homes.entry(PathBuf::new()).or_default().insert(hierarchy);
+        self.descend(id, true, now_ns);
+    }
+
+    pub(super) fn roots(&self) -> Vec<u32> {
+        let mut roots: Vec<u32> =
+            self.nodes.iter().filter(|(_, node)| node.parent.is_none()).map(|(id, _)| *id).collect();
+        roots.sort_unstable();
+        roots
+    }
+
+    /// The directories in which jobs were looked for or found, without the tops of the hierarchies.
+    pub(super) fn home_paths(&self) -> Vec<PathBuf> {
+        let homes: BTreeSet<PathBuf> = (self.jobs.keys())
+            .filter_map(|id| self.nodes.get(id))
+            .filter_map(|node| Some((node, self.nodes.get(&node.parent?)?)))
+            .map(|(node, parent)| self.files.hierarchies[node.hierarchy].point.join(&parent.path))
+            .collect();
+        homes.into_iter().collect()
+    }
+
+    fn insert(&mut self, hierarchy: usize, parent: Option<u32>, path: PathBuf, role: Role) -> u32 {
+        let id = self.next_node;
+        self.next_node += 1;
+        let inode = self.files.look_at(hierarchy, &path).map_or(0, |(inode, _)| inode);
+        let node = Node {
+            hierarchy,
+            parent,
+            path,
+            role,
+            inode,
+            children: HashMap::new(),
+            watches: Vec::new(),
+            counter: None,
+        };
+        self.nodes.insert(id, node);
+        id
+    }
+
+    /// A directory was made. One of the same name that was known is another one, and gone.
+    pub(super) fn appeared(&mut self, parent: u32, name: &OsStr, now_ns: i64) {
+        let Some(node) = self.nodes.get(&parent) else { return };
+        if let Some(known) = node.children.get(name).and_then(|id| self.nodes.get(id)) {
+            match self.files.look_at(known.hierarchy, &known.path) {
+                // Found by the listing before the notice came.
+                Ok((inode, _)) if inode == known.inode => return,
+                _ => self.vanished(parent, name),
+            }
+        }
+        self.add_child(parent, name, false, now_ns);
+        self.stir_job_of(parent);
+    }
+
+    /// A directory is gone. Whoever is in the job around it is read at once: it may go next.
+    pub(super) fn vanished(&mut self, parent: u32, name: &OsStr) {
+        let child = self.nodes.get(&parent).and_then(|node| self.nodes.get(node.children.get(name)?));
+        // A notice may be of an earlier one of the same name, which was gone before it could be looked at.
+        let is_there = child.is_some_and(|child| {
+            let found = self.files.look_at(child.hierarchy, &child.path);
+            found.is_ok_and(|(inode, _)| inode == child.inode)
+        });
+        if !is_there && let Some(id) = self.nodes.get_mut(&parent).and_then(|node| node.children.remove(name))
+        {
+            self.removed.push(id);
+        }
+        self.stir_job_of(parent);
+    }
+
+    fn stir_job_of(&mut self, id: u32) {
+        match self.nodes.get(&id).map(|node| &node.role) {
+            Some(Role::Job) => drop(self.stirred.insert(id)),
+            Some(Role::Part { job, .. }) => drop(self.stirred.insert(*job)),
+            _ => {}
+        }
+    }
+
+    /// Follows a directory, if it is of interest, and those below it.
+    fn add_child(&mut self, parent: u32, name: &OsStr, existing: bool, now_ns: i64) {
+        let Some(role) = self.role_of(parent, name) else { return };
+        if self.nodes.len() >= NODES_MAX {
+            self.left_out += 1;
+            return;
+        }
+        let (role, found) = role;
+        let Some(node) = self.nodes.get(&parent) else { return };
+        let (hierarchy, path) = (node.hierarchy, node.path.join(name));
+        let id = self.insert(hierarchy, Some(parent), path.clone(), role);
+        if let Some(node) = self.nodes.get_mut(&parent) {
+            node.children.insert(name.to_owned(), id);
+        }
+        if self.ledger.follows(parent) {
+            self.open_account(id, existing, now_ns);
+        }
+        if let Some((route, captures)) = found {
+            self.add_job(id, route, captures, existing, now_ns);
+        } else if let Some(Role::Part { job, is_part: true, .. }) = self.nodes.get(&id).map(|node| &node.role)
+        {
+            self.add_part(id, *job, now_ns);
+        }
+        self.register_home(id);
+        self.descend(id, existing, now_ns);
+        self.end_unmoved(now_ns);
+    }
+
+    /// What a directory is to its parent; `None` if it is of no interest.
+    fn role_of(&self, parent: u32, name: &OsStr) -> Option<(Role, Option<(usize, Captures)>)> {
+        let node = self.nodes.get(&parent)?;
+        let name = name.as_encoded_bytes();
+        let (job, depth, captures) = match &node.role {
+            Role::Way(ways) => return self.role_on_way(parent, node, ways, name),
+            Role::Job => (parent, 0, &Captures::default()),
+            Role::Part { job, depth, captures, .. } => (*job, *depth, captures),
+            Role::Beside => return None,
+        };
+        let segment = self.routes[self.jobs.get(&job)?.route].parts.get(depth)?;
+        let mut told = captures.clone();
+        let role = match segment.capture(name, &mut told) {
+            true => Role::Part { job, depth: depth + 1, is_part: told != *captures, captures: told },
+            false => Role::Beside,
+        };
+        Some((role, None))
+    }
+
+    fn role_on_way(
+        &self,
+        parent: u32,
+        node: &Node,
+        ways: &[Way],
+        name: &[u8],
+    ) -> Option<(Role, Option<(usize, Captures)>)> {
+        let mut further = Vec::new();
+        for way in ways.iter().filter(|way| self.leads_on(node, way)) {
+            let route = &self.routes[way.route];
+            let mut captures = way.captures.clone();
+            if !route.segments[way.at].capture(name, &mut captures) {
+                continue;
+            }
+            if way.at + 1 == route.segments.len() {
+                return Some((Role::Job, Some((way.route, captures))));
+            }
+            further.push(Way { route: way.route, at: way.at + 1, captures });
+        }
+        match further.is_empty() {
+            false => Some((Role::Way(further), None)),
+            true => self.ledger.follows(parent).then_some((Role::Beside, None)),
+        }
+    }
+
+    /// Below the directory that outlives its jobs one hierarchy alone is followed.
+    fn leads_on(&self, node: &Node, way: &Way) -> bool {
+        let home = self.routes[way.route].home;
+        if way.at < home {
+            return true;
+        }
+        let path: PathBuf = node.path.components().take(home).collect();
+        self.homes.get(&path).and_then(BTreeSet::first) == Some(&node.hierarchy)
+    }
+
+    /// Whether a directory outlives jobs, and its children are to be followed.
+    fn is_active_home(&self, node: &Node) -> bool {
+        let Role::Way(ways) = &node.role else { return false };
+        let ends_here = |way: &&Way| way.at > 0 && way.at == self.routes[way.route].home;
+        ways.iter().filter(ends_here).any(|way| self.leads_on(node, way))
+    }
+
+    fn open_account(&mut self, id: u32, existing: bool, now_ns: i64) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let parent = node.parent.filter(|parent| self.ledger.follows(*parent));
+        node.counter = self.files.open_counter(node.hierarchy, &node.path);
+        let Some(counter) = &node.counter else {
+            // Gone before it could be looked at: what it used is its parent's to tell. One that is there and
+            // cannot be read is not followed, and its parent no longer sure of its children.
+            let gone = self.files.look_at(node.hierarchy, &node.path).is_err();
+            match parent {
+                Some(parent) if gone => self.ledger.begin_new(id, Some(parent), now_ns),
+                Some(parent) => self.ledger.set_inhabited(parent, true),
+                None => {}
+            }
+            return;
+        };
+        let read = self.files.read_counter(node.hierarchy, &node.path, counter, &mut self.buffer);
+        match read.filter(|_| existing) {
+            Some(counter_ns) => self.ledger.begin_existing(id, parent, counter_ns, now_ns),
+            None => self.ledger.begin_new(id, parent, now_ns),
+        }
+        if matches!(node.role, Role::Way(_)) {
+            self.ledger.set_hollow(id);
+        }
+    }
+
+    /// Watches a directory, then lists what was made in it before.
+    fn descend(&mut self, id: u32, existing: bool, now_ns: i64) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        let wanted = match &node.role {
+            Role::Way(ways) => ways.iter().any(|way| self.leads_on(node, way)),
+            Role::Job => true,
+            Role::Part { job, depth, .. } => {
+                self.jobs.get(job).is_some_and(|job| *depth < self.routes[job.route].parts.len())
+            }
+            Role::Beside => false,
+        };
+        if !wanted || !node.watches.is_empty() {
+            return;
+        }
+        let (hierarchy, path, is_job) = (node.hierarchy, node.path.clone(), matches!(node.role, Role::Job));
+        if !self.ledger.follows(id) && self.is_active_home(node) {
+            self.open_account(id, existing, now_ns);
+        }
+        let real = self.files.real_path(hierarchy, &path);
+        let mut watches = Vec::new();
+        if let Some(watch) = self.watcher.add_dir(&real) {
+            watches.push(watch);
+            self.watched.insert(watch, Watched::Directory(id));
+        }
+        if is_job
+            && self.files.is_unified(hierarchy)
+            && let Some(watch) = self.watcher.add_file(&real.join("cgroup.events"))
+        {
+            watches.push(watch);
+            self.watched.insert(watch, Watched::Events(id));
+        }
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.watches = watches;
+        }
+        for (name, _) in self.files.list(hierarchy, &path, &mut self.buffer).unwrap_or_default() {
+            let known = self.nodes.get(&id).is_none_or(|node| node.children.contains_key(&name));
+            if !known {
+                self.add_child(id, &name, existing, now_ns);
+            }
+        }
+    }
+
+    /// A directory that outlives its jobs is there in one more hierarchy; the best of them is followed.
+    fn register_home(&mut self, id: u32) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        let Role::Way(ways) = &node.role else { return };
+        if !ways.iter().any(|way| way.at == self.routes[way.route].home) {
+            return;
+        }
+        let (hierarchy, path) = (node.hierarchy, node.path.clone());
+        let home = self.homes.entry(path.clone()).or_default();
+        let before = home.first().copied();
+        home.insert(hierarchy);
+        if let Some(worse) = before.filter(|&before| hierarchy < before) {
+            self.leave_home(worse, &path);
+        }
+    }
+
+    /// Lets go of what was followed below a home in a hierarchy; its jobs are taken up in another one.
+    fn leave_home(&mut self, hierarchy: usize, path: &Path) {
+        let Some(id) = self.node_at(hierarchy, path) else { return };
+        let children: Vec<u32> =
+            self.nodes.get(&id).map_or_else(Vec::new, |node| node.children.values().copied().collect());
+        self.ledger.forget(id);
+        for child in children {
+            for id in self.subtree(child) {
+                if let (Some(job), Some(node)) = (self.jobs.remove(&id), self.nodes.get(&id)) {
+                    self.moving.insert(node.path.clone(), job);
+                }
+                self.drop_node(id);
+                self.ledger.forget(id);
+            }
+        }
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.children.clear();
+            for watch in std::mem::take(&mut node.watches) {
+                self.watched.remove(&watch);
+                self.watcher.remove(watch);
+            }
+        }
+    }
+
+    fn node_at(&self, hierarchy: usize, path: &Path) -> Option<u32> {
+        let is_root = |node: &Node| node.parent.is_none() && node.hierarchy == hierarchy;
+        let mut id = self.nodes.iter().find(|(_, node)| is_root(node)).map(|(id, _)| *id)?;
+        for name in path.components() {
+            id = *self.nodes.get(&id)?.children.get(name.as_os_str())?;
+        }
+        Some(id)
+    }
+
+    /// The home is gone from the hierarchy in which it was followed; another one may still have it.
+    pub(super) fn lose_home(&mut self, hierarchy: usize, path: &Path, now_ns: i64) {
+        let Some(home) = self.homes.get_mut(path) else { return };
+        home.remove(&hierarchy);
+        match home.first().copied() {
+            Some(next) => {
+                if let Some(id) = self.node_at(next, path) {
+                    self.descend(id, true, now_ns);
+                }
+            }
+            None => drop(self.homes.remove(path)),
+        }
+    }
+
+    /// A node and all below it, the inner ones first.
+    pub(super) fn subtree(&self, id: u32) -> Vec<u32> {
+        let mut found = vec![id];
+        let mut next = 0;
+        while let Some(node) = found.get(next).and_then(|id| self.nodes.get(id)) {
+            found.extend(node.children.values());
+            next += 1;
+        }
+        found.reverse();
+        found
+    }
+
+    /// Forgets a node and its watches; its place in its parent is given free if it still holds it.
+    pub(super) fn drop_node(&mut self, id: u32) -> Option<Node> {
+        let node = self.nodes.remove(&id)?;
+        for &watch in &node.watches {
+            // A directory that is followed anew has the same watch.
+            let ours = [Watched::Directory(id), Watched::Events(id)];
+            if self.watched.get(&watch).is_some_and(|watched| ours.contains(watched)) {
+                self.watched.remove(&watch);
+                self.watcher.remove(watch);
+            }
+        }
+        if let (Some(parent), Some(name)) = (node.parent, node.path.file_name())
+            && let Some(parent) = self.nodes.get_mut(&parent)
+            && parent.children.get(name) == Some(&id)
+        {
+            parent.children.remove(name);
+        }
+        Some(node)
+    }
+
+    /// Compares what is known of a directory with what is there.
+    pub(super) fn reconcile(&mut self, id: u32, full: bool, now_ns: i64) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        if matches!(node.role, Role::Beside) {
+            return;
+        }
+        let (hierarchy, path) = (node.hierarchy, node.path.clone());
+        let inside_job = !matches!(node.role, Role::Way(_));
+        if inside_job && !full {
+            let known = node.children.len() as u64 + 2;
+            // Those that do not count directories by links say 1.
+            if self.files.look_at(hierarchy, &path).is_ok_and(|(_, links)| links == known) {
+                return self.reconcile_below(id, full, now_ns);
+            }
+        }
+        let Ok(listed) = self.files.list(hierarchy, &path, &mut self.buffer) else { return };
+        let listed: HashMap<OsString, u64> = listed.into_iter().collect();
+        let Some(node) = self.nodes.get(&id) else { return };
+        let is_there = |name: &OsString, child: &u32| {
+            let inode = self.nodes.get(child).map(|child| child.inode);
+            listed.get(name).is_some_and(|found| Some(*found) == inode)
+        };
+        let gone: Vec<OsString> = (node.children.iter())
+            .filter(|(name, child)| !is_there(name, child))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in gone {
+            self.vanished(id, &name);
+        }
+        for name in listed.keys() {
+            if self.nodes.get(&id).is_some_and(|node| !node.children.contains_key(name)) {
+                self.add_child(id, name, false, now_ns);
+            }
+        }
+        self.reconcile_below(id, full, now_ns);
+    }
+
+    fn reconcile_below(&mut self, id: u32, full: bool, now_ns: i64) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        let children: Vec<u32> = node.children.values().copied().collect();
+        for child in children {
+            self.reconcile(child, full, now_ns);
+        }
+    }
+
+    /// A directory on the way to jobs may have processes of its own, which let its counter grow.
+    pub(super) fn mark_own_processes(&mut self) {
+        for (id, node) in &self.nodes {
+            if self.ledger.follows(*id) && matches!(node.role, Role::Way(_)) {
+                let own = self.files.has_own_processes(node.hierarchy, &node.path, &mut self.buffer);
+                self.ledger.set_inhabited(*id, own);
+            }
+        }
+    }
+
+    pub(super) fn rebase_all(&mut self, now_ns: i64) {
+        self.mark_own_processes();
+        let accounted: Vec<u32> = self.nodes.keys().copied().filter(|id| self.ledger.follows(*id)).collect();
+        for id in accounted {
+            self.with_counters(|ledger, read| ledger.rebase(id, read, now_ns));
+        }
+    }
+
+    /// Where processes of its own let a directory grow, that is settled before a child of it ends.
+    pub(super) fn rebase_inhabited(&mut self, now_ns: i64) {
+        let inhabited: Vec<u32> =
+            self.nodes.keys().copied().filter(|id| self.ledger.has_own_processes(*id)).collect();
+        for id in inhabited {
+            self.with_counters(|ledger, read| ledger.rebase(id, read, now_ns));
+        }
+    }
+
+    /// The ledger, and how it reads the counters of nodes.
+    pub(super) fn with_counters<T>(
+        &mut self,
+        act: impl FnOnce(&mut Ledger, &mut dyn FnMut(u32) -> Option<u64>) -> T,
+    ) -> T {
+        let Discovery { ledger, nodes, files, buffer, .. } = self;
+        let mut read = |id: u32| {
+            let node = nodes.get(&id)?;
+            files.read_counter(node.hierarchy, &node.path, node.counter.as_ref()?, buffer)
+        };
+        act(ledger, &mut read)
+    }
+
+    /// The counter of a node as it is now.
+    pub(super) fn counter_ns(&mut self, id: u32) -> Option<u64> {
+        self.with_counters(|_, read| read(id))
+    }
+
+    /// Jobs that were in the hierarchy that was left and are not in the better one.
+    fn end_unmoved(&mut self, now_ns: i64) {
+        let unmoved: Vec<Job> = self.moving.drain().map(|(_, job)| job).collect();
+        for job in unmoved {
+            self.end_job(job, None, now_ns);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Who a job is that somebody else started: from its cgroup and from the processes in it.
+//!
+//! Whose job it is comes from the path of the cgroup and from the processes' real user, never from their
+//! environment, which its user may write as he likes.
+
+mod limits;
+mod variables;
+
+use std::path::Path;
+
+use met_core::holding::{self, CardRef};
+use met_core::job::{CgroupPaths, ProcessId, Record, Resources, Scheduling};
+use met_host::{Host, PidPath, clock, parse};
+
+use variables::{ENVIRON_BYTES_MAX, VALUE_BYTES_MAX, Variables};
+
+pub use variables::{host_list, is_sluid};
+
+/// A job may have thousands of processes; the first ones know all that there is to know.
+const PROCESSES_MAX: usize = 256;
+/// Environments that are read before it is given up that one is about this job.
+const ENVIRONS_MAX: usize = 8;
+const ARGUMENTS_MAX: usize = 1024;
+const COMMAND_BYTES_MAX: usize = 64 << 10;
+
+/// What is known of a job before its processes are looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    pub manager: &'a str,
+    /// As its cgroup says it.
+    pub id: &'a str,
+    /// The owner, where the cgroup's path names him.
+    pub uid: Option<u32>,
+    pub user: Option<&'a str>,
+    pub cgroup: &'a CgroupPaths,
+    pub pids: &'a [u32],
+}
+
+/// What was learned of a job. What is not known is absent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Identity {
+    /// The id of a job whose cgroup is not named by it.
+    pub id: Option<String>,
+    pub uid: Option<u32>,
+    /// Only where the cgroup's path names him; else whoever has the uid.
+    pub user: Option<String>,
+    pub account: Option<String>,
+    pub name: Option<String>,
+    pub command: Vec<String>,
+    pub requested: Resources,
+    pub allocated: Resources,
+    pub scheduling: Scheduling,
+    /// All nodes of the job.
+    pub nodes: Vec<String>,
+    /// The first process that is not the manager's own.
+    pub main: Option<ProcessId>,
+    /// When the first process of all began, in ticks since the boot.
+    pub start_ticks: Option<u64>,
+    /// Whether an environment could be read that is about this job. If not, asking again may help.
+    pub environment_read: bool,
+}
+
+/// Looks at the cgroup and the processes of a job. A few milliseconds at most.
+pub fn identify(host: &Host, question: &Question<'_>) -> Identity {
+    let processes = processes(host, question);
+    let own: Vec<&Process> = processes.iter().filter(|process| !process.of_manager).collect();
+    let mut identity = Identity {
+        uid: owner(host, question, &own),
+        user: question.user.map(|user| printable(user.as_bytes())),
+        main: own.first().map(|process| process.id),
+        start_ticks: processes.iter().map(|process| process.id.start_ticks).min(),
+        ..Identity::default()
+    };
+    if let Some(main) = identity.main {
+        identity.command = command(host, main);
+    }
+    let mut cards = None;
+    let mut environ = Vec::new();
+    for process in own.iter().filter(|process| Some(process.uid) == identity.uid).take(ENVIRONS_MAX) {
+        if !read_environ(host, process.id, &mut environ) {
+            continue;
+        }
+        let told = Variables::of(&environ);
+        let Some(id) = variables::job_id(told, question) else { continue };
+        variables::read(told, question, &mut identity);
+        if let Some(path) = variables::node_file(told, question) {
+            identity.add_nodes(host, &path);
+        }
+        identity.id = Some(id).filter(|_| is_sluid(question.id));
+        cards = holding::of_environ(&environ).and_then(|held| card_count(&held.cards));
+        identity.environment_read = true;
+        break;
+    }
+    identity.add_limits(limits::read(host, question.cgroup), cards, question, host.facts().cpu_count);
+    identity
+}
+
+impl Identity {
+    /// One line for each CPU, with the name of its node.
+    fn add_nodes(&mut self, host: &Host, path: &Path) {
+        let mut text = Vec::new();
+        if host.read_small(path, &mut text).is_err() {
+            return;
+        }
+        let mut nodes: Vec<String> = parse::lines(&text).map(printable).collect();
+        let cpus = nodes.len();
+        nodes.dedup();
+        nodes.sort_unstable();
+        nodes.dedup();
+        if cpus > 0 {
+            self.allocated.cpus = i64::try_from(cpus).ok();
+            self.allocated.nodes = i64::try_from(nodes.len()).ok();
+            self.nodes = nodes;
+        }
+    }
+
+    /// What the cgroup says is the kernel's word and beats the environment's, where this node is all there is.
+    fn add_limits(
+        &mut self,
+        limits: limits::Limits,
+        cards: Option<i64>,
+        question: &Question<'_>,
+        machine_cpus: u32,
+    ) {
+        if self.allocated.nodes.is_some_and(|nodes| nodes > 1) {
+            return;
+        }
+        let container = matches!(question.manager, "docker" | "podman" | "kubernetes");
+        // A container that was limited to nothing shows all CPUs.
+        let cpus = limits.cpus.filter(|&cpus| !container || cpus != i64::from(machine_cpus));
+        self.allocated.cpus = cpus.or(self.allocated.cpus);
+        self.allocated.memory_bytes = limits.memory_bytes;
+        self.allocated.gpus = limits.gpus.or(cards);
+    }
+
+    /// Unix time at which the first process began.
+    pub fn start_ns(&self, host: &Host) -> Option<i64> {
+        let ticks = i128::from(self.start_ticks?);
+        let boot_ns = ticks * 1_000_000_000 / i128::from(host.facts().ticks_per_second);
+        i64::try_from(boot_ns + i128::from(clock::unix_offset_ns())).ok()
+    }
+
+    /// Writes into a record what it does not know yet: who asked the manager itself knows better.
+    pub fn apply(&self, record: &mut Record) {
+        fill(&mut record.user, &self.user);
+        fill(&mut record.uid, &self.uid);
+        fill(&mut record.account, &self.account);
+        // Until more is known a job is called by its id.
+        if (record.name.is_empty() || record.name == record.key.id)
+            && let Some(name) = &self.name
+        {
+            record.name.clone_from(name);
+        }
+        if record.command.is_empty() {
+            record.command.clone_from(&self.command);
+        }
+        if record.nodes.len() <= 1 && !self.nodes.is_empty() {
+            record.nodes.clone_from(&self.nodes);
+        }
+        fill_resources(&mut record.requested, &self.requested);
+        fill_resources(&mut record.allocated, &self.allocated);
+        fill_scheduling(&mut record.scheduling, &self.scheduling);
+        // Its users know it by its number, whatever its directory is called.
+        fill(&mut record.scheduling.alias, &self.id);
+        if let Some(local) = &mut record.local {
+            fill(&mut local.main, &self.main);
+        }
+    }
+}
+
+fn fill<T: Clone>(known: &mut Option<T>, learned: &Option<T>) {
+    if known.is_none() {
+        known.clone_from(learned);
+    }
+}
+
+fn fill_resources(known: &mut Resources, learned: &Resources) {
+    fill(&mut known.nodes, &learned.nodes);
+    fill(&mut known.cpus, &learned.cpus);
+    fill(&mut known.memory_bytes, &learned.memory_bytes);
+    fill(&mut known.gpus, &learned.gpus);
+    fill(&mut known.time_limit_ns, &learned.time_limit_ns);
+}
+
+fn fill_scheduling(known: &mut Scheduling, learned: &Scheduling) {
+    fill(&mut known.alias, &learned.alias);
+    fill(&mut known.array_id, &learned.array_id);
+    fill(&mut known.array_index, &learned.array_index);
+    fill(&mut known.het_id, &learned.het_id);
+    fill(&mut known.het_offset, &learned.het_offset);
+    fill(&mut known.restarts, &learned.restarts);
+    fill(&mut known.partition, &learned.partition);
+    fill(&mut known.qos, &learned.qos);
+}
+
+/// Foreign bytes as text of a bounded length in which nothing moves a cursor or begins a line.
+fn printable(bytes: &[u8]) -> String {
+    let kept = &bytes[..bytes.len().min(VALUE_BYTES_MAX)];
+    let harmless = |letter: char| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter };
+    String::from_utf8_lossy(kept).chars().map(harmless).collect()
+}
+
+struct Process {
+    id: ProcessId,
+    uid: u32,
+    of_manager: bool,
+}
+
+/// The programs by which managers watch over a job from inside its cgroup.
+fn watchers(manager: &str) -> &'static [&'static str] {
+    match manager {
+        "slurm" => &["slurmstepd"],
+        "oar" => &["oarexec", "oarsh_shell", "bipbip"],
+        "pbs" => &["pbs_mom"],
+        "lsf" => &["res", "sbatchd"],
+        "condor" | "htcondor" => &["condor_starter", "condor_procd"],
+        "kubernetes" => &["pause"],
+        "docker" | "podman" => &["conmon", "catatonit"],
+        _ => &[],
+    }
+}
+
+/// The first processes of the job in the order in which they began. One that ended meanwhile is not there.
+fn processes(host: &Host, question: &Question<'_>) -> Vec<Process> {
+    let daemon_uid = manager_uid(host, question);
+    let mut buffer = Vec::new();
+    let mut found: Vec<Process> = (question.pids.iter().take(PROCESSES_MAX))
+        .filter_map(|&pid| {
+            let folder = host.proc_dir();
+            folder.read(PidPath::new(pid, "stat").as_path(), &mut buffer).ok()?;
+            let stat = parse::stat(&buffer).filter(|stat| !matches!(stat.state, b'Z' | b'X'))?;
+            let id = ProcessId { pid, start_ticks: stat.start_ticks };
+            let watches = watchers(question.manager).iter().any(|name| stat.name == name.as_bytes());
+            folder.read(PidPath::new(pid, "status").as_path(), &mut buffer).ok()?;
+            let uid = u32::try_from(parse::value_of(&buffer, "Uid")).ok()?;
+            Some(Process { id, uid, of_manager: watches || Some(uid) == daemon_uid })
+        })
+        .collect();
+    found.sort_unstable_by_key(|process| (process.id.start_ticks, process.id.pid));
+    found
+}
+
+/// The user as whom a manager works inside its jobs, unless the job is his.
+fn manager_uid(host: &Host, question: &Question<'_>) -> Option<u32> {
+    let name = match question.manager {
+        "oar" => "oar",
+        "slurm" => "slurm",
+        "lsf" => "lsfadmin",
+        "condor" | "htcondor" => "condor",
+        _ => return None,
+    };
+    if question.user == Some(name) {
+        return None;
+    }
+    uid_of(host, name).filter(|&uid| question.uid != Some(uid))
+}
+
+/// Of the users that the machine itself knows; managers' users are among them.
+fn uid_of(host: &Host, user: &str) -> Option<u32> {
+    let mut text = Vec::new();
+    host.read_small("/etc/passwd", &mut text).ok()?;
+    parse::lines(&text).find_map(|line| {
+        let mut fields = line.split(|&byte| byte == b':');
+        (fields.next()? == user.as_bytes()).then(|| parse::u32(fields.nth(1)?)).flatten()
+    })
+}
+
+fn owner(host: &Host, question: &Question<'_>, own: &[&Process]) -> Option<u32> {
+    let named = question.user.and_then(|user| uid_of(host, user));
+    question.uid.or(named).or_else(|| {
+        // A daemon of root's prepares a job before its user's first process is there.
+        let first = own.iter().find(|process| process.uid != 0).or(own.first());
+        first.map(|process| process.uid)
+    })
+}
+
+/// Reads an environment; without the privilege there is none, nor where another process has the pid now.
+fn read_environ(host: &Host, process: ProcessId, environ: &mut Vec<u8>) -> bool {
+    let path = PidPath::new(process.pid, "environ");
+    host.proc_dir().read_at_most(path.as_path(), ENVIRON_BYTES_MAX, environ).is_ok()
+        && !environ.is_empty()
+        && host.process(process.pid).is_ok_and(|now| now == process)
+}
+
+fn command(host: &Host, process: ProcessId) -> Vec<String> {
+    let mut text = Vec::new();
+    let path = PidPath::new(process.pid, "cmdline");
+    let read = host.proc_dir().read_at_most(path.as_path(), COMMAND_BYTES_MAX, &mut text);
+    if read.is_err() || text.is_empty() {
+        return Vec::new();
+    }
+    let arguments = text.strip_suffix(b"\0").unwrap_or(&text).split(|&byte| byte == 0);
+    // As given: how control characters are shown is up to who shows them.
+    let lossy = |argument: &[u8]| String::from_utf8_lossy(argument).into_owned();
+    arguments.take(ARGUMENTS_MAX).map(lossy).collect()
+}
+
+/// How many cards are named; `all` is no number.
+fn card_count(cards: &[CardRef]) -> Option<i64> {
+    let counted = !cards.contains(&CardRef::All);
+    i64::try_from(cards.len()).ok().filter(|&count| counted && count > 0)
+}
+
+#[cfg(test)]
+mod tests;

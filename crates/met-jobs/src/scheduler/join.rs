@@ -1,0 +1,265 @@
+//! Where what was measured and what was recorded meet in one record.
+//!
+//! A job's key has the start as the node saw it first, so the two have different starts; they are the same
+//! run if the measured one began while the recorded one ran, give or take two minutes, and the nearest wins.
+//! What the scheduler alone knows of is a record of its own: keyed by its start, and by its submission as
+//! long as it waits.
+
+use met_core::job::{JobKey, Part, Record, State};
+
+use super::Recorded;
+use super::text::{SECOND_NS, hosts};
+
+/// Clocks differ, and managers note a start before the first process and an end after the last.
+const SLACK_NS: i64 = 120 * SECOND_NS;
+
+/// What is to be done with the store.
+#[derive(Debug, Default, PartialEq)]
+pub struct Joined {
+    pub write: Vec<Record>,
+    /// Records of jobs that waited and do no more, or that turned out to be measured.
+    pub remove: Vec<JobKey>,
+}
+
+/// Joins all runs that a scheduler told of one job with all records there are of it.
+pub fn join(known: &[Record], runs: &[Recorded], asked_ns: i64) -> Joined {
+    let known: Vec<&Record> = known.iter().filter(|record| is_same_job(record, runs)).collect();
+    let pairs = pair(&known, runs);
+    let records: Vec<Record> = (runs.iter().zip(&pairs))
+        .map(|(run, paired)| match paired {
+            Some(at) => merge(known[*at], run, asked_ns),
+            None => record_of(run, asked_ns),
+        })
+        .collect();
+    // A job that still waits is among the runs; one that was measured needs no second record.
+    let is_ghost = |record: &Record| {
+        is_only_recorded(record)
+            && (record.state == State::Pending || runs.iter().any(|run| distance(record, run).is_some()))
+            && !records.iter().any(|kept| kept.key == record.key)
+    };
+    let remove = known.iter().filter(|record| is_ghost(record)).map(|record| record.key.clone()).collect();
+    let is_news = |record: &Record| {
+        let before = known.iter().find(|before| before.key == record.key);
+        before.is_none_or(|before| says_more(record, before))
+    };
+    // A run that lived and is told of no more was begun anew, and its end is not known.
+    let is_left = |record: &&&Record| {
+        is_only_recorded(record)
+            && record.state.is_live()
+            && !is_ghost(record)
+            && !records.iter().any(|kept| kept.key == record.key)
+    };
+    let left = known.iter().filter(is_left).map(|record| lost(record)).collect::<Vec<_>>();
+    let news = records.iter().filter(|record| is_news(record)).cloned();
+    Joined { write: news.chain(left).collect(), remove }
+}
+
+fn lost(record: &Record) -> Record {
+    Record { state: State::Lost, ..record.clone() }
+}
+
+/// Jobs that were alive and that their scheduler knows no more. Those of this node end here.
+pub fn forgotten(known: &[Record]) -> Vec<Record> {
+    let live = known.iter().filter(|record| record.state.is_live() && is_only_recorded(record));
+    live.map(lost).collect()
+}
+
+/// Joins a job that was just found on this node with what its scheduler had told before.
+pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
+    let told = known.iter().filter(|record| {
+        is_only_recorded(record)
+            && (&record.key.manager, &record.key.id) == (&measured.key.manager, &measured.key.id)
+    });
+    let near =
+        |record: &&Record| Some((record.start_ns? - measured.start_ns?).abs()).filter(|far| *far <= SLACK_NS);
+    let Some(told) = told.filter(|record| near(record).is_some()).min_by_key(near) else {
+        return Joined { write: vec![measured.clone()], remove: Vec::new() };
+    };
+    let mut record = measured.clone();
+    record.requested = filled(&told.requested, &measured.requested);
+    record.allocated = filled(&told.allocated, &measured.allocated);
+    record.scheduling = told.scheduling.clone();
+    record.scheduling.fill_from(&measured.scheduling);
+    record.account = told.account.clone().or(record.account);
+    record.manager_state.clone_from(&told.manager_state);
+    record.start_ns = told.start_ns.or(record.start_ns);
+    if !told.nodes.is_empty() {
+        record.nodes.clone_from(&told.nodes);
+    }
+    if !told.name.is_empty() {
+        record.name.clone_from(&told.name);
+    }
+    record.parts = merge_parts(&measured.parts, &told.parts);
+    Joined { write: vec![record], remove: vec![told.key.clone()] }
+}
+
+fn is_same_job(record: &Record, runs: &[Recorded]) -> bool {
+    let same_cluster = |run: &Recorded| {
+        run.cluster.is_none() || record.key.cluster.is_none() || run.cluster == record.key.cluster
+    };
+    runs.iter().any(|run| record.key.manager == run.manager && has_id(record, run) && same_cluster(run))
+}
+
+/// A node may know an element of an array by the array's id and its index, as LSF names its cgroups.
+fn has_id(record: &Record, run: &Recorded) -> bool {
+    let element = (record.scheduling.array_index, run.scheduling.array_index);
+    record.key.id == run.id
+        || Some(&record.key.id) == run.scheduling.array_id.as_ref()
+            && element.0.is_some()
+            && element.0 == element.1
+            && record.local.is_some()
+}
+
+/// Nothing of it was seen on this machine.
+fn is_only_recorded(record: &Record) -> bool {
+    record.local.is_none() && record.totals.iter().next().is_none()
+}
+
+fn says_more(record: &Record, before: &Record) -> bool {
+    let mut same_time = record.clone();
+    same_time.scheduling.asked_ns = before.scheduling.asked_ns;
+    same_time != *before
+}
+
+/// The record of each run, if there is one: the pairs that are nearest in time, measured ones first.
+fn pair(known: &[&Record], runs: &[Recorded]) -> Vec<Option<usize>> {
+    let mut candidates = Vec::new();
+    for (run_at, run) in runs.iter().enumerate() {
+        for (known_at, record) in known.iter().enumerate() {
+            if let Some(far_ns) = distance(record, run) {
+                candidates.push((is_only_recorded(record), far_ns, run_at, known_at));
+            }
+        }
+    }
+    candidates.sort_unstable();
+    let mut pairs = vec![None; runs.len()];
+    for (_, _, run_at, known_at) in candidates {
+        if pairs[run_at].is_none() && !pairs.contains(&Some(known_at)) {
+            pairs[run_at] = Some(known_at);
+        }
+    }
+    pairs
+}
+
+/// How far apart the two began, if they can be the same run.
+fn distance(record: &Record, run: &Recorded) -> Option<i64> {
+    let submitted = (record.scheduling.submit_ns, run.scheduling.submit_ns);
+    let was_told = record.scheduling.asked_ns.is_some();
+    match (record.start_ns, run.start_ns) {
+        (Some(start_ns), Some(told_ns)) => {
+            // Begun anew, it was submitted anew.
+            if let (true, (Some(before), Some(now))) = (was_told, submitted)
+                && before != now
+            {
+                return None;
+            }
+            let latest_ns = run.end_ns.unwrap_or(i64::MAX).saturating_add(SLACK_NS);
+            let fits = (told_ns - SLACK_NS..=latest_ns).contains(&start_ns);
+            let over = record.end_ns.is_some_and(|end_ns| end_ns < told_ns - SLACK_NS);
+            (fits && !over).then(|| (start_ns - told_ns).abs())
+        }
+        // It waits, as before, or was cancelled while it waited.
+        (None, None) if is_only_recorded(record) => (submitted.0 == submitted.1).then_some(0),
+        _ => None,
+    }
+}
+
+/// A run that nobody here measured.
+fn record_of(run: &Recorded, asked_ns: i64) -> Record {
+    let begin_ns = run.start_ns.or(run.scheduling.submit_ns).or(run.end_ns).unwrap_or(0);
+    let key = JobKey {
+        cluster: run.cluster.clone(),
+        manager: run.manager.to_owned(),
+        id: run.id.clone(),
+        incarnation: begin_ns.div_euclid(SECOND_NS),
+    };
+    let mut scheduling = run.scheduling.clone();
+    scheduling.asked_ns = Some(asked_ns);
+    Record {
+        key,
+        name: run.name.clone(),
+        user: run.user.clone(),
+        uid: run.uid,
+        account: run.account.clone(),
+        command: run.command.clone(),
+        state: run.state,
+        manager_state: run.manager_state.clone(),
+        exit_code: run.exit_code,
+        signal: run.signal,
+        start_ns: run.start_ns,
+        end_ns: run.end_ns,
+        nodes: run.nodes.clone(),
+        node_memory_bytes: None,
+        totals: Default::default(),
+        summaries: Default::default(),
+        gpus: Vec::new(),
+        events: Vec::new(),
+        requested: run.requested.clone(),
+        allocated: run.allocated.clone(),
+        scheduling,
+        parts: run.parts.clone(),
+        emission: None,
+        local: None,
+    }
+}
+
+/// The scheduler's word on what it decides, the measured one on what was measured.
+fn merge(known: &Record, run: &Recorded, asked_ns: i64) -> Record {
+    let mut record = known.clone();
+    // Whoever began it on this machine is known from the kernel.
+    record.user = known.user.clone().or_else(|| run.user.clone());
+    record.uid = known.uid.or(run.uid);
+    record.account = run.account.clone().or(record.account);
+    if !run.name.is_empty() {
+        record.name.clone_from(&run.name);
+    }
+    if known.command.is_empty() {
+        record.command.clone_from(&run.command);
+    }
+    if !run.nodes.is_empty() {
+        record.nodes.clone_from(&run.nodes);
+    }
+    record.requested = filled(&run.requested, &known.requested);
+    record.allocated = filled(&run.allocated, &known.allocated);
+    record.scheduling = run.scheduling.clone();
+    record.scheduling.fill_from(&known.scheduling);
+    record.scheduling.asked_ns = Some(asked_ns);
+    record.start_ns = run.start_ns.or(known.start_ns);
+    // A scheduler that has not heard of an end yet does not undo it.
+    if !run.state.is_live() || known.state.is_live() {
+        record.state = run.state;
+        record.manager_state.clone_from(&run.manager_state);
+        (record.exit_code, record.signal) = (run.exit_code, run.signal);
+        record.end_ns = run.end_ns.or(known.end_ns.filter(|_| !run.state.is_live()));
+    }
+    record.parts = merge_parts(&known.parts, &run.parts);
+    record
+}
+
+fn filled(first: &met_core::job::Resources, second: &met_core::job::Resources) -> met_core::job::Resources {
+    let mut resources = first.clone();
+    resources.fill_from(second);
+    resources
+}
+
+/// A recorded step may span nodes; what was measured of it is by node and task.
+fn merge_parts(measured: &[Part], recorded: &[Part]) -> Vec<Part> {
+    let mut parts = measured.to_vec();
+    for step in recorded {
+        let nodes = hosts(&step.node);
+        let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+        let is_on = |node: &str| *node == step.node || nodes.iter().any(|name| short(name) == short(node));
+        let mut found = false;
+        for part in parts.iter_mut().filter(|part| part.step == step.step && is_on(&part.node)) {
+            found = true;
+            part.name = step.name.clone().or(part.name.take());
+            part.start_ns = step.start_ns.or(part.start_ns);
+            part.end_ns = step.end_ns.or(part.end_ns);
+            part.exit_code = step.exit_code.or(part.exit_code);
+        }
+        if !found {
+            parts.push(step.clone());
+        }
+    }
+    parts
+}

@@ -1,0 +1,191 @@
+//! LSF: `bjobs` in JSON.
+//!
+//! `bjobs -a` also tells what ended within the last hour (CLEAN_PERIOD), and about single jobs it tells as
+//! long: asked more often than that, nothing is left for `bhist`, which has no form for programs.
+
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use met_core::job::{Resources, State};
+
+use super::command::{Programs, Trouble};
+use super::json::{Reader, Value};
+use super::pbs::month_of;
+use super::text::{SECOND_NS, hosts, local_ns, said, size, span_ns, time_ns, word, zone};
+use super::{Recorded, Scheduler, Window, retain_on};
+
+const MANAGER: &str = "lsf";
+const FIELDS: &str = "jobid jobindex stat user queue job_name proj_name exec_host submit_time start_time \
+                      finish_time exit_code exit_reason nalloc_slot nreq_slot effective_resreq memlimit runtimelimit \
+                      cpu_used max_mem pend_reason";
+const IDS_MAX: usize = 200;
+
+pub struct Lsf {
+    node: Option<String>,
+}
+
+impl Lsf {
+    pub fn new(node: Option<String>) -> Lsf {
+        Lsf { node }
+    }
+
+    fn answer(&self, programs: &mut Programs, which: &[&str]) -> Result<Vec<Recorded>, Trouble> {
+        let mut arguments: Vec<String> = ["-json", "-o", FIELDS].map(String::from).into();
+        arguments.extend(which.iter().map(|&argument| argument.to_owned()));
+        let answer = match programs.ask("bjobs", &arguments) {
+            Err(Trouble::Failed { said, .. }) if is_nothing(&said) => Vec::new(),
+            answer => answer?,
+        };
+        let mut recorded = parse(&answer, Timestamp::now().as_second());
+        retain_on(self.node.as_deref(), &mut recorded);
+        Ok(recorded)
+    }
+}
+
+fn is_nothing(said: &str) -> bool {
+    ["No job found", "No unfinished job found", "is not found"].iter().any(|words| said.contains(words))
+}
+
+impl Scheduler for Lsf {
+    fn manager(&self) -> &'static str {
+        MANAGER
+    }
+
+    fn ask(&mut self, programs: &mut Programs, window: Window) -> Result<Vec<Recorded>, Trouble> {
+        // It has no past to choose from: all that it remembers is told at once.
+        match window.until_s < window.now_s {
+            true => Ok(Vec::new()),
+            false => self.answer(programs, &["-a", "-u", "all"]),
+        }
+    }
+
+    fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
+        let is_id = |id: &&str| id.bytes().all(|byte| byte.is_ascii_digit() || b"[]".contains(&byte));
+        let ids: Vec<&str> = ids.iter().map(String::as_str).filter(is_id).collect();
+        let mut found = Vec::new();
+        for ids in ids.chunks(IDS_MAX) {
+            let mut which = vec!["-a", "-u", "all"];
+            which.extend_from_slice(ids);
+            found.extend(self.answer(programs, &which)?);
+        }
+        Ok(found)
+    }
+}
+
+/// `now_s` tells the year of times that are written without one.
+pub(super) fn parse(answer: &[u8], now_s: i64) -> Vec<Recorded> {
+    let mut found = Vec::new();
+    // What can be read before the text makes no sense is true all the same.
+    let _ = Reader::new(answer).each_entry(|name, reader| {
+        match name.as_str() {
+            "RECORDS" => reader.each_item(|reader| {
+                found.extend(job(&reader.value()?, now_s));
+                Some(())
+            })?,
+            _ => drop(reader.value()?),
+        }
+        Some(())
+    });
+    found
+}
+
+fn job(told: &Value, now_s: i64) -> Option<Recorded> {
+    let text = |key: &str| told.said(key).and_then(said).map(|text| word(text.as_bytes()));
+    let time = |key: &str| calendar_ns(told.said(key)?, now_s);
+    let id = text("JOBID").filter(|id| id.bytes().all(|byte| byte.is_ascii_digit()))?;
+    let index = told.number("JOBINDEX").filter(|&index| index > 0);
+    let mut job = Recorded::new(MANAGER, index.map_or(id.clone(), |index| format!("{id}[{index}]")));
+    job.cluster = text("CLUSTER_NAME");
+    job.name = text("JOB_NAME").unwrap_or_default();
+    job.user = text("USER");
+    job.account = text("PROJ_NAME").filter(|project| project != "default");
+    job.manager_state = text("STAT");
+    (job.start_ns, job.end_ns) = (time("START_TIME"), time("FINISH_TIME"));
+    job.nodes = exec_hosts(told.said("EXEC_HOST").unwrap_or(""));
+    // Above 128 a signal ended it, as shells tell it.
+    (job.exit_code, job.signal) = match told.number("EXIT_CODE") {
+        Some(code @ 129..=192) => (None, Some((code - 128) as i32)),
+        Some(code @ 0..=255) => (Some(code as i32), None),
+        _ => (None, None),
+    };
+    job.state = state(told);
+    if job.state == State::Finished {
+        job.exit_code = Some(job.exit_code.unwrap_or(0));
+    }
+    let scheduling = &mut job.scheduling;
+    scheduling.array_id = index.map(|_| id);
+    scheduling.array_index = index;
+    scheduling.partition = text("QUEUE");
+    scheduling.reason = text("EXIT_REASON").or_else(|| text("PEND_REASON"));
+    scheduling.submit_ns = time("SUBMIT_TIME");
+    scheduling.cpu_ns = told.said("CPU_USED").and_then(seconds_ns);
+    scheduling.memory_peak_bytes = told.said("MAX_MEM").and_then(|mem| Some(size(mem, 1 << 20)?.0));
+    job.requested = Resources {
+        cpus: told.number("NREQ_SLOT"),
+        memory_bytes: told.said("MEMLIMIT").and_then(|limit| Some(size(limit, 1 << 10)?.0)),
+        gpus: told.number("GPU_NUM"),
+        time_limit_ns: told.said("RUNTIMELIMIT").and_then(|limit| span_ns(limit, 60 * SECOND_NS)),
+        ..Resources::default()
+    };
+    if let Some(wanted) = text("EFFECTIVE_RESREQ") {
+        job.requested.other.insert("resreq".to_owned(), wanted);
+    }
+    if !job.nodes.is_empty() {
+        job.allocated.nodes = Some(job.nodes.len() as i64);
+        job.allocated.cpus = told.number("NALLOC_SLOT");
+        job.allocated.gpus = job.requested.gpus;
+    }
+    job.forget_plans();
+    Some(job)
+}
+
+fn state(told: &Value) -> State {
+    let reason = told.said("EXIT_REASON").unwrap_or("");
+    match told.said("STAT") {
+        Some("RUN" | "WAIT" | "PROV") => State::Running,
+        Some("USUSP" | "SSUSP") => State::Suspended,
+        Some("DONE") => State::Finished,
+        Some("EXIT") => match reason.split(':').next().unwrap_or("") {
+            "TERM_RUNLIMIT" | "TERM_DEADLINE" | "TERM_CPULIMIT" => State::Timeout,
+            "TERM_MEMLIMIT" | "TERM_SWAP" => State::OutOfMemory,
+            kind if kind.starts_with("TERM_") => State::Cancelled,
+            _ => State::Failed,
+        },
+        Some("ZOMBI" | "UNKWN") => State::Lost,
+        _ => State::Pending,
+    }
+}
+
+/// `4*node1:node2`.
+fn exec_hosts(text: &str) -> Vec<String> {
+    let parts = said(text).into_iter().flat_map(|text| text.split([':', ' ']));
+    let mut nodes: Vec<String> = parts.filter_map(|part| part.rsplit('*').next()).flat_map(hosts).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes
+}
+
+/// `12.5 second(s)`.
+fn seconds_ns(text: &str) -> Option<i64> {
+    span_ns(text.split_whitespace().next()?, SECOND_NS)
+}
+
+/// `Nov 15 05:52`, with seconds or a year in some versions, and `L`, `E` or `X` behind an estimate or a limit.
+fn calendar_ns(text: &str, now_s: i64) -> Option<i64> {
+    if let Some(time_ns) = time_ns(text) {
+        return Some(time_ns);
+    }
+    let mut words = text.split_whitespace().filter(|word| !matches!(*word, "L" | "E" | "X"));
+    let (month, day, clock) = (month_of(words.next()?)?, words.next()?.parse().ok()?, words.next()?);
+    let mut clock = clock.split(':').map(|part| part.parse::<i8>().ok());
+    let (hour, minute, second) = (clock.next()??, clock.next()??, clock.next().flatten().unwrap_or(0));
+    let at = |year: i16| local_ns(DateTime::new(year, month, day, hour, minute, second, 0).ok()?);
+    match words.next() {
+        Some(year) => at(year.parse().ok()?),
+        None => {
+            let now = Timestamp::from_second(now_s).ok()?.to_zoned(zone());
+            // The latest year in which it is past: nothing is read of plans.
+            let latest_ns = now_s.saturating_add(86_400).saturating_mul(SECOND_NS);
+            at(now.year()).filter(|&time_ns| time_ns <= latest_ns).or_else(|| at(now.year() - 1))
+        }
+    }
+}

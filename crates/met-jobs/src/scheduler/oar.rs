@@ -1,0 +1,164 @@
+//! OAR: `oarstat` in JSON.
+
+use std::path::Path;
+
+use met_core::job::{Resources, State};
+
+use super::command::{Programs, Trouble};
+use super::json::{Reader, Value};
+use super::text::{SECOND_NS, word};
+use super::{Recorded, Scheduler, Window, retain_on};
+
+const MANAGER: &str = "oar";
+/// What the command of the users runs with the rights of OAR's own account.
+const DIRECT: &str = "/usr/lib/oar/oarstat";
+const CONFIGURATION: &str = "/etc/oar/oar.conf";
+/// Ids in one question.
+const IDS_MAX: usize = 500;
+const NODES_MAX: usize = 16 << 10;
+
+pub struct Oar {
+    node: Option<String>,
+}
+
+impl Oar {
+    pub fn new(node: Option<String>) -> Oar {
+        Oar { node }
+    }
+
+    fn answer(&self, programs: &mut Programs, condition: String) -> Result<Vec<Recorded>, Trouble> {
+        let arguments = ["-f", "-J", "--sql", &condition].map(String::from);
+        // A daemon that gave up the right to become another user cannot use the users' command, and needs
+        // not: it may read the configuration itself.
+        let direct = Path::new(DIRECT);
+        let is_users_own = programs.find("oarstat").is_some_and(|path| path.starts_with("/usr/bin"));
+        let answer = match is_users_own && direct.exists() && std::fs::File::open(CONFIGURATION).is_ok() {
+            true => programs.ask_at("oarstat", direct, &arguments)?,
+            false => programs.ask("oarstat", &arguments)?,
+        };
+        let mut recorded = parse(&answer);
+        retain_on(self.node.as_deref(), &mut recorded);
+        Ok(recorded)
+    }
+}
+
+impl Scheduler for Oar {
+    fn manager(&self) -> &'static str {
+        MANAGER
+    }
+
+    fn ask(&mut self, programs: &mut Programs, window: Window) -> Result<Vec<Recorded>, Trouble> {
+        let Window { since_s, until_s, now_s } = window;
+        let ended = "state IN ('Terminated','Error')";
+        let condition = match until_s < now_s {
+            true => format!("{ended} AND stop_time >= {since_s} AND stop_time <= {until_s}"),
+            false => format!("NOT ({ended}) OR stop_time >= {since_s}"),
+        };
+        self.answer(programs, condition)
+    }
+
+    fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
+        let mut found = Vec::new();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).filter(|id| id.parse::<u64>().is_ok()).collect();
+        for ids in ids.chunks(IDS_MAX) {
+            found.extend(self.answer(programs, format!("job_id IN ({})", ids.join(",")))?);
+        }
+        Ok(found)
+    }
+}
+
+/// No job at all is no text at all.
+pub(super) fn parse(answer: &[u8]) -> Vec<Recorded> {
+    let mut found = Vec::new();
+    // What can be read before the text makes no sense is true all the same.
+    let _ = Reader::new(answer).each_entry(|id, reader| {
+        found.extend(job(&id, &reader.value()?));
+        Some(())
+    });
+    found
+}
+
+fn job(id: &str, told: &Value) -> Option<Recorded> {
+    if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let text = |key: &str| told.said(key).map(|text| word(text.as_bytes()));
+    let seconds = |key: &str| told.number(key).filter(|&seconds| seconds > 0)?.checked_mul(SECOND_NS);
+    let mut job = Recorded::new(MANAGER, id.to_owned());
+    job.name = text("name").unwrap_or_default();
+    job.user = text("owner");
+    job.account = text("project");
+    job.command = text("command").into_iter().collect();
+    job.manager_state = text("state");
+    (job.start_ns, job.end_ns) = (seconds("startTime"), seconds("stopTime"));
+    if let Some(status) = told.number("exit_code") {
+        (job.exit_code, job.signal) = super::slurm::exit_of_status(status);
+    }
+    job.state = state(told, &job);
+    let nodes = told.list("assigned_network_address").iter().take(NODES_MAX);
+    job.nodes = nodes.filter_map(|node| Some(word(node.text()?.as_bytes()))).collect();
+    job.nodes.sort_unstable();
+    job.nodes.dedup();
+    let scheduling = &mut job.scheduling;
+    scheduling.partition = text("queue");
+    scheduling.submit_ns = seconds("submissionTime");
+    // A lone job is an array of one.
+    let array_id = told.number("array_id").map(|array| array.to_string());
+    let index = told.number("array_index");
+    let is_array = array_id.as_deref() != Some(id)
+        || index.is_some_and(|index| index > 1)
+        || told.said("initial_request").is_some_and(|request| request.contains(" --array"));
+    (scheduling.array_id, scheduling.array_index) = if is_array { (array_id, index) } else { (None, None) };
+    scheduling.restarts = told.number("resubmit_job_id").filter(|&before| before > 0).map(|_| 1);
+    scheduling.reason = reason(told);
+    let walltime_ns = seconds("walltime");
+    job.requested = Resources { time_limit_ns: walltime_ns, ..Resources::default() };
+    if let Some(wanted) = text("wanted_resources") {
+        job.requested.other.insert("resources".to_owned(), wanted.trim().to_owned());
+    }
+    let given = told.list("assigned_resources").len() as i64;
+    if given > 0 {
+        job.allocated.nodes = Some(job.nodes.len() as i64).filter(|&nodes| nodes > 0);
+        job.allocated.time_limit_ns = walltime_ns;
+        // What one is, a core or a whole host, is for the site to say.
+        job.allocated.other.insert("resources".to_owned(), given.to_string());
+    }
+    job.forget_plans();
+    Some(job)
+}
+
+fn has_event(told: &Value, kind: &str) -> bool {
+    told.list("events").iter().any(|event| event.said("type") == Some(kind))
+}
+
+/// A job that exceeded its time, and one that somebody deleted, are both `Error`: the events tell them apart.
+fn state(told: &Value, job: &Recorded) -> State {
+    let ended = |otherwise| match () {
+        _ if has_event(told, "WALLTIME") => State::Timeout,
+        _ if has_event(told, "FRAG_JOB_REQUEST") => State::Cancelled,
+        _ => otherwise,
+    };
+    match told.said("state") {
+        Some("Running" | "Finishing" | "Launching" | "toError" | "Resuming") => State::Running,
+        Some("Suspended") => State::Suspended,
+        Some("Terminated") if job.signal.is_some() || job.exit_code.is_some_and(|code| code != 0) => {
+            ended(State::Failed)
+        }
+        Some("Terminated") => ended(State::Finished),
+        Some("Error") => ended(State::Failed),
+        Some("Waiting" | "Hold" | "toLaunch" | "toAckReservation") => State::Pending,
+        _ if job.end_ns.is_some() => State::Failed,
+        _ => State::Pending,
+    }
+}
+
+/// The last thing that went wrong, in OAR's words; while it waits, its message.
+fn reason(told: &Value) -> Option<String> {
+    let ordinary = ["SWITCH_INTO_TERMINATE_STATE", "SWITCH_INTO_ERROR_STATE", "SEND_KILL_JOB"];
+    let telling = |event: &&Value| event.said("type").is_some_and(|kind| !ordinary.contains(&kind));
+    let event = told.list("events").iter().rfind(telling);
+    let said = event.and_then(|event| event.said("description"));
+    let waits = matches!(told.said("state"), Some("Waiting" | "Hold"));
+    let said = said.or_else(|| told.said("message").filter(|_| waits))?;
+    Some(word(said.as_bytes()))
+}

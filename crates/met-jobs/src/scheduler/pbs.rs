@@ -1,0 +1,251 @@
+//! PBS: `qstat` in JSON, and `qselect` for what ended meanwhile.
+
+use jiff::civil::DateTime;
+use met_core::job::{Resources, State};
+
+use super::command::{Programs, Trouble};
+use super::json::{Reader, Value};
+use super::text::{SECOND_NS, hosts, local_ns, size, span_ns, time_ns, word, zone};
+use super::{Recorded, Scheduler, Window, retain_on};
+
+const MANAGER: &str = "pbs";
+/// Ids in one question: they are long.
+const IDS_MAX: usize = 200;
+const OTHER_MAX: usize = 32;
+
+pub struct Pbs {
+    node: Option<String>,
+}
+
+impl Pbs {
+    pub fn new(node: Option<String>) -> Pbs {
+        Pbs { node }
+    }
+
+    /// Parts of arrays, too, which are jobs of their own.
+    fn status(&self, programs: &mut Programs, more: &[&str]) -> Result<Vec<Recorded>, Trouble> {
+        let mut arguments: Vec<String> = ["-t", "-f", "-F", "json"].map(String::from).into();
+        arguments.extend(more.iter().map(|&argument| argument.to_owned()));
+        let mut recorded = match programs.ask("qstat", &arguments) {
+            // One of several that it forgot meanwhile is a complaint; the others are told.
+            Err(Trouble::Failed { said, .. }) if said.contains("Unknown Job") => Vec::new(),
+            answer => parse(&answer?),
+        };
+        retain_on(self.node.as_deref(), &mut recorded);
+        Ok(recorded)
+    }
+}
+
+impl Scheduler for Pbs {
+    fn manager(&self) -> &'static str {
+        MANAGER
+    }
+
+    fn ask(&mut self, programs: &mut Programs, window: Window) -> Result<Vec<Recorded>, Trouble> {
+        // The history is days long: only what ended in the window is asked for.
+        let at = |time_s| minute_of(time_s).unwrap_or_default();
+        let since = format!("-te.ge.{}", at(window.since_s));
+        let until = format!("-te.le.{}", at(window.until_s + 60));
+        let ended = match programs.ask("qselect", &["-x".into(), since, until]) {
+            // Then an end is not told, and the node's own word stands.
+            Err(Trouble::Failed { said, .. }) if said.contains("job history") => Vec::new(),
+            ended => ended?,
+        };
+        let ended: Vec<String> = String::from_utf8_lossy(&ended).lines().map(str::to_owned).collect();
+        let mut found = self.ask_about(programs, &ended)?;
+        if window.until_s >= window.now_s {
+            found.extend(self.status(programs, &[])?);
+        }
+        Ok(found)
+    }
+
+    fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
+        let mut found = Vec::new();
+        let ids: Vec<&str> = ids.iter().map(|id| id.trim()).filter(|id| is_id(id)).collect();
+        for ids in ids.chunks(IDS_MAX) {
+            let mut more = vec!["-x"];
+            more.extend_from_slice(ids);
+            match self.status(programs, &more) {
+                Ok(told) if told.is_empty() && ids.len() > 1 => {
+                    for id in ids {
+                        found.extend(self.status(programs, &["-x", id])?);
+                    }
+                }
+                told => found.extend(told?),
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// `12.server`, `12[3].server`.
+fn is_id(id: &str) -> bool {
+    id.len() < 256
+        && id.bytes().next().is_some_and(|first| first.is_ascii_digit())
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".[]-_".contains(&byte))
+}
+
+/// As `qselect` wants it, in the zone of this machine.
+fn minute_of(time_s: i64) -> Option<String> {
+    let time = jiff::Timestamp::from_second(time_s).ok()?.to_zoned(zone());
+    Some(time.strftime("%Y%m%d%H%M").to_string())
+}
+
+pub(super) fn parse(answer: &[u8]) -> Vec<Recorded> {
+    let mut found = Vec::new();
+    let mut server = None;
+    // What can be read before the text makes no sense is true all the same.
+    let _ = Reader::new(answer).each_entry(|name, reader| {
+        match name.as_str() {
+            "Jobs" => reader.each_entry(|id, reader| {
+                found.extend(job(&id, &reader.value()?));
+                Some(())
+            })?,
+            "pbs_server" => server = reader.value()?.text().map(|text| word(text.as_bytes())),
+            _ => drop(reader.value()?),
+        }
+        Some(())
+    });
+    for job in &mut found {
+        job.cluster.clone_from(&server);
+    }
+    found
+}
+
+fn job(id: &str, told: &Value) -> Option<Recorded> {
+    if !is_id(id) {
+        return None;
+    }
+    let text = |key: &str| told.said(key).map(|text| word(text.as_bytes()));
+    let mut job = Recorded::new(MANAGER, id.to_owned());
+    job.name = text("Job_Name").unwrap_or_default();
+    job.user = text("euser").or_else(|| text("Job_Owner")?.split('@').next().map(str::to_owned));
+    job.account = text("project").filter(|project| project != "_pbs_project_default");
+    job.account = text("Account_Name").or(job.account);
+    job.manager_state = text("job_state");
+    job.start_ns = told.said("stime").and_then(calendar_ns);
+    job.nodes = exec_hosts(told.said("exec_host").unwrap_or(""));
+    (job.exit_code, job.signal) = told.number("Exit_status").map_or((None, None), exit);
+    job.end_ns = end_ns(told, &job);
+    job.state = state(told, &job);
+    let scheduling = &mut job.scheduling;
+    // Users leave the server away.
+    let short = id.split('.').next().unwrap_or(id);
+    scheduling.alias = Some(short.to_owned()).filter(|short| short != id);
+    if let Some((array, rest)) = short.split_once('[') {
+        scheduling.array_id = Some(array.to_owned());
+        scheduling.array_index = rest.trim_end_matches(']').parse().ok();
+    }
+    scheduling.partition = text("queue");
+    scheduling.reason = text("comment");
+    scheduling.restarts = told.number("run_count").filter(|&runs| runs > 0).map(|runs| runs - 1);
+    scheduling.submit_ns = told.said("ctime").and_then(calendar_ns);
+    scheduling.eligible_ns = told.said("etime").and_then(calendar_ns);
+    if let Some(used) = told.get("resources_used") {
+        scheduling.cpu_ns = used.said("cput").and_then(|cput| span_ns(cput, SECOND_NS));
+        scheduling.memory_peak_bytes = used.said("mem").and_then(|mem| Some(size(mem, 1)?.0));
+        scheduling.memory_peak_bytes = scheduling.memory_peak_bytes.filter(|&bytes| bytes > 0);
+    }
+    job.requested = told.get("Resource_List").map(resources).unwrap_or_default();
+    if !job.nodes.is_empty() {
+        // What was asked for is what is given: PBS gives whole chunks.
+        job.allocated = Resources { other: Default::default(), ..job.requested.clone() };
+        job.allocated.nodes = Some(job.nodes.len() as i64);
+    }
+    job.forget_plans();
+    Some(job)
+}
+
+fn end_ns(told: &Value, job: &Recorded) -> Option<i64> {
+    let over = matches!(told.said("job_state"), Some("F" | "X" | "M" | "C"));
+    if !over {
+        return None;
+    }
+    // Newer versions write when it ended; else it is the start and how long it took, else the last change.
+    let written = told.said("obittime").and_then(calendar_ns);
+    let wall_ns = told.get("resources_used").and_then(|used| span_ns(used.said("walltime")?, SECOND_NS));
+    let computed = job.start_ns.and_then(|start_ns| start_ns.checked_add(wall_ns?));
+    written.or(computed).or_else(|| told.said("mtime").and_then(calendar_ns))
+}
+
+fn resources(list: &Value) -> Resources {
+    let mut found = Resources::default();
+    for (name, value) in list.entries() {
+        let Some(text) = value.text().map(|text| word(text.as_bytes())) else { continue };
+        match name.as_str() {
+            "ncpus" => found.cpus = text.parse().ok(),
+            "nodect" => found.nodes = text.parse().ok(),
+            "ngpus" => found.gpus = text.parse().ok(),
+            "mem" => found.memory_bytes = size(&text, 1).map(|(bytes, _)| bytes),
+            "walltime" => found.time_limit_ns = span_ns(&text, SECOND_NS),
+            _ if found.other.len() < OTHER_MAX => {
+                found.other.insert(word(name.as_bytes()), text);
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// `node1/0*4+node2/0*4`.
+fn exec_hosts(text: &str) -> Vec<String> {
+    let names = text.split('+').filter_map(|part| part.split('/').next());
+    let mut nodes: Vec<String> = names.flat_map(hosts).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes
+}
+
+/// Above 256 it is a signal; below zero the job never came to run its script.
+fn exit(status: i64) -> (Option<i32>, Option<i32>) {
+    match status {
+        0..=255 => (Some(status as i32), None),
+        257..=320 => (None, Some((status - 256) as i32)),
+        _ => (None, None),
+    }
+}
+
+/// What PBS writes instead of an exit status for jobs that exceeded a limit.
+const OVER_MEMORY: [i64; 2] = [-27, -28];
+const OVER_TIME: i64 = -29;
+
+fn state(told: &Value, job: &Recorded) -> State {
+    let status = told.number("Exit_status");
+    match told.said("job_state") {
+        Some("R" | "E" | "B") => State::Running,
+        Some("S" | "U") => State::Suspended,
+        Some("F" | "X" | "C" | "M") => match status {
+            Some(OVER_TIME) => State::Timeout,
+            Some(status) if OVER_MEMORY.contains(&status) => State::OutOfMemory,
+            Some(0) => State::Finished,
+            // Deleted jobs end by a signal, as others may: the comment tells.
+            _ if told.said("comment").is_some_and(|comment| comment.contains("terminated")) => {
+                State::Cancelled
+            }
+            None if job.start_ns.is_none() => State::Cancelled,
+            // A part of an array that is done has its status in the array.
+            None if told.said("job_state") == Some("X") => State::Finished,
+            _ => State::Failed,
+        },
+        _ => State::Pending,
+    }
+}
+
+/// `Sun Nov 15 05:52:59 2026`, in the zone of this machine; or seconds.
+pub(super) fn calendar_ns(text: &str) -> Option<i64> {
+    if let Some(time_ns) = time_ns(text) {
+        return Some(time_ns);
+    }
+    let mut words = text.split_whitespace().skip(1);
+    let (month, day, clock, year) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    let mut clock = clock.split(':').map(|part| part.parse::<i8>().ok());
+    let (hour, minute, second) = (clock.next()??, clock.next()??, clock.next()??);
+    let date =
+        DateTime::new(year.parse().ok()?, month_of(month)?, day.parse().ok()?, hour, minute, second, 0);
+    local_ns(date.ok()?)
+}
+
+pub(super) fn month_of(name: &str) -> Option<i8> {
+    let months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    months.iter().position(|month| *month == name).map(|at| at as i8 + 1)
+}

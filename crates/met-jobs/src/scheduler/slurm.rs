@@ -1,0 +1,465 @@
+//! SLURM: `sacct`, and `squeue` where nothing is accounted.
+
+use std::collections::{HashMap, HashSet};
+
+use met_core::job::{Part, Resources, State};
+
+use super::command::{Programs, Trouble};
+use super::text::{hosts, said, size, span_ns, time_ns, word};
+use super::{Recorded, Scheduler, Window};
+
+const MANAGER: &str = "slurm";
+/// The name last: a line that continues it has no other fields.
+const FIELDS: &[&str] = &[
+    "Cluster",
+    "JobIDRaw",
+    "JobID",
+    "UID",
+    "User",
+    "Account",
+    "Partition",
+    "QOS",
+    "State",
+    "ExitCode",
+    "Submit",
+    "Eligible",
+    "Start",
+    "End",
+    "Timelimit",
+    "Reason",
+    "NNodes",
+    "NodeList",
+    "ReqTRES",
+    "AllocTRES",
+    "ReqMem",
+    "ReqCPUS",
+    "ReqNodes",
+    "TotalCPU",
+    "MaxRSS",
+    "Restarts",
+    "JobName",
+];
+/// What `squeue` calls the same, and how long it is: it cuts and it pads, so that less is more jobs.
+const QUEUE_FIELDS: &[(&str, &str, u32)] = &[
+    ("Cluster", "Cluster", 32),
+    ("JobID", "JobIDRaw", 12),
+    ("JobArrayID", "JobID", 64),
+    ("UserID", "UID", 12),
+    ("UserName", "User", 32),
+    ("Account", "Account", 32),
+    ("Partition", "Partition", 64),
+    ("QOS", "QOS", 32),
+    ("State", "State", 20),
+    ("exit_code", "Status", 8),
+    ("SubmitTime", "Submit", 20),
+    ("EligibleTime", "Eligible", 20),
+    ("StartTime", "Start", 20),
+    ("EndTime", "End", 20),
+    ("TimeLimit", "Timelimit", 16),
+    ("Reason", "Reason", 48),
+    ("NumNodes", "NNodes", 8),
+    ("NodeList", "NodeList", 1024),
+    ("tres-alloc", "TRES", 256),
+    ("MinMemory", "ReqMem", 16),
+    ("NumCPUs", "ReqCPUS", 8),
+    ("RestartCnt", "Restarts", 6),
+    ("Name", "JobName", 256),
+];
+/// Steps beyond that are one figure in the job's and no parts.
+const PARTS_MAX: usize = 256;
+/// Names of resources that are kept.
+const OTHER_MAX: usize = 32;
+const MEGABYTE: i64 = 1 << 20;
+/// Ids in one question.
+const IDS_MAX: usize = 500;
+
+pub struct Slurm {
+    node: Option<String>,
+    /// Fields that this version does not know.
+    unknown: Vec<String>,
+}
+
+impl Slurm {
+    pub fn new(node: Option<String>) -> Slurm {
+        Slurm { node, unknown: Vec::new() }
+    }
+
+    fn account(&mut self, programs: &mut Programs, which: &[String]) -> Result<Vec<Recorded>, Trouble> {
+        loop {
+            let delimiter = unguessable();
+            let fields: Vec<&str> = FIELDS
+                .iter()
+                .copied()
+                .filter(|field| !self.unknown.iter().any(|name| name == field))
+                .collect();
+            let mut arguments: Vec<String> =
+                ["--duplicates", "--allusers", "--noconvert", "--parsable2"].map(String::from).into();
+            arguments.push(format!("--delimiter={delimiter}"));
+            arguments.push(format!("--format={}", fields.join(",")));
+            arguments.extend_from_slice(which);
+            match programs.ask("sacct", &arguments) {
+                Ok(answer) => return Ok(parse_sacct(&answer, &delimiter)),
+                Err(Trouble::Failed { said, .. }) if self.learn_unknown(&said) => {}
+                Err(trouble) => return Err(trouble),
+            }
+        }
+    }
+
+    /// `Invalid field requested: "Restarts"`: an older version is asked again without it.
+    fn learn_unknown(&mut self, said: &str) -> bool {
+        let Some(named) = said.split("Invalid field requested: ").nth(1) else { return false };
+        let named = named.trim_matches(|letter: char| !letter.is_ascii_alphanumeric());
+        let is_ours = FIELDS.contains(&named) && !self.unknown.iter().any(|known| known == named);
+        if is_ours {
+            self.unknown.push(named.to_owned());
+        }
+        is_ours
+    }
+
+    /// With all states: those that live and those that ended minutes ago.
+    fn queue(&self, programs: &mut Programs, states: &str) -> Result<Vec<Recorded>, Trouble> {
+        let delimiter = unguessable();
+        let field = |&(name, _, length): &(&str, &str, u32)| match name {
+            // Who waits has no nodes, and there may be many.
+            "NodeList" if states == "PENDING" => format!("{name}:1{delimiter}"),
+            _ => format!("{name}:{length}{delimiter}"),
+        };
+        let format: Vec<String> = QUEUE_FIELDS.iter().map(field).collect();
+        let mut arguments: Vec<String> = ["--all", "--noheader"].map(String::from).into();
+        arguments.push(format!("--states={states}"));
+        arguments.push(format!("--Format={}", format.join(",")));
+        arguments.extend(self.node.iter().map(|node| format!("--nodelist={node}")));
+        Ok(parse_squeue(&programs.ask("squeue", &arguments)?, &delimiter))
+    }
+}
+
+impl Scheduler for Slurm {
+    fn manager(&self) -> &'static str {
+        MANAGER
+    }
+
+    fn ask(&mut self, programs: &mut Programs, window: Window) -> Result<Vec<Recorded>, Trouble> {
+        // Counted from now, a time is the same in every zone.
+        let ago = |time_s: i64| format!("now-{}", (window.now_s - time_s).max(0));
+        let mut which = vec![format!("--starttime={}", ago(window.since_s))];
+        if window.until_s < window.now_s {
+            which.push(format!("--endtime={}", ago(window.until_s)));
+        }
+        which.extend(self.node.iter().map(|node| format!("--nodelist={node}")));
+        match self.account(programs, &which) {
+            Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => self.queue(programs, "all"),
+            answer => {
+                let mut recorded = answer?;
+                if self.node.is_none() && window.until_s >= window.now_s {
+                    // The accounts tell neither of jobs that are held or begin later, nor why one waits. If
+                    // the controller does not answer, they are enough.
+                    let waiting = self.queue(programs, "PENDING").unwrap_or_default();
+                    add_waiting(&mut recorded, waiting);
+                }
+                Ok(recorded)
+            }
+        }
+    }
+
+    fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
+        let mut found = Vec::new();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).filter(|id| is_number(id)).collect();
+        for ids in ids.chunks(IDS_MAX) {
+            let which = format!("--jobs={}", ids.join(","));
+            match self.account(programs, &[which]) {
+                Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => {
+                    // It forgets a job minutes after its end, and complains about one it does not know.
+                    let known = self.queue(programs, "all")?;
+                    found.extend(known.into_iter().filter(|known| ids.contains(&known.id.as_str())));
+                }
+                answer => found.extend(answer?),
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The queue, which was asked last, knows best who waits.
+fn add_waiting(recorded: &mut Vec<Recorded>, waiting: Vec<Recorded>) {
+    let waits: HashSet<&str> = waiting.iter().map(|job| job.id.as_str()).collect();
+    recorded.retain(|job| job.state != State::Pending || !waits.contains(job.id.as_str()));
+    recorded.extend(waiting.into_iter().filter(|job| job.state == State::Pending));
+}
+
+fn is_without_accounting(said: &str) -> bool {
+    said.contains("accounting storage is disabled") || said.contains("not running a supported accounting")
+}
+
+fn is_number(id: &str) -> bool {
+    !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Between two fields. Nobody can write it into the name of a job, and so begin a field or a job there.
+fn unguessable() -> String {
+    use std::hash::{BuildHasher, Hasher};
+    // The standard library's hash maps are seeded from the system's random numbers.
+    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    format!("~{:012x}~", random >> 16)
+}
+
+/// The lines of a table with so many columns, one at a time. A line that has not all of them continues the
+/// one before: the last column is a name, and names may hold newlines.
+fn each_row(answer: &[u8], delimiter: &str, columns: usize, mut each: impl FnMut(&[String])) {
+    let mut row: Vec<String> = Vec::new();
+    for line in answer.split(|&byte| byte == b'\n') {
+        let fields = split(line, delimiter.as_bytes());
+        if fields.len() >= columns {
+            let before = std::mem::replace(&mut row, fields.into_iter().take(columns).map(word).collect());
+            if !before.is_empty() {
+                each(&before);
+            }
+        } else if let Some(name) = row.last_mut()
+            && !line.is_empty()
+        {
+            let longer = format!("{}\u{fffd}{}", name.trim_end(), word(&fields.concat()));
+            *name = word(longer.as_bytes());
+        }
+    }
+    if !row.is_empty() {
+        each(&row);
+    }
+}
+
+fn split<'a>(line: &'a [u8], delimiter: &[u8]) -> Vec<&'a [u8]> {
+    let mut fields = Vec::new();
+    let mut rest = line;
+    while let Some(at) = rest.windows(delimiter.len().max(1)).position(|window| window == delimiter) {
+        fields.push(&rest[..at]);
+        rest = &rest[at + delimiter.len()..];
+    }
+    fields.push(rest);
+    fields
+}
+
+/// A row by the names of its columns.
+struct Row<'a> {
+    columns: &'a HashMap<&'a str, usize>,
+    fields: &'a [String],
+}
+
+impl Row<'_> {
+    fn raw(&self, name: &str) -> &str {
+        self.columns.get(name).and_then(|&at| self.fields.get(at)).map_or("", |field| field.trim())
+    }
+
+    fn said(&self, name: &str) -> Option<&str> {
+        said(self.raw(name))
+    }
+
+    fn owned(&self, name: &str) -> Option<String> {
+        self.said(name).map(str::to_owned)
+    }
+
+    fn number(&self, name: &str) -> Option<i64> {
+        self.said(name)?.parse().ok()
+    }
+
+    fn time(&self, name: &str) -> Option<i64> {
+        time_ns(self.raw(name))
+    }
+}
+
+pub(super) fn parse_sacct(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
+    let header_end = answer.iter().position(|&byte| byte == b'\n').unwrap_or(answer.len());
+    let (header, table) = answer.split_at(header_end);
+    let names: Vec<String> = split(header, delimiter.as_bytes()).into_iter().map(word).collect();
+    let columns = names.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
+    let mut found: Vec<Recorded> = Vec::new();
+    each_row(table, delimiter, names.len(), |fields| {
+        let row = Row { columns: &columns, fields };
+        match row.raw("JobIDRaw").split_once('.') {
+            None => found.extend(job(&row).map(|mut job| {
+                // The accounts keep why it waited, long after it did.
+                job.scheduling.reason = job.scheduling.reason.filter(|_| job.start_ns.is_none());
+                job
+            })),
+            Some((id, step)) => {
+                // The steps of each run follow it.
+                if let Some(job) = found.last_mut().filter(|job| job.id == id) {
+                    add_step(job, step, &row);
+                }
+            }
+        }
+    });
+    found.iter_mut().for_each(Recorded::forget_plans);
+    found
+}
+
+pub(super) fn parse_squeue(answer: &[u8], delimiter: &str) -> Vec<Recorded> {
+    let columns = QUEUE_FIELDS.iter().enumerate().map(|(at, (_, name, _))| (*name, at)).collect();
+    let mut found: Vec<Recorded> = Vec::new();
+    each_row(answer, delimiter, QUEUE_FIELDS.len(), |fields| {
+        found.extend(job(&Row { columns: &columns, fields }));
+    });
+    found.iter_mut().for_each(Recorded::forget_plans);
+    found
+}
+
+fn job(row: &Row) -> Option<Recorded> {
+    let id = row.raw("JobIDRaw");
+    if !is_number(id) {
+        return None;
+    }
+    let mut job = Recorded::new(MANAGER, id.to_owned());
+    job.cluster = row.owned("Cluster");
+    job.name = row.raw("JobName").to_owned();
+    job.user = row.owned("User");
+    job.uid = row.said("UID").and_then(|uid| uid.parse().ok());
+    job.account = row.owned("Account");
+    (job.start_ns, job.end_ns) = (row.time("Start"), row.time("End"));
+    job.nodes = hosts(row.raw("NodeList"));
+    let word = row.raw("State");
+    job.manager_state = said(word).map(str::to_owned);
+    job.state = state(word).unwrap_or(match (job.start_ns, job.end_ns) {
+        (_, Some(_)) => State::Failed,
+        (Some(_), None) => State::Running,
+        (None, None) => State::Pending,
+    });
+    (job.exit_code, job.signal) = match row.number("Status") {
+        Some(status) => exit_of_status(status),
+        None => exit(row.raw("ExitCode")),
+    };
+    ids(&mut job, row.raw("JobID"));
+    job.scheduling.partition = row.owned("Partition");
+    job.scheduling.qos = row.owned("QOS");
+    job.scheduling.reason = row.owned("Reason");
+    job.scheduling.submit_ns = row.time("Submit");
+    job.scheduling.eligible_ns = row.time("Eligible");
+    job.scheduling.restarts = row.number("Restarts");
+    asked_for(&mut job, row);
+    Some(job)
+}
+
+/// `1234_7`, `1234_[5-9%2]`, `1234+1`.
+fn ids(job: &mut Recorded, shown: &str) {
+    let scheduling = &mut job.scheduling;
+    if let Some((array, index)) = shown.split_once('_') {
+        scheduling.array_id = Some(array.to_owned());
+        scheduling.array_index = index.parse().ok();
+    } else if let Some((het, offset)) = shown.split_once('+') {
+        scheduling.het_id = Some(het.to_owned());
+        scheduling.het_offset = offset.parse().ok();
+    }
+    scheduling.alias = said(shown).filter(|shown| *shown != job.id).map(str::to_owned);
+}
+
+fn asked_for(job: &mut Recorded, row: &Row) {
+    job.requested = resources(row.raw("ReqTRES"));
+    job.allocated = resources(row.raw("AllocTRES"));
+    if let Some(tres) = row.said("TRES") {
+        // The queue knows one list: what is wanted until the job runs, and then what it has.
+        job.requested = resources(tres);
+        job.allocated = resources(tres);
+    }
+    job.requested.time_limit_ns = span_ns(row.raw("Timelimit"), 60 * super::text::SECOND_NS);
+    let requested = &mut job.requested;
+    requested.cpus = requested.cpus.or_else(|| row.number("ReqCPUS"));
+    requested.nodes = requested.nodes.or_else(|| row.number("ReqNodes")).or_else(|| row.number("NNodes"));
+    if requested.memory_bytes.is_none() {
+        requested.memory_bytes = size(row.raw("ReqMem"), MEGABYTE).and_then(|(bytes, per)| {
+            let times = match per {
+                Some('c') => requested.cpus?,
+                Some(_) => requested.nodes?,
+                None => 1,
+            };
+            bytes.checked_mul(times)
+        });
+    }
+}
+
+/// `cpu=4,mem=250.5G,node=1,gres/gpu=2,gres/gpu:a100=2`.
+fn resources(tres: &str) -> Resources {
+    let mut found = Resources::default();
+    let mut typed_cards = None;
+    for (name, value) in tres.split(',').filter_map(|entry| entry.split_once('=')) {
+        match name {
+            "cpu" => found.cpus = value.parse().ok(),
+            "node" => found.nodes = value.parse().ok(),
+            "mem" => found.memory_bytes = size(value, MEGABYTE).map(|(bytes, _)| bytes),
+            "gres/gpu" => found.gpus = value.parse().ok(),
+            _ => {
+                if name.starts_with("gres/gpu:") {
+                    typed_cards =
+                        value.parse().ok().and_then(|n: i64| n.checked_add(typed_cards.unwrap_or(0)));
+                }
+                if found.other.len() < OTHER_MAX {
+                    found.other.insert(name.to_owned(), value.to_owned());
+                }
+            }
+        }
+    }
+    found.gpus = found.gpus.or(typed_cards);
+    found
+}
+
+fn add_step(job: &mut Recorded, step: &str, row: &Row) {
+    let scheduling = &mut job.scheduling;
+    let end_ns = row.time("End");
+    // Before the end it is 0, which nobody measured.
+    let cpu_ns = span_ns(row.raw("TotalCPU"), super::text::SECOND_NS).filter(|_| end_ns.is_some());
+    if let Some(cpu_ns) = cpu_ns {
+        scheduling.cpu_ns = Some(scheduling.cpu_ns.unwrap_or(0).saturating_add(cpu_ns));
+    }
+    // Without a unit these are bytes. A step that nobody sampled has none, and that is not 0.
+    let peak = size(row.raw("MaxRSS"), 1).map(|(bytes, _)| bytes).filter(|&bytes| bytes > 0);
+    scheduling.memory_peak_bytes = scheduling.memory_peak_bytes.max(peak);
+    let (exit_code, signal) = exit(row.raw("ExitCode"));
+    // What was ended from outside did not exit by itself; how its script ended is told here.
+    if step == "batch" && matches!(job.exit_code, None | Some(0)) && job.signal.is_none() {
+        job.signal = signal;
+    }
+    if job.parts.len() < PARTS_MAX {
+        job.parts.push(Part {
+            node: row.owned("NodeList").unwrap_or_default(),
+            step: step.to_owned(),
+            name: row.owned("JobName").filter(|name| name != step),
+            start_ns: row.time("Start"),
+            end_ns,
+            exit_code: exit_code.filter(|_| end_ns.is_some()),
+            ..Part::default()
+        });
+    }
+}
+
+/// `3:0` is an exit, `0:9` a signal.
+fn exit(text: &str) -> (Option<i32>, Option<i32>) {
+    let Some((code, signal)) = text.split_once(':') else { return (None, None) };
+    match (code.parse().ok(), signal.parse().ok()) {
+        (code, Some(0)) => (code, None),
+        (code, signal) => {
+            // Numbers that no signal has mean something within Slurm: 125 is lack of memory.
+            (code.filter(|&code| code != 0), signal.filter(|signal| (1..=64).contains(signal)))
+        }
+    }
+}
+
+/// As `wait` gives it.
+pub(super) fn exit_of_status(status: i64) -> (Option<i32>, Option<i32>) {
+    match status {
+        0..=0xffff if status & 0x7f == 0 => (Some((status >> 8) as i32), None),
+        0..=0xffff => (None, Some((status & 0x7f) as i32).filter(|signal| (1..=64).contains(signal))),
+        _ => (None, None),
+    }
+}
+
+fn state(word: &str) -> Option<State> {
+    Some(match word.split_whitespace().next()?.trim_end_matches('+') {
+        "PENDING" | "REQUEUE_HOLD" | "REQUEUE_FED" | "RESV_DEL_HOLD" | "SPECIAL_EXIT" | "EXPEDITING" => {
+            State::Pending
+        }
+        "RUNNING" | "COMPLETING" | "CONFIGURING" | "RESIZING" | "SIGNALING" | "STAGE_OUT" => State::Running,
+        "SUSPENDED" | "STOPPED" => State::Suspended,
+        "COMPLETED" => State::Finished,
+        "FAILED" | "NODE_FAIL" | "BOOT_FAIL" | "LAUNCH_FAILED" | "RECONFIG_FAIL" => State::Failed,
+        // The run was cut short by somebody else than the job.
+        "CANCELLED" | "REVOKED" | "PREEMPTED" | "REQUEUED" => State::Cancelled,
+        "TIMEOUT" | "DEADLINE" => State::Timeout,
+        "OUT_OF_MEMORY" => State::OutOfMemory,
+        _ => return None,
+    })
+}

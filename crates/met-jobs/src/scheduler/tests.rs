@@ -1,0 +1,586 @@
+//! The parsers on what schedulers of several versions write, and the two halves of a job meeting.
+
+use std::path::Path;
+
+use expect_test::{Expect, expect};
+use met_core::job::{JobKey, Part, QualityKind, Record, Resources, State};
+use met_core::job_table::CPU;
+use proptest::prelude::*;
+
+use super::join::{Joined, adopt, forgotten, join};
+use super::text::SECOND_NS;
+use super::*;
+
+fn fixture(path: &str) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/schedulers");
+    std::fs::read(folder.join(path)).unwrap()
+}
+
+/// One line for each run, and one for each of its parts; what is not known is left out.
+fn shown(recorded: &[Recorded]) -> String {
+    let mut text = String::new();
+    for run in recorded {
+        let cluster = run.cluster.as_deref().unwrap_or("-");
+        text += &format!("{cluster} {}:{} {} {:?}", run.manager, run.id, run.state.name(), run.name);
+        let mut say = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                text += &format!(" {name}={value}");
+            }
+        };
+        say("said", run.manager_state.clone());
+        say("user", run.user.clone());
+        say("uid", run.uid.map(|uid| uid.to_string()));
+        say("account", run.account.clone());
+        say("exit", run.exit_code.map(|code| code.to_string()));
+        say("signal", run.signal.map(|signal| signal.to_string()));
+        let scheduling = &run.scheduling;
+        let second = |time_ns: Option<i64>| time_ns.map(|time_ns| (time_ns / SECOND_NS).to_string());
+        say("submit", second(scheduling.submit_ns));
+        say("eligible", second(scheduling.eligible_ns));
+        say("start", second(run.start_ns));
+        say("end", second(run.end_ns));
+        say("nodes", Some(run.nodes.join("+")).filter(|nodes| !nodes.is_empty()));
+        say("requested", resources(&run.requested));
+        say("allocated", resources(&run.allocated));
+        say("alias", scheduling.alias.clone());
+        say("array", scheduling.array_id.clone());
+        say("index", scheduling.array_index.map(|index| index.to_string()));
+        say("het", scheduling.het_id.clone());
+        say("offset", scheduling.het_offset.map(|offset| offset.to_string()));
+        say("restarts", scheduling.restarts.map(|restarts| restarts.to_string()));
+        say("partition", scheduling.partition.clone());
+        say("qos", scheduling.qos.clone());
+        say("reason", scheduling.reason.as_ref().map(|reason| format!("{reason:?}")));
+        say("cpu", scheduling.cpu_ns.map(|cpu_ns| (cpu_ns as f64 / 1e9).to_string()));
+        say("peak", scheduling.memory_peak_bytes.map(|bytes| bytes.to_string()));
+        text.push('\n');
+        for part in &run.parts {
+            let name = part.name.as_deref().unwrap_or("");
+            let (start, end) = (second(part.start_ns), second(part.end_ns));
+            text += &format!(
+                "  {} on {} {name:?} {start:?} {end:?} {:?}\n",
+                part.step, part.node, part.exit_code
+            );
+        }
+    }
+    text
+}
+
+fn resources(resources: &Resources) -> Option<String> {
+    let numbers = [
+        ("nodes", resources.nodes),
+        ("cpus", resources.cpus),
+        ("memory", resources.memory_bytes),
+        ("gpus", resources.gpus),
+        ("seconds", resources.time_limit_ns.map(|limit_ns| limit_ns / SECOND_NS)),
+    ];
+    let known = numbers.iter().filter_map(|(name, value)| Some(format!("{name}:{}", (*value)?)));
+    let other = resources.other.iter().map(|(name, value)| format!("{name}:{value}"));
+    let all: Vec<String> = known.chain(other).collect();
+    (!all.is_empty()).then(|| all.join(","))
+}
+
+/// Times in fixtures without a zone are read as if the machine were in UTC.
+fn check(recorded: &[Recorded], expected: Expect) {
+    expected.assert_eq(&shown(recorded));
+}
+
+const DIVIDED: &str = "|~|";
+
+#[test]
+fn slurm_20_11_with_old_memory_and_words_for_nothing() {
+    check(
+        &slurm::parse_sacct(&fixture("slurm-20.11/sacct-old.txt"), DIVIDED),
+        expect![[r#"
+        alpha slurm:4711 finished "relax" said=COMPLETED user=ada uid=1000 account=chem exit=0 submit=1614585600 eligible=1614585600 start=1614585900 end=1614589500 nodes=node01+node02 requested=nodes:2,cpus:8,memory:34359738368,seconds:86400 allocated=nodes:2,cpus:8,memory:268972326912,billing:8 partition=long qos=normal cpu=28512.001 peak=2401974272
+          batch on node01 "" Some("1614585900") Some("1614589500") Some(0)
+          extern on node[01-02] "" Some("1614585900") Some("1614589500") Some(0)
+          0 on node[01-02] "vasp_std" Some("1614585902") Some("1614589498") Some(0)
+        alpha slurm:4712 cancelled "never started" said=CANCELLED by 1000 user=ada uid=1000 account=chem submit=1614586200 end=1614586320 requested=nodes:4,cpus:4,memory:2097152000 partition=long qos=normal reason="JobHeldUser"
+        alpha slurm:4713 timeout "train" said=TIMEOUT user=bob uid=1001 account=bio signal=15 submit=1614586800 eligible=1614586800 start=1614586805 end=1614586880 nodes=gpu1 requested=nodes:1,cpus:2,memory:524288000 allocated=nodes:1,cpus:2,memory:524288000,gpus:2,billing:2,gres/gpu:v100:2 partition=short qos=normal cpu=70.5 peak=402653184
+          batch on gpu1 "" Some("1614586805") Some("1614586882") None
+        alpha slurm:4714 pending "sweep" said=PENDING user=bob uid=1001 account=bio submit=1614586800 eligible=1614586800 requested=nodes:1,cpus:1,memory:1073741824,seconds:3600,billing:1 alias=4714_[5-9%2] array=4714 partition=short qos=normal reason="Resources"
+    "#]],
+    );
+}
+
+#[test]
+fn slurm_22_05_as_it_answered() {
+    check(
+        &slurm::parse_sacct(&fixture("slurm-22.05/sacct.txt"), DIVIDED),
+        expect![[r#"
+        test slurm:1 cancelled "requeue" said=REQUEUED user=tester uid=1001 account=proj1 signal=15 submit=1794723249 eligible=1794723249 start=1794723251 end=1794723252 nodes=vm requested=nodes:1,cpus:1,memory:52428800,seconds:300,billing:1 allocated=nodes:1,cpus:1,memory:52428800,billing:1 partition=main qos=normal cpu=0.002 peak=225280
+          batch on vm "" Some("1794723251") Some("1794723253") None
+        test slurm:2 failed "evil|name�line2��;$(id)" said=FAILED user=tester uid=1001 account=proj1 exit=3 submit=1794723252 eligible=1794723252 start=1794723254 end=1794723254 nodes=vm requested=nodes:1,cpus:1,memory:52428800,seconds:300,billing:1 allocated=nodes:1,cpus:1,memory:52428800,billing:1 partition=main qos=normal cpu=0.001
+          batch on vm "" Some("1794723254") Some("1794723254") Some(3)
+        test slurm:4 out_of_memory "oom" said=OUT_OF_MEMORY user=tester uid=1001 account=proj1 submit=1794723252 eligible=1794723252 start=1794723254 end=1794723254 nodes=vm requested=nodes:1,cpus:1,memory:41943040,seconds:300,billing:1 allocated=nodes:1,cpus:1,memory:41943040,billing:1 partition=main qos=normal cpu=0.04
+          batch on vm "" Some("1794723254") Some("1794723254") None
+        test slurm:6 finished "steps" said=COMPLETED user=tester uid=1001 account=proj1 exit=0 submit=1794723252 eligible=1794723252 start=1794723260 end=1794723261 nodes=vm requested=nodes:1,cpus:1,memory:104857600,seconds:300,billing:1 allocated=nodes:1,cpus:1,memory:104857600,billing:1 partition=main qos=normal cpu=0.02
+          batch on vm "" Some("1794723260") Some("1794723261") Some(0)
+          0 on vm "first step" Some("1794723260") Some("1794723260") Some(0)
+          1 on vm "false" Some("1794723260") Some("1794723260") Some(1)
+        test slurm:7 cancelled "cancelme" said=CANCELLED by 0 user=tester uid=1001 account=proj1 signal=15 submit=1794723252 eligible=1794723252 start=1794723260 end=1794723260 nodes=vm requested=nodes:1,cpus:1,memory:52428800,seconds:300,billing:1 allocated=nodes:1,cpus:1,memory:52428800,billing:1 partition=main qos=normal cpu=0.001 peak=110592
+          batch on vm "" Some("1794723260") Some("1794723260") None
+        test slurm:9 running "wait" said=RUNNING user=tester uid=1001 account=proj1 submit=1794723252 eligible=1794723252 start=1794723263 nodes=vm requested=nodes:1,cpus:2,memory:52428800,seconds:300,billing:2 allocated=nodes:1,cpus:2,memory:52428800,billing:2 partition=main qos=normal
+          batch on vm "" Some("1794723263") None None
+        test slurm:10 finished "arr" said=COMPLETED user=tester uid=1001 account=proj1 exit=0 submit=1794723252 eligible=1794723254 start=1794723257 end=1794723258 nodes=vm requested=nodes:1,cpus:1,memory:52428800,seconds:93840,billing:1 allocated=nodes:1,cpus:1,memory:52428800,billing:1 alias=5_1 array=5 index=1 partition=main qos=normal cpu=0.002
+          batch on vm "" Some("1794723257") Some("1794723258") Some(0)
+        test slurm:5 finished "arr" said=COMPLETED user=tester uid=1001 account=proj1 exit=0 submit=1794723252 eligible=1794723254 start=1794723257 end=1794723258 nodes=vm requested=nodes:1,cpus:1,memory:52428800,seconds:93840,billing:1 allocated=nodes:1,cpus:1,memory:52428800,billing:1 alias=5_2 array=5 index=2 partition=main qos=normal cpu=0.002
+          batch on vm "" Some("1794723257") Some("1794723258") Some(0)
+    "#]],
+    );
+}
+
+#[test]
+fn slurm_22_05_without_accounting() {
+    check(
+        &slurm::parse_squeue(&fixture("slurm-22.05/squeue.txt"), DIVIDED),
+        expect![[r#"
+        test slurm:7 cancelled "cancelme" said=CANCELLED user=tester uid=1001 account=proj1 signal=15 submit=1794723252 eligible=1794723252 start=1794723260 end=1794723260 nodes=vm requested=nodes:1,cpus:1,memory:52428800,seconds:300,billing:1 allocated=nodes:1,cpus:1,memory:52428800,billing:1 restarts=0 partition=main qos=normal
+        test slurm:8 cancelled "never" said=CANCELLED user=tester uid=1001 account=proj1 submit=1794723252 eligible=1794726852 end=1794723260 requested=nodes:1,cpus:1,memory:52428800,seconds:300,billing:1 restarts=0 partition=main qos=normal reason="BeginTime"
+        test slurm:10 finished "arr" said=COMPLETED user=tester uid=1001 account=proj1 exit=0 submit=1794723252 eligible=1794723254 start=1794723257 end=1794723258 nodes=vm requested=nodes:1,cpus:1,memory:52428800,seconds:93840,billing:1 allocated=nodes:1,cpus:1,memory:52428800,billing:1 alias=5_1 array=5 index=1 restarts=0 partition=main qos=normal
+        test slurm:5 finished "arr" said=COMPLETED user=tester uid=1001 account=proj1 exit=0 submit=1794723252 eligible=1794723254 start=1794723257 end=1794723258 nodes=vm requested=nodes:1,cpus:1,memory:52428800,seconds:93840,billing:1 allocated=nodes:1,cpus:1,memory:52428800,billing:1 alias=5_2 array=5 index=2 restarts=0 partition=main qos=normal
+        test slurm:6 finished "steps" said=COMPLETED user=tester uid=1001 account=proj1 exit=0 submit=1794723252 eligible=1794723252 start=1794723260 end=1794723261 nodes=vm requested=nodes:1,cpus:1,memory:104857600,seconds:300,billing:1 allocated=nodes:1,cpus:1,memory:104857600,billing:1 restarts=0 partition=main qos=normal
+        test slurm:2 failed "evil|name�line2��;$(id)" said=FAILED user=tester uid=1001 account=proj1 exit=3 submit=1794723252 eligible=1794723252 start=1794723254 end=1794723254 nodes=vm requested=nodes:1,cpus:1,memory:52428800,seconds:300,billing:1 allocated=nodes:1,cpus:1,memory:52428800,billing:1 restarts=0 partition=main qos=normal reason="NonZeroExitCode"
+        test slurm:4 out_of_memory "oom" said=OUT_OF_MEMORY user=tester uid=1001 account=proj1 submit=1794723252 eligible=1794723252 start=1794723254 end=1794723254 nodes=vm requested=nodes:1,cpus:1,memory:41943040,seconds:300,billing:1 allocated=nodes:1,cpus:1,memory:41943040,billing:1 restarts=0 partition=main qos=normal reason="OutOfMemory"
+        test slurm:1 pending "requeue" said=PENDING user=tester uid=1001 account=proj1 submit=1794723254 eligible=1794723375 requested=nodes:1,cpus:1,memory:52428800,seconds:300,billing:1 restarts=1 partition=main qos=normal reason="BeginTime"
+        test slurm:3 pending "held" said=PENDING user=tester uid=1001 account=proj1 submit=1794723252 requested=nodes:1,cpus:1,memory:52428800,billing:1 alias=3_[5-9%2] array=3 restarts=0 partition=main qos=normal reason="JobHeldUser"
+        test slurm:9 running "wait" said=RUNNING user=tester uid=1001 account=proj1 submit=1794723252 eligible=1794723252 start=1794723263 nodes=vm requested=nodes:1,cpus:2,memory:52428800,seconds:300,billing:2 allocated=nodes:1,cpus:2,memory:52428800,billing:2 restarts=0 partition=main qos=normal
+    "#]],
+    );
+}
+
+#[test]
+fn slurm_23_11_with_cards_and_a_second_run() {
+    check(
+        &slurm::parse_sacct(&fixture("slurm-23.11/sacct-new.txt"), DIVIDED),
+        expect![[r#"
+        beta slurm:900 failed "train" said=NODE_FAIL user=ada uid=1000 account=chem exit=1 submit=1700000000 eligible=1700000000 start=1700000100 end=1700000400 nodes=gpu08 requested=nodes:1,cpus:24,memory:503316480000,gpus:4,seconds:14400,billing:96,gres/gpu:a100:4,license/x:1 allocated=nodes:1,cpus:24,memory:503316480000,gpus:4,billing:96,energy:1234567,gres/gpu:a100:4 restarts=0 partition=gpu qos=high
+        beta slurm:900 running "train" said=RUNNING user=ada uid=1000 account=chem submit=1700000410 eligible=1700000530 start=1700000600 nodes=gpu09 requested=nodes:1,cpus:24,memory:503316480000,gpus:4,seconds:14400,billing:96,gres/gpu:a100:4,license/x:1 allocated=nodes:1,cpus:24,memory:503316480000,gpus:4,billing:96,energy:1234567,gres/gpu:a100:4 restarts=1 partition=gpu qos=high
+          batch on gpu09 "" Some("1700000600") None None
+        beta slurm:902 cancelled "het" said=PREEMPTED user=ada uid=1000 account=chem submit=1700000410 eligible=1700000530 start=1700000600 end=1700000700 nodes=cpu1 requested=nodes:1,cpus:1,memory:1073741824,seconds:14400 allocated=nodes:1,cpus:1,memory:1073741824 alias=901+1 het=901 offset=1 restarts=0 partition=cpu qos=high
+    "#]],
+    );
+}
+
+#[test]
+fn slurm_24_05_with_words_nobody_has_heard() {
+    check(
+        &slurm::parse_sacct(&fixture("slurm-24.05/sacct-newest.txt"), DIVIDED),
+        expect![[r#"
+        gamma slurm:77 out_of_memory "big" said=OUT_OF_MEMORY user=ada uid=1000 account=chem submit=1717200000 eligible=1717200000 start=1717200010 end=1717200070 nodes=rack1n1+rack2n1+login requested=nodes:3,cpus:4,memory:4294967296,seconds:3600,billing:4,gres/shard:2 allocated=nodes:3,cpus:4,memory:4294967296,billing:4,gres/shard:2 restarts=2 partition=gpu,cpu qos=high cpu=59.999 peak=4294967296
+          batch on login "" Some("1717200010") Some("1717200070") None
+        gamma slurm:78 running "odd" said=SOMETHING_NEW user=ada uid=1000 account=chem submit=1717200000 eligible=1717200000 start=1717200010 nodes=login requested=nodes:1,cpus:4,seconds:3600 allocated=cpus:4 restarts=0 partition=cpu qos=high
+        gamma slurm:79 timeout "late" said=DEADLINE user=ada uid=1000 account=chem submit=1717200000 eligible=1717200000 end=1717209999 requested=nodes:1,cpus:4,memory:16777216,seconds:3600 restarts=0 partition=cpu qos=high reason="DeadLine"
+    "#]],
+    );
+}
+
+#[test]
+fn oar_2_5_as_it_answered() {
+    check(
+        &oar::parse(&fixture("oar-2.5/oarstat-ended.json")),
+        expect![[r#"
+        - oar:4 cancelled "del" said=Error user=oartest account=default submit=1794722204 start=1794722210 end=1794722215 nodes=localhost requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" allocated=nodes:1,seconds:300,resources:1 partition=default reason="User oartest requested to frag the job 4"
+        - oar:3 timeout "short" said=Error user=oartest account=default submit=1794722204 start=1794722210 end=1794722218 nodes=localhost requested=seconds:3,resources:-l "{type = 'default'}/core=1,walltime=0:0:3" allocated=nodes:1,seconds:3,resources:1 partition=default reason="[sarko] Job [3] from 1794722210 with 3; current time=1794722216 (Elapsed)"
+        - oar:2 finished "ev\"il\\ name" said=Terminated user=oartest account=default exit=0 submit=1794722203 start=1794722204 end=1794722207 nodes=localhost requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" allocated=nodes:1,seconds:300,resources:1 partition=default
+        - oar:7 finished "arr" said=Terminated user=oartest account=default exit=0 submit=1794722205 start=1794722222 end=1794722225 nodes=localhost requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" allocated=nodes:1,seconds:300,resources:1 array=5 index=3 partition=default
+        - oar:1 failed "demo" said=Terminated user=oartest account=p1 exit=3 submit=1794722203 start=1794722204 end=1794722208 nodes=localhost requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" allocated=nodes:1,seconds:300,resources:1 partition=default
+        - oar:6 finished "arr" said=Terminated user=oartest account=default exit=0 submit=1794722205 start=1794722220 end=1794722222 nodes=localhost requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" allocated=nodes:1,seconds:300,resources:1 array=5 index=2 partition=default
+        - oar:8 pending "late" said=Waiting user=oartest account=default submit=1794722205 requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" partition=default reason="R=1,W=0:5:0,J=R,N=late"
+        - oar:5 finished "arr" said=Terminated user=oartest account=default exit=0 submit=1794722205 start=1794722217 end=1794722220 nodes=localhost requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" allocated=nodes:1,seconds:300,resources:1 array=5 index=1 partition=default
+    "#]],
+    );
+    check(
+        &oar::parse(&fixture("oar-2.5/oarstat-live.json")),
+        expect![[r#"
+        - oar:5 pending "arr" said=Waiting user=oartest account=default submit=1794722205 requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" array=5 index=1 partition=default reason="R=1,W=0:5:0,J=B,N=arr (Karma=0.000,quota_ok)"
+        - oar:6 pending "arr" said=Waiting user=oartest account=default submit=1794722205 requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" array=5 index=2 partition=default reason="R=1,W=0:5:0,J=B,N=arr (Karma=0.000,quota_ok)"
+        - oar:3 running "short" said=Running user=oartest account=default submit=1794722204 start=1794722210 nodes=localhost requested=seconds:3,resources:-l "{type = 'default'}/core=1,walltime=0:0:3" allocated=nodes:1,seconds:3,resources:1 partition=default
+        - oar:7 pending "arr" said=Waiting user=oartest account=default submit=1794722205 requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" array=5 index=3 partition=default reason="R=1,W=0:5:0,J=B,N=arr (Karma=0.000,quota_ok)"
+        - oar:4 running "del" said=Running user=oartest account=default submit=1794722204 start=1794722210 nodes=localhost requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" allocated=nodes:1,seconds:300,resources:1 partition=default
+        - oar:8 pending "late" said=Waiting user=oartest account=default submit=1794722205 requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" partition=default reason="R=1,W=0:5:0,J=R,N=late"
+    "#]],
+    );
+    check(&oar::parse(b""), expect![[""]]);
+}
+
+#[test]
+fn openpbs_22_with_json_that_is_none() {
+    check(
+        &pbs::parse(&fixture("openpbs-22/qstat-full.json")),
+        expect![[r#"
+        pbs01 pbs:12.pbs01 finished "relax" said=F user=ada account=chem exit=0 submit=1794721200 eligible=1794721200 start=1794721260 end=1794721860 nodes=node1+node2 requested=nodes:2,cpus:4,memory:4294967296,gpus:2,seconds:3600,mpiprocs:4,place:scatter,select:2:ncpus=2:mem=2gb:ngpus=1 allocated=nodes:2,cpus:4,memory:4294967296,gpus:2,seconds:3600 alias=12 restarts=0 partition=workq reason="Job run at Sun Nov 15 at 05:41 on (node1:ncpus=2)+(node2:ncpus=2) and finished" cpu=2390 peak=1073741824
+        pbs01 pbs:13.pbs01 cancelled "1e5" said=F user=bob signal=9 submit=1794721200 start=1794721260 end=1794721265 nodes=node1 requested=nodes:1,cpus:1,seconds:5 allocated=nodes:1,cpus:1,seconds:5 alias=13 restarts=1 partition=workq reason="Job run at Sun Nov 15 at 05:41 on (node1:ncpus=1) and terminated" cpu=1
+        pbs01 pbs:14.pbs01 timeout "slow" said=F user=bob submit=1794721200 start=1794721260 end=1794721560 nodes=node1 requested=nodes:1,cpus:1,seconds:300 allocated=nodes:1,cpus:1,seconds:300 alias=14 restarts=0 partition=workq
+        pbs01 pbs:15[].pbs01 running "sweep" said=B user=ada submit=1794721200 requested=nodes:1,cpus:1 alias=15[] array=15 partition=workq
+        pbs01 pbs:15[2].pbs01 running "sweep" said=R user=ada submit=1794721200 start=1794721320 nodes=node2 requested=nodes:1,cpus:1,memory:524288000 allocated=nodes:1,cpus:1,memory:524288000 alias=15[2] array=15 index=2 restarts=0 partition=workq
+        pbs01 pbs:16.pbs01 pending "STDIN" said=Q user=ada submit=1794721200 requested=nodes:1,cpus:64 alias=16 partition=workq reason="Not Running: Insufficient amount of resource: ncpus"
+    "#]],
+    );
+}
+
+#[test]
+fn lsf_10_1_with_times_without_a_year() {
+    check(
+        &lsf::parse(&fixture("lsf-10.1/bjobs.json"), 1_794_722_500),
+        expect![[r#"
+        - lsf:101 finished "relax" said=DONE user=ada account=chem exit=0 submit=1794721200 start=1794721260 end=1794721860 nodes=node1+node2 requested=cpus:6,memory:4294967296,seconds:3600,resreq:select[type == local] order[r15s:pg] span[hosts=2] allocated=nodes:2,cpus:6 partition=normal cpu=2390.5 peak=1610612736
+        - lsf:102[3] timeout "sweep[3]" said=EXIT user=bob signal=12 submit=1794721210 start=1794721272 end=1794721333 nodes=node1 requested=cpus:1,seconds:60 allocated=nodes:1,cpus:1 array=102 index=3 partition=normal reason="TERM_RUNLIMIT: job killed after reaching LSF run time limit" cpu=60.1
+        - lsf:103 failed "big" said=EXIT user=bob exit=3 submit=1794721200 start=1794721260 end=1794721320 nodes=node1 allocated=nodes:1 partition=normal
+        - lsf:104 running "train" said=RUN user=ada submit=1794721200 start=1794721800 nodes=gpu1 allocated=nodes:1,cpus:8 partition=gpu cpu=4
+        - lsf:105 pending "next" said=PEND user=ada submit=1794722100 partition=gpu reason="New job is waiting for scheduling;"
+        - lsf:106 cancelled "unwanted" said=EXIT user=ada submit=1767225300 end=1767225360 reason="TERM_OWNER: job killed by owner"
+    "#]],
+    );
+}
+
+/// A Slurm whose commands say what is in `folder`.
+fn slurm_saying(scripts: &[(&str, &str)]) -> (tempfile::TempDir, Programs) {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    for (name, script) in scripts {
+        let path = folder.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let programs = Programs::only(folder.path(), std::time::Duration::from_secs(60), 1 << 20);
+    (folder, programs)
+}
+
+/// Prints a table with the delimiter that it was asked to use.
+const SACCT: &str = r#"
+case "$*" in *Restarts*) echo 'sacct: error: Invalid field requested: "Restarts"' >&2; exit 1;; esac
+for argument; do case "$argument" in --delimiter=*) d=${argument#--delimiter=};; esac; done
+echo "JobIDRaw${d}JobID${d}State${d}Submit${d}Start${d}Reason${d}JobName"
+echo "1${d}1${d}RUNNING${d}100${d}200${d}Priority${d}one"
+echo "2${d}2${d}PENDING${d}100${d}Unknown${d}None${d}two""#;
+const SQUEUE: &str = r#"
+for argument; do case "$argument" in --Format=*) f=${argument#--Format=Cluster:32};; esac; done
+d=${f%%,*}
+case "$*" in *--states=PENDING*) ;; *--states=all*) echo "c${d}9${d}9${d}0${d}root${d}a${d}p${d}q${d}RUNNING${d}0${d}100${d}100${d}200${d}300${d}5:00${d}None${d}1${d}n1${d}cpu=1${d}50M${d}1${d}0${d}nine${d}";; *) exit 1;; esac
+echo "c${d}2${d}2${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}100${d}N/A${d}N/A${d}5:00${d}Resources${d}1${d}${d}cpu=1${d}50M${d}1${d}0${d}two${d}"
+echo "c${d}3${d}3_[1-4]${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}N/A${d}N/A${d}N/A${d}5:00${d}JobHeldUser${d}1${d}${d}cpu=1${d}50M${d}1${d}0${d}held${d}""#;
+
+const NOW: Window = Window { since_s: 0, until_s: 1000, now_s: 1000 };
+
+#[test]
+fn slurm_is_asked_without_what_it_does_not_know_and_for_who_waits() {
+    let (_folder, mut programs) = slurm_saying(&[("sacct", SACCT), ("squeue", SQUEUE)]);
+    check(
+        &slurm::Slurm::new(None).ask(&mut programs, NOW).unwrap(),
+        expect![[r#"
+        - slurm:1 running "one" said=RUNNING submit=100 start=200
+        c slurm:2 pending "two" said=PENDING user=root uid=0 account=a submit=100 eligible=100 requested=nodes:1,cpus:1,memory:52428800,seconds:300 restarts=0 partition=p qos=q reason="Resources"
+        c slurm:3 pending "held" said=PENDING user=root uid=0 account=a submit=100 requested=nodes:1,cpus:1,memory:52428800,seconds:300 alias=3_[1-4] array=3 restarts=0 partition=p qos=q reason="JobHeldUser"
+    "#]],
+    );
+    check(
+        &slurm::Slurm::new(Some("n1".into())).ask(&mut programs, NOW).unwrap(),
+        expect![[r#"
+        - slurm:1 running "one" said=RUNNING submit=100 start=200
+        - slurm:2 pending "two" said=PENDING submit=100
+    "#]],
+    );
+}
+
+#[test]
+fn slurm_without_accounting_is_asked_for_its_queue() {
+    let disabled = "echo 'Slurm accounting storage is disabled' >&2; exit 1";
+    let (_folder, mut programs) = slurm_saying(&[("sacct", disabled), ("squeue", SQUEUE)]);
+    let mut slurm = slurm::Slurm::new(None);
+    check(
+        &slurm.ask(&mut programs, NOW).unwrap(),
+        expect![[r#"
+        c slurm:9 running "nine" said=RUNNING user=root uid=0 account=a submit=100 eligible=100 start=200 nodes=n1 requested=nodes:1,cpus:1,memory:52428800,seconds:300 allocated=cpus:1 restarts=0 partition=p qos=q
+        c slurm:2 pending "two" said=PENDING user=root uid=0 account=a submit=100 eligible=100 requested=nodes:1,cpus:1,memory:52428800,seconds:300 restarts=0 partition=p qos=q reason="Resources"
+        c slurm:3 pending "held" said=PENDING user=root uid=0 account=a submit=100 requested=nodes:1,cpus:1,memory:52428800,seconds:300 alias=3_[1-4] array=3 restarts=0 partition=p qos=q reason="JobHeldUser"
+    "#]],
+    );
+    let about = slurm.ask_about(&mut programs, &["9".into(), "10".into(), "1;id".into()]).unwrap();
+    assert_eq!(about.iter().map(|run| run.id.as_str()).collect::<Vec<_>>(), ["9"]);
+    let (_folder, mut down) = slurm_saying(&[("sacct", "echo no database >&2; exit 1"), ("squeue", SQUEUE)]);
+    assert!(slurm.ask(&mut down, NOW).is_err(), "a database that is down is not one that is not there");
+}
+
+#[test]
+fn a_name_cannot_become_another_job_or_field() {
+    let header = "JobIDRaw<?>JobID<?>State<?>JobName\n";
+    let forged = "1<?>1<?>RUNNING<?>x\n2|2|FAILED|y\x1f\n\x1b[31m\n\n";
+    let answer = format!("{header}{forged}3<?>3<?>RUNNING<?>z\n");
+    check(
+        &slurm::parse_sacct(answer.as_bytes(), "<?>"),
+        expect![[r#"
+            - slurm:1 running "x�2|2|FAILED|y���[31m" said=RUNNING
+            - slurm:3 running "z" said=RUNNING
+        "#]],
+    );
+    let huge = [b"1<?>1<?>RUNNING<?>".as_slice(), &[0xff; 1 << 20], b"\n3<?>3<?>RUNNING<?>z\n"].concat();
+    let found = slurm::parse_sacct(&[header.as_bytes(), &huge].concat(), "<?>");
+    assert!(found[0].name.len() < 16 << 10);
+    assert_eq!((found.len(), found[1].name.as_str()), (2, "z"));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_some_jobs_or_none(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = (slurm::parse_sacct(&bytes, DIVIDED), slurm::parse_squeue(&bytes, DIVIDED));
+        let _ = (oar::parse(&bytes), pbs::parse(&bytes), lsf::parse(&bytes, 0));
+    }
+
+    #[test]
+    fn any_damage_to_an_answer_is_survived(at in 0_usize..12_000, byte in any::<u8>(), cut in 0_usize..12_000) {
+        let damage = |path: &str| {
+            let mut bytes = fixture(path);
+            let length = bytes.len();
+            bytes[at % length] = byte;
+            bytes.truncate(length - cut % length);
+            bytes
+        };
+        let _ = slurm::parse_sacct(&damage("slurm-20.11/sacct-old.txt"), DIVIDED);
+        let _ = slurm::parse_squeue(&damage("slurm-22.05/squeue.txt"), DIVIDED);
+        let _ = oar::parse(&damage("oar-2.5/oarstat-ended.json"));
+        let _ = pbs::parse(&damage("openpbs-22/qstat-full.json"));
+        let _ = lsf::parse(&damage("lsf-10.1/bjobs.json"), 1_794_722_500);
+    }
+}
+
+const BEGIN_S: i64 = 1_794_722_000;
+const ASKED_NS: i64 = 7;
+
+fn run(state: State, submit_s: i64, start_s: Option<i64>, end_s: Option<i64>) -> Recorded {
+    let at = |second: i64| (BEGIN_S + second) * SECOND_NS;
+    let mut run = Recorded::new("slurm", "12".into());
+    run.cluster = Some("alpha".into());
+    (run.state, run.start_ns, run.end_ns) = (state, start_s.map(at), end_s.map(at));
+    run.manager_state = Some(state.name().to_uppercase());
+    run.scheduling.submit_ns = Some(at(submit_s));
+    run.nodes = start_s.map(|_| "node1".to_owned()).into_iter().collect();
+    run
+}
+
+fn measured(start_s: i64, end_s: Option<i64>) -> Record {
+    let at = |second: i64| (BEGIN_S + second) * SECOND_NS;
+    let state = if end_s.is_some() { State::Finished } else { State::Running };
+    let mut record = adopted_shape(BEGIN_S + start_s, state);
+    (record.start_ns, record.end_ns) = (Some(at(start_s)), end_s.map(at));
+    record.totals.set(CPU, 42, QualityKind::Measured, "cgroup");
+    record
+}
+
+fn adopted_shape(incarnation: i64, state: State) -> Record {
+    let key = JobKey { cluster: None, manager: "slurm".into(), id: "12".into(), incarnation };
+    Record {
+        key,
+        name: "found".into(),
+        user: Some("ada".into()),
+        uid: Some(1000),
+        account: None,
+        command: Vec::new(),
+        state,
+        manager_state: None,
+        exit_code: None,
+        signal: None,
+        start_ns: None,
+        end_ns: None,
+        nodes: Vec::new(),
+        node_memory_bytes: None,
+        totals: Default::default(),
+        summaries: Default::default(),
+        gpus: Vec::new(),
+        events: Vec::new(),
+        requested: Resources::default(),
+        allocated: Resources::default(),
+        scheduling: Default::default(),
+        parts: Vec::new(),
+        emission: None,
+        local: None,
+    }
+}
+
+/// Keys relative to the begin, with states; what is removed behind.
+fn outcome(joined: &Joined) -> String {
+    let key = |key: &JobKey| key.incarnation - BEGIN_S;
+    let written = joined.write.iter().map(|record| format!("{} {}", key(&record.key), record.state.name()));
+    let removed = joined.remove.iter().map(|gone| format!("-{}", key(gone)));
+    written.chain(removed).collect::<Vec<_>>().join(", ")
+}
+
+/// What the store holds after all of these were told, one after the other.
+fn after(known: &mut Vec<Record>, runs: &[Recorded]) -> String {
+    let joined = join(known, runs, ASKED_NS);
+    known.retain(|record| !joined.remove.contains(&record.key));
+    for record in &joined.write {
+        known.retain(|before| before.key != record.key);
+        known.push(record.clone());
+    }
+    outcome(&joined)
+}
+
+#[test]
+fn a_job_that_waited_leaves_no_ghost_when_it_runs_and_ends() {
+    let mut known = Vec::new();
+    let waiting = run(State::Pending, 0, None, None);
+    assert_eq!(after(&mut known, std::slice::from_ref(&waiting)), "0 pending");
+    assert_eq!(after(&mut known, &[waiting]), "", "what is known already is not written again");
+    assert_eq!(after(&mut known, &[run(State::Running, 0, Some(30), None)]), "30 running, -0");
+    assert_eq!(after(&mut known, &[run(State::Finished, 0, Some(30), Some(90))]), "30 finished");
+    assert_eq!(known.len(), 1);
+    let mut known = Vec::new();
+    after(&mut known, &[run(State::Pending, 0, None, None)]);
+    assert_eq!(after(&mut known, &[run(State::Cancelled, 0, None, Some(20))]), "0 cancelled");
+}
+
+#[test]
+fn measured_and_recorded_meet_whichever_comes_first() {
+    let mut known = vec![measured(31, None)];
+    assert_eq!(after(&mut known, &[run(State::Running, 0, Some(30), None)]), "31 running");
+    assert_eq!(known[0].start_ns, Some((BEGIN_S + 30) * SECOND_NS), "the scheduler's start");
+    assert_eq!(known[0].key.incarnation, BEGIN_S + 31, "and the node's key");
+
+    let mut known = Vec::new();
+    after(&mut known, &[run(State::Running, 0, Some(30), None)]);
+    known.push(measured(31, None));
+    assert_eq!(after(&mut known, &[run(State::Running, 0, Some(30), None)]), "31 running, -30");
+}
+
+#[test]
+fn a_job_found_on_the_node_takes_over_what_was_told_before() {
+    let mut known = Vec::new();
+    let mut told = run(State::Running, 0, Some(30), None);
+    told.account = Some("chem".into());
+    told.requested.cpus = Some(4);
+    after(&mut known, &[told]);
+    let adopted = adopt(&measured(31, None), &known);
+    assert_eq!(outcome(&adopted), "31 running, -30");
+    let record = &adopted.write[0];
+    assert_eq!((record.account.as_deref(), record.requested.cpus), (Some("chem"), Some(4)));
+    assert_eq!(record.scheduling.asked_ns, Some(ASKED_NS));
+    assert_eq!(outcome(&adopt(&measured(500, None), &known)), "500 running", "another run is another job");
+}
+
+#[test]
+fn a_requeued_job_is_two() {
+    let mut known = vec![measured(31, Some(40)), measured(62, None)];
+    let runs = [run(State::Cancelled, 0, Some(30), Some(41)), run(State::Running, 42, Some(60), None)];
+    assert_eq!(after(&mut known, &runs), "31 cancelled, 62 running");
+    let mut known = vec![measured(31, Some(40))];
+    after(&mut known, &runs[..1]);
+    assert_eq!(after(&mut known, &runs[1..]), "60 running", "the first run is not taken for the second");
+    assert_eq!(known.len(), 2);
+}
+
+#[test]
+fn a_run_that_was_begun_anew_elsewhere_does_not_run_for_ever() {
+    let mut known = Vec::new();
+    after(&mut known, &[run(State::Running, 0, Some(30), None)]);
+    assert_eq!(after(&mut known, &[run(State::Pending, 0, None, None)]), "0 pending, 30 lost");
+    assert_eq!(after(&mut known, &[run(State::Running, 0, Some(500), None)]), "500 running, -0");
+}
+
+#[test]
+fn the_scheduler_decides_how_it_ended_and_the_node_what_it_used() {
+    let mut ended = measured(31, Some(90));
+    ended.parts = vec![Part { node: "node1".into(), step: "0".into(), ..Part::default() }];
+    ended.requested.memory_bytes = Some(1 << 30);
+    let mut told = run(State::Timeout, 0, Some(30), Some(92));
+    told.signal = Some(15);
+    told.requested.cpus = Some(4);
+    told.scheduling.cpu_ns = Some(5);
+    told.scheduling.alias = Some("10_2".into());
+    let step = |step: &str| Part {
+        node: "node[1-2]".into(),
+        step: step.into(),
+        name: Some("solve".into()),
+        exit_code: Some(1),
+        ..Part::default()
+    };
+    told.parts = vec![step("0"), step("1")];
+    let joined = join(&[ended], &[told], ASKED_NS);
+    let [record] = &joined.write[..] else { panic!("{joined:?}") };
+    assert_eq!((record.state, record.signal, record.exit_code), (State::Timeout, Some(15), None));
+    assert_eq!(record.end_ns, Some((BEGIN_S + 92) * SECOND_NS));
+    assert_eq!(record.totals.get(CPU), Some(42));
+    assert_eq!((record.scheduling.cpu_ns, record.shown_id()), (Some(5), "10_2"));
+    assert_eq!((record.requested.cpus, record.requested.memory_bytes), (Some(4), Some(1 << 30)));
+    let parts: Vec<_> = record.parts.iter().map(|part| (&*part.node, &*part.step, part.exit_code)).collect();
+    assert_eq!(parts, [("node1", "0", Some(1)), ("node[1-2]", "1", Some(1))]);
+}
+
+#[test]
+fn an_end_that_the_scheduler_has_not_heard_of_stays() {
+    let joined = join(&[measured(31, Some(90))], &[run(State::Running, 0, Some(30), None)], ASKED_NS);
+    assert_eq!(outcome(&joined), "31 finished");
+    assert_eq!(joined.write[0].end_ns, Some((BEGIN_S + 90) * SECOND_NS));
+}
+
+#[test]
+fn strangers_with_the_same_id_are_left_alone() {
+    let mut elsewhere = measured(31, None);
+    elsewhere.key.cluster = Some("beta".into());
+    assert_eq!(
+        outcome(&join(&[elsewhere], &[run(State::Running, 0, Some(30), None)], ASKED_NS)),
+        "30 running"
+    );
+    let long_ago = measured(-86_400, Some(-80_000));
+    assert_eq!(
+        outcome(&join(&[long_ago], &[run(State::Running, 0, Some(30), None)], ASKED_NS)),
+        "30 running"
+    );
+}
+
+#[test]
+fn an_element_that_the_node_knows_by_the_array_meets_its_own_run() {
+    let mut element = measured(31, None);
+    element.scheduling.array_index = Some(3);
+    element.local = Some(met_core::job::Local {
+        boot_id: "b".into(),
+        origin: met_core::job::Origin::Found,
+        supervisor: None,
+        main: None,
+        cgroup: Default::default(),
+        cwd: "/".into(),
+        stdout: None,
+        stderr: None,
+        left_over: Vec::new(),
+    });
+    let told = |index: i64| {
+        let mut told = run(State::Running, 0, Some(30), None);
+        told.id = format!("12[{index}]");
+        told.scheduling.array_id = Some("12".into());
+        told.scheduling.array_index = Some(index);
+        told
+    };
+    assert_eq!(outcome(&join(std::slice::from_ref(&element), &[told(3)], ASKED_NS)), "31 running");
+    assert_eq!(outcome(&join(&[element], &[told(4)], ASKED_NS)), "30 running");
+}
+
+#[test]
+fn a_job_that_its_scheduler_forgot_is_lost_unless_it_is_measured_here() {
+    let mut known = Vec::new();
+    after(&mut known, &[run(State::Running, 0, Some(30), None)]);
+    assert_eq!(forgotten(&known).iter().map(|record| record.state).collect::<Vec<_>>(), [State::Lost]);
+    assert_eq!(forgotten(&[measured(31, None)]), []);
+}
+
+proptest! {
+    #[test]
+    fn joining_is_settled_after_one_time(
+        runs in prop::collection::vec((0_usize..9, 0_i64..400, prop::option::of(0_i64..400), prop::option::of(0_i64..400)), 0..4),
+        starts in prop::collection::vec((0_i64..400, prop::option::of(0_i64..400)), 0..4),
+    ) {
+        let runs: Vec<Recorded> = runs.into_iter().map(|(state, submit, start, end)| {
+            let mut run = run(State::ALL[state], submit, start, end);
+            run.forget_plans();
+            run
+        }).collect();
+        let mut known: Vec<Record> = starts.into_iter().map(|(start, end)| measured(start, end)).collect();
+        let measured: Vec<JobKey> = known.iter().map(|record| record.key.clone()).collect();
+        after(&mut known, &runs);
+        for key in &measured {
+            prop_assert!(known.iter().any(|record| record.key == *key), "what was measured is never removed");
+        }
+        let pending = known.iter().filter(|record| record.state == State::Pending).count();
+        prop_assert!(pending <= runs.iter().filter(|run| run.state == State::Pending).count());
+    }
+}

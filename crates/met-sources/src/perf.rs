@@ -1,0 +1,224 @@
+//! Perf events of jobs: counters of the kernel and the processor on a job's cgroup. Only where asked for.
+//!
+//! A job with a supervisor is counted by that, from its first instruction on. This source counts the jobs
+//! that somebody else started, by their cgroup in the v2 hierarchy.
+
+mod counter;
+mod event;
+mod job;
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+
+use met_core::job::{EventCount, QualityKind};
+use met_core::table::{NANO, ONE};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_host::{CgroupTarget, Host, Targets, parse};
+
+use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
+
+pub use counter::Begin;
+pub use event::{EVENTS, Event, FLOPS};
+pub use job::{Counters, Refused};
+
+columns! { COLUMNS:
+    COUNT = Column::counter("count", Unit::Count, ONE, "how often it happened, scaled up where it was not counted all the time"),
+    ENABLED = Column::counter("enabled", Unit::Seconds, NANO, "time in which it was to be counted, on all CPUs"),
+    RUNNING = Column::counter("running", Unit::Seconds, NANO, "time in which it was counted; less where counters are shared"),
+}
+
+pub static TABLE: Table =
+    Table { name: "event", subject: "an event in a cgroup of a job", labels: &["event"], columns: COLUMNS };
+
+pub(crate) static SPEC: SourceSpec = SourceSpec {
+    name: "perf",
+    help: "events of the kernel and the processor, as asked for by perf.events",
+    pace: Pace::Tick,
+    tables: &[&TABLE],
+    open,
+};
+
+struct Perf {
+    events: Vec<Event>,
+    labels: Vec<Vec<String>>,
+    cpus: Vec<u32>,
+    jobs: HashMap<u64, Followed>,
+    generation: u64,
+    refused: Vec<Refused>,
+    given_up: Vec<String>,
+}
+
+struct Followed {
+    counters: Counters,
+    seen: u64,
+}
+
+fn open(host: &Host, options: &Options) -> Opened {
+    if options.events.is_empty() {
+        return Err(Unavailable::Absent("no events are asked for; perf.events names them".to_owned()));
+    }
+    let events = events(host, &options.events).map_err(Unavailable::Absent)?;
+    // Tried on this very process: what is refused here is refused everywhere.
+    let (counters, refused) = Counters::of_tree(&[0], &events, Begin::Later);
+    if counters.is_empty() {
+        let words = refused.first().map_or("nothing is left to count", |refused| &refused.reason);
+        return Err(Unavailable::Absent(format!("no event can be counted: {words}")));
+    }
+    let labels = events.iter().map(|event| vec![event.name.clone()]).collect();
+    Ok(Box::new(Perf {
+        events,
+        labels,
+        cpus: online_cpus(host),
+        jobs: HashMap::new(),
+        generation: 0,
+        refused,
+        given_up: Vec::new(),
+    }))
+}
+
+/// The events that are asked for, each of them once.
+pub fn events(host: &Host, names: &[String]) -> Result<Vec<Event>, String> {
+    let mut cpuinfo = Vec::new();
+    let vendor = match host.read_small("/proc/cpuinfo", &mut cpuinfo) {
+        Ok(()) => event::vendor_of(&cpuinfo),
+        Err(_) => "",
+    };
+    let mut events: Vec<Event> = Vec::new();
+    for name in names {
+        for event in Event::parse(name, vendor)? {
+            if !events.contains(&event) {
+                events.push(event);
+            }
+        }
+    }
+    Ok(events)
+}
+
+/// Whether a word names an event on some machine.
+pub fn check(name: &str) -> Result<(), String> {
+    Event::parse(name, "").map(|_| ())
+}
+
+pub fn online_cpus(host: &Host) -> Vec<u32> {
+    let mut text = Vec::new();
+    match host.read_small("/sys/devices/system/cpu/online", &mut text) {
+        Ok(()) => cpu_list(&text),
+        Err(_) => (0..host.facts().cpu_count).collect(),
+    }
+}
+
+/// `0-3,8`
+fn cpu_list(text: &[u8]) -> Vec<u32> {
+    const CPUS_MAX: u32 = 1 << 16;
+    let mut cpus = Vec::new();
+    for range in text.trim_ascii().split(|&byte| byte == b',') {
+        let mut ends = range.splitn(2, |&byte| byte == b'-');
+        let Some(first) = ends.next().and_then(parse::u32).filter(|&first| first < CPUS_MAX) else {
+            continue;
+        };
+        let last = ends.next().and_then(parse::u32).unwrap_or(first).min(CPUS_MAX);
+        cpus.extend(first..=last);
+    }
+    cpus.sort_unstable();
+    cpus.dedup();
+    cpus
+}
+
+/// What a row of the table says of an event. It was opened when the job was found, and not before.
+pub fn count_of(name: &str, cells: &[i64]) -> Option<EventCount> {
+    let (count, enabled, running) = (cells[COUNT], cells[ENABLED], cells[RUNNING]);
+    let counted = if enabled > 0 { running as f64 / enabled as f64 } else { 1.0 };
+    let kind = if counted < 0.999 { QualityKind::Estimated } else { QualityKind::LowerBound };
+    let (name, source) = (name.to_owned(), "perf, cgroup".to_owned());
+    (count != MISSING).then_some(EventCount { name, count, counted, kind, source })
+}
+
+impl Source for Perf {
+    fn read(&mut self, targets: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+        let [batch] = out else { return Ok(()) };
+        self.generation += 1;
+        for target in targets.cgroups.iter().filter(|target| !target.counted) {
+            self.read_one(target, batch);
+        }
+        // The counters of a job that is over are closed with it.
+        let generation = self.generation;
+        self.jobs.retain(|_, followed| followed.seen == generation);
+        Ok(())
+    }
+
+    fn labels(&self) -> &[Vec<String>] {
+        &self.labels
+    }
+
+    fn shortfall(&self) -> Option<Shortfall> {
+        let refused = self.refused.iter().map(|one| format!("{} ({})", one.name, one.reason));
+        let given_up = self.given_up.iter().map(|name| format!("{name} (given up: somebody else counts)"));
+        let missing: Vec<_> = refused.chain(given_up).collect();
+        let detail = format!("not counted: {}", missing.join(", "));
+        (!missing.is_empty()).then_some(Shortfall { detail, remedy: None })
+    }
+}
+
+impl Perf {
+    fn read_one(&mut self, target: &CgroupTarget, batch: &mut Batch) {
+        let Some(dir) = &target.dirs.unified else { return };
+        let followed = self.jobs.entry(target.dirs.id).or_insert_with(|| {
+            let (counters, _) = Counters::of_cgroup(dir.as_fd(), &self.cpus, &self.events, Begin::Now);
+            Followed { counters, seen: 0 }
+        });
+        followed.seen = self.generation;
+        for name in followed.counters.yield_if_crowded() {
+            if !self.given_up.contains(&name) {
+                self.given_up.push(name);
+            }
+        }
+        for (event, sum) in followed.counters.read() {
+            let part = self.events.iter().position(|known| known == event).unwrap_or(0);
+            let cells = batch.push_part(Subject::Cgroup(target.dirs.id), part as u32);
+            if sum.counted().is_some() {
+                cells[COUNT] = sum.count;
+            }
+            cells[ENABLED] = i64::try_from(sum.enabled_ns).unwrap_or(i64::MAX);
+            cells[RUNNING] = i64::try_from(sum.running_ns).unwrap_or(i64::MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn cpus_are_listed_by_ranges() {
+        assert_eq!(cpu_list(b"0-2,5,7-8\n"), [0, 1, 2, 5, 7, 8]);
+        assert_eq!(cpu_list(b"0\n"), [0]);
+        assert_eq!(cpu_list(b""), [0u32; 0]);
+    }
+
+    #[test]
+    fn nothing_is_counted_unless_asked_for() {
+        let host = Host::real().unwrap();
+        let Err(Unavailable::Absent(why)) = open(&host, &Options::default()) else { panic!("opened") };
+        assert!(why.contains("perf.events"), "{why}");
+    }
+
+    #[test]
+    fn an_event_is_listed_once_however_often_it_is_asked_for() {
+        let host = Host::real().unwrap();
+        let names = ["page_faults", "page-faults", "page_faults:u"].map(str::to_owned);
+        let found = events(&host, &names).unwrap();
+        assert_eq!(
+            found.iter().map(|event| event.name.as_str()).collect::<Vec<_>>(),
+            ["page_faults", "page_faults:u"]
+        );
+        assert!(events(&host, &["nonsense".to_owned()]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_bounded_list(text in prop::collection::vec(any::<u8>(), 0..60)) {
+            prop_assert!(cpu_list(&text).len() <= (1 << 16) + 1);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The counters of one job: every event on every CPU of its cgroup, or on every thread it begins with.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use met_core::job::{EventCount, QualityKind};
+
+use super::counter::{Begin, Counter, Scope, Sum};
+use super::event::{Event, Mode};
+
+/// Below this share of its time a hardware counter has been pushed aside by somebody else's.
+const CROWDED_SHARE: f64 = 0.25;
+/// What every processor can count at once: below that, it is not ourselves who are in the way.
+const COUNTERS_MIN: usize = 4;
+/// A share is judged after so much time.
+const JUDGED_NS: u64 = 500_000_000;
+
+/// Open counters of a job.
+#[derive(Debug)]
+pub struct Counters {
+    /// In the words of a record.
+    source: &'static str,
+    begin: Begin,
+    events: Vec<Counted>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    event: Event,
+    counters: Vec<Counter>,
+    /// Counted in user code alone, because nothing else was allowed.
+    user_only: bool,
+    /// The reading when the counters were closed for somebody else.
+    given_up: Option<Sum>,
+    judged: Sum,
+}
+
+/// An event that could not be counted, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub name: String,
+    pub reason: String,
+}
+
+impl Counters {
+    pub fn of_cgroup(
+        dir: BorrowedFd<'_>,
+        cpus: &[u32],
+        events: &[Event],
+        begin: Begin,
+    ) -> (Counters, Vec<Refused>) {
+        let scopes: Vec<_> = cpus.iter().map(|&cpu| Scope::Cgroup(dir, cpu)).collect();
+        Counters::open("perf, cgroup", &scopes, events, begin)
+    }
+
+    /// Of threads and all they will fork.
+    pub fn of_tree(tids: &[i32], events: &[Event], begin: Begin) -> (Counters, Vec<Refused>) {
+        let scopes: Vec<_> = tids.iter().map(|&tid| Scope::Tree(tid)).collect();
+        Counters::open("perf, process tree", &scopes, events, begin)
+    }
+
+    fn open(
+        source: &'static str,
+        scopes: &[Scope<'_>],
+        events: &[Event],
+        begin: Begin,
+    ) -> (Counters, Vec<Refused>) {
+        let mut refused = Vec::new();
+        let mut counters = Counters { source, begin, events: Vec::new() };
+        for event in events {
+            match open_event(event, scopes, begin) {
+                Ok(counted) => counters.events.push(counted),
+                Err(error) => refused.push(Refused { name: event.name.clone(), reason: reason(&error) }),
+            }
+        }
+        (counters, refused)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Lets those count that were opened for later.
+    pub fn begin(&self) {
+        if self.begin != Begin::Later {
+            return;
+        }
+        self.events.iter().flat_map(|counted| &counted.counters).for_each(Counter::begin);
+    }
+
+    /// Each event with what it counted so far.
+    pub fn read(&self) -> impl Iterator<Item = (&Event, Sum)> {
+        self.events.iter().map(|counted| (&counted.event, counted.read()))
+    }
+
+    /// What a record keeps. An event that was never counted is absent.
+    pub fn totals(&self) -> Vec<EventCount> {
+        let total = |counted: &Counted| {
+            let sum = counted.read();
+            let share = sum.counted()?;
+            let kind = match share {
+                _ if counted.user_only || counted.given_up.is_some() => QualityKind::LowerBound,
+                share if share < 0.999 => QualityKind::Estimated,
+                _ => QualityKind::Measured,
+            };
+            let note = match (counted.user_only, counted.given_up.is_some()) {
+                (_, true) => ", given up for another user of the counters",
+                (true, false) => ", user code alone",
+                (false, false) => "",
+            };
+            Some(EventCount {
+                name: counted.event.name.clone(),
+                count: sum.count,
+                counted: share,
+                kind,
+                source: format!("{}{note}", self.source),
+            })
+        };
+        self.events.iter().filter_map(total).collect()
+    }
+
+    pub fn has_hardware(&self) -> bool {
+        self.events.iter().any(|counted| counted.is_held())
+    }
+
+    /// Closes the processor's counters if somebody else needs them: ours ran far less than they could.
+    /// Returns the events that were given up now.
+    pub fn yield_if_crowded(&mut self) -> Vec<String> {
+        let held = self.events.iter().filter(|counted| counted.is_held()).count();
+        let mut given_up = Vec::new();
+        for counted in self.events.iter_mut().filter(|counted| counted.is_held()) {
+            let now = counted.read();
+            let enabled_ns = now.enabled_ns.saturating_sub(counted.judged.enabled_ns);
+            let running_ns = now.running_ns.saturating_sub(counted.judged.running_ns);
+            if enabled_ns < JUDGED_NS {
+                continue;
+            }
+            counted.judged = now;
+            if is_crowded(held, enabled_ns, running_ns) {
+                counted.given_up = Some(now);
+                counted.counters.clear();
+                given_up.push(counted.event.name.clone());
+            }
+        }
+        given_up
+    }
+}
+
+/// Whether ours were pushed aside, and not by ourselves.
+fn is_crowded(held: usize, enabled_ns: u64, running_ns: u64) -> bool {
+    let fair = (COUNTERS_MIN as f64 / held.max(1) as f64).min(1.0);
+    (running_ns as f64) < CROWDED_SHARE * fair * enabled_ns as f64
+}
+
+impl Counted {
+    fn read(&self) -> Sum {
+        let counts = self.counters.iter().filter_map(|counter| counter.read().ok());
+        self.given_up.unwrap_or_else(|| Sum::of(counts))
+    }
+
+    fn is_held(&self) -> bool {
+        !self.event.is_software() && self.given_up.is_none()
+    }
+}
+
+/// All counters of an event, or none: a sum over some of them would look like a total.
+fn open_event(event: &Event, scopes: &[Scope<'_>], begin: Begin) -> io::Result<Counted> {
+    let open = |event: &Event| scopes.iter().map(|&scope| Counter::open(event, scope, begin)).collect();
+    let counted = |counters: Vec<Counter>, user_only: bool| Counted {
+        event: event.clone(),
+        counters,
+        user_only,
+        given_up: None,
+        judged: Sum::default(),
+    };
+    let first: io::Result<Vec<Counter>> = open(event);
+    match first {
+        Ok(counters) => Ok(counted(counters, false)),
+        // An ordinary user may count his own code; what happens in the kernel alone would read as 0.
+        Err(error)
+            if error.kind() == io::ErrorKind::PermissionDenied
+                && event.mode == Mode::Everywhere
+                && !event.is_of_the_kernel() =>
+        {
+            let in_user_code = Event { mode: Mode::User, ..event.clone() };
+            open(&in_user_code).map(|counters| counted(counters, !is_clock(event)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Clocks count kernel time whatever was excluded.
+fn is_clock(event: &Event) -> bool {
+    event.is_software() && event.config <= 1
+}
+
+fn reason(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV | libc::EINVAL) => {
+            "this machine's processor, or its hypervisor, does not count it".to_owned()
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            "not allowed: sudo sysctl kernel.perf_event_paranoid=1".to_owned()
+        }
+        Some(libc::EBUSY) => "somebody else has the counters".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hint::black_box;
+
+    fn events(names: &[&str]) -> Vec<Event> {
+        names.iter().flat_map(|name| Event::parse(name, "").unwrap()).collect()
+    }
+
+    #[test]
+    fn this_thread_is_counted() {
+        let (counters, refused) =
+            Counters::of_tree(&[0], &events(&["task_clock", "page_faults"]), Begin::Now);
+        if counters.is_empty() {
+            eprintln!("skipped: {refused:?}");
+            return;
+        }
+        let pages = 200;
+        let mut memory = vec![0u8; pages * 4096 + (64 << 20)];
+        for page in memory.chunks_mut(4096).take(pages) {
+            page[0] = black_box(1);
+        }
+        let totals = counters.totals();
+        let of = |name: &str| totals.iter().find(|event| event.name == name).unwrap();
+        assert!(of("task_clock").count > 0);
+        assert!(of("page_faults").count >= 1, "huge pages may serve many pages with one fault");
+        assert_eq!(of("task_clock").counted, 1.0);
+    }
+
+    #[test]
+    fn what_a_machine_does_not_count_is_refused_in_words() {
+        let impossible = Event { name: "x".to_owned(), kind: 0xffff, config: 0, mode: Mode::Everywhere };
+        let (counters, refused) = Counters::of_tree(&[0], &[impossible], Begin::Now);
+        assert!(counters.is_empty() && counters.totals().is_empty());
+        assert!(refused[0].reason.contains("does not count it"), "{refused:?}");
+    }
+
+    #[test]
+    fn counters_are_given_up_to_others_and_not_to_ourselves() {
+        assert!(is_crowded(2, 1_000, 100));
+        assert!(!is_crowded(2, 1_000, 500));
+        assert!(!is_crowded(20, 1_000, 180), "twenty events share the counters among themselves");
+        assert!(is_crowded(20, 1_000, 20));
+    }
+}

@@ -1,0 +1,275 @@
+//! Taskstats: what the scheduler and the delay accounting know of a process with all its threads.
+//!
+//! Asked by process (TGID), the kernel tells CPU time, waits and context switches, and leaves memory and
+//! I/O at zero. The records of threads that end are complete; [`exits`] listens to them.
+
+pub mod exits;
+mod record;
+
+use std::io;
+
+use met_core::table::{NANO, ONE};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_host::netlink::{self, Datagrams, Socket};
+use met_host::{Host, Targets, TaskRole, TaskTarget};
+
+use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
+use record::Record;
+
+columns! { COLUMNS:
+    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process, ended threads included"),
+    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its threads were ready to run and waited for a CPU").feeds("run_queue_wait"),
+    DELAY_IO = Column::counter("delay_io", Unit::Seconds, NANO, "time its threads waited for storage").feeds("delay_io"),
+    DELAY_SWAP = Column::counter("delay_swap", Unit::Seconds, NANO, "time its threads waited for pages to be swapped in").feeds("delay_memory"),
+    DELAY_RECLAIM = Column::counter("delay_reclaim", Unit::Seconds, NANO, "time its threads freed memory before they got some").feeds("delay_memory"),
+    DELAY_COMPACT = Column::counter("delay_compact", Unit::Seconds, NANO, "time its threads moved pages to make large ones").feeds("delay_memory"),
+    // Part of it is in delay_swap and delay_io already: no sum of a job may hold it twice.
+    DELAY_THRASH = Column::counter("delay_thrash", Unit::Seconds, NANO, "time its threads waited for pages that had just been dropped"),
+    SWITCHES_VOLUNTARY = Column::counter("context_switches_voluntary", Unit::Count, ONE, "times a living thread gave up the CPU to wait").feeds("context_switches_voluntary"),
+    SWITCHES_INVOLUNTARY = Column::counter("context_switches_involuntary", Unit::Count, ONE, "times a living thread was preempted").feeds("context_switches_involuntary"),
+}
+
+pub static TABLE: Table = Table {
+    name: "taskstats",
+    subject: "a process of a job, as the scheduler accounts it",
+    labels: &["pid"],
+    columns: COLUMNS,
+};
+
+pub(crate) static SPEC: SourceSpec = SourceSpec {
+    name: "taskstats",
+    help: "delays and context switches of a job's processes, and exact records of those that end",
+    pace: Pace::Tick,
+    tables: &[&TABLE],
+    open,
+};
+
+const FAMILY: &str = "TASKSTATS";
+const COMMAND_GET: u8 = 1;
+const ASK_PROCESS: u16 = 2;
+/// In an answer: a thread or a process with its statistics.
+const OF_THREAD: u16 = 4;
+const OF_PROCESS: u16 = 5;
+const STATISTICS: u16 = 3;
+/// An exit record with that of its process has 1.2 kB today.
+const ANSWER_BYTES_MAX: usize = 2048;
+const DELAYS_OFF: &str = "sudo sysctl kernel.task_delayacct=1    (counts in processes started from then on)";
+
+struct TaskStats {
+    socket: Socket,
+    family: u16,
+    host: Host,
+    delays: bool,
+    request: Vec<u8>,
+    answers: Datagrams,
+    asked: Vec<TaskTarget>,
+    buffer: Vec<u8>,
+}
+
+fn open(host: &Host, _: &Options) -> Opened {
+    let (socket, family) = connect(host)?;
+    let mut source = TaskStats {
+        socket,
+        family,
+        host: host.clone(),
+        delays: false,
+        request: Vec::new(),
+        answers: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
+        asked: Vec::new(),
+        buffer: Vec::new(),
+    };
+    source.delays = accounts_delays(host, &mut source.buffer);
+    Ok(Box::new(source))
+}
+
+/// A socket on which the kernel answers, shown by a question about this very process.
+fn connect(host: &Host) -> Result<(Socket, u16), Unavailable> {
+    if host.root() != std::path::Path::new("/") {
+        return Err(Unavailable::Absent("a captured machine answers no questions".to_owned()));
+    }
+    let absent = |error: io::Error| Unavailable::Absent(format!("the kernel has no taskstats: {error}"));
+    let socket = Socket::open(netlink::GENERIC, 0).map_err(absent)?;
+    let family = socket.family(FAMILY).map_err(absent)?;
+    let mut request = Vec::new();
+    let me = std::process::id().to_ne_bytes();
+    netlink::push_generic(&mut request, family, 0, COMMAND_GET, &[(ASK_PROCESS, &me)]);
+    let mut answers = Datagrams::new(1, ANSWER_BYTES_MAX);
+    socket.send(&request).and_then(|()| socket.receive(&mut answers)).map_err(absent)?;
+    let answer = answers.iter().flat_map(netlink::messages).next();
+    let answer = answer.ok_or_else(|| absent(io::ErrorKind::UnexpectedEof.into()))?;
+    match answer.error() {
+        Some(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Unavailable::Denied {
+            path: "taskstats".to_owned(),
+            need: "sudo met daemon    (it needs CAP_NET_ADMIN)",
+        }),
+        Some(error) => Err(absent(error)),
+        None => {
+            let statistics = answer.generic().and_then(|body| statistics(body, OF_PROCESS));
+            record::check(statistics.unwrap_or_default()).map_err(Unavailable::Absent)?;
+            Ok((socket, family))
+        }
+    }
+}
+
+/// Whether the kernel accounts delays; where it does not, it answers 0.
+fn accounts_delays(host: &Host, buffer: &mut Vec<u8>) -> bool {
+    match host.read_small("/proc/sys/kernel/task_delayacct", buffer) {
+        Ok(()) => buffer.trim_ascii() == b"1",
+        // Before Linux 5.14 there was no switch at run time: on, unless the boot loader said otherwise.
+        Err(_) => {
+            host.read_small("/proc/cmdline", buffer).is_ok()
+                && !buffer.split(|byte| byte.is_ascii_whitespace()).any(|word| word == b"nodelayacct")
+        }
+    }
+}
+
+/// The statistics of a thread or process in an answer.
+fn statistics(body: &[u8], of: u16) -> Option<&[u8]> {
+    let (_, nested) = netlink::attributes(body).find(|(kind, _)| *kind == of)?;
+    netlink::attributes(nested).find(|(kind, _)| *kind == STATISTICS).map(|(_, bytes)| bytes)
+}
+
+impl Source for TaskStats {
+    fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+        let [batch] = out else { return Ok(()) };
+        if tick.cgroups_only {
+            return Ok(());
+        }
+        if tick.slow {
+            self.delays = accounts_delays(&self.host, &mut self.buffer);
+        }
+        let wanted = |target: &&TaskTarget| target.role == TaskRole::Member && (tick.slow || target.young);
+        let mut wanted = targets.tasks.iter().filter(wanted).copied().peekable();
+        let retry = |error| ReadError::Retry { path: FAMILY.to_lowercase(), error };
+        while wanted.peek().is_some() {
+            self.asked.clear();
+            self.asked.extend(wanted.by_ref().take(netlink::DATAGRAMS));
+            self.ask(batch).map_err(retry)?;
+        }
+        Ok(())
+    }
+
+    fn shortfall(&self) -> Option<Shortfall> {
+        let detail =
+            "context switches, waits for a CPU and exits; waits for I/O and memory are not accounted";
+        (!self.delays).then(|| Shortfall { detail: detail.to_owned(), remedy: Some(DELAYS_OFF.to_owned()) })
+    }
+}
+
+impl TaskStats {
+    /// Asks for as many processes as are answered with one call; the answers wait when `send` returns.
+    fn ask(&mut self, batch: &mut Batch) -> io::Result<()> {
+        self.request.clear();
+        for (index, target) in (0..).zip(&self.asked) {
+            let pid = target.pid.to_ne_bytes();
+            let attributes: [(u16, &[u8]); 1] = [(ASK_PROCESS, &pid)];
+            netlink::push_generic(&mut self.request, self.family, index, COMMAND_GET, &attributes);
+        }
+        self.socket.send(&self.request)?;
+        let mut answered = 0;
+        while answered < self.asked.len() {
+            let count = self.socket.receive(&mut self.answers)?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            answered += count;
+            for answer in self.answers.iter().flat_map(netlink::messages) {
+                // A process that ended since the listing is not an error.
+                let Some(target) = self.asked.get(answer.sequence as usize) else { continue };
+                let bytes = answer.generic().and_then(|body| statistics(body, OF_PROCESS));
+                if let Some(record) = bytes.and_then(Record::parse) {
+                    let owner = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
+                    fill(&record, self.delays, batch.push(owner));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn fill(record: &Record, delays: bool, cells: &mut [i64]) {
+    cells[CPU] = record.cpu_run_ns;
+    cells[RUN_QUEUE_WAIT] = record.cpu_wait_ns;
+    cells[SWITCHES_VOLUNTARY] = record.voluntary;
+    cells[SWITCHES_INVOLUNTARY] = record.involuntary;
+    let known = |cell: i64| if delays { cell } else { MISSING };
+    cells[DELAY_IO] = known(record.io_wait_ns);
+    cells[DELAY_SWAP] = known(record.swap_wait_ns);
+    cells[DELAY_RECLAIM] = known(record.reclaim_wait_ns);
+    cells[DELAY_COMPACT] = known(record.compact_wait_ns);
+    cells[DELAY_THRASH] = known(record.thrash_wait_ns);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn read_self() -> Option<Vec<i64>> {
+        let host = Host::real().unwrap();
+        let mut source = match open(&host, &Options::default()) {
+            Ok(source) => source,
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                return None;
+            }
+        };
+        let me = host.process(std::process::id()).unwrap();
+        let target =
+            TaskTarget { pid: me.pid, start_ticks: me.start_ticks, role: TaskRole::Member, young: true };
+        let gone = TaskTarget { pid: u32::MAX >> 1, ..target };
+        // More than fit into one question, some of them gone.
+        let tasks = std::iter::repeat_n([target, gone], 70).flatten().collect();
+        let mut batches = [Batch::new(&TABLE)];
+        source.read(&Targets { tasks, ..Targets::default() }, &TickInfo::default(), &mut batches).unwrap();
+        assert_eq!(batches[0].len(), 70);
+        batches[0].rows().last().map(|(_, cells)| cells.to_vec())
+    }
+
+    #[test]
+    fn a_process_is_told_as_the_kernel_tells_it_elsewhere() {
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(50) {
+            std::hint::black_box(0);
+        }
+        let before = rusage();
+        let Some(cells) = read_self() else { return };
+        let after = rusage();
+        // Other threads of this test program go on meanwhile, and the kernel counts at each tick.
+        let slack_ns = 100_000_000;
+        assert!((before.0 - slack_ns..=after.0 + slack_ns).contains(&cells[CPU]), "{before:?} {cells:?}");
+        assert!(cells[SWITCHES_VOLUNTARY] >= 0 && cells[SWITCHES_VOLUNTARY] <= after.1);
+        let mut buffer = Vec::new();
+        let delays = accounts_delays(&Host::real().unwrap(), &mut buffer);
+        assert_eq!(cells[DELAY_IO] != MISSING, delays, "a delay that is not accounted is missing, not 0");
+        assert_ne!(cells[RUN_QUEUE_WAIT], MISSING);
+    }
+
+    /// CPU time and voluntary switches of this process.
+    fn rusage() -> (i64, i64) {
+        // SAFETY: rusage is plain data that the call fills.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+            usage
+        };
+        let ns = |time: libc::timeval| time.tv_sec * 1_000_000_000 + time.tv_usec * 1_000;
+        (ns(usage.ru_utime) + ns(usage.ru_stime), usage.ru_nvcsw)
+    }
+
+    #[test]
+    fn where_the_kernel_has_no_switch_delays_are_on_unless_the_boot_line_says_otherwise() {
+        let tree = |files: &[(&str, &str)]| {
+            let root = tempfile::tempdir().unwrap();
+            std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
+            for (path, text) in files {
+                std::fs::write(root.path().join(path), text).unwrap();
+            }
+            accounts_delays(&Host::at(root.path()).unwrap(), &mut Vec::new())
+        };
+        assert!(tree(&[("proc/cmdline", "quiet")]));
+        assert!(!tree(&[("proc/cmdline", "quiet nodelayacct\n")]));
+        assert!(!tree(&[("proc/sys/kernel/task_delayacct", "0\n"), ("proc/cmdline", "quiet")]));
+        assert!(tree(&[("proc/sys/kernel/task_delayacct", "1\n")]));
+    }
+}

@@ -1,0 +1,458 @@
+//! Listens to the ends of processes, and to their births: who came and went between two samples.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use met_core::MISSING;
+use met_core::ended::{Exit, INHERITED, OWN};
+use met_host::netlink::{self, Datagrams, Socket, u16_at, u32_at};
+use met_host::{Host, clock};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::record::Record;
+use super::{ANSWER_BYTES_MAX, COMMAND_GET, OF_PROCESS, OF_THREAD, accounts_delays, connect, statistics};
+use crate::Unavailable;
+
+const REGISTER_CPUS: u16 = 3;
+/// Thousands of records wait in so much until they are read.
+const ROOM_BYTES: i32 = 8 << 20;
+/// Records that come in a row are read together.
+const GATHER: Duration = Duration::from_millis(50);
+/// How soon the thread notices that it is to end.
+const LOOK_UP: Duration = Duration::from_secs(1);
+/// What nobody asks for between two ticks is dropped beyond this, and counted.
+const KEPT_MAX: usize = 1 << 15;
+
+const BIRTHS_GROUP: u32 = 1;
+const BIRTH: u32 = 1;
+
+/// Births and ends since the last look.
+#[derive(Debug, Default)]
+pub struct News {
+    /// Parent and child, in their order.
+    pub births: Vec<(u32, u32)>,
+    pub ends: Vec<Exit>,
+    /// How often something was lost since the beginning.
+    pub losses: u64,
+}
+
+impl News {
+    pub fn is_empty(&self) -> bool {
+        self.births.is_empty() && self.ends.is_empty()
+    }
+}
+
+/// A thread that listens until this is dropped.
+#[derive(Debug)]
+pub struct Exits {
+    ears: Arc<Mutex<Ears>>,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    since_ns: i64,
+    knows_births: bool,
+}
+
+#[derive(Debug)]
+struct Ears {
+    ends: Socket,
+    births: Option<Socket>,
+    heard: Datagrams,
+    /// Threads that ended of processes that go on.
+    parted: HashMap<u32, Exit>,
+    /// Processes of threads, for kernels whose records do not say.
+    processes: HashMap<u32, u32>,
+    records_say_process: bool,
+    tick_ns: i64,
+    news: News,
+    delays: bool,
+    host: Host,
+    cpu_ns: i64,
+}
+
+impl Exits {
+    pub fn listen(host: &Host) -> Result<Exits, Unavailable> {
+        let ears = Ears::open(host, ROOM_BYTES)?;
+        let knows_births = ears.births.is_some();
+        let ears = Arc::new(Mutex::new(ears));
+        let ends = Arc::new(AtomicBool::new(false));
+        let (their_ears, their_end) = (Arc::clone(&ears), Arc::clone(&ends));
+        let thread = std::thread::Builder::new()
+            .name("exits".to_owned())
+            .spawn(move || listen(&their_ears, &their_end))
+            .map_err(absent)?;
+        Ok(Exits { ears, ends, thread: Some(thread), since_ns: clock::boottime_ns(), knows_births })
+    }
+
+    /// What happened since the last call, up to this moment.
+    pub fn take(&self) -> News {
+        let mut ears = lock(&self.ears);
+        ears.hear();
+        ears.delays = accounts_delays(&ears.host.clone(), &mut Vec::new());
+        let losses = ears.news.losses;
+        std::mem::replace(&mut ears.news, News { losses, ..News::default() })
+    }
+
+    /// Boot time since when nothing is missed.
+    pub fn since_ns(&self) -> i64 {
+        self.since_ns
+    }
+
+    /// Whether births are told: otherwise a child of a child that was never seen is nobody's.
+    pub fn knows_births(&self) -> bool {
+        self.knows_births
+    }
+
+    pub fn accounts_delays(&self) -> bool {
+        lock(&self.ears).delays
+    }
+
+    /// CPU time of the thread.
+    pub fn cpu_ns(&self) -> i64 {
+        lock(&self.ears).cpu_ns
+    }
+}
+
+impl Drop for Exits {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It ends within a second by itself; nobody waits for it.
+            drop(thread);
+        }
+    }
+}
+
+fn lock(ears: &Mutex<Ears>) -> MutexGuard<'_, Ears> {
+    ears.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn listen(ears: &Mutex<Ears>, end: &AtomicBool) {
+    let timeout = Timespec::try_from(LOOK_UP).ok();
+    // Descriptors of its own: while it waits for news, nobody else is kept from taking them.
+    let sockets = {
+        let ears = lock(ears);
+        let births = ears.births.as_ref().map(rustix::io::dup);
+        (rustix::io::dup(&ears.ends), births)
+    };
+    let (Ok(ends), births) = sockets else { return };
+    let births = births.and_then(Result::ok);
+    while !end.load(Ordering::Relaxed) {
+        let mut fds = vec![PollFd::new(&ends, PollFlags::IN)];
+        fds.extend(births.as_ref().map(|births| PollFd::new(births, PollFlags::IN)));
+        if matches!(poll(&mut fds, timeout.as_ref()), Ok(0)) {
+            continue;
+        }
+        std::thread::park_timeout(GATHER);
+        let mut ears = lock(ears);
+        ears.hear();
+        ears.cpu_ns = clock::thread_cpu_ns();
+    }
+}
+
+fn register(host: &Host, socket: &Socket, family: u16) -> io::Result<()> {
+    let mut cpus = Vec::new();
+    host.read_small("/sys/devices/system/cpu/possible", &mut cpus)?;
+    let mask: Vec<u8> = cpus.trim_ascii().iter().copied().chain([0]).collect();
+    let mut request = Vec::new();
+    netlink::push_generic(&mut request, family, 0, COMMAND_GET, &[(REGISTER_CPUS, &mask)]);
+    socket.send(&request)?;
+    let mut answers = Datagrams::new(1, ANSWER_BYTES_MAX);
+    socket.receive(&mut answers)?;
+    let refused = answers.iter().flat_map(netlink::messages).find_map(|answer| answer.error());
+    refused.map_or(Ok(()), Err)
+}
+
+/// The proc connector: a message for each fork on the machine.
+fn listen_to_births() -> io::Result<Socket> {
+    const LISTEN: u32 = 1;
+    const DONE: u16 = 3;
+    let socket = Socket::open(netlink::CONNECTOR, BIRTHS_GROUP)?;
+    socket.make_room(ROOM_BYTES);
+    let order = |words: &[u32]| {
+        let payload: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let mut body: Vec<u8> = [BIRTHS_GROUP, 1, 0, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        body.extend((payload.len() as u16).to_ne_bytes());
+        body.extend([0; 2]);
+        body.extend(payload);
+        let mut message = Vec::new();
+        netlink::push_message(&mut message, DONE, &body);
+        message
+    };
+    socket.send(&order(&[LISTEN]))?;
+    // From Linux 6.6 on births alone can be asked for; before, this is not understood and does no harm.
+    let _ = socket.send(&order(&[LISTEN, BIRTH]));
+    Ok(socket)
+}
+
+/// Between two ticks the kernel does not look how long a thread has been running.
+fn tick_ns() -> i64 {
+    let resolution = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
+    resolution.tv_sec * 1_000_000_000 + resolution.tv_nsec
+}
+
+fn absent(error: io::Error) -> Unavailable {
+    Unavailable::Absent(format!("no exit records: {error}"))
+}
+
+impl Ears {
+    fn open(host: &Host, room_bytes: i32) -> Result<Ears, Unavailable> {
+        let (socket, family) = connect(host)?;
+        socket.make_room(room_bytes);
+        // Before the ends: a child whose end is heard was born after this.
+        let births = listen_to_births().ok();
+        register(host, &socket, family).map_err(absent)?;
+        Ok(Ears {
+            ends: socket,
+            births,
+            heard: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
+            parted: HashMap::new(),
+            processes: HashMap::new(),
+            records_say_process: false,
+            tick_ns: tick_ns(),
+            news: News::default(),
+            delays: accounts_delays(host, &mut Vec::new()),
+            host: host.clone(),
+            cpu_ns: 0,
+        })
+    }
+
+    /// Takes in all that waits. The ends first: the birth of whoever ended was told before.
+    fn hear(&mut self) {
+        let mut ended = Vec::new();
+        loop {
+            match self.ends.receive(&mut self.heard) {
+                Ok(0) => break,
+                Ok(_) => {
+                    let bodies = self.heard.iter().flat_map(netlink::messages);
+                    ended.extend(bodies.filter_map(|message| end_of(message.generic()?)));
+                }
+                // The kernel had more to tell than there was room for.
+                Err(_) => {
+                    self.news.losses += 1;
+                    if self.heard_nothing_more() {
+                        break;
+                    }
+                }
+            }
+        }
+        self.hear_births();
+        for (record, whole) in ended {
+            self.end(&record, whole);
+        }
+    }
+
+    fn heard_nothing_more(&self) -> bool {
+        let mut fds = [PollFd::new(&self.ends, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        !matches!(poll(&mut fds, Some(&now)), Ok(ready) if ready > 0)
+    }
+
+    fn hear_births(&mut self) {
+        let Some(births) = &self.births else { return };
+        loop {
+            match births.receive(&mut self.heard) {
+                Ok(0) => break,
+                Ok(_) => {
+                    for birth in
+                        self.heard.iter().flat_map(netlink::messages).filter_map(|one| birth_of(one.body))
+                    {
+                        if birth.tid != birth.pid {
+                            if !self.records_say_process && self.processes.len() < KEPT_MAX {
+                                self.processes.insert(birth.tid, birth.pid);
+                            }
+                        } else if self.news.births.len() < KEPT_MAX {
+                            self.news.births.push((birth.parent_pid, birth.pid));
+                        } else {
+                            self.news.losses += 1;
+                        }
+                    }
+                }
+                Err(_) => {
+                    self.news.losses += 1;
+                    break;
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, record: &Record, whole: bool) {
+        self.records_say_process |= record.pid.is_some();
+        let told = self.processes.remove(&record.tid);
+        let pid = record.pid.or(told).unwrap_or(record.tid);
+        let mut exit = exit_of(record, pid, self.tick_ns, self.delays);
+        let is_last = record.last_of_group.unwrap_or(whole || record.tid == pid);
+        if !is_last {
+            if self.parted.len() < KEPT_MAX {
+                self.parted.entry(pid).and_modify(|sum| sum.add_thread(&exit)).or_insert(exit);
+            } else {
+                self.news.losses += 1;
+            }
+            return;
+        }
+        if let Some(parted) = self.parted.remove(&pid) {
+            exit.add_thread(&parted);
+        }
+        if self.news.ends.len() < KEPT_MAX {
+            self.news.ends.push(exit);
+        } else {
+            self.news.losses += 1;
+        }
+    }
+}
+
+/// The record of a thread, and whether that of its process came with it.
+fn end_of(body: &[u8]) -> Option<(Record, bool)> {
+    let record = Record::parse(statistics(body, OF_THREAD)?)?;
+    Some((record, statistics(body, OF_PROCESS).is_some()))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Birth {
+    parent_pid: u32,
+    tid: u32,
+    pid: u32,
+}
+
+/// A connector's message: 20 bytes of its own, then the event.
+fn birth_of(body: &[u8]) -> Option<Birth> {
+    const EVENT: usize = 20;
+    let length = usize::from(u16_at(body, 16)?);
+    let event = body.get(EVENT..EVENT.checked_add(length)?)?;
+    (u32_at(event, 0)? == BIRTH).then_some(())?;
+    Some(Birth { parent_pid: u32_at(event, 20)?, tid: u32_at(event, 24)?, pid: u32_at(event, 28)? })
+}
+
+fn exit_of(record: &Record, pid: u32, tick_ns: i64, delays: bool) -> Exit {
+    let known = |cell: i64| if cell == MISSING { 0 } else { cell };
+    let (cpu_ns, cpu_doubt_ns) = cpu_of(record, tick_ns);
+    let ticks_us = record.user_us.saturating_add(record.system_us);
+    // What ran between two ticks alone was hardly in the kernel.
+    let system_ns = match ticks_us > 0 {
+        true => (cpu_ns as f64 * record.system_us as f64 / ticks_us as f64) as i64,
+        false => 0,
+    };
+    let memory = [record.swap_wait_ns, record.reclaim_wait_ns, record.compact_wait_ns];
+    let memory_ns = memory.map(known).into_iter().fold(0, i64::saturating_add);
+    let inherited: [i64; INHERITED.len()] = [
+        cpu_ns,
+        cpu_ns - system_ns,
+        system_ns,
+        record.read,
+        record.written,
+        record.read_call,
+        record.write_call,
+        record.faults_minor,
+        record.faults_major,
+    ];
+    let own: [i64; OWN.len()] = [
+        record.cpu_wait_ns,
+        record.voluntary,
+        record.involuntary,
+        if delays { record.io_wait_ns } else { 0 },
+        if delays { memory_ns } else { 0 },
+    ];
+    Exit {
+        pid,
+        parent_pid: record.parent_pid,
+        uid: record.uid,
+        begin_s: record.begin_s,
+        elapsed_ns: known(record.elapsed_us).saturating_mul(1000),
+        exit_code: record.exit_code,
+        name: record.name,
+        inherited: inherited.map(known),
+        own: own.map(known),
+        cpu_doubt_ns,
+        lacks_delays: delays && (record.io_wait_ns == MISSING || memory.contains(&MISSING)),
+        resident_peak_bytes: known(record.resident_peak_kb).saturating_mul(1024),
+        virtual_peak_bytes: known(record.virtual_peak_kb).saturating_mul(1024),
+    }
+}
+
+/// The CPU time of a thread, and by how much it may be too small.
+///
+/// The kernel adds up at each tick and each switch, and not once more at the end: of a thread of five
+/// milliseconds a third is missing. Of one that never slept, all its time that it did not wait for a CPU
+/// was spent on one; of the others no more than a tick can be missing.
+fn cpu_of(record: &Record, tick_ns: i64) -> (i64, i64) {
+    let counted_ns = record.cpu_run_ns.max(0);
+    let awake_ns = record.elapsed_us.saturating_mul(1000).saturating_sub(record.cpu_wait_ns.max(0));
+    let most_ns = awake_ns.min(counted_ns.saturating_add(tick_ns)).max(counted_ns);
+    match record.voluntary {
+        0 => (most_ns, 0),
+        _ => (counted_ns, most_ns - counted_ns),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::tests::bytes;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn record(elapsed_us: i64, wait_ns: i64, counted_ns: i64, voluntary: i64) -> Record {
+        let record = Record::parse(&bytes(16, 70)).unwrap();
+        Record { elapsed_us, cpu_wait_ns: wait_ns, cpu_run_ns: counted_ns, voluntary, ..record }
+    }
+
+    #[test]
+    fn who_never_slept_was_on_a_cpu_all_the_time_it_did_not_wait_for_one() {
+        assert_eq!(cpu_of(&record(5_300, 24_521, 1_946_981, 0), 4_000_000), (5_275_479, 0));
+        assert_eq!(cpu_of(&record(20_043, 14_732_312, 3_988_462, 0), 4_000_000), (5_310_688, 0));
+        assert_eq!(cpu_of(&record(900_000, 0, 1_000_000, 3), 4_000_000), (1_000_000, 4_000_000));
+        assert_eq!(cpu_of(&record(1_000, 0, 1_000_000, 3), 4_000_000), (1_000_000, 0));
+    }
+
+    #[test]
+    fn a_birth_is_told_by_its_parents_process() {
+        let mut message: Vec<u8> = [1u32, 1, 7, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        message.extend(40u16.to_ne_bytes());
+        message.extend([0; 2]);
+        for word in [BIRTH, 0, 5, 5, 100, 100, 101, 101, 0, 0] {
+            message.extend(word.to_ne_bytes());
+        }
+        assert_eq!(birth_of(&message), Some(Birth { parent_pid: 100, tid: 101, pid: 101 }));
+        message[20] = 2;
+        assert_eq!(birth_of(&message), None, "an exec is no birth");
+    }
+
+    #[test]
+    fn records_that_did_not_fit_are_counted_as_lost() {
+        let mut ears = match Ears::open(&Host::real().unwrap(), 4096) {
+            Ok(ears) => ears,
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                return;
+            }
+        };
+        #[allow(clippy::disallowed_methods, reason = "a test may start processes")]
+        let mut sh = std::process::Command::new("sh");
+        let script = "i=0; while [ $i -lt 300 ]; do (:); i=$((i+1)); done";
+        assert!(sh.args(["-c", script]).status().unwrap().success());
+        ears.hear();
+        assert!(ears.news.losses > 0 && ears.news.ends.len() < 300, "{} heard", ears.news.ends.len());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_birth_or_none(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            let _ = birth_of(&bytes);
+            let _ = end_of(&bytes);
+        }
+
+        #[test]
+        fn figures_of_a_thread_stay_in_their_bounds(
+            elapsed_us in 0..i64::MAX, wait_ns in 0..i64::MAX, counted_ns in 0..i64::MAX / 2, voluntary in 0..3i64,
+        ) {
+            let record = record(elapsed_us, wait_ns, counted_ns, voluntary);
+            let (cpu_ns, doubt_ns) = cpu_of(&record, 4_000_000);
+            prop_assert!(cpu_ns >= counted_ns && cpu_ns + doubt_ns <= counted_ns + 4_000_000);
+            let exit = exit_of(&record, 1, 4_000_000, false);
+            prop_assert_eq!(exit.inherited[0], exit.inherited[1] + exit.inherited[2]);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! `struct taskstats` as bytes. It grows at its end, and its version says how far.
+
+use met_core::MISSING;
+use met_host::netlink::{u16_at, u32_at, u64_at};
+
+/// Everything read here stands where it stands since this version.
+const VERSION_MIN: u16 = 8;
+/// Fields were put into the middle, and taken out again with the next version.
+const VERSION_SHUFFLED: u16 = 15;
+/// The thread tells when it is the last of its process since this version.
+const VERSION_LAST_OF_GROUP: u16 = 12;
+const FLAG_LAST_OF_GROUP: u8 = 0x20;
+
+/// A thread or a process. What a kernel's record is too short for is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub exit_code: u32,
+    /// `None` where the kernel is too old to say.
+    pub last_of_group: Option<bool>,
+    pub cpu_run_ns: i64,
+    pub cpu_wait_ns: i64,
+    pub io_wait_ns: i64,
+    pub swap_wait_ns: i64,
+    pub reclaim_wait_ns: i64,
+    pub thrash_wait_ns: i64,
+    pub compact_wait_ns: i64,
+    pub name: [u8; 16],
+    pub uid: u32,
+    pub tid: u32,
+    pub parent_pid: u32,
+    /// The process of a thread.
+    pub pid: Option<u32>,
+    pub begin_s: i64,
+    pub elapsed_us: i64,
+    pub user_us: i64,
+    pub system_us: i64,
+    pub faults_minor: i64,
+    pub faults_major: i64,
+    pub resident_peak_kb: i64,
+    pub virtual_peak_kb: i64,
+    /// Bytes are multiples of 1024 here, rounded down.
+    pub read_call: i64,
+    pub write_call: i64,
+    pub read: i64,
+    pub written: i64,
+    pub voluntary: i64,
+    pub involuntary: i64,
+}
+
+/// Whether records of this kernel can be read; why not, in words.
+pub fn check(bytes: &[u8]) -> Result<(), String> {
+    match u16_at(bytes, 0) {
+        Some(version) if version < VERSION_MIN => Err(format!("taskstats version {version} is too old")),
+        Some(VERSION_SHUFFLED) => {
+            Err(format!("taskstats version {VERSION_SHUFFLED} has its fields in another order"))
+        }
+        Some(_) if Record::parse(bytes).is_some() => Ok(()),
+        _ => Err("taskstats answers what nobody can read".to_owned()),
+    }
+}
+
+impl Record {
+    pub fn parse(bytes: &[u8]) -> Option<Record> {
+        let version =
+            u16_at(bytes, 0).filter(|&version| version >= VERSION_MIN && version != VERSION_SHUFFLED)?;
+        // Words of eight bytes, in the order of linux/taskstats.h.
+        let word = |index: usize| {
+            u64_at(bytes, index * 8).map_or(MISSING, |value| i64::try_from(value).unwrap_or(i64::MAX))
+        };
+        // What every version has must be there.
+        u64_at(bytes, 40 * 8)?;
+        let flags = bytes.get(8).copied()?;
+        let has_group = version >= VERSION_LAST_OF_GROUP;
+        let elapsed_us = word(18);
+        // The longest of the waits of each kind is told at the end of newer records.
+        let wait = |total: usize, longest: usize| believed(word(total), word(longest), elapsed_us);
+        Some(Record {
+            exit_code: u32_at(bytes, 4)?,
+            last_of_group: has_group.then_some(flags & FLAG_LAST_OF_GROUP != 0),
+            cpu_wait_ns: word(3),
+            io_wait_ns: wait(5, 56),
+            swap_wait_ns: wait(7, 58),
+            cpu_run_ns: word(9),
+            name: bytes.get(80..96)?.try_into().ok()?,
+            uid: u32_at(bytes, 120)?,
+            tid: u32_at(bytes, 128)?,
+            parent_pid: u32_at(bytes, 132)?,
+            begin_s: i64::from(u32_at(bytes, 136)?),
+            elapsed_us,
+            user_us: word(19),
+            system_us: word(20),
+            faults_minor: word(21),
+            faults_major: word(22),
+            resident_peak_kb: word(25),
+            virtual_peak_kb: word(26),
+            read_call: word(27),
+            write_call: word(28),
+            read: word(31),
+            written: word(32),
+            voluntary: word(34),
+            involuntary: word(35),
+            reclaim_wait_ns: wait(40, 60),
+            thrash_wait_ns: wait(42, 62),
+            compact_wait_ns: wait(45, 64),
+            pid: u32_at(bytes, 46 * 8).filter(|_| has_group),
+        })
+    }
+}
+
+/// A wait, unless it is longer than it can be: a kernel that missed the begin of one counts it from boot.
+fn believed(total_ns: i64, longest_ns: i64, elapsed_us: i64) -> i64 {
+    /// More threads that wait all the time than any process has.
+    const THREADS_MAX: i64 = 4096;
+    let elapsed_ns = elapsed_us.max(0).saturating_mul(1000);
+    let possible = longest_ns <= elapsed_ns && total_ns <= elapsed_ns.saturating_mul(THREADS_MAX);
+    if possible { total_ns } else { MISSING }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A record of the given version, every word its own number.
+    pub fn bytes(version: u16, words: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..words as u64).flat_map(|index| (index * 1000).to_ne_bytes()).collect();
+        bytes[..2].copy_from_slice(&version.to_ne_bytes());
+        bytes[8] = FLAG_LAST_OF_GROUP;
+        bytes
+    }
+
+    #[test]
+    fn fields_stand_where_the_version_says() {
+        let new = Record::parse(&bytes(16, 70)).unwrap();
+        assert_eq!((new.cpu_wait_ns, new.cpu_run_ns, new.voluntary), (3_000, 9_000, 34_000));
+        assert_eq!((new.reclaim_wait_ns, new.compact_wait_ns), (40_000, 45_000));
+        assert_eq!((new.last_of_group, new.pid), (Some(true), Some(46_000)));
+        let old = Record::parse(&bytes(8, 41)).unwrap();
+        assert_eq!((old.reclaim_wait_ns, old.compact_wait_ns, old.pid), (40_000, MISSING, None));
+        assert_eq!(old.last_of_group, None);
+    }
+
+    #[test]
+    fn a_layout_nobody_knows_is_refused() {
+        assert!(check(&bytes(16, 70)).is_ok());
+        for (version, words) in [(15, 70), (7, 70), (16, 40), (16, 2)] {
+            assert!(check(&bytes(version, words)).is_err(), "{version} {words}");
+            assert_eq!(Record::parse(&bytes(version, words)), None);
+        }
+    }
+
+    #[test]
+    fn a_wait_that_lasted_since_boot_is_not_believed() {
+        assert_eq!(believed(5_000, 4_000, 20), 5_000);
+        assert_eq!(believed(15_050_000_000_000, 15_049_000_000_000, 20_000_000), MISSING);
+        assert_eq!(believed(15_050_000_000_000, MISSING, 1_000_000), MISSING);
+        assert_eq!(believed(40_000_000_000, MISSING, 20_000_000), 40_000_000_000, "two threads");
+    }
+
+    /// As a 6.18 kernel sent it: a child that ran for five milliseconds and wrote nothing.
+    #[test]
+    fn a_captured_record_reads_as_it_should() {
+        let words: [u64; 70] = {
+            let mut words = [0; 70];
+            words[..10].copy_from_slice(&[16, 33, 1, 24521, 0, 0, 0, 0, 4_000_000, 1_946_981]);
+            words[10] = 1_935_960_427;
+            words[16] = 15_255_723_838_948;
+            words[17..27].copy_from_slice(&[1_794_722_183, 5300, 4000, 0, 16, 0, 0, 9156, 304, 2344]);
+            (words[46], words[47]) = (3556, 5300);
+            words
+        };
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let record = Record::parse(&bytes).unwrap();
+        assert_eq!((record.tid, record.parent_pid, record.pid), (3556, 3552, Some(3556)));
+        assert_eq!(&record.name[..5], b"kids\0");
+        assert_eq!((record.elapsed_us, record.cpu_wait_ns, record.cpu_run_ns), (5300, 24_521, 1_946_981));
+        assert_eq!((record.resident_peak_kb, record.last_of_group), (304, Some(true)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_record_or_none(bytes in prop::collection::vec(any::<u8>(), 0..700)) {
+            let parsed = Record::parse(&bytes);
+            prop_assert_eq!(parsed.is_some(), check(&bytes).is_ok());
+            prop_assert!(parsed.is_none() || bytes.len() >= 328);
+        }
+    }
+}

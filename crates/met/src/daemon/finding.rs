@@ -1,0 +1,140 @@
+//! The thread that looks for jobs: it waits for the kernel's notices and tells the daemon what happened.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use met_host::Host;
+use met_jobs::discover::{Discovery, Event, Health};
+use met_jobs::layouts::Layouts;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::{Resource, Rlimit, setpriority_process, setrlimit};
+
+use crate::config::Jobs;
+
+/// Batches of events that wait for the daemon. When it is so far behind, looking for more waits for it.
+const QUEUE_BATCHES: usize = 1 << 14;
+/// Before nearly everybody else; the limit counts from the lowest priority.
+const NICE: i32 = -10;
+const NICE_LIMIT: u64 = 30;
+
+/// The daemon's end of the thread.
+pub struct Finding {
+    events: Receiver<Vec<Event>>,
+    /// Readable when there are events.
+    told: Arc<OwnedFd>,
+    stop: Arc<OwnedFd>,
+    health: Arc<Mutex<Health>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The thread's end.
+struct Teller {
+    events: SyncSender<Vec<Event>>,
+    told: Arc<OwnedFd>,
+    stop: Arc<OwnedFd>,
+    health: Arc<Mutex<Health>>,
+}
+
+impl Finding {
+    pub fn start(host: &Host, jobs: &Jobs) -> io::Result<Finding> {
+        let (sender, events) = mpsc::sync_channel(QUEUE_BATCHES);
+        let signal = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
+        let (told, stop, health) = (signal()?, signal()?, Arc::new(Mutex::new(Health::default())));
+        let teller = Teller {
+            events: sender,
+            told: Arc::clone(&told),
+            stop: Arc::clone(&stop),
+            health: Arc::clone(&health),
+        };
+        let (host, layouts, below) = (host.clone(), Layouts::with(jobs.layouts.clone()), jobs.below.clone());
+        let thread = std::thread::Builder::new()
+            .name("finder".to_owned())
+            .spawn(move || look(&host, &layouts, below, &teller))?;
+        Ok(Finding { events, told, stop, health, thread: Some(thread) })
+    }
+
+    /// What happened since the last call.
+    pub fn take(&self) -> Vec<Event> {
+        let mut count = [0; 8];
+        // Empty if nothing was told.
+        let _ = rustix::io::read(&*self.told, &mut count);
+        self.events.try_iter().flatten().collect()
+    }
+
+    pub fn health(&self) -> Health {
+        self.health.lock().map(|health| health.clone()).unwrap_or_default()
+    }
+
+    pub fn stop(mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        let thread = self.thread.take();
+        // A thread that waits for room in the queue is let go by this.
+        drop(self.events);
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl AsFd for Finding {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.told.as_fd()
+    }
+}
+
+/// The directory of a job is gone milliseconds after its last process, on a machine whose cores are all busy:
+/// this thread sleeps nearly always, and may not wait for its turn when it does not.
+fn hurry() {
+    let limit = Rlimit { current: Some(NICE_LIMIT), maximum: Some(NICE_LIMIT) };
+    // Without the right to it, jobs of a few milliseconds may be missed on a busy machine.
+    let _ = setrlimit(Resource::Nice, limit);
+    let _ = setpriority_process(None, NICE);
+}
+
+fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, teller: &Teller) {
+    hurry();
+    let mut discovery = match Discovery::open(host, layouts, below.as_deref()) {
+        Ok(discovery) => discovery,
+        Err(error) => {
+            tracing::warn!("jobs of resource managers are not looked for: {error}");
+            return;
+        }
+    };
+    let mut refused = None;
+    loop {
+        let events = discovery.work();
+        if !events.is_empty() {
+            let health = discovery.health();
+            if health.refused != refused {
+                tracing::warn!(
+                    "not every cgroup is watched: {}",
+                    health.refused.as_deref().unwrap_or_default()
+                );
+                refused.clone_from(&health.refused);
+            }
+            if let Ok(mut shown) = teller.health.lock() {
+                *shown = health;
+            }
+            if teller.events.send(events).is_err() {
+                return;
+            }
+            let _ = rustix::io::write(&*teller.told, &1u64.to_ne_bytes());
+        }
+        if wait(&discovery, teller) {
+            return;
+        }
+    }
+}
+
+/// Until something is noticed or due; true when told to stop.
+fn wait(discovery: &Discovery, teller: &Teller) -> bool {
+    let mut fds = vec![PollFd::new(&*teller.stop, PollFlags::IN)];
+    fds.push(PollFd::from_borrowed_fd(discovery.fd(), PollFlags::IN));
+    let timeout = Timespec::try_from(discovery.patience()).ok();
+    // An interrupted wait is one that was short.
+    poll(&mut fds, timeout.as_ref()).is_ok() && !fds[0].revents().is_empty()
+}

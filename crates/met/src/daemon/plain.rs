@@ -1,0 +1,330 @@
+//! Jobs where there is no batch system: groups of processes, looked at every few seconds.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use met_core::job::{CgroupPaths, JobKey, Local, Origin, QualityKind, Record, State, Summaries, Totals};
+use met_core::job_table::{CPU, PROCESSES};
+use met_host::cgroup::Hierarchies;
+use met_host::{Host, clock};
+use met_jobs::layouts::Layouts;
+use met_jobs::sessions::{
+    self, By, Change, Group, GroupId, Grouping, Key, Look, Now, Process, ProcessTable, Rules,
+};
+
+use super::keeping::Keeping;
+use crate::config::{Jobs, Plain};
+use crate::jobs;
+use crate::paths::Place;
+use crate::processes;
+use crate::users;
+
+/// A group is a job after ten seconds; a look at a thousand processes costs two milliseconds. While there
+/// are jobs their ends are waited for.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// By then the discovery has seen whether there is a resource manager.
+const FIRST_LOOK_AFTER: Duration = Duration::from_secs(1);
+const LOOK_EVERY_WITH_JOBS: Duration = Duration::from_secs(2);
+/// How the directories begin in which resource managers keep their jobs.
+const MANAGERS: [&str; 7] =
+    ["slurm", "oar", "pbs", "lsf", "htcondor", "condor.service", "system.slice/slurm"];
+
+/// The groups of this machine and the jobs that they are.
+pub(super) struct Groups {
+    grouping: Grouping,
+    table: ProcessTable,
+    layouts: Layouts,
+    /// Look only while no resource manager is there.
+    unless_managed: bool,
+    jobs: HashMap<GroupId, Followed>,
+    /// Jobs that an earlier daemon followed, until the first look.
+    resumable: Vec<Record>,
+    next: Instant,
+}
+
+struct Followed {
+    key: JobKey,
+    /// What an earlier daemon had counted of an aggregate.
+    before: (i64, i64),
+    counts_by_cgroup: bool,
+}
+
+impl Groups {
+    /// `discovers`: whether jobs of resource managers are looked for.
+    pub(super) fn of(host: &Host, jobs: &Jobs, place: &Place, discovers: bool) -> Option<Groups> {
+        let by = match jobs.plain {
+            Plain::Off => return None,
+            Plain::Auto if !place.system || !discovers => return None,
+            Plain::Auto | Plain::Session => By::Session,
+            Plain::Unit => By::Unit,
+            Plain::Group => By::ProcessGroup,
+        };
+        Some(Groups {
+            grouping: Grouping::new(Rules::new(by, sessions::uid_min(host))),
+            table: ProcessTable::default(),
+            layouts: Layouts::with(jobs.layouts.clone()),
+            unless_managed: jobs.plain == Plain::Auto,
+            jobs: HashMap::new(),
+            resumable: Vec::new(),
+            next: Instant::now() + FIRST_LOOK_AFTER,
+        })
+    }
+
+    /// Looks at the machine and says what changed; nothing while it cannot be read.
+    fn look(&mut self, host: &Host, is_ours: &dyn Fn(&Process) -> bool) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let now = now(host);
+        let layouts = &self.layouts;
+        let is_job = |path: &Path| layouts.manager_of(path).is_some_and(|manager| manager != "systemd");
+        let look = Look { host, now_ns: now.boot_ns, is_managed: &is_job, is_ours };
+        match self.table.read(&look) {
+            Ok(rows) => self.grouping.look(now, rows, &mut changes),
+            Err(error) => tracing::warn!("processes cannot be listed: {error}"),
+        }
+        self.table.want(&self.grouping.wanted());
+        changes
+    }
+}
+
+fn now(host: &Host) -> Now {
+    const DAY_NS: i64 = 86_400 * 1_000_000_000;
+    Now {
+        boot_ns: u64::try_from(clock::boottime_ns()).unwrap_or(0),
+        day: clock::realtime_ns().div_euclid(DAY_NS),
+        ticks_per_second: u64::try_from(host.facts().ticks_per_second).unwrap_or(100),
+    }
+}
+
+/// Whether the record is of a group of processes.
+pub(super) fn is_plain(record: &Record) -> bool {
+    matches!(record.key.manager.as_str(), "session" | "group" | "systemd")
+}
+
+impl Keeping {
+    /// When the processes of this machine are to be looked at again.
+    pub fn next_look(&self) -> Option<Instant> {
+        self.groups.as_ref().map(|groups| groups.next)
+    }
+
+    pub fn look_at_groups_if_due(&mut self) {
+        let Some(mut groups) = self.groups.take() else { return };
+        if groups.next <= Instant::now() {
+            let homes = self.finding.as_ref().map(|finding| finding.health().homes).unwrap_or_default();
+            if !(groups.unless_managed && homes.iter().any(|home| is_of_manager(home))) {
+                self.look_at_groups(&mut groups);
+            }
+            for record in std::mem::take(&mut groups.resumable) {
+                self.close_as_last_known(record);
+            }
+            let every = if groups.jobs.is_empty() { LOOK_EVERY } else { LOOK_EVERY_WITH_JOBS };
+            groups.next = Instant::now() + every;
+        }
+        self.groups = Some(groups);
+    }
+
+    fn look_at_groups(&mut self, groups: &mut Groups) {
+        let ours: Vec<u32> = self.own_processes().collect();
+        let changes = groups.look(&self.host, &|process| ours.contains(&process.id.pid));
+        for change in changes {
+            match change {
+                Change::Began(id) => self.group_began(groups, id),
+                Change::Joined(id, process) => {
+                    if let Some(followed) = groups.jobs.get(&id).filter(|followed| !followed.counts_by_cgroup)
+                    {
+                        self.sampling.add_root(&followed.key, process);
+                    }
+                }
+                Change::Ended(_) => {}
+            }
+        }
+        for (id, followed) in &groups.jobs {
+            if let (Some(group), Some(kept)) = (groups.grouping.group(*id), self.jobs.get_mut(&followed.key))
+            {
+                count(&mut kept.record, group, followed);
+            }
+        }
+        for (id, group) in groups.grouping.take_ended() {
+            let Some(followed) = groups.jobs.remove(&id) else { continue };
+            let Some(mut record) = self.jobs.get(&followed.key).map(|kept| kept.record.clone()) else {
+                continue;
+            };
+            count(&mut record, &group, &followed);
+            record.end_ns = Some(jobs::now_ns());
+            self.close_found(record);
+        }
+    }
+
+    fn group_began(&mut self, groups: &mut Groups, id: GroupId) {
+        let Some(group) = groups.grouping.group(id) else { return };
+        let mut record = new_record(&self.host, group);
+        let continued = groups.resumable.iter().position(|other| other.key == record.key);
+        let known = match continued {
+            Some(index) => Some(groups.resumable.swap_remove(index)),
+            None => self.writer.get(&record.key).ok().flatten(),
+        };
+        let is_rest = matches!(group.key, Key::Rest { .. });
+        let mut before = (0, 0);
+        if let Some(known) = known {
+            if is_rest {
+                before = (known.totals.get(CPU).unwrap_or(0), known.totals.get(PROCESSES).unwrap_or(0));
+            }
+            record = Record { state: State::Running, end_ns: None, local: record.local, ..known };
+        }
+        let cgroup = record.local.as_ref().is_some_and(|local| !local.cgroup.is_empty());
+        let followed = Followed { key: record.key.clone(), before, counts_by_cgroup: cgroup };
+        count(&mut record, group, &followed);
+        if let Err(error) = self.writer.put(&record) {
+            tracing::warn!("job {}: {error}", record.key.id);
+        }
+        let members = group.members.clone();
+        groups.jobs.insert(id, followed);
+        let key = record.key.clone();
+        self.watch(record);
+        for member in members.into_iter().filter(|_| !cgroup) {
+            self.sampling.add_root(&key, member);
+        }
+    }
+
+    /// Jobs of an earlier daemon; without a look at processes they are over.
+    pub(super) fn resume_plain(&mut self, record: Record) {
+        match &mut self.groups {
+            Some(groups) => groups.resumable.push(record),
+            None => self.close_as_last_known(record),
+        }
+    }
+
+    /// The processes by which jobs of our own are known; their descendants are theirs.
+    fn own_processes(&self) -> impl Iterator<Item = u32> {
+        let local = self.jobs.values().filter(|kept| !Keeping::is_found(&kept.record));
+        let own = local.filter_map(|kept| kept.record.local.as_ref());
+        let pids = own.flat_map(|local| local.supervisor.into_iter().chain(local.main));
+        pids.map(|process| process.pid).chain([std::process::id()])
+    }
+}
+
+fn is_of_manager(home: &Path) -> bool {
+    let name = home.file_name().unwrap_or_default().to_string_lossy();
+    MANAGERS.iter().any(|manager| name.starts_with(manager)) || name.ends_with("slurmstepd.scope")
+}
+
+/// Writes down what a group has used. A cgroup counts better than its processes do.
+fn count(record: &mut Record, group: &Group, followed: &Followed) {
+    let kind = if group.attributed { QualityKind::Attributed } else { QualityKind::LowerBound };
+    let total = |counted: u64, before: i64| i64::try_from(counted).unwrap_or(i64::MAX).saturating_add(before);
+    let (cpu, processes) =
+        (total(group.cpu_ns, followed.before.0), total(group.processes_seen, followed.before.1));
+    if !followed.counts_by_cgroup {
+        let cpu = cpu.max(record.totals.get(CPU).unwrap_or(0));
+        record.totals.set(CPU, cpu, kind, "processes");
+    }
+    record.totals.set(PROCESSES, processes, QualityKind::LowerBound, "processes");
+}
+
+fn new_record(host: &Host, group: &Group) -> Record {
+    let facts = host.facts();
+    let is_rest = matches!(group.key, Key::Rest { .. });
+    let first = group.first.filter(|first| host.is_alive(*first));
+    let name = match is_rest {
+        true => "short processes".to_owned(),
+        false => first.and_then(|first| host.process_name(first)).unwrap_or_else(|| group.short_id()),
+    };
+    let tick_ns = 1_000_000_000 / facts.ticks_per_second;
+    let start_ns = group.first.map(|first| {
+        i64::try_from(first.start_ticks)
+            .unwrap_or(0)
+            .saturating_mul(tick_ns)
+            .saturating_add(clock::unix_offset_ns())
+    });
+    let mut record = Record {
+        key: JobKey {
+            cluster: None,
+            manager: manager(&group.key).to_owned(),
+            id: group.id(),
+            // The id is unique within one boot; that of a day's aggregate is for good.
+            incarnation: if is_rest { 0 } else { boot_number(&facts.boot_id) },
+        },
+        name,
+        user: users::name_of(group.uid),
+        uid: Some(group.uid),
+        account: None,
+        command: first.map(|first| processes::command_of(host, first.pid)).unwrap_or_default(),
+        state: State::Running,
+        manager_state: None,
+        exit_code: None,
+        signal: None,
+        start_ns: start_ns.or(Some(jobs::now_ns())),
+        end_ns: None,
+        nodes: vec![facts.hostname.clone()],
+        node_memory_bytes: facts.memory_total_bytes,
+        totals: Totals::default(),
+        summaries: Summaries::default(),
+        gpus: Vec::new(),
+        events: Vec::new(),
+        requested: Default::default(),
+        allocated: Default::default(),
+        scheduling: Default::default(),
+        parts: Vec::new(),
+        emission: None,
+        local: Some(Local {
+            boot_id: facts.boot_id.clone(),
+            origin: Origin::Found,
+            supervisor: None,
+            main: first,
+            cgroup: cgroup_of(host, &group.key),
+            cwd: PathBuf::from("/"),
+            stdout: None,
+            stderr: None,
+            left_over: Vec::new(),
+        }),
+    };
+    record.scheduling.alias = Some(group.short_id());
+    record
+}
+
+fn manager(key: &Key) -> &'static str {
+    match key {
+        Key::Session(_) | Key::Rest { .. } => "session",
+        Key::ProcessGroup(_) => "group",
+        Key::Unit(_) => "systemd",
+    }
+}
+
+/// The cgroup of a unit, which counts exactly; a session has none of its own.
+fn cgroup_of(host: &Host, key: &Key) -> CgroupPaths {
+    let Key::Unit(path) = key else { return CgroupPaths::default() };
+    let unified = Hierarchies::read(host).ok().and_then(|mounts| mounts.unified?.dir_of(Path::new(path)));
+    CgroupPaths { unified: unified.filter(|path| host.cgroup_dir(path).is_ok()), ..CgroupPaths::default() }
+}
+
+/// The same number for as long as the machine runs, and hardly ever again.
+fn boot_number(boot_id: &str) -> i64 {
+    let hash = boot_id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    i64::try_from(hash >> 1).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directories_of_resource_managers_are_told_from_others() {
+        for home in
+            ["/sys/fs/cgroup/memory/slurm_n7", "/sys/fs/cgroup/system.slice/slurmstepd.scope", "/x/oar"]
+        {
+            assert!(is_of_manager(Path::new(home)), "{home}");
+        }
+        for home in ["/sys/fs/cgroup/docker", "/sys/fs/cgroup/kubepods.slice", "/sys/fs/cgroup"] {
+            assert!(!is_of_manager(Path::new(home)), "{home}");
+        }
+    }
+
+    #[test]
+    fn a_boot_has_its_own_number() {
+        let [one, other] = ["0f1c", "0f1d"].map(boot_number);
+        assert!(one != other && one >= 0 && other >= 0);
+        assert_eq!(one, boot_number("0f1c"));
+    }
+}

@@ -1,0 +1,79 @@
+//! What schedulers tell of jobs, joined with what was measured and kept.
+
+use std::os::fd::BorrowedFd;
+
+use anyhow::Result;
+use met_core::job::{Record, State};
+use met_jobs::scheduler::{Recorded, Told, join};
+use met_store::{Filter, Writer};
+
+use super::keeping::Keeping;
+use super::schedulers::Before;
+use crate::jobs;
+
+impl Keeping {
+    /// Readable when a scheduler has told something.
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.schedulers.bell()
+    }
+
+    /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
+    pub fn hear(&mut self) {
+        let Some(told) = self.schedulers.take() else { return };
+        if let Err(error) = self.keep_told(&told) {
+            tracing::warn!("what {} told is lost: {error:#}", told.manager);
+        }
+    }
+
+    fn keep_told(&mut self, told: &Told) -> Result<()> {
+        let asked_ns = jobs::now_ns();
+        let (mut write, mut instead_of) = (Vec::new(), Vec::new());
+        for runs in told.recorded.chunk_by(|one, next| one.id == next.id) {
+            let known = self.known_as(told.manager, &runs[0])?;
+            let joined = join::join(&known, runs, asked_ns);
+            write.extend(joined.write);
+            instead_of.extend(joined.remove);
+        }
+        for id in &told.gone {
+            let known = self.writer.find(Some(told.manager), id)?;
+            write.extend(join::forgotten(&known).into_iter().filter(|record| record.key.id == *id));
+        }
+        self.writer.put_instead(&write, &instead_of)?;
+        if let Some(cursor) = told.cursor {
+            self.writer.set_meta(&cursor_name(told.manager), &cursor.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// What there is of a job, also under the id of the array that it is an element of.
+    fn known_as(&self, manager: &str, recorded: &Recorded) -> Result<Vec<Record>> {
+        let mut known = self.writer.find(Some(manager), &recorded.id)?;
+        known.retain(|record| record.key.id == recorded.id);
+        let scheduling = &recorded.scheduling;
+        if let Some(array_id) = scheduling.array_id.as_ref().filter(|array_id| **array_id != recorded.id) {
+            let mut of_array = self.writer.find(Some(manager), array_id)?;
+            of_array.retain(|record| record.key.id == *array_id && record.scheduling.array_index.is_some());
+            known.extend(of_array);
+        }
+        Ok(known)
+    }
+}
+
+/// Until when a scheduler has told everything.
+fn cursor_name(manager: &str) -> String {
+    format!("scheduler.{manager}.cursor")
+}
+
+/// What a scheduler had told when the daemon last ran.
+pub fn before(writer: &Writer, manager: &str) -> Before {
+    let cursor = writer.meta(&cursor_name(manager)).ok().flatten().and_then(|cursor| cursor.parse().ok());
+    let live = Filter {
+        manager: Some(manager.to_owned()),
+        states: State::ALL.into_iter().filter(|state| state.is_live()).collect(),
+        ..Filter::default()
+    };
+    let was_told = |record: &Record| record.scheduling.asked_ns.is_some();
+    // Without them all is well, too: they are found again by the answer, or when they end.
+    let live = writer.jobs(&live).unwrap_or_default().into_iter().filter(was_told);
+    Before { cursor, live: live.map(|record| record.key.id).collect() }
+}

@@ -1,0 +1,331 @@
+//! Follows the ends of processes for the sampler: what they did that no sample saw, and for which job.
+
+use std::collections::HashMap;
+
+use met_core::attribute::JobMap;
+use met_core::ended::{Exit, Gone, Ledger, Living, OWN};
+use met_core::{MISSING, Subject};
+use met_host::{Host, Targets, TaskRole, TaskTarget, clock, parse};
+use met_sources::taskstats::exits::{Exits, News};
+
+/// Processes of which no end was told are remembered up to this many, then added up.
+const DEPARTED_MAX: usize = 4096;
+
+/// Processes whose dealing with children is looked up at one tick; each costs about 20 µs.
+const ASKED_MAX: usize = 32;
+
+/// The listener and its books. Without permission it hears nothing, and everything here is empty.
+#[derive(Default)]
+pub struct Departures {
+    exits: Option<Exits>,
+    refused: bool,
+    ledger: Ledger,
+    /// Whose the processes were before the last look at the machine.
+    before: HashMap<u32, Member>,
+    news: News,
+    reaping: Reaping,
+    /// Boot time when somebody ended who was nobody's, and may have been of a job not known yet.
+    stranger_ns: i64,
+    /// CPU time of this, and of listeners that are no more.
+    spent_ns: i64,
+    spent_listening_ns: i64,
+}
+
+#[derive(Clone, Copy)]
+struct Member {
+    slot: u32,
+    keeper: bool,
+}
+
+/// How far the ends of a job's processes can be relied on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watch {
+    losses: u64,
+    complete: bool,
+}
+
+impl Departures {
+    /// Opens the books for a job whose first process began at `begin_ns` of the boot.
+    pub fn open(&mut self, host: &Host, slot: u32, begin_ns: Option<i64>) -> Watch {
+        if self.exits.is_none() && !self.refused {
+            self.exits = Exits::listen(host).ok();
+            self.refused = self.exits.is_none();
+        }
+        self.ledger.open_page(slot);
+        let heard_from_start = |exits: &Exits, begin_ns: i64| {
+            exits.knows_births() && exits.since_ns() <= begin_ns && self.stranger_ns < begin_ns
+        };
+        let complete = match (&self.exits, begin_ns) {
+            (Some(exits), Some(begin_ns)) => heard_from_start(exits, begin_ns),
+            _ => false,
+        };
+        Watch { losses: self.news.losses, complete }
+    }
+
+    /// Closes the books of a job, and stops listening with the last of them.
+    pub fn close(&mut self, slot: u32) {
+        self.ledger.close_page(slot);
+        if self.ledger.is_empty() {
+            self.spent_listening_ns = self.listening_cpu_ns();
+            self.exits = None;
+            self.news = News::default();
+            self.reaping = Reaping::default();
+        }
+    }
+
+    /// CPU time spent in entering what was heard.
+    pub fn cpu_ns(&self) -> i64 {
+        self.spent_ns
+    }
+
+    /// CPU time of the thread that listens.
+    pub fn listening_cpu_ns(&self) -> i64 {
+        self.spent_listening_ns + self.exits.as_ref().map_or(0, Exits::cpu_ns)
+    }
+
+    pub fn is_listening(&self) -> bool {
+        self.exits.is_some()
+    }
+
+    pub fn accounts_delays(&self) -> bool {
+        self.exits.as_ref().is_some_and(Exits::accounts_delays)
+    }
+
+    /// Whether every end of the job's processes was heard.
+    pub fn is_complete(&self, watch: Watch) -> bool {
+        self.is_listening() && watch.complete && watch.losses == self.news.losses
+    }
+
+    pub fn gone(&self, slot: u32) -> Option<&Gone> {
+        self.ledger.page(slot).filter(|_| self.is_listening())
+    }
+
+    /// Hears what happened up to now. Called before the machine is looked at: who is heard of here and
+    /// still found there is a zombie, and nobody is in both.
+    pub fn hear(&mut self, targets: &Targets, map: &JobMap) {
+        let Some(exits) = &self.exits else { return };
+        let begin_ns = clock::thread_cpu_ns();
+        self.news = exits.take();
+        self.before = match self.news.is_empty() {
+            true => HashMap::new(),
+            false => members(targets, map),
+        };
+        self.spent_ns += clock::thread_cpu_ns() - begin_ns;
+    }
+
+    /// Enters what was heard. `leaving` is a job of which nothing is read any more; `ended` is told of every
+    /// process of a job that is over, and of its innermost job.
+    pub fn enter(
+        &mut self,
+        host: &Host,
+        targets: &Targets,
+        map: &JobMap,
+        leaving: Option<u32>,
+        ended: impl FnMut(u32, &Exit),
+    ) {
+        if self.exits.is_none() || (self.news.is_empty() && !self.ledger.is_waiting()) {
+            return;
+        }
+        let begin_ns = clock::thread_cpu_ns();
+        let mut living = View {
+            before: &self.before,
+            now: members(targets, map),
+            map,
+            host,
+            leaving,
+            reaping: &mut self.reaping,
+        };
+        let strangers = self.ledger.enter(&self.news.births, &self.news.ends, &mut living, ended);
+        living.reaping.forget(|pid| living.now.contains_key(&pid));
+        if strangers > 0 {
+            self.stranger_ns = clock::boottime_ns();
+        }
+        self.news.births.clear();
+        self.news.ends.clear();
+        self.spent_ns += clock::thread_cpu_ns() - begin_ns;
+    }
+}
+
+fn members(targets: &Targets, map: &JobMap) -> HashMap<u32, Member> {
+    let member = |&TaskTarget { pid, start_ticks, role, .. }: &TaskTarget| {
+        let slot = map.owner(Subject::Task { pid, start_ticks })?;
+        Some((pid, Member { slot, keeper: role == TaskRole::Keeper }))
+    };
+    targets.tasks.iter().filter_map(member).collect()
+}
+
+struct View<'a> {
+    before: &'a HashMap<u32, Member>,
+    now: HashMap<u32, Member>,
+    map: &'a JobMap,
+    host: &'a Host,
+    leaving: Option<u32>,
+    reaping: &'a mut Reaping,
+}
+
+impl View<'_> {
+    fn member(&self, pid: u32) -> Option<Member> {
+        self.now.get(&pid).or_else(|| self.before.get(&pid)).copied()
+    }
+}
+
+impl Living for View<'_> {
+    fn job_of(&self, pid: u32) -> Option<u32> {
+        self.member(pid).map(|member| member.slot)
+    }
+
+    fn is_listed(&self, pid: u32) -> bool {
+        self.now.get(&pid).is_some_and(|member| Some(member.slot) != self.leaving)
+    }
+
+    fn is_keeper(&self, pid: u32) -> bool {
+        self.member(pid).is_some_and(|member| member.keeper)
+    }
+
+    fn outer(&self, job: u32) -> Option<u32> {
+        self.map.outer(job)
+    }
+
+    fn reaps(&mut self, pid: u32) -> bool {
+        if self.is_keeper(pid) {
+            return true;
+        }
+        self.reaping.ask(self.host, pid)
+    }
+}
+
+/// Who waits for its children, as last seen.
+#[derive(Default)]
+struct Reaping {
+    known: HashMap<u32, (u64, bool)>,
+    round: u64,
+    asked: usize,
+}
+
+impl Reaping {
+    /// Looks again in each round, since a process may change its mind; beyond some, what was seen holds.
+    fn ask(&mut self, host: &Host, pid: u32) -> bool {
+        if let Some(&(round, reaps)) = self.known.get(&pid)
+            && (round == self.round || self.asked >= ASKED_MAX)
+        {
+            return reaps;
+        }
+        self.asked += 1;
+        // Who is gone as well was what it last was; most wait.
+        let before = self.known.get(&pid).is_none_or(|&(_, reaps)| reaps);
+        let reaps = ignores_children(host, pid).map_or(before, |ignores| !ignores);
+        self.known.insert(pid, (self.round, reaps));
+        reaps
+    }
+
+    fn forget(&mut self, is_alive: impl Fn(u32) -> bool) {
+        self.known.retain(|&pid, _| is_alive(pid));
+        self.round += 1;
+        self.asked = 0;
+    }
+}
+
+/// Whether a process ignores SIGCHLD: the kernel then drops what its children did.
+fn ignores_children(host: &Host, pid: u32) -> Option<bool> {
+    const SIGCHLD_BIT: u32 = libc::SIGCHLD as u32 - 1;
+    let mut text = Vec::new();
+    host.read_small(format!("/proc/{pid}/status"), &mut text).ok()?;
+    let (_, mask) = parse::key_values(&text).find(|(key, _)| *key == b"SigIgn")?;
+    let mask = u64::from_str_radix(std::str::from_utf8(mask).ok()?, 16).ok()?;
+    Some(mask >> SIGCHLD_BIT & 1 == 1)
+}
+
+/// Figures that end with their process: those of the living as last read, and of the gone.
+#[derive(Default)]
+pub struct OwnFigures {
+    living: HashMap<u32, Seen>,
+    /// Gone from the list, and no record of their end yet.
+    departed: HashMap<u32, Seen>,
+    ended: [i64; OWN.len()],
+}
+
+#[derive(Clone, Copy)]
+struct Seen {
+    start_ticks: u64,
+    cells: [i64; OWN.len()],
+}
+
+impl OwnFigures {
+    /// A reading of one process; a thread that ended takes its figures out of some of them.
+    pub fn see(&mut self, pid: u32, start_ticks: u64, index: usize, cell: i64) {
+        if cell == MISSING {
+            return;
+        }
+        let fresh = Seen { start_ticks, cells: [0; OWN.len()] };
+        let seen = self.living.entry(pid).or_insert(fresh);
+        if seen.start_ticks != start_ticks {
+            *seen = fresh;
+        }
+        seen.cells[index] = seen.cells[index].max(cell);
+    }
+
+    /// Its end was told, with figures better than these.
+    pub fn end(&mut self, pid: u32) {
+        if self.living.remove(&pid).is_none() {
+            self.departed.remove(&pid);
+        }
+    }
+
+    /// Puts those aside that are no longer listed; `told` whether their ends are heard of.
+    pub fn depart(&mut self, told: bool, is_listed: impl Fn(Subject) -> bool) {
+        let OwnFigures { living, departed, .. } = self;
+        living.retain(|&pid, seen| {
+            let listed = is_listed(Subject::Task { pid, start_ticks: seen.start_ticks });
+            if !listed {
+                departed.insert(pid, *seen);
+            }
+            listed
+        });
+        if !told || self.departed.len() > DEPARTED_MAX {
+            for (_, seen) in self.departed.drain() {
+                for (sum, cell) in self.ended.iter_mut().zip(seen.cells) {
+                    *sum = sum.saturating_add(cell);
+                }
+            }
+        }
+    }
+
+    pub fn total(&self, index: usize) -> i64 {
+        let sum = |seen: &HashMap<u32, Seen>| seen.values().map(|seen| seen.cells[index]).sum::<i64>();
+        self.ended[index] + sum(&self.living) + sum(&self.departed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_vanished_counts_as_last_seen_until_its_end_is_told() {
+        let mut own = OwnFigures::default();
+        own.see(7, 1, 0, 10);
+        own.see(7, 1, 0, 8);
+        own.see(8, 1, 0, 5);
+        assert_eq!(own.total(0), 15);
+        own.depart(true, |subject| subject == Subject::Task { pid: 8, start_ticks: 1 });
+        assert_eq!(own.total(0), 15);
+        own.end(7);
+        assert_eq!(own.total(0), 5, "the record of its end has the rest");
+        own.depart(false, |_| false);
+        own.end(8);
+        assert_eq!(own.total(0), 5, "without records the last reading is all there is");
+    }
+
+    #[test]
+    fn who_ignores_its_children_is_known() {
+        let root = tempfile::tempdir().unwrap();
+        for (pid, mask) in [(5, "0000000000010000"), (6, "0000000000001000")] {
+            let folder = root.path().join(format!("proc/{pid}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("status"), format!("Name:\tx\nSigIgn:\t{mask}\n")).unwrap();
+        }
+        let host = Host::at(root.path()).unwrap();
+        let seen = [5, 6, 7].map(|pid| ignores_children(&host, pid));
+        assert_eq!(seen, [Some(true), Some(false), None]);
+    }
+}

@@ -1,0 +1,156 @@
+//! The sampler on a machine whose NVIDIA library plays a script.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use super::*;
+use crate::view::sample;
+
+const SCRIPT: &str = "driver 1\n\
+    card 0 uuid=GPU-a name=Fake_H200 power=300000 util=90 memory=3000 total=8000 temperature=61\n";
+
+/// A job of one process that sleeps and was given card 0.
+struct Sleeper {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Sleeper {
+    fn new() -> Sleeper {
+        let folder = tempfile::tempdir().unwrap();
+        // Cargo puts a dependency's library beside the test program.
+        let program = std::env::current_exe().unwrap();
+        let library = program.parent().unwrap().join("libnvml_fake.so");
+        std::fs::copy(library, folder.path().join("libnvidia-ml.so.1")).unwrap();
+        let child =
+            Command::new("sleep").arg("600").env("CUDA_VISIBLE_DEVICES", "0").process_group(0).spawn();
+        Sleeper { child: child.unwrap(), folder }
+    }
+
+    fn script(&self, sm: u32, memory: u64) {
+        let process = format!("process 0 pid={} memory={memory} sm={sm}\n", self.child.id());
+        let fresh = self.folder.path().join("script.new");
+        std::fs::write(&fresh, format!("{SCRIPT}{process}")).unwrap();
+        std::fs::rename(fresh, self.folder.path().join("script")).unwrap();
+    }
+
+    fn record(&self, host: &Host) -> Record {
+        let mut record = sample::bare(1, "sleeper");
+        let local = record.local.as_mut().unwrap();
+        local.boot_id.clone_from(&host.facts().boot_id);
+        local.main = host.process(self.child.id()).ok();
+        record
+    }
+
+    fn sampler(&self, host: &Host) -> Sampler {
+        Sleeper::sampler_with(host, self.library())
+    }
+
+    fn sampler_with(host: &Host, library: PathBuf) -> Sampler {
+        let mut config = Config::default();
+        config.gpu.nvml = Some(library);
+        Sampler::patient(host.clone(), Duration::from_millis(20), &config, Duration::from_secs(20))
+    }
+
+    fn library(&self) -> PathBuf {
+        Path::join(self.folder.path(), "libnvidia-ml.so.1")
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Looks until what is known of the one job is enough.
+fn look_until(sampler: &mut Sampler, enough: impl Fn(&Live) -> bool) -> Live {
+    let begin = Instant::now();
+    loop {
+        sampler.look();
+        let live = sampler.live().remove(0).1;
+        if enough(&live) {
+            return live;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "{live:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn energy_uj(live: &Live) -> i64 {
+    live.totals.get(GPU_ENERGY).unwrap_or(0)
+}
+
+#[test]
+fn what_a_job_did_with_a_card_goes_on_after_a_restart() {
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut first = job.sampler(&host);
+    let mut record = job.record(&host);
+    first.add(&record).unwrap();
+    let before = look_until(&mut first, |live| {
+        live.gpus.first().is_some_and(|gpu| gpu.used_ns > 0 && gpu.memory_peak_bytes == Some(5000))
+    });
+    let course = first.drain().remove(0).1;
+    let devices = first.devices();
+    drop(first);
+
+    job.script(0, 10);
+    record.gpus = before.gpus.clone();
+    let mut second = job.sampler(&host);
+    second.recall_devices(devices);
+    let slot = second.add(&record).unwrap();
+    second.recall(slot, &course);
+    let used_ns = before.gpus[0].used_ns;
+    let after = look_until(&mut second, |live| {
+        live.gpus[0].held_ns > 2 * before.gpus[0].held_ns && energy_uj(live) > energy_uj(&before)
+    });
+    let (before, now) = (&before.gpus[0], &after.gpus[0]);
+    assert_eq!((now.held_since_ns, now.memory_peak_bytes), (before.held_since_ns, Some(5000)));
+    assert!(now.used_ns >= used_ns && now.energy_uj() > before.energy_uj());
+    assert!(now.utilization < before.utilization, "a mean over both: {:?}", now.utilization);
+    assert_eq!(now.held_by, "CUDA_VISIBLE_DEVICES");
+    let told: i64 = after.gpus.iter().map(GpuUse::energy_uj).sum();
+    assert!(told <= energy_uj(&after), "the cards add up to no more than the total");
+    assert!(energy_uj(&after) - told < 30_000_000, "{told} of {}", energy_uj(&after));
+}
+
+#[test]
+fn energy_that_was_charged_stays_when_the_library_is_gone() {
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut first = job.sampler(&host);
+    let record = job.record(&host);
+    first.add(&record).unwrap();
+    let before = look_until(&mut first, |live| energy_uj(live) > 1_000_000);
+    let course = first.drain().remove(0).1;
+    drop(first);
+    let mut second = Sleeper::sampler_with(&host, job.folder.path().join("away.so"));
+    let slot = second.add(&record).unwrap();
+    second.recall(slot, &course);
+    second.look();
+    let sampled = second.remove(slot, None).unwrap();
+    let figure = sampled.totals.figure(GPU_ENERGY).unwrap();
+    assert_eq!((figure.value, figure.kind), (energy_uj(&before), LowerBound));
+}
+
+#[test]
+fn the_course_of_a_card_is_sampled_once_while_a_job_has_it() {
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut sampler = job.sampler(&host);
+    sampler.add(&job.record(&host)).unwrap();
+    look_until(&mut sampler, |live| live.gpus.first().is_some_and(|gpu| gpu.held_ns > 0));
+    let cards = sampler.drain_cards();
+    assert_eq!(cards.iter().map(|(uuid, _)| uuid.as_str()).collect::<Vec<_>>(), ["GPU-a"]);
+    let course = &cards[0].1;
+    assert_eq!((course.columns[card::POWER][0], course.columns[card::UTILIZATION][0]), (300_000, 900));
+    assert!(course.columns[card::PASS_AGE].iter().all(|&cell| cell == MISSING), "only what is shown is kept");
+    assert!(sampler.drain_cards().is_empty());
+}

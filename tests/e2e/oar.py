@@ -1,0 +1,125 @@
+"""Jobs of a real OAR: found as soon as they start, owned by who submitted them, and joined with what OAR records."""
+
+import glob
+import pwd
+
+from accounting import CPU_SHARE, truth
+from harness import Ground, check, equal, eventually, test
+
+GROUND = Ground("oar")
+
+LONG_S = 4
+#: What OAR's own processes may use that are in a job's cgroup, and so are part of it.
+OWN_S = 0.3
+
+
+def watched(world):
+    """A root daemon that looks for jobs and asks this OAR; the user whose jobs they are."""
+    world.configure(
+        "sampling:\n  interval: 1s\n"
+        "jobs:\n  discover: true\n  plain: off\n"
+        f"schedulers:\n  oar: true\n  slurm: false\n  interval: 1s\n  path: {GROUND.path('bin')}\n")
+    world.start_system_daemon()
+    return world.user(pwd.getpwnam(GROUND.user).pw_uid)
+
+
+def submit(user, *command, walltime="0:5:0", options=()):
+    """Submits a job; its id, or those of an array."""
+    wanted = ("-l", f"/core=1,walltime={walltime}", *options)
+    said = GROUND.command("oarsub", *wanted, " ".join(map(str, command)), user=user)
+    ids = [line.partition("=")[2] for line in said.splitlines() if line.startswith("OAR_JOB_ID=")]
+    check(ids, f"no id: {said}")
+    return ids if "--array" in options else ids[0]
+
+
+def shown(world, job):
+    result = world.met("show", f"oar:{job}", "--json")
+    return result.json() if result.code == 0 else None
+
+
+def state_of(world, job):
+    record = shown(world, job)
+    return record and record["job"]["state"]
+
+
+def recorded(world, job, *states):
+    """Waits until a job is over and OAR was asked about its end."""
+    def over():
+        record = shown(world, job)
+        return record if record and (record["job"]["manager_state"] or "").split(" ")[0] in states else None
+
+    return eventually(over, lambda: f"job {job} is {' or '.join(states)}: {shown(world, job)}", 120)
+
+
+def in_state(world, job, state):
+    return eventually(lambda: state_of(world, job) == state, lambda: f"job {job} is {state}: {shown(world, job)}")
+
+
+def check_account(record, used, state="finished", limit_s=300):
+    """Everything that must be right of any job."""
+    job = record["job"]
+    equal(job["user"], GROUND.user, "owner")
+    equal(job["state"], state, "state")
+    cpu, quality = record["totals"]["cpu_seconds"], record["quality"]["cpu_seconds"]
+    exact = used * (1 - CPU_SHARE) <= cpu <= used * (1 + CPU_SHARE) + OWN_S
+    check(exact, f"CPU of {job['id']}: {cpu} ({quality}), but the truth is {used}")
+    check(job["start"] and job["end"] and job["start"] < job["end"], f"start {job['start']}, end {job['end']}")
+    equal(record["requested"].get("time_limit_seconds"), limit_s, "time limit")
+    equal(record["allocated"].get("cpus"), 1, "CPUs")
+    equal(record["scheduling"]["partition"], "default", "queue")
+
+
+@test
+def an_oar_job_belongs_to_its_user_and_is_exact(world):
+    user = watched(world)
+    job = submit(user, *world.workload("burning", "cpu", LONG_S), options=("-n", "demo", "--project", "p1"))
+    in_state(world, job, "running")
+    equal(shown(world, job)["job"]["user"], user.name, "owner while it runs")
+    record = recorded(world, job, "Terminated")
+    check_account(record, truth(user))
+    job = record["job"]
+    equal((job["name"], job["account"], job["exit_code"]), ("demo", "p1", 0), "name, project and exit code")
+    user.met("cancel", f"oar:{job['id']}").refused("has already ended", code=1)
+
+
+@test
+def all_elements_of_an_oar_array_are_found(world):
+    user = watched(world)
+    jobs = submit(user, "sh", "-c", f"'exec {' '.join(world.workload('burning', 'cpu.$OAR_JOB_ID', LONG_S))}'", options=("--array", "3"))
+    equal(len(jobs), 3, "elements")
+    for index, job in enumerate(jobs, 1):
+        record = recorded(world, job, "Terminated")
+        check_account(record, truth(user, f"cpu.{job}"))
+        equal((record["scheduling"]["array_id"], record["scheduling"]["array_index"]), (jobs[0], index), "array and index")
+
+
+@test
+def an_oar_job_beyond_its_walltime_has_timed_out(world):
+    user = watched(world)
+    job = submit(user, *world.workload("burn_and_tell", "cpu"), walltime="0:0:3")
+    check_account(recorded(world, job, "Error"), truth(user), "timeout", 3)
+
+
+@test
+def a_deleted_oar_job_is_cancelled(world):
+    user = watched(world)
+    job = submit(user, *world.workload("burn_and_tell", "cpu"))
+    in_state(world, job, "running")
+    eventually(lambda: glob.glob(user.path("cpu")) and truth(user) > LONG_S, "it has used some time")
+    user.met("cancel", f"oar:{job}").refused(f"oardel {job}", code=1)
+    GROUND.command("oardel", job, user=user)
+    check_account(recorded(world, job, "Error"), truth(user), "cancelled")
+
+
+@test
+def a_suspended_oar_job_is_suspended_until_it_is_resumed(world):
+    user = watched(world)
+    job = submit(user, *world.workload("burning", "cpu", LONG_S))
+    in_state(world, job, "running")
+    # Its processes are there before OAR calls it running, and only then it can be held.
+    eventually(lambda: GROUND.command("oarstat", "-s", "-j", job).endswith("Running"), "OAR says that it runs")
+    GROUND.command("oarhold", "-r", job)
+    in_state(world, job, "suspended")
+    GROUND.command("oarresume", job)
+    in_state(world, job, "running")
+    check_account(recorded(world, job, "Terminated"), truth(user))

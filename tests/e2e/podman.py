@@ -1,0 +1,35 @@
+"""Containers of a real Podman are jobs."""
+
+from harness import Ground, check, equal, eventually, test
+
+GROUND = Ground("podman")
+
+
+def found(world, container):
+    result = world.met("show", f"podman:{container}", "--json")
+    return result.json() if result.code == 0 else None
+
+
+@test
+def a_container_is_a_job_with_its_name(world):
+    world.configure("sampling:\n  interval: 1s\njobs:\n  discover: true\n  plain: off\n")
+    world.start_system_daemon()
+    burn = "i=0; while [ $i -lt 2000000 ]; do i=$((i+1)); done; exec /bin/busybox sleep 1000"
+    container = GROUND.command(
+        "podman", "run", "--detach", "--name", "e2e-train", "--network=none", "--memory=64m",
+        "busybox", "/bin/sh", "-c", burn)
+    try:
+        record = eventually(lambda: found(world, container), "the container is found")
+        equal((record["job"]["manager"], record["job"]["state"]), ("podman", "running"), "manager and state")
+        eventually(lambda: found(world, container)["totals"].get("cpu_seconds", 0) > 0.5, "its CPU time is counted")
+        equal(found(world, container)["job"]["name"], "e2e-train", "name")
+        equal(record["allocated"].get("memory_bytes"), 64 << 20, "memory that it may use")
+        world.met("cancel", f"podman:{container}").refused("podman stop", code=1)
+    finally:
+        GROUND.command("podman", "rm", "--force", "--time", "0", container)
+    record = eventually(lambda: ended(found(world, container)), "its end is seen")
+    check(record["totals"]["cpu_seconds"] > 0.5, f"CPU: {record['totals']}")
+
+
+def ended(record):
+    return record if record["job"]["end"] else None

@@ -1,0 +1,243 @@
+"""Jobs of a real Slurm: found as soon as they start, exact to the end, and joined with what Slurm records."""
+
+import os
+import pwd
+import re
+
+from accounting import CPU_SHARE, truth
+from harness import Ground, alive, check, close_to, equal, eventually, test
+
+GROUND = Ground("slurm")
+
+#: Between two samples; the manager's own figure may lag behind by so much.
+PERIOD_S = 1
+MIB = 1 << 20
+
+
+def node():
+    with open(GROUND.path("node")) as file:
+        return file.read().strip()
+
+
+def watched(world):
+    """A root daemon that looks for jobs and asks this Slurm; the user whose jobs they are."""
+    world.configure(
+        f"sampling:\n  interval: {PERIOD_S}s\n"
+        "jobs:\n  discover: true\n  plain: off\n"
+        f"schedulers:\n  slurm: true\n  oar: false\n  interval: {PERIOD_S}s\n  path: {GROUND.path('bin')}\n")
+    world.start_system_daemon()
+    return world.user(pwd.getpwnam(GROUND.user).pw_uid)
+
+
+def submit(user, *command, options=(), setup=""):
+    """Submits a job that becomes this command; its id."""
+    words = " ".join(f"'{word}'" for word in command)
+    with open(user.path("script"), "w") as file:
+        file.write(f"#!/bin/sh\n{setup}\nexec {words}\n")
+    options = ("-c", "1", "--mem", "100M", "-t", "7", "-o", "out", *options)
+    return GROUND.command("sbatch", "--parsable", *options, "script", user=user)
+
+
+def incarnations(world, job):
+    """Every record of a job, the oldest first."""
+    found = [one for one in world.jobs() if one["job"]["manager"] == "slurm" and one["job"]["id"] == job]
+    return sorted(found, key=lambda one: one["job"]["start"] or "")
+
+
+def shown(world, job):
+    result = world.met("show", f"slurm:{job}", "--json")
+    return result.json() if result.code == 0 else None
+
+
+def state_of(world, job):
+    record = shown(world, job)
+    return record and record["job"]["state"]
+
+
+def recorded(world, job, *states):
+    """Waits until a job is over and Slurm was asked about its end."""
+    def over():
+        record = shown(world, job)
+        return record if record and (record["job"]["manager_state"] or "").split(" ")[0] in states else None
+
+    return eventually(over, lambda: f"job {job} is {' or '.join(states)}: {shown(world, job)}")
+
+
+def running(world, job):
+    return eventually(lambda: state_of(world, job) == "running", lambda: f"job {job} is seen: {shown(world, job)}")
+
+
+def check_account(record, used, *, user=None, cpus=1, memory=100 * MIB, state="finished"):
+    """Everything that must be right of any job."""
+    job, totals, scheduling = record["job"], record["totals"], record["scheduling"]
+    equal(job["user"], user or GROUND.user, "user")
+    equal(job["account"], "project", "account")
+    equal(job["state"], state, "state")
+    close_to(totals["cpu_seconds"], used, CPU_SHARE, f"CPU of {job['id']} ({record['quality']['cpu_seconds']})")
+    lag = abs(totals["cpu_seconds"] - scheduling["cpu_seconds"])
+    check(lag <= PERIOD_S, f"Slurm's CPU is {scheduling['cpu_seconds']}, ours {totals['cpu_seconds']}")
+    check(job["start"] and job["end"] and job["start"] < job["end"], f"start {job['start']}, end {job['end']}")
+    equal((record["requested"].get("cpus"), record["requested"].get("memory_bytes")), (cpus, memory), "requested")
+    equal((record["allocated"].get("cpus"), record["allocated"].get("memory_bytes")), (cpus, memory), "allocated")
+    equal(record["requested"].get("time_limit_seconds"), 420, "time limit")
+    check(scheduling["queue_wait_seconds"] >= 0, f"waited {scheduling['queue_wait_seconds']} s")
+
+
+@test
+def a_slurm_job_is_seen_while_it_runs_and_exact_when_it_has_ended(world):
+    user = watched(world)
+    job = submit(user, *world.workload("burning", "cpu", 3), options=("-J", "demo", "-p", "main"))
+    running(world, job)
+    record = shown(world, job)
+    equal((record["job"]["user"], record["job"]["name"]), (user.name, "demo"), "owner and name while it runs")
+    record = recorded(world, job, "COMPLETED")
+    check_account(record, truth(user))
+    equal((record["job"]["exit_code"], record["job"]["name"]), (0, "demo"), "exit code and name")
+    equal(record["scheduling"]["partition"], "main", "partition")
+    check(record["totals"]["memory_peak_bytes"] > MIB, "no peak of memory")
+    check(any(part["step"] == "batch" for part in record["parts"]), f"no part is the batch step: {record['parts']}")
+    check(re.search(rf"\b{job}\b.*\b{user.name}\b|\b{user.name}\b.*\b{job}\b", world.met("list").ok().out), "not in the list")
+
+
+@test
+def a_user_sees_his_slurm_jobs_and_nobody_elses(world):
+    user = watched(world)
+    other = world.named_user("games")
+    job = submit(user, *world.workload("burning", "cpu", 1))
+    recorded(world, job, "COMPLETED")
+    check(any(one["job"]["id"] == job for one in user.jobs()), "not in its user's list")
+    equal(other.jobs(), [], "jobs of another user")
+    other.met("show", f"slurm:{job}").refused("no job")
+
+
+@test
+def all_elements_of_an_array_are_found(world):
+    user = watched(world)
+    job = submit(user, *world.workload("burning", "cpu", 0.6), options=("--array=1-20", "-o", "out.%a"),
+                 setup='mkdir $SLURM_ARRAY_TASK_ID; cd $SLURM_ARRAY_TASK_ID')
+    records = [recorded(world, f"{job}_{index}", "COMPLETED") for index in range(1, 21)]
+    raw = {record["job"]["raw_id"] for record in records}
+    equal(len(raw), 20, "different jobs")
+    for index, record in enumerate(records, 1):
+        equal((record["scheduling"]["array_id"], record["scheduling"]["array_index"]), (job, index), "array and index")
+        check_account(record, truth(user, f"{index}/cpu"))
+
+
+@test
+def a_step_of_two_tasks_is_a_part_with_tasks(world):
+    user = watched(world)
+    task = world.workload("burning", "cpu", 1.5)
+    command = world.workload("and_commands", "cpu", "srun", "-n", "2", *task)
+    job = submit(user, *command, options=("-n", "2", "--mem", "200M"))
+    record = recorded(world, job, "COMPLETED")
+    check_account(record, truth(user), cpus=2, memory=200 * MIB)
+    step = [part for part in record["parts"] if part["step"] == "0"]
+    equal(sorted(part["task"] for part in step if part["task"] is not None), ["0", "1"], "tasks of the step")
+    lines = sorted(float(line) for line in user.read("cpu").split())
+    of_step = [part["totals"]["cpu_seconds"] for part in step if part["task"] is None]
+    equal(len(of_step), 1, "parts that are the whole step")
+    # The shortest line but two is that of the batch script with srun.
+    check(abs(of_step[0] - sum(lines[1:])) <= PERIOD_S, f"{of_step[0]} s of the step, its tasks said {lines}")
+
+
+@test
+def a_cancelled_slurm_job_is_cancelled(world):
+    user = watched(world)
+    job = submit(user, *world.workload("burn_until_terminated", "cpu", "ready"))
+    user.appears("ready")
+    running(world, job)
+    GROUND.command("scancel", job, user=user)
+    user.appears("cpu")
+    check_account(recorded(world, job, "CANCELLED"), truth(user), state="cancelled")
+
+
+@test
+def met_does_not_end_a_slurm_job_but_says_who_does(world):
+    user = watched(world)
+    job = submit(user, *world.workload("burn_until_terminated", "cpu", "ready"))
+    pid = int(user.appears("ready"))
+    running(world, job)
+    user.met("cancel", f"slurm:{job}").refused(f"scancel {job}", code=1)
+    check(alive(pid), "it was ended all the same")
+    equal(shown(world, job)["job"]["state"], "running", "state")
+    GROUND.command("scancel", job, user=user)
+    recorded(world, job, "CANCELLED")
+
+
+@test
+def a_slurm_job_over_its_memory_is_out_of_memory(world):
+    user = watched(world)
+    job = submit(user, *world.workload("eat", "cpu", 1.5, 400 * MIB))
+    record = recorded(world, job, "OUT_OF_MEMORY")
+    check_account(record, truth(user), state="out_of_memory")
+    check(record["totals"]["oom_kills"] >= 1, f"oom_kills: {record['totals']['oom_kills']}")
+
+
+@test
+def a_slurm_job_of_one_second_is_exact(world):
+    user = watched(world)
+    jobs = []
+    for number in range(3):
+        jobs.append(submit(user, *world.workload("burning", f"cpu.{number}", 0.9)))
+    for number, job in enumerate(jobs):
+        check_account(recorded(world, job, "COMPLETED"), truth(user, f"cpu.{number}"))
+
+
+@test
+def a_failed_slurm_job_has_its_exit_code(world):
+    user = watched(world)
+    job = submit(user, *world.workload("burning", "cpu", 1, 7))
+    record = recorded(world, job, "FAILED")
+    check_account(record, truth(user), state="failed")
+    equal(record["job"]["exit_code"], 7, "exit code")
+
+
+@test
+def a_requeued_slurm_job_has_two_incarnations(world):
+    user = watched(world)
+    first = world.workload("burn_until_terminated", "cpu.0", "ready")
+    again = " ".join(f"'{word}'" for word in world.workload("burning", "cpu.1", 1.5))
+    job = submit(user, *first, options=("--requeue",), setup=f'[ -z "$SLURM_RESTART_COUNT" ] || exec {again}')
+    user.appears("ready")
+    running(world, job)
+    GROUND.command("scontrol", "requeue", job, user=user)
+    user.appears("cpu.0")
+
+    # A requeued job waits two minutes before it may start again.
+    def released():
+        GROUND.command("scontrol", "update", f"JobId={job}", "StartTime=now", check_code=False)
+        return os.path.exists(user.path("cpu.1"))
+
+    eventually(released, "it runs again", pause_s=0.5)
+    recorded(world, job, "COMPLETED")
+    records = eventually(lambda: two(incarnations(world, job)), lambda: f"two incarnations: {incarnations(world, job)}")
+    equal([record["job"]["manager_state"] for record in records], ["REQUEUED", "COMPLETED"], "what Slurm says of them")
+    for number, record in enumerate(records):
+        close_to(record["totals"]["cpu_seconds"], truth(user, f"cpu.{number}"), CPU_SHARE, f"CPU of incarnation {number}")
+
+
+def two(records):
+    return records if len(records) == 2 else None
+
+
+@test
+def met_run_inside_a_slurm_job_is_not_counted_twice(world):
+    user = watched(world)
+    inner = world.workload("burning", "cpu", 2)
+    command = world.workload("and_commands", "cpu.met", world.met_path, "run", "--wait", "--", *inner)
+    job = submit(user, *command)
+    check_account(recorded(world, job, "COMPLETED"), truth(user) + truth(user, "cpu.met"))
+
+
+@test
+def jobs_of_a_slurmd_that_starts_after_the_daemon_are_found(world):
+    user = watched(world)
+    late = f"{node()}late"
+    check(not os.path.exists(f"/sys/fs/cgroup/cpuacct/slurm_{late}"), "that slurmd ran before")
+    os.system(f"'{GROUND.path('node-up')}' </dev/null >/dev/null 2>&1")
+    try:
+        job = submit(user, *world.workload("burning", "cpu", 2), options=("-p", "late", "-w", late))
+        check_account(recorded(world, job, "COMPLETED"), truth(user))
+    finally:
+        with open(GROUND.path(f"run/slurmd-{late}.pid")) as file:
+            os.kill(int(file.read()), 15)
