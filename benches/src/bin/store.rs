@@ -64,6 +64,7 @@ fn job(number: u64) -> Record {
         allocated: Default::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
+        emission: None,
         local: None,
     };
     for column in 0..16 {

@@ -180,6 +180,11 @@ impl CardLedger {
         line
     }
 
+    /// Who was charged what in closed windows, and has not left: final, and only ever more.
+    pub fn charged(&self) -> impl Iterator<Item = (Who, Line)> {
+        self.lines.iter().map(|(&who, &line)| (who, line))
+    }
+
     /// All that was charged in closed windows, to whomever: what the card used in them.
     pub fn closed_uj(&self) -> u64 {
         self.closed_uj

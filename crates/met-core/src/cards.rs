@@ -662,6 +662,23 @@ impl Cards {
         }
     }
 
+    /// Who was charged what on all cards together, in windows that are closed.
+    pub fn charged(&self) -> BTreeMap<Option<u32>, (u64, u64)> {
+        let mut sums = BTreeMap::<Option<u32>, (u64, u64)>::new();
+        for (who, line) in self.known.iter().flat_map(|card| card.ledger.charged()) {
+            let (active_uj, idle_uj) = sums.entry(who).or_default();
+            *active_uj += line.active_uj;
+            *idle_uj += line.idle_uj;
+        }
+        sums
+    }
+
+    /// What a job was charged up to now, active and idle, without the jobs inside it: final if it leaves now.
+    pub fn own_uj(&self, slot: u32) -> (u64, u64) {
+        let lines = self.known.iter().map(|card| card.ledger.line(Some(slot)));
+        lines.fold((0, 0), |sum, line| (sum.0 + line.active_uj, sum.1 + line.idle_uj))
+    }
+
     /// Ends a job; what it was charged is final.
     pub fn leave(&mut self, slot: u32) -> Vec<GpuUse> {
         for index in 0..self.known.len() {

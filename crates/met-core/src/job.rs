@@ -122,6 +122,9 @@ pub struct Record {
     /// Steps and tasks, and what the job did on each node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
+    /// What its emissions were computed with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emission: Option<Emission>,
     /// How to reach it, for a job of this machine.
     pub local: Option<Local>,
 }
@@ -143,6 +146,15 @@ impl Record {
             manager => format!("{manager}:{}", self.shown_id()),
         }
     }
+}
+
+/// Where the emissions of a job come from. The factor may have changed while it ran: this is the last one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Emission {
+    pub factor_mg_per_kwh: i64,
+    pub factor_source: String,
+    /// Unix time of the provider's measurement; `None` for a yearly average or a constant.
+    pub factor_time_ns: Option<i64>,
 }
 
 /// What a job asked for or was given, in all. What is not known is absent.

@@ -48,6 +48,13 @@ columns! { COLUMNS:
     GPU_ENERGY = Column::counter("gpu_energy", Unit::Joules, MICRO, "energy of cards charged to the job, idle part included"),
     GPU_ENERGY_IDLE = Column::counter("gpu_energy_idle", Unit::Joules, MICRO, "the idle part: what cards use that are held and do not compute"),
     GPU_TEMPERATURE = Column::gauge("gpu_temperature", Unit::Celsius, MILLI, "temperature of the hottest card of the job").across(Across::Max),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy of the machine charged to the job, cards and idle part included"),
+    ENERGY_CPU = Column::counter("energy_cpu", Unit::Joules, MICRO, "its part of the processors, idle part included"),
+    ENERGY_MEMORY = Column::counter("energy_memory", Unit::Joules, MICRO, "its part of the memory, idle part included"),
+    ENERGY_REST = Column::counter("energy_rest", Unit::Joules, MICRO, "its part of the rest of the machine: board, fans, disks, losses of the power supply; idle part included"),
+    ENERGY_IDLE = Column::counter("energy_idle", Unit::Joules, MICRO, "the idle part: what the machine uses doing nothing, charged for the CPUs and cards that the job holds"),
+    EMISSIONS = Column::counter("emissions", Unit::Grams, MICRO, "CO2 equivalent of the energy, that of the building included"),
+    COST = Column::counter("cost", Unit::Money, NANO, "price of the energy, that of the building included"),
 }
 
 pub static JOB: Table = Table {

@@ -11,6 +11,7 @@ pub mod card_ledger;
 pub mod cards;
 pub mod course;
 pub mod ended;
+pub mod energy;
 pub mod event;
 pub mod gpu;
 pub mod gpu_use;

@@ -1,10 +1,10 @@
 //! The public object of a job: what `--json` prints. Its keys are a promise, written in docs/json.md.
 
 use jiff::Timestamp;
-use met_core::job::{Figure, Part, QualityKind, Record, Resources};
+use met_core::job::{Emission, Figure, Part, QualityKind, Record, Resources};
 use met_core::job_table::{
-    GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ, READ_CALL,
-    THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
+    ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
+    READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
 };
 use met_core::{Column, JOB, Unit};
 use serde_json::{Map, Value, json};
@@ -29,6 +29,7 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
         "efficiency": efficiency(record, now_ns),
         "scheduling": scheduling(record, now_ns),
         "parts": record.parts.iter().map(part).collect::<Vec<_>>(),
+        "emission": record.emission.as_ref().map(emission),
     });
     // Nobody asked for any: then there is no such section.
     if !record.events.is_empty() {
@@ -93,6 +94,15 @@ fn scheduling(record: &Record, now_ns: i64) -> Value {
         ("memory_peak_bytes", json!(scheduling.memory_peak_bytes)),
         ("asked", json!(scheduling.asked_ns.and_then(time))),
     ]))
+}
+
+/// What the emissions were computed with.
+fn emission(emission: &Emission) -> Value {
+    json!({
+        "factor_grams_per_kilowatt_hour": emission.factor_mg_per_kwh as f64 / 1e3,
+        "factor_source": emission.factor_source,
+        "factor_time": emission.factor_time_ns.and_then(time),
+    })
 }
 
 fn part(part: &Part) -> Value {
@@ -175,6 +185,7 @@ fn averages(record: &Record, now_ns: i64) -> Value {
     for column in levels.into_iter().chain([GPU_UTILIZATION, GPU_MEMORY, GPU_POWER]) {
         put(&JOB.columns[column].json_name(), average::level(record, column));
     }
+    put("power_watts", average::per_second(record, ENERGY, now_ns));
     put("memory_ratio", average::memory_ratio(record));
     Value::Object(averages)
 }
@@ -219,6 +230,7 @@ mod tests {
             efficiency: {}
             scheduling: {}
             parts: []
+            emission: null
         "#]].assert_eq(&text(&sample::finished()));
     }
 
@@ -236,6 +248,7 @@ mod tests {
             efficiency: {"cpu_ratio":0.3125,"memory_ratio":0.005859375,"time_ratio":0.0011111111111111111}
             scheduling: {"partition":"batch","qos":"normal","reason":"Resources","submit":"2026-01-14T16:39:14.500000Z","queue_wait_seconds":90.0,"array_id":"1234","array_index":7,"restarts":1,"asked":"2026-01-14T16:40:54.500000Z"}
             parts: [{"node":"n1","step":"batch","task":null,"name":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":0,"totals":{"cpu_seconds":1.0,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}},{"node":"n1","step":"0","task":null,"name":"solve","start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":3,"totals":{"cpu_seconds":4.0,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}},{"node":"n1","step":"0","task":"0","name":"solve","start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":0,"totals":{"cpu_seconds":1.9,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}},{"node":"n1","step":"0","task":"1","name":"solve","start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:47.500000Z","exit_code":3,"totals":{"cpu_seconds":2.0,"memory_peak_bytes":2097152},"quality":{"cpu_seconds":{"kind":"measured","source":"cgroup"},"memory_peak_bytes":{"kind":"measured","source":"cgroup"}}}]
+            emission: null
         "#]].assert_eq(&text(&sample::scheduled()));
     }
 
@@ -258,6 +271,7 @@ mod tests {
             efficiency: {}
             scheduling: {}
             parts: []
+            emission: null
         "#]].assert_eq(&text(&record));
     }
 

@@ -122,6 +122,10 @@ pub enum Measure {
     Share,
     /// Shown as watt hours.
     Joules,
+    /// Of CO2 equivalent.
+    Grams,
+    /// In the currency that a detail names.
+    Money,
     Watts,
     Celsius,
     Hertz,
@@ -141,6 +145,7 @@ pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
         source.processes(),
         source.pressure(),
         events::section(record, now_ns),
+        source.energy(),
     ]);
     Report {
         id: record.label(),
@@ -218,6 +223,9 @@ impl Reader<'_> {
         let measure = match column.unit {
             Unit::Bytes => Measure::Bytes,
             Unit::Seconds => Measure::Seconds,
+            Unit::Joules => Measure::Joules,
+            Unit::Grams => Measure::Grams,
+            Unit::Money => Measure::Money,
             _ if index == column::CORES_PEAK => Measure::Cores,
             _ => Measure::Count,
         };
@@ -449,8 +457,39 @@ impl Reader<'_> {
         section
     }
 
+    fn energy(&self) -> Section {
+        let mut section = Section::new("Energy");
+        // Cards alone have told of theirs already.
+        if self.figure(column::ENERGY).is_none() {
+            return section;
+        }
+        let some = |index: usize| self.total(index).filter(|amount| amount.value > 0.0);
+        let power = self.rate(column::ENERGY, Measure::Watts);
+        let source = self.figure(column::ENERGY).map(|figure| figure.source.to_string());
+        let details = [Detail::after(power, "average"), Detail::text(source)];
+        section.put("energy", self.total(column::ENERGY), details);
+        section.put("CPU energy", some(column::ENERGY_CPU), []);
+        section.put("memory energy", some(column::ENERGY_MEMORY), []);
+        section.put("cards' energy", some(column::GPU_ENERGY), []);
+        section.put("other energy", some(column::ENERGY_REST), [Detail::words("board, fans, disks, losses")]);
+        let idle = some(column::ENERGY_IDLE);
+        section.put("of it idle", idle, [Detail::words("for what the job holds")]);
+        let factor = self.record.emission.as_ref().map(|emission| {
+            let grams = emission.factor_mg_per_kwh as f64 / 1e3;
+            format!("CO2e at {grams} g/kWh, {}", emission.factor_source)
+        });
+        section.put("emissions", self.total(column::EMISSIONS), [Detail::text(factor)]);
+        let price = self.figure(column::COST).map(|figure| figure.source.to_string());
+        section.put("cost", self.total(column::COST), [Detail::text(price)]);
+        section
+    }
+
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
+        if self.figure(column::ENERGY).is_some_and(|figure| figure.kind == QualityKind::Estimated) {
+            let how = "no meter of energy was read; `met doctor` says what would make one readable";
+            notes.push(how.to_owned());
+        }
         let left_over = self.record.local.as_ref().map(|local| local.left_over.as_slice()).unwrap_or(&[]);
         if !left_over.is_empty() {
             let named: Vec<String> =

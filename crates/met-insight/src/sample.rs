@@ -46,6 +46,7 @@ pub fn finished() -> Record {
         allocated: Default::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
+        emission: None,
         local: None,
     }
 }

@@ -15,6 +15,7 @@ pub mod column;
 mod day;
 mod device;
 mod error;
+mod factors;
 mod huffman;
 pub mod inbox;
 mod network;

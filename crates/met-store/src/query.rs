@@ -159,7 +159,7 @@ impl Queries {
         self.state.join(CATALOGUE_FILE)
     }
 
-    fn catalogue(&self) -> Result<Option<&Connection>, StoreError> {
+    pub(crate) fn catalogue(&self) -> Result<Option<&Connection>, StoreError> {
         if self.catalogue.get().is_none()
             && let Some(connection) = open_for_reading(&self.catalogue_path(), &CATALOGUE)?
         {

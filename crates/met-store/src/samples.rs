@@ -33,6 +33,7 @@ pub(crate) fn running(id: u64, start_s: i64) -> Record {
         allocated: Default::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
+        emission: None,
         local: Some(Local {
             boot_id: "b".into(),
             origin: Origin::Run,

@@ -30,7 +30,7 @@ const REMOVE_CHUNK: usize = 500;
 
 /// Writes a store. There is one at a time for each state directory.
 pub struct Writer {
-    queries: Queries,
+    pub(crate) queries: Queries,
     /// A damaged database that was renamed; take it and tell somebody.
     pub moved_aside: Option<PathBuf>,
     terms: Terms,
@@ -280,6 +280,7 @@ impl Writer {
             while let removed @ 1.. = self.remove_oldest(oldest_ns)? {
                 retained.jobs_removed += removed;
             }
+            self.forget_factors(oldest_ns)?;
             let oldest_day = day::of_ns(oldest_ns);
             for day in series::days(&state).map_err(StoreError::io(&state))? {
                 if day < oldest_day {
@@ -387,7 +388,7 @@ fn open_or_begin_again(path: &Path, exclusive: bool) -> Result<(Connection, Opti
 }
 
 /// Runs `work` in one transaction, on disk when this returns if it is to be durable.
-fn in_transaction<T>(
+pub(crate) fn in_transaction<T>(
     connection: &mut Connection,
     durable: bool,
     work: impl FnOnce(&Connection) -> rusqlite::Result<T>,

@@ -44,6 +44,7 @@ fn record(id: u64) -> Record {
         allocated: Default::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
+        emission: None,
         local: None,
     };
     record.totals.set(CPU, id as i64, QualityKind::Measured, "test");

@@ -74,6 +74,9 @@ pub enum Command {
     /// Say what can be measured on this machine, what not, why, and what would enable it
     #[command(after_help = "Example:\n  met doctor")]
     Doctor(DoctorArgs),
+    /// Show what a kilowatt hour emits; set it for a time, or compute the emissions of jobs anew
+    #[command(after_help = "Example:\n  met emissions set 34 --since 2026-01-14\n  met emissions recompute")]
+    Emissions(EmissionsArgs),
     /// Print the catalogue of everything measured
     #[command(after_help = "Example:\n  met metrics --markdown")]
     Metrics(MetricsArgs),
@@ -298,6 +301,37 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct EmissionsArgs {
+    #[command(subcommand)]
+    pub command: Option<EmissionsCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum EmissionsCommand {
+    /// Say what a kilowatt hour emitted from a time on
+    Set(EmissionsSetArgs),
+    /// Compute the emissions of jobs that are over anew, by the factors as they are known now
+    Recompute {
+        /// Jobs started after this time: 2h, 7d, today, 2026-01-14 (default: all)
+        #[arg(long, value_name = "TIME")]
+        since: Option<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct EmissionsSetArgs {
+    /// Grams of CO2 equivalent per kilowatt hour
+    #[arg(value_name = "GRAMS")]
+    pub grams: f64,
+    /// From when on: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
+    #[arg(long, value_name = "TIME")]
+    pub since: String,
+    /// Until when (default: until another one is known)
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<String>,
 }
 
 #[derive(Debug, Args)]

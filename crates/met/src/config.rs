@@ -12,7 +12,7 @@ use std::time::Duration;
 use met_core::idle_power::IdleRules;
 use met_jobs::layouts::Layout;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub sampling: Sampling,
     pub daemon: Daemon,
@@ -22,6 +22,8 @@ pub struct Config {
     pub gpu: Gpu,
     pub schedulers: Schedulers,
     pub perf: Perf,
+    pub energy: Energy,
+    pub emissions: Emissions,
     pub sources: sources::Sources,
     /// The older tool's names.
     pub nvidia: Collector,
@@ -137,13 +139,42 @@ pub struct Perf {
     pub events: Vec<String>,
 }
 
+#[derive(Clone, Debug, PartialEq)]
+pub struct Energy {
+    pub idle_to_holders: bool,
+    pub idle_watts: Option<f64>,
+    pub pue: f64,
+    pub price_per_kwh: Option<f64>,
+    pub currency: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provider {
+    Country,
+    Constant,
+    Rte,
+    ElectricityMaps,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Emissions {
+    pub provider: Provider,
+    pub country: Option<String>,
+    pub grams_per_kwh: Option<f64>,
+    pub zone: Option<String>,
+    pub token_file: Option<PathBuf>,
+    pub refresh: Duration,
+    pub max_age: Duration,
+    pub url: Option<String>,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collector {
     pub interval: Option<Duration>,
     pub size: Option<u64>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     pub config: Config,
     /// `None`: no file was found, these are the defaults.
@@ -190,6 +221,23 @@ impl Default for Config {
                 path: None,
             },
             perf: Perf::default(),
+            energy: Energy {
+                idle_to_holders: true,
+                idle_watts: None,
+                pue: 1.0,
+                price_per_kwh: None,
+                currency: "EUR".to_owned(),
+            },
+            emissions: Emissions {
+                provider: Provider::Country,
+                country: None,
+                grams_per_kwh: None,
+                zone: None,
+                token_file: None,
+                refresh: Duration::from_secs(900),
+                max_age: Duration::from_secs(6 * 3600),
+                url: None,
+            },
             sources: sources::Sources::default(),
             nvidia: Collector::default(),
         }
@@ -206,7 +254,14 @@ impl Config {
     /// What is written in `yaml`; `path` is what complaints name.
     pub fn parse(yaml: &str, path: &Path) -> Result<Config, ConfigError> {
         let mut config = Config::default();
-        let read = tree::parse(yaml).and_then(|root| keys::apply(&root, &mut config));
+        let read = tree::parse(yaml).and_then(|root| {
+            keys::apply(&root, &mut config)?;
+            let refuse = |error: anyhow::Error| tree::Complaint {
+                line: root.line_of("emissions").unwrap_or(1),
+                message: error.to_string(),
+            };
+            crate::emissions::check(&config.emissions).map_err(refuse)
+        });
         read.map(|()| config).map_err(|complaint| ConfigError::Content {
             path: path.to_owned(),
             line: complaint.line,
@@ -434,7 +489,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, perf, schedulers, system, cpuCollector, nvidiaCollector, state, sources"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, schedulers, perf, energy, emissions, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(
@@ -510,7 +565,7 @@ mod tests {
     fn a_layout_that_cannot_be_used_is_told_why() {
         check_error(
             "jobs: {discover: often}\n",
-            expect![[r#"met.yaml:1: jobs.discover: "often" is not auto, true or false"#]],
+            expect![[r#"met.yaml:1: jobs.discover: "often" is neither auto, true nor false"#]],
         );
         check_error(
             "jobs: {layouts: mine}\n",

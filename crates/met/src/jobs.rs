@@ -712,6 +712,7 @@ pub fn overlay(record: &mut Record, live: Live) {
     if !live.gpus.is_empty() {
         record.gpus = live.gpus;
     }
+    record.emission = record.emission.take().or(live.emission);
 }
 
 /// The course of a card while a job had it, after a time.

@@ -85,6 +85,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         allocated: Default::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
+        emission: None,
         local: Some(Local {
             boot_id: facts.boot_id.clone(),
             origin: draft.origin,

@@ -6,10 +6,12 @@ mod commands;
 mod config;
 mod daemon;
 mod departures;
+mod emissions;
 mod failure;
 mod jobs;
 mod launch;
 mod managers;
+mod node_energy;
 mod paths;
 mod processes;
 mod protocol;
@@ -69,6 +71,7 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Rm(args)) => commands::rm::rm(&setting()?, &args),
         Some(Command::Daemon(args)) => commands::daemon::daemon(&setting()?, &args),
         Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?, &args),
+        Some(Command::Emissions(args)) => commands::emissions::emissions(&setting()?, &args),
         Some(Command::Metrics(args)) => commands::metrics::metrics(&args),
         Some(Command::Config) => commands::man::config(),
         Some(Command::Completions(args)) => commands::man::completions(&args),

@@ -2,10 +2,13 @@
 
 use std::io::{self, Read, Write};
 
+use met_core::energy::emission::Factor;
 use met_core::job::{CgroupPaths, JobKey, Record};
 use serde::{Deserialize, Serialize};
 
+use crate::emissions::Correction;
 use crate::jobs::{JobRef, JobsFilter};
+use crate::node_energy::EnergyWindow;
 
 /// Raised when an older peer would misunderstand; a daemon that is older than its client leaves.
 pub const PROTOCOL: u32 = 2;
@@ -46,6 +49,11 @@ pub enum Request {
         after_ms: i64,
     },
     Remove(JobKey),
+    /// The factors of emissions that were told, in the order of time.
+    Factors,
+    Correct(Correction),
+    /// Whose the node's energy was in the last window.
+    Energy,
     Status,
     Stop,
 }
@@ -65,6 +73,11 @@ pub enum Reply {
     Jobs(Vec<Record>),
     Course(WireCourse),
     Status(Box<Status>),
+    Factors(Vec<Factor>),
+    Corrected {
+        jobs: u64,
+    },
+    Energy(Option<EnergyWindow>),
     /// The daemon ends on purpose: nobody shall start another one for it.
     Leaving,
     Error {

@@ -15,18 +15,21 @@ use met_core::ended::{Gone, INHERITED, OWN};
 use met_core::gpu::card::{self, label};
 use met_core::gpu_use;
 use met_core::job::QualityKind::{Estimated, LowerBound, Measured, Sampled as SampledKind};
-use met_core::job::{EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals};
+use met_core::job::{
+    Emission, EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals,
+};
 use met_core::job_table::*;
 use met_core::node::{Freshness, NodeRow, NodeRows};
 use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{Members, enclosure};
-use met_sources::{NewError, Options, Runner, SOURCES, TickInfo, perf, self_cost};
+use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, perf, self_cost};
 use met_store::Device;
 
 use crate::config::Config;
 use crate::departures::{Departures, OwnFigures, Watch};
+use crate::node_energy::{self, Charged, NodeEnergy};
 use crate::processes;
 use crate::running::Running;
 
@@ -40,6 +43,9 @@ const SLOW_EVERY: u64 = 10;
 const FEW_TARGETS: usize = 32;
 /// What counts for a job that is read once; its cards are followed or not known.
 const COUNTERS: &[&str] = &["cgroup", "process"];
+/// For one job in the foreground: its own figures and the meters of the machine.
+const WITH_ENERGY: &[&str] =
+    &["cgroup", "process", "nvidia", "drm", "node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
 const OF_NETWORK: [usize; 2] = [NETWORK_RECEIVED, NETWORK_SENT];
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
@@ -73,6 +79,7 @@ pub struct Sampler {
     /// Samples of the cards themselves that were not taken out yet, by uuid.
     card_courses: HashMap<String, Course>,
     departures: Departures,
+    energy: NodeEnergy,
     jobs: HashMap<u32, Tracked>,
     next_slot: u32,
     ticks: u64,
@@ -173,6 +180,7 @@ pub struct Sampled {
     totals: Totals,
     gpus: Vec<GpuUse>,
     events: Vec<EventCount>,
+    emission: Option<Emission>,
     attached: bool,
     ends: Ends,
 }
@@ -223,6 +231,7 @@ impl Default for Sampled {
             course: Course::new(&JOB),
             totals: Totals::default(),
             gpus: Vec::new(),
+            emission: None,
             events: Vec::new(),
             attached: false,
             ends: Ends::default(),
@@ -231,10 +240,6 @@ impl Default for Sampled {
 }
 
 impl Sampler {
-    pub fn new(host: Host, interval: Duration, config: &Config) -> Sampler {
-        Sampler::patient(host, interval, config, Duration::ZERO)
-    }
-
     /// One that waits for slow sources before its first tick: for a single look.
     pub fn patient(host: Host, interval: Duration, config: &Config, patience: Duration) -> Sampler {
         Sampler::with(host, interval, config, &options(config, patience))
@@ -243,6 +248,12 @@ impl Sampler {
     /// One that watches the machine, too.
     pub fn of_node(host: Host, interval: Duration, config: &Config) -> Sampler {
         let options = Options { node: true, ..options(config, Duration::ZERO) };
+        Sampler::with(host, interval, config, &options)
+    }
+
+    /// One that watches jobs and the meters of the machine.
+    pub fn of_energy(host: Host, interval: Duration, config: &Config) -> Sampler {
+        let options = Options { node: true, only: Some(WITH_ENERGY), ..options(config, Duration::ZERO) };
         Sampler::with(host, interval, config, &options)
     }
 
@@ -255,6 +266,7 @@ impl Sampler {
         Sampler {
             runner: Runner::open(&host, options),
             node: NodeRows::default(),
+            energy: NodeEnergy::new(&host, config, interval),
             host,
             interval_ns,
             membership_every_ns: membership,
@@ -304,6 +316,7 @@ impl Sampler {
                 events: Vec::new(),
             },
         );
+        self.energy.begin(slot, record, now_ns);
         self.members.add(spec);
         self.cards.join(slot, now_ns);
         self.refreshed_ns = i64::MIN;
@@ -329,9 +342,12 @@ impl Sampler {
         }
         let before = |column: usize| job.floors[column].max(0);
         job.gpu_before_uj = (before(GPU_ENERGY), before(GPU_ENERGY_IDLE));
+        self.energy.recall(slot, &job.floors);
     }
 
-    pub fn remove(&mut self, slot: u32) -> Option<Sampled> {
+    /// Ends a job. `cpu_ns` is all of its CPU time, where that is known: it decides the last share of energy,
+    /// which is told by `take_settled` when the meters have been read again.
+    pub fn remove(&mut self, slot: u32, cpu_ns: Option<i64>) -> Option<Sampled> {
         if self.cards.has_any(slot) {
             // What it used since the last tick is its, too.
             let tick = TickInfo { slow: false, cgroups_only: false };
@@ -347,9 +363,15 @@ impl Sampler {
         let gone = self.departures.gone(slot).copied().unwrap_or_default();
         self.departures.close(slot);
         self.members.remove(slot);
+        let cards_uj = self.cards.own_uj(slot);
         let gpus = gpu_use::together(&job.gpus_before, self.cards.leave(slot));
         let mut totals = totals(&job.running, job.profile);
         set_gpu_energy(&mut totals, &gpus, job.gpu_untold_uj());
+        let charged = self.energy.charged(slot);
+        let emission = charged.and_then(Charged::emission);
+        charged.into_iter().for_each(|charged| charged.put(&mut totals));
+        let cpu_ns = cpu_ns.filter(|_| !job.profile.attached);
+        self.energy.leave(slot, cpu_ns, cards_uj, clock::boottime_ns());
         if self.jobs.is_empty() {
             self.cards.pause();
         }
@@ -360,7 +382,7 @@ impl Sampler {
             unwaited: job.profile.kept.then_some(gone.inherited),
         };
         let Tracked { course, events, profile, .. } = job;
-        Some(Sampled { totals, gpus, events, course, attached: profile.attached, ends })
+        Some(Sampled { totals, gpus, events, emission, course, attached: profile.attached, ends })
     }
 
     /// Takes in what its processes did since the last tick and left to nobody who is read.
@@ -401,8 +423,37 @@ impl Sampler {
         }
     }
 
-    pub fn job_count(&self) -> usize {
-        self.jobs.len()
+    /// Reads the meters once more and settles whoever is owed: nobody will be there to do it later.
+    pub fn settle_now(&mut self) -> Vec<(JobKey, Charged)> {
+        // Where no tick came in between, no window is open.
+        if self.energy.owes() && self.energy.has_begun() {
+            self.runner.hurry();
+            self.runner.read(&Targets::default(), &TickInfo::default());
+            self.out.clear();
+            let now_ns = clock::boottime_ns();
+            self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
+        }
+        self.energy.close_for_good(clock::boottime_ns());
+        self.energy.take_settled()
+    }
+
+    /// Jobs that are over and whose energy is known since the last call.
+    pub fn take_settled(&mut self) -> Vec<(JobKey, Charged)> {
+        self.energy.take_settled()
+    }
+
+    /// Whether there is anything to tick for.
+    pub fn is_at_work(&self) -> bool {
+        !self.jobs.is_empty() || self.energy.owes()
+    }
+
+    /// The sources that this machine does not have or does not show, and why.
+    pub fn unavailable(&self) -> &[(&'static SourceSpec, Unavailable)] {
+        self.runner.unavailable()
+    }
+
+    pub fn energy(&mut self) -> &mut NodeEnergy {
+        &mut self.energy
     }
 
     pub fn gap_ms(&self) -> i64 {
@@ -457,6 +508,7 @@ impl Sampler {
         self.follow_events();
         self.follow_cards(now_ns);
         self.follow_node(now_ns);
+        self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
         for (row, cells) in self.out.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
@@ -475,6 +527,7 @@ impl Sampler {
             {
                 cells[column] = if cells[column] == MISSING { MISSING } else { cells[column] + before_uj };
             }
+            self.energy.fill(slot, cells);
             job.hold_counters(cells);
             let time_ms = (now_ns + job.unix_offset_ns) / 1_000_000;
             job.course.push(time_ms, cells);
@@ -684,6 +737,10 @@ impl Sampler {
             live.gpus = gpu_use::together(&job.gpus_before, self.cards.uses_of(slot));
             live.events.clone_from(&job.events);
             set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_untold_uj());
+            if let Some(charged) = self.energy.charged(slot) {
+                charged.put(&mut live.totals);
+                live.emission = charged.emission();
+            }
             (job.key.clone(), live)
         };
         self.jobs.iter().map(live).collect()
@@ -741,6 +798,7 @@ pub struct Live {
     pub summaries: met_core::job::Summaries,
     pub gpus: Vec<GpuUse>,
     pub events: Vec<EventCount>,
+    pub emission: Option<Emission>,
 }
 
 impl Live {
@@ -864,7 +922,8 @@ impl Sampled {
             if record.totals.get(column).is_none() {
                 let counter = JOB.columns[column].kind == Kind::Counter;
                 // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
-                let final_already = matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE);
+                let final_already =
+                    matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || node_energy::COLUMNS.contains(&column);
                 // The last sample of a counter is not its end, unless the ends of its processes were heard.
                 let kind = match counter && !final_already {
                     true => self.ends.quality(column, figure.value),
@@ -922,6 +981,7 @@ impl Sampled {
         if !self.gpus.is_empty() {
             record.gpus = self.gpus.clone();
         }
+        record.emission = record.emission.take().or_else(|| self.emission.clone());
         if let Some(seen) = seen {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
         }

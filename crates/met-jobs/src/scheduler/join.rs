@@ -198,6 +198,7 @@ fn record_of(run: &Recorded, asked_ns: i64) -> Record {
         allocated: run.allocated.clone(),
         scheduling,
         parts: run.parts.clone(),
+        emission: None,
         local: None,
     }
 }

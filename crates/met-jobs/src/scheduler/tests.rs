@@ -393,6 +393,7 @@ fn adopted_shape(incarnation: i64, state: State) -> Record {
         allocated: Resources::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
+        emission: None,
         local: None,
     }
 }

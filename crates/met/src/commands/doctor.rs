@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::cli::DoctorArgs;
 use crate::daemon;
 use crate::jobs::{self, AllJobs, JobsFilter};
+use crate::node_energy;
 use crate::protocol::{Reply, Request, SchedulerStatus};
 use crate::sampler::{self, Cost, Sampler};
 use crate::setting::Setting;
@@ -67,6 +68,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     }
     let mut findings = sources(setting);
     findings.extend([
+        energy(setting),
         cgroups(setting),
         job_cgroup(setting),
         perf(),
@@ -217,6 +219,35 @@ fn sources(setting: &Setting) -> Vec<Finding> {
     };
     SOURCES.iter().map(finding).collect()
 }
+
+/// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
+fn energy(setting: &Setting) -> Finding {
+    let options = Options { node: true, only: Some(METERS), ..sampler::options(&setting.config, PATIENCE) };
+    let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
+    sampler.look();
+    let meters = sampler.energy().meters();
+    if !meters.is_empty() {
+        let detail = format!("jobs are charged what is measured by {}", meters.join(", "));
+        return Finding { what: "energy", health: Health::Good, detail, remedy: None };
+    }
+    let denied = sampler.unavailable().iter().find_map(|(spec, reason)| match reason {
+        Unavailable::Denied { path, .. } if spec.name == "rapl" => Some(path),
+        _ => None,
+    });
+    let remedy = match denied {
+        Some(_) => "sudo chmod a+r /sys/class/powercap/*/energy_uj".to_owned(),
+        None if node_energy::machine(&setting.host).1 => {
+            "a virtual machine has no meter: name its host's controller in met.yaml, sources.redfish.url"
+                .to_owned()
+        }
+        None => "sudo modprobe intel_rapl_msr; sudo modprobe -a ipmi_si ipmi_devintf".to_owned(),
+    };
+    let detail = format!("no meter: estimated by load, {} and memory", sampler.energy().estimated_by());
+    Finding { what: "energy", health: Health::Less, detail, remedy: Some(remedy) }
+}
+
+/// Meters that are read at once; `node` is what everybody does.
+const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
 
 /// What went wrong last in each source of the daemon that runs.
 fn daemon_errors(setting: &Setting) -> Vec<(String, String)> {

@@ -4,6 +4,7 @@ pub mod attach;
 pub mod cancel;
 pub mod daemon;
 pub mod doctor;
+pub mod emissions;
 pub mod gpus;
 pub mod list;
 pub mod logs;

@@ -11,6 +11,8 @@ use met_sources::{Choice, Options, Pace, SOURCES};
 use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
+use crate::node_energy::EnergyWindow;
+use crate::protocol::{Reply, Request};
 use crate::sampler::{self, Sampler};
 use crate::setting::Setting;
 use crate::view::{Style, node};
@@ -19,6 +21,8 @@ use crate::view::{Style, node};
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// A controller may take seconds to answer.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// Some windows of the slowest meters.
+const LEDGER_MAX_AGE: Duration = Duration::from_secs(60);
 
 pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     let progress = Progress::begin();
@@ -30,17 +34,46 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     sampler.wait(PATIENCE);
     sampler.look();
     progress.end();
+    let energy = ledger_of_daemon(setting).or_else(|| sampler.energy().last_window().cloned());
     let rows: Vec<(&NodeRow, Freshness)> = sampler.node_rows().collect();
     let mut stdout = io::stdout().lock();
     if args.json {
-        writeln!(stdout, "{}", object(setting, &rows))?;
+        let mut object = object(setting, &rows);
+        object["energy"] = energy.as_ref().map_or(Value::Null, energy_object);
+        writeln!(stdout, "{object}")?;
         return Ok(0);
     }
     let style = Style::of_stream(&stdout);
     let facts = setting.host.facts();
     let machine = node::Machine { name: &facts.hostname, cpus: facts.cpu_count };
     stdout.write_all(node::machine(&machine, &rows, &style).as_bytes())?;
+    if let Some(window) = &energy {
+        stdout.write_all(node::energy(window, &style).as_bytes())?;
+    }
     Ok(0)
+}
+
+/// A window of the daemon's ledger knows jobs; one that is old says nothing of now.
+fn ledger_of_daemon(setting: &Setting) -> Option<EnergyWindow> {
+    let mut client = setting.system_daemon().or_else(|| setting.user_daemon().ok())?;
+    let Ok(Reply::Energy(window)) = client.call(&Request::Energy) else { return None };
+    let max_age_ns = i64::try_from(LEDGER_MAX_AGE.as_nanos()).unwrap_or(i64::MAX);
+    window.filter(|window| clock::boottime_ns() - window.end_ns < max_age_ns)
+}
+
+fn energy_object(window: &EnergyWindow) -> Value {
+    let joules = |energy_uj: u64| energy_uj as f64 / 1e6;
+    let unix = |boot_ns: i64| met_insight::json::time(boot_ns + clock::unix_offset_ns());
+    json!({
+        "begin": unix(window.begin_ns),
+        "end": unix(window.end_ns),
+        "meter": window.meter,
+        "kind": window.kind.name(),
+        "whole_joules": joules(window.whole_uj),
+        "jobs_joules": joules(window.jobs_uj),
+        "system_joules": joules(window.system_uj),
+        "idle_joules": joules(window.idle_uj),
+    })
 }
 
 /// Only what is about the machine, and all of it at every look.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{Origin, Record};
+use met_core::job_table::CPU;
 use met_host::clock;
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -101,14 +102,14 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
                 .context("the supervisor of the job was killed")?
             {
                 Notice::Started(record) => {
-                    let mut new = Sampler::new(setting.host.clone(), interval, &setting.config);
+                    let mut new = Sampler::of_energy(setting.host.clone(), interval, &setting.config);
                     sampler = new.add(&record).map(|slot| (new, slot));
                 }
                 Notice::NotExecuted { message } => tracing::error!("{message}"),
                 Notice::Ended(record) => {
-                    let sampled =
-                        sampler.and_then(|(mut sampler, slot)| sampler.remove(slot)).unwrap_or_default();
-                    return Ok(Watched { record: *record, sampled });
+                    let mut record = *record;
+                    let sampled = sampler.and_then(|(sampler, slot)| end(sampler, slot, &mut record));
+                    return Ok(Watched { record, sampled: sampled.unwrap_or_default() });
                 }
                 Notice::Failed { message } => bail!("cannot start the job: {message}"),
             }
@@ -116,6 +117,16 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
             sampler.tick_if_due();
         }
     }
+}
+
+/// What was sampled, and the energy, for which the meters are read once more.
+fn end(mut sampler: Sampler, slot: u32, record: &mut Record) -> Option<Sampled> {
+    let sampled = sampler.remove(slot, record.totals.get(CPU));
+    for (_, charged) in sampler.settle_now() {
+        charged.put(&mut record.totals);
+        record.emission = charged.emission();
+    }
+    sampled
 }
 
 /// A terminal signals the whole foreground group; what was sent to us alone is meant for the job.

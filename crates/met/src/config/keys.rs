@@ -6,7 +6,7 @@ use std::time::Duration;
 use met_jobs::layouts::Layout;
 
 use super::tree::{Complaint, Entry, Node};
-use super::{Config, Plain, Presence, Scope, StorageName, sources};
+use super::{Config, Plain, Presence, Provider, Scope, StorageName, sources};
 use crate::view::units::{self, ParseError};
 
 pub struct Section {
@@ -33,6 +33,10 @@ pub enum Form {
     Text(fn(&mut Config, String)),
     Path(fn(&mut Config, PathBuf)),
     Storage(fn(&mut Config, StorageName)),
+    /// A number that is not negative, with a fraction.
+    Number(fn(&mut Config, f64)),
+    /// One of these words.
+    Word(&'static [&'static str], fn(&mut Config, &str)),
     /// One for all, or one for each name; the name is `None` for all the others.
     Power(fn(&mut Config, Option<&str>, i64)),
     Presence(fn(&mut Config, Presence)),
@@ -252,6 +256,105 @@ pub static SECTIONS: &[Section] = &[
         }],
     },
     Section {
+        name: "energy",
+        help: "How the energy of the machine is divided among jobs.",
+        keys: &[
+            Key {
+                name: "idle_to",
+                form: Form::Word(&["holders", "nobody"], |config, word| {
+                    config.energy.idle_to_holders = word == "holders";
+                }),
+                default: "holders",
+                help: "who is charged what the machine uses doing nothing: jobs by the CPUs they hold, as a line of its own, or nobody",
+            },
+            Key {
+                name: "idle_power",
+                form: Form::Number(|config, watts| config.energy.idle_watts = Some(watts)),
+                default: "",
+                help: "watts that the machine without its cards uses doing nothing; learned from quiet times otherwise",
+            },
+            Key {
+                name: "pue",
+                form: Form::Number(|config, ratio| config.energy.pue = ratio.max(1.0)),
+                default: "1",
+                help: "power usage effectiveness of the building: its energy for one unit of the machine's; in CO2 and cost, not in energy",
+            },
+            Key {
+                name: "price",
+                form: Form::Number(|config, price| config.energy.price_per_kwh = Some(price)),
+                default: "",
+                help: "price of a kilowatt hour",
+            },
+            Key {
+                name: "currency",
+                form: Form::Text(|config, name| config.energy.currency = name),
+                default: "EUR",
+                help: "of the price",
+            },
+        ],
+    },
+    Section {
+        name: "emissions",
+        help: "What a kilowatt hour emits.",
+        keys: &[
+            Key {
+                name: "provider",
+                form: Form::Word(&["country", "constant", "rte", "electricity-maps"], |config, word| {
+                    config.emissions.provider = match word {
+                        "constant" => Provider::Constant,
+                        "rte" => Provider::Rte,
+                        "electricity-maps" => Provider::ElectricityMaps,
+                        _ => Provider::Country,
+                    };
+                }),
+                default: "country",
+                help: "`country`: its yearly average; `constant`: `factor`; `rte`: France in real time; `electricity-maps`: a zone in real time, with a token",
+            },
+            Key {
+                name: "country",
+                form: Form::Text(|config, name| config.emissions.country = Some(name)),
+                default: "",
+                help: "name or three-letter code, for the yearly average; without it the world's is used",
+            },
+            Key {
+                name: "factor",
+                form: Form::Number(|config, grams| config.emissions.grams_per_kwh = Some(grams)),
+                default: "",
+                help: "grams of CO2 equivalent per kilowatt hour, for `constant`",
+            },
+            Key {
+                name: "zone",
+                form: Form::Text(|config, zone| config.emissions.zone = Some(zone)),
+                default: "",
+                help: "for `electricity-maps`, such as FR or DE",
+            },
+            Key {
+                name: "token_file",
+                form: Form::Path(|config, path| config.emissions.token_file = Some(path)),
+                default: "",
+                help: "a file that only its owner can read, with the token of `electricity-maps`",
+            },
+            Key {
+                name: "refresh",
+                form: Form::Duration(|config, every| config.emissions.refresh = every),
+                default: "15m",
+                help: "how often a real-time provider is asked",
+            },
+            Key {
+                name: "max_age",
+                form: Form::Duration(|config, age| config.emissions.max_age = age),
+                default: "6h",
+                help: "for so long the last value of a provider that does not answer is used, then the country's average",
+            },
+            Key {
+                name: "url",
+                form: Form::Text(|config, url| config.emissions.url = Some(url)),
+                default: "",
+                help: "where a real-time provider is asked, such as a mirror, instead of its own address",
+            },
+        ],
+    },
+    Section {
         name: "system",
         help: "The directories of the daemon that runs as root. A user's own are found by the XDG rules.",
         keys: &[
@@ -328,6 +431,8 @@ impl Form {
             Form::Text(_) => "text",
             Form::Path(_) => "path",
             Form::Storage(_) => "`sqlite` or `memory`",
+            Form::Number(_) => "number",
+            Form::Word(..) => "word",
             Form::Power(_) => "power, or one for each",
             Form::Presence(_) => "`auto`, `true` or `false`",
             Form::Scope(_) => "`cluster` or `node`",
@@ -347,6 +452,8 @@ impl Form {
             Form::Text(set) => set(config, text.to_owned()),
             Form::Path(set) => set(config, path(text)?),
             Form::Storage(set) => set(config, storage(text)?),
+            Form::Number(set) => set(config, number(text)?),
+            Form::Word(words, set) => set(config, word(text, words)?),
             Form::Power(set) => set(config, None, power_mw(text)?),
             Form::Presence(set) => set(config, presence(text)?),
             Form::Scope(set) => set(config, scope(text)?),
@@ -372,6 +479,18 @@ fn bounded(text: &str, least: Bound, most: Bound) -> Result<Duration, ParseError
 fn count(text: &str) -> Result<u64, ParseError> {
     let value = text.parse::<u64>().ok().filter(|value| (1..=COUNT_MAX).contains(value));
     value.ok_or_else(|| ParseError(format!("{text:?} is not a number from 1 to {COUNT_MAX}")))
+}
+
+fn number(text: &str) -> Result<f64, ParseError> {
+    let value = text.parse::<f64>().ok().filter(|value| (0.0..=COUNT_MAX as f64).contains(value));
+    value.ok_or_else(|| ParseError(format!("{text:?} is not a number from 0 to {COUNT_MAX}")))
+}
+
+fn word<'t>(text: &'t str, words: &[&str]) -> Result<&'t str, ParseError> {
+    match words.contains(&text) {
+        true => Ok(text),
+        false => Err(ParseError(format!("{text:?} is none of {}", words.join(", ")))),
+    }
 }
 
 fn size(text: &str) -> Result<u64, ParseError> {
@@ -581,10 +700,13 @@ fn example(key: &Key) -> &'static str {
         Form::Interval(_) | Form::Duration(_) => "1s",
         Form::Count(_) => "100",
         Form::Size(_) => "2GiB",
+        Form::Number(_) => "1.5",
         Form::Power(_) => "75W",
         Form::Events(_) => "page_faults",
         Form::Text(_) | Form::Path(_) => "a name",
-        Form::Storage(_) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => "one of its words",
+        Form::Storage(_) | Form::Word(..) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => {
+            "one of its words"
+        }
         Form::Layouts(_) => "a list of layouts",
     }
 }

@@ -24,6 +24,14 @@ pub struct Entry {
     pub value_line: u64,
 }
 
+impl Node {
+    /// Where a key of this map stands.
+    pub fn line_of(&self, key: &str) -> Option<u64> {
+        let Node::Map(entries) = self else { return None };
+        entries.iter().find(|entry| entry.key == key).map(|entry| entry.line)
+    }
+}
+
 /// What is wrong with a file, and in which line of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Complaint {

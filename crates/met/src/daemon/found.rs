@@ -89,6 +89,7 @@ impl Keeping {
             allocated: Default::default(),
             scheduling: Default::default(),
             parts: Vec::new(),
+            emission: None,
             local: Some(Local {
                 boot_id: facts.boot_id.clone(),
                 origin: Origin::Found,

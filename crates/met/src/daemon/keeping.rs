@@ -1,10 +1,11 @@
 //! The jobs a daemon knows: who may ask for which, what happens when one starts, ends or is lost.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use met_core::energy::emission::Factor;
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, QualityKind, Record, State};
 use met_core::job_table::{CPU, GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::Host;
@@ -22,8 +23,10 @@ use super::schedulers::Schedulers;
 use super::socket::Peer;
 use super::told;
 use crate::config::{Config, Presence};
+use crate::emissions;
 use crate::failure::Failure;
 use crate::jobs;
+use crate::node_energy::Charged;
 use crate::paths::Place;
 use crate::protocol::{Reply, Request, Status, WireCourse};
 use crate::sampler::Live;
@@ -55,6 +58,17 @@ pub struct Keeping {
     /// Ids that were reserved and have no end yet, and for whom.
     given: HashMap<u64, u32>,
     pub(super) schedulers: Schedulers,
+    /// Jobs that are over, and whose last share of energy is not known yet.
+    owed: HashSet<JobKey>,
+    emitting: Emitting,
+}
+
+/// What a kilowatt hour emits.
+#[derive(Default)]
+struct Emitting {
+    asking: Option<emissions::Asking>,
+    told: Vec<Factor>,
+    holds: Option<Factor>,
 }
 
 pub(super) struct Kept {
@@ -84,7 +98,12 @@ impl Keeping {
             made: Made::default(),
             given: HashMap::new(),
             schedulers,
+            owed: HashSet::new(),
+            emitting: Emitting::default(),
         };
+        keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
+        keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions)?;
+        keeping.follow_factor();
         // What cannot be imported now (a full disk) stays in the inbox, where every reader finds it.
         if let Err(error) = jobs::import(&mut keeping.writer, &place.state, &keeping.host) {
             tracing::warn!("{error:#}");
@@ -179,6 +198,15 @@ impl Keeping {
             Request::Course { key, after_ms } => self.course(&key, after_ms, peer),
             Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, peer),
             Request::Remove(key) => self.remove(&key, peer),
+            Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
+            Request::Correct(correction) if self.may_stop(peer) => {
+                let jobs = correction.apply(&mut self.writer, &self.config)?;
+                self.emitting.told = self.writer.factors()?;
+                self.follow_factor();
+                Ok(Reply::Corrected { jobs })
+            }
+            Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
+            Request::Correct(_) => bail!("only root may change the factors of the system daemon"),
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
             Request::Hello { .. } | Request::Stop => bail!("not a question about jobs"),
         }
@@ -313,7 +341,11 @@ impl Keeping {
     }
 
     pub(super) fn close_job(&mut self, mut record: Record) -> Result<()> {
-        let mut sampled = self.sampling.remove(&record.key).unwrap_or_default();
+        let sampled = self.sampling.remove(&record.key, record.totals.get(CPU));
+        if sampled.is_some() {
+            self.owed.insert(record.key.clone());
+        }
+        let mut sampled = sampled.unwrap_or_default();
         sampled.close_course(&record);
         if !sampled.course.is_empty()
             && let Err(error) = self.writer.append_course(&record.key, &sampled.course)
@@ -331,6 +363,58 @@ impl Keeping {
         }
         self.schedulers.nudge(&record.key.manager);
         self.limit_count()
+    }
+
+    pub fn is_owed(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
+    /// Adds to jobs that are over what their last window of energy came to.
+    pub fn settle_energy(&mut self) {
+        if self.is_owed() {
+            let settled = self.sampling.settled();
+            self.put_energy(settled);
+        }
+    }
+
+    fn put_energy(&mut self, settled: Vec<(JobKey, Charged)>) {
+        for (key, charged) in settled {
+            self.owed.remove(&key);
+            let Ok(Some(mut record)) = self.writer.get(&key) else { continue };
+            charged.put(&mut record.totals);
+            record.emission = charged.emission();
+            if let Err(error) = self.writer.put(&record) {
+                tracing::warn!("job {}: its last share of energy is lost: {error}", key.id);
+            }
+        }
+    }
+
+    /// Takes up what a provider said.
+    pub fn hear_provider(&mut self) {
+        match self.emitting.asking.as_ref().and_then(emissions::Asking::newest) {
+            Some(Ok(factor)) => {
+                if let Err(error) = self.writer.put_factor(&factor) {
+                    tracing::warn!("an emission factor is not kept: {error}");
+                }
+                // A provider says the same until it has measured again, and may correct itself.
+                self.emitting.told.retain(|told| told.since_ns != factor.since_ns);
+                self.emitting.told.push(factor);
+                self.emitting.told.sort_by_key(|told| told.since_ns);
+                self.follow_factor();
+            }
+            Some(Err(error)) => tracing::warn!("no emission factor: {error}"),
+            None => {}
+        }
+    }
+
+    /// Tells the sampler which factor holds now.
+    pub fn follow_factor(&mut self) {
+        let factors = emissions::course(&self.config.emissions, &self.emitting.told);
+        let holds = factors.at(jobs::now_ns()).cloned();
+        if let Some(factor) = holds.clone().filter(|_| holds != self.emitting.holds) {
+            self.sampling.set_factor(factor);
+            self.emitting.holds = holds;
+        }
     }
 
     fn close_lost(&mut self, mut record: Record) {
@@ -559,6 +643,9 @@ impl Keeping {
     }
 
     pub fn close(mut self) {
+        // Whatever the meters show now is all that will be known.
+        let settled = self.sampling.settle_now();
+        self.put_energy(settled);
         if let Some(finding) = self.finding.take() {
             finding.stop();
         }

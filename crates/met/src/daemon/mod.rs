@@ -35,6 +35,8 @@ use socket::{Claim, Connection, Peer, Post};
 const CONNECTIONS_MAX: usize = 8192;
 /// A supervisor holds one for each job.
 const CONNECTIONS_PER_USER_MAX: usize = 4096;
+/// While jobs that are over wait for their last window of energy.
+const SETTLE_EVERY: Duration = Duration::from_millis(500);
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
 
 /// Serves until told to stop, or, if `auto`, until there has been nothing to do for a while.
@@ -166,9 +168,10 @@ impl Daemon {
     fn patience(&self) -> Option<Duration> {
         let flush = (self.keeping.job_count() > 0).then_some(self.next_flush);
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
+        let settling = self.keeping.is_owed().then(|| Instant::now() + SETTLE_EVERY);
         let due =
             flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
-        let next = due.chain([self.next_retention]).min()?;
+        let next = due.chain(settling).chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -239,7 +242,10 @@ impl Daemon {
 
     fn keep_house(&mut self) {
         let now = Instant::now();
+        self.keeping.settle_energy();
+        self.keeping.hear_provider();
         if now >= self.next_flush && self.keeping.job_count() > 0 {
+            self.keeping.follow_factor();
             self.keeping.flush();
             self.keeping.sweep();
             self.next_flush = now + self.keeping.flush_every();
@@ -254,7 +260,7 @@ impl Daemon {
     }
 
     fn is_idle(&self) -> bool {
-        self.keeping.job_count() == 0
+        self.keeping.job_count() == 0 && !self.keeping.is_owed()
     }
 
     fn idle_too_long(&self) -> bool {

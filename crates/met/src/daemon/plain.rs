@@ -265,6 +265,7 @@ fn new_record(host: &Host, group: &Group) -> Record {
         allocated: Default::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
+        emission: None,
         local: Some(Local {
             boot_id: facts.boot_id.clone(),
             origin: Origin::Found,

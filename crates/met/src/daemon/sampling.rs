@@ -7,18 +7,24 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use met_core::course::Course;
+use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, ProcessId, Record};
 use met_host::Host;
 use met_store::Device;
 
 use crate::config::Config;
+use crate::node_energy::{Charged, EnergyWindow};
 use crate::protocol::SourceStatus;
 use crate::sampler::{Live, Sampled, Sampler};
 
 enum Order {
     Add(Box<Record>, Option<Box<Course>>),
+    Remove(JobKey, Option<i64>, SyncSender<Option<Sampled>>),
+    Settled(SyncSender<Vec<(JobKey, Charged)>>),
+    SettleNow(SyncSender<Vec<(JobKey, Charged)>>),
+    Factor(Box<Factor>),
+    Window(SyncSender<Option<EnergyWindow>>),
     AddRoot(JobKey, ProcessId),
-    Remove(JobKey, SyncSender<Option<Sampled>>),
     Drain(SyncSender<Drained>),
     RecallDevices(Vec<Device>),
     Live(SyncSender<HashMap<JobKey, Live>>),
@@ -65,8 +71,29 @@ impl Sampling {
         let _ = self.orders.send(Order::AddRoot(key.clone(), process));
     }
 
-    pub fn remove(&self, key: &JobKey) -> Option<Sampled> {
-        self.ask(|reply| Order::Remove(key.clone(), reply)).flatten()
+    /// Ends a job; `cpu_ns` is all of its CPU time.
+    pub fn remove(&self, key: &JobKey, cpu_ns: Option<i64>) -> Option<Sampled> {
+        self.ask(|reply| Order::Remove(key.clone(), cpu_ns, reply)).flatten()
+    }
+
+    /// Jobs that are over and whose energy is known since the last call.
+    pub fn settled(&self) -> Vec<(JobKey, Charged)> {
+        self.ask(Order::Settled).unwrap_or_default()
+    }
+
+    /// The same for all that are over, by the meters as they are read now.
+    pub fn settle_now(&self) -> Vec<(JobKey, Charged)> {
+        self.ask(Order::SettleNow).unwrap_or_default()
+    }
+
+    /// Whose the node's energy was in the last window.
+    pub fn energy_window(&self) -> Option<EnergyWindow> {
+        self.ask(Order::Window).flatten()
+    }
+
+    /// What a kilowatt hour emits from now on.
+    pub fn set_factor(&self, factor: Factor) {
+        let _ = self.orders.send(Order::Factor(Box::new(factor)));
     }
 
     /// The samples since the last call.
@@ -103,16 +130,16 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>) {
     let mut last_errors = HashMap::new();
     loop {
         // Without jobs there is nothing to wake up for.
-        let order = match sampler.job_count() {
-            0 => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            _ => orders.recv_timeout(sampler.until_next_tick().max(Duration::from_micros(1))),
+        let order = match sampler.is_at_work() {
+            false => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            true => orders.recv_timeout(sampler.until_next_tick().max(Duration::from_micros(1))),
         };
         match order {
             Ok(order) => obey(sampler, &mut slots, &last_errors, order),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        if sampler.job_count() > 0 && sampler.tick_if_due() {
+        if sampler.is_at_work() && sampler.tick_if_due() {
             for error in sampler.take_new_errors() {
                 tracing::warn!("source {}: {}", error.source, error.message);
                 last_errors.insert(error.source, error.message);
@@ -139,13 +166,17 @@ fn obey(
                 }
             }
         }
+        Order::Remove(key, cpu_ns, reply) => {
+            let _ = reply.send(slots.remove(&key).and_then(|slot| sampler.remove(slot, cpu_ns)));
+        }
+        Order::Settled(reply) => drop(reply.send(sampler.take_settled())),
+        Order::SettleNow(reply) => drop(reply.send(sampler.settle_now())),
+        Order::Window(reply) => drop(reply.send(sampler.energy().last_window().cloned())),
+        Order::Factor(factor) => sampler.energy().set_factor(*factor),
         Order::AddRoot(key, process) => {
             if let Some(&slot) = slots.get(&key) {
                 sampler.add_root(slot, process);
             }
-        }
-        Order::Remove(key, reply) => {
-            let _ = reply.send(slots.remove(&key).and_then(|slot| sampler.remove(slot)));
         }
         Order::Drain(reply) => {
             let (jobs, cards, devices) = (sampler.drain(), sampler.drain_cards(), sampler.devices());

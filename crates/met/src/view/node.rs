@@ -1,8 +1,10 @@
 //! The machine as it is now: one block for each thing that it has.
 
+use met_core::job::QualityKind;
 use met_core::node::{Freshness, NodeRow};
 
 use super::{Paint, Style, text, units};
+use crate::node_energy::EnergyWindow;
 
 pub struct Machine<'a> {
     pub name: &'a str,
@@ -44,6 +46,26 @@ pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
             drawn += &format!("{}{line}\n", style.paint(Paint::Cyan, &head));
         }
     }
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+/// Whose the power was in the last window of the ledger: the parts add up to the meter.
+pub fn energy(window: &EnergyWindow, style: &Style) -> String {
+    let sign = if window.kind == QualityKind::Estimated { "~" } else { "" };
+    let watts = |energy_uj: u64| units::watts(window.watts(energy_uj));
+    let line = format!(
+        "{sign}{} in all   jobs {}   system {}   idle {}   ({}, {})",
+        watts(window.whole_uj),
+        watts(window.jobs_uj),
+        watts(window.system_uj),
+        watts(window.idle_uj),
+        units::duration((window.end_ns - window.begin_ns) as f64 / 1e9),
+        window.meter,
+    );
+    let line = style.width.map_or(line.clone(), |width| {
+        text::cut(&line, width.saturating_sub(HEAD_COLUMNS).max(20), style.ascii)
+    });
+    let drawn = format!("{}{line}\n", style.paint(Paint::Cyan, &text::pad("Energy", HEAD_COLUMNS)));
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
@@ -440,6 +462,24 @@ mod tests {
             Temperature  coretemp Package id 0    61 °C   critical at 100 °C
                          zone 0 x86_pkg_temp      45 °C
         "#]].assert_eq(&draw(&sample(), 2 * SECOND));
+    }
+
+    #[test]
+    fn the_parts_of_the_last_window_are_shown_with_their_meter() {
+        let window = EnergyWindow {
+            begin_ns: 0,
+            end_ns: 10 * SECOND,
+            meter: "IPMI".into(),
+            kind: QualityKind::Measured,
+            whole_uj: 2_000_000_000,
+            jobs_uj: 1_000_000_000,
+            system_uj: 50_000_000,
+            idle_uj: 950_000_000,
+        };
+        expect![[r#"
+            Energy       200 W in all   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
+        "#]]
+        .assert_eq(&energy(&window, &Style::plain()));
     }
 
     #[test]

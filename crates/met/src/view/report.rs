@@ -55,6 +55,8 @@ pub fn amount(amount: &Amount) -> String {
         Measure::Cores => units::cores(amount.value),
         Measure::Share => units::percent(amount.value),
         Measure::Joules => units::watt_hours(amount.value),
+        Measure::Grams => units::grams(amount.value),
+        Measure::Money => units::money(amount.value),
         Measure::Watts => units::watts(amount.value),
         Measure::Celsius => units::celsius(amount.value),
         Measure::Hertz => units::hertz(amount.value),
@@ -600,6 +602,39 @@ mod tests {
             ~ estimated   ≥ at least this much
         "#]],
         );
+    }
+
+    #[test]
+    fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
+        let energy = |kind| {
+            let drawn = draw(&sample::charged(1, kind), &Style::plain());
+            drawn[drawn.find("          energy").unwrap()..].to_owned()
+        };
+        expect![[r#"
+                      energy *2.50 Wh      *132 W average · RAPL, by CPU time
+                  CPU energy *2.00 Wh
+               memory energy *300 mWh
+                other energy *200 mWh      board, fans, disks, losses
+                  of it idle *500 mWh      for what the job holds
+                   emissions *85.0 mg      CO2e at 34 g/kWh, rte eco2mix
+                        cost *0.000525     EUR at 0.21 per kWh
+
+            * a share of something measured for several jobs
+        "#]]
+        .assert_eq(&energy(QualityKind::Attributed));
+        expect![[r#"
+                      energy ~2.50 Wh      ~132 W average · RAPL, by CPU time
+                  CPU energy ~2.00 Wh
+               memory energy ~300 mWh
+                other energy ~200 mWh      board, fans, disks, losses
+                  of it idle ~500 mWh      for what the job holds
+                   emissions ~85.0 mg      CO2e at 34 g/kWh, rte eco2mix
+                        cost ~0.000525     EUR at 0.21 per kWh
+
+            * no meter of energy was read; `met doctor` says what would make one readable
+            ~ estimated
+        "#]]
+        .assert_eq(&energy(QualityKind::Estimated));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use met_core::course::Course;
 use met_core::job::{
-    CgroupPaths, JobKey, LOCAL, LeftOver, Local, Origin, Part, ProcessId, QualityKind, Record, Resources,
-    Scheduling, State, Summaries, Summary, Totals,
+    CgroupPaths, Emission, JobKey, LOCAL, LeftOver, Local, Origin, Part, ProcessId, QualityKind, Record,
+    Resources, Scheduling, State, Summaries, Summary, Totals,
 };
 use met_core::job_table as column;
 use met_core::{JOB, MISSING};
@@ -45,6 +45,7 @@ pub fn bare(id: u32, name: &str) -> Record {
         allocated: Default::default(),
         scheduling: Default::default(),
         parts: Vec::new(),
+        emission: None,
         local: Some(Local {
             boot_id: "b".to_owned(),
             origin: Origin::Run,
@@ -164,6 +165,29 @@ pub fn scheduled() -> Record {
 }
 
 /// Jobs of every kind that a list may hold.
+/// A job that was charged energy, by a meter or by an estimate.
+pub fn charged(id: u32, kind: QualityKind) -> Record {
+    let mut record = full(id, "train");
+    let source = "RAPL, by CPU time";
+    for (index, joules) in [
+        (column::ENERGY, 9000),
+        (column::ENERGY_CPU, 7200),
+        (column::ENERGY_MEMORY, 1080),
+        (column::ENERGY_REST, 720),
+        (column::ENERGY_IDLE, 1800),
+    ] {
+        record.totals.set(index, joules * 1_000_000, kind, source);
+    }
+    record.totals.set(column::EMISSIONS, 85_000, kind, "rte eco2mix");
+    record.totals.set(column::COST, 525_000, kind, "EUR at 0.21 per kWh");
+    record.emission = Some(Emission {
+        factor_mg_per_kwh: 34_000,
+        factor_source: "rte eco2mix".to_owned(),
+        factor_time_ns: Some(START_NS),
+    });
+    record
+}
+
 pub fn several() -> Vec<Record> {
     let mut running = bare(41, "some_job");
     running.totals.set(column::CPU, 255_958_800_000, QualityKind::Measured, "proc");

@@ -3,7 +3,7 @@
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table, presets};
 use comfy_table::{ContentLineStyle, LineStyle, TableStyle};
 use met_core::JOB;
-use met_core::job::{GpuUse, Record, State};
+use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
 use met_insight::{allocation, average, gpu, json};
 
@@ -23,6 +23,8 @@ pub enum View {
     Mem,
     /// Graphics cards
     Gpu,
+    /// Energy, CO2 and cost
+    Energy,
     /// Everything
     All,
 }
@@ -35,6 +37,7 @@ impl View {
             View::Io => IO,
             View::Mem => MEM,
             View::Gpu => GPU,
+            View::Energy => ENERGY,
             View::All => EVERYTHING,
         }
     }
@@ -83,6 +86,8 @@ enum Value {
     /// Our own words for people, and the word for programs.
     State(String, State),
     Amount(Option<f64>, fn(f64) -> String),
+    /// A number for programs, and how people see it.
+    Marked(Option<(f64, String)>),
     Time(Option<i64>),
 }
 
@@ -205,6 +210,34 @@ static GPU: &[ListColumn] = &[
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
     ListColumn { side: Side::Left, ..DURATION.rank(3) },
     text_column("CARDS", "gpus", |job| Value::Text(job.cards())).rank(1),
+];
+
+static ENERGY: &[ListColumn] = &[
+    ID,
+    MANAGER,
+    NAME,
+    USER,
+    STATE,
+    number_column("ENERGY", "energy_joules", |job| job.marked(column::ENERGY, units::watt_hours)),
+    number_column("CPU", "energy_cpu_joules", |job| job.marked(column::ENERGY_CPU, units::watt_hours))
+        .rank(4),
+    number_column("MEMORY", "energy_memory_joules", |job| {
+        job.marked(column::ENERGY_MEMORY, units::watt_hours)
+    })
+    .rank(6),
+    ListColumn {
+        show: Show::IfKnown,
+        ..number_column("GPU", "gpu_energy_joules", |job| job.marked(column::GPU_ENERGY, units::watt_hours))
+            .rank(5)
+    },
+    number_column("REST", "energy_rest_joules", |job| job.marked(column::ENERGY_REST, units::watt_hours))
+        .rank(7),
+    number_column("IDLE", "energy_idle_joules", |job| job.marked(column::ENERGY_IDLE, units::watt_hours))
+        .rank(3),
+    number_column("CO2E", "emissions_grams", |job| job.marked(column::EMISSIONS, units::grams)).rank(1),
+    ListColumn { show: Show::IfKnown, ..number_column("COST", "cost_money", |job| job.cost()).rank(2) },
+    text_column("QUALITY", "energy_quality", |job| Value::Text(job.energy_quality())).rank(8),
+    DURATION.rank(2),
 ];
 
 static IO: &[ListColumn] = &[
@@ -333,6 +366,31 @@ impl Job<'_> {
         Value::Amount(cell.map(|cell| JOB.columns[index].scaled(cell)), format)
     }
 
+    /// With a sign in front of what was not measured.
+    fn marked(&self, index: usize, format: fn(f64) -> String) -> Value {
+        Value::Marked(self.record.totals.figure(index).map(|figure| {
+            let value = JOB.columns[index].scaled(figure.value);
+            let sign = if figure.kind == QualityKind::Estimated { "~" } else { "" };
+            // Nothing is nothing in any unit.
+            let words = if value == 0.0 { "0".to_owned() } else { format(value) };
+            (value, format!("{sign}{words}"))
+        }))
+    }
+
+    /// The price that it was computed with names the currency.
+    fn cost(&self) -> Value {
+        let Value::Marked(Some((value, words))) = self.marked(column::COST, units::money) else {
+            return Value::Marked(None);
+        };
+        let price = self.record.totals.figure(column::COST).map(|figure| figure.source.clone());
+        let currency = price.as_deref().and_then(|price| price.split(' ').next()).unwrap_or("");
+        Value::Marked(Some((value, format!("{words} {currency}"))))
+    }
+
+    fn energy_quality(&self) -> Option<String> {
+        Some(self.record.totals.figure(column::ENERGY)?.kind.name().replace('_', " "))
+    }
+
     fn cores(&self, format: fn(f64) -> String) -> Value {
         Value::Amount(average::cores(self.record, self.now_ns), format)
     }
@@ -366,6 +424,7 @@ impl Value {
             Value::Text(text) => text.as_deref().map(text::escape),
             Value::State(words, _) => Some(words.clone()),
             Value::Amount(value, format) => value.map(format),
+            Value::Marked(value) => value.as_ref().map(|(_, words)| words.clone()),
             Value::Time(time_ns) => time_ns.map(|time_ns| units::time_short(time_ns, now_ns, &style.zone)),
         };
         known.unwrap_or_else(|| UNKNOWN.to_owned())
@@ -378,6 +437,7 @@ impl Value {
             Value::Text(text) => text.as_deref().map(text::escape).unwrap_or_default(),
             Value::State(_, state) => state.name().to_owned(),
             Value::Amount(value, _) => value.map(|value| value.to_string()).unwrap_or_default(),
+            Value::Marked(value) => value.as_ref().map(|(value, _)| value.to_string()).unwrap_or_default(),
             Value::Time(time_ns) => time_ns.and_then(json::time).unwrap_or_default(),
         }
     }
@@ -579,6 +639,42 @@ mod tests {
             assert!(text::width(line) <= width, "{line}");
         }
         expected.assert_eq(&drawn);
+    }
+
+    #[test]
+    fn energy_has_units_and_estimates_are_marked() {
+        let records = [
+            sample::charged(1, QualityKind::Attributed),
+            sample::charged(2, QualityKind::Estimated),
+            sample::bare(3, "x"),
+        ];
+        for (width, expected) in [
+            (
+                80,
+                expect![[r#"
+            JOB  NAME   STATE       ENERGY      IDLE      CO2E           COST  DURATION
+            1    train  finished   2.50 Wh   500 mWh   85.0 mg   0.000525 EUR      1m8s
+            2    train  finished  ~2.50 Wh  ~500 mWh  ~85.0 mg  ~0.000525 EUR      1m8s
+            3    x      running          -         -         -              -      1m8s
+        "#]],
+            ),
+            (
+                140,
+                expect![[r#"
+            JOB  NAME   STATE       ENERGY       CPU    MEMORY      REST      IDLE      CO2E           COST  QUALITY     DURATION
+            1    train  finished   2.50 Wh   2.00 Wh   300 mWh   200 mWh   500 mWh   85.0 mg   0.000525 EUR  attributed      1m8s
+            2    train  finished  ~2.50 Wh  ~2.00 Wh  ~300 mWh  ~200 mWh  ~500 mWh  ~85.0 mg  ~0.000525 EUR  estimated       1m8s
+            3    x      running          -         -         -         -         -         -              -  -               1m8s
+        "#]],
+            ),
+        ] {
+            let style = Style { width: Some(width), ..Style::plain() };
+            expected.assert_eq(&list(&records, View::Energy, sample::NOW_NS, &style));
+        }
+        expect![[r#"
+            job,manager,name,user,state,energy_joules,energy_cpu_joules,energy_memory_joules,gpu_energy_joules,energy_rest_joules,energy_idle_joules,emissions_grams,cost_money,energy_quality,wall_seconds
+            1,local,train,alice,finished,9000,7200,1080,,720,1800,0.085,0.000525,attributed,68.25
+        "#]].assert_eq(&csv(&records[..1], View::Energy, sample::NOW_NS).replace('\r', ""));
     }
 
     #[test]

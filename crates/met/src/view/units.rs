@@ -71,6 +71,31 @@ pub fn watt_hours_fixed(joules: f64) -> String {
     format!("{:.2} Wh", joules / 3600.0)
 }
 
+/// CO2 equivalent: `31.4 mg`, `1.20 kg`.
+pub fn grams(value: f64) -> String {
+    match value.abs() {
+        g if g < 0.9995e-3 => format!("{} µg", three_digits(value * 1e6)),
+        g if g < 0.9995 => format!("{} mg", three_digits(value * 1e3)),
+        g if g < 999.5 => format!("{} g", three_digits(value)),
+        g if g < 999.5e3 => format!("{} kg", three_digits(value / 1e3)),
+        _ => format!("{} t", three_digits(value / 1e6)),
+    }
+}
+
+pub fn grams_per_kwh(value: f64) -> String {
+    format!("{} g/kWh", three_digits(value))
+}
+
+/// An amount of whatever currency; small ones keep their digits.
+pub fn money(value: f64) -> String {
+    if value == 0.0 || value.abs() >= 0.1 { format!("{value:.2}") } else { three_digits_small(value) }
+}
+
+fn three_digits_small(value: f64) -> String {
+    let places = (2 - value.abs().log10().floor() as i32).clamp(2, 9) as usize;
+    format!("{value:.places$}")
+}
+
 pub fn watts(value: f64) -> String {
     format!("{} W", three_digits(value))
 }

@@ -1,0 +1,139 @@
+//! Emissions: energy times what a kilowatt hour emits where and when it was used.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Emission factors by country: average of the grid over a year.
+static COUNTRIES: &str = include_str!("../../data/emission-factors.csv");
+
+/// Where no country is known: the world's average (IEA, 2019).
+pub const WORLD_MG_PER_KWH: i64 = 475_000;
+
+pub const UJ_PER_KWH: i128 = 3_600_000_000_000;
+
+/// What a kilowatt hour emits from a time on, and who says so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Factor {
+    pub mg_per_kwh: i64,
+    /// `rte eco2mix`, `electricity maps FR`, `average of France 2022`, `configured`.
+    pub source: String,
+    /// Unix nanoseconds: of the provider's own measurement where it tells.
+    pub since_ns: i64,
+}
+
+/// The course of the factor. What holds at a time is the last that began before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Factors {
+    by_time: BTreeMap<i64, Factor>,
+}
+
+impl Factors {
+    pub fn put(&mut self, factor: Factor) {
+        self.by_time.insert(factor.since_ns, factor);
+    }
+
+    pub fn at(&self, time_ns: i64) -> Option<&Factor> {
+        self.by_time.range(..=time_ns).next_back().map(|(_, factor)| factor)
+    }
+
+    /// Milligrams per kilowatt hour, the mean over a span by the factors that held in it.
+    pub fn mean_mg_per_kwh(&self, begin_ns: i64, end_ns: i64) -> Option<f64> {
+        let first = self.at(begin_ns)?;
+        if end_ns <= begin_ns {
+            return Some(first.mg_per_kwh as f64);
+        }
+        let changes = self.by_time.range(begin_ns + 1..end_ns.max(begin_ns + 1));
+        let bounds = changes.map(|(&at_ns, factor)| (at_ns, factor.mg_per_kwh));
+        let (mut from_ns, mut holds, mut weighted) = (begin_ns, first.mg_per_kwh, 0.0);
+        for (at_ns, next) in bounds.chain([(end_ns, 0)]) {
+            weighted += (at_ns - from_ns) as f64 * holds as f64;
+            (from_ns, holds) = (at_ns, next);
+        }
+        Some(weighted / (end_ns - begin_ns) as f64)
+    }
+
+    /// Grams times 10⁻⁶ for energy used evenly over a span, by the factors that held in it.
+    pub fn emitted_ug(&self, energy_uj: u64, begin_ns: i64, end_ns: i64) -> Option<i64> {
+        let first = self.at(begin_ns)?;
+        let span_ns = i128::from(end_ns) - i128::from(begin_ns);
+        if span_ns <= 0 {
+            return Some(to_ug(i128::from(energy_uj) * i128::from(first.mg_per_kwh)));
+        }
+        let changes = self.by_time.range(begin_ns + 1..end_ns.max(begin_ns + 1));
+        let bounds = changes.map(|(&at_ns, factor)| (at_ns, factor.mg_per_kwh));
+        let mut weighted: i128 = 0;
+        let (mut from_ns, mut holds) = (begin_ns, first.mg_per_kwh);
+        for (at_ns, next) in bounds.chain([(end_ns, 0)]) {
+            weighted += i128::from(at_ns - from_ns) * i128::from(holds);
+            (from_ns, holds) = (at_ns, next);
+        }
+        Some(to_ug(i128::from(energy_uj) * (weighted / span_ns)))
+    }
+}
+
+/// µJ × mg/kWh to µg.
+fn to_ug(product: i128) -> i64 {
+    i64::try_from(product * 1000 / UJ_PER_KWH).unwrap_or(i64::MAX)
+}
+
+/// The yearly average of a country by its ISO code (three or two letters are not mixed: three) or name.
+pub fn of_country(country: &str) -> Option<Factor> {
+    let wanted = country.trim();
+    COUNTRIES.lines().skip(1).find_map(|line| {
+        let mut fields = line.rsplitn(3, ',');
+        let (factor, year, names) = (fields.next()?, fields.next()?, fields.next()?);
+        let (code, name) = names.split_once(',')?;
+        let name = name.trim_matches('"');
+        if !wanted.eq_ignore_ascii_case(code) && !wanted.eq_ignore_ascii_case(name) {
+            return None;
+        }
+        let grams: f64 = factor.parse().ok()?;
+        let source = format!("average of {name} {year}");
+        Some(Factor { mg_per_kwh: (grams * 1000.0).round() as i64, source, since_ns: i64::MIN })
+    })
+}
+
+pub fn of_the_world() -> Factor {
+    Factor { mg_per_kwh: WORLD_MG_PER_KWH, source: "average of the world 2019".into(), since_ns: i64::MIN }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn factor(since_ns: i64, grams: i64) -> Factor {
+        Factor { mg_per_kwh: grams * 1000, source: "test".into(), since_ns }
+    }
+
+    #[test]
+    fn a_country_is_found_by_code_and_by_name() {
+        assert_eq!(of_country("fra").unwrap().source, of_country("France").unwrap().source);
+        assert!(of_country("Atlantis").is_none());
+        for line in COUNTRIES.lines().skip(1) {
+            let code = line.split(',').next().unwrap();
+            assert!(of_country(code).unwrap().mg_per_kwh >= 0, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_kilowatt_hour_emits_the_factor() {
+        let mut factors = Factors::default();
+        factors.put(factor(0, 50));
+        assert_eq!(factors.emitted_ug(3_600_000_000_000, 0, 100), Some(50_000_000));
+        assert_eq!(factors.emitted_ug(1, -5, 100), None, "what held before is not known");
+    }
+
+    #[test]
+    fn a_factor_that_changes_in_between_counts_for_its_time() {
+        let mut factors = Factors::default();
+        factors.put(factor(0, 40));
+        factors.put(factor(75, 80));
+        assert_eq!(factors.emitted_ug(3_600_000_000_000, 0, 100), Some(50_000_000));
+        assert_eq!(factors.emitted_ug(3_600_000_000_000, 75, 100), Some(80_000_000));
+        assert_eq!(factors.mean_mg_per_kwh(0, 100), Some(50_000.0));
+        assert_eq!(factors.mean_mg_per_kwh(80, 80), Some(80_000.0));
+        factors.put(factor(75, 40));
+        assert_eq!(factors.emitted_ug(3_600_000_000_000, 0, 100), Some(40_000_000), "a corrected factor");
+    }
+}

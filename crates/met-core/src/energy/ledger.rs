@@ -1,0 +1,503 @@
+//! The node's energy ledger: in every window jobs + system + idle is what the meter says, to the microjoule.
+//!
+//! Meters are read at their own times, jobs at every tick. A window is closed up to the time of the slowest
+//! meter's last reading. What was used in it has four parts: processors, memory, cards, and the rest of the
+//! machine. Each has an idle share, which the machine would have used doing nothing, and an active one, which
+//! is split by what jobs did meanwhile. A job that ended in a window is settled when that window is closed.
+
+use std::collections::BTreeMap;
+
+use super::meter::{Meter, Scope};
+use crate::apportion::apportion;
+use crate::job::QualityKind;
+
+/// The parts of a machine that use energy.
+pub const PARTS: usize = 4;
+pub const CPU: usize = 0;
+pub const MEMORY: usize = 1;
+pub const CARDS: usize = 2;
+pub const REST: usize = 3;
+
+/// A window is quiet when less than this of the machine's CPU time was used, in thousandths.
+const QUIET_PERMILLE: u64 = 20;
+/// Two loads as far apart tell what none would use, in thousandths.
+const APART_PERMILLE: u64 = 200;
+/// Shorter windows say little about power.
+const LEARN_NS: i64 = 500_000_000;
+
+/// Whose energy it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Who {
+    Job(u32),
+    /// Processes of no job.
+    System,
+    /// What the machine uses doing nothing, as far as no job is charged for it.
+    Idle,
+}
+
+/// Energy in microjoules by part of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Line {
+    pub active_uj: [u64; PARTS],
+    pub idle_uj: [u64; PARTS],
+}
+
+impl Line {
+    pub fn total_uj(&self) -> u64 {
+        self.active_uj.iter().chain(&self.idle_uj).sum()
+    }
+
+    pub fn idle_total_uj(&self) -> u64 {
+        self.idle_uj.iter().sum()
+    }
+
+    pub fn add(&mut self, other: &Line) {
+        for (sum, more) in self.active_uj.iter_mut().zip(other.active_uj) {
+            *sum += more;
+        }
+        for (sum, more) in self.idle_uj.iter_mut().zip(other.idle_uj) {
+            *sum += more;
+        }
+    }
+}
+
+/// Who is charged for what the machine uses doing nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdleTo {
+    /// Jobs, by the CPUs they hold; what nobody holds is nobody's.
+    Holders,
+    Nobody,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    pub idle_to: IdleTo,
+    /// Of the whole machine without its cards, where it is known; else it is learned.
+    pub idle_mw: Option<u64>,
+}
+
+/// What somebody did since the last weighing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weights {
+    /// CPU time, or instructions: whatever is the same for all.
+    pub cpu: u64,
+    /// Memory held, times time.
+    pub memory: u64,
+    /// CPUs held, times time.
+    pub held: u64,
+}
+
+impl Weights {
+    fn add(&mut self, other: Weights) {
+        self.cpu = self.cpu.saturating_add(other.cpu);
+        self.memory = self.memory.saturating_add(other.memory);
+        self.held = self.held.saturating_add(other.held);
+    }
+
+    fn above(self, sum: Weights) -> Weights {
+        Weights {
+            cpu: self.cpu.saturating_sub(sum.cpu),
+            memory: self.memory.saturating_sub(sum.memory),
+            held: self.held.saturating_sub(sum.held),
+        }
+    }
+}
+
+/// A window that was closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    pub begin_ns: i64,
+    pub end_ns: i64,
+    /// What the meter says: the sum of all lines.
+    pub whole_uj: u64,
+    /// The meters that the whole was read from, best first.
+    pub source: String,
+    pub kind: QualityKind,
+    pub lines: BTreeMap<Who, Line>,
+    /// Jobs that ended in it, and are settled now.
+    pub settled: Vec<u32>,
+}
+
+/// A meter, as it is known to the ledger that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeterId(usize);
+
+#[derive(Debug)]
+pub struct Ledger {
+    policy: Policy,
+    meters: Vec<Meter>,
+    open_ns: Option<i64>,
+    weights: BTreeMap<u32, Weights>,
+    /// Of the whole machine: all its used CPU time and memory, and all its CPUs as held.
+    node: Weights,
+    cards: BTreeMap<Who, CardLine>,
+    ended: Vec<u32>,
+    learned: Learned,
+    /// Of a machine whose idle power is known by part.
+    known_idle_mw: Option<[u64; PARTS]>,
+}
+
+/// Of somebody on all cards together, as it grows: at the last close and now.
+#[derive(Clone, Copy, Debug, Default)]
+struct CardLine {
+    before_uj: (u64, u64),
+    now_uj: (u64, u64),
+}
+
+/// Energy of a window by part.
+#[derive(Clone, Copy, Debug, Default)]
+struct Usage {
+    parts_uj: [u64; PARTS],
+    idle_uj: [u64; PARTS],
+}
+
+impl Ledger {
+    pub fn new(policy: Policy) -> Ledger {
+        Ledger {
+            policy,
+            meters: Vec::new(),
+            open_ns: None,
+            weights: BTreeMap::new(),
+            node: Weights::default(),
+            cards: BTreeMap::new(),
+            ended: Vec::new(),
+            learned: Learned::default(),
+            known_idle_mw: None,
+        }
+    }
+
+    /// What the machine uses doing nothing, by part, where that need not be learned.
+    pub fn know_idle(&mut self, idle_mw: Option<[u64; PARTS]>) {
+        self.known_idle_mw = idle_mw;
+    }
+
+    /// Jobs that have left and wait for their last window.
+    pub fn unsettled(&self) -> &[u32] {
+        &self.ended
+    }
+
+    /// Takes up a meter, which is read at least as often as `patience_ns`; one that is known stays as it is.
+    pub fn meter(&mut self, name: &str, scope: Scope, kind: QualityKind, patience_ns: i64) -> MeterId {
+        let known = self.meters.iter().position(|meter| meter.name == name);
+        MeterId(known.unwrap_or_else(|| {
+            self.meters.push(Meter::new(name, scope, kind, patience_ns));
+            self.meters.len() - 1
+        }))
+    }
+
+    /// All meters by name.
+    pub fn meters(&self) -> impl Iterator<Item = (&str, QualityKind)> {
+        self.meters.iter().map(|meter| (meter.name.as_str(), meter.kind))
+    }
+
+    pub fn read_counter(&mut self, meter: MeterId, at_ns: i64, counter_uj: i64) {
+        self.meters[meter.0].read_counter(at_ns, counter_uj);
+    }
+
+    pub fn read_power(&mut self, meter: MeterId, at_ns: i64, power_mw: i64) {
+        self.meters[meter.0].read_power(at_ns, power_mw);
+    }
+
+    /// What a job did since the last weighing.
+    pub fn weigh_job(&mut self, slot: u32, weights: Weights) {
+        self.weights.entry(slot).or_default().add(weights);
+    }
+
+    /// What all of the machine did meanwhile, jobs included.
+    pub fn weigh_node(&mut self, weights: Weights) {
+        self.node.add(weights);
+    }
+
+    /// What somebody's use of cards has come to, active and idle: only ever more.
+    pub fn charge_cards(&mut self, who: Who, active_uj: u64, idle_uj: u64) {
+        let line = self.cards.entry(who).or_default();
+        line.now_uj = (line.now_uj.0.max(active_uj), line.now_uj.1.max(idle_uj));
+    }
+
+    /// The job is over; its last window will settle it.
+    pub fn leave(&mut self, slot: u32) {
+        self.ended.push(slot);
+    }
+
+    pub fn idle_mw(&self) -> Option<u64> {
+        let by_part = self.known_idle_mw.or_else(|| self.learned.idle_mw());
+        self.policy.idle_mw.or_else(|| by_part.map(|idle_mw| idle_mw.iter().sum()))
+    }
+
+    /// Closes the window up to where every meter that is read at present has been read.
+    pub fn close(&mut self, now_ns: i64) -> Option<Closed> {
+        let fresh = self.meters.iter().filter(|meter| meter.is_fresh(now_ns));
+        let end_ns = fresh.filter_map(Meter::last_ns).min();
+        self.close_at(end_ns)
+    }
+
+    /// Closes the window up to the last reading of any meter, without those that are slower: nobody will be
+    /// there to take their readings.
+    pub fn close_for_good(&mut self, now_ns: i64) -> Option<Closed> {
+        let fresh = self.meters.iter().filter(|meter| meter.is_fresh(now_ns));
+        let end_ns = fresh.filter_map(Meter::last_ns).max();
+        self.close_at(end_ns)
+    }
+
+    fn close_at(&mut self, end_ns: Option<i64>) -> Option<Closed> {
+        let Some(end_ns) = end_ns else {
+            // Nobody has measured what these did.
+            self.open_ns = None;
+            self.begin_window();
+            return None;
+        };
+        let Some(begin_ns) = self.open_ns else {
+            self.open_ns = Some(end_ns);
+            self.begin_window();
+            return None;
+        };
+        if end_ns <= begin_ns {
+            return None;
+        }
+        let closed = self.split(begin_ns, end_ns);
+        self.open_ns = Some(end_ns);
+        self.begin_window();
+        for meter in &mut self.meters {
+            meter.forget_before(end_ns);
+        }
+        closed
+    }
+
+    fn begin_window(&mut self) {
+        self.weights.clear();
+        self.node = Weights::default();
+        for line in self.cards.values_mut() {
+            line.before_uj = line.now_uj;
+        }
+        for slot in self.ended.drain(..) {
+            self.cards.remove(&Who::Job(slot));
+        }
+    }
+
+    fn split(&mut self, begin_ns: i64, end_ns: i64) -> Option<Closed> {
+        let card_lines: Vec<(Who, (u64, u64))> = (self.cards.iter())
+            .map(|(&who, line)| (who, (line.now_uj.0 - line.before_uj.0, line.now_uj.1 - line.before_uj.1)))
+            .collect();
+        let cards_uj: u64 = card_lines.iter().map(|(_, (active, idle))| active + idle).sum();
+        let Whole { whole_uj, source, kind, parts_uj } = self.whole(begin_ns, end_ns, cards_uj)?;
+        let idle_uj = self.idle_of(&parts_uj, end_ns - begin_ns);
+        let usage = Usage { parts_uj, idle_uj };
+        let mut lines = BTreeMap::new();
+        share_cards(&card_lines, usage.parts_uj[CARDS], &mut lines);
+        self.share_active(&usage, &mut lines);
+        self.share_idle(&usage, &mut lines);
+        lines.retain(|_, line| *line != Line::default());
+        debug_assert_eq!(lines.values().map(Line::total_uj).sum::<u64>(), whole_uj);
+        let settled = self.ended.clone();
+        Some(Closed { begin_ns, end_ns, whole_uj, source, kind, lines, settled })
+    }
+
+    /// The best figure for all of the machine, and its parts: they add up to it.
+    fn whole(&self, begin_ns: i64, end_ns: i64, cards_uj: u64) -> Option<Whole> {
+        let read = |meter: &Meter| meter.between(begin_ns, end_ns);
+        let sum = |scope: Scope| -> Option<u64> {
+            self.meters.iter().filter(|meter| meter.scope == scope).filter_map(read).reduce(|a, b| a + b)
+        };
+        let (cpu_uj, memory_uj) = (sum(Scope::Package), sum(Scope::Memory));
+        let known = [cpu_uj.unwrap_or(0), memory_uj.unwrap_or(0), cards_uj];
+        let outer = (self.meters.iter())
+            .filter(|meter| matches!(meter.scope, Scope::Node { .. } | Scope::Board))
+            .filter_map(|meter| Some((meter, read(meter)?)))
+            .min_by_key(|(meter, _)| meter.scope);
+        let Some((meter, outer_uj)) = outer else {
+            let source = if cpu_uj.is_some() { "processors" } else { "memory" };
+            cpu_uj.or(memory_uj)?;
+            let kind = self.kind_of_inner();
+            let parts_uj = [known[0], known[1], known[2], 0];
+            return Some(Whole { whole_uj: parts_uj.iter().sum(), source: source.into(), kind, parts_uj });
+        };
+        let with_cards = matches!(meter.scope, Scope::Node { with_cards: true, .. });
+        let whole_uj = if with_cards { outer_uj } else { outer_uj.saturating_add(cards_uj) };
+        let parts_uj = fit(whole_uj, known);
+        Some(Whole { whole_uj, source: meter.name.clone(), kind: meter.kind, parts_uj })
+    }
+
+    fn kind_of_inner(&self) -> QualityKind {
+        let inner = self.meters.iter().filter(|meter| matches!(meter.scope, Scope::Package | Scope::Memory));
+        let estimated = inner.into_iter().any(|meter| meter.kind == QualityKind::Estimated);
+        if estimated { QualityKind::Estimated } else { QualityKind::Measured }
+    }
+
+    /// What the machine would have used doing nothing. Of cards it is part of their lines.
+    fn idle_of(&mut self, parts_uj: &[u64; PARTS], window_ns: i64) -> [u64; PARTS] {
+        self.learned.learn(parts_uj, &self.node, window_ns);
+        let host_uj = [parts_uj[CPU], parts_uj[MEMORY], 0, parts_uj[REST]];
+        if let Some(idle_mw) = self.policy.idle_mw {
+            let idle_uj = energy_uj(idle_mw, window_ns).min(host_uj.iter().sum());
+            return split_by(idle_uj, &host_uj);
+        }
+        let idle_mw = self.known_idle_mw.or_else(|| self.learned.idle_mw());
+        let Some(idle_mw) = idle_mw else { return [0; PARTS] };
+        std::array::from_fn(|part| energy_uj(idle_mw[part], window_ns).min(host_uj[part]))
+    }
+
+    fn share_active(&self, usage: &Usage, lines: &mut BTreeMap<Who, Line>) {
+        let everybody: Vec<Who> =
+            self.weights.keys().map(|&slot| Who::Job(slot)).chain([Who::System]).collect();
+        let sum = self.weights.values().fold(Weights::default(), |mut sum, weights| {
+            sum.add(*weights);
+            sum
+        });
+        let system = self.node.above(sum);
+        let active_uj = |part: usize| usage.parts_uj[part] - usage.idle_uj[part];
+        let by = |weight: fn(&Weights) -> u64| -> Vec<u64> {
+            self.weights.values().chain([&system]).map(weight).collect()
+        };
+        share(active_uj(CPU), &by(|weights| weights.cpu), &everybody, |line| &mut line.active_uj[CPU], lines);
+        share(
+            active_uj(MEMORY),
+            &by(|weights| weights.memory),
+            &everybody,
+            |line| &mut line.active_uj[MEMORY],
+            lines,
+        );
+        // Fans, disks and losses of the power supply follow what the rest of the machine does. Where the
+        // processors have no meter of their own they are in the rest, and CPU time is what is known of them.
+        if usage.parts_uj[CPU] == 0 {
+            share(
+                active_uj(REST),
+                &by(|weights| weights.cpu),
+                &everybody,
+                |line| &mut line.active_uj[REST],
+                lines,
+            );
+            return;
+        }
+        let others: Vec<Who> = lines.keys().copied().filter(|who| !everybody.contains(who)).collect();
+        let everybody: Vec<Who> = others.into_iter().chain(everybody).collect();
+        let active: Vec<u64> = everybody
+            .iter()
+            .map(|who| lines.get(who).map_or(0, |line| line.active_uj.iter().sum()))
+            .collect();
+        share(active_uj(REST), &active, &everybody, |line| &mut line.active_uj[REST], lines);
+    }
+
+    fn share_idle(&self, usage: &Usage, lines: &mut BTreeMap<Who, Line>) {
+        let mut everybody = vec![Who::Idle];
+        let mut held = vec![1];
+        if self.policy.idle_to == IdleTo::Holders {
+            let sum = self.weights.values().fold(0u64, |sum, weights| sum.saturating_add(weights.held));
+            everybody = self.weights.keys().map(|&slot| Who::Job(slot)).chain([Who::Idle]).collect();
+            held = self.weights.values().map(|weights| weights.held).collect();
+            held.push(self.node.held.saturating_sub(sum));
+        }
+        for part in [CPU, MEMORY, REST] {
+            share(usage.idle_uj[part], &held, &everybody, |line| &mut line.idle_uj[part], lines);
+        }
+    }
+}
+
+struct Whole {
+    whole_uj: u64,
+    source: String,
+    kind: QualityKind,
+    parts_uj: [u64; PARTS],
+}
+
+/// Parts that fit into the whole. Inner meters that say more than the outer one are cut, cards last: a card's
+/// own counter is the better of the two.
+fn fit(whole_uj: u64, [cpu_uj, memory_uj, cards_uj]: [u64; 3]) -> [u64; PARTS] {
+    let cards_uj = cards_uj.min(whole_uj);
+    let left_uj = whole_uj - cards_uj;
+    match cpu_uj.saturating_add(memory_uj).cmp(&left_uj) {
+        std::cmp::Ordering::Greater => {
+            let mut cut = Vec::new();
+            apportion(left_uj, &[cpu_uj, memory_uj], &mut cut);
+            [cut[0], cut[1], cards_uj, 0]
+        }
+        _ => [cpu_uj, memory_uj, cards_uj, left_uj - cpu_uj - memory_uj],
+    }
+}
+
+/// Cards are split by who used and held them already; where the outer meter saw less, all shrink alike.
+fn share_cards(claims: &[(Who, (u64, u64))], cards_uj: u64, lines: &mut BTreeMap<Who, Line>) {
+    let weights: Vec<u64> = claims.iter().flat_map(|(_, (active, idle))| [*active, *idle]).collect();
+    let mut parts = Vec::new();
+    apportion(cards_uj, &weights, &mut parts);
+    for ((who, _), pair) in claims.iter().zip(parts.chunks_exact(2)) {
+        let line = lines.entry(*who).or_default();
+        line.active_uj[CARDS] += pair[0];
+        line.idle_uj[CARDS] += pair[1];
+    }
+}
+
+fn share(
+    whole_uj: u64,
+    weights: &[u64],
+    everybody: &[Who],
+    cell: impl Fn(&mut Line) -> &mut u64,
+    lines: &mut BTreeMap<Who, Line>,
+) {
+    let mut parts = Vec::new();
+    apportion(whole_uj, weights, &mut parts);
+    for (&who, part_uj) in everybody.iter().zip(parts) {
+        *cell(lines.entry(who).or_default()) += part_uj;
+    }
+}
+
+fn split_by(whole_uj: u64, weights: &[u64; PARTS]) -> [u64; PARTS] {
+    let mut parts = Vec::new();
+    apportion(whole_uj, weights, &mut parts);
+    std::array::from_fn(|part| parts[part].min(weights[part]))
+}
+
+fn energy_uj(power_mw: u64, window_ns: i64) -> u64 {
+    let uj = u128::from(power_mw) * u128::from(window_ns.unsigned_abs()) / 1_000_000;
+    u64::try_from(uj).unwrap_or(u64::MAX)
+}
+
+/// What the machine uses doing nothing, as far as it has been seen doing nothing, or at two different loads.
+#[derive(Debug, Default)]
+struct Learned {
+    quiet_mw: Option<[u64; PARTS]>,
+    /// Load in thousandths and power, where it was lowest and highest.
+    lowest: Option<(u64, [u64; PARTS])>,
+    highest: Option<(u64, [u64; PARTS])>,
+}
+
+impl Learned {
+    fn learn(&mut self, parts_uj: &[u64; PARTS], node: &Weights, window_ns: i64) {
+        if window_ns < LEARN_NS || node.held == 0 {
+            return;
+        }
+        let load = (u128::from(node.cpu) * 1000 / u128::from(node.held)).min(1000) as u64;
+        let power = |uj: u64| u64::try_from(u128::from(uj) * 1_000_000 / window_ns.unsigned_abs() as u128);
+        let mut power_mw = parts_uj.map(|uj| power(uj).unwrap_or(u64::MAX));
+        power_mw[CARDS] = 0;
+        if load < QUIET_PERMILLE {
+            let so_far = self.quiet_mw.get_or_insert(power_mw);
+            *so_far = std::array::from_fn(|part| so_far[part].min(power_mw[part]));
+        }
+        if self.lowest.is_none_or(|(lowest, _)| load < lowest) {
+            self.lowest = Some((load, power_mw));
+        }
+        if self.highest.is_none_or(|(highest, _)| load > highest) {
+            self.highest = Some((load, power_mw));
+        }
+    }
+
+    fn idle_mw(&self) -> Option<[u64; PARTS]> {
+        if self.quiet_mw.is_some() {
+            return self.quiet_mw;
+        }
+        let ((low, low_mw), (high, high_mw)) = (self.lowest?, self.highest?);
+        if high - low < APART_PERMILLE {
+            return None;
+        }
+        // The straight line through both, where it meets no load at all.
+        let at_rest = |part: usize| {
+            let slope = high_mw[part].saturating_sub(low_mw[part]) / (high - low);
+            low_mw[part].saturating_sub(slope.saturating_mul(low))
+        };
+        Some(std::array::from_fn(at_rest))
+    }
+}
+
+#[cfg(test)]
+#[path = "ledger_tests.rs"]
+mod tests;

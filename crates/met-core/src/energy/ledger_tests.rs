@@ -1,0 +1,275 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const SECOND: i64 = 1_000_000_000;
+const PATIENCE: i64 = 30 * SECOND;
+
+fn ledger(idle_to: IdleTo, idle_w: Option<u64>) -> Ledger {
+    Ledger::new(Policy { idle_to, idle_mw: idle_w.map(|watts| watts * 1000) })
+}
+
+fn node(ledger: &mut Ledger) -> MeterId {
+    let scope = Scope::Node { rank: 0, with_cards: true };
+    ledger.meter("bmc", scope, QualityKind::Measured, PATIENCE)
+}
+
+/// One second of a machine with four CPUs of which `busy` CPU seconds (in thousandths) were used.
+fn second(ledger: &mut Ledger, busy: u64) {
+    ledger.weigh_node(Weights { cpu: busy * 1_000_000, memory: 0, held: 4 * SECOND as u64 });
+}
+
+fn joules(uj: u64) -> u64 {
+    uj / 1_000_000
+}
+
+#[test]
+fn a_job_asleep_alone_is_charged_no_active_energy_and_idle_shows_as_idle() {
+    let mut ledger = ledger(IdleTo::Nobody, None);
+    let meter = node(&mut ledger);
+    ledger.read_power(meter, 0, 200_000);
+    ledger.close(0);
+    ledger.read_power(meter, SECOND, 200_000);
+    ledger.weigh_job(1, Weights { cpu: 0, memory: 0, held: SECOND as u64 });
+    second(&mut ledger, 10);
+    let closed = ledger.close(SECOND).unwrap();
+    assert_eq!(closed.lines.get(&Who::Job(1)), None);
+    assert_eq!(joules(closed.lines[&Who::Idle].total_uj()), 200);
+    assert_eq!(joules(closed.whole_uj), 200);
+}
+
+#[test]
+fn holders_are_charged_idle_as_a_line_of_its_own() {
+    let mut ledger = ledger(IdleTo::Holders, Some(100));
+    let meter = node(&mut ledger);
+    ledger.read_power(meter, 0, 200_000);
+    ledger.close(0);
+    ledger.read_power(meter, SECOND, 200_000);
+    ledger.weigh_job(1, Weights { cpu: 3_000_000_000, memory: 0, held: 3 * SECOND as u64 });
+    second(&mut ledger, 4000);
+    let closed = ledger.close(SECOND).unwrap();
+    let job = closed.lines[&Who::Job(1)];
+    // Three of four busy CPUs and three of four held ones: 75 of 100 W active, 75 of 100 W idle.
+    assert_eq!((joules(job.active_uj.iter().sum()), joules(job.idle_total_uj())), (75, 75));
+    assert_eq!(joules(closed.lines[&Who::System].total_uj()), 25);
+    assert_eq!(joules(closed.lines[&Who::Idle].total_uj()), 25);
+}
+
+#[test]
+fn two_jobs_add_up_and_the_busier_one_pays_more() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = node(&mut ledger);
+    ledger.read_counter(meter, 0, 5);
+    ledger.close(0);
+    ledger.read_counter(meter, SECOND, 300_000_005);
+    ledger.weigh_job(1, Weights { cpu: 2000, ..Weights::default() });
+    ledger.weigh_job(2, Weights { cpu: 1000, ..Weights::default() });
+    ledger.weigh_node(Weights { cpu: 3000, memory: 0, held: 4000 });
+    let closed = ledger.close(SECOND).unwrap();
+    assert_eq!(closed.lines[&Who::Job(1)].total_uj(), 200_000_000);
+    assert_eq!(closed.lines[&Who::Job(2)].total_uj(), 100_000_000);
+}
+
+#[test]
+fn cards_inside_the_node_meter_are_not_counted_twice() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = node(&mut ledger);
+    let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 500_000_000, 100_000_000)] {
+        ledger.read_counter(meter, at_ns, node_uj);
+        ledger.read_counter(package, at_ns, cpu_uj);
+        if at_ns == 0 {
+            ledger.close(0);
+        }
+    }
+    ledger.charge_cards(Who::Job(1), 250_000_000, 50_000_000);
+    ledger.weigh_job(1, Weights { cpu: 10, ..Weights::default() });
+    ledger.weigh_node(Weights { cpu: 10, ..Weights::default() });
+    let closed = ledger.close(SECOND).unwrap();
+    assert_eq!(closed.whole_uj, 500_000_000);
+    let job = closed.lines[&Who::Job(1)];
+    assert_eq!((job.active_uj[CARDS], job.idle_uj[CARDS]), (250_000_000, 50_000_000));
+    assert_eq!((job.active_uj[CPU], job.active_uj[REST]), (100_000_000, 100_000_000));
+}
+
+#[test]
+fn the_better_meter_is_believed_and_a_lost_one_replaced() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = node(&mut ledger);
+    let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    for step in 0..4 {
+        if step < 2 {
+            ledger.read_counter(meter, step * SECOND, step * 500);
+        }
+        ledger.read_counter(package, step * SECOND, step * 100);
+        let closed = ledger.close(step * SECOND);
+        if step == 1 {
+            assert_eq!(closed.unwrap().source, "bmc");
+        }
+    }
+    // While the slower meter may still answer it is waited for; then the window goes on without it.
+    let late = 40 * SECOND;
+    for at_ns in [13 * SECOND, 30 * SECOND, late] {
+        ledger.read_counter(package, at_ns, at_ns / SECOND * 100);
+    }
+    let closed = ledger.close(late).unwrap();
+    assert_eq!((closed.source.as_str(), closed.begin_ns, closed.end_ns), ("processors", SECOND, late));
+    assert_eq!(closed.whole_uj, 3900);
+}
+
+#[test]
+fn a_read_error_is_a_gap_and_not_a_spike() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = node(&mut ledger);
+    ledger.read_counter(meter, 0, 0);
+    ledger.close(0);
+    ledger.read_counter(meter, SECOND, 100);
+    assert_eq!(ledger.close(SECOND).unwrap().whole_uj, 100);
+    // Nothing for a minute, then the counter is there again.
+    ledger.read_counter(meter, 61 * SECOND, 6100);
+    assert_eq!(ledger.close(61 * SECOND), None);
+    ledger.read_counter(meter, 62 * SECOND, 6200);
+    assert_eq!(ledger.close(62 * SECOND).unwrap().whole_uj, 100);
+}
+
+#[test]
+fn a_job_that_ends_is_settled_by_the_window_it_ended_in() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = node(&mut ledger);
+    ledger.read_counter(meter, 0, 0);
+    ledger.close(0);
+    ledger.weigh_job(7, Weights { cpu: 5, ..Weights::default() });
+    ledger.weigh_node(Weights { cpu: 5, ..Weights::default() });
+    ledger.leave(7);
+    assert_eq!(ledger.close(SECOND), None, "the meter has not been read since");
+    ledger.read_counter(meter, 2 * SECOND, 90);
+    let closed = ledger.close(2 * SECOND).unwrap();
+    assert_eq!((closed.settled, closed.lines[&Who::Job(7)].total_uj()), (vec![7], 90));
+}
+
+#[test]
+fn idle_power_is_learned_from_two_loads_where_the_machine_never_rests() {
+    let mut ledger = ledger(IdleTo::Nobody, None);
+    let meter = node(&mut ledger);
+    let mut energy_uj = 0;
+    // 100 W at rest and 50 W for each busy CPU.
+    for (step, busy) in [(0, 0), (1, 1000), (2, 4000), (3, 2000)] {
+        energy_uj += if step == 0 { 0 } else { 100_000_000 + 50_000 * busy as i64 };
+        ledger.read_counter(meter, step * SECOND, energy_uj);
+        second(&mut ledger, busy);
+        ledger.close(step * SECOND);
+    }
+    assert_eq!(ledger.idle_mw(), Some(100_000));
+}
+
+#[test]
+fn without_a_meter_nothing_is_charged() {
+    let mut ledger = ledger(IdleTo::Holders, Some(100));
+    ledger.weigh_job(1, Weights { cpu: 5, memory: 5, held: 5 });
+    assert_eq!(ledger.close(SECOND), None);
+}
+
+/// What may happen to a machine in one tick.
+#[derive(Clone, Debug)]
+enum Event {
+    Weigh(u32, u64, u64),
+    Node(u64),
+    Cards(u32, u64, u64),
+    Leave(u32),
+    Read { meter: usize, grown_uj: u64 },
+    Restart(usize),
+    Pass(i64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (0..4u32, 0..5_000_000_000u64, 0..1u64 << 50).prop_map(|(slot, cpu, memory)| Event::Weigh(slot, cpu, memory)),
+        2 => (0..9_000_000_000u64).prop_map(Event::Node),
+        2 => (0..4u32, 0..900_000_000u64, 0..900_000_000u64).prop_map(|(slot, a, i)| Event::Cards(slot, a, i)),
+        1 => (0..4u32).prop_map(Event::Leave),
+        6 => (0..5usize, 0..900_000_000u64).prop_map(|(meter, grown_uj)| Event::Read { meter, grown_uj }),
+        1 => (0..5usize).prop_map(Event::Restart),
+        6 => (1..20_000_000_000i64).prop_map(Event::Pass),
+    ]
+}
+
+proptest! {
+    /// Whatever meters and jobs do: every window's lines add up to its meter, and windows of a counter that
+    /// was read throughout add up to the counter's growth.
+    #[test]
+    fn jobs_system_and_idle_are_what_the_meter_says(
+        events in prop::collection::vec(event(), 1..200),
+        idle_w in prop::option::of(0..400u64),
+        holders in any::<bool>(),
+        with_cards in any::<bool>(),
+    ) {
+        let mut ledger = ledger(if holders { IdleTo::Holders } else { IdleTo::Nobody }, idle_w);
+        let scopes = [
+            Scope::Node { rank: 1, with_cards }, Scope::Board, Scope::Package, Scope::Package, Scope::Memory,
+        ];
+        let meters: Vec<MeterId> = (0..5)
+            .map(|index| ledger.meter(&format!("meter {index}"), scopes[index], QualityKind::Measured, PATIENCE))
+            .collect();
+        let mut counters = [0i64; 5];
+        let mut cards = [(0u64, 0u64); 4];
+        let mut now_ns = 0;
+        let mut last_end_ns = i64::MIN;
+        for event in events {
+            match event {
+                Event::Weigh(slot, cpu, memory) => ledger.weigh_job(slot, Weights { cpu, memory, held: cpu / 2 }),
+                Event::Node(cpu) => ledger.weigh_node(Weights { cpu, memory: cpu, held: cpu.saturating_mul(2) }),
+                Event::Cards(slot, active, idle) => {
+                    let line = &mut cards[slot as usize];
+                    *line = (line.0 + active, line.1 + idle);
+                    ledger.charge_cards(Who::Job(slot), line.0, line.1);
+                }
+                Event::Leave(slot) => {
+                    ledger.leave(slot);
+                    cards[slot as usize] = (0, 0);
+                }
+                Event::Read { meter, grown_uj } => {
+                    counters[meter] += grown_uj as i64;
+                    ledger.read_counter(meters[meter], now_ns, counters[meter]);
+                }
+                Event::Restart(meter) => counters[meter] = 0,
+                Event::Pass(elapsed_ns) => now_ns += elapsed_ns,
+            }
+            if let Some(closed) = ledger.close(now_ns) {
+                let sum: u64 = closed.lines.values().map(Line::total_uj).sum();
+                prop_assert_eq!(sum, closed.whole_uj);
+                prop_assert!(closed.begin_ns >= last_end_ns && closed.end_ns > closed.begin_ns);
+                last_end_ns = closed.end_ns;
+            }
+        }
+    }
+
+    #[test]
+    fn windows_one_after_the_other_add_up_to_the_counter(
+        steps in prop::collection::vec((1..5_000_000_000i64, 0..900_000_000i64, 1..4usize), 2..60),
+    ) {
+        let mut ledger = ledger(IdleTo::Nobody, Some(50));
+        let fast = ledger.meter("fast", Scope::Package, QualityKind::Measured, PATIENCE);
+        let slow = ledger.meter("slow", Scope::Memory, QualityKind::Measured, PATIENCE);
+        let (mut now_ns, mut counter_uj, mut sum) = (0, 0, 0u64);
+        let mut closed_to = None;
+        let mut at_time = vec![];
+        for (index, (elapsed_ns, grown_uj, every)) in steps.into_iter().enumerate() {
+            now_ns += elapsed_ns;
+            counter_uj += grown_uj;
+            ledger.read_counter(fast, now_ns, counter_uj);
+            at_time.push((now_ns, counter_uj));
+            if index % every == 0 {
+                ledger.read_counter(slow, now_ns, 0);
+            }
+            if let Some(closed) = ledger.close(now_ns) {
+                sum += closed.whole_uj;
+                closed_to.get_or_insert(closed.begin_ns);
+                let begin = at_time.iter().find(|(at, _)| Some(*at) == closed_to);
+                let end = at_time.iter().find(|(at, _)| *at == closed.end_ns);
+                if let (Some((_, begin_uj)), Some((_, end_uj))) = (begin, end) {
+                    prop_assert_eq!(sum as i64, end_uj - begin_uj);
+                }
+            }
+        }
+    }
+}

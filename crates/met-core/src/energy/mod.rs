@@ -1,0 +1,9 @@
+//! Energy: what meters say, what a machine without one probably uses, and whose it is.
+
+pub mod emission;
+pub mod estimate;
+pub mod ledger;
+mod meter;
+
+pub use ledger::{Closed, Ledger, Line, Policy, Weights, Who};
+pub use meter::Scope;

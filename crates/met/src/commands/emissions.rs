@@ -1,0 +1,99 @@
+//! `met emissions`: what a kilowatt hour emits, and corrections of that.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, Result, bail};
+use met_core::energy::emission::Factor;
+use met_store::Reader;
+
+use crate::cli::{EmissionsArgs, EmissionsCommand};
+use crate::client::Client;
+use crate::emissions::{self, Correction};
+use crate::failure::Failure;
+use crate::jobs;
+use crate::protocol::{Reply, Request};
+use crate::setting::Setting;
+use crate::view::units;
+
+/// A screen of them; the store has all.
+const SHOWN: usize = 24;
+
+pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
+    match &args.command {
+        None => show(setting),
+        Some(EmissionsCommand::Set(set)) => {
+            if !(0.0..=emissions::GRAMS_MAX).contains(&set.grams) {
+                return Err(Failure::usage(format!("{} is no factor; grams per kilowatt hour", set.grams)));
+            }
+            let (from_ns, to_ns) = (time("--since", &set.since)?, opt_time("--until", &set.until)?);
+            if to_ns.is_some_and(|to_ns| to_ns <= from_ns) {
+                return Err(Failure::usage("--until must be later than --since"));
+            }
+            let mg_per_kwh = emissions::mg(set.grams);
+            correct(setting, Correction::Set { mg_per_kwh, from_ns, to_ns })?;
+            writeln!(io::stdout(), "Kept. `met emissions recompute` applies it to jobs that are over.")?;
+            Ok(0)
+        }
+        Some(EmissionsCommand::Recompute { since }) => {
+            let since_ns = opt_time("--since", since)?;
+            let jobs = correct(setting, Correction::Recompute { since_ns })?;
+            let word = if jobs == 1 { "job has" } else { "jobs have" };
+            writeln!(io::stdout(), "{jobs} {word} other emissions now")?;
+            Ok(0)
+        }
+    }
+}
+
+fn time(option: &str, text: &str) -> Result<i64> {
+    units::parse_since(text, jobs::now_ns(), &jiff::tz::TimeZone::system())
+        .map_err(|error| Failure::usage(format!("{option}: {error}")))
+}
+
+fn opt_time(option: &str, text: &Option<String>) -> Result<Option<i64>> {
+    text.as_deref().map(|text| time(option, text)).transpose()
+}
+
+/// Who writes the store: root's is the system daemon's, if there is one.
+fn daemon(setting: &Setting) -> Option<Client> {
+    let system = rustix::process::geteuid().is_root().then(|| setting.system_daemon()).flatten();
+    system.or_else(|| setting.user_daemon().ok())
+}
+
+fn correct(setting: &Setting, correction: Correction) -> Result<u64> {
+    if let Some(mut client) = daemon(setting) {
+        return match client.call(&Request::Correct(correction)).context("cannot ask the daemon")? {
+            Reply::Corrected { jobs } => Ok(jobs),
+            Reply::Error { message } => bail!("{message}"),
+            reply => bail!("the daemon answered {reply:?}"),
+        };
+    }
+    let mut writer = jobs::open_writer(&setting.user.state)?;
+    jobs::import(&mut writer, &setting.user.state, &setting.host)?;
+    correction.apply(&mut writer, &setting.config)
+}
+
+fn told(setting: &Setting) -> Result<Vec<Factor>> {
+    if let Some(mut client) = daemon(setting) {
+        return match client.call(&Request::Factors).context("cannot ask the daemon")? {
+            Reply::Factors(factors) => Ok(factors),
+            reply => bail!("the daemon answered {reply:?}"),
+        };
+    }
+    Ok(Reader::open(&setting.user.state)?.factors()?)
+}
+
+fn show(setting: &Setting) -> Result<i32> {
+    let told = told(setting)?;
+    let factors = emissions::course(&setting.config.emissions, &told);
+    let mut stdout = io::stdout().lock();
+    if let Some(now) = factors.at(jobs::now_ns()) {
+        writeln!(stdout, "{}  now, {}", units::grams_per_kwh(now.mg_per_kwh as f64 / 1e3), now.source)?;
+    }
+    let zone = jiff::tz::TimeZone::system();
+    for factor in told.iter().rev().take(SHOWN) {
+        let since = units::time(factor.since_ns, &zone);
+        let grams = units::grams_per_kwh(factor.mg_per_kwh as f64 / 1e3);
+        writeln!(stdout, "{grams}  since {since}, {}", factor.source)?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,436 @@
+//! What a kilowatt hour emits now: asked of a provider in the background, never waited for.
+//!
+//! A real-time provider that does not answer is believed for a while by its last word; then the average of
+//! the country stands in. Whoever uses a factor stores with it where it came from.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use met_core::MISSING;
+use met_core::course::Course;
+use met_core::energy::emission::{self, Factor, Factors};
+use met_core::job::Record;
+use met_core::job_table::{EMISSIONS, ENERGY};
+use met_store::{Filter, Writer};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::config::{Config, Emissions, Provider};
+use crate::node_energy;
+
+const RTE: &str =
+    "https://odre.opendatasoft.com/api/explore/v2.1/catalog/datasets/eco2mix-national-tr/records";
+const RTE_QUERY: &str =
+    "?select=date_heure%2Ctaux_co2&where=taux_co2%20is%20not%20null&order_by=date_heure%20desc&limit=1";
+const ELECTRICITY_MAPS: &str = "https://api.electricitymap.org/v3/carbon-intensity/latest";
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// An answer is a few hundred bytes.
+const ANSWER_MAX: u64 = 1 << 20;
+/// The source of a factor that a person gave.
+pub const BY_HAND: &str = "set by hand";
+/// More than burning lignite in an old plant: not a factor, a fault.
+pub const GRAMS_MAX: f64 = 5000.0;
+
+/// The factor that holds without asking anybody.
+pub fn fixed(config: &Emissions) -> Factor {
+    if let (Provider::Constant, Some(grams)) = (config.provider, config.grams_per_kwh) {
+        return Factor { mg_per_kwh: mg(grams), source: "configured".into(), since_ns: i64::MIN };
+    }
+    let country = match config.provider {
+        Provider::Rte => Some("FRA"),
+        _ => config.country.as_deref(),
+    };
+    country.and_then(emission::of_country).unwrap_or_else(emission::of_the_world)
+}
+
+/// What is wrong with the settings, if anything is.
+pub fn check(config: &Emissions) -> Result<()> {
+    if let Some(country) = &config.country
+        && emission::of_country(country).is_none()
+    {
+        bail!(
+            "emissions.country: {country:?} is no country that is known; write its name or three-letter code"
+        );
+    }
+    match config.provider {
+        Provider::Constant if config.grams_per_kwh.is_none() => {
+            bail!("emissions.factor is needed with provider: constant")
+        }
+        Provider::ElectricityMaps if config.zone.is_none() || config.token_file.is_none() => {
+            bail!("emissions.zone and emissions.token_file are needed with provider: electricity-maps")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The course of the factor: what was told while it was young, set by hand whatever its age, else the fixed one.
+pub fn course(config: &Emissions, told: &[Factor]) -> Factors {
+    let max_age_ns = i64::try_from(config.max_age.as_nanos()).unwrap_or(i64::MAX);
+    let real_time = matches!(config.provider, Provider::Rte | Provider::ElectricityMaps);
+    let fixed = fixed(config);
+    let mut factors = Factors::default();
+    factors.put(fixed.clone());
+    for (index, factor) in told.iter().enumerate() {
+        let by_hand = factor.source == BY_HAND;
+        if !by_hand && !real_time {
+            // The provider was another one then; now this one is believed for all times.
+            factors.put(Factor { since_ns: factor.since_ns, ..fixed.clone() });
+            continue;
+        }
+        factors.put(factor.clone());
+        let old_ns = factor.since_ns.saturating_add(max_age_ns);
+        let next_ns = told.get(index + 1).map_or(i64::MAX, |next| next.since_ns);
+        if !by_hand && old_ns < next_ns {
+            factors.put(Factor { since_ns: old_ns, ..fixed.clone() });
+        }
+    }
+    factors
+}
+
+/// A change of what was told, or of what was computed from it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Correction {
+    /// The factor from a time on, up to another one.
+    Set { mg_per_kwh: i64, from_ns: i64, to_ns: Option<i64> },
+    /// The emissions of jobs that started since then.
+    Recompute { since_ns: Option<i64> },
+}
+
+impl Correction {
+    /// Says how many jobs have other figures now.
+    pub fn apply(&self, writer: &mut Writer, config: &Config) -> Result<u64> {
+        let factors = course(&config.emissions, &writer.factors()?);
+        match *self {
+            Correction::Set { mg_per_kwh, from_ns, to_ns } => {
+                let mut new = vec![Factor { mg_per_kwh, source: BY_HAND.to_owned(), since_ns: from_ns }];
+                // What held at its end goes on to hold from there.
+                let after = to_ns.and_then(|to_ns| Some((to_ns, factors.at(to_ns)?)));
+                new.extend(after.map(|(to_ns, factor)| Factor { since_ns: to_ns, ..factor.clone() }));
+                writer.put_factors(from_ns, to_ns.unwrap_or(i64::MAX), &new)?;
+                Ok(0)
+            }
+            Correction::Recompute { since_ns } => {
+                let wanted = Filter { since_ns, with_summaries: true, ..Filter::default() };
+                let mut changed = Vec::new();
+                for mut record in writer.jobs(&wanted)? {
+                    let course = writer.course(&record.key)?;
+                    if recompute(&mut record, &course, &factors, config.energy.pue) {
+                        changed.push(record);
+                    }
+                }
+                writer.put_all(&changed)?;
+                Ok(changed.len() as u64)
+            }
+        }
+    }
+}
+
+/// Whether a job that is over has other emissions by these factors.
+fn recompute(record: &mut Record, course: &Course, factors: &Factors, pue: f64) -> bool {
+    let (Some(energy), Some(start_ns), Some(end_ns)) =
+        (record.totals.figure(ENERGY).cloned(), record.start_ns, record.end_ns)
+    else {
+        return false;
+    };
+    if record.state.is_live() {
+        return false;
+    }
+    let mut weighted = 0.0;
+    let (mut before_ns, mut before_uj) = (start_ns, 0);
+    let samples = course.times_ms.iter().zip(&course.columns[ENERGY]).filter(|&(_, &uj)| uj != MISSING);
+    let samples = samples.map(|(&ms, &uj)| (ms.saturating_mul(1_000_000).min(end_ns), uj));
+    for (at_ns, energy_uj) in samples.chain([(end_ns, energy.value)]) {
+        let Some(mg_per_kwh) = factors.mean_mg_per_kwh(before_ns, at_ns) else { return false };
+        weighted += (energy_uj - before_uj).max(0) as f64 * mg_per_kwh;
+        (before_ns, before_uj) = (at_ns, energy_uj.max(before_uj));
+    }
+    let emitted_ug = (weighted * 1000.0 / emission::UJ_PER_KWH as f64 * pue).round() as i64;
+    let Some(factor) = factors.at(end_ns) else { return false };
+    let emission = Some(node_energy::emission_of(factor));
+    if record.totals.get(EMISSIONS) == Some(emitted_ug) && record.emission == emission {
+        return false;
+    }
+    record.totals.set(EMISSIONS, emitted_ug, energy.kind, factor.source.clone());
+    record.emission = emission;
+    true
+}
+
+/// Asks a real-time provider from time to time on a thread of its own.
+pub struct Asking {
+    answers: Receiver<Result<Factor, String>>,
+    stop: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Asking {
+    /// `None` where nobody has to be asked.
+    pub fn start(config: &Emissions) -> std::io::Result<Option<Asking>> {
+        if matches!(config.provider, Provider::Country | Provider::Constant) {
+            return Ok(None);
+        }
+        let (stop, stopped) = sync_channel::<()>(0);
+        let (tell, answers) = sync_channel(4);
+        let config = config.clone();
+        let thread = std::thread::Builder::new().name("emissions".to_owned()).spawn(move || {
+            loop {
+                let answer = ask(&config).map_err(|error| format!("{error:#}"));
+                // Nobody takes them: the next one is as good.
+                let _ = tell.try_send(answer);
+                if stopped.recv_timeout(config.refresh) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        })?;
+        Ok(Some(Asking { answers, stop: Some(stop), thread: Some(thread) }))
+    }
+
+    /// The newest answer since the last call.
+    pub fn newest(&self) -> Option<Result<Factor, String>> {
+        self.answers.try_iter().last()
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        // A request in flight is not waited for: the thread ends with the process.
+        self.stop.take();
+        if let Some(thread) = self.thread.take().filter(JoinHandle::is_finished) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn ask(config: &Emissions) -> Result<Factor> {
+    match config.provider {
+        Provider::Rte => {
+            let url = config.url.as_deref().unwrap_or(RTE);
+            parse_rte(&get(&format!("{url}{RTE_QUERY}"), None)?)
+        }
+        Provider::ElectricityMaps => {
+            let url = config.url.as_deref().unwrap_or(ELECTRICITY_MAPS);
+            let zone = config.zone.as_deref().unwrap_or_default();
+            let token = read_token(config.token_file.as_deref().context("no token file")?)?;
+            let zone_in_url: String = zone
+                .bytes()
+                .filter(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
+                .map(char::from)
+                .collect();
+            parse_electricity_maps(&get(&format!("{url}?zone={zone_in_url}"), Some(&token))?, zone)
+        }
+        Provider::Country | Provider::Constant => Ok(fixed(config)),
+    }
+}
+
+fn get(url: &str, token: Option<&str>) -> Result<Vec<u8>> {
+    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).build().into();
+    let mut request = agent.get(url);
+    if let Some(token) = token {
+        request = request.header("auth-token", token);
+    }
+    let mut answer = request.call()?;
+    let mut body = Vec::new();
+    answer.body_mut().as_reader().take(ANSWER_MAX).read_to_end(&mut body)?;
+    Ok(body)
+}
+
+/// A token that others can read is no secret.
+fn read_token(path: &Path) -> Result<String> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::metadata(path).with_context(|| format!("{}", path.display()))?;
+    if metadata.mode() & 0o077 != 0 {
+        bail!("{} can be read by others; `chmod 600` it", path.display());
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    Ok(text.trim().to_owned())
+}
+
+fn parse_rte(answer: &[u8]) -> Result<Factor> {
+    let answer: Value = serde_json::from_slice(answer).context("the answer is not JSON")?;
+    let record = &answer["results"][0];
+    factor(&record["taux_co2"], &record["date_heure"], "rte eco2mix".to_owned())
+}
+
+fn parse_electricity_maps(answer: &[u8], zone: &str) -> Result<Factor> {
+    let answer: Value = serde_json::from_slice(answer).context("the answer is not JSON")?;
+    factor(&answer["carbonIntensity"], &answer["datetime"], format!("electricity maps {zone}"))
+}
+
+fn factor(grams: &Value, time: &Value, source: String) -> Result<Factor> {
+    let grams =
+        grams.as_f64().filter(|grams| (0.0..=GRAMS_MAX).contains(grams)).context("no factor in it")?;
+    let time: Timestamp = time.as_str().and_then(|text| text.parse().ok()).context("no time in it")?;
+    let since_ns = i64::try_from(time.as_nanosecond()).context("no time in it")?;
+    Ok(Factor { mg_per_kwh: mg(grams), source, since_ns })
+}
+
+pub fn mg(grams: f64) -> i64 {
+    (grams * 1000.0).round() as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn config(provider: Provider) -> Emissions {
+        Emissions { provider, ..crate::config::Config::default().emissions }
+    }
+
+    /// Answers one request in the form of a provider, and hands over what was asked.
+    fn serve(body: &'static str) -> (String, JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/records", listener.local_addr().unwrap());
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = Vec::new();
+            let mut chunk = [0; 1024];
+            while !asked.ends_with(b"\r\n\r\n") {
+                let length = stream.read(&mut chunk).unwrap();
+                asked.extend_from_slice(&chunk[..length]);
+            }
+            let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n";
+            write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+            String::from_utf8(asked).unwrap()
+        });
+        (url, thread)
+    }
+
+    #[test]
+    fn rte_is_asked_for_its_newest_value() {
+        let (url, thread) = serve(
+            r#"{"total_count":1,"results":[{"date_heure":"2026-03-01T10:15:00+00:00","taux_co2":34}]}"#,
+        );
+        let answer = ask(&Emissions { url: Some(url), ..config(Provider::Rte) }).unwrap();
+        assert_eq!((answer.mg_per_kwh, answer.source.as_str()), (34_000, "rte eco2mix"));
+        assert_eq!(answer.since_ns, 1_772_360_100_000_000_000);
+        assert!(thread.join().unwrap().contains("order_by=date_heure%20desc"));
+    }
+
+    #[test]
+    fn electricity_maps_gets_the_token_from_a_private_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, "secret\n").unwrap();
+        let (url, thread) =
+            serve(r#"{"zone":"DE","carbonIntensity":301.5,"datetime":"2026-03-01T10:00:00.000Z"}"#);
+        let config = Emissions {
+            url: Some(url),
+            zone: Some("DE".into()),
+            token_file: Some(path.clone()),
+            ..config(Provider::ElectricityMaps)
+        };
+        let set_mode = |mode| {
+            use std::os::unix::fs::PermissionsExt;
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set_mode(0o644);
+        assert!(format!("{:#}", ask(&config).unwrap_err()).contains("chmod 600"));
+        set_mode(0o600);
+        assert_eq!(ask(&config).unwrap().mg_per_kwh, 301_500);
+        let asked = thread.join().unwrap();
+        assert!(asked.contains("auth-token: secret") && asked.contains("zone=DE"), "{asked}");
+    }
+
+    fn told(since_ns: i64, grams: i64, source: &str) -> Factor {
+        Factor { mg_per_kwh: grams * 1000, source: source.into(), since_ns }
+    }
+
+    const HOUR_NS: i64 = 3600 * 1_000_000_000;
+
+    #[test]
+    fn a_provider_that_is_away_is_believed_for_a_while() {
+        let config = config(Provider::Rte);
+        let factors = course(&config, &[told(0, 20, "rte eco2mix"), told(30 * HOUR_NS, 25, "rte eco2mix")]);
+        let source = |at_ns: i64| factors.at(at_ns).unwrap().source.clone();
+        assert_eq!(source(HOUR_NS), "rte eco2mix");
+        assert!(source(7 * HOUR_NS).starts_with("average of France"), "its word is too old");
+        assert!(source(-1).starts_with("average of France"), "before it was asked");
+        assert_eq!(source(31 * HOUR_NS), "rte eco2mix");
+    }
+
+    #[test]
+    fn another_provider_is_believed_for_all_times_but_not_against_what_was_set() {
+        let constant = Emissions { grams_per_kwh: Some(300.0), ..config(Provider::Constant) };
+        let factors = course(&constant, &[told(0, 20, "rte eco2mix"), told(HOUR_NS, 42, BY_HAND)]);
+        let grams = |at_ns: i64| factors.at(at_ns).unwrap().mg_per_kwh / 1000;
+        assert_eq!((grams(-1), grams(1), grams(100 * HOUR_NS)), (300, 300, 42));
+    }
+
+    /// A job of two hours that used 1 kWh in the first and 3 kWh in the second.
+    fn job() -> (Record, Course) {
+        let mut record = crate::view::sample::full(1, "train");
+        (record.start_ns, record.end_ns) = (Some(0), Some(2 * HOUR_NS));
+        let kwh = emission::UJ_PER_KWH as i64;
+        record.totals.set(ENERGY, 4 * kwh, met_core::job::QualityKind::Attributed, "RAPL, by CPU time");
+        let mut course = Course::new(&met_core::JOB);
+        let mut cells = vec![MISSING; met_core::JOB.columns.len()];
+        for (hours, energy) in [(0, 0), (1, kwh)] {
+            cells[ENERGY] = energy;
+            course.push(hours * HOUR_NS / 1_000_000, &cells);
+        }
+        (record, course)
+    }
+
+    #[test]
+    fn corrected_factors_are_applied_to_the_course_of_the_energy() {
+        let (mut record, samples) = job();
+        let rte = config(Provider::Rte);
+        let told_then = [told(0, 20, "rte eco2mix"), told(HOUR_NS, 60, "rte eco2mix")];
+        assert!(recompute(&mut record, &samples, &course(&rte, &told_then), 1.0));
+        assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 60) * 1_000_000));
+        assert_eq!(record.emission.as_ref().unwrap().factor_time_ns, Some(HOUR_NS));
+        assert!(!recompute(&mut record, &samples, &course(&rte, &told_then), 1.0), "nothing new");
+        let corrected = [told(0, 20, "rte eco2mix"), told(HOUR_NS, 50, "rte eco2mix")];
+        assert!(recompute(&mut record, &samples, &course(&rte, &corrected), 1.5));
+        assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 50) * 1_500_000));
+    }
+
+    #[test]
+    fn a_correction_is_kept_for_its_time_and_reaches_the_store() {
+        let state = tempfile::tempdir().unwrap();
+        let mut writer = Writer::open(state.path()).unwrap();
+        let (record, samples) = job();
+        writer.append_course(&record.key, &samples).unwrap();
+        writer.put(&record).unwrap();
+        let config = Config {
+            emissions: Emissions { grams_per_kwh: Some(100.0), ..config(Provider::Constant) },
+            ..Config::default()
+        };
+        let all = Correction::Recompute { since_ns: None };
+        assert_eq!(all.apply(&mut writer, &config).unwrap(), 1);
+        let emitted = |writer: &Writer| writer.get(&record.key).unwrap().unwrap().totals.get(EMISSIONS);
+        assert_eq!(emitted(&writer), Some(400_000_000));
+        let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: Some(HOUR_NS) };
+        set.apply(&mut writer, &config).unwrap();
+        assert_eq!(all.apply(&mut writer, &config).unwrap(), 1);
+        assert_eq!(emitted(&writer), Some(310_000_000));
+        assert_eq!(all.apply(&mut writer, &config).unwrap(), 0);
+    }
+
+    #[test]
+    fn nonsense_is_not_a_factor() {
+        for answer in ["", "{}", r#"{"results":[]}"#, r#"{"results":[{"taux_co2":null,"date_heure":"x"}]}"#] {
+            assert!(parse_rte(answer.as_bytes()).is_err(), "{answer}");
+        }
+        assert!(
+            parse_electricity_maps(br#"{"carbonIntensity":-3,"datetime":"2026-03-01T10:00:00Z"}"#, "X")
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn settings_that_do_not_fit_are_refused() {
+        assert!(check(&config(Provider::Constant)).is_err());
+        assert!(check(&config(Provider::ElectricityMaps)).is_err());
+        assert!(check(&Emissions { country: Some("Atlantis".into()), ..config(Provider::Country) }).is_err());
+        assert!(check(&Emissions { country: Some("fra".into()), ..config(Provider::Country) }).is_ok());
+    }
+}

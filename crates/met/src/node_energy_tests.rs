@@ -1,0 +1,495 @@
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use met_core::job::ProcessId;
+use met_core::{JOB, Table, Window};
+use met_sources::Options;
+use proptest::prelude::*;
+
+use super::*;
+use crate::sampler::Sampler;
+use crate::view::sample;
+
+const SECOND: i64 = 1_000_000_000;
+const WATT_SECOND: i64 = 1_000_000;
+
+fn table(name: &str) -> &'static Table {
+    met_sources::catalogue().into_iter().find(|table| table.name == name).unwrap()
+}
+
+type Reading<'a> = (&'a [&'a str], &'a [(&'a str, i64)]);
+
+/// A machine of four CPUs at a time of the test's choosing.
+struct Bench {
+    energy: NodeEnergy,
+    map: JobMap,
+    now_ns: i64,
+    labels: HashMap<&'static str, Vec<Vec<String>>>,
+    batches: Vec<(&'static str, i64, Batch)>,
+    rows: Batch,
+    windows: Vec<EnergyWindow>,
+}
+
+impl Bench {
+    fn new(change: impl FnOnce(&mut Config)) -> Bench {
+        let root = tempfile::tempdir().unwrap();
+        let cpus: String = (0..4).map(|cpu| format!("cpu{cpu} 0 0 0 0\n")).collect();
+        write(root.path(), "proc/stat", &format!("cpu 0 0 0 0\n{cpus}"));
+        write(root.path(), "proc/meminfo", "MemTotal: 8000000 kB\n");
+        let mut config = Config::default();
+        change(&mut config);
+        let energy = NodeEnergy::new(&Host::at(root.path()).unwrap(), &config, Duration::from_secs(1));
+        Bench {
+            energy,
+            map: JobMap::default(),
+            now_ns: 100 * SECOND,
+            labels: HashMap::new(),
+            batches: Vec::new(),
+            rows: Batch::new(&JOB),
+            windows: Vec::new(),
+        }
+    }
+
+    fn begin(&mut self, slot: u32, cpus: Option<i64>) {
+        let mut record = sample::bare(slot, "job");
+        record.allocated.cpus = cpus;
+        self.map.add_job(slot, None);
+        self.energy.begin(slot, &record, self.now_ns);
+    }
+
+    /// A source's rows: their labels and their cells.
+    fn read(&mut self, source: &'static str, every_ns: i64, rows: &[Reading<'_>]) {
+        let table = table(source);
+        let mut batch = Batch::new(table);
+        batch.window = Window { begin_ns: self.now_ns - 1000, end_ns: self.now_ns };
+        let labels = rows.iter().map(|(labels, _)| labels.iter().map(|&label| label.to_owned()).collect());
+        self.labels.insert(source, labels.collect());
+        for (part, (_, cells)) in (0..).zip(rows) {
+            let row = batch.push_part(Subject::Node, part);
+            for (column, cell) in *cells {
+                row[table.column(column).unwrap()] = *cell;
+            }
+        }
+        self.batches.push((source, every_ns, batch));
+    }
+
+    fn package(&mut self, energy_uj: i64) {
+        self.read("rapl", SECOND, &[(&["package-0", "package-0", "x"], &[("energy", energy_uj)])]);
+    }
+
+    /// CPU time of the whole machine so far.
+    fn node(&mut self, busy_ns: i64) {
+        let zero = ["cpu_nice", "cpu_system", "cpu_interrupt", "cpu_soft_interrupt"].map(|name| (name, 0));
+        let memory = [("memory_total", 8 << 30), ("memory_available", 4 << 30)];
+        let cells: Vec<(&str, i64)> = zero.into_iter().chain(memory).chain([("cpu_user", busy_ns)]).collect();
+        self.read("node", SECOND, &[(&[], &cells)]);
+    }
+
+    fn job(&mut self, slot: u32, cpu_ns: i64) {
+        let cells = self.rows.push(Subject::Job(slot));
+        cells[column::CPU] = cpu_ns;
+        cells[column::MEMORY_NEEDED] = 1 << 30;
+    }
+
+    /// Takes in what was read, and moves on by a second. Whatever is closed must add up.
+    fn tick(&mut self) {
+        let before = self.energy.last_window().cloned();
+        let sources = self.batches.iter().map(|(name, period_ns, batch)| NodeSource {
+            name,
+            period_ns: *period_ns,
+            batches: std::slice::from_ref(batch),
+            labels: &self.labels[name],
+        });
+        self.energy.follow(self.now_ns, sources, &self.rows, &Cards::default(), &self.map);
+        if let Some(window) = self.energy.last_window().filter(|&window| Some(window) != before.as_ref()) {
+            assert_eq!(window.jobs_uj + window.system_uj + window.idle_uj, window.whole_uj);
+            self.windows.push(window.clone());
+        }
+        self.batches.clear();
+        self.rows.clear();
+        self.now_ns += SECOND;
+    }
+
+    fn value(&self, slot: u32, column: usize) -> Option<i64> {
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        self.energy.fill(slot, &mut cells);
+        Some(cells[column]).filter(|&cell| cell != MISSING)
+    }
+
+    fn whole_uj(&self) -> u64 {
+        self.windows.iter().map(|window| window.whole_uj).sum()
+    }
+}
+
+fn write(root: &Path, path: &str, text: &str) {
+    let path = root.join(path);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
+
+#[test]
+fn a_job_asleep_alone_on_a_200_w_node_pays_nothing_and_idle_shows_as_idle() {
+    let mut bench = Bench::new(|_| {});
+    bench.begin(1, None);
+    for second in 0..41 {
+        if second % 10 == 0 {
+            bench.read("ipmi", 10 * SECOND, &[(&["node"], &[("power", 200_000)])]);
+        }
+        bench.node(second * SECOND / 100);
+        bench.job(1, 0);
+        bench.tick();
+    }
+    // Until the controller has answered twice there are estimates, and they are marked.
+    let measured: Vec<&EnergyWindow> =
+        bench.windows.iter().filter(|window| window.kind == QualityKind::Measured).collect();
+    assert!(measured.iter().map(|window| window.whole_uj).sum::<u64>() >= 30 * 200 * WATT_SECOND as u64);
+    for window in measured {
+        assert_eq!((window.meter.as_str(), window.jobs_uj, window.system_uj), ("IPMI", 0, 0));
+        assert_eq!(window.watts(window.idle_uj).round(), 200.0);
+    }
+    let memory_uj = bench.value(1, column::ENERGY_MEMORY).unwrap();
+    assert_eq!(bench.value(1, column::ENERGY), Some(memory_uj), "a share of the estimate for its memory");
+    assert_eq!(bench.value(1, column::ENERGY_CPU), Some(0));
+}
+
+#[test]
+fn who_holds_cpus_is_charged_idle_as_a_part_of_its_own() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(40.0));
+    bench.begin(1, Some(3));
+    for second in 0..11 {
+        bench.package(second * 100 * WATT_SECOND);
+        bench.node(second * 2 * SECOND);
+        bench.job(1, second * SECOND);
+        bench.tick();
+    }
+    // 10 s at 100 W: 40 W idle, of which three of four CPUs; half of the 60 W above.
+    assert_eq!(bench.value(1, column::ENERGY_IDLE), Some(300 * WATT_SECOND));
+    assert_eq!(bench.value(1, column::ENERGY), Some(600 * WATT_SECOND));
+    assert_eq!(bench.whole_uj(), 1000 * WATT_SECOND as u64);
+}
+
+#[test]
+fn a_read_error_is_a_gap_and_not_a_spike() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    for second in 0..30 {
+        // The counter goes on while nobody can read it.
+        if !(10..20).contains(&second) {
+            bench.package(second * 50 * WATT_SECOND);
+        }
+        bench.node(second * SECOND);
+        bench.job(1, second * SECOND);
+        bench.tick();
+    }
+    assert!(bench.windows.iter().all(|window| window.watts(window.whole_uj).round() == 50.0));
+    assert_eq!(bench.whole_uj(), (9 + 9) * 50 * WATT_SECOND as u64);
+    assert_eq!(bench.value(1, column::ENERGY), Some(18 * 50 * WATT_SECOND));
+}
+
+#[test]
+fn two_jobs_and_the_system_add_up_to_the_meter() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    bench.begin(2, None);
+    for second in 0..6 {
+        bench.package(second * 80 * WATT_SECOND);
+        bench.node(second * 4 * SECOND);
+        bench.job(1, second * 2 * SECOND);
+        bench.job(2, second * SECOND);
+        bench.tick();
+    }
+    let joules = |slot: u32| bench.value(slot, column::ENERGY).unwrap() / WATT_SECOND;
+    assert_eq!((joules(1), joules(2)), (200, 100));
+    assert_eq!(bench.windows.iter().map(|window| window.system_uj).sum::<u64>(), 100 * WATT_SECOND as u64);
+}
+
+#[test]
+fn a_controller_that_takes_four_seconds_delays_no_window_of_the_others_until_it_is_there() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    for second in 0..40 {
+        bench.package(second * 60 * WATT_SECOND);
+        bench.node(second * SECOND);
+        bench.job(1, second * SECOND);
+        // Asked every ten seconds, and each answer takes four.
+        if second >= 4 && second % 10 == 4 {
+            bench.read("ipmi", 10 * SECOND, &[(&["node"], &[("power", 150_000)])]);
+        }
+        bench.tick();
+    }
+    let before: Vec<_> = bench.windows.iter().take_while(|window| window.meter == "RAPL").collect();
+    assert_eq!(before.len(), 4, "one each second while the controller has not answered");
+    let after = &bench.windows[before.len()..];
+    assert!(
+        after.iter().all(|window| window.meter == "IPMI" && window.watts(window.whole_uj).round() == 150.0)
+    );
+    // The processors are a part of the node, and not added to it.
+    let line = (bench.value(1, column::ENERGY_CPU).unwrap(), bench.value(1, column::ENERGY_REST).unwrap());
+    assert_eq!(line, (34 * 60 * WATT_SECOND, 30 * 90 * WATT_SECOND));
+}
+
+#[test]
+fn cores_lie_in_their_package_and_a_second_interface_is_not_added() {
+    let zones = |label: &str| meter_of("rapl", 0, &[label.to_owned()], true).map(|(_, scope)| scope);
+    assert_eq!(zones("package-1"), Some(Scope::Package));
+    assert_eq!(zones("dram"), Some(Scope::Memory));
+    assert_eq!(zones("psys"), Some(Scope::Board));
+    assert_eq!((zones("core"), zones("uncore")), (None, None));
+    let cray =
+        |label: &str, has_rapl| meter_of("cray", 1, &[label.to_owned()], has_rapl).map(|(_, scope)| scope);
+    assert_eq!((cray("cpu", false), cray("cpu", true)), (Some(Scope::Package), None));
+    assert_eq!(cray("accel0", false), None, "cards have a ledger of their own");
+    let rank = |source, label: &str| match meter_of(source, 0, &[label.to_owned()], true) {
+        Some((_, Scope::Node { rank, with_cards: true })) => rank,
+        other => panic!("{other:?}"),
+    };
+    let ranks = [rank("cray", "node"), rank("ipmi", "node"), rank("redfish", "1"), rank("hwmon", NODE_CHIP)];
+    assert!(ranks.is_sorted() && meter_of("hwmon", 0, &["coretemp".to_owned()], true).is_none());
+}
+
+#[test]
+fn a_nested_job_is_a_part_of_the_one_around_it() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    bench.begin(2, None);
+    bench.map.clear();
+    bench.map.add_job(1, None);
+    bench.map.add_job(2, Some(1));
+    for second in 0..11 {
+        bench.package(second * 100 * WATT_SECOND);
+        bench.node(second * 2 * SECOND);
+        // The outer one's figures hold those of the inner one.
+        bench.job(1, second * 2 * SECOND);
+        bench.job(2, second * SECOND);
+        bench.tick();
+    }
+    assert_eq!(bench.value(2, column::ENERGY), Some(500 * WATT_SECOND));
+    assert_eq!(bench.value(1, column::ENERGY), Some(1000 * WATT_SECOND));
+    assert_eq!(bench.windows.iter().map(|window| window.jobs_uj).sum::<u64>(), 1000 * WATT_SECOND as u64);
+    // It ends with a second of CPU time that only its end tells; the outer one's next figures have it, too.
+    bench.energy.leave(2, Some(11 * SECOND), (0, 0), bench.now_ns);
+    bench.package(1100 * WATT_SECOND);
+    bench.node(22 * SECOND);
+    bench.job(1, 22 * SECOND);
+    bench.tick();
+    let settled = bench.energy.take_settled();
+    assert_eq!(settled[0].1.line.total_uj(), 550 * WATT_SECOND as u64);
+    assert_eq!(bench.value(1, column::ENERGY), Some(1100 * WATT_SECOND));
+}
+
+#[test]
+fn a_job_that_ends_is_settled_when_its_meter_is_read_again() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    for second in 0..3 {
+        bench.package(second * 100 * WATT_SECOND);
+        bench.node(second * SECOND);
+        bench.job(1, second * SECOND);
+        bench.tick();
+    }
+    bench.energy.leave(1, Some(3 * SECOND), (0, 0), bench.now_ns);
+    assert!(bench.energy.owes() && bench.energy.take_settled().is_empty());
+    bench.package(300 * WATT_SECOND);
+    bench.node(4 * SECOND);
+    bench.tick();
+    assert!(!bench.energy.owes());
+    let (_, charged) = &bench.energy.take_settled()[0];
+    let mut totals = Totals::default();
+    charged.put(&mut totals);
+    // Two windows alone, and half of the third.
+    let energy = totals.figure(column::ENERGY).unwrap();
+    assert_eq!((energy.value, energy.kind), (250 * WATT_SECOND, QualityKind::Attributed));
+    assert_eq!(energy.source, "RAPL, by CPU time");
+    assert_eq!(totals.get(column::COST), None, "no price is known");
+}
+
+#[test]
+fn the_building_and_the_price_are_in_emissions_and_cost_and_not_in_energy() {
+    let mut bench = Bench::new(|config| {
+        config.energy.idle_watts = Some(0.0);
+        (config.energy.pue, config.energy.price_per_kwh) = (1.5, Some(0.2));
+        (config.emissions.provider, config.emissions.grams_per_kwh) =
+            (crate::config::Provider::Constant, Some(100.0));
+    });
+    bench.begin(1, None);
+    for second in 0..2 {
+        bench.package(second * 3_600_000 * WATT_SECOND);
+        bench.node(second * SECOND);
+        bench.job(1, second * SECOND);
+        bench.tick();
+    }
+    bench.energy.set_factor(Factor { mg_per_kwh: 300_000, source: "rte eco2mix".into(), since_ns: 5 });
+    bench.package(2 * 3_600_000 * WATT_SECOND);
+    bench.node(2 * SECOND);
+    bench.job(1, 2 * SECOND);
+    bench.tick();
+    // One kilowatt hour at 100 g, one at 300 g, half as much again for the building.
+    assert_eq!(bench.value(1, column::EMISSIONS), Some(600_000_000));
+    assert_eq!(bench.value(1, column::COST), Some(600_000_000));
+    let emission = bench.energy.charged(1).unwrap().emission().unwrap();
+    assert_eq!((emission.factor_source.as_str(), emission.factor_time_ns), ("rte eco2mix", Some(5)));
+}
+
+#[test]
+fn without_a_meter_there_is_an_estimate_and_it_says_so() {
+    let mut bench = Bench::new(|_| {});
+    bench.begin(1, None);
+    for second in 0..11 {
+        bench.node(second * 4 * SECOND);
+        bench.job(1, second * 4 * SECOND);
+        bench.tick();
+    }
+    // Four unknown cores at 6 W, of which a third is idle power, and 8 GB of memory at 3 W.
+    assert_eq!(bench.value(1, column::ENERGY_CPU), Some(168 * WATT_SECOND));
+    let mut totals = Totals::default();
+    bench.energy.charged(1).unwrap().put(&mut totals);
+    let energy = totals.figure(column::ENERGY_CPU).unwrap();
+    assert_eq!(energy.kind, QualityKind::Estimated);
+    assert_eq!(energy.source, "4 cores of an unknown model, by CPU time");
+    assert!(bench.energy.meters().is_empty());
+}
+
+#[test]
+fn a_virtual_machine_is_not_charged_a_whole_processor() {
+    let root = tempfile::tempdir().unwrap();
+    write(root.path(), "proc/stat", "cpu 0\ncpu0 0\ncpu1 0\n");
+    let cpu = "model name\t: AMD EPYC 7742 64-Core Processor\nphysical id\t: 0\nflags\t\t: fpu sse";
+    write(root.path(), "proc/cpuinfo", &format!("{cpu}\n"));
+    let estimate = || estimate_of(&Host::at(root.path()).unwrap());
+    assert_eq!(
+        (estimate().cpu_full_mw, &*estimate().source),
+        (225_000, "thermal design power of AMD EPYC 7742")
+    );
+    write(root.path(), "proc/cpuinfo", &format!("{cpu} hypervisor\n"));
+    assert_eq!((estimate().cpu_full_mw, &*estimate().source), (12_000, "2 CPUs of a virtual machine"));
+}
+
+#[test]
+fn ticks_that_are_rare_leave_no_gap() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.energy.interval_ns = 300 * SECOND;
+    bench.begin(1, None);
+    for tick in 0..4 {
+        bench.package(tick * 300 * 50 * WATT_SECOND);
+        bench.node(tick * 300 * SECOND);
+        bench.job(1, tick * 300 * SECOND);
+        bench.tick();
+        bench.now_ns += 299 * SECOND;
+    }
+    assert_eq!(bench.value(1, column::ENERGY), Some(900 * 50 * WATT_SECOND));
+}
+
+#[test]
+fn what_an_earlier_daemon_charged_is_added() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    let mut cells = vec![MISSING; JOB.columns.len()];
+    cells[column::ENERGY] = 7 * WATT_SECOND;
+    bench.energy.recall(1, &cells);
+    assert_eq!(bench.value(1, column::ENERGY), Some(7 * WATT_SECOND));
+    for second in 0..2 {
+        bench.package(second * WATT_SECOND);
+        bench.node(second * SECOND);
+        bench.job(1, second * SECOND);
+        bench.tick();
+    }
+    assert_eq!(bench.value(1, column::ENERGY), Some(8 * WATT_SECOND));
+}
+
+/// The real sources on a captured machine: two sockets with memory, and a process whose CPU time grows.
+#[test]
+fn a_sampler_on_a_captured_machine_charges_what_its_counters_show() {
+    let root = tempfile::tempdir().unwrap();
+    let put = |path: &str, text: &str| write(root.path(), path, text);
+    put("proc/sys/kernel/random/boot_id", "b\n");
+    put("proc/meminfo", "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n");
+    put("proc/self/mountinfo", "24 29 0:22 / /proc rw,nosuid - proc proc rw\n");
+    put("proc/3113/statm", "1305 480 400 5 0 116 0\n");
+    let zones = [("intel-rapl:0", "package-0"), ("intel-rapl:1", "package-1"), ("intel-rapl:0:0", "dram")];
+    for (path, name) in zones {
+        put(&format!("sys/class/powercap/{path}/name"), &format!("{name}\n"));
+        put(&format!("sys/class/powercap/{path}/max_energy_range_uj"), "262143328850\n");
+    }
+    let advance = |step: i64| {
+        for (index, (path, _)) in (1..).zip(zones) {
+            let energy_uj = 1_000_000 + step * index * 777_777;
+            put(&format!("sys/class/powercap/{path}/energy_uj"), &format!("{energy_uj}\n"));
+        }
+        put("proc/stat", &format!("cpu {} 0 0 900 0 0 0 0 0 0\ncpu0 0 0 0 0\n", step * 10));
+        let ticks = step * 5;
+        put(
+            "proc/3113/stat",
+            &format!("3113 (x) R 1 3113 3113 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 7 0 0\n"),
+        );
+    };
+    advance(0);
+    let mut config = Config::default();
+    config.energy.idle_watts = Some(0.0);
+    let host = Host::at(root.path()).unwrap();
+    let only: &[&str] = &["process", "node", "rapl"];
+    let options = Options {
+        node: true,
+        only: Some(only),
+        period_max: Some(Duration::from_millis(1)),
+        ..Options::default()
+    };
+    let mut sampler = Sampler::with(host, Duration::from_secs(1), &config, &options);
+    let mut record = sample::bare(1, "x");
+    record.local.as_mut().unwrap().main = Some(ProcessId { pid: 3113, start_ticks: 7 });
+    let slot = sampler.add(&record).unwrap();
+    sampler.look();
+    let mut whole_uj = 0;
+    for step in 1..=5 {
+        std::thread::sleep(Duration::from_millis(2));
+        advance(step);
+        sampler.look();
+        let window = sampler.energy().last_window().unwrap();
+        assert_eq!(window.jobs_uj + window.system_uj + window.idle_uj, window.whole_uj);
+        assert_eq!(window.meter, "RAPL");
+        whole_uj += window.whole_uj as i64;
+    }
+    assert_eq!(whole_uj, 5 * (1 + 2 + 3) * 777_777);
+    assert!(sampler.remove(slot, None).is_some());
+    let settled = sampler.settle_now();
+    let mut totals = Totals::default();
+    settled[0].1.put(&mut totals);
+    // Half of the CPU time was its own.
+    let cpu_uj = totals.get(column::ENERGY_CPU).unwrap();
+    assert!((cpu_uj - 5 * 3 * 777_777 / 2).abs() <= 5, "{cpu_uj}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn whatever_happens_jobs_are_charged_what_the_windows_say(
+        steps in prop::collection::vec((0..4i64, prop::array::uniform3(0..900_000_000i64), any::<bool>(), any::<bool>()), 2..40),
+    ) {
+        let mut bench = Bench::new(|_| {});
+        for slot in 0..3 {
+            bench.begin(slot, Some(1));
+        }
+        let (mut busy_ns, mut energy_uj, mut cpu_ns) = (0, 0, [0; 3]);
+        for (wait, grown, readable, bmc) in steps {
+            bench.now_ns += wait * SECOND;
+            busy_ns += grown.iter().sum::<i64>() + 5_000_000;
+            energy_uj += grown[0] / 7;
+            if readable {
+                bench.package(energy_uj);
+            }
+            if bmc {
+                bench.read("ipmi", 10 * SECOND, &[(&["node"], &[("power", 90_000 + grown[1] / 10_000)])]);
+            }
+            bench.node(busy_ns);
+            for slot in 0..3 {
+                cpu_ns[slot] += grown[slot];
+                bench.job(slot as u32, cpu_ns[slot]);
+            }
+            bench.tick();
+        }
+        let charged: i64 = (0..3).filter_map(|slot| bench.value(slot, column::ENERGY)).sum();
+        let lines: u64 = bench.windows.iter().map(|window| window.jobs_uj).sum();
+        prop_assert_eq!(charged as u64, lines);
+    }
+}

@@ -1,0 +1,193 @@
+"""Energy, CO2 and cost: who is charged what, by a meter and without one."""
+
+import http.server
+import json
+import os
+import threading
+
+from harness import check, close_to, equal, eventually, test
+
+PARTS = ["energy_cpu_joules", "energy_memory_joules", "energy_rest_joules"]
+#: Keeps a CPU busy for a while, whatever else the machine does.
+BUSY = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
+
+
+def bmc(world, text, name="bmc"):
+    """A program that answers as a controller does."""
+    path = os.path.join(world.root, name)
+    with open(path, "w") as file:
+        file.write(f"#!/bin/sh\n{text}\n")
+    os.chmod(path, 0o755)
+    return path
+
+
+def settled(world, job):
+    """The job when its last window has been closed: its figures change no more."""
+    seen = []
+
+    def same():
+        seen.append(world.me.show(job)["totals"].get("energy_joules"))
+        return len(seen) > 6 and len(set(seen[-6:])) == 1
+
+    eventually(same, "the energy is settled", pause_s=0.5)
+    return world.me.show(job)
+
+
+def check_sum(job):
+    totals = job["totals"]
+    parts = sum(totals[part] for part in PARTS) + totals.get("gpu_energy_joules", 0)
+    close_to(parts, totals["energy_joules"], 1e-3, "the sum of the parts")
+    check(0 <= totals["energy_idle_joules"] <= totals["energy_joules"], "idle is a part of it")
+
+
+@test
+def without_a_meter_energy_is_an_estimate_and_says_how_to_measure(world):
+    world.configure("sources:\n  rapl: off\n  ipmi: off\n  hwmon: off\n  cray: off\n")
+    job = world.me.time_to_end(world.python, "-c", BUSY.format(1.5))
+    quality = job["quality"]["energy_joules"]
+    equal(quality["kind"], "estimated", "kind")
+    check("by CPU time" in quality["source"], quality)
+    check(job["totals"]["energy_joules"] > 0, job["totals"])
+    check_sum(job)
+    said = world.me.met("show").ok().out
+    check("met doctor" in said and "energy ~" in said, said)
+    findings = {one["what"]: one for one in world.me.met("doctor", "--json").ok().json()}
+    check(findings["energy"]["remedy"], findings["energy"])
+
+
+@test
+def a_meter_of_the_node_is_believed_and_the_job_is_charged_its_share(world):
+    command = bmc(world, "echo 'Current Power : 200 Watts'")
+    world.configure(
+        f"sources:\n  rapl: off\n  ipmi:\n    command: {command}\n    every: 1s\nenergy:\n  idle_power: 80\n"
+    )
+    job = world.me.run(world.python, "-c", BUSY.format(6))
+    world.me.wait_for_state(job, "finished")
+    job = settled(world, job)
+    totals = job["totals"]
+    check("IPMI" in job["quality"]["energy_joules"]["source"], job["quality"]["energy_joules"])
+    # It cannot be charged more than the power above idle, for as long as it and the last window lasted.
+    check(0 < totals["energy_joules"] <= 120 * (totals["wall_seconds"] + 5), totals)
+    equal(totals["energy_idle_joules"], 0.0, "it was given no CPUs")
+    check_sum(job)
+
+
+@test
+def a_controller_that_takes_four_seconds_delays_no_sample(world):
+    command = bmc(world, "sleep 4; echo 'Current Power : 200 Watts'")
+    world.configure(f"sources:\n  ipmi:\n    command: {command}\n    every: 1s\nsampling:\n  interval: 200ms\n")
+    job = world.me.run("sleep", "1000")
+    eventually(lambda: "cpu_seconds" in world.me.show(job)["totals"], "a first sample")
+    # While the controller thinks about its first answer, the job is sampled on.
+    eventually(lambda: "energy_joules" in world.me.show(job)["totals"], "energy by estimate meanwhile")
+    def metered():
+        source = world.me.show(job)["quality"].get("energy_joules", {}).get("source", "")
+        return "IPMI" in source
+
+    eventually(metered, "a window that the controller measured")
+    world.me.met("cancel", job).ok()
+
+
+@test
+def what_the_daemon_owes_is_settled_when_it_leaves(world):
+    world.configure("sources:\n  rapl: off\nsampling:\n  interval: 500ms\n")
+    job = world.me.run(world.python, "-c", BUSY.format(1.5))
+    world.me.wait_for_state(job, "finished")
+    world.me.stop_daemon()
+    totals = world.me.show(job)["totals"]
+    check(totals.get("energy_joules", 0) > 0, totals)
+
+
+@test
+def a_list_of_energy_has_units_and_marks(world):
+    world.configure("sources:\n  rapl: off\nenergy:\n  price: 0.25\n  currency: CHF\n  pue: 1.2\nemissions:\n  country: FRA\n")
+    job = world.me.time_to_end(world.python, "-c", BUSY.format(1.5))
+    check("average of France" in job["emission"]["factor_source"], job["emission"])
+    kilowatt_hours = job["totals"]["energy_joules"] / 3.6e6 * 1.2
+    close_to(job["totals"]["cost_money"], kilowatt_hours * 0.25, 0.05, "the cost")
+    grams = kilowatt_hours * job["emission"]["factor_grams_per_kilowatt_hour"]
+    close_to(job["totals"]["emissions_grams"], grams, 0.05, "the emissions")
+    text = world.me.met("list", "energy").ok().out
+    for word in ("ENERGY", "CO2E", "COST", "CHF", "estimated", "~"):
+        check(word in text, f"no {word!r} in {text!r}")
+    rows = world.me.met("list", "energy", "--csv").ok().out.splitlines()
+    check(rows[0].startswith("job,"), rows[0])
+    check("energy_joules" in rows[0] and "emissions_grams" in rows[0], rows[0])
+
+
+@test
+def corrected_factors_are_applied_to_jobs_that_are_over(world):
+    world.configure("sources:\n  rapl: off\nemissions:\n  provider: constant\n  factor: 100\n")
+    before = world.me.time_to_end(world.python, "-c", BUSY.format(1.5))["totals"]["emissions_grams"]
+    world.me.met("emissions", "set", "400", "--since", "1d").ok()
+    said = world.me.met("emissions", "recompute").ok().out
+    check(said.startswith("1 job has"), said)
+    after = world.me.show()
+    close_to(after["totals"]["emissions_grams"], 4 * before, 0.05, "four times as much")
+    equal(after["emission"]["factor_source"], "set by hand", "source")
+    check("400 g/kWh" in world.me.met("emissions").ok().out, "the factor is shown")
+    # The same by a daemon that holds the store.
+    job = world.me.run("sleep", "1000")
+    world.me.daemon_pid()
+    world.me.met("emissions", "set", "200", "--since", "1d").ok()
+    world.me.met("emissions", "recompute", "--since", "1h").ok()
+    close_to(world.me.show("1")["totals"]["emissions_grams"], 2 * before, 0.05, "twice as much")
+    world.me.met("cancel", job).ok()
+
+
+@test
+def a_provider_is_asked_in_the_background_and_its_word_is_kept(world):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            record = {"date_heure": "2026-03-01T10:15:00+00:00", "taux_co2": 34}
+            body = json.dumps({"results": [record]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/records"
+    world.configure(
+        f"emissions:\n  provider: rte\n  url: {url}\n  max_age: 36500d\nstorage:\n  interval: 1s\nsources:\n  rapl: off\n"
+    )
+    job = world.me.run("sleep", "1000")
+
+    def asked():
+        emission = world.me.show(job).get("emission") or {}
+        return emission.get("factor_source") == "rte eco2mix" and emission
+
+    emission = eventually(asked, "the provider's factor is used")
+    equal(emission["factor_grams_per_kilowatt_hour"], 34.0, "factor")
+    equal(emission["factor_time"], "2026-03-01T10:15:00.000000Z", "time of the factor")
+    check("rte eco2mix" in world.me.met("emissions").ok().out, "it is kept")
+    world.me.met("cancel", job).ok()
+    server.shutdown()
+
+
+@test
+def settings_that_do_not_fit_are_refused_with_their_line(world):
+    world.configure("emissions:\n  country: Atlantis\n")
+    world.me.met("list").refused("met.yaml:4", "Atlantis")
+    world.configure("emissions:\n  provider: constant\n")
+    world.me.met("list").refused("emissions.factor")
+
+
+@test
+def the_parts_of_the_last_window_add_up_to_the_meter(world):
+    command = bmc(world, "echo 'Current Power : 150 Watts'")
+    world.configure(f"sources:\n  ipmi:\n    command: {command}\n    every: 1s\n")
+    job = world.me.run(world.python, "-c", BUSY.format(1000))
+
+    def window():
+        energy = world.me.met("node", "--json").ok().json()["energy"]
+        return energy if energy and energy["meter"] == "IPMI" and energy["jobs_joules"] > 0 else None
+
+    energy = eventually(window, "a window that the controller measured")
+    parts = round(energy["jobs_joules"] * 1e6) + round(energy["system_joules"] * 1e6) + round(energy["idle_joules"] * 1e6)
+    equal(parts, round(energy["whole_joules"] * 1e6), "jobs + system + idle")
+    world.me.met("cancel", job).ok()
