@@ -42,3 +42,10 @@ SELECT job.key, device.key, coalesce(card.value ->> 'held_since_ns', job.start_n
        coalesce(card.value ->> 'held_by', '')
 FROM job, json_each(job.detail, '$.gpus') AS card JOIN device ON device.uuid = card.value ->> 'uuid'
 WHERE json_valid(job.detail);
+
+-- What a kilowatt hour emitted from a time on, as providers or people said.
+CREATE TABLE factor (
+    since_ns   INTEGER PRIMARY KEY,
+    mg_per_kwh INTEGER NOT NULL,
+    source     TEXT NOT NULL
+) STRICT;
