@@ -170,8 +170,12 @@ fn what_programs_print_is_understood() {
 #[test]
 fn a_slow_controller_delays_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
-    let answer = folder.path().join("answer");
-    let script = format!("while [ ! -e '{}' ]; do sleep 0.05; done; echo 220 Watts", answer.display());
+    let (asked, answer) = (folder.path().join("asked"), folder.path().join("answer"));
+    let script = format!(
+        "touch '{}'; while [ ! -e '{}' ]; do sleep 0.05; done; echo 220 Watts",
+        asked.display(),
+        answer.display()
+    );
     let options = Options {
         only: Some(&["ipmi", "node"]),
         node: true,
@@ -190,7 +194,10 @@ fn a_slow_controller_delays_nothing_else() {
         (of("node"), of("ipmi"))
     };
     let mut last = Window::default();
-    for _ in 0..20 {
+    let mut looks = 0;
+    // Until the controller has been asked, and some more.
+    while looks < 20 {
+        looks += usize::from(asked.exists());
         let ((node_rows, node_window), (ipmi_rows, _)) = rows(Duration::ZERO);
         assert_eq!((node_rows, ipmi_rows), (1, 0), "the machine is read while the controller thinks");
         assert!(node_window.begin_ns >= last.end_ns);
