@@ -36,6 +36,9 @@ use std::time::Duration;
 use met_core::{Batch, JOB, Table};
 use met_host::Host;
 
+/// Said of a driver that keeps whoever calls it.
+pub const NO_ANSWER: &str = nvidia::NO_ANSWER;
+
 pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
 pub use self_cost::{NewError, NodeSource, Runner};
 
@@ -119,6 +122,8 @@ pub struct Options {
     pub events: Vec<String>,
     /// How long opening a source may take. What is not ready by then is read as soon as it is.
     pub patience: Duration,
+    /// The time between two ticks, as far as it is known: what is older than some of them is not of now.
+    pub interval: Duration,
     /// Of these alone; `None` is all of them.
     pub only: Option<&'static [&'static str]>,
     /// Also those that watch the machine rather than its jobs.

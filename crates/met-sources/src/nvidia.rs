@@ -2,23 +2,27 @@
 //!
 //! Power and use are read at every tick. A call that costs 1 µs in a loop costs 30 µs once a second, when
 //! nothing of the driver is in a cache any more, and a list of eight processes 400 µs: all else, and loading
-//! the library itself, is done by a thread of its own, which hands over its last figures: a tick waits for
-//! nothing.
+//! the library itself, is done now and then, by a thread that hands over its last figures.
+//!
+//! A driver may never answer: a card that fell off its bus does that to every caller. So no tick calls it.
+//! One thread reads power and use when a tick asks, another does the rest, and figures have an age.
 
+mod fast;
 mod slow;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::time::{Duration, Instant};
 
 use met_core::gpu::{card, process};
 use met_core::{Batch, MISSING, Subject};
 use met_host::{Host, Targets, clock};
-use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
-use self::slow::{Loaded, Slow, SlowCard};
-use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
+use self::fast::{Answer, Fast};
+use self::slow::{Shown, Slow, SlowCard};
+use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "nvidia",
@@ -30,39 +34,62 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 /// A machine whose driver is loaded has one of these, also in a container.
 const SIGNS: [&str; 3] = ["/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"];
+pub(crate) const NO_ANSWER: &str = "the NVIDIA driver does not answer";
+/// Without its daemon a driver takes seconds to wake a card up; longer than this it hangs.
+const LOADING_MAX_NS: i64 = 20_000_000_000;
+/// Two periods of ticks, and at least this.
+const FRESH_MIN_NS: i64 = 1_000_000_000;
+
 struct Nvidia {
     host: Host,
     slow: Slow,
+    fast: Fast,
+    /// What the fast thread last said, and how old that may be.
+    now: Answer,
+    age_max_ns: i64,
+    /// Since when the other thread has figures under way.
+    slow_since_ns: Option<i64>,
+    /// Somebody who had time waited in vain.
+    waited_in_vain: bool,
     /// When processes that are no target began, as of when the driver named them; 0 where they had ended.
     strangers: HashMap<u32, u64>,
     /// What the thread has loaded, and the figures it has handed over.
-    loaded: Option<Loaded>,
+    shown: Option<Shown>,
     figures: Vec<SlowCard>,
     figures_number: u64,
     /// By row: a card, or a part of one. Only ever longer; a part is found again by its uuid.
     labels: Vec<Vec<String>>,
-    /// Calls that a card does not know, by card.
-    unsupported: Vec<u32>,
 }
 
 fn open(host: &Host, options: &Options) -> Opened {
     if options.nvml_library.is_none() && !SIGNS.iter().any(|path| sysfs::exists(host, path)) {
         return Err(Unavailable::Absent("no NVIDIA driver is loaded".to_owned()));
     }
-    let slow = Slow::start(options.nvml_library.clone())
-        .map_err(|error| Unavailable::Absent(format!("no thread for NVML: {error}")))?;
-    if let Some(why) = slow.wait_until_loaded(options.patience) {
+    let no_thread = |error: io::Error| Unavailable::Absent(format!("no thread for NVML: {error}"));
+    let fast = Fast::start().map_err(no_thread)?;
+    let slow =
+        Slow::start(options.nvml_library.clone(), fast.lender(), options.interval).map_err(no_thread)?;
+    let is_settled = |state: &slow::State| state.shown.is_some() || state.failure.is_some();
+    if !options.patience.is_zero() && !slow.wait_until(options.patience, is_settled) {
+        return Err(Unavailable::Absent(NO_ANSWER.to_owned()));
+    }
+    if let Some(why) = slow.failure() {
         return Err(Unavailable::Absent(why));
     }
+    let periods_ns = i64::try_from(options.interval.as_nanos()).unwrap_or(i64::MAX / 16) * 5 / 2;
     Ok(Box::new(Nvidia {
         host: host.clone(),
         slow,
+        fast,
+        now: Answer::default(),
+        age_max_ns: periods_ns.max(FRESH_MIN_NS),
+        slow_since_ns: None,
+        waited_in_vain: false,
         strangers: HashMap::new(),
-        loaded: None,
+        shown: None,
         figures: Vec::new(),
         figures_number: 0,
         labels: Vec::new(),
-        unsupported: Vec::new(),
     }))
 }
 
@@ -73,19 +100,40 @@ impl Source for Nvidia {
         if self.take_over(now_ns)? {
             self.meet_strangers(targets);
         }
-        let Some(loaded) = self.loaded.clone() else { return Ok(()) };
-        let mut first_error = None;
-        for (index, facts) in loaded.cards.iter().enumerate() {
-            if let Err(error) = self.read_card(&loaded, index, now_ns, targets, cards, processes) {
-                // One that is lost has no row; the others have theirs.
-                if needs_reload(&error) {
-                    self.slow.reload();
-                }
+        let Some(shown) = self.shown.clone() else { return Ok(()) };
+        self.fast.ask(now_ns, &mut self.now);
+        let now_ns = clock::boottime_ns();
+        let mut first_error = self.silence(now_ns).map_or(Ok(()), Err);
+        for (index, facts) in shown.cards.iter().enumerate() {
+            let told = self.push_card(&shown, index, now_ns, targets, cards, processes);
+            if let Err(text) = told {
                 let path = format!("NVML, card {}", facts.index);
-                first_error.get_or_insert_with(|| retry(path, &error));
+                first_error = first_error.and(Err(retry(path, text)));
             }
         }
-        first_error.map_or(Ok(()), Err)
+        first_error
+    }
+
+    fn wait(&mut self, patience: Duration) {
+        // It begins to read when it is asked.
+        drop(self.slow.glance(clock::boottime_ns()));
+        if patience.is_zero() {
+            return;
+        }
+        let deadline = Instant::now() + patience;
+        self.fast.ask_for(clock::boottime_ns(), patience, &mut self.now);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let is_read = |state: &slow::State| state.number > 0 || state.failure.is_some();
+        self.waited_in_vain = self.now.at_ns == 0 || !self.slow.wait_until(left, is_read);
+    }
+
+    fn shortfall(&self) -> Option<Shortfall> {
+        let lists_nobody = !self.figures.is_empty() && self.figures.iter().all(|card| !card.knows_list);
+        lists_nobody.then(|| Shortfall {
+            detail: "NVIDIA cards: use, memory, power and energy; this driver does not tell who is on a card"
+                .to_owned(),
+            remedy: None,
+        })
     }
 
     fn labels(&self) -> &[Vec<String>] {
@@ -93,12 +141,12 @@ impl Source for Nvidia {
     }
 
     fn background_cpu_ns(&self) -> i64 {
-        self.slow.cpu_ns()
+        self.slow.cpu_ns() + self.fast.cpu_ns()
     }
 }
 
-fn retry(path: String, error: &NvmlError) -> ReadError {
-    ReadError::Retry { path, error: io::Error::other(error.to_string()) }
+fn retry(path: String, text: String) -> ReadError {
+    ReadError::Retry { path, error: io::Error::other(text) }
 }
 
 /// The driver went away and may be back: handles of before are worth nothing.
@@ -126,21 +174,23 @@ impl Nvidia {
     /// Takes what the thread has, if it is not just writing it; true if there was something new.
     fn take_over(&mut self, now_ns: i64) -> Result<bool, ReadError> {
         let Some(state) = self.slow.glance(now_ns) else { return Ok(false) };
-        if let Some(why) = &state.failure {
-            let error = io::Error::other(why.clone());
-            (self.loaded, self.figures_number) = (None, 0);
-            return Err(ReadError::Retry { path: "NVML".to_owned(), error });
+        if let Some(why) = state.failure.clone() {
+            (self.shown, self.figures_number) = (None, 0);
+            return Err(retry("NVML".to_owned(), why));
         }
-        let known = |loaded: &Loaded| loaded.number;
-        if self.loaded.as_ref().map(known) != state.loaded.as_ref().map(known) {
-            self.loaded = state.loaded.clone();
+        let known = |shown: &Shown| shown.number;
+        if self.shown.as_ref().map(known) != state.shown.as_ref().map(known) {
+            self.shown = state.shown.clone();
             self.figures.clear();
-            let cards = self.loaded.as_ref().map_or(&[][..], |loaded| &loaded.cards);
-            self.unsupported = vec![0; cards.len()];
+            let cards = self.shown.as_ref().map_or(&[][..], |shown| &shown.cards);
             for facts in cards {
                 add_labels(&mut self.labels, &facts.labels);
                 facts.parts.iter().for_each(|part| add_labels(&mut self.labels, &part.labels));
             }
+        }
+        self.slow_since_ns = state.asked_since_ns;
+        if state.loading_since_ns.is_some_and(|since_ns| now_ns - since_ns > LOADING_MAX_NS) {
+            return Err(retry("NVML".to_owned(), NO_ANSWER.to_owned()));
         }
         if state.number == self.figures_number {
             return Ok(false);
@@ -161,27 +211,46 @@ impl Nvidia {
         }
     }
 
-    fn read_card(
+    /// A driver that has kept a thread for longer than it may.
+    fn silence(&self, now_ns: i64) -> Option<ReadError> {
+        let is_over = |since_ns: Option<i64>, most_ns| since_ns.is_some_and(|since| now_ns - since > most_ns);
+        let is_late = is_over(self.fast.waiting_since_ns(), self.age_max_ns);
+        (is_late || is_over(self.slow_since_ns, LOADING_MAX_NS) || self.waited_in_vain)
+            .then(|| retry("NVML".to_owned(), NO_ANSWER.to_owned()))
+    }
+
+    fn push_card(
         &mut self,
-        loaded: &Loaded,
+        shown: &Shown,
         index: usize,
         now_ns: i64,
         targets: &Targets,
         cards: &mut Batch,
         processes: &mut Batch,
-    ) -> Result<(), NvmlError> {
-        let facts = &loaded.cards[index];
-        let device = facts.device(&loaded.nvml);
+    ) -> Result<(), String> {
+        let facts = &shown.cards[index];
         let part = part_of(&self.labels, &facts.labels);
         let mut cells = [MISSING; card::SLICES + 1];
-        let told = fill_fast(&device, &mut self.unsupported[index], &mut cells);
-        if told.as_ref().is_err_and(is_lost) {
-            return told;
+        let is_new = self.now.loading == shown.number && now_ns - self.now.at_ns <= self.age_max_ns;
+        let reading = self.now.cards.get(index).filter(|_| is_new);
+        let trouble = reading.and_then(|reading| reading.trouble.clone());
+        if let Some(trouble) = &trouble {
+            if trouble.reload {
+                self.slow.reload();
+            }
+            // One that is lost has no row; the others have theirs.
+            if trouble.lost {
+                return Err(trouble.text.clone());
+            }
         }
-        if let Some(figures) = self.figures.get(index) {
+        if let Some(reading) = reading {
+            reading.fill(&mut cells);
+        }
+        let figures = self.figures.get(index).filter(|figures| figures.is_fresh(now_ns));
+        if let Some(figures) = figures {
             figures.fill(now_ns, &mut cells);
         }
-        let known = self.figures.get(index).filter(|figures| figures.knows_list);
+        let known = figures.filter(|figures| figures.knows_list);
         cells[card::PROCESSES] = known.map_or(MISSING, |figures| figures.processes.len() as i64);
         cells[card::SLICES] = facts.slices.map_or(MISSING, i64::from);
         cards.push_part(Subject::Node, part).copy_from_slice(&cells);
@@ -190,8 +259,10 @@ impl Nvidia {
             cells[card::SLICES] = i64::from(piece.slices);
             cells[card::MEMORY_TOTAL] = piece.memory_bytes;
         }
-        self.push_processes(facts, index, part, targets, processes);
-        told
+        if let Some(figures) = figures {
+            self.push_processes(facts, figures, part, targets, processes);
+        }
+        trouble.map_or(Ok(()), |trouble| Err(trouble.text))
     }
 
     /// A process of a job, or one of nobody's. One that has ended has no beginning any more: who follows
@@ -205,12 +276,11 @@ impl Nvidia {
     fn push_processes(
         &self,
         facts: &slow::CardFacts,
-        index: usize,
+        figures: &SlowCard,
         whole: u32,
         targets: &Targets,
         processes: &mut Batch,
     ) {
-        let Some(figures) = self.figures.get(index) else { return };
         let first_row = processes.len();
         for info in &figures.processes {
             let piece = facts.parts.iter().find(|piece| {
@@ -262,32 +332,6 @@ fn memory_bytes(used: u64) -> i64 {
 
 fn outcome(code: nvmlReturn_t) -> Result<(), NvmlError> {
     nvml_wrapper::error::nvml_try(code)
-}
-
-/// What changes all the time. A figure that the card does not know is asked for once.
-fn fill_fast(device: &Device<'_>, unsupported: &mut u32, cells: &mut [i64]) -> Result<(), NvmlError> {
-    const POWER: u32 = 1;
-    const UTILIZATION: u32 = 2;
-    let mut first_error = None;
-    if *unsupported & POWER == 0 {
-        match device.power_usage() {
-            Ok(mw) => cells[card::POWER] = i64::from(mw),
-            Err(error) if is_unsupported(&error) => *unsupported |= POWER,
-            Err(error) if is_lost(&error) => return Err(error),
-            Err(error) => first_error = Some(error),
-        }
-    }
-    if *unsupported & UTILIZATION == 0 {
-        match device.utilization_rates() {
-            Ok(rates) => {
-                cells[card::UTILIZATION] = i64::from(rates.gpu) * 10;
-                cells[card::UTILIZATION_MEMORY] = i64::from(rates.memory) * 10;
-            }
-            Err(error) if is_unsupported(&error) => *unsupported |= UTILIZATION,
-            Err(error) => return Err(error),
-        }
-    }
-    first_error.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]

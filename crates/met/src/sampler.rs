@@ -708,6 +708,20 @@ impl Sampler {
         self.tick(clock::boottime_ns(), true);
     }
 
+    /// What went wrong with cards that should be here.
+    pub fn card_troubles(&mut self) -> Vec<String> {
+        let of_cards = |name: &str| {
+            let spec = SOURCES.iter().find(|spec| spec.name == name);
+            spec.is_some_and(|spec| spec.tables.iter().any(|table| std::ptr::eq(*table, &card::TABLE)))
+        };
+        let errors = self.runner.take_new_errors().into_iter().filter(|error| of_cards(error.source));
+        let mut troubles: Vec<String> = errors.map(|error| error.message).collect();
+        // A machine without cards of some maker is no trouble.
+        let silent = self.runner.unavailable().iter().map(|(_, why)| why.to_string());
+        troubles.extend(silent.filter(|why| why.contains(met_sources::NO_ANSWER)));
+        troubles
+    }
+
     pub fn has_cards(&self) -> bool {
         self.runner
             .labelled()
@@ -897,6 +911,7 @@ pub fn options(config: &Config, patience: Duration) -> Options {
         nvml_library: config.gpu.nvml.clone(),
         events: config.perf.events.clone(),
         patience,
+        interval: config.sampling.interval,
         ..config.sources.options()
     }
 }

@@ -10,7 +10,11 @@
 //! process 0 pid=100 memory=7 sm=60 gi=1 ci=0
 //! xid 0 number=79
 //! error nvmlDeviceGetPowerUsage 1 15
+//! delay nvmlDeviceGetPowerUsage 0 60000
 //! ```
+//!
+//! A delay, in milliseconds, ends early when its line goes. `*` is every call. A name without `_v2` or `_v3`
+//! means the calls that have one, too.
 
 #![allow(non_snake_case, clippy::missing_safety_doc, reason = "the names and contracts are NVIDIA's")]
 
@@ -33,10 +37,12 @@ type Handle = usize;
 struct State {
     /// The driver that is initialised; 0 is none.
     driver: u64,
+    /// How often it was initialised and not shut down: as long as that is not 0 it stays what it is.
+    users: u64,
     xids_told: usize,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { driver: 0, xids_told: 0 });
+static STATE: Mutex<State> = Mutex::new(State { driver: 0, users: 0, xids_told: 0 });
 
 fn beside(name: &str) -> Option<PathBuf> {
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -55,21 +61,23 @@ type Line = (String, u64, Vec<(String, String)>);
 struct Script {
     lines: Vec<Line>,
     errors: Vec<(String, u64, c_int)>,
+    delays: Vec<(String, u64, c_int)>,
 }
 
 impl Script {
     fn read() -> Script {
         let text = beside("script").and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
-        let mut script = Script { lines: Vec::new(), errors: Vec::new() };
+        let mut script = Script { lines: Vec::new(), errors: Vec::new(), delays: Vec::new() };
         for line in text.lines() {
             let mut words = line.split_whitespace();
             let Some(kind) = words.next() else { continue };
-            if kind == "error" {
+            if kind == "error" || kind == "delay" {
                 let (Some(call), Some(card), Some(code)) = (words.next(), words.next(), words.next()) else {
                     continue;
                 };
                 if let (Ok(card), Ok(code)) = (card.parse(), code.parse()) {
-                    script.errors.push((call.to_owned(), card, code));
+                    let list = if kind == "error" { &mut script.errors } else { &mut script.delays };
+                    list.push((call.to_owned(), card, code));
                 }
                 continue;
             }
@@ -118,16 +126,32 @@ fn number_of(pairs: &[(String, String)], key: &str) -> Option<u64> {
     text_of(pairs, key)?.parse().ok()
 }
 
+/// What the script has for a call and a card.
+fn planned(lines: &[(String, u64, c_int)], name: &str, card: u64) -> Option<c_int> {
+    let plain = name.strip_suffix("_v2").or_else(|| name.strip_suffix("_v3"));
+    let is_meant = |call: &str| call == "*" || call == name || Some(call) == plain;
+    lines.iter().find(|(call, at, _)| is_meant(call) && *at == card).map(|&(_, _, number)| number)
+}
+
+/// Does not return while the script says so.
+fn hang(name: &str, card: u64) {
+    let begin = std::time::Instant::now();
+    let lasts = |ms: c_int| begin.elapsed().as_millis() < ms.max(0) as u128;
+    while planned(&Script::read().delays, name, card).is_some_and(lasts) {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
 /// Runs `answer` unless the script has an error for this call and card, or the driver is another one.
 fn call(name: &str, handle: Handle, answer: impl FnOnce(&Script) -> c_int) -> c_int {
+    let card = if handle == 0 { u64::MAX } else { split(handle).0 as u64 };
+    hang(name, card);
     let script = Script::read();
     if STATE.lock().map_or(0, |state| state.driver) != script.driver() {
         return UNINITIALIZED;
     }
-    let card = if handle == 0 { u64::MAX } else { split(handle).0 as u64 };
-    let error = script.errors.iter().find(|(call, at, _)| (call == name || call == "*") && *at == card);
-    match error {
-        Some(&(_, _, code)) => code,
+    match planned(&script.errors, name, card) {
+        Some(code) => code,
         None => answer(&script),
     }
 }
@@ -168,14 +192,31 @@ pub extern "C" fn nvmlInit_v2() -> c_int {
     if let Some((_, _, code)) = script.errors.iter().find(|(call, _, _)| call == "nvmlInit") {
         return *code;
     }
+    hang("nvmlInit", 0);
     if let Ok(mut state) = STATE.lock() {
-        state.driver = script.driver();
+        state.users += 1;
+        if state.users == 1 {
+            state.driver = script.driver();
+        }
     }
     OK
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlShutdown() -> c_int {
+    hang("nvmlShutdown", 0);
+    let Ok(mut state) = STATE.lock() else { return UNINITIALIZED };
+    if state.users == 0 {
+        return UNINITIALIZED;
+    }
+    state.users -= 1;
+    if state.users == 0 {
+        state.driver = 0;
+        // Tests may want to know.
+        if let Some(path) = beside("shut_down") {
+            let _ = std::fs::write(path, "");
+        }
+    }
     OK
 }
 
@@ -294,7 +335,41 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     count: *mut c_uint,
     out: *mut ProcessInfo,
 ) -> c_int {
-    call("nvmlDeviceGetComputeRunningProcesses", handle, |script| {
+    list_processes("nvmlDeviceGetComputeRunningProcesses_v3", handle, count, |position, info| unsafe {
+        out.add(position).write(info);
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(
+    handle: Handle,
+    count: *mut c_uint,
+    out: *mut ProcessInfo,
+) -> c_int {
+    list_processes("nvmlDeviceGetComputeRunningProcesses_v2", handle, count, |position, info| unsafe {
+        out.add(position).write(info);
+    })
+}
+
+#[repr(C)]
+pub struct OldProcessInfo {
+    pid: c_uint,
+    memory: c_ulonglong,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(
+    handle: Handle,
+    count: *mut c_uint,
+    out: *mut OldProcessInfo,
+) -> c_int {
+    list_processes("nvmlDeviceGetComputeRunningProcesses", handle, count, |position, info| unsafe {
+        out.add(position).write(OldProcessInfo { pid: info.pid, memory: info.memory });
+    })
+}
+
+fn list_processes(name: &str, handle: Handle, count: *mut c_uint, put: impl Fn(usize, ProcessInfo)) -> c_int {
+    call(name, handle, |script| {
         let card = split(handle).0 as u64;
         let found: Vec<_> = script
             .of("process")
@@ -313,7 +388,7 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
                 gpu_instance: id("gi"),
                 compute_instance: id("ci"),
             };
-            unsafe { out.add(position).write(info) };
+            put(position, info);
         }
         OK
     })
@@ -338,6 +413,8 @@ pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
 ) -> c_int {
     call("nvmlDeviceGetProcessUtilization", handle, |script| {
         let card = split(handle).0 as u64;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let now_us = u64::try_from(now.as_micros()).unwrap_or(0);
         let working = |pairs: &[(String, String)]| number_of(pairs, "sm").filter(|&sm| sm > 0);
         let found: Vec<_> = script
             .of("process")
@@ -353,7 +430,7 @@ pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
         for (position, (_, pairs)) in found.iter().enumerate() {
             let sample = Utilization {
                 pid: number_of(pairs, "pid").unwrap_or(0) as u32,
-                time_us: since_us + 1,
+                time_us: now_us.max(since_us + 1),
                 sm: working(pairs).unwrap_or(0) as u32,
                 memory: 0,
                 encoder: 0,

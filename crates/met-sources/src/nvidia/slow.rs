@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use met_core::MISSING;
@@ -20,8 +20,11 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, EventSet, Nvml};
-use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessUtilizationSample_t};
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlReturn_t,
+};
 
+use super::fast::Lender;
 use super::{is_lost, memory_bytes, outcome};
 
 const LIBRARIES: [&str; 3] =
@@ -41,6 +44,10 @@ const LAYOUT_EVERY_NS: i64 = if cfg!(test) { 100_000_000 } else { 30_000_000_000
 /// A driver that is gone is looked for this often.
 const RELOAD_EVERY: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(50);
+/// While the library is loaded nobody can reset a card or reload the driver: it goes when nobody looks.
+const UNLOAD_AFTER_NS: i64 = if cfg!(test) { 1_500_000_000 } else { 180_000_000_000 };
+/// Figures of so many periods ago are not those of now.
+const PERIODS_MAX: i64 = 3;
 /// Processes that a card is asked for in one call. More are possible and then asked for again.
 const PROCESSES_USUAL: usize = 64;
 const PROCESSES_MAX: usize = 1 << 16;
@@ -49,12 +56,20 @@ const SAMPLES_MAX: u32 = 1 << 16;
 /// The driver remembers about this much of what processes did.
 const REMEMBERED_US: i64 = 1_000_000;
 
-/// The library and the cards it shows; cheap to clone.
+/// The library and the cards it shows; cheap to clone. Only the source's own threads have it: the last one
+/// who lets go of it shuts it down, and that takes as long as the driver likes.
 #[derive(Clone)]
 pub(super) struct Loaded {
     /// Tells one loading from the next.
     pub number: u64,
     pub nvml: Arc<Nvml>,
+    pub cards: Arc<[CardFacts]>,
+}
+
+/// The same without the library, for ticks.
+#[derive(Clone)]
+pub(super) struct Shown {
+    pub number: u64,
     pub cards: Arc<[CardFacts]>,
 }
 
@@ -94,6 +109,9 @@ pub(super) struct PartFacts {
 #[derive(Clone, Default)]
 pub(super) struct SlowCard {
     at_ns: i64,
+    /// When the levels and the list of processes were read, and after how long they are old.
+    levels_at_ns: i64,
+    levels_age_max_ns: i64,
     levels: [i64; LEVELS.len()],
     pub processes: Vec<OnCard>,
     /// The driver said who is on the card; else an empty list says nothing.
@@ -158,11 +176,16 @@ impl SlowCard {
         listed.chain(drawing).chain(self.samples.iter().map(|sample| sample.pid))
     }
 
+    /// Whether it tells of now. If not, the thread is kept by a driver that does not answer, or nobody looked.
+    pub fn is_fresh(&self, now_ns: i64) -> bool {
+        now_ns - self.levels_at_ns <= self.levels_age_max_ns
+    }
+
     pub fn fill(&self, now_ns: i64, cells: &mut [i64]) {
         for (column, level) in LEVELS.into_iter().zip(self.levels) {
             cells[column] = level;
         }
-        if self.at_ns == 0 {
+        if self.at_ns == 0 || now_ns - self.at_ns > PERIODS_MAX * EVERY_MAX_NS {
             return;
         }
         cells[card::PASS_AGE] = (now_ns - self.at_ns).max(0);
@@ -196,9 +219,11 @@ impl SlowCard {
 
 #[derive(Default)]
 pub(super) struct State {
-    pub loaded: Option<Loaded>,
+    pub shown: Option<Shown>,
     /// Why nothing is loaded, once that was tried.
     pub failure: Option<String>,
+    /// While the library is being loaded: since when.
+    pub loading_since_ns: Option<i64>,
     pub figures: Vec<SlowCard>,
     /// Counts passes.
     pub number: u64,
@@ -206,9 +231,12 @@ pub(super) struct State {
     due_ns: i64,
     pass_due_ns: i64,
     asked: bool,
+    /// When figures were asked for that are not there yet.
+    pub asked_since_ns: Option<i64>,
+    /// When somebody looked last.
+    looked_ns: i64,
     reload: bool,
     stop: bool,
-    cpu_ns: i64,
 }
 
 #[derive(Default)]
@@ -216,40 +244,67 @@ struct Shared {
     state: Mutex<State>,
     wake: Condvar,
     done: Condvar,
+    cpu_ns: AtomicI64,
 }
 
 /// Our end of the thread.
 pub(super) struct Slow {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread works with.
+struct Worker {
+    shared: Arc<Shared>,
+    library: Option<PathBuf>,
+    lender: Lender,
+    /// Between two looks, as far as that is known.
+    interval_ns: i64,
+}
+
+/// Why the library is given up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Stop,
+    Reload,
+    /// Nobody looks.
+    Unused,
 }
 
 impl Slow {
-    pub fn start(library: Option<PathBuf>) -> io::Result<Slow> {
+    pub fn start(library: Option<PathBuf>, lender: Lender, interval: Duration) -> io::Result<Slow> {
         let shared = Arc::new(Shared::default());
-        let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("nvml".to_owned())
-            .spawn(move || work(&theirs, library.as_deref()))?;
-        Ok(Slow { shared, thread: Some(thread) })
+        lock(&shared.state).loading_since_ns = Some(clock::boottime_ns());
+        let interval_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX / 16);
+        let worker = Worker { shared: Arc::clone(&shared), library, lender, interval_ns };
+        std::thread::Builder::new().name("nvml".to_owned()).spawn(move || worker.work())?;
+        Ok(Slow { shared })
     }
 
-    /// Why there is nothing to be read, if that turns out in time.
-    pub fn wait_until_loaded(&self, patience: Duration) -> Option<String> {
+    /// Waits until `enough` and says whether that came in time.
+    pub fn wait_until(&self, patience: Duration, enough: impl Fn(&State) -> bool) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.shared.state);
-        while state.loaded.is_none() && state.failure.is_none() {
-            let left = patience.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())?;
+        while !enough(&state) {
+            let Some(left) = patience.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) else {
+                return false;
+            };
             state = self.shared.done.wait_timeout(state, left).unwrap_or_else(|broken| broken.into_inner()).0;
         }
-        state.failure.clone()
+        true
+    }
+
+    /// Why there is nothing to be read, if that is known.
+    pub fn failure(&self) -> Option<String> {
+        lock(&self.shared.state).failure.clone()
     }
 
     /// Looks at what there is and asks for more if it is time. `None`: the thread is just writing.
     pub fn glance(&self, now_ns: i64) -> Option<MutexGuard<'_, State>> {
         let mut state = self.shared.state.try_lock().ok()?;
+        state.looked_ns = now_ns;
         if !state.asked && now_ns >= state.due_ns {
             state.asked = true;
+            state.asked_since_ns.get_or_insert(now_ns);
             self.shared.wake.notify_one();
         }
         Some(state)
@@ -263,7 +318,7 @@ impl Slow {
     }
 
     pub fn cpu_ns(&self) -> i64 {
-        self.shared.state.try_lock().map_or(0, |state| state.cpu_ns)
+        self.shared.cpu_ns.load(Ordering::Relaxed)
     }
 }
 
@@ -272,120 +327,165 @@ impl Drop for Slow {
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
         self.shared.wake.notify_one();
-        drop(self.thread.take());
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|broken| broken.into_inner())
 }
 
-fn work(shared: &Shared, library: Option<&std::path::Path>) {
-    let mut number = 0;
-    loop {
-        number += 1;
-        let opened = load(library, number);
-        {
-            let mut state = lock(&shared.state);
-            state.reload = false;
-            match opened {
-                Ok(loaded) => (state.loaded, state.failure) = (Some(loaded), None),
-                Err(why) => (state.loaded, state.failure) = (None, Some(why)),
+impl Worker {
+    fn work(&self) {
+        let mut number = 0;
+        loop {
+            number += 1;
+            let loaded = self.load(number);
+            let end = match &loaded {
+                Some(loaded) => self.serve(loaded),
+                None if self.pause(RELOAD_EVERY) => End::Stop,
+                None => End::Reload,
+            };
+            self.lender.lend(None);
+            // Never under a lock: this may shut the library down.
+            drop(loaded);
+            let stop = match end {
+                End::Stop => true,
+                // Whoever still works with the old library lets go of it meanwhile: only then it is loaded anew.
+                End::Reload => self.pause(SETTLE),
+                End::Unused => self.pause(Duration::ZERO),
+            };
+            if stop {
+                return;
             }
-            state.cpu_ns = clock::thread_cpu_ns();
-            (state.due_ns, state.pass_due_ns, state.figures) = (0, 0, Vec::new());
-        }
-        shared.done.notify_all();
-        let loaded = lock(&shared.state).loaded.clone();
-        let stop = match loaded {
-            Some(loaded) => serve(shared, &loaded),
-            None => pause(shared, RELOAD_EVERY),
-        };
-        // Whoever still has the old library lets go of it when he looks next: only then it is loaded anew.
-        if stop || pause(shared, SETTLE) {
-            return;
         }
     }
-}
 
-/// Waits until it is time to try again; true when told to stop.
-fn pause(shared: &Shared, time: Duration) -> bool {
-    let begin = Instant::now();
-    let mut state = lock(&shared.state);
-    // Without anybody who looks there is no hurry.
-    while !state.stop && (begin.elapsed() < time || !state.asked) {
-        let left = time.saturating_sub(begin.elapsed()).max(Duration::from_millis(10));
-        state = match state.asked {
-            true => shared.wake.wait_timeout(state, left).unwrap_or_else(|broken| broken.into_inner()).0,
-            false => shared.wake.wait(state).unwrap_or_else(|broken| broken.into_inner()),
-        };
+    fn load(&self, number: u64) -> Option<Loaded> {
+        lock(&self.shared.state).loading_since_ns = Some(clock::boottime_ns());
+        let opened = load(self.library.as_deref(), number);
+        self.lender.lend(opened.as_ref().ok().cloned());
+        let mut state = lock(&self.shared.state);
+        let shown = |loaded: &Loaded| Shown { number, cards: Arc::clone(&loaded.cards) };
+        state.shown = opened.as_ref().ok().map(shown);
+        state.failure = opened.as_ref().err().cloned();
+        (state.reload, state.loading_since_ns, state.asked_since_ns) = (false, None, None);
+        (state.due_ns, state.pass_due_ns, state.figures) = (0, 0, Vec::new());
+        state.looked_ns = clock::boottime_ns();
+        drop(state);
+        self.note_cost();
+        self.shared.done.notify_all();
+        opened.ok()
     }
-    state.asked = false;
-    state.stop
-}
 
-/// Reads the dear figures when asked to, until told to stop (true) or to load anew (false).
-fn serve(shared: &Shared, loaded: &Loaded) -> bool {
-    let faults = listen(loaded);
-    let mut figures: Vec<SlowCard> = loaded.cards.iter().map(|_| SlowCard::new()).collect();
-    let mut buffer = Vec::new();
-    let mut pcie_due_ns = 0;
-    let mut layout_due_ns = clock::boottime_ns() + LAYOUT_EVERY_NS;
-    loop {
-        {
-            let mut state = lock(&shared.state);
-            while !(state.asked || state.stop || state.reload) {
-                state = shared.wake.wait(state).unwrap_or_else(|broken| broken.into_inner());
-            }
-            if state.stop || state.reload {
-                (state.loaded, state.asked, state.due_ns) = (None, false, 0);
-                return state.stop;
-            }
-        }
-        let now_ns = clock::boottime_ns();
-        if now_ns >= layout_due_ns {
-            layout_due_ns = now_ns + LAYOUT_EVERY_NS;
-            lock(&shared.state).reload |= layout_changed(loaded);
-            // Found at the top of this loop.
-            continue;
-        }
-        let begin_cpu_ns = clock::thread_cpu_ns();
-        for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
-            read_levels(&facts.device(&loaded.nvml), &mut buffer, figures);
-        }
-        let levels_cpu_ns = clock::thread_cpu_ns();
-        let pass_due_ns = lock(&shared.state).pass_due_ns;
-        let passed = clock::boottime_ns() >= pass_due_ns;
-        if passed {
-            for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
-                pass(&facts.device(&loaded.nvml), figures);
-            }
-            hear(faults.as_ref(), loaded, &mut figures);
-        }
-        let end_cpu_ns = clock::thread_cpu_ns();
-        let now_ns = clock::boottime_ns();
-        {
-            let mut state = lock(&shared.state);
-            state.figures.clone_from(&figures);
-            state.number += 1;
-            let pace =
-                |cost_ns: i64, inverse: i64, longest_ns| (cost_ns * inverse).clamp(EVERY_MIN_NS, longest_ns);
-            state.due_ns =
-                now_ns + pace(levels_cpu_ns - begin_cpu_ns, LEVELS_COST_INVERSE, LEVELS_EVERY_MAX_NS);
-            if passed {
-                state.pass_due_ns = now_ns + pace(end_cpu_ns - levels_cpu_ns, COST_INVERSE, EVERY_MAX_NS);
-            }
-            state.asked = false;
-            state.cpu_ns = clock::thread_cpu_ns();
-        }
-        shared.done.notify_all();
-        // The first pass is for those who wait; what takes 20 ms and more comes with a later one.
-        if now_ns >= pcie_due_ns {
-            pcie_due_ns = match pcie_due_ns {
-                0 => now_ns + PCIE_EVERY_MIN_NS,
-                _ => now_ns + read_all_pcie(loaded, &mut figures),
+    fn note_cost(&self) {
+        self.shared.cpu_ns.store(clock::thread_cpu_ns(), Ordering::Relaxed);
+    }
+
+    /// Waits until it is time to try again; true when told to stop.
+    fn pause(&self, time: Duration) -> bool {
+        let begin = Instant::now();
+        let mut state = lock(&self.shared.state);
+        // Without anybody who looks there is no hurry.
+        while !state.stop && (begin.elapsed() < time || !state.asked) {
+            let left = time.saturating_sub(begin.elapsed()).max(Duration::from_millis(10));
+            let wake = &self.shared.wake;
+            state = match state.asked {
+                true => wake.wait_timeout(state, left).unwrap_or_else(|broken| broken.into_inner()).0,
+                false => wake.wait(state).unwrap_or_else(|broken| broken.into_inner()),
             };
         }
+        state.asked = false;
+        state.stop
+    }
+
+    /// Sleeps until somebody asks for figures, or there is a reason to give the library up.
+    fn wait_for_order(&self) -> Option<End> {
+        let unload_after_ns = UNLOAD_AFTER_NS.max(PERIODS_MAX * self.interval_ns);
+        let mut state = lock(&self.shared.state);
+        while !(state.asked || state.stop || state.reload) {
+            let unused_ns = clock::boottime_ns() - state.looked_ns;
+            let Some(left_ns) = u64::try_from(unload_after_ns - unused_ns).ok().filter(|&left| left > 0)
+            else {
+                (state.shown, state.due_ns) = (None, 0);
+                return Some(End::Unused);
+            };
+            let left = Duration::from_nanos(left_ns);
+            state = self.shared.wake.wait_timeout(state, left).unwrap_or_else(|broken| broken.into_inner()).0;
+        }
+        if state.stop || state.reload {
+            (state.shown, state.asked, state.due_ns) = (None, false, 0);
+            return Some(if state.stop { End::Stop } else { End::Reload });
+        }
+        None
+    }
+
+    /// Reads the dear figures when asked to, until there is a reason to give the library up.
+    fn serve(&self, loaded: &Loaded) -> End {
+        let faults = listen(loaded);
+        let mut figures: Vec<SlowCard> = loaded.cards.iter().map(|_| SlowCard::new()).collect();
+        let mut buffer = Vec::new();
+        let mut pcie_due_ns = 0;
+        let mut layout_due_ns = clock::boottime_ns() + LAYOUT_EVERY_NS;
+        loop {
+            if let Some(end) = self.wait_for_order() {
+                return end;
+            }
+            let now_ns = clock::boottime_ns();
+            if now_ns >= layout_due_ns {
+                layout_due_ns = now_ns + LAYOUT_EVERY_NS;
+                let changed = layout_changed(loaded);
+                lock(&self.shared.state).reload |= changed;
+                // Found at the top of this loop.
+                continue;
+            }
+            let begin_cpu_ns = clock::thread_cpu_ns();
+            for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
+                read_levels(&facts.device(&loaded.nvml), &mut buffer, figures);
+            }
+            let levels_cpu_ns = clock::thread_cpu_ns();
+            let pass_due_ns = lock(&self.shared.state).pass_due_ns;
+            let passed = clock::boottime_ns() >= pass_due_ns;
+            if passed {
+                for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
+                    pass(&facts.device(&loaded.nvml), figures);
+                }
+                hear(faults.as_ref(), loaded, &mut figures);
+            }
+            let now_ns = clock::boottime_ns();
+            let passed_cpu_ns = passed.then(|| clock::thread_cpu_ns() - levels_cpu_ns);
+            self.publish(&mut figures, levels_cpu_ns - begin_cpu_ns, passed_cpu_ns);
+            // The first pass is for those who wait; what takes 20 ms and more comes with a later one.
+            if now_ns >= pcie_due_ns {
+                pcie_due_ns = match pcie_due_ns {
+                    0 => now_ns + PCIE_EVERY_MIN_NS,
+                    _ => now_ns + read_all_pcie(loaded, &mut figures),
+                };
+            }
+        }
+    }
+
+    /// Hands the figures over and says, by what they cost, when more may be read.
+    fn publish(&self, figures: &mut [SlowCard], levels_cpu_ns: i64, passed_cpu_ns: Option<i64>) {
+        let now_ns = clock::boottime_ns();
+        let pace =
+            |cost_ns: i64, inverse: i64, longest_ns| (cost_ns * inverse).clamp(EVERY_MIN_NS, longest_ns);
+        let levels_every_ns = pace(levels_cpu_ns, LEVELS_COST_INVERSE, LEVELS_EVERY_MAX_NS);
+        for card in figures.iter_mut() {
+            // A tick takes over what the tick before has asked for.
+            card.levels_age_max_ns = PERIODS_MAX * levels_every_ns.max(self.interval_ns);
+        }
+        let mut state = lock(&self.shared.state);
+        state.figures.clear();
+        state.figures.extend_from_slice(figures);
+        state.number += 1;
+        state.due_ns = now_ns + levels_every_ns;
+        if let Some(cost_ns) = passed_cpu_ns {
+            state.pass_due_ns = now_ns + pace(cost_ns, COST_INVERSE, EVERY_MAX_NS);
+        }
+        (state.asked, state.asked_since_ns) = (false, None);
+        drop(state);
+        self.note_cost();
+        self.shared.done.notify_all();
     }
 }
 
@@ -530,6 +630,7 @@ fn part_facts(device: &Device<'_>, card: u32, position: u32, name: &str, parent:
 /// What changes slowly, and who is on the card.
 fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>, figures: &mut SlowCard) {
     let number = |found: Result<i64, NvmlError>| found.unwrap_or(MISSING);
+    figures.levels_at_ns = clock::boottime_ns();
     let temperature = device.temperature(TemperatureSensor::Gpu);
     // A lost card keeps every caller waiting: one call is enough to know.
     if temperature.as_ref().is_err_and(is_lost) {
@@ -548,7 +649,7 @@ fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>, figures
         memory.as_ref().map_or(MISSING, |memory| memory_bytes(memory.total)),
     ];
     figures.processes.clear();
-    figures.knows_list = list_processes(device, buffer).is_ok();
+    figures.knows_list = list_processes(device, buffer).or_else(|_| list_as_before(device, buffer)).is_ok();
     if figures.knows_list {
         figures.processes.extend(buffer.iter().map(|info| OnCard {
             pid: info.pid,
@@ -559,17 +660,50 @@ fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>, figures
     }
 }
 
+/// The same of a driver older than 510, which has parts of cards from 450 on.
+fn list_as_before(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>) -> Result<(), NvmlError> {
+    const NO_PART: u32 = u32::MAX;
+    let library = device.nvml().lib();
+    buffer.clear();
+    if let Ok(symbol) = library.nvmlDeviceGetComputeRunningProcesses_v2.as_ref()
+        && list_by(buffer, |count, room| {
+            // SAFETY: there is room for `count` entries, and the library says how many it wrote.
+            unsafe { symbol(device.handle(), count, room) }
+        })
+        .is_ok()
+    {
+        return Ok(());
+    }
+    let symbol = library.nvmlDeviceGetComputeRunningProcesses.as_ref();
+    let symbol = symbol.map_err(|_| NvmlError::FunctionNotFound)?;
+    let mut old: Vec<nvmlProcessInfo_v1_t> = Vec::new();
+    // SAFETY: as above.
+    list_by(&mut old, |count, room| unsafe { symbol(device.handle(), count, room) })?;
+    buffer.extend(old.iter().map(|info| nvmlProcessInfo_t {
+        pid: info.pid,
+        usedGpuMemory: info.usedGpuMemory,
+        gpuInstanceId: NO_PART,
+        computeInstanceId: NO_PART,
+    }));
+    Ok(())
+}
+
 /// One call into our own buffer: the library's wrapper asks twice.
 fn list_processes(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>) -> Result<(), NvmlError> {
-    buffer.clear();
     let symbol = device.nvml().lib().nvmlDeviceGetComputeRunningProcesses_v3.as_ref();
     let symbol = symbol.map_err(|_| NvmlError::FunctionNotFound)?;
+    // SAFETY: there is room for `count` entries, and the library says how many it wrote.
+    list_by(buffer, |count, room| unsafe { symbol(device.handle(), count, room) })
+}
+
+/// Fills the buffer by a call that takes its room and tells how many entries it wrote or would write.
+fn list_by<T>(buffer: &mut Vec<T>, call: impl Fn(*mut u32, *mut T) -> nvmlReturn_t) -> Result<(), NvmlError> {
+    buffer.clear();
     let mut room = buffer.capacity().max(PROCESSES_USUAL);
     loop {
         buffer.reserve(room);
         let mut count = u32::try_from(room).unwrap_or(u32::MAX);
-        // SAFETY: the buffer has room for `count` entries, and the library says how many it wrote.
-        match outcome(unsafe { symbol(device.handle(), &mut count, buffer.as_mut_ptr()) }) {
+        match outcome(call(&mut count, buffer.as_mut_ptr())) {
             Ok(()) => {
                 // SAFETY: that many were written, and never more than there is room for.
                 unsafe { buffer.set_len((count as usize).min(room)) };

@@ -256,3 +256,89 @@ fn parts_that_are_made_later_and_a_card_that_was_lost_at_the_beginning_are_found
     machine.script(TWO_CARDS);
     machine.read_until(|text| text.contains("GPU-a"));
 }
+
+#[test]
+fn a_driver_that_does_not_answer_keeps_no_tick_and_nothing_old_is_shown_as_new() {
+    let mut machine = Machine::new(TWO_CARDS);
+    machine.read_until(|text| text.contains("energy=") && text.contains("power=300000"));
+    machine.script(&format!("{TWO_CARDS}delay * 0 3600000\n"));
+    // Each of these reads returns, whatever the driver does.
+    let text = machine.read_until(|text| text.contains("error: NVML: the NVIDIA driver does not answer"));
+    let first = text.lines().next().unwrap();
+    assert!(!first.contains("power=") && !first.contains("utilization="), "{text}");
+    let text = machine.read_until(|text| !text.contains("temperature="));
+    assert!(!text.contains("100/7"), "a list of processes is of its time, too: {text}");
+    assert!(text.contains("0 GPU-a") && text.contains("1 GPU-b"), "the cards are still held: {text}");
+    machine.script(TWO_CARDS);
+    machine.read_until(|text| {
+        text.contains("power=300000") && text.contains("temperature=61000") && !text.contains("error")
+    });
+}
+
+#[test]
+fn a_source_that_is_dropped_waits_for_no_driver() {
+    let mut machine = Machine::new(TWO_CARDS);
+    machine.read_until(|text| text.contains("power=300000"));
+    machine.script(&format!("{TWO_CARDS}delay * 0 3600000\ndelay nvmlShutdown 0 3600000\n"));
+    machine.read_until(|text| text.contains("does not answer"));
+    drop(machine);
+}
+
+#[test]
+fn who_has_patience_is_told_that_the_driver_does_not_answer() {
+    let host = Host::real().unwrap();
+    let brief = |folder: &Path| Options { patience: Duration::from_millis(300), ..options(folder) };
+    let folder = prepare(&format!("{TWO_CARDS}delay nvmlInit 0 3600000\n"));
+    let why = open(&host, &brief(folder.path())).err().map(|why| why.to_string());
+    assert_eq!(why.as_deref(), Some(NO_ANSWER));
+    let folder = prepare(&format!("{TWO_CARDS}delay nvmlDeviceGetPowerUsage 1 3600000\n"));
+    let mut source = open(&host, &options(folder.path())).unwrap_or_else(|why| panic!("{why}"));
+    source.wait(Duration::from_millis(300));
+    let mut batches: Vec<Batch> = SPEC.tables.iter().copied().map(Batch::new).collect();
+    let error = source.read(&Targets::default(), &FAST, &mut batches).unwrap_err();
+    assert_eq!(error.to_string(), format!("NVML: {NO_ANSWER}"));
+}
+
+#[test]
+fn a_figure_that_a_card_did_not_know_for_a_while_comes_back() {
+    let mut machine = Machine::new(&format!("{TWO_CARDS}error nvmlDeviceGetPowerUsage 0 3\n"));
+    let text = machine.read_until(|text| text.contains("energy="));
+    assert!(!text.contains(" power=300000") && !text.contains("error"), "{text}");
+    machine.script(TWO_CARDS);
+    machine.read_until(|text| text.contains(" power=300000"));
+}
+
+#[test]
+fn an_older_driver_lists_processes_by_its_own_calls() {
+    let without = |calls: &str| {
+        let lines: String = calls
+            .split(' ')
+            .map(|version| format!("error nvmlDeviceGetComputeRunningProcesses{version} 0 13\n"))
+            .collect();
+        format!("{TWO_CARDS}{lines}")
+    };
+    let mut machine = Machine::new(&without("_v3"));
+    machine.read_until(|text| text.contains("100/7 on GPU-a: memory=1000") && text.contains("processes=3"));
+    assert!(machine.source.shortfall().is_none());
+    let one = "card 0 uuid=GPU-a name=Fake power=1 temperature=2\nprocess 0 pid=100 memory=5\n";
+    let by_first = "error nvmlDeviceGetComputeRunningProcesses_v3 0 13\nerror nvmlDeviceGetComputeRunningProcesses_v2 0 13\n";
+    let mut machine = Machine::new(&format!("{one}{by_first}"));
+    machine.read_until(|text| text.contains("100/7 on GPU-a: memory=5"));
+    machine.script(&format!("{one}error nvmlDeviceGetComputeRunningProcesses 0 13\n"));
+    machine.read_until(|text| !text.contains("100/7"));
+    assert!(machine.source.shortfall().unwrap().detail.contains("does not tell who is on a card"));
+}
+
+#[test]
+fn the_library_is_given_up_when_nobody_looks_and_loaded_when_somebody_does() {
+    let mut machine = Machine::new(TWO_CARDS);
+    machine.read_until(|text| text.contains("energy="));
+    let shut_down = machine.folder.path().join("shut_down");
+    let begin = Instant::now();
+    while !shut_down.exists() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "it stays loaded");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let text = machine.read_until(|text| text.contains("energy="));
+    assert!(text.contains("power=300000") && !text.contains("error"), "{text}");
+}

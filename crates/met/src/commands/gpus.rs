@@ -44,6 +44,9 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
     }
     let lines: Vec<CardLine> =
         sampler.cards().iter().map(|(card, keys)| line(setting, card, keys, &known)).collect();
+    for trouble in sampler.card_troubles() {
+        writeln!(io::stderr(), "met: {trouble}")?;
+    }
     let mut stdout = io::stdout().lock();
     if args.json {
         let all: Vec<_> = lines.iter().map(object).collect();

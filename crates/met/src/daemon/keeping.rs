@@ -207,7 +207,7 @@ impl Keeping {
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
             Request::Correct(_) => bail!("only root may change the factors of the system daemon"),
-            Request::Status => Ok(Reply::Status(Box::new(self.status()))),
+            Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
             Request::Hello { .. } | Request::Stop => bail!("not a question about jobs"),
         }
     }
@@ -539,18 +539,18 @@ impl Keeping {
         Ok(Reply::Done)
     }
 
-    fn status(&self) -> Status {
-        Status {
+    fn status(&self) -> Result<Status> {
+        Ok(Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             system: self.place.system,
             jobs: self.jobs.len(),
             interval_ms: self.config.sampling.interval.as_millis() as i64,
             state: self.place.state.clone(),
-            sources: self.sampling.costs(),
+            sources: self.sampling.costs()?,
             schedulers: self.schedulers.status(),
             discovery: self.finding.as_ref().map(|finding| finding.health().into()),
-        }
+        })
     }
 
     /// Samples go to disk this often: a killed daemon loses no more.

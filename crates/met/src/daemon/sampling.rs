@@ -1,10 +1,11 @@
 //! The sampling thread: it ticks, and between ticks does what it is asked to. It never touches a disk.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use met_core::course::Course;
 use met_core::energy::emission::Factor;
@@ -16,6 +17,18 @@ use crate::config::Config;
 use crate::node_energy::{Charged, EnergyWindow};
 use crate::protocol::SourceStatus;
 use crate::sampler::{Live, Sampled, Sampler};
+
+/// The sampler answers between two ticks, which take milliseconds. Something in the machine may hang all the
+/// same, a file system or a driver, and must not keep the daemon from answering and ending.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// One that did not answer is not waited for again until it does.
+const ANSWER_WITHIN_WHEN_STUCK: Duration = Duration::from_millis(20);
+const STOP_WITHIN: Duration = Duration::from_secs(2);
+
+/// The sampling thread does not answer.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the sampling thread has not answered for {} s: something that it reads hangs", ANSWER_WITHIN.as_secs())]
+pub struct Stuck;
 
 enum Order {
     Add(Box<Record>, Option<Box<Course>>),
@@ -44,6 +57,7 @@ pub struct Drained {
 pub struct Sampling {
     orders: Sender<Order>,
     thread: Option<JoinHandle<()>>,
+    stuck: Cell<bool>,
 }
 
 impl Sampling {
@@ -53,7 +67,7 @@ impl Sampling {
         let thread = std::thread::Builder::new()
             .name("sampler".to_owned())
             .spawn(move || work(&mut sampler, &receiver))?;
-        Ok(Sampling { orders, thread: Some(thread) })
+        Ok(Sampling { orders, thread: Some(thread), stuck: Cell::new(false) })
     }
 
     /// Begins to sample a job; `before` is what an earlier daemon saw of it.
@@ -73,7 +87,7 @@ impl Sampling {
 
     /// Ends a job; `cpu_ns` is all of its CPU time.
     pub fn remove(&self, key: &JobKey, cpu_ns: Option<i64>) -> Option<Sampled> {
-        self.ask(|reply| Order::Remove(key.clone(), cpu_ns, reply)).flatten()
+        self.ask(|reply| Order::Remove(key.clone(), cpu_ns, reply)).ok().flatten()
     }
 
     /// Jobs that are over and whose energy is known since the last call.
@@ -88,7 +102,7 @@ impl Sampling {
 
     /// Whose the node's energy was in the last window.
     pub fn energy_window(&self) -> Option<EnergyWindow> {
-        self.ask(Order::Window).flatten()
+        self.ask(Order::Window).ok().flatten()
     }
 
     /// What a kilowatt hour emits from now on.
@@ -105,21 +119,34 @@ impl Sampling {
         self.ask(Order::Live).unwrap_or_default()
     }
 
-    pub fn costs(&self) -> Vec<SourceStatus> {
-        self.ask(Order::Costs).unwrap_or_default()
+    pub fn costs(&self) -> Result<Vec<SourceStatus>, Stuck> {
+        self.ask(Order::Costs)
     }
 
-    fn ask<T>(&self, order: impl FnOnce(SyncSender<T>) -> Order) -> Option<T> {
+    fn ask<T>(&self, order: impl FnOnce(SyncSender<T>) -> Order) -> Result<T, Stuck> {
         let (reply, answer) = mpsc::sync_channel(1);
-        self.orders.send(order(reply)).ok()?;
-        answer.recv().ok()
+        self.orders.send(order(reply)).map_err(|_| Stuck)?;
+        let was_stuck = self.stuck.get();
+        let patience = if was_stuck { ANSWER_WITHIN_WHEN_STUCK } else { ANSWER_WITHIN };
+        let answer = answer.recv_timeout(patience).map_err(|_| Stuck);
+        self.stuck.set(answer.is_err());
+        if let (Err(stuck), false) = (&answer, was_stuck) {
+            tracing::error!("{stuck}");
+        }
+        answer
     }
 
     /// Ends the thread; what it holds must have been drained.
     pub fn stop(mut self) {
         let thread = self.thread.take();
         drop(self.orders);
-        if let Some(thread) = thread {
+        let Some(thread) = thread else { return };
+        let begin = Instant::now();
+        // A thread that hangs ends with the process.
+        while !thread.is_finished() && begin.elapsed() < STOP_WITHIN {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if thread.is_finished() {
             let _ = thread.join();
         }
     }
@@ -128,6 +155,7 @@ impl Sampling {
 fn work(sampler: &mut Sampler, orders: &Receiver<Order>) {
     let mut slots = HashMap::new();
     let mut last_errors = HashMap::new();
+    let mut undelivered = Drained::default();
     loop {
         // Without jobs there is nothing to wake up for.
         let order = match sampler.is_at_work() {
@@ -135,7 +163,7 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>) {
             true => orders.recv_timeout(sampler.until_next_tick().max(Duration::from_micros(1))),
         };
         match order {
-            Ok(order) => obey(sampler, &mut slots, &last_errors, order),
+            Ok(order) => obey(sampler, &mut slots, &last_errors, &mut undelivered, order),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -152,6 +180,7 @@ fn obey(
     sampler: &mut Sampler,
     slots: &mut HashMap<JobKey, u32>,
     last_errors: &HashMap<&'static str, String>,
+    undelivered: &mut Drained,
     order: Order,
 ) {
     match order {
@@ -179,8 +208,14 @@ fn obey(
             }
         }
         Order::Drain(reply) => {
-            let (jobs, cards, devices) = (sampler.drain(), sampler.drain_cards(), sampler.devices());
-            drop(reply.send(Drained { jobs, cards, devices }));
+            let mut drained = std::mem::take(undelivered);
+            drained.jobs.extend(sampler.drain());
+            drained.cards.extend(sampler.drain_cards());
+            drained.devices = sampler.devices();
+            // Who asked has given up: it is for the next one.
+            if let Err(mpsc::SendError(kept)) = reply.send(drained) {
+                *undelivered = kept;
+            }
         }
         Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
