@@ -1,6 +1,7 @@
 //! The cards of a machine and what each job did with them: who uses them, who holds them, whose energy
 //! it was.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::attribute::JobMap;
@@ -27,7 +28,7 @@ pub struct Cards {
     holdings: HashMap<u32, Holding>,
     uses: BTreeMap<(u32, usize), Use>,
     /// Processes that were on a card in the last minutes: the dear figures may name one that has ended.
-    subjects: HashMap<Subject, (Option<u32>, i64)>,
+    subjects: HashMap<Subject, Known>,
     /// Processes of jobs that left: their last figures may still be told, and are nobody's any more.
     ended: HashMap<Subject, i64>,
     /// Jobs that came since the last look, and when.
@@ -63,10 +64,20 @@ struct Card {
     has_parts: bool,
 }
 
+/// A process that is or was on a card.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    slot: Option<u32>,
+    first_ns: i64,
+    seen_ns: i64,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Presence {
     subject: Subject,
     slot: Option<u32>,
+    /// It may be newer than the last dear reading.
+    young: bool,
     cells: [i64; 7],
 }
 
@@ -108,7 +119,7 @@ struct Use {
     clock_max: i64,
     temperature_max: i64,
     throttle_bits: i64,
-    throttled_ns: i64,
+    throttled_ns: Option<i64>,
     pcie_received: Mean,
     pcie_sent: Mean,
     ecc_corrected: Growth,
@@ -169,6 +180,8 @@ impl Growth {
 
 /// Longer than any pause between two dear readings.
 const REMEMBERED_NS: i64 = 180_000_000_000;
+/// No pass comes later: a process of whom nothing is known for longer is one that does not tell.
+const YOUNG_NS: i64 = 30_000_000_000;
 /// A longer span between two looks is a gap, not a time in which a level held.
 const GAP_NS: i64 = 60_000_000_000;
 /// A job that has not computed for so long idles.
@@ -240,7 +253,7 @@ impl Cards {
         for rows in rows {
             self.meet(rows, map, at_ns);
         }
-        self.subjects.retain(|_, (_, seen_ns)| at_ns - *seen_ns < REMEMBERED_NS);
+        self.subjects.retain(|_, known| at_ns - known.seen_ns < REMEMBERED_NS);
         self.ended.retain(|_, seen_ns| at_ns - *seen_ns < REMEMBERED_NS);
         for index in 0..self.known.len() {
             // A card may be cut into parts, and made whole again, at any time.
@@ -280,15 +293,17 @@ impl Cards {
             let slot = match map.owner(owner) {
                 Some(slot) => Some(slot),
                 None if self.ended.contains_key(&owner) => continue,
-                None => self.subjects.get(&owner).and_then(|&(slot, _)| slot),
+                None => self.subjects.get(&owner).and_then(|known| known.slot),
             };
-            self.subjects.insert(owner, (slot, at_ns));
+            let known = self.subjects.entry(owner).or_insert(Known { slot, first_ns: at_ns, seen_ns: at_ns });
+            (known.slot, known.seen_ns) = (slot, at_ns);
+            let young = at_ns - known.first_ns <= YOUNG_NS;
             let Ok(cells): Result<[i64; 7], _> = cells.try_into() else { continue };
             if cells[process::OPEN] == 1 {
                 let jobs = std::iter::successors(slot, |slot| self.outer.get(slot).copied());
                 self.opened.extend(jobs.map(|slot| (slot, index)));
             }
-            self.known[index].present.push(Presence { subject: owner, slot, cells });
+            self.known[index].present.push(Presence { subject: owner, slot, young, cells });
         }
     }
 
@@ -298,7 +313,7 @@ impl Cards {
         let Subject::Task { pid, start_ticks: 0 } = told else { return told };
         let is_it = |known: &&Subject| matches!(known, Subject::Task { pid: known, start_ticks } if *known == pid && *start_ticks != 0);
         let last =
-            self.subjects.iter().filter(|(known, _)| is_it(known)).max_by_key(|(_, (_, seen_ns))| *seen_ns);
+            self.subjects.iter().filter(|(known, _)| is_it(known)).max_by_key(|(_, known)| known.seen_ns);
         let ended = || self.ended.keys().find(is_it);
         last.map(|(known, _)| *known).or_else(|| ended().copied()).unwrap_or(told)
     }
@@ -436,6 +451,7 @@ impl Cards {
     }
 
     fn follow(&mut self, index: usize, map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
+        let cells = self.cells_of(index).into_owned();
         for &slot in map.slots() {
             let Some((held_by, seen)) = self.seen(slot, index, at_ns, unix_offset_ns) else {
                 if let Some(usage) = self.uses.get_mut(&(slot, index)) {
@@ -453,8 +469,24 @@ impl Cards {
                 ..Use::default()
             });
             (usage.held_by, usage.now_power) = (held_by, power);
-            usage.see(&seen, &self.known[index].cells, gap_ns);
+            usage.see(&seen, &cells, gap_ns);
         }
+    }
+
+    /// What is read of a card, and of a part also what only the whole card can say.
+    fn cells_of(&self, index: usize) -> Cow<'_, [i64]> {
+        const OF_THE_WHOLE: [usize; 5] =
+            [card::POWER, card::TEMPERATURE, card::CLOCK, card::CLOCK_MEMORY, card::THROTTLE];
+        let card = &self.known[index];
+        let Some(parent) = card.parent else { return Cow::Borrowed(&card.cells) };
+        let mut cells = card.cells.clone();
+        let whole = &self.known[parent];
+        for column in OF_THE_WHOLE.into_iter().filter(|_| whole.seen_ns == card.seen_ns) {
+            if cells[column] == MISSING {
+                cells[column] = whole.cells[column];
+            }
+        }
+        Cow::Owned(cells)
     }
 
     /// What a job, with the jobs inside it, has of a card; nothing if it neither holds nor uses it.
@@ -553,7 +585,7 @@ impl Cards {
                 if self.is_first_present(slot, index) {
                     add(&mut power, usage.now_power);
                 }
-                temperature = temperature.max(self.known[index].cells[card::TEMPERATURE]);
+                temperature = temperature.max(self.cells_of(index)[card::TEMPERATURE]);
             }
         }
         if !any {
@@ -615,7 +647,7 @@ impl Cards {
         let idle = self.known[card.parent.unwrap_or(index)].ledger.idle.get();
         let known = |cell: i64| (cell != MISSING).then_some(cell);
         let ratio = |mean: Mean| mean.get().map(|mean| mean / 1000.0);
-        let counted = line.counted_uj > 0 && line.counted_uj.saturating_mul(2) >= line.total_uj();
+        let counted = line.counted_uj > 0 && line.counted_uj / 9 >= line.total_uj() / 10;
         GpuUse {
             uuid: card.labels[label::UUID].clone(),
             index: card.labels[label::INDEX].clone(),
@@ -701,10 +733,10 @@ impl Cards {
         self.forget(slot);
         self.uses.retain(|(owner, _), _| *owner != slot);
         self.holdings.remove(&slot);
-        for (&subject, &(_, seen_ns)) in self.subjects.iter().filter(|(_, (owner, _))| *owner == Some(slot)) {
-            self.ended.insert(subject, seen_ns);
+        for (&subject, known) in self.subjects.iter().filter(|(_, known)| known.slot == Some(slot)) {
+            self.ended.insert(subject, known.seen_ns);
         }
-        self.subjects.retain(|_, (owner, _)| *owner != Some(slot));
+        self.subjects.retain(|_, known| known.slot != Some(slot));
         report
     }
 
@@ -854,7 +886,7 @@ impl Card {
         let (sum, count) =
             known.fold((0i64, 0i64), |(sum, count), used| (sum.saturating_add(used), count + 1));
         match presence.cells[process::UTILIZATION] {
-            MISSING if count > 0 && open => {
+            MISSING if count > 0 && open && presence.young => {
                 // Newer than the last dear reading: until the next it is taken to be like the others.
                 return u64::try_from(sum / count).unwrap_or(0);
             }
@@ -912,9 +944,10 @@ impl Use {
         self.clock_max = self.clock_max.max(cells[card::CLOCK]);
         self.temperature_max = self.temperature_max.max(cells[card::TEMPERATURE]);
         let bits = cells[card::THROTTLE];
-        if !gpu::throttle_words(bits).is_empty() {
-            self.throttle_bits |= bits;
-            self.throttled_ns += span_ns;
+        if bits != MISSING {
+            let throttled = !gpu::throttle_words(bits).is_empty();
+            self.throttle_bits |= if throttled { bits } else { 0 };
+            *self.throttled_ns.get_or_insert(0) += if throttled { span_ns } else { 0 };
         }
         self.ecc_corrected.add(cells[card::ECC_CORRECTED]);
         self.ecc_uncorrected.add(cells[card::ECC_UNCORRECTED]);
@@ -923,7 +956,7 @@ impl Use {
         if self.faults.get().is_some_and(|faults| faults > 0) {
             self.fault_last = cells[card::FAULT_LAST];
         }
-        self.processes = seen.processes;
+        self.processes = self.processes.max(seen.processes);
         (self.now_utilization, self.now_memory) = (seen.utilization, seen.memory);
         (self.present, self.last_ns) = (true, Some(seen.at_ns));
     }

@@ -38,7 +38,9 @@ impl Machine {
         for &(part, power_mw, utilization) in cards {
             let cells = card_batch.push_part(Subject::Node, part);
             (cells[card::POWER], cells[card::UTILIZATION]) = (power_mw, utilization);
-            (cells[card::TEMPERATURE], cells[card::THROTTLE]) = (50_000 + power_mw / 100, 4);
+            if power_mw != MISSING {
+                (cells[card::TEMPERATURE], cells[card::THROTTLE]) = (50_000 + power_mw / 100, 4);
+            }
             cells[card::SLICES] = if part == 0 { 7 } else { 3 };
             cells[card::PROCESSES] = processes.iter().filter(|process| process.1 == part).count() as i64;
         }
@@ -465,4 +467,34 @@ fn a_driver_that_does_not_say_who_is_on_a_card_does_not_say_that_nobody_is() {
     let usage = machine.cards.uses_of(1).remove(0);
     assert_eq!((usage.utilization, usage.memory_mean_bytes, usage.idle_since_ns), (None, None, None));
     assert_eq!(usage.held_ns, 2 * SECOND_NS);
+}
+
+#[test]
+fn a_process_that_never_tells_what_it_does_is_like_the_others_only_while_it_is_new() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0"), (2, "CUDA_VISIBLE_DEVICES=0")]);
+    let processes = [(100, 0, 5, 500), (200, 0, 5, MISSING)];
+    for _ in 0..31 {
+        machine.second(&[(0, 300_000, 900)], &processes);
+    }
+    let early = [1, 2].map(|slot| machine.cards.uses_of(slot)[0].energy_active_uj);
+    for _ in 0..31 {
+        machine.second(&[(0, 300_000, 900)], &processes);
+    }
+    let late = [1, 2].map(|slot| machine.cards.uses_of(slot)[0].energy_active_uj);
+    assert_eq!(early[0], early[1]);
+    assert!(late[1] - early[1] < (late[0] - early[0]) / 10, "{early:?} {late:?}");
+}
+
+#[test]
+fn a_part_shows_what_only_the_whole_card_can_say() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-1")]);
+    machine.label("0.0", "MIG-1", "GPU-a");
+    for _ in 0..3 {
+        machine.second(&[(0, 200_000, MISSING), (1, MISSING, MISSING)], &[(100, 1, 5, MISSING)]);
+    }
+    let uses = machine.cards.uses_of(1);
+    let part = uses.iter().find(|usage| usage.uuid == "MIG-1").unwrap();
+    assert_eq!((part.card_power_mw, part.temperature_max_mc), (Some(200_000.0), Some(52_000)));
+    assert_eq!((part.utilization, part.throttled_ns), (None, Some(2 * SECOND_NS)));
+    assert_eq!(part.processes, 1);
 }

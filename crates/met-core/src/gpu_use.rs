@@ -36,13 +36,14 @@ impl GpuUse {
             clock_mean_mhz: mean(before.clock_mean_mhz, now.clock_mean_mhz),
             clock_max_mhz: before.clock_max_mhz.max(now.clock_max_mhz),
             throttled: all_words(&before.throttled, &now.throttled),
-            throttled_ns: before.throttled_ns + now.throttled_ns,
+            throttled_ns: sum(before.throttled_ns, now.throttled_ns),
             ecc_corrected: sum(before.ecc_corrected, now.ecc_corrected),
             ecc_uncorrected: sum(before.ecc_uncorrected, now.ecc_uncorrected),
             faults: sum(before.faults, now.faults),
             fault_last: now.fault_last.or(before.fault_last),
             pcie_received_rate: mean(before.pcie_received_rate, now.pcie_received_rate),
             pcie_sent_rate: mean(before.pcie_sent_rate, now.pcie_sent_rate),
+            processes: before.processes.max(now.processes),
             ..now.clone()
         }
     }
@@ -119,7 +120,7 @@ mod tests {
             energy_kind: Some(QualityKind::Measured),
             energy_source: Some("energy counter".into()),
             throttled: vec!["power cap".into()],
-            throttled_ns: 3,
+            throttled_ns: Some(3),
             ecc_corrected: Some(2),
             ..GpuUse::default()
         }
@@ -140,7 +141,7 @@ mod tests {
         assert_eq!(both.utilization, Some((0.8 * 30.0 + 0.4 * 10.0) / 40.0));
         assert_eq!((both.memory_peak_bytes, both.temperature_max_mc), (Some(30), Some(70_000)));
         assert_eq!((both.held_since_ns, both.energy_uj(), both.ecc_corrected), (Some(5), 20, Some(4)));
-        assert_eq!((both.throttled_ns, both.throttled.len()), (6, 2));
+        assert_eq!((both.throttled_ns, both.throttled.len()), (Some(6), 2));
         assert_eq!(both.energy_kind, Some(QualityKind::Sampled));
         assert_eq!(both.energy_source.as_deref(), Some("energy counter, integral of power"));
     }

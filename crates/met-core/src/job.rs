@@ -393,7 +393,8 @@ pub struct GpuUse {
     pub clock_max_mhz: Option<i64>,
     /// Why its clocks were held down, in words.
     pub throttled: Vec<String>,
-    pub throttled_ns: i64,
+    /// `None` where the card does not say.
+    pub throttled_ns: Option<i64>,
     pub ecc_corrected: Option<i64>,
     pub ecc_uncorrected: Option<i64>,
     /// Critical errors told by the driver, and the last one's number.
@@ -401,7 +402,7 @@ pub struct GpuUse {
     pub fault_last: Option<i64>,
     pub pcie_received_rate: Option<f64>,
     pub pcie_sent_rate: Option<f64>,
-    /// The job's processes on it, as last seen.
+    /// The most of the job's processes that were seen on it at once.
     pub processes: i64,
 }
 

@@ -17,7 +17,8 @@ pub fn object(gpu: &GpuUse) -> Value {
         "held_since": gpu.held_since_ns.and_then(time),
         "idle_since": gpu.idle_since_ns.and_then(time),
         "held_seconds": gpu.held_ns as f64 / 1e9,
-        "used_seconds": gpu.used_ns as f64 / 1e9,
+        // How long it computed is known where its use is.
+        "used_seconds": gpu.utilization.map(|_| gpu.used_ns as f64 / 1e9),
         "processes": gpu.processes,
         "utilization_ratio": gpu.utilization,
         "card_utilization_ratio": gpu.card_utilization,
@@ -42,7 +43,7 @@ pub fn object(gpu: &GpuUse) -> Value {
         "clock_hertz": gpu.clock_mean_mhz.map(|mhz| mhz * 1e6),
         "clock_max_hertz": gpu.clock_max_mhz.map(|mhz| mhz * 1_000_000),
         "throttled": gpu.throttled,
-        "throttled_seconds": gpu.throttled_ns as f64 / 1e9,
+        "throttled_seconds": gpu.throttled_ns.map(|ns| ns as f64 / 1e9),
         "ecc_corrected": gpu.ecc_corrected,
         "ecc_uncorrected": gpu.ecc_uncorrected,
         "faults": gpu.faults,

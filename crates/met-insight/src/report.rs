@@ -569,7 +569,8 @@ fn gpu(gpu: &GpuUse) -> Section {
     let hottest = sampled(gpu.temperature_max_mc.map(|mc| mc as f64 / 1e3), Measure::Celsius);
     let clock = Detail::before("clock", sampled(gpu.clock_mean_mhz.map(|mhz| mhz * 1e6), Measure::Hertz));
     section.put("temperature", hottest, [Detail::words("highest"), clock]);
-    let held_down = sampled(Some(gpu.throttled_ns as f64 / 1e9).filter(|&s| s > 0.0), Measure::Seconds);
+    let throttled = gpu.throttled_ns.filter(|&ns| ns > 0).map(|ns| ns as f64 / 1e9);
+    let held_down = sampled(throttled, Measure::Seconds);
     section.put("clock held down", held_down, [Detail::text(Some(gpu.throttled.join(", ")))]);
     let received = sampled(gpu.pcie_received_rate, Measure::BytesPerSecond);
     let sent = Detail::before("sent", sampled(gpu.pcie_sent_rate, Measure::BytesPerSecond));

@@ -141,7 +141,7 @@ pub fn gpu() -> met_core::job::GpuUse {
         clock_mean_mhz: Some(1_900.0),
         clock_max_mhz: Some(1_980),
         throttled: vec!["power cap".to_owned()],
-        throttled_ns: 2_000_000_000,
+        throttled_ns: Some(2_000_000_000),
         processes: 1,
         ..met_core::job::GpuUse::default()
     }

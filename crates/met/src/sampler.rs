@@ -3,7 +3,7 @@
 //! Used by the daemon for every job of a node, by `met time` for its own one, and once at the end of a
 //! job for its counters. Samples give the course over time and never make a total that a counter has.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,6 +76,8 @@ pub struct Sampler {
     fold: Fold,
     out: Batch,
     cards: Cards,
+    /// Processes on cards that are no job's, as far as is known.
+    card_strangers: HashSet<Subject>,
     /// Samples of the cards themselves that were not taken out yet, by uuid.
     card_courses: HashMap<String, Course>,
     departures: Departures,
@@ -277,6 +279,7 @@ impl Sampler {
             fold: Fold::new(),
             out: Batch::new(&JOB),
             cards,
+            card_strangers: HashSet::new(),
             card_courses: HashMap::new(),
             departures: Departures::default(),
             jobs: HashMap::new(),
@@ -492,17 +495,15 @@ impl Sampler {
         let cgroups_only = !due && self.cgroups_suffice(now_ns);
         self.departures.hear(&self.targets, &self.map);
         if now_ns - self.membership_every_ns >= self.refreshed_ns && !cgroups_only {
-            // A /proc that cannot be listed leaves the members as they were.
-            let _ = self.members.refresh(&self.host);
-            self.refreshed_ns = now_ns;
-            self.targets.clear();
-            self.map.clear();
-            self.members.fill(&mut self.targets, &mut self.map);
+            self.refresh_members(now_ns);
         }
         self.follow_departures(None);
         let slow = due || regular && self.target_count() <= FEW_TARGETS;
         self.ticks += u64::from(regular);
         self.runner.read(&self.targets, &TickInfo { slow, cgroups_only });
+        if self.meets_strangers() && self.refreshed_ns < now_ns {
+            self.refresh_members(now_ns);
+        }
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
         self.follow_own();
         self.follow_events();
@@ -533,6 +534,31 @@ impl Sampler {
             job.course.push(time_ms, cells);
             job.running.push(time_ms, cells);
         }
+    }
+
+    fn refresh_members(&mut self, now_ns: i64) {
+        // A /proc that cannot be listed leaves the members as they were.
+        let _ = self.members.refresh(&self.host);
+        self.refreshed_ns = now_ns;
+        self.targets.clear();
+        self.map.clear();
+        self.members.fill(&mut self.targets, &mut self.map);
+    }
+
+    /// Whether a living process is on a card that was not there before and is nobody's. On a busy node it may
+    /// be a job's, whose processes were last listed some ticks ago.
+    fn meets_strangers(&mut self) -> bool {
+        let of_cards = |batch: &&Batch| std::ptr::eq(batch.table, &gpu::process::TABLE);
+        let mut strangers = HashSet::new();
+        for (row, _) in self.runner.batches().iter().filter(of_cards).flat_map(Batch::rows) {
+            let lives = matches!(row.owner, Subject::Task { start_ticks, .. } if start_ticks != 0);
+            if lives && self.map.owner(row.owner).is_none() {
+                strangers.insert(row.owner);
+            }
+        }
+        let has_new = strangers.iter().any(|stranger| !self.card_strangers.contains(stranger));
+        self.card_strangers = strangers;
+        has_new
     }
 
     fn target_count(&self) -> usize {

@@ -154,3 +154,72 @@ fn the_course_of_a_card_is_sampled_once_while_a_job_has_it() {
     assert!(course.columns[card::PASS_AGE].iter().all(|&cell| cell == MISSING), "only what is shown is kept");
     assert!(sampler.drain_cards().is_empty());
 }
+
+/// The script with the process of a job on the card, which a driver may name when it has ended.
+fn write_script(folder: &Path, pid: u32, more: &str) {
+    let fresh = folder.join("script.new");
+    std::fs::write(&fresh, format!("{SCRIPT}process 0 pid={pid} memory=5 sm=60 {more}\n")).unwrap();
+    std::fs::rename(fresh, folder.join("script")).unwrap();
+}
+
+#[test]
+fn a_process_that_ended_between_two_looks_is_still_its_jobs() {
+    use std::io::BufRead;
+    let host = Host::real().unwrap();
+    let mut job = Sleeper::new();
+    let _ = job.child.kill();
+    let _ = job.child.wait();
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg("sleep 600 & echo $!; wait; sleep 600");
+    job.child = shell.stdout(std::process::Stdio::piped()).process_group(0).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufReader::new(job.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let pid: u32 = line.trim().parse().unwrap();
+    write_script(job.folder.path(), pid, "");
+    let mut sampler = job.sampler(&host);
+    sampler.add(&job.record(&host)).unwrap();
+    let active = |live: &Live| live.gpus.first().map_or(0, |gpu| gpu.energy_active_uj);
+    look_until(&mut sampler, |live| active(live) > 1_000_000);
+    write_script(job.folder.path(), pid, "ended=1");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid.cast_signed()).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    // The shell has waited for it when its number is free.
+    look_until(&mut sampler, |_| host.process(pid).is_err());
+    let before = active(&sampler.live().remove(0).1);
+    // Half a second of the card, in windows that only the ended process's samples explain.
+    look_until(&mut sampler, |live| active(live) > before + 150_000_000);
+    rustix::process::kill_process_group(
+        rustix::process::Pid::from_raw(job.child.id().cast_signed()).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_process_that_appears_on_a_card_is_its_jobs_though_nobody_has_listed_it_yet() {
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut sampler = job.sampler(&host);
+    let slot = sampler.add(&job.record(&host)).unwrap();
+    look_until(&mut sampler, |live| live.gpus.first().is_some_and(|gpu| gpu.processes == 1));
+    // As if its processes had not been listed since before it was there.
+    sampler.map.clear();
+    sampler.map.add_job(slot, None);
+    sampler.targets.clear();
+    sampler.card_strangers.clear();
+    sampler.membership_every_ns = i64::MAX / 2;
+    look_until(&mut sampler, |_| true);
+    let me = sampler.host.process(job.child.id()).unwrap();
+    let subject = Subject::Task { pid: me.pid, start_ticks: me.start_ticks };
+    let begin = Instant::now();
+    while sampler.map.owner(subject) != Some(slot) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "it stays nobody's");
+        sampler.look();
+    }
+    sampler.look();
+    assert!(sampler.card_strangers.is_empty());
+}

@@ -40,7 +40,7 @@ fn used(index: &str, utilization: f64) -> GpuUse {
         clock_mean_mhz: Some(1_912.0),
         clock_max_mhz: Some(1_980),
         throttled: vec!["power cap".to_owned()],
-        throttled_ns: 4 * SECOND_NS,
+        throttled_ns: Some(4 * SECOND_NS),
         pcie_received_rate: Some(3.1e9),
         pcie_sent_rate: Some(2.2e8),
         processes: 1,
