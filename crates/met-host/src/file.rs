@@ -56,6 +56,13 @@ impl Dir {
         self.read_at_most(name, FILE_LIMIT_BYTES, buffer)
     }
 
+    /// Where a link leads, without following it.
+    pub fn read_link(&self, name: impl AsRef<Path>, buffer: &mut Vec<u8>) -> io::Result<()> {
+        let target = rustix::fs::readlinkat(&self.fd, name.as_ref(), std::mem::take(buffer))?;
+        *buffer = target.into_bytes();
+        Ok(())
+    }
+
     /// As `read`, for a file that somebody else may make as long as he likes. What is beyond is not read.
     pub fn read_at_most(
         &self,

@@ -24,16 +24,37 @@ const DRM: &str = "/sys/class/drm";
 const KFD: &str = "/sys/class/kfd/kfd";
 /// Descriptors of one process that are looked through for cards.
 const DESCRIPTORS_MAX: usize = 4096;
+/// One part in so many of a core may be spent on looking through the descriptors of one process.
+const SCAN_COST_INVERSE: i64 = 1000;
+const SCAN_EVERY_MIN_NS: i64 = 900_000_000;
+/// Of a process that has no card for long.
+const SCAN_EVERY_MAX_NS: i64 = 8_000_000_000;
+const CARD_FILES: &[u8] = b"/dev/dri/";
 
 struct Drm {
     host: Host,
     cards: Vec<Card>,
     labels: Vec<Vec<String>>,
-    /// Descriptors that are known to lead to a card, by process.
-    known: HashMap<(u32, u64), Vec<u32>>,
+    /// What is known of each process.
+    known: HashMap<(u32, u64), Known>,
     /// What each client's engines had done, and when that was read.
     clients: HashMap<(usize, u64), (i64, Engines)>,
     buffer: Vec<u8>,
+}
+
+/// How a process has to do with cards, as of when it was last looked through.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    descriptors: Vec<u32>,
+    by_kfd: bool,
+    due_ns: i64,
+    every_ns: i64,
+}
+
+impl Known {
+    fn has_card(&self) -> bool {
+        self.by_kfd || !self.descriptors.is_empty()
+    }
 }
 
 struct Card {
@@ -93,12 +114,16 @@ impl Source for Drm {
         for (part, card) in (0..).zip(&self.cards) {
             card.fill(&mut self.buffer, cards.push_part(Subject::Node, part));
         }
+        let now_ns = clock::boottime_ns();
         let mut seen = HashSet::new();
         let living: HashSet<_> = targets.tasks.iter().map(|task| (task.pid, task.start_ticks)).collect();
         self.known.retain(|key, _| living.contains(key));
         for task in targets.tasks.iter().filter(|task| task.role == TaskRole::Member) {
-            if tick.slow || task.young || !self.known.contains_key(&(task.pid, task.start_ticks)) {
-                self.find_descriptors(task);
+            let known = self.known.get(&(task.pid, task.start_ticks));
+            let is_due = known.is_none_or(|known| tick.slow && now_ns >= known.due_ns);
+            // Where processes are left out, those that are known to have a card still tell of it.
+            if (is_due || task.young) && !tick.cgroups_only {
+                self.look_through(task, now_ns);
             }
             self.read_process(task, &mut seen, processes);
         }
@@ -148,26 +173,49 @@ impl Drm {
         self.cards.push(Card { device, hwmon, gt, pci, kfd_id });
     }
 
-    fn find_descriptors(&mut self, task: &TaskTarget) {
-        let mut found = Vec::new();
-        if let Ok(folder) = self.host.open_dir(format!("/proc/{}/fdinfo", task.pid)) {
-            let mut numbers = Vec::new();
+    /// Looks for descriptors of cards. Where they lead is told by a link, which costs a third of what the file
+    /// about it costs.
+    fn look_through(&mut self, task: &TaskTarget, now_ns: i64) {
+        let begin_ns = clock::thread_cpu_ns();
+        let mut found = Known::default();
+        let mut numbers = Vec::new();
+        if let Ok(folder) = self.host.open_dir(format!("/proc/{}/fd", task.pid)) {
             let _ = folder.list(&mut self.buffer, |name, _, _| numbers.extend(parse::u32(name)));
             for number in numbers.into_iter().take(DESCRIPTORS_MAX) {
-                if folder.read(number.to_string(), &mut self.buffer).is_ok()
-                    && client_of(&self.buffer).is_some()
+                if folder.read_link(number.to_string(), &mut self.buffer).is_ok()
+                    && self.buffer.starts_with(CARD_FILES)
                 {
-                    found.push(number);
+                    found.descriptors.push(number);
                 }
             }
         }
+        let ids: Vec<String> = self.kfd_ids().map(|(_, id)| id).collect();
+        found.by_kfd = ids.iter().any(|id| {
+            self.host.read_small(format!("{KFD}/proc/{}/vram_{id}", task.pid), &mut self.buffer).is_ok()
+        });
+        let cost_ns = clock::thread_cpu_ns() - begin_ns;
+        let before = self.known.get(&(task.pid, task.start_ticks));
+        let every_ns = match before.filter(|before| !before.has_card() && !found.has_card()) {
+            Some(before) => (before.every_ns * 2).min(SCAN_EVERY_MAX_NS),
+            None => SCAN_EVERY_MIN_NS,
+        };
+        found.every_ns = every_ns.max(SCAN_EVERY_MIN_NS);
+        found.due_ns = now_ns + found.every_ns.max(cost_ns * SCAN_COST_INVERSE);
         self.known.insert((task.pid, task.start_ticks), found);
+    }
+
+    /// The cards that KFD numbers, and how.
+    fn kfd_ids(&self) -> impl Iterator<Item = (usize, String)> {
+        let id = |card: &Card| Some(String::from_utf8_lossy(card.kfd_id.as_ref()?).into_owned());
+        self.cards.iter().enumerate().filter_map(move |(index, card)| Some((index, id(card)?)))
     }
 
     fn read_process(&mut self, task: &TaskTarget, seen: &mut HashSet<(usize, u64)>, out: &mut Batch) {
         let now_ns = clock::boottime_ns();
+        let known = self.known.get(&(task.pid, task.start_ticks)).filter(|known| known.has_card());
+        let Some(Known { descriptors, by_kfd, .. }) = known.cloned() else { return };
         let mut uses: Vec<Option<Vec<i64>>> = vec![None; self.cards.len()];
-        for number in self.known.get(&(task.pid, task.start_ticks)).cloned().unwrap_or_default() {
+        for number in descriptors {
             let path = format!("/proc/{}/fdinfo/{number}", task.pid);
             if self.host.read_small(path, &mut self.buffer).is_err() {
                 continue;
@@ -184,9 +232,9 @@ impl Drm {
                 add_nothing(cells, &client.engines);
             }
         }
-        for (index, card) in self.cards.iter().enumerate() {
-            let Some(id) = &card.kfd_id else { continue };
-            let path = format!("{KFD}/proc/{}/vram_{}", task.pid, String::from_utf8_lossy(id));
+        let by_kfd: Vec<(usize, String)> = self.kfd_ids().filter(|_| by_kfd).collect();
+        for (index, id) in by_kfd {
+            let path = format!("{KFD}/proc/{}/vram_{id}", task.pid);
             if self.host.read_small(path, &mut self.buffer).is_ok() {
                 let cells = uses[index].get_or_insert_with(|| vec![MISSING; process::TABLE.columns.len()]);
                 cells[process::OPEN] = 1;
@@ -377,6 +425,17 @@ mod tests {
         let mut machine = Machine::new(archive);
         let task = |pid| TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
         machine.targets.tasks.extend([task(100), task(101)]);
+        // Every descriptor of the archive is a card's, but for those that say nothing of one.
+        for pid in [100, 101] {
+            let Ok(files) = std::fs::read_dir(machine.path(&format!("/proc/{pid}/fdinfo"))) else { continue };
+            let links = machine.path(&format!("/proc/{pid}/fd"));
+            std::fs::create_dir_all(&links).unwrap();
+            for file in files.map(|file| file.unwrap()) {
+                let text = std::fs::read(file.path()).unwrap();
+                let target = if client_of(&text).is_some() { "/dev/dri/renderD128" } else { "/dev/null" };
+                std::os::unix::fs::symlink(target, links.join(file.file_name())).unwrap();
+            }
+        }
         machine
     }
 
@@ -404,6 +463,28 @@ mod tests {
               open 1
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn who_opens_a_card_later_is_found_and_who_has_none_is_asked_less_and_less_often() {
+        let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
+        let mut source = Drm {
+            host: machine.host.clone(),
+            cards: Vec::new(),
+            labels: Vec::new(),
+            known: HashMap::new(),
+            clients: HashMap::new(),
+            buffer: Vec::new(),
+        };
+        let task = machine.targets.tasks[1];
+        let known = |source: &Drm| source.known[&(task.pid, task.start_ticks)].clone();
+        source.look_through(&task, 0);
+        source.look_through(&task, 0);
+        assert!(!known(&source).has_card() && known(&source).every_ns == 2 * SCAN_EVERY_MIN_NS);
+        let link = machine.path("/proc/101/fd/77");
+        std::os::unix::fs::symlink("/dev/dri/card0", link).unwrap();
+        source.look_through(&task, 0);
+        assert_eq!((known(&source).descriptors, known(&source).every_ns), (vec![77], SCAN_EVERY_MIN_NS));
     }
 
     #[test]

@@ -175,7 +175,12 @@ pub trait Source: Send {
     /// Asks a thread of its own for a reading and waits for it.
     fn wait(&mut self, _patience: Duration) {}
 
-    /// CPU time of threads of its own.
+    /// CPU time of a thread that reads for ticks while they wait: a part of what reading costs.
+    fn errand_cpu_ns(&self) -> i64 {
+        0
+    }
+
+    /// CPU time of threads of its own, apart from that.
     fn background_cpu_ns(&self) -> i64 {
         0
     }

@@ -140,8 +140,12 @@ impl Source for Nvidia {
         &self.labels
     }
 
+    fn errand_cpu_ns(&self) -> i64 {
+        self.fast.cpu_ns()
+    }
+
     fn background_cpu_ns(&self) -> i64 {
-        self.slow.cpu_ns() + self.fast.cpu_ns()
+        self.slow.cpu_ns()
     }
 }
 

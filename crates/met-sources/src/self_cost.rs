@@ -125,7 +125,8 @@ impl Runner {
             rest = tail;
             running.read_if_due(targets, tick, out, &mut self.new_errors);
             let cells = self.costs.push_part(Subject::Node, running.part);
-            cells[READ_CPU] = running.read_cpu_ns;
+            let errands_ns = running.source.as_ref().map_or(0, |source| source.errand_cpu_ns());
+            cells[READ_CPU] = running.read_cpu_ns + errands_ns;
             cells[BACKGROUND_CPU] = running.source.as_ref().map_or(0, |source| source.background_cpu_ns());
             cells[ERRORS] = running.errors;
             cells[READINGS] = running.readings;
