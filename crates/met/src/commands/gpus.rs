@@ -44,8 +44,13 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
     }
     let lines: Vec<CardLine> =
         sampler.cards().iter().map(|(card, keys)| line(setting, card, keys, &known)).collect();
-    for trouble in sampler.card_troubles() {
+    let troubles = sampler.card_troubles();
+    for trouble in &troubles {
         writeln!(io::stderr(), "met: {trouble}")?;
+    }
+    // That there are no cards is not known then.
+    if lines.is_empty() && !troubles.is_empty() {
+        return Ok(1);
     }
     let mut stdout = io::stdout().lock();
     if args.json {
