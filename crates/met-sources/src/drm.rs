@@ -425,15 +425,17 @@ mod tests {
         let mut machine = Machine::new(archive);
         let task = |pid| TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
         machine.targets.tasks.extend([task(100), task(101)]);
-        // Every descriptor of the archive is a card's, but for those that say nothing of one.
+        // A descriptor leads to a card if its file says so.
         for pid in [100, 101] {
-            let Ok(files) = std::fs::read_dir(machine.path(&format!("/proc/{pid}/fdinfo"))) else { continue };
+            let Ok(files) = machine.host.open_dir(format!("/proc/{pid}/fdinfo")) else { continue };
             let links = machine.path(&format!("/proc/{pid}/fd"));
             std::fs::create_dir_all(&links).unwrap();
-            for file in files.map(|file| file.unwrap()) {
-                let text = std::fs::read(file.path()).unwrap();
+            let (mut numbers, mut text) = (Vec::new(), Vec::new());
+            files.list(&mut Vec::new(), |name, _, _| numbers.extend(parse::u32(name))).unwrap();
+            for number in numbers {
+                files.read(number.to_string(), &mut text).unwrap();
                 let target = if client_of(&text).is_some() { "/dev/dri/renderD128" } else { "/dev/null" };
-                std::os::unix::fs::symlink(target, links.join(file.file_name())).unwrap();
+                std::os::unix::fs::symlink(target, links.join(number.to_string())).unwrap();
             }
         }
         machine

@@ -1,5 +1,7 @@
 //! A driver that does not answer keeps neither ticks nor jobs nor the end of the daemon.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -53,6 +53,33 @@ pub struct Drained {
     pub devices: Vec<Device>,
 }
 
+/// What was taken out for somebody who had given up waiting: it is for the next one.
+#[derive(Default)]
+struct Undelivered {
+    drained: Drained,
+    settled: Vec<(JobKey, Charged)>,
+}
+
+impl Undelivered {
+    fn hand_over(&mut self, fresh: Drained, to: &SyncSender<Drained>) {
+        let mut all = std::mem::take(&mut self.drained);
+        all.jobs.extend(fresh.jobs);
+        all.cards.extend(fresh.cards);
+        all.devices = fresh.devices;
+        if let Err(mpsc::SendError(kept)) = to.send(all) {
+            self.drained = kept;
+        }
+    }
+
+    fn hand_over_settled(&mut self, fresh: Vec<(JobKey, Charged)>, to: &SyncSender<Vec<(JobKey, Charged)>>) {
+        let mut all = std::mem::take(&mut self.settled);
+        all.extend(fresh);
+        if let Err(mpsc::SendError(kept)) = to.send(all) {
+            self.settled = kept;
+        }
+    }
+}
+
 /// The other threads' end of the sampler.
 pub struct Sampling {
     orders: Sender<Order>,
@@ -155,7 +182,7 @@ impl Sampling {
 fn work(sampler: &mut Sampler, orders: &Receiver<Order>) {
     let mut slots = HashMap::new();
     let mut last_errors = HashMap::new();
-    let mut undelivered = Drained::default();
+    let mut undelivered = Undelivered::default();
     loop {
         // Without jobs there is nothing to wake up for.
         let order = match sampler.is_at_work() {
@@ -180,7 +207,7 @@ fn obey(
     sampler: &mut Sampler,
     slots: &mut HashMap<JobKey, u32>,
     last_errors: &HashMap<&'static str, String>,
-    undelivered: &mut Drained,
+    undelivered: &mut Undelivered,
     order: Order,
 ) {
     match order {
@@ -198,8 +225,8 @@ fn obey(
         Order::Remove(key, cpu_ns, reply) => {
             let _ = reply.send(slots.remove(&key).and_then(|slot| sampler.remove(slot, cpu_ns)));
         }
-        Order::Settled(reply) => drop(reply.send(sampler.take_settled())),
-        Order::SettleNow(reply) => drop(reply.send(sampler.settle_now())),
+        Order::Settled(reply) => undelivered.hand_over_settled(sampler.take_settled(), &reply),
+        Order::SettleNow(reply) => undelivered.hand_over_settled(sampler.settle_now(), &reply),
         Order::Window(reply) => drop(reply.send(sampler.energy().last_window().cloned())),
         Order::Factor(factor) => sampler.energy().set_factor(*factor),
         Order::AddRoot(key, process) => {
@@ -208,14 +235,8 @@ fn obey(
             }
         }
         Order::Drain(reply) => {
-            let mut drained = std::mem::take(undelivered);
-            drained.jobs.extend(sampler.drain());
-            drained.cards.extend(sampler.drain_cards());
-            drained.devices = sampler.devices();
-            // Who asked has given up: it is for the next one.
-            if let Err(mpsc::SendError(kept)) = reply.send(drained) {
-                *undelivered = kept;
-            }
+            let (jobs, cards, devices) = (sampler.drain(), sampler.drain_cards(), sampler.devices());
+            undelivered.hand_over(Drained { jobs, cards, devices }, &reply);
         }
         Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
@@ -230,5 +251,37 @@ fn obey(
             });
             drop(reply.send(costs.collect()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_waited_for_is_delivered_to_the_next_one() {
+        let mut undelivered = Undelivered::default();
+        let one = |id: &str| Drained {
+            cards: vec![(id.to_owned(), Course::new(&met_core::JOB))],
+            ..Drained::default()
+        };
+        let (gave_up, receiver) = mpsc::sync_channel(1);
+        drop(receiver);
+        undelivered.hand_over(one("a"), &gave_up);
+        let (waits, receiver) = mpsc::sync_channel(1);
+        undelivered.hand_over(one("b"), &waits);
+        let cards: Vec<String> = receiver.recv().unwrap().cards.into_iter().map(|(id, _)| id).collect();
+        assert_eq!(cards, ["a", "b"]);
+        assert!(undelivered.drained.cards.is_empty());
+    }
+
+    #[test]
+    fn a_sampler_that_does_not_answer_is_given_up() {
+        // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
+        let (orders, _never_read) = mpsc::channel();
+        let sampling = Sampling { orders, thread: None, stuck: Cell::new(true) };
+        assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));
+        assert!(sampling.live().is_empty() && sampling.drain().jobs.is_empty());
+        sampling.stop();
     }
 }
