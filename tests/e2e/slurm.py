@@ -97,7 +97,8 @@ def a_slurm_job_is_seen_while_it_runs_and_exact_when_it_has_ended(world):
     equal(record["scheduling"]["partition"], "main", "partition")
     check(record["totals"]["memory_peak_bytes"] > MIB, "no peak of memory")
     check(any(part["step"] == "batch" for part in record["parts"]), f"no part is the batch step: {record['parts']}")
-    check(re.search(rf"\b{job}\b.*\b{user.name}\b|\b{user.name}\b.*\b{job}\b", world.met("list").ok().out), "not in the list")
+    listed = world.met("list").ok().out
+    check(re.search(rf"\bslurm:{job}\b.*\bdemo\b", listed), f"not in the list:\n{listed}")
 
 
 @test

@@ -29,6 +29,9 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         false => &[&setting.user],
     };
     let Some(mut client) = own.iter().find_map(|place| Client::connect(&place.socket()).ok()) else {
+        if args.stop {
+            own.iter().for_each(|place| daemon::remove_dead_socket(place));
+        }
         return Err(Failure::usage(match setting.system_daemon() {
             Some(_) => "a system daemon runs, which only root may stop",
             None => "no daemon runs; the next `met run` starts one",

@@ -29,6 +29,7 @@ use crate::protocol::{PROTOCOL, Reply, Request};
 use crate::setting::Setting;
 use crate::supervise::Signals;
 use keeping::Keeping;
+pub use socket::remove_dead_socket;
 use socket::{Claim, Connection, Peer, Post};
 
 /// More would be a fault, or somebody's attack.

@@ -54,6 +54,14 @@ impl Claim {
     }
 }
 
+/// Removes the socket that a killed daemon left; one that serves, or is about to, keeps the lock.
+pub fn remove_dead_socket(place: &Place) {
+    let lock = fs::OpenOptions::new().write(true).open(place.lock());
+    if lock.is_ok_and(|lock| rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()) {
+        let _ = fs::remove_file(place.socket());
+    }
+}
+
 impl Post {
     /// Takes the socket away; whoever had connected by then is found by one last accept.
     pub fn close_door(&mut self) -> Option<(UnixStream, Peer)> {
