@@ -93,6 +93,29 @@ impl Runner {
         runner
     }
 
+    /// Opens a source anew, as other options ask for it; it may come, stay or go. The others are not disturbed.
+    pub fn reopen(&mut self, name: &str, host: &Host, options: &Options) {
+        let Some((part, &spec)) = (0..).zip(SOURCES).find(|(_, spec)| spec.name == name) else { return };
+        self.unavailable.retain(|(known, _)| known.name != name);
+        let at = self.sources.partition_point(|running| running.part < part);
+        let first: usize = self.sources[..at].iter().map(|running| running.spec.tables.len()).sum();
+        if self.sources.get(at).is_some_and(|running| running.part == part) {
+            self.sources.remove(at);
+            self.batches.drain(first..first + spec.tables.len());
+        }
+        match Running::open(spec, part, host, options) {
+            Ok(running) => {
+                self.sources.insert(at, running);
+                self.batches.splice(first..first, spec.tables.iter().copied().map(Batch::new));
+            }
+            Err(reason) => self.unavailable.push((spec, reason)),
+        }
+    }
+
+    pub fn is_open(&self, name: &str) -> bool {
+        self.sources.iter().any(|running| running.spec.name == name && running.source.is_some())
+    }
+
     /// Waits for the readings that sources have under way on threads of their own.
     pub fn wait(&mut self, patience: Duration) {
         if patience.is_zero() {

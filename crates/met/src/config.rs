@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use keys::{events_in, interval};
 use met_core::idle_power::IdleRules;
 use met_jobs::layouts::Layout;
 

@@ -31,6 +31,15 @@ impl Running {
         Running { gap_ms, peak_span_ms, columns, span: None, peak_cores: None }
     }
 
+    /// The period changed: samples of the longer one are no gap, before it or after.
+    pub fn widen_gap(&mut self, gap_ms: i64) {
+        self.gap_ms = self.gap_ms.max(gap_ms);
+    }
+
+    pub fn gap_ms(&self) -> i64 {
+        self.gap_ms
+    }
+
     pub fn push(&mut self, time_ms: i64, cells: &[i64]) {
         for (column, &cell) in self.columns.iter_mut().zip(cells) {
             if cell != MISSING {

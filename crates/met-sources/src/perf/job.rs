@@ -80,6 +80,23 @@ impl Counters {
         self.events.is_empty()
     }
 
+    /// Goes on with only these events; what the others counted is returned.
+    pub fn keep(&mut self, wanted: &[Event]) -> Vec<(Event, Sum)> {
+        let (kept, closed): (Vec<_>, Vec<_>) =
+            self.events.drain(..).partition(|counted| wanted.contains(&counted.event));
+        self.events = kept;
+        closed.into_iter().map(|counted| (counted.event.clone(), counted.read())).collect()
+    }
+
+    pub fn counts(&self, event: &Event) -> bool {
+        self.events.iter().any(|counted| counted.event == *event)
+    }
+
+    /// Goes on with the events of another one, too.
+    pub fn join(&mut self, more: Counters) {
+        self.events.extend(more.events);
+    }
+
     /// Lets those count that were opened for later.
     pub fn begin(&self) {
         if self.begin != Begin::Later {
