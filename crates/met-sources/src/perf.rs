@@ -231,7 +231,8 @@ impl Perf {
             self.labels.push(vec![event.name.clone()]);
             self.events.push(event);
         }
-        self.refused.extend(refused.into_iter().filter(|one| !self.refused.contains(one)).collect::<Vec<_>>());
+        self.refused
+            .extend(refused.into_iter().filter(|one| !self.refused.contains(one)).collect::<Vec<_>>());
     }
 }
 

@@ -385,6 +385,28 @@ mod tests {
     }
 
     #[test]
+    fn a_source_that_is_opened_anew_leaves_the_others_as_they_are() {
+        let host = Host::real().unwrap();
+        let mut runner = Runner::open(&host, &Options { node: true, ..Options::default() });
+        let open = |runner: &Runner| runner.periods().map(|(spec, _)| spec.name).collect::<Vec<_>>();
+        let tables =
+            |runner: &Runner| runner.batches().iter().map(|batch| batch.table.name).collect::<Vec<_>>();
+        let (before, tables_before) = (open(&runner), tables(&runner));
+        assert!(before.contains(&"node"));
+        let off = Choice { off: true, ..Choice::default() };
+        let choices = HashMap::from([("node", off)]);
+        runner.reopen("node", &host, &Options { node: true, choices, ..Options::default() });
+        assert!(!runner.is_open("node"));
+        assert!(runner.unavailable().iter().any(|(spec, _)| spec.name == "node"));
+        let others: Vec<_> = before.iter().copied().filter(|&name| name != "node").collect();
+        assert_eq!(open(&runner), others);
+        runner.read(&Targets::default(), &TickInfo::default());
+        runner.reopen("node", &host, &Options { node: true, ..Options::default() });
+        assert_eq!((open(&runner), tables(&runner)), (before, tables_before));
+        assert!(!runner.unavailable().iter().any(|(spec, _)| spec.name == "node"));
+    }
+
+    #[test]
     fn reading_a_process_has_a_price_and_a_row() {
         let host = Host::real().unwrap();
         let me = host.process(std::process::id()).unwrap();

@@ -234,6 +234,30 @@ mod tests {
     }
 
     #[test]
+    fn events_come_and_go_and_the_others_count_on() {
+        let (mut counters, refused) =
+            Counters::of_tree(&[0], &events(&["task_clock", "page_faults"]), Begin::Now);
+        if counters.is_empty() {
+            eprintln!("skipped: {refused:?}");
+            return;
+        }
+        let spin = |counters: &Counters| loop {
+            let clock = counters.read().find(|(event, _)| event.name == "task_clock").unwrap().1;
+            if clock.count > 1_000_000 {
+                return clock;
+            }
+        };
+        let before = spin(&counters);
+        let closed = counters.keep(&events(&["task_clock"]));
+        assert_eq!(closed.iter().map(|(event, _)| event.name.as_str()).collect::<Vec<_>>(), ["page_faults"]);
+        counters.join(Counters::of_tree(&[0], &events(&["context_switches"]), Begin::Now).0);
+        assert!(!counters.counts(&events(&["page_faults"])[0]));
+        let after = spin(&counters);
+        assert!(after.count >= before.count, "what goes on is not disturbed");
+        assert_eq!(after.and(before).count, after.count + before.count);
+    }
+
+    #[test]
     fn this_thread_is_counted() {
         let (counters, refused) =
             Counters::of_tree(&[0], &events(&["task_clock", "page_faults"]), Begin::Now);

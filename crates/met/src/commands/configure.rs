@@ -137,14 +137,23 @@ mod tests {
             ConfigureArgs { period: own(period), perf: own(perf), job: own(job), reset: false, user: false }
         };
         let said = |args: &ConfigureArgs| request(args).unwrap_err().to_string();
-        expect![[r#"--period: "1ms" is too short; the shortest is 10ms"#]]
-            .assert_eq(&said(&args(Some("1ms"), None, None)));
-        expect![[r#"--period: "3" has no unit; write 3s, 3ms or 3m"#]]
-            .assert_eq(&said(&args(Some("3"), None, None)));
+        expect![[r#"--period: "1ms" is too short; the shortest is 10ms"#]].assert_eq(&said(&args(
+            Some("1ms"),
+            None,
+            None,
+        )));
+        expect![[r#"--period: "3" has no unit; write 3s, 3ms or 3m"#]].assert_eq(&said(&args(
+            Some("3"),
+            None,
+            None,
+        )));
         expect![[r#"--perf: "page_fault" is not an event; `met metrics` lists them"#]]
             .assert_eq(&said(&args(None, Some("task_clock,page_fault"), None)));
-        expect!["--job: what for? add --period, --perf or --reset"]
-            .assert_eq(&said(&args(None, None, Some("12"))));
+        expect!["--job: what for? add --period, --perf or --reset"].assert_eq(&said(&args(
+            None,
+            None,
+            Some("12"),
+        )));
         assert!(matches!(request(&args(None, None, None)), Ok(Request::InForce)));
     }
 }

@@ -148,7 +148,7 @@ impl Sampling {
 
     /// Counts other events from now on; says what cannot be counted.
     pub fn set_events(&self, asked: EventsAsked, options: Options) -> Option<String> {
-        self.ask(|reply| Order::Events(asked, Box::new(options), reply)).flatten()
+        self.ask(|reply| Order::Events(asked, Box::new(options), reply)).ok().flatten()
     }
 
     /// Takes up what another file says, other than period and events.
