@@ -221,8 +221,15 @@ impl Perf {
         }
         let is_open = |event: &Event| followed.counters.as_ref().is_some_and(|open| open.counts(event));
         let new: Vec<Event> = wanted.into_iter().filter(|event| !is_open(event)).collect();
-        let Some(dir) = target.dirs.unified.as_ref().filter(|_| !new.is_empty()) else { return };
-        let (more, refused) = Counters::of_cgroup(dir.as_fd(), &self.cpus, &new, Begin::Now);
+        let (more, refused) = match &target.dirs.unified {
+            _ if new.is_empty() => return,
+            Some(dir) => Counters::of_cgroup(dir.as_fd(), &self.cpus, &new, Begin::Now),
+            None => {
+                let reason = "a job has no cgroup in the v2 hierarchy";
+                let refuse = |event: &Event| Refused { name: event.name.clone(), reason: reason.to_owned() };
+                return self.refuse(new.iter().map(refuse).collect());
+            }
+        };
         match &mut followed.counters {
             Some(open) => open.join(more),
             None => followed.counters = Some(more),
@@ -231,8 +238,16 @@ impl Perf {
             self.labels.push(vec![event.name.clone()]);
             self.events.push(event);
         }
-        self.refused
-            .extend(refused.into_iter().filter(|one| !self.refused.contains(one)).collect::<Vec<_>>());
+        self.refuse(refused);
+    }
+
+    /// Each of them is told once.
+    fn refuse(&mut self, refused: Vec<Refused>) {
+        for one in refused {
+            if !self.refused.contains(&one) {
+                self.refused.push(one);
+            }
+        }
     }
 }
 

@@ -63,6 +63,15 @@ pub fn gap_ms(interval: Duration) -> i64 {
     (interval.as_millis() as i64 * 25).max(25_000)
 }
 
+/// The same for a course whose period may have been changed meanwhile: what many of its spans are is no gap.
+pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
+    const SPANS_MIN: usize = 20;
+    let mut spans: Vec<i64> = course.times_ms.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    spans.sort_unstable();
+    let usual_ms = spans.get(spans.len() * 9 / 10).filter(|_| spans.len() >= SPANS_MIN);
+    gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
+}
+
 pub struct Sampler {
     host: Host,
     interval_ns: i64,

@@ -255,3 +255,16 @@ fn events_asked_for_live_reach_jobs_whose_supervisors_do_not_know_of_them() {
     live.instead(key("2"), &names(&["page_faults"]));
     assert_eq!(of(&live, "2", 15, true).as_deref(), Some("page_faults"));
 }
+
+#[test]
+fn a_course_of_a_longer_period_has_no_gaps_and_a_pause_is_still_one() {
+    let mut course = Course::new(&JOB);
+    let cells = vec![MISSING; JOB.columns.len()];
+    for time_ms in (0..40).map(|index| index * 60_000).chain([4_000_000]) {
+        course.push(time_ms, &cells);
+    }
+    let second = Duration::from_secs(1);
+    assert_eq!(gap_ms_of(&course, second), 180_000);
+    course.truncate(5);
+    assert_eq!(gap_ms_of(&course, second), gap_ms(second), "too few to say");
+}

@@ -138,7 +138,7 @@ impl Keeping {
             self.standing.revert(job.as_ref());
         }
         self.standing.hold(job.as_ref(), interval, events);
-        let note = self.settle_standing();
+        let note = self.settle_standing().filter(|_| change.perf.is_some());
         let held = self.standing.in_force(true);
         tracing::info!("configured live: sampled every {:?}", self.config.sampling.interval);
         Ok(Reply::InForce(Box::new(InForce { note, ..held })))
