@@ -23,6 +23,8 @@ pub struct CgroupTarget {
     pub dirs: Arc<CgroupDirs>,
     /// A supervisor counts events in it.
     pub counted: bool,
+    /// Events that are to be counted in it by whoever reads it.
+    pub events: Option<Arc<[String]>>,
     /// Read what is otherwise read at slow ticks only: a short job has none.
     pub young: bool,
 }

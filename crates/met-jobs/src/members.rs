@@ -174,7 +174,8 @@ impl Members {
             map.add_job(slot, job.outer);
             if let Some(cgroup) = &job.cgroup {
                 let counted = job.spec.keeper.is_some();
-                targets.cgroups.push(CgroupTarget { dirs: Arc::clone(&cgroup.dirs), counted, young });
+                let dirs = Arc::clone(&cgroup.dirs);
+                targets.cgroups.push(CgroupTarget { dirs, counted, events: None, young });
                 map.assign(Subject::Cgroup(cgroup.dirs.id), slot);
             }
             if let Some(ProcessId { pid, start_ticks }) = job.spec.keeper {

@@ -419,8 +419,10 @@ mod tests {
         }
         let paths = met_core::job::CgroupPaths { unified: Some(path.clone()), ..Default::default() };
         let dirs = Arc::new(CgroupDirs::open(&host, &paths).unwrap());
-        let targets =
-            Targets { cgroups: vec![CgroupTarget { dirs, counted: false, young: false }], tasks: Vec::new() };
+        let targets = Targets {
+            cgroups: vec![CgroupTarget { dirs, counted: false, events: None, young: false }],
+            tasks: Vec::new(),
+        };
         let mut source = open(&host, &Options::default()).unwrap();
         let mut batches = [Batch::new(&TABLE)];
         source.read(&targets, &SLOW, &mut batches).unwrap();

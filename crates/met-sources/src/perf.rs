@@ -1,7 +1,8 @@
 //! Perf events of jobs: counters of the kernel and the processor on a job's cgroup. Only where asked for.
 //!
 //! A job with a supervisor is counted by that, from its first instruction on. This source counts the jobs
-//! that somebody else started, by their cgroup in the v2 hierarchy.
+//! that somebody else started, by their cgroup in the v2 hierarchy, and what a running job is asked for later.
+//! Which events are counted where is said with each target.
 
 mod counter;
 mod event;
@@ -9,6 +10,7 @@ mod job;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use met_core::job::{EventCount, QualityKind};
 use met_core::table::{NANO, ONE};
@@ -16,6 +18,8 @@ use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::{CgroupTarget, Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
+
+use counter::Sum;
 
 pub use counter::Begin;
 pub use event::{EVENTS, Event, FLOPS};
@@ -39,6 +43,8 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 };
 
 struct Perf {
+    vendor: &'static str,
+    /// All that were ever asked for, in the order of their labels.
     events: Vec<Event>,
     labels: Vec<Vec<String>>,
     cpus: Vec<u32>,
@@ -48,8 +54,13 @@ struct Perf {
     given_up: Vec<String>,
 }
 
+/// A cgroup in which events are counted.
+#[derive(Default)]
 struct Followed {
-    counters: Counters,
+    asked: Option<Arc<[String]>>,
+    counters: Option<Counters>,
+    /// What was counted of events that were asked for before, and may be again.
+    earlier: Vec<(Event, Sum)>,
     seen: u64,
 }
 
@@ -57,7 +68,8 @@ fn open(host: &Host, options: &Options) -> Opened {
     if options.events.is_empty() {
         return Err(Unavailable::Absent("no events are asked for; perf.events names them".to_owned()));
     }
-    let events = events(host, &options.events).map_err(Unavailable::Absent)?;
+    let vendor = vendor(host);
+    let events = named(vendor, &options.events).map_err(Unavailable::Absent)?;
     // Tried on this very process: what is refused here is refused everywhere.
     let (counters, refused) = Counters::of_tree(&[0], &events, Begin::Later);
     if counters.is_empty() {
@@ -66,6 +78,7 @@ fn open(host: &Host, options: &Options) -> Opened {
     }
     let labels = events.iter().map(|event| vec![event.name.clone()]).collect();
     Ok(Box::new(Perf {
+        vendor,
         events,
         labels,
         cpus: online_cpus(host),
@@ -78,11 +91,18 @@ fn open(host: &Host, options: &Options) -> Opened {
 
 /// The events that are asked for, each of them once.
 pub fn events(host: &Host, names: &[String]) -> Result<Vec<Event>, String> {
+    named(vendor(host), names)
+}
+
+fn vendor(host: &Host) -> &'static str {
     let mut cpuinfo = Vec::new();
-    let vendor = match host.read_small("/proc/cpuinfo", &mut cpuinfo) {
+    match host.read_small("/proc/cpuinfo", &mut cpuinfo) {
         Ok(()) => event::vendor_of(&cpuinfo),
         Err(_) => "",
-    };
+    }
+}
+
+fn named(vendor: &str, names: &[String]) -> Result<Vec<Event>, String> {
     let mut events: Vec<Event> = Vec::new();
     for name in names {
         for event in Event::parse(name, vendor)? {
@@ -137,7 +157,7 @@ impl Source for Perf {
     fn read(&mut self, targets: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         self.generation += 1;
-        for target in targets.cgroups.iter().filter(|target| !target.counted) {
+        for target in &targets.cgroups {
             self.read_one(target, batch);
         }
         // The counters of a job that is over are closed with it.
@@ -161,18 +181,22 @@ impl Source for Perf {
 
 impl Perf {
     fn read_one(&mut self, target: &CgroupTarget, batch: &mut Batch) {
-        let Some(dir) = &target.dirs.unified else { return };
-        let followed = self.jobs.entry(target.dirs.id).or_insert_with(|| {
-            let (counters, _) = Counters::of_cgroup(dir.as_fd(), &self.cpus, &self.events, Begin::Now);
-            Followed { counters, seen: 0 }
-        });
+        if target.events.is_none() && !self.jobs.contains_key(&target.dirs.id) {
+            return;
+        }
+        let mut followed = self.jobs.remove(&target.dirs.id).unwrap_or_default();
         followed.seen = self.generation;
-        for name in followed.counters.yield_if_crowded() {
+        if followed.asked != target.events {
+            self.ask_for(&mut followed, target);
+        }
+        for name in followed.counters.as_mut().map(Counters::yield_if_crowded).unwrap_or_default() {
             if !self.given_up.contains(&name) {
                 self.given_up.push(name);
             }
         }
-        for (event, sum) in followed.counters.read() {
+        for (event, sum) in followed.counters.iter().flat_map(Counters::read) {
+            let before = followed.earlier.iter().find(|(known, _)| known == event).map(|&(_, sum)| sum);
+            let sum = sum.and(before.unwrap_or_default());
             let part = self.events.iter().position(|known| known == event).unwrap_or(0);
             let cells = batch.push_part(Subject::Cgroup(target.dirs.id), part as u32);
             if sum.counted().is_some() {
@@ -180,6 +204,49 @@ impl Perf {
             }
             cells[ENABLED] = i64::try_from(sum.enabled_ns).unwrap_or(i64::MAX);
             cells[RUNNING] = i64::try_from(sum.running_ns).unwrap_or(i64::MAX);
+        }
+        self.jobs.insert(target.dirs.id, followed);
+    }
+
+    /// Opens what is asked for now and closes what no longer is; what goes on is not disturbed.
+    fn ask_for(&mut self, followed: &mut Followed, target: &CgroupTarget) {
+        followed.asked.clone_from(&target.events);
+        let names = target.events.as_deref().unwrap_or_default();
+        let wanted = named(self.vendor, names).unwrap_or_default();
+        for (event, sum) in followed.counters.as_mut().map(|open| open.keep(&wanted)).unwrap_or_default() {
+            match followed.earlier.iter_mut().find(|(known, _)| *known == event) {
+                Some((_, before)) => *before = sum.and(*before),
+                None => followed.earlier.push((event, sum)),
+            }
+        }
+        let is_open = |event: &Event| followed.counters.as_ref().is_some_and(|open| open.counts(event));
+        let new: Vec<Event> = wanted.into_iter().filter(|event| !is_open(event)).collect();
+        let (more, refused) = match &target.dirs.unified {
+            _ if new.is_empty() => return,
+            Some(dir) => Counters::of_cgroup(dir.as_fd(), &self.cpus, &new, Begin::Now),
+            None => {
+                let reason = "a job has no cgroup in the v2 hierarchy";
+                let refuse = |event: &Event| Refused { name: event.name.clone(), reason: reason.to_owned() };
+                return self.refuse(new.iter().map(refuse).collect());
+            }
+        };
+        match &mut followed.counters {
+            Some(open) => open.join(more),
+            None => followed.counters = Some(more),
+        }
+        for event in new.into_iter().filter(|event| !self.events.contains(event)).collect::<Vec<_>>() {
+            self.labels.push(vec![event.name.clone()]);
+            self.events.push(event);
+        }
+        self.refuse(refused);
+    }
+
+    /// Each of them is told once.
+    fn refuse(&mut self, refused: Vec<Refused>) {
+        for one in refused {
+            if !self.refused.contains(&one) {
+                self.refused.push(one);
+            }
         }
     }
 }

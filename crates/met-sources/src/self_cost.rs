@@ -93,6 +93,29 @@ impl Runner {
         runner
     }
 
+    /// Opens a source anew, as other options ask for it; it may come, stay or go. The others are not disturbed.
+    pub fn reopen(&mut self, name: &str, host: &Host, options: &Options) {
+        let Some((part, &spec)) = (0..).zip(SOURCES).find(|(_, spec)| spec.name == name) else { return };
+        self.unavailable.retain(|(known, _)| known.name != name);
+        let at = self.sources.partition_point(|running| running.part < part);
+        let first: usize = self.sources[..at].iter().map(|running| running.spec.tables.len()).sum();
+        if self.sources.get(at).is_some_and(|running| running.part == part) {
+            self.sources.remove(at);
+            self.batches.drain(first..first + spec.tables.len());
+        }
+        match Running::open(spec, part, host, options) {
+            Ok(running) => {
+                self.sources.insert(at, running);
+                self.batches.splice(first..first, spec.tables.iter().copied().map(Batch::new));
+            }
+            Err(reason) => self.unavailable.push((spec, reason)),
+        }
+    }
+
+    pub fn is_open(&self, name: &str) -> bool {
+        self.sources.iter().any(|running| running.spec.name == name && running.source.is_some())
+    }
+
     /// Waits for the readings that sources have under way on threads of their own.
     pub fn wait(&mut self, patience: Duration) {
         if patience.is_zero() {
@@ -359,6 +382,28 @@ mod tests {
         let costs: Vec<_> = runner.costs().rows().map(|(row, cells)| (row.part, cells[ERRORS])).collect();
         assert_eq!(costs, [(0, 4), (2, 0)]);
         assert!(runner.batches()[0].is_empty(), "a source that is gone has no rows");
+    }
+
+    #[test]
+    fn a_source_that_is_opened_anew_leaves_the_others_as_they_are() {
+        let host = Host::real().unwrap();
+        let mut runner = Runner::open(&host, &Options { node: true, ..Options::default() });
+        let open = |runner: &Runner| runner.periods().map(|(spec, _)| spec.name).collect::<Vec<_>>();
+        let tables =
+            |runner: &Runner| runner.batches().iter().map(|batch| batch.table.name).collect::<Vec<_>>();
+        let (before, tables_before) = (open(&runner), tables(&runner));
+        assert!(before.contains(&"node"));
+        let off = Choice { off: true, ..Choice::default() };
+        let choices = HashMap::from([("node", off)]);
+        runner.reopen("node", &host, &Options { node: true, choices, ..Options::default() });
+        assert!(!runner.is_open("node"));
+        assert!(runner.unavailable().iter().any(|(spec, _)| spec.name == "node"));
+        let others: Vec<_> = before.iter().copied().filter(|&name| name != "node").collect();
+        assert_eq!(open(&runner), others);
+        runner.read(&Targets::default(), &TickInfo::default());
+        runner.reopen("node", &host, &Options { node: true, ..Options::default() });
+        assert_eq!((open(&runner), tables(&runner)), (before, tables_before));
+        assert!(!runner.unavailable().iter().any(|(spec, _)| spec.name == "node"));
     }
 
     #[test]

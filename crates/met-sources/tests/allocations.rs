@@ -51,7 +51,12 @@ fn reading_the_same_targets_again_allocates_nothing() {
     let hierarchies = Hierarchies::read(&host).unwrap();
     let paths: CgroupPaths = hierarchies.of_process(&host, me.pid).unwrap();
     if let Ok(dirs) = CgroupDirs::open(&host, &paths) {
-        targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), counted: true, young: false });
+        targets.cgroups.push(CgroupTarget {
+            dirs: Arc::new(dirs),
+            counted: true,
+            events: None,
+            young: false,
+        });
     }
     let mut ticks = [false, true].into_iter().cycle().map(|slow| TickInfo { slow, cgroups_only: false });
     for tick in ticks.by_ref().take(4) {

@@ -71,6 +71,14 @@ pub enum Command {
     /// Measure jobs for a user, or as root for everybody; started by itself when needed
     #[command(after_help = "Example:\n  met daemon --stop     end it; jobs run on")]
     Daemon(DaemonArgs),
+    /// Show or change how often a running daemon samples and which events it counts, without a restart
+    #[command(
+        after_help = "Examples:\n  met configure                                    what holds, and until when\n  \
+                      met configure --period 1.5s --perf page_faults   until the daemon ends\n  \
+                      met configure --period 100ms --job slurm:12      while this job runs\n  \
+                      met configure --reset                            as the file says"
+    )]
+    Configure(ConfigureArgs),
     /// Say what can be measured on this machine, what not, why, and what would enable it
     #[command(after_help = "Example:\n  met doctor")]
     Doctor(DoctorArgs),
@@ -291,6 +299,25 @@ pub struct DaemonArgs {
     /// Leave when there has been no job for a while; how `met run` starts it
     #[arg(long, hide = true)]
     pub auto: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigureArgs {
+    /// Time between samples, as behind `sampling.interval`: 1.5s, 100ms
+    #[arg(long, value_name = "TIME")]
+    pub period: Option<String>,
+    /// Events to count, as behind `perf.events`: page_faults,instructions:u; an empty text is none
+    #[arg(long, value_name = "EVENTS")]
+    pub perf: Option<String>,
+    /// Only while this job runs; events in it alone: 12, slurm:1234_7, a name, or @last
+    #[arg(long, value_name = "JOB")]
+    pub job: Option<String>,
+    /// Take earlier changes back; with --job those for that job
+    #[arg(long)]
+    pub reset: bool,
+    /// The daemon of this user, also where one runs for everybody
+    #[arg(long)]
+    pub user: bool,
 }
 
 #[derive(Debug, Args)]

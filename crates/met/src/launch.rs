@@ -19,7 +19,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::jobs::JobRef;
 use crate::processes;
-use crate::protocol::{self, Reply, Request};
+use crate::protocol::{self, Reply, Request, Whence};
 use crate::setting::Setting;
 use crate::supervise::{self, Assignment, Channel, Command, look_up};
 
@@ -54,6 +54,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let detached = draft.origin != Origin::Time;
     let mut system = if detached { setting.system_daemon() } else { None };
     let id = if draft.keep { reserve(setting, system.as_mut())? } else { 0 };
+    let events = if detached { live_events(setting, system.as_mut()) } else { None };
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
     let facts = setting.host.facts();
@@ -104,13 +105,24 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         detached,
         until_last: draft.until_last,
         daemon: setting.daemon_place(system.is_some()),
-        events: setting.config.perf.events.clone(),
+        events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
         env: draft
             .env
             .iter()
             .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec()))
             .collect(),
     })
+}
+
+/// The events that a running daemon was told to count instead of what its file says.
+fn live_events(setting: &Setting, system: Option<&mut Client>) -> Option<Vec<String>> {
+    let reply = match system {
+        Some(system) => system.call(&Request::InForce),
+        None => setting.user_daemon().and_then(|mut own| own.call(&Request::InForce)),
+    };
+    let Ok(Reply::InForce(held)) = reply else { return None };
+    let events = held.events.into_iter().next()?;
+    (events.whence == Whence::Live).then_some(events.value)
 }
 
 /// An id that neither this user nor, where there is one, the system daemon has given away.

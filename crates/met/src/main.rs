@@ -70,6 +70,7 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Cancel(args)) => commands::cancel::cancel(&setting()?, &args),
         Some(Command::Rm(args)) => commands::rm::rm(&setting()?, &args),
         Some(Command::Daemon(args)) => commands::daemon::daemon(&setting()?, &args),
+        Some(Command::Configure(args)) => commands::configure::configure(&setting()?, &args),
         Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?, &args),
         Some(Command::Emissions(args)) => commands::emissions::emissions(&setting()?, &args),
         Some(Command::Metrics(args)) => commands::metrics::metrics(&args),

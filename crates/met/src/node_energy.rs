@@ -159,26 +159,49 @@ pub struct Charged {
     before: [i64; COLUMNS.len()],
 }
 
+impl Tariff {
+    fn of(energy: &Energy) -> Tariff {
+        let Energy { pue, price_per_kwh, ref currency, .. } = *energy;
+        Tariff { pue, price_per_kwh, currency: currency.as_str().into() }
+    }
+}
+
+fn policy(energy: &Energy) -> Policy {
+    let idle_to = if energy.idle_to_holders { IdleTo::Holders } else { IdleTo::Nobody };
+    Policy { idle_to, idle_mw: energy.idle_watts.map(|watts| (watts * 1000.0).round() as u64) }
+}
+
+fn ns(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
+}
+
 impl NodeEnergy {
     pub fn new(host: &Host, config: &Config, interval: Duration) -> NodeEnergy {
-        let Energy { idle_to_holders, idle_watts, pue, price_per_kwh, ref currency } = config.energy;
-        let idle_to = if idle_to_holders { IdleTo::Holders } else { IdleTo::Nobody };
-        let idle_mw = idle_watts.map(|watts| (watts * 1000.0).round() as u64);
         NodeEnergy {
-            ledger: Ledger::new(Policy { idle_to, idle_mw }),
+            ledger: Ledger::new(policy(&config.energy)),
             jobs: BTreeMap::new(),
             node: None,
             cpu_count: u64::from(host.facts().cpu_count),
-            interval_ns: i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX),
+            interval_ns: ns(interval),
             host: host.clone(),
             estimate: OnceCell::new(),
             estimated_uj: Estimated::default(),
             metered_ns: None,
-            tariff: Tariff { pue, price_per_kwh, currency: currency.as_str().into() },
+            tariff: Tariff::of(&config.energy),
             factor: emissions::fixed(&config.emissions),
             last: None,
             settled: Vec::new(),
         }
+    }
+
+    pub fn set_interval(&mut self, interval: Duration) {
+        self.interval_ns = ns(interval);
+    }
+
+    /// Idle power by the new rules from now on; running jobs keep the tariff that they began with.
+    pub fn set_rules(&mut self, energy: &Energy) {
+        self.ledger.set_policy(policy(energy));
+        self.tariff = Tariff::of(energy);
     }
 
     pub fn set_factor(&mut self, factor: Factor) {

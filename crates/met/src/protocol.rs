@@ -1,6 +1,9 @@
 //! What is said on a daemon's socket: frames of a length and JSON, one reply to each request.
 
+use std::fmt;
 use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use met_core::energy::emission::Factor;
 use met_core::job::{CgroupPaths, JobKey, Record};
@@ -11,7 +14,7 @@ use crate::jobs::{JobRef, JobsFilter};
 use crate::node_energy::EnergyWindow;
 
 /// Raised when an older peer would misunderstand; a daemon that is older than its client leaves.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Bounds what a daemon can make a client hold.
 const REPLY_BYTES_MAX: u32 = 64 << 20;
@@ -54,6 +57,9 @@ pub enum Request {
     Correct(Correction),
     /// Whose the node's energy was in the last window.
     Energy,
+    /// Period and events as they hold, and why.
+    InForce,
+    Configure(Change),
     Status,
     Stop,
 }
@@ -78,11 +84,62 @@ pub enum Reply {
         jobs: u64,
     },
     Energy(Option<EnergyWindow>),
+    InForce(Box<InForce>),
     /// The daemon ends on purpose: nobody shall start another one for it.
     Leaving,
     Error {
         message: String,
     },
+}
+
+/// A live change, in the words of the configuration file.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Change {
+    pub period: Option<String>,
+    pub perf: Option<String>,
+    /// While it runs, and of events in it alone; `None` is until the daemon ends.
+    pub job: Option<JobRef>,
+    /// Takes earlier changes back first.
+    pub reset: bool,
+}
+
+/// What a daemon does now. Of what holds for all, the first does; the others follow when it ends.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct InForce {
+    pub intervals: Vec<Held<Duration>>,
+    pub events: Vec<Held<Vec<String>>>,
+    /// Counted there instead.
+    pub events_in_jobs: Vec<Held<Vec<String>>>,
+    /// What of a change cannot be done.
+    pub note: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Held<T> {
+    pub value: T,
+    pub whence: Whence,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Whence {
+    Default,
+    File(PathBuf),
+    Live,
+    /// Live, until this job ends; its name is for those who may see it.
+    Job(Option<String>),
+}
+
+impl fmt::Display for Whence {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Whence::Default => out.write_str("default"),
+            Whence::File(path) => write!(out, "{}", path.display()),
+            Whence::Live => out.write_str("live, until the daemon ends"),
+            Whence::Job(Some(job)) => write!(out, "live, until job {job} ends"),
+            Whence::Job(None) => out.write_str("live, until a job ends"),
+        }
+    }
 }
 
 /// A course of the job's or the card's table with its columns by name.

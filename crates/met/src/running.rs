@@ -31,6 +31,15 @@ impl Running {
         Running { gap_ms, peak_span_ms, columns, span: None, peak_cores: None }
     }
 
+    /// The period changed: samples of the longer one are no gap, before it or after.
+    pub fn widen_gap(&mut self, gap_ms: i64) {
+        self.gap_ms = self.gap_ms.max(gap_ms);
+    }
+
+    pub fn gap_ms(&self) -> i64 {
+        self.gap_ms
+    }
+
     pub fn push(&mut self, time_ms: i64, cells: &[i64]) {
         for (column, &cell) in self.columns.iter_mut().zip(cells) {
             if cell != MISSING {
@@ -119,6 +128,19 @@ impl Column {
 mod tests {
     use super::*;
     use met_core::job_table::MEMORY_NEEDED;
+
+    #[test]
+    fn samples_of_a_longer_period_are_no_gap_after_a_change() {
+        let mut running = Running::new(1_000, 500);
+        running.push(0, &cells(0, 10));
+        running.widen_gap(10_000);
+        running.push(5_000, &cells(0, 20));
+        running.widen_gap(1_000);
+        running.push(9_000, &cells(0, 20));
+        assert_eq!(running.gap_ms(), 10_000);
+        let mean = running.summaries().get(MEMORY_NEEDED).unwrap().mean;
+        assert!((mean - (15.0 * 5.0 + 20.0 * 4.0) / 9.0).abs() < 1e-9, "{mean}");
+    }
 
     fn cells(cpu: i64, memory: i64) -> Vec<i64> {
         let mut cells = vec![MISSING; JOB.columns.len()];

@@ -63,6 +63,15 @@ pub fn gap_ms(interval: Duration) -> i64 {
     (interval.as_millis() as i64 * 25).max(25_000)
 }
 
+/// The same for a course whose period may have been changed meanwhile: what many of its spans are is no gap.
+pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
+    const SPANS_MIN: usize = 20;
+    let mut spans: Vec<i64> = course.times_ms.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    spans.sort_unstable();
+    let usual_ms = spans.get(spans.len() * 9 / 10).filter(|_| spans.len() >= SPANS_MIN);
+    gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
+}
+
 pub struct Sampler {
     host: Host,
     interval_ns: i64,
@@ -71,6 +80,7 @@ pub struct Sampler {
     refreshed_ns: i64,
     runner: Runner,
     node: NodeRows,
+    asked: EventsAsked,
     targets: Targets,
     map: JobMap,
     fold: Fold,
@@ -151,6 +161,43 @@ impl Tracked {
     }
 }
 
+/// Which events are counted in which jobs.
+#[derive(Clone, Debug, Default)]
+pub struct EventsAsked {
+    for_all: Option<Arc<[String]>>,
+    /// Since when, where this was asked for while jobs ran: their supervisors do not know of it.
+    since_ns: Option<i64>,
+    of_jobs: Vec<(JobKey, Arc<[String]>)>,
+}
+
+impl EventsAsked {
+    pub fn of_file(events: &[String]) -> EventsAsked {
+        EventsAsked { for_all: shared(events), ..EventsAsked::default() }
+    }
+
+    /// Of all jobs, also of those that run since before `since_ns` with a supervisor.
+    pub fn live(events: &[String], since_ns: i64) -> EventsAsked {
+        EventsAsked { since_ns: Some(since_ns), ..EventsAsked::of_file(events) }
+    }
+
+    /// In this job these are counted instead.
+    pub fn instead(&mut self, key: JobKey, events: &[String]) {
+        self.of_jobs.push((key, events.into()));
+    }
+
+    fn of_job(&self, key: &JobKey, born_ns: i64, has_supervisor: bool) -> Option<Arc<[String]>> {
+        if let Some((_, events)) = self.of_jobs.iter().rev().find(|(known, _)| known == key) {
+            return Some(events.clone());
+        }
+        let by_supervisor = has_supervisor && self.since_ns.is_none_or(|since_ns| born_ns > since_ns);
+        self.for_all.clone().filter(|_| !by_supervisor)
+    }
+}
+
+fn shared(events: &[String]) -> Option<Arc<[String]>> {
+    (!events.is_empty()).then(|| events.into())
+}
+
 /// What decides how good a job's samples are.
 #[derive(Clone, Copy)]
 struct Profile {
@@ -185,6 +232,8 @@ pub struct Sampled {
     emission: Option<Emission>,
     attached: bool,
     ends: Ends,
+    /// The longest time between two samples that was no gap while the job ran.
+    gap_ms: i64,
 }
 
 /// How well the ends of a job's processes are known.
@@ -237,6 +286,7 @@ impl Default for Sampled {
             events: Vec::new(),
             attached: false,
             ends: Ends::default(),
+            gap_ms: 0,
         }
     }
 }
@@ -268,6 +318,7 @@ impl Sampler {
         Sampler {
             runner: Runner::open(&host, options),
             node: NodeRows::default(),
+            asked: EventsAsked::of_file(&config.perf.events),
             energy: NodeEnergy::new(&host, config, interval),
             host,
             interval_ns,
@@ -384,8 +435,9 @@ impl Sampler {
             lacks_delays: gone.lacks_delays,
             unwaited: job.profile.kept.then_some(gone.inherited),
         };
-        let Tracked { course, events, profile, .. } = job;
-        Some(Sampled { totals, gpus, events, emission, course, attached: profile.attached, ends })
+        let Tracked { course, events, profile, running, .. } = job;
+        let (attached, gap_ms) = (profile.attached, running.gap_ms());
+        Some(Sampled { totals, gpus, events, emission, course, attached, ends, gap_ms })
     }
 
     /// Takes in what its processes did since the last tick and left to nobody who is read.
@@ -461,6 +513,56 @@ impl Sampler {
 
     pub fn gap_ms(&self) -> i64 {
         gap_ms(Duration::from_nanos(self.interval_ns as u64))
+    }
+
+    /// Ticks by another period from now on, again at multiples of it.
+    pub fn set_interval(&mut self, interval: Duration) {
+        self.interval_ns = interval.as_nanos() as i64;
+        self.next_tick_ns = next_boundary(clock::boottime_ns(), self.interval_ns);
+        self.cards.set_gap(self.interval_ns * 3 + CARD_GAP_NS);
+        self.energy.set_interval(interval);
+        let gap_ms = self.gap_ms();
+        self.jobs.values_mut().for_each(|job| job.running.widen_gap(gap_ms));
+    }
+
+    /// Counts other events from now on. `options` has all their names. What cannot be counted is told.
+    pub fn set_events(&mut self, asked: EventsAsked, options: &Options) -> Option<String> {
+        self.asked = asked;
+        if options.events.is_empty() {
+            self.ask_for_events();
+            return None;
+        }
+        if !self.runner.is_open("perf") {
+            self.runner.reopen("perf", &self.host, options);
+        }
+        self.ask_for_events();
+        self.runner.read_again("perf", &self.targets, &TickInfo::default());
+        self.follow_events();
+        let unavailable = self.runner.unavailable().iter().find(|(spec, _)| spec.name == "perf");
+        let shortfall = self.runner.shortfalls().find(|(name, _)| *name == "perf");
+        unavailable.map(|(_, reason)| reason.to_string()).or(shortfall.map(|(_, short)| short.detail))
+    }
+
+    /// Takes up what a file says that was read again, other than period and events.
+    pub fn reconfigure(&mut self, before: &Config, config: &Config) {
+        let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
+        self.membership_every_ns = membership;
+        self.cards.set_idle_rules(config.gpu.idle_power.clone());
+        if before.energy != config.energy {
+            self.energy.set_rules(&config.energy);
+        }
+        let options = Options { node: true, ..options(config, Duration::ZERO) };
+        for name in before.sources.changed(&config.sources) {
+            self.runner.reopen(name, &self.host, &options);
+        }
+    }
+
+    fn ask_for_events(&mut self) {
+        for target in &mut self.targets.cgroups {
+            let slot = self.map.owner(Subject::Cgroup(target.dirs.id));
+            let job = slot.and_then(|slot| self.jobs.get(&slot));
+            target.events = job.and_then(|job| self.asked.of_job(&job.key, job.born_ns, target.counted));
+        }
     }
 
     /// How long one may sleep before the next tick.
@@ -543,6 +645,7 @@ impl Sampler {
         self.targets.clear();
         self.map.clear();
         self.members.fill(&mut self.targets, &mut self.map);
+        self.ask_for_events();
     }
 
     /// Whether a living process is on a card that was not there before and is nobody's. On a busy node it may
@@ -1010,14 +1113,17 @@ impl Sampled {
     /// Adds to the record of a job that is over what only samples know. `course` is the whole of it.
     pub fn complete(&self, record: &mut Record, course: &Course, interval: Duration) {
         if !course.is_empty() {
-            record.summaries = course.summaries(gap_ms(interval));
+            record.summaries = course.summaries(gap_ms(interval).max(self.gap_ms));
         }
         let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
         self.fill(record);
         self.raise_peaks(record);
         self.ends.add_unwaited(&mut record.totals);
-        if record.events.is_empty() {
-            record.events.clone_from(&self.events);
+        // What a supervisor counts, it counts from the beginning.
+        for event in &self.events {
+            if !record.events.iter().any(|known| known.name == event.name) {
+                record.events.push(event.clone());
+            }
         }
         if !self.gpus.is_empty() {
             record.gpus = self.gpus.clone();
@@ -1084,7 +1190,8 @@ impl Reading {
         map.add_job(spec.slot, None);
         if let Ok(dirs) = CgroupDirs::open(host, &spec.cgroup) {
             map.assign(Subject::Cgroup(dirs.id), spec.slot);
-            targets.cgroups.push(CgroupTarget { dirs: Arc::new(dirs), counted: true, young: true });
+            let dirs = Arc::new(dirs);
+            targets.cgroups.push(CgroupTarget { dirs, counted: true, events: None, young: true });
         }
         if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
             map.assign(Subject::Task { pid, start_ticks }, spec.slot);

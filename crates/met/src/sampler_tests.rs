@@ -221,3 +221,48 @@ fn a_process_that_appears_on_a_card_is_its_jobs_though_nobody_has_listed_it_yet(
     sampler.look();
     assert!(sampler.card_strangers.is_empty());
 }
+
+#[test]
+fn another_period_ticks_at_its_own_multiples() {
+    let config = Config::default();
+    let mut sampler =
+        Sampler::patient(Host::real().unwrap(), Duration::from_secs(3600), &config, Duration::ZERO);
+    let gap_before_ms = sampler.gap_ms();
+    for interval_ms in [1500, 250, 60_000] {
+        sampler.set_interval(Duration::from_millis(interval_ms));
+        assert_eq!(sampler.next_tick_ns % (interval_ms as i64 * 1_000_000), 0);
+        assert!(sampler.until_next_tick() <= Duration::from_millis(interval_ms));
+    }
+    assert!(sampler.gap_ms() < gap_before_ms);
+}
+
+#[test]
+fn events_asked_for_live_reach_jobs_whose_supervisors_do_not_know_of_them() {
+    let key =
+        |id: &str| JobKey { cluster: None, manager: "local".to_owned(), id: id.to_owned(), incarnation: 0 };
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let of = |asked: &EventsAsked, id: &str, born_ns: i64, supervised: bool| {
+        asked.of_job(&key(id), born_ns, supervised).map(|events| events.join(","))
+    };
+    let file = EventsAsked::of_file(&names(&["page_faults"]));
+    assert_eq!(of(&file, "1", 5, true), None, "its supervisor counts");
+    assert_eq!(of(&file, "1", 5, false).as_deref(), Some("page_faults"));
+    let mut live = EventsAsked::live(&names(&["task_clock"]), 10);
+    assert_eq!(of(&live, "1", 5, true).as_deref(), Some("task_clock"));
+    assert_eq!(of(&live, "2", 15, true), None, "it was started with them");
+    live.instead(key("2"), &names(&["page_faults"]));
+    assert_eq!(of(&live, "2", 15, true).as_deref(), Some("page_faults"));
+}
+
+#[test]
+fn a_course_of_a_longer_period_has_no_gaps_and_a_pause_is_still_one() {
+    let mut course = Course::new(&JOB);
+    let cells = vec![MISSING; JOB.columns.len()];
+    for time_ms in (0..40).map(|index| index * 60_000).chain([4_000_000]) {
+        course.push(time_ms, &cells);
+    }
+    let second = Duration::from_secs(1);
+    assert_eq!(gap_ms_of(&course, second), 180_000);
+    course.truncate(5);
+    assert_eq!(gap_ms_of(&course, second), gap_ms(second), "too few to say");
+}

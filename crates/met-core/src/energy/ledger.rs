@@ -152,6 +152,11 @@ struct Usage {
 }
 
 impl Ledger {
+    /// Holds from the window on that is closed next.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
+    }
+
     pub fn new(policy: Policy) -> Ledger {
         Ledger {
             policy,

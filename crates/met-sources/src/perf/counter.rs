@@ -127,6 +127,15 @@ impl Sum {
         sum
     }
 
+    /// With what was counted before, by counters that are closed.
+    pub fn and(self, before: Sum) -> Sum {
+        Sum {
+            count: self.count.saturating_add(before.count),
+            enabled_ns: self.enabled_ns.saturating_add(before.enabled_ns),
+            running_ns: self.running_ns.saturating_add(before.running_ns),
+        }
+    }
+
     /// The share of the time in which it was counted; nothing where it never was.
     pub fn counted(&self) -> Option<f64> {
         match (self.enabled_ns, self.running_ns) {

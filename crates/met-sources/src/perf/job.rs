@@ -80,6 +80,23 @@ impl Counters {
         self.events.is_empty()
     }
 
+    /// Goes on with only these events; what the others counted is returned.
+    pub fn keep(&mut self, wanted: &[Event]) -> Vec<(Event, Sum)> {
+        let (kept, closed): (Vec<_>, Vec<_>) =
+            self.events.drain(..).partition(|counted| wanted.contains(&counted.event));
+        self.events = kept;
+        closed.into_iter().map(|counted| (counted.event.clone(), counted.read())).collect()
+    }
+
+    pub fn counts(&self, event: &Event) -> bool {
+        self.events.iter().any(|counted| counted.event == *event)
+    }
+
+    /// Goes on with the events of another one, too.
+    pub fn join(&mut self, more: Counters) {
+        self.events.extend(more.events);
+    }
+
     /// Lets those count that were opened for later.
     pub fn begin(&self) {
         if self.begin != Begin::Later {
@@ -214,6 +231,30 @@ mod tests {
 
     fn events(names: &[&str]) -> Vec<Event> {
         names.iter().flat_map(|name| Event::parse(name, "").unwrap()).collect()
+    }
+
+    #[test]
+    fn events_come_and_go_and_the_others_count_on() {
+        let (mut counters, refused) =
+            Counters::of_tree(&[0], &events(&["task_clock", "page_faults"]), Begin::Now);
+        if counters.is_empty() {
+            eprintln!("skipped: {refused:?}");
+            return;
+        }
+        let spin = |counters: &Counters| loop {
+            let clock = counters.read().find(|(event, _)| event.name == "task_clock").unwrap().1;
+            if clock.count > 1_000_000 {
+                return clock;
+            }
+        };
+        let before = spin(&counters);
+        let closed = counters.keep(&events(&["task_clock"]));
+        assert_eq!(closed.iter().map(|(event, _)| event.name.as_str()).collect::<Vec<_>>(), ["page_faults"]);
+        counters.join(Counters::of_tree(&[0], &events(&["context_switches"]), Begin::Now).0);
+        assert!(!counters.counts(&events(&["page_faults"])[0]));
+        let after = spin(&counters);
+        assert!(after.count >= before.count, "what goes on is not disturbed");
+        assert_eq!(after.and(before).count, after.count + before.count);
     }
 
     #[test]

@@ -37,13 +37,14 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         return Ok(0);
     }
     let course = all.course(&record.key)?;
-    let plot = view::plot::course(&course, sampler::gap_ms(setting.config.sampling.interval), &style);
+    let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
+    let plot = view::plot::course(&course, gap_ms, &style);
     if !plot.is_empty() {
         write!(stdout, "\n{plot}")?;
     }
     for gpu in record.gpus.iter().take(CARDS_PLOTTED) {
         let course = all.card_course(&record.key, &gpu.uuid)?;
-        let gap_ms = sampler::gap_ms(setting.config.sampling.interval);
+        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
         let plot = view::plot::card(&course, &gpu.index, gap_ms, &style);
         if !plot.is_empty() {
             write!(stdout, "\n{plot}")?;

@@ -445,7 +445,7 @@ impl Form {
     /// Reads the text and puts it where it belongs; says what is wrong with it otherwise.
     pub fn apply(&self, text: &str, config: &mut Config) -> Result<(), ParseError> {
         match self {
-            Form::Interval(set) => set(config, bounded(text, INTERVAL_MIN, INTERVAL_MAX)?),
+            Form::Interval(set) => set(config, interval(text)?),
             Form::Duration(set) => set(config, bounded(text, DURATION_MIN, DURATION_MAX)?),
             Form::Count(set) => set(config, count(text)?),
             Form::Size(set) => set(config, size(text)?),
@@ -459,10 +459,20 @@ impl Form {
             Form::Scope(set) => set(config, scope(text)?),
             Form::Plain(set) => set(config, plain(text)?),
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
-            Form::Events(set) => set(config, events(text.split(','))?),
+            Form::Events(set) => set(config, events_in(text)?),
         }
         Ok(())
     }
+}
+
+/// As behind `sampling.interval`.
+pub fn interval(text: &str) -> Result<Duration, ParseError> {
+    bounded(text, INTERVAL_MIN, INTERVAL_MAX)
+}
+
+/// As behind `perf.events`, in one text.
+pub fn events_in(text: &str) -> Result<Vec<String>, ParseError> {
+    events(text.split(','))
 }
 
 fn bounded(text: &str, least: Bound, most: Bound) -> Result<Duration, ParseError> {

@@ -49,6 +49,16 @@ impl Sources {
             ..Options::default()
         }
     }
+
+    /// The sources of which these say something else.
+    pub fn changed<'a>(&'a self, others: &'a Sources) -> impl Iterator<Item = &'static str> + 'a {
+        let (own, other) = (self.options(), others.options());
+        SOURCES.iter().map(|spec| spec.name).filter(move |name| {
+            own.choices.get(name) != other.choices.get(name)
+                || *name == "ipmi" && own.ipmi_command != other.ipmi_command
+                || *name == "redfish" && own.redfish != other.redfish
+        })
+    }
 }
 
 /// What only one source needs.

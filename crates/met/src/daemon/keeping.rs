@@ -21,6 +21,7 @@ use super::plain::{self, Groups};
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
 use super::socket::Peer;
+use super::standing::Standing;
 use super::told;
 use crate::config::{Config, Presence};
 use crate::emissions;
@@ -40,8 +41,10 @@ const ID_LEAP_MAX: u64 = 1_000_000;
 
 pub struct Keeping {
     pub(super) host: Host,
-    config: Config,
-    place: Place,
+    /// As it holds: the file's, and live changes.
+    pub(super) config: Config,
+    pub(super) standing: Standing,
+    pub(super) place: Place,
     pub(super) writer: Writer,
     pub(super) sampling: Sampling,
     pub(super) finding: Option<Finding>,
@@ -60,13 +63,13 @@ pub struct Keeping {
     pub(super) schedulers: Schedulers,
     /// Jobs that are over, and whose last share of energy is not known yet.
     owed: HashSet<JobKey>,
-    emitting: Emitting,
+    pub(super) emitting: Emitting,
 }
 
 /// What a kilowatt hour emits.
 #[derive(Default)]
-struct Emitting {
-    asking: Option<emissions::Asking>,
+pub(super) struct Emitting {
+    pub(super) asking: Option<emissions::Asking>,
     told: Vec<Factor>,
     holds: Option<Factor>,
 }
@@ -86,6 +89,7 @@ impl Keeping {
         let mut keeping = Keeping {
             host: setting.host.clone(),
             config: setting.config.clone(),
+            standing: Standing::of(setting),
             place: place.clone(),
             writer,
             sampling: Sampling::start(setting.host.clone(), &setting.config)?,
@@ -159,7 +163,7 @@ impl Keeping {
         peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw()
     }
 
-    fn sees_all(&self, peer: Peer) -> bool {
+    pub(super) fn sees_all(&self, peer: Peer) -> bool {
         let operators = self.config.daemon.operators.as_deref();
         self.may_stop(peer) || operators.is_some_and(|group| users::is_in_group(peer.uid, group))
     }
@@ -207,6 +211,8 @@ impl Keeping {
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
             Request::Correct(_) => bail!("only root may change the factors of the system daemon"),
+            Request::InForce => Ok(self.in_force(peer)),
+            Request::Configure(change) => self.configure(&change, peer),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
             Request::Hello { .. } | Request::Stop => bail!("not a question about jobs"),
         }
@@ -356,6 +362,7 @@ impl Keeping {
         sampled.complete(&mut record, &course, self.config.sampling.interval);
         self.writer.put(&record)?;
         self.jobs.remove(&record.key);
+        self.revert_with(&record.key);
         self.forget_cgroup(&record);
         if self.jobs.is_empty() {
             // Nobody wakes up again to write the last samples of the cards.
@@ -451,6 +458,7 @@ impl Keeping {
                 Err(error) => {
                     tracing::error!("cannot keep the end of job {}: {error:#}", key.id);
                     self.jobs.remove(key);
+                    self.revert_with(key);
                 }
             },
             None => {

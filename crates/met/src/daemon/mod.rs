@@ -13,8 +13,10 @@ mod privilege;
 mod sampling;
 pub mod schedulers;
 mod socket;
+mod standing;
 mod told;
 
+use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -45,7 +47,11 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     place.create()?;
     crate::name_process(c"met-daemon");
     met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
+    let in_terminal = std::io::stdin().is_terminal();
     let signals = Signals::block()?;
+    if !in_terminal {
+        signals.hear_hangups();
+    }
     let Some(claim) = Claim::take(place)? else {
         return match auto {
             true => Ok(()),
@@ -65,6 +71,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         keeping,
         post,
         signals,
+        in_terminal,
         connections: Vec::new(),
         // One for everybody waits for jobs that others start.
         idle_exit: (auto && !place.system).then_some(setting.config.daemon.idle_exit),
@@ -81,6 +88,8 @@ struct Daemon {
     keeping: Keeping,
     post: Post,
     signals: Signals,
+    /// It ends when the terminal hangs up in which it was started.
+    in_terminal: bool,
     connections: Vec<Connection>,
     idle_exit: Option<Duration>,
     busy_at: Instant,
@@ -103,7 +112,7 @@ impl Daemon {
     fn serve(&mut self) -> Result<()> {
         loop {
             let ready = self.poll();
-            if ready.signalled && self.told_to_stop() {
+            if ready.signalled && self.heed_signals() {
                 return Ok(());
             }
             while ready.knocked
@@ -176,10 +185,18 @@ impl Daemon {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    fn told_to_stop(&self) -> bool {
-        let mut stop = false;
+    /// True when told to stop. A hang-up asks for the file to be read again, unless a terminal hung up.
+    fn heed_signals(&mut self) -> bool {
+        let (mut stop, mut reread) = (false, false);
         while let Some(signal) = self.signals.next() {
-            stop |= matches!(signal.number, libc::SIGTERM | libc::SIGINT | libc::SIGHUP);
+            let hangup = signal.number == libc::SIGHUP;
+            stop |= matches!(signal.number, libc::SIGTERM | libc::SIGINT) || hangup && self.in_terminal;
+            reread |= hangup;
+        }
+        if reread && !stop {
+            self.keeping.reread();
+            self.idle_exit = self.idle_exit.map(|_| self.keeping.idle_exit());
+            (self.next_flush, self.next_retention) = (Instant::now(), Instant::now());
         }
         stop
     }

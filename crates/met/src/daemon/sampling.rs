@@ -11,12 +11,13 @@ use met_core::course::Course;
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, ProcessId, Record};
 use met_host::Host;
+use met_sources::Options;
 use met_store::Device;
 
 use crate::config::Config;
 use crate::node_energy::{Charged, EnergyWindow};
 use crate::protocol::SourceStatus;
-use crate::sampler::{Live, Sampled, Sampler};
+use crate::sampler::{EventsAsked, Live, Sampled, Sampler};
 
 /// The sampler answers between two ticks, which take milliseconds. Something in the machine may hang all the
 /// same, a file system or a driver, and must not keep the daemon from answering and ending.
@@ -36,6 +37,9 @@ enum Order {
     Settled(SyncSender<Vec<(JobKey, Charged)>>),
     SettleNow(SyncSender<Vec<(JobKey, Charged)>>),
     Factor(Box<Factor>),
+    Interval(Duration),
+    Events(EventsAsked, Box<Options>, SyncSender<Option<String>>),
+    Reconfigure(Box<Config>, Box<Config>),
     Window(SyncSender<Option<EnergyWindow>>),
     AddRoot(JobKey, ProcessId),
     Drain(SyncSender<Drained>),
@@ -137,6 +141,21 @@ impl Sampling {
         let _ = self.orders.send(Order::Factor(Box::new(factor)));
     }
 
+    /// Samples by another period from now on.
+    pub fn set_interval(&self, interval: Duration) {
+        let _ = self.orders.send(Order::Interval(interval));
+    }
+
+    /// Counts other events from now on; says what cannot be counted.
+    pub fn set_events(&self, asked: EventsAsked, options: Options) -> Option<String> {
+        self.ask(|reply| Order::Events(asked, Box::new(options), reply)).ok().flatten()
+    }
+
+    /// Takes up what another file says, other than period and events.
+    pub fn reconfigure(&self, before: Config, config: Config) {
+        let _ = self.orders.send(Order::Reconfigure(Box::new(before), Box::new(config)));
+    }
+
     /// The samples since the last call.
     pub fn drain(&self) -> Drained {
         self.ask(Order::Drain).unwrap_or_default()
@@ -228,6 +247,9 @@ fn obey(
         Order::Settled(reply) => undelivered.hand_over_settled(sampler.take_settled(), &reply),
         Order::SettleNow(reply) => undelivered.hand_over_settled(sampler.settle_now(), &reply),
         Order::Window(reply) => drop(reply.send(sampler.energy().last_window().cloned())),
+        Order::Interval(interval) => sampler.set_interval(interval),
+        Order::Events(asked, options, reply) => drop(reply.send(sampler.set_events(asked, &options))),
+        Order::Reconfigure(before, config) => sampler.reconfigure(&before, &config),
         Order::Factor(factor) => sampler.energy().set_factor(*factor),
         Order::AddRoot(key, process) => {
             if let Some(&slot) = slots.get(&key) {

@@ -45,6 +45,12 @@ pub struct Signal {
 }
 
 impl Signals {
+    /// Also where whoever started this process ignores hang-ups, as nohup does: an ignored signal is never read.
+    pub fn hear_hangups(&self) {
+        // SAFETY: blocked, it is read from the descriptor; no handler is installed.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+    }
+
     pub fn block() -> io::Result<Signals> {
         // SAFETY: plain calls on sets that live on this stack.
         unsafe {

@@ -1,0 +1,159 @@
+//! `met configure`: what a running daemon samples and counts, shown and changed without a restart.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::cli::ConfigureArgs;
+use crate::client::Client;
+use crate::config;
+use crate::failure::Failure;
+use crate::jobs::JobRef;
+use crate::protocol::{Change, Held, InForce, Reply, Request, Whence};
+use crate::setting::Setting;
+
+pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
+    let request = request(args)?;
+    let Some(mut client) = daemon(setting, args.user) else {
+        let hint = "the configuration file holds for the next one, `met config` lists its keys";
+        return Err(Failure::usage(format!("no daemon runs; {hint}")));
+    };
+    let reply = client.call(&request).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => Failure::usage(error.to_string()),
+        _ => anyhow::Error::from(error).context("cannot ask the daemon"),
+    })?;
+    let Reply::InForce(held) = reply else { bail!("the daemon answered {reply:?}") };
+    if let Some(note) = &held.note {
+        tracing::warn!("{note}");
+    }
+    write!(io::stdout(), "{}", Shown(&held))?;
+    Ok(0)
+}
+
+/// Checked here, too: who asks for what cannot be learns it without a daemon.
+fn request(args: &ConfigureArgs) -> Result<Request> {
+    let refuse = |option: &str, error: &dyn fmt::Display| Failure::usage(format!("{option}: {error}"));
+    if let Some(text) = &args.period {
+        config::interval(text).map_err(|error| refuse("--period", &error))?;
+    }
+    if let Some(text) = &args.perf {
+        config::events_in(text).map_err(|error| refuse("--perf", &error))?;
+    }
+    let job = args.job.as_deref().map(JobRef::parse).transpose()?;
+    let changes = args.period.is_some() || args.perf.is_some() || args.reset;
+    if job.is_some() && !changes {
+        return Err(Failure::usage("--job: what for? add --period, --perf or --reset"));
+    }
+    let (period, perf, reset) = (args.period.clone(), args.perf.clone(), args.reset);
+    Ok(match changes {
+        true => Request::Configure(Change { period, perf, job, reset }),
+        false => Request::InForce,
+    })
+}
+
+fn daemon(setting: &Setting, user: bool) -> Option<Client> {
+    let system = (!user).then(|| setting.system_daemon()).flatten();
+    system.or_else(|| setting.user_daemon().ok())
+}
+
+struct Shown<'a>(&'a InForce);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let InForce { intervals, events, events_in_jobs, .. } = self.0;
+        let interval = |value: &Duration| format!("{}s", value.as_secs_f64());
+        line(out, "sampling.interval", intervals, interval)?;
+        let list = |names: &Vec<String>| match names.is_empty() {
+            true => "none".to_owned(),
+            false => names.join(","),
+        };
+        line(out, "perf.events", events, list)?;
+        for held in events_in_jobs {
+            let job = match &held.whence {
+                Whence::Job(Some(job)) => format!("job {job}"),
+                _ => "a job".to_owned(),
+            };
+            writeln!(out, "{:<18} {}  in {job}, until it ends", "perf.events", list(&held.value))?;
+        }
+        Ok(())
+    }
+}
+
+/// What holds, and what will when that ends.
+fn line<T>(
+    out: &mut fmt::Formatter<'_>,
+    key: &str,
+    held: &[Held<T>],
+    text: impl Fn(&T) -> String,
+) -> fmt::Result {
+    for (index, held) in held.iter().enumerate() {
+        let then = if index == 0 { "" } else { "; then " };
+        let key = if index == 0 { format!("{key:<18} ") } else { String::new() };
+        write!(out, "{key}{then}{}  {}", text(&held.value), held.whence)?;
+        // Whatever is below a change that nothing ends is not reached.
+        if !matches!(held.whence, Whence::Job(_)) {
+            break;
+        }
+    }
+    writeln!(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    #[test]
+    fn what_holds_is_shown_with_its_source_and_its_end() {
+        let by_job = || Whence::Job(Some("slurm:12".to_owned()));
+        let events = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let held = InForce {
+            intervals: vec![
+                Held { value: Duration::from_millis(250), whence: Whence::Job(None) },
+                Held { value: Duration::from_millis(1500), whence: by_job() },
+                Held { value: Duration::from_secs(5), whence: Whence::File("/etc/met/met.yaml".into()) },
+            ],
+            events: vec![
+                Held { value: events(&["cache_ll", "page_faults"]), whence: Whence::Live },
+                Held { value: Vec::new(), whence: Whence::Default },
+            ],
+            events_in_jobs: vec![Held { value: events(&["task_clock"]), whence: by_job() }],
+            note: None,
+        };
+        expect![[r"
+            sampling.interval  0.25s  live, until a job ends; then 1.5s  live, until job slurm:12 ends; then 5s  /etc/met/met.yaml
+            perf.events        cache_ll,page_faults  live, until the daemon ends
+            perf.events        task_clock  in job slurm:12, until it ends
+        "]]
+        .assert_eq(&Shown(&held).to_string());
+    }
+
+    #[test]
+    fn a_bad_value_is_refused_in_the_words_of_the_configuration_file() {
+        let args = |period: Option<&str>, perf: Option<&str>, job: Option<&str>| {
+            let own = |text: Option<&str>| text.map(str::to_owned);
+            ConfigureArgs { period: own(period), perf: own(perf), job: own(job), reset: false, user: false }
+        };
+        let said = |args: &ConfigureArgs| request(args).unwrap_err().to_string();
+        expect![[r#"--period: "1ms" is too short; the shortest is 10ms"#]].assert_eq(&said(&args(
+            Some("1ms"),
+            None,
+            None,
+        )));
+        expect![[r#"--period: "3" has no unit; write 3s, 3ms or 3m"#]].assert_eq(&said(&args(
+            Some("3"),
+            None,
+            None,
+        )));
+        expect![[r#"--perf: "page_fault" is not an event; `met metrics` lists them"#]]
+            .assert_eq(&said(&args(None, Some("task_clock,page_fault"), None)));
+        expect!["--job: what for? add --period, --perf or --reset"].assert_eq(&said(&args(
+            None,
+            None,
+            Some("12"),
+        )));
+        assert!(matches!(request(&args(None, None, None)), Ok(Request::InForce)));
+    }
+}

@@ -1,0 +1,316 @@
+//! What holds in a running daemon: its file, and on top of that what was changed live, for good or for a job.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use met_core::job::JobKey;
+use met_host::clock;
+
+use super::keeping::Keeping;
+use super::schedulers::Schedulers;
+use super::socket::Peer;
+use super::told;
+use crate::config::{self, Config};
+use crate::emissions;
+use crate::jobs;
+use crate::protocol::{Change, Held, InForce, Reply, Whence};
+use crate::sampler::{self, EventsAsked};
+use crate::setting::Setting;
+
+pub struct Standing {
+    file: Config,
+    path: Option<PathBuf>,
+    /// The last one holds. One for a job ends with it.
+    intervals: Vec<(Option<JobKey>, Duration)>,
+    /// Those for a job hold in that job alone.
+    events: Vec<LiveEvents>,
+}
+
+struct LiveEvents {
+    job: Option<JobKey>,
+    names: Vec<String>,
+    /// Nanoseconds of CLOCK_BOOTTIME.
+    since_ns: i64,
+}
+
+impl Standing {
+    pub fn of(setting: &Setting) -> Standing {
+        let (file, path) = (setting.config.clone(), setting.config_path.clone());
+        Standing { file, path, intervals: Vec::new(), events: Vec::new() }
+    }
+
+    /// A later change of the same reach replaces an earlier one.
+    fn hold(&mut self, job: Option<&JobKey>, interval: Option<Duration>, events: Option<Vec<String>>) {
+        if let Some(interval) = interval {
+            self.intervals.retain(|(known, _)| known.as_ref() != job);
+            self.intervals.push((job.cloned(), interval));
+        }
+        if let Some(names) = events {
+            self.events.retain(|known| known.job.as_ref() != job);
+            self.events.push(LiveEvents { job: job.cloned(), names, since_ns: clock::boottime_ns() });
+        }
+    }
+
+    /// Takes back what was changed: for a job, or without one all of it. Whether there was anything.
+    fn revert(&mut self, job: Option<&JobKey>) -> bool {
+        let stays = |known: &Option<JobKey>| job.is_some() && known.as_ref() != job;
+        let before = self.intervals.len() + self.events.len();
+        self.intervals.retain(|(known, _)| stays(known));
+        self.events.retain(|known| stays(&known.job));
+        before != self.intervals.len() + self.events.len()
+    }
+
+    fn interval(&self) -> Duration {
+        self.intervals.last().map_or(self.file.sampling.interval, |&(_, interval)| interval)
+    }
+
+    fn events_for_all(&self) -> &[String] {
+        let live = self.events.iter().find(|live| live.job.is_none());
+        live.map_or(&self.file.perf.events, |live| &live.names)
+    }
+
+    fn asked(&self) -> EventsAsked {
+        let mut asked = match self.events.iter().find(|live| live.job.is_none()) {
+            Some(live) => EventsAsked::live(&live.names, live.since_ns),
+            None => EventsAsked::of_file(&self.file.perf.events),
+        };
+        for live in &self.events {
+            if let Some(key) = &live.job {
+                asked.instead(key.clone(), &live.names);
+            }
+        }
+        asked
+    }
+
+    /// Every event that is to be counted somewhere.
+    fn all_events(&self) -> Vec<String> {
+        let of_jobs = self.events.iter().filter(|live| live.job.is_some()).flat_map(|live| &live.names);
+        let mut all: Vec<String> = self.events_for_all().iter().chain(of_jobs).cloned().collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    fn by_file<T: PartialEq>(&self, of: fn(&Config) -> T) -> Held<T> {
+        let (value, default) = (of(&self.file), of(&Config::default()));
+        let whence = match &self.path {
+            Some(path) if value != default => Whence::File(path.clone()),
+            _ => Whence::Default,
+        };
+        Held { value, whence }
+    }
+
+    /// What holds and what follows it. Who may not see all jobs is not told their numbers.
+    fn in_force(&self, tells_jobs: bool) -> InForce {
+        let whence = |job: &Option<JobKey>| match job {
+            None => Whence::Live,
+            Some(key) => Whence::Job(tells_jobs.then(|| format!("{}:{}", key.manager, key.id))),
+        };
+        let held = |(job, value): &(Option<JobKey>, Duration)| Held { value: *value, whence: whence(job) };
+        let intervals = self.intervals.iter().rev().map(held);
+        let live = |live: &LiveEvents| Held { value: live.names.clone(), whence: whence(&live.job) };
+        let (in_jobs, for_all): (Vec<_>, Vec<_>) = self.events.iter().partition(|live| live.job.is_some());
+        let file_events = Some(self.by_file(|config| config.perf.events.clone()));
+        InForce {
+            intervals: intervals.chain([self.by_file(|config| config.sampling.interval)]).collect(),
+            events: for_all.into_iter().map(live).chain(file_events).collect(),
+            events_in_jobs: in_jobs.into_iter().map(live).collect(),
+            note: None,
+        }
+    }
+}
+
+impl Keeping {
+    pub(super) fn in_force(&self, peer: Peer) -> Reply {
+        Reply::InForce(Box::new(self.standing.in_force(self.sees_all(peer))))
+    }
+
+    /// Changes what it is asked to, or nothing.
+    pub(super) fn configure(&mut self, change: &Change, peer: Peer) -> Result<Reply> {
+        if !self.may_stop(peer) {
+            bail!("only root may configure the system daemon");
+        }
+        let interval = change.period.as_deref().map(config::interval).transpose().context("--period")?;
+        let events = change.perf.as_deref().map(config::events_in).transpose().context("--perf")?;
+        let job = change.job.as_ref().map(|job| self.running_job(job)).transpose()?;
+        if change.reset {
+            self.standing.revert(job.as_ref());
+        }
+        self.standing.hold(job.as_ref(), interval, events);
+        let note = self.settle_standing().filter(|_| change.perf.is_some());
+        let held = self.standing.in_force(true);
+        tracing::info!("configured live: sampled every {:?}", self.config.sampling.interval);
+        Ok(Reply::InForce(Box::new(InForce { note, ..held })))
+    }
+
+    fn running_job(&mut self, job: &jobs::JobRef) -> Result<JobKey> {
+        self.discovered();
+        let found = jobs::find(&self.writer, job)?;
+        let running = found.into_iter().map(|record| record.key).find(|key| self.jobs.contains_key(key));
+        running.context("--job: no such job runs here")
+    }
+
+    /// A change for this job ends with it.
+    pub(super) fn revert_with(&mut self, key: &JobKey) {
+        if self.standing.revert(Some(key)) {
+            self.settle_standing();
+            tracing::info!("job {} is over, and what was configured for it", key.id);
+        }
+    }
+
+    /// Brings the sampler in line; says what cannot be counted.
+    fn settle_standing(&mut self) -> Option<String> {
+        let interval = self.standing.interval();
+        if interval != self.config.sampling.interval {
+            self.config.sampling.interval = interval;
+            self.sampling.set_interval(interval);
+        }
+        self.config.perf.events = self.standing.events_for_all().to_vec();
+        let mut options = sampler::options(&self.config, Duration::ZERO);
+        (options.events, options.node) = (self.standing.all_events(), true);
+        self.sampling.set_events(self.standing.asked(), options)
+    }
+
+    /// Reads the file again. A bad one changes nothing.
+    pub fn reread(&mut self) {
+        let loaded = match Config::load(self.standing.path.as_deref()) {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                tracing::error!("the configuration is not changed: {error}");
+                return;
+            }
+        };
+        let name = loaded.path.as_ref().map_or("no file".to_owned(), |path| path.display().to_string());
+        let (config, fixed) = changeable(&self.standing.file, loaded.config);
+        if !fixed.is_empty() {
+            let fixed = fixed.join(", ");
+            tracing::warn!("{name}: {fixed}: a new daemon takes this up; `met daemon --stop` ends this one");
+        }
+        self.standing.path = loaded.path;
+        let before = std::mem::replace(&mut self.standing.file, config.clone());
+        let (interval, events) = (self.config.sampling.interval, self.config.perf.events.clone());
+        self.config = config;
+        // Until they are settled, the sampler has these.
+        (self.config.sampling.interval, self.config.perf.events) = (interval, events);
+        self.sampling.reconfigure(before.clone(), self.config.clone());
+        self.settle_standing();
+        if let Err(error) = self.take_up(&before) {
+            tracing::error!("{name}: {error:#}");
+        }
+        tracing::info!("configuration read again: {name}");
+    }
+
+    /// What threads of their own do.
+    fn take_up(&mut self, before: &Config) -> Result<()> {
+        if before.emissions != self.config.emissions {
+            self.emitting.asking = emissions::Asking::start(&self.config.emissions)?;
+            self.follow_factor();
+        }
+        if before.schedulers != self.config.schedulers {
+            let known = |manager: &str| told::before(&self.writer, manager);
+            let asked = &self.config.schedulers;
+            self.schedulers = Schedulers::start(&self.host, asked, self.place.system, known)?;
+        }
+        Ok(())
+    }
+
+    pub fn idle_exit(&self) -> Duration {
+        self.config.daemon.idle_exit
+    }
+}
+
+/// The new file as far as a running daemon can follow it, and the names of the rest.
+fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
+    let mut fixed = Vec::new();
+    let mut keep = |differs: bool, name: &'static str| fixed.extend(differs.then_some(name));
+    keep(new.jobs != before.jobs, "jobs");
+    keep(new.system != before.system, "system");
+    keep(new.storage.name != before.storage.name, "storage.name");
+    keep(new.gpu.nvml != before.gpu.nvml, "gpu.nvml");
+    new.jobs = before.jobs.clone();
+    new.system = before.system.clone();
+    new.storage.name = before.storage.name;
+    new.gpu.nvml.clone_from(&before.gpu.nvml);
+    (new, fixed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn standing(yaml: &str) -> Standing {
+        let path = PathBuf::from("met.yaml");
+        let file = Config::parse(yaml, &path).unwrap();
+        Standing { file, path: Some(path), intervals: Vec::new(), events: Vec::new() }
+    }
+
+    fn key(id: &str) -> JobKey {
+        JobKey { cluster: None, manager: "slurm".to_owned(), id: id.to_owned(), incarnation: 0 }
+    }
+
+    fn names(names: &[&str]) -> Option<Vec<String>> {
+        Some(names.iter().map(|&name| name.to_owned()).collect())
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn what_was_changed_for_a_job_ends_with_it_and_uncovers_what_was_before() {
+        let mut standing = standing("sampling: {interval: 5s}\n");
+        standing.hold(None, Some(4 * SECOND), None);
+        standing.hold(Some(&key("12")), Some(SECOND), names(&["page_faults"]));
+        standing.hold(Some(&key("13")), Some(2 * SECOND), None);
+        assert_eq!(standing.interval(), 2 * SECOND);
+        assert!(standing.revert(Some(&key("13"))));
+        assert_eq!(standing.interval(), SECOND);
+        assert_eq!(standing.all_events(), ["page_faults"]);
+        assert!(standing.events_for_all().is_empty(), "only in its job");
+        assert!(standing.revert(Some(&key("12"))));
+        assert_eq!((standing.interval(), standing.all_events()), (4 * SECOND, Vec::new()));
+        assert!(!standing.revert(Some(&key("12"))), "nothing is left of it");
+        assert!(standing.revert(None));
+        assert_eq!(standing.interval(), 5 * SECOND);
+    }
+
+    #[test]
+    fn events_alone_leave_a_jobs_period_in_force() {
+        let mut standing = standing("perf: {events: task_clock}\n");
+        standing.hold(None, Some(3 * SECOND), None);
+        standing.hold(Some(&key("12")), Some(2 * SECOND), None);
+        standing.hold(None, None, names(&["page_faults", "context_switches"]));
+        assert_eq!(standing.interval(), 2 * SECOND);
+        assert_eq!(standing.events_for_all(), ["page_faults", "context_switches"]);
+        standing.hold(None, None, names(&[]));
+        assert!(standing.events_for_all().is_empty(), "nothing is asked for, whatever the file says");
+        standing.revert(None);
+        assert_eq!(standing.events_for_all(), ["task_clock"]);
+    }
+
+    #[test]
+    fn what_holds_says_whence_and_until_when() {
+        let mut standing = standing("sampling: {interval: 5s}\n");
+        standing.hold(Some(&key("12")), Some(SECOND), names(&["page_faults"]));
+        let told = standing.in_force(true);
+        let file = Whence::File(PathBuf::from("met.yaml"));
+        let by_job = Whence::Job(Some("slurm:12".to_owned()));
+        let intervals: Vec<_> = told.intervals.into_iter().map(|held| (held.value, held.whence)).collect();
+        assert_eq!(intervals, [(SECOND, by_job.clone()), (5 * SECOND, file)]);
+        assert_eq!(told.events, [Held { value: Vec::new(), whence: Whence::Default }]);
+        assert_eq!(told.events_in_jobs, [Held { value: vec!["page_faults".to_owned()], whence: by_job }]);
+        assert_eq!(standing.in_force(false).intervals[0].whence, Whence::Job(None), "not for everybody");
+    }
+
+    #[test]
+    fn what_only_a_new_daemon_takes_up_is_named_and_kept() {
+        let before = Config::default();
+        let yaml = "sampling: {interval: 2s}\nstorage: {name: memory, keep: 7d}\njobs: {discover: false}\n";
+        let new = Config::parse(yaml, Path::new("met.yaml")).unwrap();
+        let (config, fixed) = changeable(&before, new);
+        assert_eq!(fixed, ["jobs", "storage.name"]);
+        assert_eq!((config.jobs, config.storage.name), (before.jobs, before.storage.name));
+        assert_eq!(config.sampling.interval, 2 * SECOND);
+        assert_eq!(config.storage.keep, Duration::from_secs(7 * 86_400));
+    }
+}

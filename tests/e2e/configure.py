@@ -1,0 +1,193 @@
+"""A running daemon is configured live: period and events, for good or for one job, and its file is read again."""
+
+import json
+import os
+import signal
+import socket
+import struct
+import time
+
+from harness import check, equal, eventually, need_root, Skip, test
+
+FOREVER = ("sleep", "1000")
+
+#: A young job is looked at more often than the period says, so many times.
+EARLY = 6
+
+
+def shown(user, *options):
+    """What holds, by key."""
+    lines = user.met("configure", *options).ok().out.splitlines()
+    return {line.split()[0]: line.split(None, 1)[1] for line in reversed(lines)}
+
+
+def samples(user, job):
+    """How many there are of a job so far, by the daemon itself."""
+    link = socket.socket(socket.AF_UNIX)
+    link.connect(user.socket())
+    ask(link, {"hello": {"protocol": 3}})
+    (record,) = ask(link, {"find": {"id": {"manager": None, "id": job}}})["jobs"]
+    course = ask(link, {"course": {"key": record["key"], "after_ms": -(1 << 63)}})["course"]
+    link.close()
+    return len(course["times_ms"])
+
+
+def heard_of(user, job):
+    """Waits until the daemon follows a job that was just started."""
+    eventually(lambda: user.met("configure", "--reset", "--job", job).code == 0, f"the daemon knows job {job}")
+
+
+def ask(link, request):
+    body = json.dumps(request).encode()
+    link.sendall(struct.pack("<I", len(body)) + body)
+    stream = link.makefile("rb")
+    (length,) = struct.unpack("<I", stream.read(4))
+    return json.loads(stream.read(length))
+
+
+def daemon_log(world):
+    return "\n".join(open(path, errors="replace").read() for path in logs(world))
+
+
+def logs(world):
+    for folder, _, names in os.walk(world.root):
+        yield from (os.path.join(folder, name) for name in names if name.endswith(".log"))
+
+
+@test
+def a_changed_period_changes_how_often_a_job_is_sampled(world):
+    world.configure("sampling:\n  interval: 1h\n")
+    job = world.run(*FOREVER)
+    world.daemon_pid()
+    eventually(lambda: samples(world, job) >= EARLY, "the early samples are taken")
+    before = samples(world, job)
+    time.sleep(0.5)
+    check(samples(world, job) <= before + 1, "sampled more than once within an hour")
+    world.met("configure", "--period", "50ms").ok()
+    eventually(lambda: samples(world, job) >= before + 10, "ten more samples")
+    equal(shown(world)["sampling.interval"], "0.05s  live, until the daemon ends", "what holds")
+    world.met("configure", "--reset").ok()
+    equal(shown(world)["sampling.interval"], f"3600s  {world.config}", "what holds")
+    before = samples(world, job)
+    time.sleep(0.5)
+    check(samples(world, job) <= before + 1, "still sampled by the live period")
+    world.met("cancel", job).ok()
+
+
+@test
+def a_change_for_a_job_ends_with_it(world):
+    job, other = world.run(*FOREVER), world.run(*FOREVER)
+    world.daemon_pid()
+    heard_of(world, job)
+    world.met("configure", "--period", "30s").ok()
+    world.met("configure", "--job", f"local:{job}", "--period", "20ms", "--perf", "page_faults").ok()
+    held = world.met("configure").ok().out
+    check(f"0.02s  live, until job local:{job} ends; then 30s  live" in held, held)
+    check(f"page_faults  in job local:{job}, until it ends" in held, held)
+    world.met("cancel", job).ok()
+    eventually(lambda: shown(world)["sampling.interval"] == "30s  live, until the daemon ends", "it is as before")
+    equal(shown(world)["perf.events"], "none  default", "events")
+    world.met("configure", "--job", f"local:{job}", "--period", "20ms").refused("--job", "no such job runs here")
+    world.met("cancel", other).ok()
+
+
+@test
+def events_can_be_asked_for_while_jobs_run(world):
+    need_root()
+    job = world.run("sh", "-c", "while :; do /bin/true; done")
+    world.daemon_pid()
+    heard_of(world, job)
+    result = world.met("configure", "--perf", "page_faults,context_switches", "--job", job).ok()
+    if "not allowed" in result.err or "not counted" in result.err or "no event" in result.err:
+        raise Skip(result.err.strip())
+
+    def counts():
+        return world.show(job).get("events", {}).get("counts", {})
+
+    found = eventually(lambda: counts().get("page_faults", {}).get("count", 0) > 100 and counts(), "faults are counted")
+    equal(sorted(found), ["context_switches", "page_faults"], "events")
+    equal(found["page_faults"]["kind"], "lower_bound", "it began later than the job")
+    before = counts()["page_faults"]["count"]
+    # What is taken back and asked for again goes on from where it was.
+    world.met("configure", "--perf", "", "--job", job).ok()
+    world.met("configure", "--perf", "page_faults", "--job", job).ok()
+    eventually(lambda: counts()["page_faults"]["count"] > before, "it goes on")
+    world.met("cancel", job).ok()
+    check(world.show(job)["events"]["counts"]["page_faults"]["count"] > before, "the record has it")
+
+
+@test
+def a_job_that_starts_later_counts_the_live_events_from_its_beginning(world):
+    job = world.run(*FOREVER)
+    world.daemon_pid()
+    result = world.met("configure", "--perf", "page_faults").ok()
+    counts = world.run_to_end(*world.workload("fault_and_switch", 2_000, 10)).get("events", {}).get("counts", {})
+    if "page_faults" not in counts:
+        raise Skip(f"perf events are not allowed: {result.err.strip()}")
+    check(counts["page_faults"]["count"] >= 2_000, counts)
+    check("tree" in counts["page_faults"]["source"] or counts["page_faults"]["kind"] != "lower_bound", counts)
+    world.met("cancel", job).ok()
+
+
+@test
+def a_bad_value_is_refused_and_changes_nothing(world):
+    world.met("configure").refused("no daemon runs")
+    job = world.run(*FOREVER)
+    world.daemon_pid()
+    world.met("configure", "--period", "2s", "--perf", "page_faults").ok()
+    before = world.met("configure").ok().out
+    world.met("configure", "--period", "1ms").refused("--period", "the shortest is 10ms")
+    world.met("configure", "--period", "2h").refused("--period", "the longest is 1h")
+    world.met("configure", "--period", "5").refused("--period", "has no unit")
+    world.met("configure", "--period", "5s", "--perf", "page_fault").refused("--perf", "page_fault", "met metrics")
+    world.met("configure", "--period", "5s", "--job", "local:999").refused("--job")
+    world.met("configure", "--job", job).refused("--job")
+    equal(world.met("configure").ok().out, before, "what holds")
+    world.met("cancel", job).ok()
+
+
+@test
+def only_root_may_configure_the_root_daemon(world):
+    need_root()
+    user = world.someone()
+    world.start_system_daemon()
+    user.met("configure", "--period", "2s").refused("only root may configure")
+    user.met("configure", "--reset").refused("only root may configure")
+    equal(shown(user)["sampling.interval"], "1s  default", "what holds")
+    world.met("configure", "--period", "2s").ok()
+    equal(shown(user)["sampling.interval"], "2s  live, until the daemon ends", "what holds")
+
+
+@test
+def a_hangup_reads_the_file_again_and_a_bad_one_changes_nothing(world):
+    job = world.run(*FOREVER)
+    daemon = world.daemon_pid()
+    world.configure("sampling:\n  interval: 3s\nperf:\n  events: page_faults\nstorage:\n  name: memory\n")
+    os.kill(daemon, signal.SIGHUP)
+    eventually(lambda: shown(world)["sampling.interval"] == f"3s  {world.config}", "the new period holds")
+    equal(shown(world)["perf.events"], f"page_faults  {world.config}", "events")
+    eventually(lambda: "storage.name" in daemon_log(world), "what only a new daemon takes up is named")
+    world.met("configure", "--period", "7s").ok()
+    with open(world.config) as file:
+        good = file.read()
+    with open(world.config, "w") as file:
+        file.write(good.replace("interval: 3s", "interval: 3"))
+    os.kill(daemon, signal.SIGHUP)
+    line = good.splitlines().index("  interval: 3s") + 1
+    eventually(lambda: f"{world.config}:{line}: sampling.interval" in daemon_log(world), "the line is named")
+    with open(world.config, "w") as file:
+        file.write(good.replace("interval: 3s", "interval: 4s"))
+    equal(shown(world)["sampling.interval"], "7s  live, until the daemon ends", "what holds")
+    os.kill(daemon, signal.SIGHUP)
+    # A live change is above the file until it is taken back.
+    equal(shown(world, "--reset")["sampling.interval"].split()[0], "4s", "what holds")
+    equal((world.daemon_pid(), world.state_of(job)), (daemon, "running"), "the daemon and the job")
+    world.met("cancel", job).ok()
+
+
+@test
+def a_daemon_in_a_terminal_ends_with_it(world):
+    terminal = world.terminal("daemon", "--user")
+    terminal.read_until("serving")
+    os.kill(terminal.process.pid, signal.SIGHUP)
+    equal(terminal.end(), 0, "exit code")
