@@ -240,6 +240,9 @@ def a_local_job_inside_a_job_is_part_of_it(world, manager):
     inner = next(job for job in world.jobs() if job["job"]["manager"] == "local")
     close_to(cpu_of(outer), truth, 0.03, "cpu of the outer job")
     check(0.25 < cpu_of(inner) <= truth, "cpu of the inner job", cpu_of(inner), truth)
+    equal(inner["job"]["inside"], "slurm:5", "the job around it")
+    part = next(part for part in outer["parts"] if part["step"] == f"met:{inner['job']['id']}")
+    equal((part["node"], part["totals"]["cpu_seconds"]), ("n1", cpu_of(inner)), "the part that it is")
 
 
 @test
