@@ -201,6 +201,47 @@ def a_daemon_that_starts_anew_goes_on_with_the_same_jobs(world, manager):
 
 
 @with_manager
+def a_job_that_runs_when_the_daemon_starts_is_found_and_known(world, manager):
+    path = manager.job(5, uid=0)
+    environ = {**os.environ, "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "demo", "SLURM_JOB_ACCOUNT": "project"}
+    process = manager.start(path, world.python, "-c", SPIN % 0.3 + "\ntime.sleep(1000)", env=environ)
+    eventually(lambda: manager.cpu_s(path) > 0.3, "it has worked before anybody looked")
+    world.start_system_daemon()
+    eventually(lambda: slurm(world).get("5", {}).get("job", {}).get("name") == "demo", "it is found and has its name")
+    job = slurm(world)["5"]["job"]
+    equal((job["state"], job["user"], job["account"]), ("running", "root", "project"), "state, user and account")
+    process.kill()
+    process.wait()
+    truth = manager.cpu_s(path)
+    manager.remove_when_empty(path)
+    job = finished(world, "5")["5"]
+    close_to(cpu_of(job), truth, 0.03, "cpu, with what it used before the daemon ran")
+
+
+@with_manager
+def a_job_on_two_nodes_of_one_machine_is_one_job(world, manager):
+    world.start_system_daemon()
+    second = Manager(world, node="n2")
+    second.make(second.home)
+    paths = [(manager, manager.job(5)), (second, second.job(5))]
+    processes = [owner.start(path, world.python, "-c", SPIN % 0.3) for owner, path in paths]
+    for process in processes:
+        process.wait()
+    eventually(lambda: len(slurm(world)["5"]["job"]["nodes"]) == 2, "both nodes are seen")
+    truth = {path: owner.cpu_s(path) for owner, path in paths}
+    eventually(lambda: abs(cpu_of(slurm(world)["5"]) - sum(truth.values())) < 0.01, "it runs on both")
+    second.remove_when_empty(paths[1][1])
+    equal(slurm(world)["5"]["job"]["state"], "running", "state while one node is left")
+    manager.remove_when_empty(paths[0][1])
+    job = finished(world, "5")["5"]
+    equal(len(world.jobs()), 1, "jobs")
+    close_to(cpu_of(job), sum(truth.values()), 0.03, "cpu of both nodes")
+    whole = {part["node"]: part["totals"]["cpu_seconds"] for part in job["parts"] if not part["step"]}
+    equal(sorted(whole), ["n1", "n2"], "nodes with a part")
+    check(abs(sum(whole.values()) - cpu_of(job)) < 1e-6, "the parts add up to the job", whole, cpu_of(job))
+
+
+@with_manager
 def a_requeued_job_is_another_one(world, manager):
     world.start_system_daemon()
     for run in range(2):

@@ -160,7 +160,7 @@ const DURATION: ListColumn =
 const STARTED: ListColumn = number_column("STARTED", "start", |job| Value::Time(job.record.start_ns)).rank(7);
 
 static JOBS: &[ListColumn] =
-    &[ID, MANAGER, NAME, INSIDE, USER, STATE, CORES, MEMORY, READ, WRITTEN, DURATION, STARTED];
+    &[ID, MANAGER, NAME, USER, STATE, CORES, MEMORY, READ, WRITTEN, DURATION, STARTED, INSIDE];
 
 /// The columns of a tool that people come from, with the job's own number in front.
 static CPU: &[ListColumn] = &[
@@ -280,7 +280,6 @@ static EVERYTHING: &[ListColumn] = &[
     ID,
     MANAGER,
     NAME,
-    INSIDE,
     ListColumn { show: Show::Always, ..USER },
     known_column(text_column("ACCOUNT", "account", |job| Value::Text(job.record.account.clone())).rank(7)),
     known_column(
@@ -321,6 +320,7 @@ static EVERYTHING: &[ListColumn] = &[
         ..text_column("COMMAND", "command", |job| Value::Text(Some(text::command_line(&job.record.command))))
             .rank(10)
     },
+    INSIDE,
 ];
 
 impl Job<'_> {
