@@ -380,10 +380,12 @@ def a_thousand_jobs_come_and_go_and_none_is_missed(world, manager):
     equal({job["job"]["state"] for job in jobs.values()}, {"finished"}, "states")
     print(f"{count} jobs in {took:.0f} s")
     total = sum(cpu_of(job) for job in jobs.values())
-    # Exact where the directories are followed as they change; what is read late of a job on a machine full of other
-    # tests may have been given to another one before.
-    close_to(total, used, 0.005, "what the jobs used, beside what their ancestor counted")
     kinds = collections.Counter(job["quality"]["cpu_seconds"]["kind"] for job in jobs.values())
+    # Of jobs that went at once it is known what they used together, and what each of them used is a guess: one that
+    # was given too little has had its own reading for its least.
+    guessed = sum(cpu_of(job) for job in jobs.values() if job["quality"]["cpu_seconds"]["kind"] == "attributed")
+    off = abs(total - used)
+    check(off <= 0.001 + guessed, f"the jobs used {total} s, their ancestor counted {used} s; {guessed} s attributed")
     check(kinds["lower_bound"] == 0, "kinds of figures", kinds)
     eventually(lambda: descriptors(daemon) <= before + 2, "descriptors are given back")
     check("none at present" in world.met("doctor").ok().out, "doctor knows of a job")

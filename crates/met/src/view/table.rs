@@ -935,10 +935,10 @@ mod tests {
         let csv = csv(&records, View::All, sample::NOW_NS);
         let columns: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').take(20).collect()).collect();
         expect![[r#"
-            job,manager,name,inside,user,account,partition,state,exit,cores,cpu_seconds,memory_needed_peak_bytes,requested_memory_bytes,memory_ratio,memory_peak_bytes,read_bytes,written_bytes,read_call_bytes,write_call_bytes,processes
-            slurm:1250+1,slurm,train,,alice,physics,batch,pending,,,,,4294967296,,,,,,,
-            slurm:1234_7,slurm,train,,alice,physics,batch,timeout,,3.7641025641025636,256.9,1299227608,4294967296,0.05878973752260208,5046586572,3456789012,734003200,9876543210,812646400,23
-            42,local,train,,alice,,,finished,0,3.7641025641025636,256.9,1299227608,,0.05878973752260208,5046586572,3456789012,734003200,9876543210,812646400,23
+            job,manager,name,user,account,partition,state,exit,cores,cpu_seconds,memory_needed_peak_bytes,requested_memory_bytes,memory_ratio,memory_peak_bytes,read_bytes,written_bytes,read_call_bytes,write_call_bytes,processes,threads_peak
+            slurm:1250+1,slurm,train,alice,physics,batch,pending,,,,,4294967296,,,,,,,,
+            slurm:1234_7,slurm,train,alice,physics,batch,timeout,,3.7641025641025636,256.9,1299227608,4294967296,0.05878973752260208,5046586572,3456789012,734003200,9876543210,812646400,23,41
+            42,local,train,alice,,,finished,0,3.7641025641025636,256.9,1299227608,,0.05878973752260208,5046586572,3456789012,734003200,9876543210,812646400,23,41
         "#]].assert_eq(&columns.iter().map(|line| line.join(",") + "\n").collect::<String>());
     }
 
@@ -988,12 +988,12 @@ mod tests {
         assert_eq!(csv.matches("\r\n").count(), records.len() + 1);
         assert!(!csv.contains('\x1b'));
         expect![[r#"
-            job,manager,name,inside,user,state,cores,memory_needed_peak_bytes,read_bytes,written_bytes,wall_seconds,start
-            41,local,some_job,,alice,running,3.7641,,,,68,2026-01-14T17:39:36.000000Z
-            42,local,"say ""a,b""",,alice,finished,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z
-            43,local,convert-the-whole-archive-to-parquet-2026,,alice,failed,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z
-            44,local,evil\n\x1b[2J\u202ename,,alice,out_of_memory,734,1299227608,3456789012,734003200,0.35,2026-01-14T16:40:44.000000Z
-            45,local,größe 大きい,,alice,lost,,,,,,2026-01-14T17:39:36.000000Z
+            job,manager,name,user,state,cores,memory_needed_peak_bytes,read_bytes,written_bytes,wall_seconds,start,inside
+            41,local,some_job,alice,running,3.7641,,,,68,2026-01-14T17:39:36.000000Z,
+            42,local,"say ""a,b""",alice,finished,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z,
+            43,local,convert-the-whole-archive-to-parquet-2026,alice,failed,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z,
+            44,local,evil\n\x1b[2J\u202ename,alice,out_of_memory,734,1299227608,3456789012,734003200,0.35,2026-01-14T16:40:44.000000Z,
+            45,local,größe 大きい,alice,lost,,,,,,2026-01-14T17:39:36.000000Z,
         "#]].assert_eq(&csv.replace("\r\n", "\n"));
     }
 
