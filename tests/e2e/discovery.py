@@ -201,6 +201,47 @@ def a_daemon_that_starts_anew_goes_on_with_the_same_jobs(world, manager):
 
 
 @with_manager
+def a_job_that_runs_when_the_daemon_starts_is_found_and_known(world, manager):
+    path = manager.job(5, uid=0)
+    environ = {**os.environ, "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "demo", "SLURM_JOB_ACCOUNT": "project"}
+    process = manager.start(path, world.python, "-c", SPIN % 0.3 + "\ntime.sleep(1000)", env=environ)
+    eventually(lambda: manager.cpu_s(path) > 0.3, "it has worked before anybody looked")
+    world.start_system_daemon()
+    eventually(lambda: slurm(world).get("5", {}).get("job", {}).get("name") == "demo", "it is found and has its name")
+    job = slurm(world)["5"]["job"]
+    equal((job["state"], job["user"], job["account"]), ("running", "root", "project"), "state, user and account")
+    process.kill()
+    process.wait()
+    truth = manager.cpu_s(path)
+    manager.remove_when_empty(path)
+    job = finished(world, "5")["5"]
+    close_to(cpu_of(job), truth, 0.03, "cpu, with what it used before the daemon ran")
+
+
+@with_manager
+def a_job_on_two_nodes_of_one_machine_is_one_job(world, manager):
+    world.start_system_daemon()
+    second = Manager(world, node="n2")
+    second.make(second.home)
+    paths = [(manager, manager.job(5)), (second, second.job(5))]
+    processes = [owner.start(path, world.python, "-c", SPIN % 0.3) for owner, path in paths]
+    for process in processes:
+        process.wait()
+    eventually(lambda: len(slurm(world)["5"]["job"]["nodes"]) == 2, "both nodes are seen")
+    truth = {path: owner.cpu_s(path) for owner, path in paths}
+    eventually(lambda: abs(cpu_of(slurm(world)["5"]) - sum(truth.values())) < 0.01, "it runs on both")
+    second.remove_when_empty(paths[1][1])
+    equal(slurm(world)["5"]["job"]["state"], "running", "state while one node is left")
+    manager.remove_when_empty(paths[0][1])
+    job = finished(world, "5")["5"]
+    equal(len(world.jobs()), 1, "jobs")
+    close_to(cpu_of(job), sum(truth.values()), 0.03, "cpu of both nodes")
+    whole = {part["node"]: part["totals"]["cpu_seconds"] for part in job["parts"] if not part["step"]}
+    equal(sorted(whole), ["n1", "n2"], "nodes with a part")
+    check(abs(sum(whole.values()) - cpu_of(job)) < 1e-6, "the parts add up to the job", whole, cpu_of(job))
+
+
+@with_manager
 def a_requeued_job_is_another_one(world, manager):
     world.start_system_daemon()
     for run in range(2):
@@ -240,6 +281,9 @@ def a_local_job_inside_a_job_is_part_of_it(world, manager):
     inner = next(job for job in world.jobs() if job["job"]["manager"] == "local")
     close_to(cpu_of(outer), truth, 0.03, "cpu of the outer job")
     check(0.25 < cpu_of(inner) <= truth, "cpu of the inner job", cpu_of(inner), truth)
+    equal(inner["job"]["inside"], "slurm:5", "the job around it")
+    part = next(part for part in outer["parts"] if part["step"] == f"met:{inner['job']['id']}")
+    equal((part["node"], part["totals"]["cpu_seconds"]), ("n1", cpu_of(inner)), "the part that it is")
 
 
 @test
@@ -336,10 +380,12 @@ def a_thousand_jobs_come_and_go_and_none_is_missed(world, manager):
     equal({job["job"]["state"] for job in jobs.values()}, {"finished"}, "states")
     print(f"{count} jobs in {took:.0f} s")
     total = sum(cpu_of(job) for job in jobs.values())
-    # Exact where the directories are followed as they change; what is read late of a job on a machine full of other
-    # tests may have been given to another one before.
-    close_to(total, used, 0.005, "what the jobs used, beside what their ancestor counted")
     kinds = collections.Counter(job["quality"]["cpu_seconds"]["kind"] for job in jobs.values())
+    # Of jobs that went at once it is known what they used together, and what each of them used is a guess: one that
+    # was given too little has had its own reading for its least.
+    guessed = sum(cpu_of(job) for job in jobs.values() if job["quality"]["cpu_seconds"]["kind"] == "attributed")
+    off = abs(total - used)
+    check(off <= 0.001 + guessed, f"the jobs used {total} s, their ancestor counted {used} s; {guessed} s attributed")
     check(kinds["lower_bound"] == 0, "kinds of figures", kinds)
     eventually(lambda: descriptors(daemon) <= before + 2, "descriptors are given back")
     check("none at present" in world.met("doctor").ok().out, "doctor knows of a job")

@@ -22,7 +22,7 @@ def a_container_is_a_job_with_its_name(world):
         record = eventually(lambda: found(world, container), "the container is found")
         equal((record["job"]["manager"], record["job"]["state"]), ("podman", "running"), "manager and state")
         eventually(lambda: found(world, container)["totals"].get("cpu_seconds", 0) > 0.5, "its CPU time is counted")
-        equal(found(world, container)["job"]["name"], "e2e-train", "name")
+        eventually(lambda: found(world, container)["job"]["name"] == "e2e-train", "its name is known")
         equal(record["allocated"].get("memory_bytes"), 64 << 20, "memory that it may use")
         world.met("cancel", f"podman:{container}").refused("podman stop", code=1)
     finally:

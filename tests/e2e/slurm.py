@@ -94,7 +94,7 @@ def a_slurm_job_is_seen_while_it_runs_and_exact_when_it_has_ended(world):
     record = recorded(world, job, "COMPLETED")
     check_account(record, truth(user))
     equal((record["job"]["exit_code"], record["job"]["name"]), (0, "demo"), "exit code and name")
-    equal(record["scheduling"]["partition"], "main", "partition")
+    equal((record["scheduling"]["partition"], record["job"]["cluster"]), ("main", node()), "partition and cluster")
     check(record["totals"]["memory_peak_bytes"] > MIB, "no peak of memory")
     check(any(part["step"] == "batch" for part in record["parts"]), f"no part is the batch step: {record['parts']}")
     listed = world.met("list").ok().out
@@ -228,7 +228,19 @@ def met_run_inside_a_slurm_job_is_not_counted_twice(world):
     inner = world.workload("burning", "cpu", 2)
     command = world.workload("and_commands", "cpu.met", world.met_path, "run", "--wait", "--", *inner)
     job = submit(user, *command)
-    check_account(recorded(world, job, "COMPLETED"), truth(user) + truth(user, "cpu.met"))
+    record = recorded(world, job, "COMPLETED")
+    used = truth(user)
+    check_account(record, used + truth(user, "cpu.met"))
+    # Whoever adds up leaves out what is inside another job.
+    ours = [one for one in world.jobs() if one["job"]["id"] == job or one["job"]["manager"] == "local"]
+    equal([one["job"]["inside"] for one in ours if one["job"]["manager"] == "local"], [f"slurm:{job}"], "jobs inside it")
+    total = sum(one["totals"].get("cpu_seconds", 0) for one in ours if one["job"]["inside"] is None)
+    check(total < 1.5 * used, f"counted twice: {[(one['job'], one['totals'].get('cpu_seconds')) for one in ours]}")
+    inner = next(one for one in ours if one["job"]["manager"] == "local")
+    parts = [part for part in record["parts"] if part["step"] == f"met:{inner['job']['id']}"]
+    equal([part["totals"]["cpu_seconds"] for part in parts], [inner["totals"]["cpu_seconds"]], "parts that are our job")
+    check(f"slurm:{job}" in user.met("show", inner["job"]["id"]).ok().out, "met show does not say where it ran")
+    check("INSIDE" in user.met("list").ok().out, "met list does not mark it")
 
 
 @test
@@ -240,6 +252,16 @@ def jobs_of_a_slurmd_that_starts_after_the_daemon_are_found(world):
     try:
         job = submit(user, *world.workload("burning", "cpu", 2), options=("-p", "late", "-w", late))
         check_account(recorded(world, job, "COMPLETED"), truth(user))
+        # Both nodes are this machine: one job, in two cgroups.
+        command = world.workload("and_commands", "cpu.two", "srun", "-N", "2", *world.workload("burning", "cpu.two", 1))
+        job = submit(user, *command, options=("-p", "late", "-N", "2"))
+        record = recorded(world, job, "COMPLETED")
+        equal(len(incarnations(world, job)), 1, "records of a job on two nodes")
+        close_to(record["totals"]["cpu_seconds"], truth(user, "cpu.two"), CPU_SHARE, "CPU of a job on two nodes")
+        whole = [part for part in record["parts"] if not part["step"]]
+        equal(sorted(part["node"] for part in whole), sorted([node(), late]), "nodes with a part")
+        of_nodes = sum(part["totals"]["cpu_seconds"] for part in whole)
+        check(abs(of_nodes - record["totals"]["cpu_seconds"]) < 1e-6, f"its parts used {of_nodes} s")
     finally:
         with open(GROUND.path(f"run/slurmd-{late}.pid")) as file:
             os.kill(int(file.read()), 15)

@@ -63,6 +63,7 @@ fn job(number: u64) -> Record {
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
+        inside: None,
         parts: Vec::new(),
         emission: None,
         local: None,

@@ -119,6 +119,10 @@ pub struct Record {
     /// What only a resource manager knows of a job.
     #[serde(default, skip_serializing_if = "Scheduling::is_empty")]
     pub scheduling: Scheduling,
+    /// The job of a manager that this one runs in, as [`Record::label`] names it by its raw id: what this one
+    /// used is in that one's figures, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside: Option<String>,
     /// Steps and tasks, and what the job did on each node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
@@ -132,6 +136,11 @@ pub struct Record {
 impl Record {
     pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {
         Some((self.end_ns.unwrap_or(now_ns) - self.start_ns?).max(0))
+    }
+
+    /// Whose accounts it is in. A node finds jobs whose cluster only the scheduler knows.
+    pub fn cluster(&self) -> Option<&str> {
+        self.key.cluster.as_deref().or(self.scheduling.cluster.as_deref())
     }
 
     /// The id by which its manager's users know it: `1234_7` for element 7 of the array 1234.
@@ -155,6 +164,17 @@ pub struct Emission {
     pub factor_source: String,
     /// Unix time of the provider's measurement; `None` for a yearly average or a constant.
     pub factor_time_ns: Option<i64>,
+}
+
+/// A time that was measured, if it is the one that was told: managers tell whole seconds, and a short job is
+/// all between two of them.
+pub fn finer(measured_ns: Option<i64>, told_ns: Option<i64>) -> Option<i64> {
+    match (measured_ns, told_ns) {
+        (Some(measured_ns), Some(told_ns)) if measured_ns.abs_diff(told_ns) <= 1_000_000_000 => {
+            Some(measured_ns)
+        }
+        (measured_ns, told_ns) => told_ns.or(measured_ns),
+    }
 }
 
 /// What a job asked for or was given, in all. What is not known is absent.
@@ -194,6 +214,8 @@ impl Resources {
 pub struct Scheduling {
     /// The id that its users know, where it is not the one that cgroups are named by: `1234_7`, `1234+1`.
     pub alias: Option<String>,
+    /// As the scheduler names it; the key of a job that was found on its node has none.
+    pub cluster: Option<String>,
     pub array_id: Option<String>,
     pub array_index: Option<i64>,
     /// The job of several components that this is one of, and which.
@@ -224,6 +246,7 @@ impl Scheduling {
     pub fn fill_from(&mut self, other: &Scheduling) {
         let texts = [
             (&mut self.alias, &other.alias),
+            (&mut self.cluster, &other.cluster),
             (&mut self.array_id, &other.array_id),
             (&mut self.het_id, &other.het_id),
             (&mut self.partition, &other.partition),

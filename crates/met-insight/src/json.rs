@@ -130,7 +130,7 @@ fn job(record: &Record) -> Value {
         "id": record.shown_id(),
         "raw_id": record.key.id,
         "manager": record.key.manager,
-        "cluster": record.key.cluster,
+        "cluster": record.cluster(),
         "name": record.name,
         "user": record.user,
         "account": record.account,
@@ -143,6 +143,7 @@ fn job(record: &Record) -> Value {
         "start": record.start_ns.and_then(time),
         "end": record.end_ns.and_then(time),
         "nodes": record.nodes,
+        "inside": record.inside,
     })
 }
 
@@ -220,7 +221,7 @@ mod tests {
     fn a_finished_job_has_every_key_in_its_order() {
         expect![[r#"
             version: 1
-            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":"alice","account":null,"command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":null,"exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"]}
+            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":"alice","account":null,"command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":null,"exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"],"inside":null}
             requested: {}
             totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
             average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
@@ -238,7 +239,7 @@ mod tests {
     fn a_job_of_a_manager_has_what_the_manager_knows() {
         expect![[r#"
             version: 1
-            job: {"id":"1234_7","raw_id":"1240","manager":"slurm","cluster":"tux","name":"sum","user":"alice","account":"physics","command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":"COMPLETED","exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"]}
+            job: {"id":"1234_7","raw_id":"1240","manager":"slurm","cluster":"tux","name":"sum","user":"alice","account":"physics","command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":"COMPLETED","exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"],"inside":null}
             requested: {"cpus":4,"memory_bytes":536870912,"gpus":2,"time_limit_seconds":3600.0}
             totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
             average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
@@ -261,7 +262,7 @@ mod tests {
         (record.totals, record.summaries) = Default::default();
         expect![[r#"
             version: 1
-            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":null,"account":null,"command":[],"state":"pending","manager_state":null,"exit_code":null,"signal":null,"start":null,"end":null,"nodes":[]}
+            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":null,"account":null,"command":[],"state":"pending","manager_state":null,"exit_code":null,"signal":null,"start":null,"end":null,"nodes":[],"inside":null}
             requested: {}
             totals: {}
             average: {}

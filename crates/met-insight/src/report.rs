@@ -268,7 +268,7 @@ impl Reader<'_> {
             put("command", FactValue::Command(record.command.clone()));
         }
         if record.key.manager != met_core::job::LOCAL {
-            let cluster = record.key.cluster.as_ref().map(|cluster| format!(" on {cluster}"));
+            let cluster = record.cluster().map(|cluster| format!(" on {cluster}"));
             put("manager", FactValue::Text(record.key.manager.clone() + &cluster.unwrap_or_default()));
         }
         match (&record.user, &record.account) {
@@ -276,6 +276,9 @@ impl Reader<'_> {
             (Some(user), None) => put("user", FactValue::Text(user.clone())),
             (None, Some(account)) => put("account", FactValue::Text(account.clone())),
             (None, None) => {}
+        }
+        if let Some(outer) = &record.inside {
+            put("inside", FactValue::Text(outer.clone()));
         }
         for (label, words) in scheduling_facts(record) {
             put(label, FactValue::Text(words));

@@ -45,6 +45,7 @@ pub fn finished() -> Record {
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
+        inside: None,
         parts: Vec::new(),
         emission: None,
         local: None,

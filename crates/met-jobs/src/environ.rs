@@ -5,6 +5,9 @@ use std::io;
 use met_core::job::ProcessId;
 use met_host::{Host, PidPath, parse};
 
+/// An environment is searched no further.
+const ENVIRON_BYTES_MAX: usize = 1 << 20;
+
 /// The processes started with exactly `variable`, such as `MET_JOB=17`, in their environment.
 ///
 /// Slow: it reads every environment this user may read. The caller is among them if it has the variable.
@@ -22,6 +25,15 @@ pub fn find_by_marker(host: &Host, variable: &str) -> io::Result<Vec<ProcessId>>
         }
     }
     Ok(found)
+}
+
+/// A number that the environment of a process has under this name.
+pub(crate) fn number(host: &Host, pid: u32, variable: &str, buffer: &mut Vec<u8>) -> Option<String> {
+    host.proc_dir().read(PidPath::new(pid, "environ").as_path(), buffer).ok()?;
+    buffer.truncate(ENVIRON_BYTES_MAX);
+    let mut entries = buffer.split(|&byte| byte == 0);
+    let value = entries.find_map(|entry| entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"="))?;
+    parse::u64(value).map(|number| number.to_string())
 }
 
 fn has_variable(environ: &[u8], variable: &[u8]) -> bool {

@@ -9,6 +9,8 @@ use std::path::Path;
 
 use met_host::{Host, parse};
 
+use crate::environ;
+
 /// Longer ids are cut: no manager gives such ones, and they would only fill the store.
 const ID_BYTES_MAX: usize = 128;
 /// Each `*` of one name multiplies the work of comparing it.
@@ -122,6 +124,15 @@ pub struct Captures {
 }
 
 impl Captures {
+    /// What its manager calls the job, if the path tells: of an array each element is a job.
+    pub fn job_id(&self) -> Option<String> {
+        let id = self.id.as_ref()?;
+        Some(match &self.index {
+            Some(index) => format!("{id}[{index}]"),
+            None => id.clone(),
+        })
+    }
+
     fn set(&mut self, field: Field, bytes: &[u8]) {
         let text = || Some(printable(bytes));
         match field {
@@ -258,16 +269,47 @@ impl Layouts {
         self.layout_of(path).is_some_and(|layout| layout.class == Class::Managed)
     }
 
-    /// In any place of the path: a container shows the cgroups of others below its own.
     fn layout_of(&self, path: &Path) -> Option<&Layout> {
+        self.captured(path).map(|(layout, _)| layout)
+    }
+
+    /// In any place of the path: a container shows the cgroups of others below its own.
+    fn captured(&self, path: &Path) -> Option<(&Layout, Captures)> {
         let names: Vec<&[u8]> = path.components().map(|part| part.as_os_str().as_encoded_bytes()).collect();
-        self.all.iter().find(|layout| {
+        self.all.iter().find_map(|layout| {
             let core = &layout.segments[layout.optional..];
-            names
-                .windows(core.len())
-                .any(|window| window.iter().zip(core).all(|(name, segment)| segment.matches(name)))
+            let captures = names.windows(core.len()).find_map(|window| {
+                let mut captures = Captures::default();
+                let fits = |(name, segment): (&&[u8], &Segment)| segment.capture(name, &mut captures);
+                window.iter().zip(core).all(fits).then_some(captures)
+            });
+            Some((layout, captures?))
         })
     }
+
+    /// The job in which a process runs, as it is written: `slurm:1234`. Every hierarchy is asked.
+    pub fn job_around(&self, host: &Host, pid: u32) -> Option<String> {
+        let mut text = Vec::new();
+        host.read_small(format!("/proc/{pid}/cgroup"), &mut text).ok()?;
+        paths_in(&text).find_map(|path| {
+            let (layout, captures) =
+                self.captured(path).filter(|(layout, _)| layout.class != Class::Known)?;
+            let by_process = || match captures.sluid {
+                Some(_) => environ::number(host, pid, SLURM_JOB_ID, &mut Vec::new()),
+                None => None,
+            };
+            Some(format!("{}:{}", layout.manager(), captures.job_id().or_else(by_process)?))
+        })
+    }
+}
+
+/// The variable that names a job whose directory does not.
+pub(crate) const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
+
+/// What `/proc/PID/cgroup` names.
+fn paths_in(text: &[u8]) -> impl Iterator<Item = &Path> {
+    let paths = parse::lines(text).filter_map(|line| line.splitn(3, |&byte| byte == b':').nth(2));
+    paths.map(|path| Path::new(OsStr::from_bytes(path)))
 }
 
 /// The resource manager in whose job a process runs. Every hierarchy is asked: some managers use few.
@@ -275,8 +317,7 @@ pub fn resource_manager_of(host: &Host, pid: u32) -> io::Result<Option<String>> 
     let mut text = Vec::new();
     host.read_small(format!("/proc/{pid}/cgroup"), &mut text)?;
     let layouts = Layouts::builtin();
-    let paths = parse::lines(&text).filter_map(|line| line.splitn(3, |&byte| byte == b':').nth(2));
-    let mut found = paths.filter_map(|path| layouts.layout_of(Path::new(OsStr::from_bytes(path))));
+    let mut found = paths_in(&text).filter_map(|path| layouts.layout_of(path));
     Ok(found.find(|layout| layout.class == Class::Managed).map(|layout| layout.manager().to_owned()))
 }
 
@@ -335,10 +376,6 @@ impl Segment {
     /// A name that stands for itself.
     pub(crate) fn literal(name: &[u8]) -> Segment {
         Segment { tokens: name.iter().copied().map(Token::Byte).collect() }
-    }
-
-    pub(crate) fn matches(&self, name: &[u8]) -> bool {
-        self.find(name, &mut |_, _| {})
     }
 
     /// Whether the name fits; what it tells is added to `captures` then.
@@ -504,6 +541,30 @@ mod tests {
         let host = Host::at(root.path()).unwrap();
         assert_eq!(resource_manager_of(&host, 7).unwrap(), Some("slurm".to_owned()));
         assert!(resource_manager_of(&host, 8).is_err());
+        assert_eq!(Layouts::builtin().job_around(&host, 7).as_deref(), Some("slurm:3"));
+        assert_eq!(Layouts::builtin().job_around(&host, 8), None);
+    }
+
+    #[test]
+    fn the_job_around_a_process_is_named_as_its_manager_names_it() {
+        let root = tempfile::tempdir().unwrap();
+        let own = Layouts::with(vec![Layout::parse("mine", "mine/job-{id}", "").unwrap()]);
+        let around = |cgroup: &str, environ: &str| {
+            let folder = root.path().join("proc/7");
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("cgroup"), cgroup).unwrap();
+            std::fs::write(folder.join("environ"), environ).unwrap();
+            own.job_around(&Host::at(root.path()).unwrap(), 7).unwrap_or_default()
+        };
+        assert_eq!(around("4:cpuacct:/slurm_n1/uid_1/job_12/step_batch/task_0\n", ""), "slurm:12");
+        assert_eq!(around("0::/oar/alice_77\n", "SLURM_JOB_ID=1\0"), "oar:77");
+        assert_eq!(around("0::/lsf/c/job.99.3.1234.1700000000\n", ""), "lsf:99[3]");
+        assert_eq!(around("0::/mine/job-x7/inner\n", ""), "mine:x7");
+        // Where the directory names no number, the process does.
+        let sluid = "0::/system.slice/slurmstepd.scope/s7XK2M9PQ4RTVW/step_0\n";
+        assert_eq!(around(sluid, "A=1\0SLURM_JOB_ID=42\0"), "slurm:42");
+        assert_eq!(around(sluid, "SLURM_JOB_ID=x\0"), "");
+        assert_eq!(around("0::/user.slice/user-0.slice/session-1.scope\n", ""), "");
     }
 
     /// What the first layout that fits says of a path from the top of a hierarchy.

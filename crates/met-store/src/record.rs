@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use met_core::JOB;
-use met_core::job::{JobKey, Part, QualityKind, Record, State, Summary};
+use met_core::job::{JobKey, Part, QualityKind, Record, State, Summary, finer};
 use rusqlite::types::ToSql;
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
@@ -197,7 +197,7 @@ fn keep_the_schedulers_word(record: &mut Record, old: &Record) {
     told.2.fill_from(&record.scheduling);
     (record.requested, record.allocated, record.scheduling) = told;
     record.account = old.account.clone().or(record.account.take());
-    record.start_ns = old.start_ns.or(record.start_ns);
+    record.start_ns = finer(record.start_ns, old.start_ns);
     if !old.name.is_empty() {
         record.name.clone_from(&old.name);
     }
@@ -208,7 +208,7 @@ fn keep_the_schedulers_word(record: &mut Record, old: &Record) {
         record.state = old.state;
         record.manager_state.clone_from(&old.manager_state);
         (record.exit_code, record.signal) = (old.exit_code, old.signal);
-        record.end_ns = old.end_ns.or(record.end_ns);
+        record.end_ns = finer(record.end_ns, old.end_ns);
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) fn running(id: u64, start_s: i64) -> Record {
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
+        inside: None,
         parts: Vec::new(),
         emission: None,
         local: Some(Local {

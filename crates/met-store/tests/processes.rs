@@ -43,6 +43,7 @@ fn record(id: u64) -> Record {
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
+        inside: None,
         parts: Vec::new(),
         emission: None,
         local: None,

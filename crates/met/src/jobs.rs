@@ -9,6 +9,7 @@ use met_core::job::{CgroupPaths, JobKey, LOCAL, Local, Origin, ProcessId, Record
 use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_host::{Host, clock, parse};
+use met_jobs::layouts::Layout;
 use met_store::{Filter, Queries, Reader, Retention, StoreError, Writer, inbox};
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +54,8 @@ pub enum JobRef {
 }
 
 impl JobRef {
-    pub fn parse(text: &str) -> Result<JobRef> {
+    /// `own`: managers that the configuration names.
+    pub fn parse(text: &str, own: &[Layout]) -> Result<JobRef> {
         if text == "@last" {
             return Ok(JobRef::Last);
         }
@@ -61,7 +63,7 @@ impl JobRef {
             return Err(Failure::usage(format!("{text:?} is no job; write 12, local:12, a name or @last")));
         }
         if let Some((manager, id)) = text.split_once(':')
-            && MANAGERS.contains(&manager)
+            && (MANAGERS.contains(&manager) || own.iter().any(|layout| layout.manager() == manager))
             && !id.is_empty()
         {
             return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned() });
@@ -164,6 +166,8 @@ trait JobSource {
 /// Every job that the caller may see, wherever it is kept.
 pub struct AllJobs {
     sources: Vec<Box<dyn JobSource>>,
+    /// The configuration's own, whose managers' jobs are asked for by their names.
+    layouts: Vec<Layout>,
 }
 
 impl AllJobs {
@@ -181,7 +185,7 @@ impl AllJobs {
         if let Some(client) = system {
             sources.push(Box::new(FromDaemon { client }));
         }
-        Ok(AllJobs { sources })
+        Ok(AllJobs { sources, layouts: setting.config.jobs.layouts.clone() })
     }
 
     /// Newest first.
@@ -198,7 +202,7 @@ impl AllJobs {
 
     /// The one job meant by `text`.
     pub fn find(&mut self, text: &str) -> Result<Record> {
-        let job = JobRef::parse(text)?;
+        let job = JobRef::parse(text, &self.layouts)?;
         self.find_ref(text, &job)?.ok_or_else(|| {
             Failure::usage(match job {
                 JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
@@ -209,7 +213,7 @@ impl AllJobs {
 
     /// The one job or step meant by `text`; a step is shown like a job.
     pub fn find_or_step(&mut self, text: &str) -> Result<Meant> {
-        if let JobRef::Id { manager, id } = JobRef::parse(text)?
+        if let JobRef::Id { manager, id } = JobRef::parse(text, &self.layouts)?
             && let Some((whole, step)) = id.rsplit_once('.')
             && self.find_ref(text, &JobRef::Id { manager: manager.clone(), id: id.clone() })?.is_none()
         {
@@ -829,7 +833,7 @@ mod tests {
 
     #[test]
     fn jobs_are_named_in_four_ways() {
-        let parse = |text| JobRef::parse(text).unwrap();
+        let parse = |text| JobRef::parse(text, &[]).unwrap();
         assert_eq!(parse("12"), id(None, "12"));
         assert_eq!(parse("local:12"), id(Some("local"), "12"));
         assert_eq!(parse("slurm:1234_7"), id(Some("slurm"), "1234_7"));
@@ -841,6 +845,11 @@ mod tests {
         assert_eq!(parse("@last"), JobRef::Last);
         assert_eq!(parse("train"), JobRef::Name("train".to_owned()));
         assert_eq!(parse("a:b"), JobRef::Name("a:b".to_owned()));
-        assert!(JobRef::parse("").is_err() && JobRef::parse("@first").is_err());
+        assert!(JobRef::parse("", &[]).is_err() && JobRef::parse("@first", &[]).is_err());
+        // A manager that the configuration names.
+        let own = [Layout::parse("mysched", "mysched/{id}", "").unwrap()];
+        assert_eq!(JobRef::parse("mysched:12", &own).unwrap(), id(Some("mysched"), "12"));
+        assert_eq!(JobRef::parse("mysched:", &own).unwrap(), JobRef::Name("mysched:".to_owned()));
+        assert_eq!(parse("mysched:12"), JobRef::Name("mysched:12".to_owned()));
     }
 }

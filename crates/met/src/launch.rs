@@ -13,6 +13,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Local, Origin, Record, State, Summaries, Totals};
 use met_host::{Host, clock};
+use met_jobs::layouts::Layout;
 use met_store::inbox::JobDir;
 
 use crate::client::Client;
@@ -44,13 +45,15 @@ pub struct Draft<'a> {
     /// Whether it is to be remembered.
     pub keep: bool,
     pub until_last: bool,
+    /// The process that the job is, where there is one already.
+    pub pid: Option<u32>,
     /// Variables to set for the command.
     pub env: Vec<(OsString, OsString)>,
 }
 
 /// Gives the draft an identity, on disk if it is to be kept.
 pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
-    let name = job_name(draft.name, &draft.command)?;
+    let name = job_name(draft.name, &draft.command, &setting.config.jobs.layouts)?;
     let detached = draft.origin != Origin::Time;
     let mut system = if detached { setting.system_daemon() } else { None };
     let id = if draft.keep { reserve(setting, system.as_mut())? } else { 0 };
@@ -85,6 +88,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
+        inside: setting.layouts().job_around(&setting.host, draft.pid.unwrap_or(std::process::id())),
         parts: Vec::new(),
         emission: None,
         local: Some(Local {
@@ -153,12 +157,12 @@ fn reserve(setting: &Setting, system: Option<&mut Client>) -> Result<u64> {
     }
 }
 
-fn job_name(given: Option<&str>, command: &[String]) -> Result<String> {
+fn job_name(given: Option<&str>, command: &[String], own: &[Layout]) -> Result<String> {
     if given.is_some_and(|name| name.trim().is_empty()) {
         return Err(Failure::usage("--name is empty; give the job a name, or leave the option out"));
     }
     if let Some(name) = given
-        && !matches!(JobRef::parse(name), Ok(JobRef::Name(_)))
+        && !matches!(JobRef::parse(name, own), Ok(JobRef::Name(_)))
     {
         return Err(Failure::usage(format!("--name {name}: that already means a job; choose another name")));
     }

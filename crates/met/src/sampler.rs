@@ -428,6 +428,7 @@ impl Sampler {
         self.energy.leave(slot, cpu_ns, cards_uj, clock::boottime_ns());
         if self.jobs.is_empty() {
             self.cards.pause();
+            self.let_go();
         }
         let ends = Ends {
             complete: complete && job.all_ended,
@@ -438,6 +439,16 @@ impl Sampler {
         let Tracked { course, events, profile, running, .. } = job;
         let (attached, gap_ms) = (profile.attached, running.gap_ms());
         Some(Sampled { totals, gpus, events, emission, course, attached, ends, gap_ms })
+    }
+
+    /// Nobody ticks without jobs: what was kept open of the last ones would stay so until there is another.
+    fn let_go(&mut self) {
+        self.targets.clear();
+        self.map.clear();
+        self.refreshed_ns = i64::MIN;
+        for source in ["cgroup", "process"] {
+            self.runner.read_again(source, &self.targets, &TickInfo::default());
+        }
     }
 
     /// Takes in what its processes did since the last tick and left to nobody who is read.

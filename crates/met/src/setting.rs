@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use met_host::Host;
+use met_jobs::layouts::Layouts;
 
 use crate::client::Client;
 use crate::config::Config;
@@ -29,6 +30,11 @@ impl Setting {
         // A daemon that is started later runs in another folder.
         let config_path = loaded.path.map(std::path::absolute).transpose()?;
         Ok(Setting { host, config: loaded.config, config_path, user, system })
+    }
+
+    /// How the cgroups of others' jobs are recognised on this machine.
+    pub fn layouts(&self) -> Layouts {
+        Layouts::with(self.config.jobs.layouts.clone())
     }
 
     /// A running system daemon is preferred; `None` where there is none.

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use met_core::MISSING;
 use met_core::job::CgroupPaths;
 use met_host::cgroup::{Hierarchies, Mount};
-use met_host::{Dir, FileType, Host, KeptFile, PidPath, Share, parse};
+use met_host::{Dir, FileType, Host, KeptFile, Share, parse};
+
+use crate::environ;
 
 /// So many of a job's processes are enough to learn from.
 const PIDS_MAX: usize = 64;
 /// Jobs have no deeper cgroups that processes begin in.
 const DEPTH_MAX: usize = 8;
-/// An environment is searched no further.
-const ENVIRON_BYTES_MAX: usize = 1 << 20;
 
 /// A mounted hierarchy, best first: where CPU time is counted, a job's directory is followed.
 pub(crate) struct Hierarchy {
@@ -254,14 +254,7 @@ impl Files {
         variable: &str,
         buffer: &mut Vec<u8>,
     ) -> Option<String> {
-        pids.iter().find_map(|&pid| {
-            self.host.proc_dir().read(PidPath::new(pid, "environ").as_path(), buffer).ok()?;
-            buffer.truncate(ENVIRON_BYTES_MAX);
-            let mut entries = buffer.split(|&byte| byte == 0);
-            let value =
-                entries.find_map(|entry| entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"="))?;
-            parse::u64(value).map(|number| number.to_string())
-        })
+        pids.iter().find_map(|&pid| environ::number(&self.host, pid, variable, buffer))
     }
 }
 

@@ -14,15 +14,13 @@ use super::files::{Files, Memory};
 use super::ledger::{Certainty, Closed};
 use super::tree::Role;
 use super::{Discovery, EARLY_MS, Ended, Event, Found};
-use crate::layouts::Captures;
+use crate::layouts::{Captures, SLURM_JOB_ID};
 
 /// A manager makes the directories of a job one after the other: so long is waited for the rest of them.
 const COMPLETE_AFTER_NS: i64 = 100_000_000;
 const LOOK_AGAIN_NS: i64 = 20_000_000;
 /// A job that nobody can name yet is looked at again this often.
 const NAMELESS_NS: i64 = 1_000_000_000;
-/// The variable that names a job whose directory does not.
-const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
 
 /// A job whose directory is there.
 pub(super) struct Job {
@@ -365,13 +363,8 @@ fn hang(files: &Files, job: &mut Job, id: u32, path: &Path) {
 /// What its manager calls a job. A SLUID is not what anybody asks for, so its processes are asked; of a job
 /// that is gone without a word it is all there is.
 fn id_of(files: &Files, job: &Job, pids: &[u32], now_or_never: bool, buffer: &mut Vec<u8>) -> Option<String> {
-    let Captures { id, sluid, index, .. } = &job.captures;
-    match (id, sluid) {
-        // Of an array each element is a job.
-        (Some(id), _) => Some(match index {
-            Some(index) => format!("{id}[{index}]"),
-            None => id.clone(),
-        }),
+    match (job.captures.job_id(), &job.captures.sluid) {
+        (Some(id), _) => Some(id),
         (None, Some(sluid)) => {
             let asked = files.number_in_environ(pids, SLURM_JOB_ID, buffer);
             asked.or_else(|| now_or_never.then(|| sluid.clone()))

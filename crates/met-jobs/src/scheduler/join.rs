@@ -5,7 +5,7 @@
 //! What the scheduler alone knows of is a record of its own: keyed by its start, and by its submission as
 //! long as it waits.
 
-use met_core::job::{JobKey, Part, Record, State};
+use met_core::job::{JobKey, Part, Record, State, finer};
 
 use super::Recorded;
 use super::text::{SECOND_NS, hosts};
@@ -80,9 +80,16 @@ pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
     record.allocated = filled(&told.allocated, &measured.allocated);
     record.scheduling = told.scheduling.clone();
     record.scheduling.fill_from(&measured.scheduling);
+    record.scheduling.cluster = told.cluster().map(str::to_owned);
     record.account = told.account.clone().or(record.account);
     record.manager_state.clone_from(&told.manager_state);
-    record.start_ns = told.start_ns.or(record.start_ns);
+    // Its directory may be there for a while after the end.
+    if !told.state.is_live() {
+        record.state = told.state;
+        (record.exit_code, record.signal) = (told.exit_code, told.signal);
+        record.end_ns = told.end_ns;
+    }
+    record.start_ns = finer(measured.start_ns, told.start_ns);
     if !told.nodes.is_empty() {
         record.nodes.clone_from(&told.nodes);
     }
@@ -197,6 +204,7 @@ fn record_of(run: &Recorded, asked_ns: i64) -> Record {
         requested: run.requested.clone(),
         allocated: run.allocated.clone(),
         scheduling,
+        inside: None,
         parts: run.parts.clone(),
         emission: None,
         local: None,
@@ -222,15 +230,19 @@ fn merge(known: &Record, run: &Recorded, asked_ns: i64) -> Record {
     record.requested = filled(&run.requested, &known.requested);
     record.allocated = filled(&run.allocated, &known.allocated);
     record.scheduling = run.scheduling.clone();
+    record.scheduling.cluster = run.cluster.clone().filter(|_| known.key.cluster.is_none());
     record.scheduling.fill_from(&known.scheduling);
     record.scheduling.asked_ns = Some(asked_ns);
-    record.start_ns = run.start_ns.or(known.start_ns);
+    // What was only told before is no finer than what is told now.
+    let measured = |time_ns: Option<i64>| time_ns.filter(|_| !is_only_recorded(known));
+    record.start_ns = finer(measured(known.start_ns), run.start_ns).or(known.start_ns);
     // A scheduler that has not heard of an end yet does not undo it.
     if !run.state.is_live() || known.state.is_live() {
         record.state = run.state;
         record.manager_state.clone_from(&run.manager_state);
         (record.exit_code, record.signal) = (run.exit_code, run.signal);
-        record.end_ns = run.end_ns.or(known.end_ns.filter(|_| !run.state.is_live()));
+        let known_ns = known.end_ns.filter(|_| !run.state.is_live());
+        record.end_ns = finer(measured(known_ns), run.end_ns).or(known_ns);
     }
     record.parts = merge_parts(&known.parts, &run.parts);
     record
@@ -253,8 +265,8 @@ fn merge_parts(measured: &[Part], recorded: &[Part]) -> Vec<Part> {
         for part in parts.iter_mut().filter(|part| part.step == step.step && is_on(&part.node)) {
             found = true;
             part.name = step.name.clone().or(part.name.take());
-            part.start_ns = step.start_ns.or(part.start_ns);
-            part.end_ns = step.end_ns.or(part.end_ns);
+            part.start_ns = finer(part.start_ns, step.start_ns);
+            part.end_ns = finer(part.end_ns, step.end_ns);
             part.exit_code = step.exit_code.or(part.exit_code);
         }
         if !found {

@@ -349,7 +349,6 @@ const BEGIN_S: i64 = 1_794_722_000;
 const ASKED_NS: i64 = 7;
 
 fn run(state: State, submit_s: i64, start_s: Option<i64>, end_s: Option<i64>) -> Recorded {
-    let at = |second: i64| (BEGIN_S + second) * SECOND_NS;
     let mut run = Recorded::new("slurm", "12".into());
     run.cluster = Some("alpha".into());
     (run.state, run.start_ns, run.end_ns) = (state, start_s.map(at), end_s.map(at));
@@ -360,7 +359,6 @@ fn run(state: State, submit_s: i64, start_s: Option<i64>, end_s: Option<i64>) ->
 }
 
 fn measured(start_s: i64, end_s: Option<i64>) -> Record {
-    let at = |second: i64| (BEGIN_S + second) * SECOND_NS;
     let state = if end_s.is_some() { State::Finished } else { State::Running };
     let mut record = adopted_shape(BEGIN_S + start_s, state);
     (record.start_ns, record.end_ns) = (Some(at(start_s)), end_s.map(at));
@@ -392,6 +390,7 @@ fn adopted_shape(incarnation: i64, state: State) -> Record {
         requested: Resources::default(),
         allocated: Resources::default(),
         scheduling: Default::default(),
+        inside: None,
         parts: Vec::new(),
         emission: None,
         local: None,
@@ -433,10 +432,10 @@ fn a_job_that_waited_leaves_no_ghost_when_it_runs_and_ends() {
 
 #[test]
 fn measured_and_recorded_meet_whichever_comes_first() {
-    let mut known = vec![measured(31, None)];
-    assert_eq!(after(&mut known, &[run(State::Running, 0, Some(30), None)]), "31 running");
-    assert_eq!(known[0].start_ns, Some((BEGIN_S + 30) * SECOND_NS), "the scheduler's start");
-    assert_eq!(known[0].key.incarnation, BEGIN_S + 31, "and the node's key");
+    let mut known = vec![measured(32, None)];
+    assert_eq!(after(&mut known, &[run(State::Running, 0, Some(30), None)]), "32 running");
+    assert_eq!(known[0].start_ns, Some(at(30)), "the scheduler's start");
+    assert_eq!(known[0].key.incarnation, BEGIN_S + 32, "and the node's key");
 
     let mut known = Vec::new();
     after(&mut known, &[run(State::Running, 0, Some(30), None)]);
@@ -457,6 +456,40 @@ fn a_job_found_on_the_node_takes_over_what_was_told_before() {
     assert_eq!((record.account.as_deref(), record.requested.cpus), (Some("chem"), Some(4)));
     assert_eq!(record.scheduling.asked_ns, Some(ASKED_NS));
     assert_eq!(outcome(&adopt(&measured(500, None), &known)), "500 running", "another run is another job");
+}
+
+fn at(second: i64) -> i64 {
+    (BEGIN_S + second) * SECOND_NS
+}
+
+#[test]
+fn a_job_whose_end_is_known_before_it_is_found_has_ended() {
+    let mut known = Vec::new();
+    let mut told = run(State::Failed, 0, Some(30), Some(32));
+    (told.exit_code, told.cluster) = (Some(7), Some("tux".into()));
+    after(&mut known, &[told]);
+    let adopted = adopt(&measured(31, None), &known);
+    assert_eq!(outcome(&adopted), "31 failed, -30");
+    let record = &adopted.write[0];
+    assert_eq!((record.exit_code, record.end_ns), (Some(7), Some(at(32))));
+    assert_eq!(record.cluster(), Some("tux"));
+}
+
+#[test]
+fn whole_seconds_do_not_replace_what_was_measured() {
+    let fine = |second: i64, more_ms: i64| Some(at(second) + more_ms * 1_000_000);
+    let mut job = measured(30, None);
+    (job.start_ns, job.end_ns, job.state) = (fine(30, 900), fine(32, 100), State::Finished);
+    let mut told = run(State::Finished, 0, Some(30), Some(32));
+    told.cluster = Some("tux".into());
+    let mut known = vec![job];
+    after(&mut known, std::slice::from_ref(&told));
+    assert_eq!((known[0].start_ns, known[0].end_ns), (fine(30, 900), fine(32, 100)));
+    assert_eq!((known[0].key.cluster.as_deref(), known[0].cluster()), (None, Some("tux")));
+    // Farther away it is another time, and the scheduler's holds.
+    (told.start_ns, told.end_ns) = (Some(at(29)), Some(at(40)));
+    after(&mut known, &[told]);
+    assert_eq!((known[0].start_ns, known[0].end_ns), (Some(at(29)), Some(at(40))));
 }
 
 #[test]

@@ -46,6 +46,7 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
         stderr: None,
         keep: true,
         until_last: false,
+        pid: Some(pid),
         env: Vec::new(),
     };
     let mut assignment = launch::assign(setting, draft)?;

@@ -44,6 +44,7 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
         stderr: Some(outputs.err_path.clone()),
         keep: true,
         until_last: true,
+        pid: None,
         env,
     };
     let assignment = launch::assign(setting, draft).inspect_err(|_| discard(&outputs.created))?;

@@ -47,6 +47,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
         stderr: None,
         keep: !args.no_record,
         until_last: args.all,
+        pid: None,
         env: Vec::new(),
     };
     let assignment = match launch::assign(setting, draft.clone()) {

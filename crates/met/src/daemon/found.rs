@@ -1,16 +1,19 @@
 //! Jobs that somebody else started, from their discovery to their end.
 
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
-use met_core::job::{JobKey, Local, Origin, QualityKind, Record, State, Summaries, Totals};
+use met_core::job::{CgroupPaths, Figure, JobKey, Local, Origin, Part, QualityKind, Record, State};
+use met_core::job::{Summaries, Totals};
 use met_core::job_table::{CPU, MEMORY_PEAK, OOM_KILLS, WALL};
 use met_host::Host;
 use met_jobs::discover::{Ended, Event, Found};
 use met_jobs::layouts::Captures;
+use met_jobs::scheduler::join;
 
 use super::keeping::Keeping;
 use crate::jobs;
-use crate::sampler::Sampled;
+use crate::sampler::{Live, Sampled};
 use crate::users;
 
 impl Keeping {
@@ -26,9 +29,9 @@ impl Keeping {
                 Event::Found(found) => self.found(*found),
                 Event::Inhabited(job) => self.identify(job),
                 Event::Parts(job, parts) => {
-                    let kept = self.found.get(&job).and_then(|key| self.jobs.get_mut(key));
-                    if let Some(kept) = kept {
-                        kept.record.parts = parts;
+                    let key = self.found.get(&job).map(|directory| &directory.key);
+                    if let Some(kept) = key.and_then(|key| self.jobs.get_mut(key)) {
+                        put_parts(&mut kept.record.parts, parts);
                     }
                 }
                 Event::Ended(ended) => self.found_ended(*ended),
@@ -38,20 +41,56 @@ impl Keeping {
     }
 
     fn found(&mut self, found: Found) {
+        if let Some(key) = self.on_another_node(&found) {
+            self.found.insert(found.job, Directory::of(&found, key));
+            return;
+        }
         let continued = self.resumable.iter().position(|record| is_same(&self.host, record, &found));
         let record = match continued.map(|index| self.resumable.swap_remove(index)) {
-            Some(record) => record,
-            None => self.new_record(&found),
+            Some(record) => {
+                self.keep(&record);
+                record
+            }
+            None => self.adopt(self.new_record(&found)),
         };
-        if let Err(error) = self.writer.put(&record) {
-            tracing::warn!("job {}: {error}", record.key.id);
-        }
-        self.found.insert(found.job, record.key.clone());
+        self.found.insert(found.job, Directory::of(&found, record.key.clone()));
         self.watch(record);
         // Whoever is in it already is not told of again.
         if !found.pids.is_empty() {
             self.identify(found.job);
         }
+    }
+
+    fn keep(&mut self, record: &Record) {
+        if let Err(error) = self.writer.put(record) {
+            tracing::warn!("job {}: {error}", record.key.id);
+        }
+    }
+
+    /// Keeps a new job in the place of what its scheduler had told before it was found.
+    fn adopt(&mut self, record: Record) -> Record {
+        let known = self.writer.find(Some(&record.key.manager), &record.key.id).unwrap_or_default();
+        let joined = join::adopt(&record, &known);
+        if let Err(error) = self.writer.put_instead(&joined.write, &joined.remove) {
+            tracing::warn!("job {}: {error}", record.key.id);
+        }
+        // Followed as it was measured; the store puts the two words together again when it ends.
+        record
+    }
+
+    /// The job that has a directory of another node on this machine, and runs.
+    fn on_another_node(&mut self, found: &Found) -> Option<JobKey> {
+        let is_it = |key: &JobKey| key.manager == found.manager && key.id == found.id;
+        let node = node_of(found);
+        let other = self.found.values().find(|other| is_it(&other.key) && other.node != node);
+        let key = other.map(|other| other.key.clone())?;
+        let kept = self.jobs.get_mut(&key)?;
+        if !kept.record.nodes.contains(&node) {
+            kept.record.nodes.push(node);
+        }
+        let record = kept.record.clone();
+        self.keep(&record);
+        Some(key)
     }
 
     fn new_record(&self, found: &Found) -> Record {
@@ -61,7 +100,7 @@ impl Keeping {
             id: found.id.clone(),
             incarnation: found.start_ns.div_euclid(1_000_000_000),
         };
-        // Requeued within a second, or on two nodes of one host: still another one.
+        // Requeued within a second: still another one.
         while self.jobs.contains_key(&key) || matches!(self.writer.get(&key), Ok(Some(_))) {
             key.incarnation += 1;
         }
@@ -88,6 +127,7 @@ impl Keeping {
             requested: Default::default(),
             allocated: Default::default(),
             scheduling: Default::default(),
+            inside: None,
             parts: Vec::new(),
             emission: None,
             local: Some(Local {
@@ -107,18 +147,33 @@ impl Keeping {
     }
 
     fn found_ended(&mut self, ended: Ended) {
-        let Some(key) = self.found.remove(&ended.job) else { return };
-        let Some(mut record) = self.jobs.get(&key).map(|kept| kept.record.clone()) else { return };
-        record.end_ns = Some(ended.end_ns);
-        for (column, figure) in
-            [(CPU, ended.cpu), (MEMORY_PEAK, ended.memory_peak), (OOM_KILLS, ended.oom_kills)]
-        {
-            if let Some(figure) = figure {
-                record.totals.set(column, figure.value, figure.kind, figure.source);
-            }
+        let Some(Directory { key, node, start_ns, .. }) = self.found.remove(&ended.job) else { return };
+        let Some(kept) = self.jobs.get_mut(&key) else { return };
+        put_parts(&mut kept.record.parts, ended.parts.clone());
+        kept.gone.push(Gone { node, start_ns, ended });
+        if self.found.values().any(|other| other.key == key) {
+            return;
         }
-        record.parts = ended.parts;
+        let mut record = kept.record.clone();
+        add_up(&mut record, &kept.gone);
         self.close_found(record);
+    }
+
+    /// What a running job used so far on the nodes of this machine beside the one that is sampled.
+    pub(super) fn add_other_nodes(&self, record: &mut Record) {
+        let Some(kept) = self.jobs.get(&record.key).filter(|kept| kept.record.nodes.len() > 1) else {
+            return;
+        };
+        let mut cpu_ns: i64 = kept.gone.iter().filter_map(|gone| Some(gone.ended.cpu.as_ref()?.value)).sum();
+        for directory in self.found.values().filter(|directory| directory.key == record.key) {
+            let sampled = record.local.as_ref().is_some_and(|local| local.cgroup == directory.cgroup);
+            let known_ns = match sampled {
+                true => record.totals.get(CPU),
+                false => Live::now(&self.host, &directory.as_job(record)).totals.get(CPU),
+            };
+            cpu_ns += known_ns.unwrap_or(0);
+        }
+        record.totals.set(CPU, cpu_ns, QualityKind::Sampled, "cgroup");
     }
 
     /// Jobs that an earlier daemon followed and that are gone since: as last known.
@@ -150,28 +205,150 @@ impl Keeping {
     }
 }
 
+/// A directory that the discovery follows. A job has one on each of its nodes, and several nodes may be one
+/// machine.
+pub(super) struct Directory {
+    pub(super) key: JobKey,
+    pub(super) node: String,
+    pub(super) cgroup: CgroupPaths,
+    start_ns: i64,
+}
+
+impl Directory {
+    fn of(found: &Found, key: JobKey) -> Directory {
+        Directory { key, node: node_of(found), cgroup: found.cgroup.clone(), start_ns: found.start_ns }
+    }
+
+    /// The job as if it were in this directory alone.
+    fn as_job(&self, record: &Record) -> Record {
+        let mut record = record.clone();
+        if let Some(local) = &mut record.local {
+            local.cgroup.clone_from(&self.cgroup);
+        }
+        record
+    }
+}
+
+/// What a job did in a directory that is gone.
+pub(super) struct Gone {
+    node: String,
+    start_ns: i64,
+    ended: Ended,
+}
+
+fn node_of(found: &Found) -> String {
+    found.captures.node.clone().unwrap_or_default()
+}
+
+/// Parts as they are now in the place of what was known of the same ones.
+pub(super) fn put_parts(parts: &mut Vec<Part>, now: Vec<Part>) {
+    type Name<'a> = (&'a str, &'a str, Option<&'a str>);
+    fn name(part: &Part) -> Name<'_> {
+        (&part.node, &part.step, part.task.as_deref())
+    }
+    let at: HashMap<Name, usize> = parts.iter().enumerate().map(|(at, part)| (name(part), at)).collect();
+    let places: Vec<Option<usize>> = now.iter().map(|part| at.get(&name(part)).copied()).collect();
+    for (mut part, place) in now.into_iter().zip(places) {
+        match place.and_then(|place| parts.get_mut(place)) {
+            Some(known) => {
+                part.name = part.name.or(known.name.take());
+                part.exit_code = part.exit_code.or(known.exit_code);
+                *known = part;
+            }
+            None => parts.push(part),
+        }
+    }
+}
+
+/// The end of a job from those of its directories: what it did is the sum, and each node has a part of it.
+fn add_up(record: &mut Record, gone: &[Gone]) {
+    record.end_ns = gone.iter().map(|gone| gone.ended.end_ns).max();
+    let ends = || gone.iter().map(|gone| &gone.ended);
+    let figures = [
+        (CPU, sum(ends().map(|ended| ended.cpu.as_ref()))),
+        (MEMORY_PEAK, highest(ends().map(|ended| ended.memory_peak.as_ref()))),
+        (OOM_KILLS, sum(ends().map(|ended| ended.oom_kills.as_ref()))),
+    ];
+    for (column, figure) in figures {
+        if let Some(figure) = figure {
+            record.totals.set(column, figure.value, figure.kind, figure.source);
+        }
+    }
+    let nodes: BTreeSet<&str> = gone.iter().map(|gone| gone.node.as_str()).collect();
+    if nodes.len() > 1 {
+        let on_nodes = nodes.into_iter().map(|node| part_on(node, gone)).collect();
+        put_parts(&mut record.parts, on_nodes);
+    }
+}
+
+fn part_on(node: &str, gone: &[Gone]) -> Part {
+    let here = || gone.iter().filter(|gone| gone.node == node);
+    let mut totals = Totals::default();
+    let figures = [
+        (CPU, sum(here().map(|gone| gone.ended.cpu.as_ref()))),
+        (MEMORY_PEAK, highest(here().map(|gone| gone.ended.memory_peak.as_ref()))),
+    ];
+    for (column, figure) in figures {
+        if let Some(figure) = figure {
+            totals.set(column, figure.value, figure.kind, figure.source);
+        }
+    }
+    Part {
+        node: node.to_owned(),
+        start_ns: here().map(|gone| gone.start_ns).min(),
+        end_ns: here().map(|gone| gone.ended.end_ns).max(),
+        totals,
+        ..Part::default()
+    }
+}
+
+/// As good as the worst of them; at least this much where one of them is not known.
+fn sum<'a>(figures: impl Iterator<Item = Option<&'a Figure>>) -> Option<Figure> {
+    let figures: Vec<Option<&Figure>> = figures.collect();
+    let known: Vec<&Figure> = figures.iter().flatten().copied().collect();
+    let worst =
+        [QualityKind::LowerBound, QualityKind::Estimated, QualityKind::Sampled, QualityKind::Attributed];
+    let kind = worst.into_iter().find(|kind| known.iter().any(|figure| figure.kind == *kind));
+    let kind = match known.len() == figures.len() {
+        true => kind.unwrap_or(QualityKind::Measured),
+        false => QualityKind::LowerBound,
+    };
+    let source = known.first()?.source.clone();
+    Some(Figure { value: known.iter().map(|figure| figure.value).sum(), kind, source })
+}
+
+/// Nodes need not have been at their highest at once: together they had at least as much as one of them.
+fn highest<'a>(figures: impl Iterator<Item = Option<&'a Figure>>) -> Option<Figure> {
+    let figures: Vec<Option<&Figure>> = figures.collect();
+    let highest = figures.iter().flatten().max_by_key(|figure| figure.value)?;
+    let kind = if figures.len() == 1 { highest.kind } else { QualityKind::LowerBound };
+    Some(Figure { kind, ..(*highest).clone() })
+}
+
 /// What the path of its cgroup tells of a job.
 fn describe(captures: &Captures, record: &mut Record) {
-    let Captures { uid, user, node, index, .. } = captures;
+    let Captures { uid, user, node, cluster, index, .. } = captures;
     record.uid = uid.or_else(|| users::uid_of(user.as_deref()?));
     record.user = user.clone().or_else(|| users::name_of(record.uid?));
     record.nodes = node.iter().cloned().collect();
+    record.scheduling.cluster.clone_from(cluster);
     record.scheduling.array_index = index.as_ref().and_then(|index| index.parse().ok());
 }
 
 /// A daemon that starts anew finds its jobs again: the same directories, within one boot.
 fn is_same(host: &Host, record: &Record, found: &Found) -> bool {
     let Some(local) = &record.local else { return false };
+    // Of a job on several nodes of this machine any of them may be found first.
+    let on_its_node = record.nodes.len() > 1 && record.nodes.contains(&node_of(found));
     record.key.manager == found.manager
         && record.key.id == found.id
         && local.boot_id == host.facts().boot_id
-        && local.cgroup == found.cgroup
+        && (local.cgroup == found.cgroup || on_its_node)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use met_core::job::CgroupPaths;
     use std::os::unix::ffi::OsStringExt;
 
     #[test]
@@ -181,6 +358,64 @@ mod tests {
         let text = serde_json::to_string(&paths).unwrap();
         assert_eq!(serde_json::from_str::<CgroupPaths>(&text).unwrap(), paths);
         assert!(text.contains("\"memory\":\"/cg/plain\""), "{text}");
+    }
+
+    fn gone(node: &str, cpu: Option<(i64, QualityKind)>, peak: i64, end_ns: i64) -> Gone {
+        let figure = |value, kind| Figure { value, kind, source: "cgroup ancestor".into() };
+        let ended = Ended {
+            job: 1,
+            end_ns,
+            cpu: cpu.map(|(value, kind)| figure(value, kind)),
+            memory_peak: Some(figure(peak, QualityKind::Measured)),
+            oom_kills: None,
+            parts: Vec::new(),
+        };
+        Gone { node: node.to_owned(), start_ns: 5, ended }
+    }
+
+    #[test]
+    fn a_job_on_two_nodes_of_one_machine_is_the_sum_of_both() {
+        use QualityKind::{Attributed, LowerBound, Measured};
+        let mut record = crate::view::sample::bare(1, "x");
+        let one = [gone("n1", Some((7, Measured)), 100, 20)];
+        add_up(&mut record, &one);
+        assert_eq!((record.totals.get(CPU), record.end_ns), (Some(7), Some(20)));
+        assert_eq!(record.totals.figure(MEMORY_PEAK).map(|peak| peak.kind), Some(Measured));
+        assert!(record.parts.is_empty(), "one node is the whole job");
+
+        let two = [
+            gone("n1", Some((7, Measured)), 100, 20),
+            gone("n2", Some((5, Attributed)), 300, 10),
+            gone("n2", Some((1, Measured)), 50, 15),
+        ];
+        add_up(&mut record, &two);
+        let cpu = record.totals.figure(CPU).unwrap();
+        assert_eq!((cpu.value, cpu.kind, record.end_ns), (13, Attributed, Some(20)));
+        let peak = record.totals.figure(MEMORY_PEAK).unwrap();
+        assert_eq!((peak.value, peak.kind), (300, LowerBound));
+        let parts: Vec<_> =
+            record.parts.iter().map(|part| (&*part.node, part.totals.get(CPU), part.end_ns)).collect();
+        assert_eq!(parts, [("n1", Some(7), Some(20)), ("n2", Some(6), Some(15))]);
+
+        let unknown = [gone("n1", Some((7, Measured)), 1, 20), gone("n2", None, 1, 20)];
+        add_up(&mut record, &unknown);
+        assert_eq!(record.totals.figure(CPU).map(|cpu| cpu.kind), Some(LowerBound));
+    }
+
+    #[test]
+    fn parts_are_brought_up_to_date_and_keep_what_others_told() {
+        let part = |step: &str, name: Option<&str>, end_ns| Part {
+            node: "n1".to_owned(),
+            step: step.to_owned(),
+            name: name.map(str::to_owned),
+            end_ns,
+            ..Part::default()
+        };
+        let mut parts = vec![part("0", Some("solve"), None), part("met:7", None, None)];
+        put_parts(&mut parts, vec![part("batch", None, None), part("0", None, Some(9))]);
+        let expected =
+            [part("0", Some("solve"), Some(9)), part("met:7", None, None), part("batch", None, None)];
+        assert_eq!(parts, expected);
     }
 
     #[test]

@@ -57,7 +57,9 @@ impl Keeping {
 
     /// Asks the processes of a job; true when there is nothing more to ask them.
     fn ask(&mut self, job: u64) -> bool {
-        let Some(kept) = self.found.get(&job).and_then(|key| self.jobs.get_mut(key)) else { return true };
+        let Some(kept) = self.found.get(&job).and_then(|directory| self.jobs.get_mut(&directory.key)) else {
+            return true;
+        };
         let record = &mut kept.record;
         let pids: Vec<u32> =
             processes::of_job(&self.host, record).iter().map(|process| process.id.pid).collect();
@@ -82,6 +84,7 @@ impl Keeping {
         {
             tracing::warn!("job {}: {error}", record.key.id);
         }
-        identity.environment_read
+        // Who watches over a container, and knows its name, may come after its first process.
+        identity.environment_read && record.name != record.key.id
     }
 }

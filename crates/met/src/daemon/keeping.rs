@@ -10,13 +10,16 @@ use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, QualityKind, Record, Sta
 use met_core::job_table::{CPU, GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
+use met_jobs::layouts::Layouts;
 use met_store::inbox::{self, JobDir};
 use met_store::{Device, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
 use super::finding::Finding;
+use super::found::{self, Directory, Gone};
 use super::identifying::Asking;
+use super::nesting::Outer;
 use super::plain::{self, Groups};
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
@@ -50,7 +53,10 @@ pub struct Keeping {
     pub(super) finding: Option<Finding>,
     pub(super) jobs: HashMap<JobKey, Kept>,
     /// The jobs that the discovery follows, by its numbers for them.
-    pub(super) found: HashMap<u64, JobKey>,
+    pub(super) found: HashMap<u64, Directory>,
+    /// Jobs of ours inside jobs that the discovery follows.
+    pub(super) outers: HashMap<JobKey, Outer>,
+    pub(super) layouts: Layouts,
     /// Those that an earlier daemon followed, until they are found again or known to be gone.
     pub(super) resumable: Vec<Record>,
     /// Those of which it is not known yet who they are.
@@ -78,6 +84,8 @@ pub(super) struct Kept {
     pub(super) record: Record,
     /// Readable when the supervisor is gone; `None` where the kernel has no pidfd.
     supervisor: Option<OwnedFd>,
+    /// What it did in directories that are gone, while it has others.
+    pub(super) gone: Vec<Gone>,
 }
 
 impl Keeping {
@@ -96,6 +104,8 @@ impl Keeping {
             finding: None,
             jobs: HashMap::new(),
             found: HashMap::new(),
+            outers: HashMap::new(),
+            layouts: setting.layouts(),
             resumable: Vec::new(),
             asking: Vec::new(),
             groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
@@ -280,7 +290,9 @@ impl Keeping {
         }
         claims::vouch_start(&self.host, &self.made, &mut record, known.as_ref(), peer)?;
         record.state = State::Running;
+        self.place_inside(&mut record, known.as_ref(), peer);
         self.writer.put(&record)?;
+        self.note_inner(&record);
         self.watch(record);
         Ok(Reply::Done)
     }
@@ -314,7 +326,7 @@ impl Keeping {
         self.sampling.add(&record, before);
         let key = record.key.clone();
         let waited_for = waited_for || Keeping::is_found(&record);
-        self.jobs.insert(key.clone(), Kept { record, supervisor: pidfd });
+        self.jobs.insert(key.clone(), Kept { record, supervisor: pidfd, gone: Vec::new() });
         if !waited_for {
             self.supervisor_gone(&key);
         }
@@ -337,6 +349,7 @@ impl Keeping {
             None => {}
         }
         claims::vouch_end(&self.made, &mut record, known.as_ref(), peer);
+        self.place_inside(&mut record, known.as_ref(), peer);
         self.close_job(record)?;
         Ok(Reply::Done)
     }
@@ -361,6 +374,8 @@ impl Keeping {
         let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
         sampled.complete(&mut record, &course, self.config.sampling.interval);
         self.writer.put(&record)?;
+        self.note_inner(&record);
+        self.outers.remove(&record.key);
         self.jobs.remove(&record.key);
         self.revert_with(&record.key);
         self.forget_cgroup(&record);
@@ -485,7 +500,8 @@ impl Keeping {
                 jobs::settle_or_end(&self.host, &self.writer, record);
                 // Its directory is gone, and the discovery is about to tell what became of it.
                 if let Some(kept) = self.jobs.get(&record.key).filter(|_| Keeping::is_found(record)) {
-                    record.parts.clone_from(&kept.record.parts);
+                    // What the scheduler told of its steps is in the store alone.
+                    found::put_parts(&mut record.parts, kept.record.parts.clone());
                     record.totals = kept.record.totals.clone();
                     record.state = if record.state == State::Lost { State::Running } else { record.state };
                 }
@@ -496,6 +512,7 @@ impl Keeping {
                 let sampled = live.remove(&record.key).filter(|live| live.totals.get(CPU).is_some());
                 let live = sampled.unwrap_or_else(|| Live::now(&self.host, record));
                 jobs::overlay(record, live);
+                self.add_other_nodes(record);
             }
         }
         jobs::remove_empty_cgroups(&self.host, &found);

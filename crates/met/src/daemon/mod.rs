@@ -8,6 +8,7 @@ mod finding;
 mod found;
 mod identifying;
 mod keeping;
+mod nesting;
 mod plain;
 mod privilege;
 mod sampling;

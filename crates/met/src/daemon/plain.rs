@@ -264,6 +264,7 @@ fn new_record(host: &Host, group: &Group) -> Record {
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
+        inside: None,
         parts: Vec::new(),
         emission: None,
         local: Some(Local {

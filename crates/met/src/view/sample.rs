@@ -44,6 +44,7 @@ pub fn bare(id: u32, name: &str) -> Record {
         requested: Default::default(),
         allocated: Default::default(),
         scheduling: Default::default(),
+        inside: None,
         parts: Vec::new(),
         emission: None,
         local: Some(Local {

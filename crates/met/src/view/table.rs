@@ -128,6 +128,9 @@ const USER: ListColumn = ListColumn {
     show: Show::IfSeveral,
     ..text_column("USER", "user", |job| Value::Text(job.user())).rank(6)
 };
+/// A job inside another one is counted there, too: whoever adds up leaves it out.
+const INSIDE: ListColumn =
+    known_column(text_column("INSIDE", "inside", |job| Value::Text(job.record.inside.clone())).rank(5));
 const STATE: ListColumn =
     text_column("STATE", "state", |job| Value::State(state_words(job.record.state), job.record.state));
 const CORES: ListColumn = number_column("CORES", "cores", |job| job.cores(units::cores)).rank(1);
@@ -157,7 +160,7 @@ const DURATION: ListColumn =
 const STARTED: ListColumn = number_column("STARTED", "start", |job| Value::Time(job.record.start_ns)).rank(7);
 
 static JOBS: &[ListColumn] =
-    &[ID, MANAGER, NAME, USER, STATE, CORES, MEMORY, READ, WRITTEN, DURATION, STARTED];
+    &[ID, MANAGER, NAME, USER, STATE, CORES, MEMORY, READ, WRITTEN, DURATION, STARTED, INSIDE];
 
 /// The columns of a tool that people come from, with the job's own number in front.
 static CPU: &[ListColumn] = &[
@@ -317,6 +320,7 @@ static EVERYTHING: &[ListColumn] = &[
         ..text_column("COMMAND", "command", |job| Value::Text(Some(text::command_line(&job.record.command))))
             .rank(10)
     },
+    INSIDE,
 ];
 
 impl Job<'_> {
@@ -984,12 +988,12 @@ mod tests {
         assert_eq!(csv.matches("\r\n").count(), records.len() + 1);
         assert!(!csv.contains('\x1b'));
         expect![[r#"
-            job,manager,name,user,state,cores,memory_needed_peak_bytes,read_bytes,written_bytes,wall_seconds,start
-            41,local,some_job,alice,running,3.7641,,,,68,2026-01-14T17:39:36.000000Z
-            42,local,"say ""a,b""",alice,finished,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z
-            43,local,convert-the-whole-archive-to-parquet-2026,alice,failed,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z
-            44,local,evil\n\x1b[2J\u202ename,alice,out_of_memory,734,1299227608,3456789012,734003200,0.35,2026-01-14T16:40:44.000000Z
-            45,local,größe 大きい,alice,lost,,,,,,2026-01-14T17:39:36.000000Z
+            job,manager,name,user,state,cores,memory_needed_peak_bytes,read_bytes,written_bytes,wall_seconds,start,inside
+            41,local,some_job,alice,running,3.7641,,,,68,2026-01-14T17:39:36.000000Z,
+            42,local,"say ""a,b""",alice,finished,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z,
+            43,local,convert-the-whole-archive-to-parquet-2026,alice,failed,3.7641025641025636,1299227608,3456789012,734003200,68.25,2026-01-14T16:40:44.000000Z,
+            44,local,evil\n\x1b[2J\u202ename,alice,out_of_memory,734,1299227608,3456789012,734003200,0.35,2026-01-14T16:40:44.000000Z,
+            45,local,größe 大きい,alice,lost,,,,,,2026-01-14T17:39:36.000000Z,
         "#]].assert_eq(&csv.replace("\r\n", "\n"));
     }
 
