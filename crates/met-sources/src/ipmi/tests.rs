@@ -172,9 +172,9 @@ fn a_slow_controller_delays_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let (asked, answer) = (folder.path().join("asked"), folder.path().join("answer"));
     let script = format!(
-        "touch '{}'; while [ ! -e '{}' ]; do sleep 0.05; done; echo 220 Watts",
-        asked.display(),
-        answer.display()
+        "touch '{asked}'; while [ -e '{asked}' ] && [ ! -e '{answer}' ]; do sleep 0.05; done; echo 220 Watts",
+        asked = asked.display(),
+        answer = answer.display()
     );
     let options = Options {
         only: Some(&["ipmi", "node"]),

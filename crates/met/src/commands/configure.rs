@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use met_jobs::layouts::Layout;
 
 use crate::cli::ConfigureArgs;
 use crate::client::Client;
@@ -15,7 +16,7 @@ use crate::protocol::{Change, Held, InForce, Reply, Request, Whence};
 use crate::setting::Setting;
 
 pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
-    let request = request(args)?;
+    let request = request(args, &setting.config.jobs.layouts)?;
     let Some(mut client) = daemon(setting, args.user) else {
         let hint = "the configuration file holds for the next one, `met config` lists its keys";
         return Err(Failure::usage(format!("no daemon runs; {hint}")));
@@ -33,7 +34,7 @@ pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
 }
 
 /// Checked here, too: who asks for what cannot be learns it without a daemon.
-fn request(args: &ConfigureArgs) -> Result<Request> {
+fn request(args: &ConfigureArgs, own: &[Layout]) -> Result<Request> {
     let refuse = |option: &str, error: &dyn fmt::Display| Failure::usage(format!("{option}: {error}"));
     if let Some(text) = &args.period {
         config::interval(text).map_err(|error| refuse("--period", &error))?;
@@ -41,7 +42,7 @@ fn request(args: &ConfigureArgs) -> Result<Request> {
     if let Some(text) = &args.perf {
         config::events_in(text).map_err(|error| refuse("--perf", &error))?;
     }
-    let job = args.job.as_deref().map(JobRef::parse).transpose()?;
+    let job = args.job.as_deref().map(|job| JobRef::parse(job, own)).transpose()?;
     let changes = args.period.is_some() || args.perf.is_some() || args.reset;
     if job.is_some() && !changes {
         return Err(Failure::usage("--job: what for? add --period, --perf or --reset"));
@@ -136,7 +137,7 @@ mod tests {
             let own = |text: Option<&str>| text.map(str::to_owned);
             ConfigureArgs { period: own(period), perf: own(perf), job: own(job), reset: false, user: false }
         };
-        let said = |args: &ConfigureArgs| request(args).unwrap_err().to_string();
+        let said = |args: &ConfigureArgs| request(args, &[]).unwrap_err().to_string();
         expect![[r#"--period: "1ms" is too short; the shortest is 10ms"#]].assert_eq(&said(&args(
             Some("1ms"),
             None,
@@ -154,6 +155,6 @@ mod tests {
             None,
             Some("12"),
         )));
-        assert!(matches!(request(&args(None, None, None)), Ok(Request::InForce)));
+        assert!(matches!(request(&args(None, None, None), &[]), Ok(Request::InForce)));
     }
 }
