@@ -32,6 +32,14 @@ def submit(user, *command, walltime="0:5:0", options=()):
     return ids if "--array" in options else ids[0]
 
 
+#: Before a command: the job lasts until it has been seen.
+UNTIL_GO = "while [ ! -e go ]; do sleep 0.5; done;"
+
+
+def let_go(user):
+    open(user.path("go"), "w").close()
+
+
 def shown(world, job):
     result = world.met("show", f"oar:{job}", "--json")
     return result.json() if result.code == 0 else None
@@ -72,8 +80,9 @@ def check_account(record, used, state="finished", limit_s=300):
 @test
 def an_oar_job_belongs_to_its_user_and_is_exact(world):
     user = watched(world)
-    job = submit(user, *world.workload("burning", "cpu", LONG_S), options=("-n", "demo", "--project", "p1"))
+    job = submit(user, UNTIL_GO, *world.workload("burning", "cpu", LONG_S), options=("-n", "demo", "--project", "p1"))
     in_state(world, job, "running")
+    let_go(user)
     equal(shown(world, job)["job"]["user"], user.name, "owner while it runs")
     record = recorded(world, job, "Terminated")
     check_account(record, truth(user))
@@ -114,7 +123,7 @@ def a_deleted_oar_job_is_cancelled(world):
 @test
 def a_suspended_oar_job_is_suspended_until_it_is_resumed(world):
     user = watched(world)
-    job = submit(user, *world.workload("burning", "cpu", LONG_S))
+    job = submit(user, UNTIL_GO, *world.workload("burning", "cpu", LONG_S))
     in_state(world, job, "running")
     # Its processes are there before OAR calls it running, and only then it can be held.
     eventually(lambda: GROUND.command("oarstat", "-s", "-j", job).endswith("Running"), "OAR says that it runs")
@@ -122,4 +131,5 @@ def a_suspended_oar_job_is_suspended_until_it_is_resumed(world):
     in_state(world, job, "suspended")
     GROUND.command("oarresume", job)
     in_state(world, job, "running")
+    let_go(user)
     check_account(recorded(world, job, "Terminated"), truth(user))
