@@ -207,7 +207,8 @@ fn this_machine_can_be_looked_at() {
         };
         let rows = table.read(&look).unwrap();
         let mine = rows.iter().find(|process| process.id == me).unwrap();
-        assert!(mine.uid == rustix::process::getuid().as_raw() && !mine.kernel && mine.session > 0);
+        // The session may be 0: that of an init that never made one, or one from outside of a container.
+        assert!(mine.uid == rustix::process::getuid().as_raw() && !mine.kernel);
         assert!(mine.cpu_ns >= cpu_ns);
         cpu_ns = mine.cpu_ns;
         assert!(rows.is_sorted_by_key(|process| process.id.start_ticks));
