@@ -394,9 +394,10 @@ impl Cards {
         let parts: Vec<usize> = (0..self.known.len())
             .filter(|&part| self.known[part].parent == Some(index) && self.known[part].seen_ns == at_ns)
             .collect();
+        let mut unseen = false;
         if parts.is_empty() {
             self.claim(index, map, &mut claims);
-            self.known[index].claim_unseen(&mut claims);
+            unseen = self.known[index].claim_unseen(&mut claims);
         }
         for part in parts {
             let first = claims.len();
@@ -405,15 +406,18 @@ impl Cards {
         }
         let (joined, gap_ns) = (std::mem::take(&mut self.joined), self.gap_ns());
         let card = &mut self.known[index];
-        let age_ns = card.cells[card::PASS_AGE];
+        let read_ns = |column: usize| (card.cells[column] != MISSING).then(|| at_ns - card.cells[column]);
+        let (pass_ns, use_ns) = (read_ns(card::PASS_AGE), read_ns(card::USE_AGE));
         card.ledger.look(&Look {
             at_ns,
             power_mw: card.cells[card::POWER],
             power_limit_mw: card.cells[card::POWER_LIMIT],
             utilization: card.cells[card::UTILIZATION],
-            pass_ns: (age_ns != MISSING).then(|| at_ns - age_ns),
+            pass_ns,
             counter_uj: card.cells[card::ENERGY],
+            use_ns,
             claims: &claims,
+            unseen,
             slices: if card.has_parts { card.cells[card::SLICES].max(0) as u64 * SLICE } else { 0 },
             joined: &joined,
             gap_ns,
@@ -836,8 +840,9 @@ const NOISE_THOUSANDTHS: u64 = 50;
 
 impl Card {
     /// The card computes, and not by those of whom it is known: the energy is not that of who only holds it.
-    fn claim_unseen(&self, claims: &mut Vec<Claim>) {
-        let Ok(busy) = u64::try_from(self.cells[card::UTILIZATION]) else { return };
+    /// Says whether nobody at all is known who could have.
+    fn claim_unseen(&self, claims: &mut Vec<Claim>) -> bool {
+        let Ok(busy) = u64::try_from(self.cells[card::UTILIZATION]) else { return false };
         let active: u64 = claims.iter().map(|claim| claim.active).sum();
         let open = || self.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
         let all_known = || open().all(|presence| presence.cells[process::UTILIZATION] != MISSING);
@@ -848,11 +853,13 @@ impl Card {
                 put_active(claims, None, busy - active);
             }
         } else if busy > 0 && active == 0 {
-            match open().next() {
-                None => put_active(claims, None, busy),
-                Some(_) => open().for_each(|presence| put_active(claims, presence.slot, 1)),
+            if open().next().is_none() {
+                put_active(claims, None, busy);
+                return true;
             }
+            open().for_each(|presence| put_active(claims, presence.slot, 1));
         }
+        false
     }
 
     /// Some cards count their energy and do not tell their power.

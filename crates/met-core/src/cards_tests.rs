@@ -498,3 +498,29 @@ fn a_part_shows_what_only_the_whole_card_can_say() {
     assert_eq!((part.utilization, part.throttled_ns), (None, Some(2 * SECOND_NS)));
     assert_eq!(part.processes, 1);
 }
+
+#[test]
+fn a_process_that_computed_before_it_was_listed_is_charged_for_that_while_it_runs() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    // The dear figures were read in the first second, and nobody was there; the list is three seconds late.
+    for at_s in 1..=12 {
+        machine.at_s = at_s;
+        let (mut cards, mut processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        let cells = cards.push_part(Subject::Node, 0);
+        cells[card::POWER] = if at_s > 5 { 700_000 } else { 100_000 };
+        cells[card::UTILIZATION] = if at_s > 5 { 950 } else { 0 };
+        cells[card::PASS_AGE] = (at_s - 1) * SECOND_NS;
+        cells[card::USE_AGE] = cells[card::PASS_AGE];
+        cells[card::ENERGY] = 0;
+        cells[card::PROCESSES] = i64::from(at_s > 8);
+        if at_s > 8 {
+            processes.push_part(task(100), 0)[process::OPEN] = 1;
+        }
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, at_s * SECOND_NS, 0);
+    }
+    let usage = machine.cards.uses_of(1).remove(0);
+    // Four seconds of 100 W, one that leads to 700 W, and six of those: nobody else was ever seen.
+    assert_eq!(usage.energy_uj(), (400 + 400 + 4200) * 1_000_000);
+    assert!(usage.energy_active_uj > 3_500_000_000, "{usage:?}");
+}

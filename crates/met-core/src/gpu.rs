@@ -15,7 +15,7 @@ pub mod card {
         POWER = Column::gauge("power", Unit::Watts, MILLI, "power the card draws"),
         POWER_LIMIT = Column::gauge("power_limit", Unit::Watts, MILLI, "power above which the card lowers its clocks"),
         ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the driver was loaded, by the card's own counter"),
-        PASS_AGE = Column::gauge("pass_age", Unit::Seconds, NANO, "how long ago the dear figures (energy counter, use by process, PCIe) were read").across(Across::Max),
+        PASS_AGE = Column::gauge("pass_age", Unit::Seconds, NANO, "how long ago the energy counter and the other dear figures were read").across(Across::Max),
         TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature of the chip").across(Across::Max),
         CLOCK = Column::gauge("clock", Unit::Hertz, MEGA, "clock of the computing units").across(Across::Mean),
         CLOCK_MEMORY = Column::gauge("clock_memory", Unit::Hertz, MEGA, "clock of the memory").across(Across::Mean),
@@ -28,6 +28,7 @@ pub mod card {
         PCIE_SENT = Column::gauge("pcie_sent_rate", Unit::Bytes, ONE, "bytes per second from the card to the host"),
         PROCESSES = Column::gauge("processes", Unit::Count, ONE, "processes on the card, as far as the driver shows them"),
         SLICES = Column::gauge("slices", Unit::Count, ONE, "computing slices of a part of a card; of a card that is cut into parts, all it has"),
+        USE_AGE = Column::gauge("use_age", Unit::Seconds, NANO, "how long ago use by process was read; each reading tells of the time since the one before").across(Across::Max),
     }
 
     pub static TABLE: Table = Table {
