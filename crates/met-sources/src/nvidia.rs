@@ -8,6 +8,8 @@
 //! One thread reads power and use when a tick asks, another does the rest, and figures have an age.
 
 mod fast;
+mod figures;
+mod library;
 mod slow;
 
 use std::collections::{HashMap, HashSet};
@@ -21,7 +23,9 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 use self::fast::{Answer, Fast};
-use self::slow::{Shown, Slow, SlowCard};
+use self::figures::SlowCard;
+use self::library::{CardFacts, Shown};
+use self::slow::Slow;
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
@@ -279,7 +283,7 @@ impl Nvidia {
 
     fn push_processes(
         &self,
-        facts: &slow::CardFacts,
+        facts: &CardFacts,
         figures: &SlowCard,
         whole: u32,
         targets: &Targets,

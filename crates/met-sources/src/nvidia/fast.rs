@@ -14,7 +14,8 @@ use met_host::clock;
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 
-use super::slow::{Loaded, lock};
+use super::library::Loaded;
+use super::slow::lock;
 use super::{is_lost, is_unsupported, needs_reload};
 
 /// A tick waits no longer for an answer. Cards that are idle or cores that are busy make it late.

@@ -1,0 +1,194 @@
+//! NVIDIA's library: found and loaded, and the cards and parts of cards that it shows.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+
+use met_core::MISSING;
+use met_core::gpu::card;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::nvmlDevice_t;
+
+use super::{memory_bytes, outcome};
+
+const LIBRARIES: [&str; 3] =
+    ["libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"];
+
+/// The library and the cards it shows; cheap to clone. Only the source's own threads have it: the last one
+/// who lets go of it shuts it down, and that takes as long as the driver likes.
+#[derive(Clone)]
+pub(super) struct Loaded {
+    /// Tells one loading from the next.
+    pub number: u64,
+    pub nvml: Arc<Nvml>,
+    pub cards: Arc<[CardFacts]>,
+}
+
+/// The same without the library, for ticks.
+#[derive(Clone)]
+pub(super) struct Shown {
+    pub number: u64,
+    pub cards: Arc<[CardFacts]>,
+}
+
+pub(super) struct CardFacts {
+    pub index: u32,
+    handle: Handle,
+    pub labels: Vec<String>,
+    /// How many slices it has, if it can be cut into parts and is.
+    pub slices: Option<u32>,
+    pub parts: Vec<PartFacts>,
+}
+
+/// The library's own name of a card; worth something as long as the library stays loaded.
+struct Handle(nvmlDevice_t);
+
+// SAFETY: the library may be called from any thread, and never gives its handles up while it is loaded.
+unsafe impl Send for Handle {}
+unsafe impl Sync for Handle {}
+
+impl CardFacts {
+    /// Looking a card up by its number would cost as much as reading it.
+    pub fn device<'a>(&self, nvml: &'a Nvml) -> Device<'a> {
+        // SAFETY: the handle comes from this very library, which `Loaded` keeps together with it.
+        unsafe { Device::new(self.handle.0, nvml) }
+    }
+}
+
+pub(super) struct PartFacts {
+    pub labels: Vec<String>,
+    pub gpu_instance: u32,
+    pub compute_instance: u32,
+    pub slices: u32,
+    pub memory_bytes: i64,
+}
+
+pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String> {
+    let nvml = match library {
+        Some(path) => init(path.as_os_str()),
+        None => {
+            let mut tried = LIBRARIES.iter().map(|name| init(OsStr::new(name)));
+            let first = tried.next().unwrap_or(Err(NvmlError::LibraryNotFound));
+            let missing = |error: &NvmlError| matches!(error, NvmlError::LibloadingError(_));
+            match first {
+                Err(error) if missing(&error) => tried.find_map(Result::ok).ok_or(error),
+                other => other,
+            }
+        }
+    };
+    let nvml = nvml.map_err(|error| match error {
+        NvmlError::LibloadingError(why) if library.is_some() => {
+            format!("{}: {why}", library.unwrap_or(Path::new("")).display())
+        }
+        NvmlError::LibloadingError(_) => {
+            "an NVIDIA driver is loaded but its library libnvidia-ml.so.1 is not installed".to_owned()
+        }
+        NvmlError::LibRmVersionMismatch => {
+            "libnvidia-ml.so.1 and the loaded NVIDIA driver are of different versions: reboot, or reload the driver".to_owned()
+        }
+        error => format!("NVML: {error}"),
+    })?;
+    let count = nvml.device_count().map_err(|error| format!("NVML: {error}"))?;
+    if count == 0 {
+        return Err("the NVIDIA driver shows no card".to_owned());
+    }
+    let mut cards = Vec::new();
+    for index in 0..count {
+        // A card that is lost or not ours does not take the others with it.
+        if let Ok(device) = nvml.device_by_index(index)
+            && let Ok(facts) = facts_of(&device, index)
+        {
+            cards.push(facts);
+        }
+    }
+    if cards.is_empty() {
+        return Err(format!("none of the {count} NVIDIA cards may be read"));
+    }
+    Ok(Loaded { number, nvml: Arc::new(nvml), cards: cards.into() })
+}
+
+/// Whether there is a card or a part that is not known, or a part is gone. A card that is lost is no change:
+/// its handle may work again, and the others need not suffer for it.
+pub(super) fn layout_changed(loaded: &Loaded) -> bool {
+    let uuid = |labels: &[String]| labels[card::label::UUID].clone();
+    let known: HashMap<String, Vec<String>> = loaded
+        .cards
+        .iter()
+        .map(|facts| (uuid(&facts.labels), facts.parts.iter().map(|part| uuid(&part.labels)).collect()))
+        .collect();
+    let count = loaded.nvml.device_count().unwrap_or(0);
+    (0..count).any(|index| {
+        let facts = loaded.nvml.device_by_index(index).and_then(|device| facts_of(&device, index));
+        facts.is_ok_and(|facts| {
+            let parts: Vec<String> = facts.parts.iter().map(|part| uuid(&part.labels)).collect();
+            known.get(&uuid(&facts.labels)) != Some(&parts)
+        })
+    })
+}
+
+fn init(path: &OsStr) -> Result<Nvml, NvmlError> {
+    Nvml::builder().lib_path(path).init()
+}
+
+fn facts_of(device: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
+    let uuid = device.uuid()?;
+    let name = device.name().unwrap_or_else(|_| "NVIDIA".to_owned());
+    let minor = device.minor_number().map(|minor| format!("195:{minor}")).unwrap_or_default();
+    let mut facts = CardFacts {
+        index,
+        // SAFETY: kept with the library it comes from.
+        handle: Handle(unsafe { device.handle() }),
+        labels: vec![
+            index.to_string(),
+            uuid.clone(),
+            name.clone(),
+            "nvidia".to_owned(),
+            String::new(),
+            minor,
+        ],
+        slices: None,
+        parts: Vec::new(),
+    };
+    if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
+        let most = device.mig_device_count().unwrap_or(0);
+        facts.slices = Some(most);
+        for position in 0..most {
+            if let Ok(piece) = device.mig_device_by_index(position)
+                && let Some(piece) = part_facts(&piece, index, position, &name, &uuid)
+            {
+                facts.parts.push(piece);
+            }
+        }
+    }
+    Ok(facts)
+}
+
+fn part_facts(device: &Device<'_>, card: u32, position: u32, name: &str, parent: &str) -> Option<PartFacts> {
+    let library = device.nvml().lib();
+    let id = |symbol: &Result<unsafe extern "C" fn(_, *mut u32) -> _, _>| {
+        let symbol = symbol.as_ref().ok()?;
+        let mut id = 0;
+        // SAFETY: the handle is that of a living part, and the library writes one number.
+        outcome(unsafe { symbol(device.handle(), &mut id) }).ok()?;
+        Some(id)
+    };
+    let attributes = device.attributes().ok();
+    let slices = attributes.as_ref().map_or(1, |found| {
+        // Several computing instances may divide the slices of one instance.
+        let own = found.compute_instance_slice_count;
+        if own > 0 { own } else { found.gpu_instance_slice_count.max(1) }
+    });
+    let memory =
+        attributes.map_or(MISSING, |found| memory_bytes(found.memory_size_mb.saturating_mul(1 << 20)));
+    let labels = [format!("{card}.{position}"), device.uuid().ok()?, format!("{name} MIG {slices}g")];
+    let labels = labels.into_iter().chain(["nvidia".to_owned(), parent.to_owned(), String::new()]).collect();
+    Some(PartFacts {
+        labels,
+        gpu_instance: id(&library.nvmlDeviceGetGpuInstanceId)?,
+        compute_instance: id(&library.nvmlDeviceGetComputeInstanceId)?,
+        slices,
+        memory_bytes: memory,
+    })
+}
