@@ -175,6 +175,9 @@ pub trait Source: Send {
     /// Asks a thread of its own for a reading and waits for it.
     fn wait(&mut self, _patience: Duration) {}
 
+    /// Ticks come by another period from now on.
+    fn set_interval(&mut self, _interval: Duration) {}
+
     /// CPU time of a thread that reads for ticks while they wait: a part of what reading costs.
     fn errand_cpu_ns(&self) -> i64 {
         0

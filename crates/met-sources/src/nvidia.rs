@@ -7,6 +7,7 @@
 //! A driver may never answer: a card that fell off its bus does that to every caller. So no tick calls it.
 //! One thread reads power and use when a tick asks, another does the rest, and figures have an age.
 
+mod duty;
 mod fast;
 mod figures;
 mod library;
@@ -22,7 +23,7 @@ use met_host::{Host, Targets, clock};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
-use self::fast::{Answer, Fast};
+use self::fast::{Answer, Fast, Reading, Trouble};
 use self::figures::SlowCard;
 use self::library::{CardFacts, Shown};
 use self::slow::Slow;
@@ -70,7 +71,7 @@ fn open(host: &Host, options: &Options) -> Opened {
         return Err(Unavailable::Absent("no NVIDIA driver is loaded".to_owned()));
     }
     let no_thread = |error: io::Error| Unavailable::Absent(format!("no thread for NVML: {error}"));
-    let fast = Fast::start().map_err(no_thread)?;
+    let fast = Fast::start(options.interval).map_err(no_thread)?;
     let slow =
         Slow::start(options.nvml_library.clone(), fast.lender(), options.interval).map_err(no_thread)?;
     let is_settled = |state: &slow::State| state.shown.is_some() || state.failure.is_some();
@@ -80,13 +81,12 @@ fn open(host: &Host, options: &Options) -> Opened {
     if let Some(why) = slow.failure() {
         return Err(Unavailable::Absent(why));
     }
-    let periods_ns = i64::try_from(options.interval.as_nanos()).unwrap_or(i64::MAX / 16) * 5 / 2;
     Ok(Box::new(Nvidia {
         host: host.clone(),
         slow,
         fast,
         now: Answer::default(),
-        age_max_ns: periods_ns.max(FRESH_MIN_NS),
+        age_max_ns: age_max_ns(options.interval),
         slow_since_ns: None,
         waited_in_vain: false,
         strangers: HashMap::new(),
@@ -131,6 +131,11 @@ impl Source for Nvidia {
         self.waited_in_vain = self.now.at_ns == 0 || !self.slow.wait_until(left, is_read);
     }
 
+    fn set_interval(&mut self, interval: Duration) {
+        self.fast.set_interval(interval);
+        self.age_max_ns = age_max_ns(interval);
+    }
+
     fn shortfall(&self) -> Option<Shortfall> {
         let lists_nobody = !self.figures.is_empty() && self.figures.iter().all(|card| !card.knows_list);
         lists_nobody.then(|| Shortfall {
@@ -151,6 +156,12 @@ impl Source for Nvidia {
     fn background_cpu_ns(&self) -> i64 {
         self.slow.cpu_ns()
     }
+}
+
+/// How old power and use may be.
+fn age_max_ns(interval: Duration) -> i64 {
+    let periods_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX / 16) / 2 * 5;
+    periods_ns.max(FRESH_MIN_NS)
 }
 
 fn retry(path: String, text: String) -> ReadError {
@@ -238,10 +249,12 @@ impl Nvidia {
     ) -> Result<(), String> {
         let facts = &shown.cards[index];
         let part = part_of(&self.labels, &facts.labels);
-        let mut cells = [MISSING; card::SLICES + 1];
-        let is_new = self.now.loading == shown.number && now_ns - self.now.at_ns <= self.age_max_ns;
-        let reading = self.now.cards.get(index).filter(|_| is_new);
-        let trouble = reading.and_then(|reading| reading.trouble.clone());
+        let mut cells = [MISSING; card::TABLE.columns.len()];
+        let is_new = |reading: &&Reading| now_ns - reading.at_ns <= self.age_max_ns;
+        let reading = self.now.cards.get(index).filter(|_| self.now.loading == shown.number).filter(is_new);
+        let is_silent = self.figures.get(index).is_some_and(|figures| figures.silent);
+        let silence = is_silent.then(Trouble::of_silent);
+        let trouble = reading.and_then(|reading| reading.trouble.clone()).or(silence);
         if let Some(trouble) = &trouble {
             if trouble.reload {
                 self.slow.reload();

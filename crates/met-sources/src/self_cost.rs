@@ -131,6 +131,12 @@ impl Runner {
         }
     }
 
+    /// Ticks come by another period from now on.
+    pub fn set_interval(&mut self, interval: Duration) {
+        let sources = self.sources.iter_mut().filter_map(|running| running.source.as_mut());
+        sources.for_each(|source| source.set_interval(interval));
+    }
+
     /// Whatever a tick reads now and then is read by the next one: there will be no other.
     pub fn hurry(&mut self) {
         for running in &mut self.sources {

@@ -315,8 +315,10 @@ impl Sampler {
         let mut cards = Cards::default();
         cards.set_idle_rules(config.gpu.idle_power.clone());
         cards.set_gap(interval_ns * 3 + CARD_GAP_NS);
+        let mut runner = Runner::open(&host, options);
+        runner.set_interval(interval);
         Sampler {
-            runner: Runner::open(&host, options),
+            runner,
             node: NodeRows::default(),
             asked: EventsAsked::of_file(&config.perf.events),
             energy: NodeEnergy::new(&host, config, interval),
@@ -532,6 +534,7 @@ impl Sampler {
         self.next_tick_ns = next_boundary(clock::boottime_ns(), self.interval_ns);
         self.cards.set_gap(self.interval_ns * 3 + CARD_GAP_NS);
         self.energy.set_interval(interval);
+        self.runner.set_interval(interval);
         let gap_ms = self.gap_ms();
         self.jobs.values_mut().for_each(|job| job.running.widen_gap(gap_ms));
     }

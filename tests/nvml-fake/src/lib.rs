@@ -13,7 +13,7 @@
 //! delay nvmlDeviceGetPowerUsage 0 60000
 //! ```
 //!
-//! A delay, in milliseconds, ends early when its line goes. `*` is every call. A name without `_v2` or `_v3`
+//! `sm=20+40` are two samples of a process, the older one first. A delay, in milliseconds, ends early when its line goes. `*` is every call. A name without `_v2` or `_v3`
 //! means the calls that have one, too.
 
 #![allow(non_snake_case, clippy::missing_safety_doc, reason = "the names and contracts are NVIDIA's")]
@@ -415,11 +415,24 @@ pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
         let card = split(handle).0 as u64;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let now_us = u64::try_from(now.as_micros()).unwrap_or(0);
-        let working = |pairs: &[(String, String)]| number_of(pairs, "sm").filter(|&sm| sm > 0);
-        let found: Vec<_> = script
-            .of("process")
-            .filter(|(number, pairs)| *number == card && working(pairs).is_some())
-            .collect();
+        let mut found: Vec<Utilization> = Vec::new();
+        for (_, pairs) in script.of("process").filter(|(number, _)| *number == card) {
+            let samples = text_of(pairs, "sm").unwrap_or("").split('+');
+            let samples: Vec<u32> = samples.filter_map(|sm| sm.parse().ok()).filter(|sm| *sm > 0).collect();
+            for (age, &sm) in (0u64..).zip(samples.iter().rev()) {
+                // They lie between the call before and this one, equally far apart.
+                let time_us = now_us.max(since_us + 1);
+                let apart_us = (time_us - since_us).min(1_000_000) / samples.len() as u64;
+                found.push(Utilization {
+                    pid: number_of(pairs, "pid").unwrap_or(0) as u32,
+                    time_us: time_us - age * apart_us,
+                    sm,
+                    memory: 0,
+                    encoder: 0,
+                    decoder: 0,
+                });
+            }
+        }
         if found.is_empty() {
             return NOT_FOUND;
         }
@@ -427,18 +440,10 @@ pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
             unsafe { count.write(found.len() as c_uint) };
             return INSUFFICIENT_SIZE;
         }
-        for (position, (_, pairs)) in found.iter().enumerate() {
-            let sample = Utilization {
-                pid: number_of(pairs, "pid").unwrap_or(0) as u32,
-                time_us: now_us.max(since_us + 1),
-                sm: working(pairs).unwrap_or(0) as u32,
-                memory: 0,
-                encoder: 0,
-                decoder: 0,
-            };
+        unsafe { count.write(found.len() as c_uint) };
+        for (position, sample) in found.into_iter().enumerate() {
             unsafe { out.add(position).write(sample) };
         }
-        unsafe { count.write(found.len() as c_uint) };
         OK
     })
 }

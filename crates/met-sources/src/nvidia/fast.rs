@@ -1,7 +1,9 @@
-//! The thread that reads what changes all the time, power and use, whenever a tick asks.
+//! The thread that reads what changes all the time: power and use.
 //!
-//! It answers within a tenth of a millisecond, and the tick waits for that. A driver that does not answer
-//! keeps this thread and nobody else: the next ticks do not wait and take what there is.
+//! Ticks come at multiples of their period. The thread reads a moment before each and the tick takes what is
+//! there, so that neither wakes or waits for the other: on a machine where that costs 70 µs it would be most
+//! of the price. A tick out of turn asks, and waits for the answer. A driver that does not answer keeps this
+//! thread and nobody else: the next ticks do not wait and take what there is.
 
 use std::io;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -14,18 +16,28 @@ use met_host::clock;
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 
+use super::duty::Duty;
 use super::library::Loaded;
 use super::slow::lock;
-use super::{is_lost, is_unsupported, needs_reload};
+use super::{NO_ANSWER, is_lost, is_unsupported, needs_reload};
 
 /// A tick waits no longer for an answer. Cards that are idle or cores that are busy make it late.
 const TICK_PATIENCE: Duration = Duration::from_millis(2);
+/// So long before a tick is due the thread reads. A driver with eight cards answers in half of it.
+const LEAD_NS: i64 = 1_000_000;
+/// What is younger than this part of a period is of the tick that takes it.
+const FRESH_INVERSE: i64 = 10;
+/// Without a tick for so many periods the thread waits to be asked.
+const PERIODS_ALONE: i64 = 3;
+/// Who has been at one card for longer is relieved.
+const KEPT_AFTER_NS: i64 = 500_000_000;
 /// What a card says it does not know is asked for again: during a reset it says so of everything.
 const ASK_AGAIN_NS: i64 = if cfg!(test) { 100_000_000 } else { 60_000_000_000 };
 
 /// What a card showed when it was last asked.
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
+    pub at_ns: i64,
     power: i64,
     utilization: i64,
     utilization_memory: i64,
@@ -41,9 +53,25 @@ pub(super) struct Trouble {
     pub reload: bool,
 }
 
+impl Trouble {
+    pub fn of_silent() -> Trouble {
+        Trouble { text: NO_ANSWER.to_owned(), lost: false, reload: false }
+    }
+}
+
 impl Reading {
-    const NOTHING: Reading =
-        Reading { power: MISSING, utilization: MISSING, utilization_memory: MISSING, trouble: None };
+    const NOTHING: Reading = Reading {
+        at_ns: 0,
+        power: MISSING,
+        utilization: MISSING,
+        utilization_memory: MISSING,
+        trouble: None,
+    };
+
+    /// Of a card that keeps whoever asks it.
+    fn of_silent(at_ns: i64) -> Reading {
+        Reading { at_ns, trouble: Some(Trouble::of_silent()), ..Reading::NOTHING }
+    }
 
     pub fn fill(&self, cells: &mut [i64]) {
         cells[card::POWER] = self.power;
@@ -70,7 +98,21 @@ struct State {
     /// When the first question was put that has no answer yet.
     waiting_since_ns: Option<i64>,
     answer: Answer,
+    /// The period of ticks, and when the last one came.
+    every_ns: i64,
+    looked_ns: i64,
+    duty: Duty,
     stop: bool,
+}
+
+impl State {
+    /// When the next tick is to be read for, unless nobody has come for long.
+    fn due_ns(&self) -> Option<i64> {
+        self.loaded.as_ref()?;
+        let read_ns = self.answer.at_ns.max(self.looked_ns);
+        let boundary_ns = (read_ns + LEAD_NS).checked_div(self.every_ns)?.checked_add(1)? * self.every_ns;
+        (boundary_ns - self.looked_ns <= PERIODS_ALONE * self.every_ns).then_some(boundary_ns - LEAD_NS)
+    }
 }
 
 #[derive(Default)]
@@ -92,6 +134,11 @@ impl Lender {
         // Not under the lock: the last one to let go shuts the library down.
         drop(before);
     }
+
+    /// What is lent now.
+    pub fn lent(&self) -> Option<Loaded> {
+        lock(&self.0.state).loaded.clone()
+    }
 }
 
 /// A tick's end of the thread.
@@ -100,19 +147,46 @@ pub(super) struct Fast {
 }
 
 impl Fast {
-    pub fn start() -> io::Result<Fast> {
-        let shared = Arc::new(Shared::default());
-        let theirs = Arc::clone(&shared);
-        std::thread::Builder::new().name("nvml-now".to_owned()).spawn(move || work(&theirs))?;
-        Ok(Fast { shared })
+    pub fn start(interval: Duration) -> io::Result<Fast> {
+        let fast = Fast { shared: Arc::new(Shared::default()) };
+        fast.set_interval(interval);
+        fast.begin(0)?;
+        Ok(fast)
+    }
+
+    fn begin(&self, crew: u64) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        std::thread::Builder::new().name("nvml-now".to_owned()).spawn(move || work(&shared, crew))?;
+        Ok(())
+    }
+
+    /// Ticks come at multiples of this.
+    pub fn set_interval(&self, interval: Duration) {
+        lock(&self.shared.state).every_ns = i64::try_from(interval.as_nanos()).unwrap_or(0);
     }
 
     pub fn lender(&self) -> Lender {
         Lender(Arc::clone(&self.shared))
     }
 
-    /// Asks, and takes over the newest answer there is.
+    /// Takes over what was read for this tick, or asks for it.
     pub fn ask(&self, now_ns: i64, into: &mut Answer) {
+        {
+            let Ok(mut state) = self.shared.state.try_lock() else { return };
+            state.looked_ns = now_ns;
+            // Who is late or is kept has been asked already.
+            let is_fresh = now_ns - state.answer.at_ns < state.every_ns / FRESH_INVERSE;
+            if is_fresh && state.answered == state.asked {
+                into.clone_from(&state.answer);
+                return;
+            }
+            if let Some(crew) = state.duty.relief(now_ns, KEPT_AFTER_NS) {
+                drop(state);
+                if self.begin(crew).is_err() {
+                    lock(&self.shared.state).duty.no_relief();
+                }
+            }
+        }
         self.ask_for(now_ns, TICK_PATIENCE, into);
     }
 
@@ -147,56 +221,94 @@ impl Drop for Fast {
     /// The thread is not waited for: it may be inside a driver that does not answer.
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
-        self.shared.wake.notify_one();
+        self.shared.wake.notify_all();
     }
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &Shared, crew: u64) {
     let mut answer = Answer::default();
     let mut unknown: Vec<[i64; 2]> = Vec::new();
-    loop {
-        let (loaded, asked) = {
-            let mut state = lock(&shared.state);
-            while state.answered == state.asked && !state.stop {
-                state = shared.wake.wait(state).unwrap_or_else(|broken| broken.into_inner());
-            }
-            if state.stop {
-                let ours = state.loaded.take();
-                drop(state);
-                drop(ours);
-                return;
-            }
-            (state.loaded.clone(), state.asked)
-        };
-        answer.cards.clear();
+    let mut counted_ns = 0;
+    while let Some((loaded, asked)) = wait_for_order(shared, crew) {
         let loading = loaded.as_ref().map_or(0, |loaded| loaded.number);
         if answer.loading != loading {
             answer.loading = loading;
             unknown.clear();
         }
-        if let Some(loaded) = &loaded {
-            unknown.resize(loaded.cards.len(), [0; 2]);
-            let each = loaded.cards.iter().zip(&mut unknown);
-            answer.cards.extend(each.map(|(facts, unknown)| read(&facts.device(&loaded.nvml), unknown)));
-        }
+        let is_on_duty = read_all(shared, crew, loaded.as_ref(), &mut unknown, &mut answer);
+        // Never under the lock: the last one to let go shuts the library down.
         drop(loaded);
-        answer.at_ns = clock::boottime_ns();
-        shared.cpu_ns.store(clock::thread_cpu_ns(), Ordering::Relaxed);
-        {
-            let mut state = lock(&shared.state);
-            std::mem::swap(&mut state.answer, &mut answer);
-            answer.loading = state.answer.loading;
-            state.answered = asked;
-            state.waiting_since_ns = (state.asked > asked).then_some(state.answer.at_ns);
+        let spent_ns = clock::thread_cpu_ns();
+        shared.cpu_ns.fetch_add(spent_ns - counted_ns, Ordering::Relaxed);
+        counted_ns = spent_ns;
+        let mut state = lock(&shared.state);
+        if !is_on_duty || state.duty.crew != crew {
+            return;
         }
-        shared.done.notify_one();
+        answer.at_ns = clock::boottime_ns();
+        std::mem::swap(&mut state.answer, &mut answer);
+        answer.loading = state.answer.loading;
+        let waited_for = state.answered < asked;
+        state.answered = asked;
+        state.waiting_since_ns = (state.asked > asked).then_some(state.answer.at_ns);
+        drop(state);
+        if waited_for {
+            shared.done.notify_one();
+        }
     }
+}
+
+/// Waits until a tick asks or is due; the number of the question, and what to ask. `None`: to stop.
+fn wait_for_order(shared: &Shared, crew: u64) -> Option<(Option<Loaded>, u64)> {
+    loop {
+        let mut state = lock(&shared.state);
+        if state.stop || state.duty.crew != crew {
+            let ours = if state.stop { state.loaded.take() } else { None };
+            drop(state);
+            drop(ours);
+            return None;
+        }
+        let left_ns = state.due_ns().map(|due_ns| due_ns - clock::boottime_ns());
+        if state.answered < state.asked || left_ns.is_some_and(|left_ns| left_ns <= 0) {
+            return Some((state.loaded.clone(), state.asked));
+        }
+        match left_ns.and_then(|left_ns| u64::try_from(left_ns).ok()) {
+            Some(left_ns) => drop(shared.wake.wait_timeout(state, Duration::from_nanos(left_ns))),
+            None => drop(shared.wake.wait(state)),
+        }
+    }
+}
+
+/// Reads every card. False: one of them took so long that somebody else has gone on.
+fn read_all(
+    shared: &Shared,
+    crew: u64,
+    loaded: Option<&Loaded>,
+    unknown: &mut Vec<[i64; 2]>,
+    answer: &mut Answer,
+) -> bool {
+    answer.cards.clear();
+    let Some(loaded) = loaded else { return true };
+    unknown.resize(loaded.cards.len(), [0; 2]);
+    for (facts, unknown) in loaded.cards.iter().zip(unknown) {
+        let now_ns = clock::boottime_ns();
+        if !lock(&shared.state).duty.enter(&facts.id, now_ns) {
+            answer.cards.push(Reading::of_silent(now_ns));
+            continue;
+        }
+        let reading = read(&facts.device(&loaded.nvml), unknown);
+        if !lock(&shared.state).duty.leave(&facts.id, crew) {
+            return false;
+        }
+        answer.cards.push(reading);
+    }
+    true
 }
 
 /// `unknown`: until when power and use are not asked for, because the card does not know them.
 fn read(device: &Device<'_>, unknown: &mut [i64; 2]) -> Reading {
-    let mut reading = Reading::NOTHING;
     let now_ns = clock::boottime_ns();
+    let mut reading = Reading { at_ns: now_ns, ..Reading::NOTHING };
     let trouble = |error: &NvmlError| Trouble {
         text: error.to_string(),
         lost: is_lost(error),

@@ -16,6 +16,7 @@ use nvml_wrapper_sys::bindings::{
 use super::{is_lost, memory_bytes, outcome};
 
 pub(super) const EVERY_MAX_NS: i64 = 20_000_000_000;
+pub(super) const USE_EVERY_MAX_NS: i64 = 10_000_000_000;
 /// Figures of so many periods ago are not those of now.
 pub(super) const PERIODS_MAX: i64 = 3;
 /// Processes that a card is asked for in one call. More are possible and then asked for again.
@@ -23,8 +24,8 @@ const PROCESSES_USUAL: usize = 64;
 const PROCESSES_MAX: usize = 1 << 16;
 const SAMPLES_USUAL: u32 = 256;
 const SAMPLES_MAX: u32 = 1 << 16;
-/// The driver remembers about this much of what processes did.
-const REMEMBERED_US: i64 = 1_000_000;
+/// A sample tells of no longer time than this; the driver takes one about so often.
+const COVERED_MAX_US: i64 = 1_000_000;
 
 /// The dear figures of one card, and when they were read.
 #[derive(Clone, Default)]
@@ -38,7 +39,10 @@ pub(super) struct SlowCard {
     /// The driver said who is on the card; else an empty list says nothing.
     pub knows_list: bool,
     energy_uj: Option<i64>,
-    /// Use by process since the pass before; `None` where the card does not tell.
+    /// It keeps whoever asks it.
+    pub silent: bool,
+    /// When use by process was read, which is since the reading before, and whether the card tells.
+    use_at_ns: i64,
     knows_processes: bool,
     pub samples: Vec<Sample>,
     /// Who was on the card then.
@@ -105,6 +109,9 @@ impl SlowCard {
     pub fn fill(&self, now_ns: i64, cells: &mut [i64]) {
         for (column, level) in LEVELS.into_iter().zip(self.levels) {
             cells[column] = level;
+        }
+        if self.knows_processes && now_ns - self.use_at_ns <= PERIODS_MAX * USE_EVERY_MAX_NS {
+            cells[card::USE_AGE] = (now_ns - self.use_at_ns).max(0);
         }
         if self.at_ns == 0 || now_ns - self.at_ns > PERIODS_MAX * EVERY_MAX_NS {
             return;
@@ -228,12 +235,27 @@ fn list_by<T>(buffer: &mut Vec<T>, call: impl Fn(*mut u32, *mut T) -> nvmlReturn
     }
 }
 
+/// Use by process since it was last read.
+pub(super) fn read_use(device: &Device<'_>, figures: &mut SlowCard) {
+    if figures.last_seen_us == 0 {
+        figures.last_seen_us = u64::try_from(clock::realtime_ns() / 1000 - COVERED_MAX_US).unwrap_or(0);
+    }
+    figures.use_at_ns = clock::boottime_ns();
+    figures.samples.clear();
+    // Not known, whatever the reason: nothing is not what they did.
+    figures.knows_processes = false;
+    figures.asked_for.clear();
+    figures.asked_for.extend(figures.processes.iter().map(|info| info.pid));
+    figures.asked_for.extend(figures.graphics.iter().map(|&(pid, _)| pid));
+    if let Ok(raw) = list_use(device, figures.last_seen_us) {
+        let (samples, last_seen_us) = by_process(&raw, figures.last_seen_us, &figures.asked_for);
+        (figures.samples, figures.knows_processes) = (samples, true);
+        figures.last_seen_us = last_seen_us.max(figures.last_seen_us);
+    }
+}
+
 /// One card's dear figures. What fails stays unknown until the next pass.
 pub(super) fn pass(device: &Device<'_>, figures: &mut SlowCard) {
-    if figures.last_seen_us == 0 {
-        figures.last_seen_us = u64::try_from(clock::realtime_ns() / 1000 - REMEMBERED_US).unwrap_or(0);
-    }
-    let used = read_use(device, figures.last_seen_us);
     let begin_ns = clock::boottime_ns();
     let energy = device.total_energy_consumption();
     let end_ns = clock::boottime_ns();
@@ -242,17 +264,6 @@ pub(super) fn pass(device: &Device<'_>, figures: &mut SlowCard) {
     }
     figures.at_ns = begin_ns + (end_ns - begin_ns) / 2;
     figures.energy_uj = energy.ok().and_then(|mj| i64::try_from(mj).ok()).map(|mj| mj.saturating_mul(1000));
-    match used {
-        Ok((samples, last_seen_us)) => {
-            (figures.samples, figures.knows_processes) = (samples, true);
-            figures.last_seen_us = last_seen_us.max(figures.last_seen_us);
-        }
-        Err(_) => {
-            // Not known, whatever the reason: nothing is not what they did.
-            figures.samples.clear();
-            figures.knows_processes = false;
-        }
-    }
     let count = |found: Result<u64, NvmlError>| found.ok().and_then(|count| i64::try_from(count).ok());
     figures.ecc_corrected = count(device.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile));
     figures.ecc_uncorrected = count(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile));
@@ -263,14 +274,11 @@ pub(super) fn pass(device: &Device<'_>, figures: &mut SlowCard) {
         UsedGpuMemory::Unavailable => MISSING,
     };
     let graphics = device.running_graphics_processes().unwrap_or_default();
-    figures.asked_for.clear();
-    figures.asked_for.extend(figures.processes.iter().map(|info| info.pid));
-    figures.asked_for.extend(graphics.iter().map(|info| info.pid));
     figures.graphics = graphics.into_iter().map(|info| (info.pid, memory(info.used_gpu_memory))).collect();
 }
 
-/// Use by process since `since_us`, one entry for each, and the time of the newest.
-fn read_use(device: &Device<'_>, since_us: u64) -> Result<(Vec<Sample>, u64), NvmlError> {
+/// The samples that the driver kept of what processes did since `since_us`.
+fn list_use(device: &Device<'_>, since_us: u64) -> Result<Vec<nvmlProcessUtilizationSample_t>, NvmlError> {
     let symbol = device.nvml().lib().nvmlDeviceGetProcessUtilization.as_ref();
     let symbol = symbol.map_err(|_| NvmlError::FunctionNotFound)?;
     let mut raw: Vec<nvmlProcessUtilizationSample_t> = Vec::new();
@@ -283,43 +291,59 @@ fn read_use(device: &Device<'_>, since_us: u64) -> Result<(Vec<Sample>, u64), Nv
             Ok(()) => {
                 // SAFETY: that many were written, and never more than there is room for.
                 unsafe { raw.set_len(count.min(room) as usize) };
-                break;
+                return Ok(raw);
             }
             Err(NvmlError::InsufficientSize(_)) if room < SAMPLES_MAX => room *= 4,
             // Nobody did anything.
-            Err(NvmlError::NotFound) => break,
+            Err(NvmlError::NotFound) => return Ok(raw),
             Err(error) => return Err(error),
         }
     }
-    Ok(by_process(&raw, since_us))
 }
 
-/// The mean of each process's samples that are newer than `since_us`.
-fn by_process(raw: &[nvmlProcessUtilizationSample_t], since_us: u64) -> (Vec<Sample>, u64) {
-    let mut found: Vec<(Sample, i64)> = Vec::new();
-    let mut newest_us = since_us;
+/// What each process did since `since_us`, and the time of the newest sample.
+///
+/// A sample stands for the time since the one before of the same process. The driver keeps one or few of each,
+/// and not the same number: who lives is taken to have gone on as it was seen. Who has ended is not: it
+/// counts for the part of the time that its samples cover.
+fn by_process(raw: &[nvmlProcessUtilizationSample_t], since_us: u64, living: &[u32]) -> (Vec<Sample>, u64) {
     // Slots that the library did not use have no pid, those of before an old time.
-    for entry in raw.iter().filter(|entry| entry.pid != 0 && entry.timeStamp > since_us) {
-        newest_us = newest_us.max(entry.timeStamp);
-        let position = found.iter().position(|(sample, _)| sample.pid == entry.pid).unwrap_or_else(|| {
-            found.push((Sample { pid: entry.pid, ..Sample::default() }, 0));
-            found.len() - 1
-        });
-        let (sample, count) = &mut found[position];
-        // More than all of a card is a fault of the driver's.
-        let thousandths = |percent: u32| i64::from(percent.min(100)) * 10;
-        sample.utilization += thousandths(entry.smUtil);
-        sample.memory += thousandths(entry.memUtil);
-        sample.encoder += thousandths(entry.encUtil);
-        sample.decoder += thousandths(entry.decUtil);
-        *count += 1;
+    let is_new = |entry: &&nvmlProcessUtilizationSample_t| entry.pid != 0 && entry.timeStamp > since_us;
+    let mut raw: Vec<&nvmlProcessUtilizationSample_t> = raw.iter().filter(is_new).collect();
+    raw.sort_by_key(|entry| (entry.pid, entry.timeStamp));
+    let newest_us = raw.iter().map(|entry| entry.timeStamp).max().unwrap_or(since_us);
+    let mut found: Vec<(Sample, i64)> = Vec::new();
+    for entries in raw.chunk_by(|one, next| one.pid == next.pid) {
+        let mut sum = Sample { pid: entries[0].pid, ..Sample::default() };
+        // The driver may have forgotten what was before the first one: that is like the next.
+        let gap_us =
+            entries.get(1).map_or(COVERED_MAX_US as u64, |next| next.timeStamp - entries[0].timeStamp);
+        let mut before_us = since_us.max(entries[0].timeStamp.saturating_sub(gap_us));
+        let mut covered_us = 0;
+        for entry in entries {
+            let time_us = i64::try_from(entry.timeStamp - before_us).unwrap_or(i64::MAX);
+            let time_us = time_us.clamp(1, COVERED_MAX_US);
+            (covered_us, before_us) = (covered_us + time_us, entry.timeStamp);
+            // More than all of a card is a fault of the driver's.
+            let add = |sum: &mut i64, percent: u32| *sum += i64::from(percent.min(100)) * 10 * time_us;
+            add(&mut sum.utilization, entry.smUtil);
+            add(&mut sum.memory, entry.memUtil);
+            add(&mut sum.encoder, entry.encUtil);
+            add(&mut sum.decoder, entry.decUtil);
+        }
+        found.push((sum, covered_us));
     }
-    let mean = |(sample, count): (Sample, i64)| Sample {
-        utilization: sample.utilization / count,
-        memory: sample.memory / count,
-        encoder: sample.encoder / count,
-        decoder: sample.decoder / count,
-        ..sample
+    let longest_us = found.iter().map(|(_, covered_us)| *covered_us).max().unwrap_or(1);
+    let mean = |(sum, covered_us): (Sample, i64)| {
+        let time_us = if living.contains(&sum.pid) { covered_us } else { longest_us };
+        let of = |sum: i64| sum / time_us;
+        Sample {
+            pid: sum.pid,
+            utilization: of(sum.utilization),
+            memory: of(sum.memory),
+            encoder: of(sum.encoder),
+            decoder: of(sum.decoder),
+        }
     };
     (found.into_iter().map(mean).collect(), newest_us)
 }
@@ -346,11 +370,91 @@ mod tests {
         }
     }
 
+    fn used(entries: &[nvmlProcessUtilizationSample_t], since_us: u64, living: &[u32]) -> Vec<(u32, i64)> {
+        let (samples, _) = by_process(entries, since_us, living);
+        samples.iter().map(|sample| (sample.pid, sample.utilization)).collect()
+    }
+
     #[test]
     fn use_is_the_mean_of_what_is_new() {
         let entries = [raw(7, 100, 90), raw(7, 200, 40), raw(7, 300, 60), raw(0, 300, 99), raw(8, 250, 999)];
-        let (samples, newest_us) = by_process(&entries, 100);
-        let found: Vec<_> = samples.iter().map(|sample| (sample.pid, sample.utilization)).collect();
-        assert_eq!((found, newest_us), (vec![(7, 500), (8, 1000)], 300));
+        assert_eq!(used(&entries, 100, &[7, 8]), [(7, 500), (8, 1000)]);
+        assert_eq!(by_process(&entries, 100, &[]).1, 300);
+    }
+
+    #[test]
+    fn a_sample_counts_by_the_time_it_covers() {
+        // 100 ms, then 400 ms; the order in which the driver tells them does not matter.
+        let entries = [raw(7, 500_000, 50), raw(7, 100_000, 100)];
+        assert_eq!(used(&entries, 0, &[7]), [(7, 600)]);
+    }
+
+    #[test]
+    fn who_has_ended_counts_for_the_time_it_was_seen() {
+        let lived = [1, 2, 3, 4].map(|second| raw(7, second * 1_000_000, 80));
+        let entries: Vec<_> = lived.into_iter().chain([raw(8, 1_000_000, 80)]).collect();
+        assert_eq!(used(&entries, 0, &[7]), [(7, 800), (8, 200)]);
+        assert_eq!(used(&entries, 0, &[7, 8]), [(7, 800), (8, 800)]);
+    }
+
+    /// A card that computes for two loads alike, as a driver shows them that keeps one or two noisy samples of
+    /// each: what the first one is charged of both. Use is read every 4 s, the counter every 20.
+    fn share_of_one(seed: u64, seconds: i64) -> f64 {
+        use met_core::card_ledger::{CardLedger, Claim, Look};
+        const SECOND_NS: i64 = 1_000_000_000;
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut draw = |most: u64| {
+            // A plain generator of 64 bits (xorshift).
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % most
+        };
+        let mut ledger = CardLedger::default();
+        let mut claims = [1, 2].map(|slot| Claim { who: Some(slot), active: 1, held: 1 });
+        for at_s in 1..=seconds + 1 {
+            if at_s % 4 == 1 {
+                let now_us = at_s as u64 * 1_000_000;
+                let mut entries = Vec::new();
+                for pid in [1, 2] {
+                    for age in 0..=draw(2) {
+                        let time_us = now_us - age * 170_000 - draw(50_000);
+                        entries.push(raw(pid, time_us, 25 + draw(50) as u32));
+                    }
+                }
+                let (samples, _) = by_process(&entries, now_us.saturating_sub(4_000_000), &[1, 2]);
+                for (claim, sample) in claims.iter_mut().zip(&samples) {
+                    claim.active = sample.utilization as u64;
+                }
+            }
+            let read_s = |every: i64| (at_s - 1) / every * every + 1;
+            ledger.look(&Look {
+                at_ns: at_s * SECOND_NS,
+                power_mw: 650_000 + draw(50_000) as i64,
+                power_limit_mw: 700_000,
+                utilization: 990,
+                pass_ns: Some(read_s(20) * SECOND_NS),
+                counter_uj: read_s(20) * 675_000_000,
+                use_ns: Some(read_s(4) * SECOND_NS),
+                claims: &claims,
+                unseen: false,
+                slices: 0,
+                joined: &[],
+                gap_ns: 60 * SECOND_NS,
+            });
+        }
+        let [one, other] = [1, 2].map(|slot| ledger.leave(slot).active_uj as f64);
+        one / (one + other)
+    }
+
+    #[test]
+    fn two_equal_loads_are_charged_alike_the_longer_the_better() {
+        let spread = |seconds: i64| {
+            let squares: f64 = (1..=40).map(|seed| (share_of_one(seed, seconds) - 0.5).powi(2)).sum();
+            (squares / 40.0).sqrt()
+        };
+        // Each sample is off by up to a half.
+        assert!(spread(40) < 0.035, "{}", spread(40));
+        assert!(spread(160) < 0.018, "{}", spread(160));
     }
 }

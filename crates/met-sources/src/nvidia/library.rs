@@ -1,6 +1,5 @@
 //! NVIDIA's library: found and loaded, and the cards and parts of cards that it shows.
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,6 +34,8 @@ pub(super) struct Shown {
 
 pub(super) struct CardFacts {
     pub index: u32,
+    /// Its uuid.
+    pub id: Arc<str>,
     handle: Handle,
     pub labels: Vec<String>,
     /// How many slices it has, if it can be cut into parts and is.
@@ -109,23 +110,26 @@ pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String
     Ok(Loaded { number, nvml: Arc::new(nvml), cards: cards.into() })
 }
 
-/// Whether there is a card or a part that is not known, or a part is gone. A card that is lost is no change:
-/// its handle may work again, and the others need not suffer for it.
-pub(super) fn layout_changed(loaded: &Loaded) -> bool {
-    let uuid = |labels: &[String]| labels[card::label::UUID].clone();
-    let known: HashMap<String, Vec<String>> = loaded
-        .cards
-        .iter()
-        .map(|facts| (uuid(&facts.labels), facts.parts.iter().map(|part| uuid(&part.labels)).collect()))
-        .collect();
-    let count = loaded.nvml.device_count().unwrap_or(0);
-    (0..count).any(|index| {
-        let facts = loaded.nvml.device_by_index(index).and_then(|device| facts_of(&device, index));
-        facts.is_ok_and(|facts| {
-            let parts: Vec<String> = facts.parts.iter().map(|part| uuid(&part.labels)).collect();
-            known.get(&uuid(&facts.labels)) != Some(&parts)
-        })
-    })
+impl Loaded {
+    /// Whether there is a card that could not be read when the library was loaded, and can be now.
+    pub fn count_changed(&self) -> bool {
+        let count = self.nvml.device_count().unwrap_or(0);
+        let unknown = (0..count).filter(|index| !self.cards.iter().any(|facts| facts.index == *index));
+        let may_be_read =
+            |index: u32| self.nvml.device_by_index(index).is_ok_and(|device| device.uuid().is_ok());
+        unknown.into_iter().any(may_be_read)
+    }
+}
+
+/// Whether it is another card by now, or has other parts. One that is lost is no change: its handle may work
+/// again, and the others need not suffer for it.
+pub(super) fn is_changed(loaded: &Loaded, known: &CardFacts) -> bool {
+    let uuids = |facts: &CardFacts| -> Vec<String> {
+        let parts = facts.parts.iter().map(|part| &part.labels);
+        [&facts.labels].into_iter().chain(parts).map(|labels| labels[card::label::UUID].clone()).collect()
+    };
+    let now = loaded.nvml.device_by_index(known.index).and_then(|device| facts_of(&device, known.index));
+    now.is_ok_and(|now| uuids(&now) != uuids(known))
 }
 
 fn init(path: &OsStr) -> Result<Nvml, NvmlError> {
@@ -138,6 +142,7 @@ fn facts_of(device: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
     let minor = device.minor_number().map(|minor| format!("195:{minor}")).unwrap_or_default();
     let mut facts = CardFacts {
         index,
+        id: uuid.as_str().into(),
         // SAFETY: kept with the library it comes from.
         handle: Handle(unsafe { device.handle() }),
         labels: vec![

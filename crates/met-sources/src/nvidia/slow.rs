@@ -9,17 +9,22 @@ use std::time::{Duration, Instant};
 
 use met_core::gpu::card;
 use met_host::clock;
-use nvml_wrapper::EventSet;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::{Device, EventSet};
 
+use super::duty::Duty;
 use super::fast::Lender;
-use super::figures::{EVERY_MAX_NS, PERIODS_MAX, SlowCard, pass, read_levels, read_pcie};
-use super::library::{Loaded, Shown, layout_changed, load};
+use super::figures::{
+    EVERY_MAX_NS, PERIODS_MAX, SlowCard, USE_EVERY_MAX_NS, pass, read_levels, read_pcie, read_use,
+};
+use super::library::{CardFacts, Loaded, Shown, is_changed, load};
 
-/// One part in so many of a core may be spent: on levels and processes, on the dear figures, on PCIe.
-const LEVELS_COST_INVERSE: i64 = 3000;
-const COST_INVERSE: i64 = 2500;
+/// One part in so many of a core may be spent: on levels and who is there, on use by process, on the energy
+/// counter and what comes with it, on PCIe. Use by process is a sample, so most is spent on having many.
+const LEVELS_COST_INVERSE: i64 = 5000;
+const USE_COST_INVERSE: i64 = 2500;
+const PASS_COST_INVERSE: i64 = 5000;
 const PCIE_COST_INVERSE: i64 = 20_000;
 /// A little less than a second: who looks once a second finds new figures every time.
 const EVERY_MIN_NS: i64 = 900_000_000;
@@ -33,6 +38,8 @@ const RELOAD_EVERY: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(50);
 /// While the library is loaded nobody can reset a card or reload the driver: it goes when nobody looks.
 const UNLOAD_AFTER_NS: i64 = if cfg!(test) { 1_500_000_000 } else { 180_000_000_000 };
+/// Who has been at one card for longer is relieved. Some take a second to wake up.
+const KEPT_AFTER_NS: i64 = if cfg!(test) { 500_000_000 } else { 5_000_000_000 };
 
 #[derive(Default)]
 pub(super) struct State {
@@ -44,9 +51,9 @@ pub(super) struct State {
     pub figures: Vec<SlowCard>,
     /// Counts passes.
     pub number: u64,
-    /// When more is to be read: the levels and processes, and the dear figures.
+    /// When more is to be read.
     due_ns: i64,
-    pass_due_ns: i64,
+    duty: Duty,
     asked: bool,
     /// When figures were asked for that are not there yet.
     pub asked_since_ns: Option<i64>,
@@ -67,15 +74,74 @@ struct Shared {
 /// Our end of the thread.
 pub(super) struct Slow {
     shared: Arc<Shared>,
+    worker: Worker,
 }
 
 /// What the thread works with.
+#[derive(Clone)]
 struct Worker {
     shared: Arc<Shared>,
     library: Option<PathBuf>,
     lender: Lender,
     /// Between two looks, as far as that is known.
     interval_ns: i64,
+    /// Whose turn it is: another one's if a card keeps this thread.
+    crew: u64,
+    /// What of its CPU time is counted.
+    noted_cpu_ns: Arc<AtomicI64>,
+}
+
+/// A kind of reading: when it is due again, by what it cost.
+struct Kind {
+    cost_inverse: i64,
+    longest_ns: i64,
+    due_ns: i64,
+    begin_cpu_ns: i64,
+}
+
+impl Kind {
+    fn new(cost_inverse: i64, longest_ns: i64) -> Kind {
+        Kind { cost_inverse, longest_ns, due_ns: 0, begin_cpu_ns: 0 }
+    }
+
+    fn is_due(&self) -> bool {
+        clock::boottime_ns() >= self.due_ns
+    }
+
+    fn begin(&mut self) {
+        self.begin_cpu_ns = clock::thread_cpu_ns();
+    }
+
+    /// Says after which time it may be read again.
+    fn end(&mut self) -> i64 {
+        let cost_ns = clock::thread_cpu_ns() - self.begin_cpu_ns;
+        let every_ns = (cost_ns * self.cost_inverse).clamp(EVERY_MIN_NS, self.longest_ns);
+        self.due_ns = clock::boottime_ns() + every_ns;
+        every_ns
+    }
+}
+
+/// What is read of the cards of one loading, and when.
+struct Rounds {
+    figures: Vec<SlowCard>,
+    levels: Kind,
+    usage: Kind,
+    pass: Kind,
+    pcie_due_ns: i64,
+    layout_due_ns: i64,
+}
+
+impl Rounds {
+    fn new(figures: Vec<SlowCard>) -> Rounds {
+        Rounds {
+            figures,
+            levels: Kind::new(LEVELS_COST_INVERSE, LEVELS_EVERY_MAX_NS),
+            usage: Kind::new(USE_COST_INVERSE, USE_EVERY_MAX_NS),
+            pass: Kind::new(PASS_COST_INVERSE, EVERY_MAX_NS),
+            pcie_due_ns: 0,
+            layout_due_ns: clock::boottime_ns() + LAYOUT_EVERY_NS,
+        }
+    }
 }
 
 /// Why the library is given up.
@@ -85,6 +151,8 @@ enum End {
     Reload,
     /// Nobody looks.
     Unused,
+    /// Somebody else goes on with it.
+    Relieved,
 }
 
 impl Slow {
@@ -92,9 +160,16 @@ impl Slow {
         let shared = Arc::new(Shared::default());
         lock(&shared.state).loading_since_ns = Some(clock::boottime_ns());
         let interval_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX / 16);
-        let worker = Worker { shared: Arc::clone(&shared), library, lender, interval_ns };
-        std::thread::Builder::new().name("nvml".to_owned()).spawn(move || worker.work())?;
-        Ok(Slow { shared })
+        let worker = Worker {
+            shared: Arc::clone(&shared),
+            library,
+            lender,
+            interval_ns,
+            crew: 0,
+            noted_cpu_ns: Arc::default(),
+        };
+        worker.clone().begin()?;
+        Ok(Slow { shared, worker })
     }
 
     /// Waits until `enough` and says whether that came in time.
@@ -124,6 +199,11 @@ impl Slow {
             state.asked_since_ns.get_or_insert(now_ns);
             self.shared.wake.notify_one();
         }
+        if let Some(crew) = state.duty.relief(now_ns, KEPT_AFTER_NS)
+            && (Worker { crew, noted_cpu_ns: Arc::default(), ..self.worker.clone() }).begin().is_err()
+        {
+            state.duty.no_relief();
+        }
         Some(state)
     }
 
@@ -143,7 +223,7 @@ impl Drop for Slow {
     /// The thread is not waited for: it may be inside a driver that does not answer.
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
-        self.shared.wake.notify_one();
+        self.shared.wake.notify_all();
     }
 }
 
@@ -152,21 +232,32 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Worker {
+    fn begin(self) -> io::Result<()> {
+        std::thread::Builder::new().name("nvml".to_owned()).spawn(move || self.work())?;
+        Ok(())
+    }
+
     fn work(&self) {
-        let mut number = 0;
+        // Who relieves another one takes over what that one has loaded.
+        let mut lent = self.lender.lent().filter(|_| self.crew > 0);
+        let mut number = lent.as_ref().map_or(0, |loaded| loaded.number);
         loop {
-            number += 1;
-            let loaded = self.load(number);
+            let loaded = lent.take().or_else(|| {
+                number += 1;
+                self.load(number)
+            });
             let end = match &loaded {
                 Some(loaded) => self.serve(loaded),
                 None if self.pause(RELOAD_EVERY) => End::Stop,
                 None => End::Reload,
             };
-            self.lender.lend(None);
+            if end != End::Relieved {
+                self.lender.lend(None);
+            }
             // Never under a lock: this may shut the library down.
             drop(loaded);
             let stop = match end {
-                End::Stop => true,
+                End::Stop | End::Relieved => true,
                 // Whoever still works with the old library lets go of it meanwhile: only then it is loaded anew.
                 End::Reload => self.pause(SETTLE),
                 End::Unused => self.pause(Duration::ZERO),
@@ -186,7 +277,7 @@ impl Worker {
         state.shown = opened.as_ref().ok().map(shown);
         state.failure = opened.as_ref().err().cloned();
         (state.reload, state.loading_since_ns, state.asked_since_ns) = (false, None, None);
-        (state.due_ns, state.pass_due_ns, state.figures) = (0, 0, Vec::new());
+        (state.due_ns, state.figures) = (0, Vec::new());
         state.looked_ns = clock::boottime_ns();
         drop(state);
         self.note_cost();
@@ -195,7 +286,9 @@ impl Worker {
     }
 
     fn note_cost(&self) {
-        self.shared.cpu_ns.store(clock::thread_cpu_ns(), Ordering::Relaxed);
+        let spent_ns = clock::thread_cpu_ns();
+        let before_ns = self.noted_cpu_ns.swap(spent_ns, Ordering::Relaxed);
+        self.shared.cpu_ns.fetch_add(spent_ns - before_ns, Ordering::Relaxed);
     }
 
     /// Waits until it is time to try again; true when told to stop.
@@ -238,55 +331,96 @@ impl Worker {
 
     /// Reads the dear figures when asked to, until there is a reason to give the library up.
     fn serve(&self, loaded: &Loaded) -> End {
-        let faults = listen(loaded);
-        let mut figures: Vec<SlowCard> = loaded.cards.iter().map(|_| SlowCard::new()).collect();
-        let mut buffer = Vec::new();
-        let mut pcie_due_ns = 0;
-        let mut layout_due_ns = clock::boottime_ns() + LAYOUT_EVERY_NS;
+        let known = lock(&self.shared.state).figures.clone();
+        let figures = match known.len() == loaded.cards.len() {
+            true => known,
+            false => loaded.cards.iter().map(|_| SlowCard::new()).collect(),
+        };
+        let mut rounds = Rounds::new(figures);
+        let Some(faults) = self.listen(loaded, &mut rounds.figures) else { return End::Relieved };
         loop {
             if let Some(end) = self.wait_for_order() {
                 return end;
             }
-            let now_ns = clock::boottime_ns();
-            if now_ns >= layout_due_ns {
-                layout_due_ns = now_ns + LAYOUT_EVERY_NS;
-                let changed = layout_changed(loaded);
-                lock(&self.shared.state).reload |= changed;
-                // Found at the top of this loop.
-                continue;
-            }
-            let begin_cpu_ns = clock::thread_cpu_ns();
-            for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
-                read_levels(&facts.device(&loaded.nvml), &mut buffer, figures);
-            }
-            let levels_cpu_ns = clock::thread_cpu_ns();
-            let pass_due_ns = lock(&self.shared.state).pass_due_ns;
-            let passed = clock::boottime_ns() >= pass_due_ns;
-            if passed {
-                for (facts, figures) in loaded.cards.iter().zip(&mut figures) {
-                    pass(&facts.device(&loaded.nvml), figures);
-                }
-                hear(faults.as_ref(), loaded, &mut figures);
-            }
-            let now_ns = clock::boottime_ns();
-            let passed_cpu_ns = passed.then(|| clock::thread_cpu_ns() - levels_cpu_ns);
-            self.publish(&mut figures, levels_cpu_ns - begin_cpu_ns, passed_cpu_ns);
-            // The first pass is for those who wait; what takes 20 ms and more comes with a later one.
-            if now_ns >= pcie_due_ns {
-                pcie_due_ns = match pcie_due_ns {
-                    0 => now_ns + PCIE_EVERY_MIN_NS,
-                    _ => now_ns + read_all_pcie(loaded, &mut figures),
-                };
+            if !self.round(loaded, faults.as_ref(), &mut rounds) {
+                return End::Relieved;
             }
         }
     }
 
-    /// Hands the figures over and says, by what they cost, when more may be read.
-    fn publish(&self, figures: &mut [SlowCard], levels_cpu_ns: i64, passed_cpu_ns: Option<i64>) {
+    /// Asks each card that keeps nobody. False: one took so long that somebody else is on duty.
+    fn each(
+        &self,
+        loaded: &Loaded,
+        figures: &mut [SlowCard],
+        mut ask: impl FnMut(&CardFacts, &Device<'_>, &mut SlowCard),
+    ) -> bool {
+        for (facts, figures) in loaded.cards.iter().zip(figures) {
+            let now_ns = clock::boottime_ns();
+            figures.silent = !lock(&self.shared.state).duty.enter(&facts.id, now_ns);
+            if figures.silent {
+                continue;
+            }
+            ask(facts, &facts.device(&loaded.nvml), figures);
+            if !lock(&self.shared.state).duty.leave(&facts.id, self.crew) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Reads what is due. False: somebody else is on duty.
+    fn round(&self, loaded: &Loaded, faults: Option<&EventSet<'_>>, rounds: &mut Rounds) -> bool {
+        let Rounds { figures, levels, usage, pass: passes, pcie_due_ns, layout_due_ns } = rounds;
+        if clock::boottime_ns() >= *layout_due_ns {
+            *layout_due_ns = clock::boottime_ns() + LAYOUT_EVERY_NS;
+            let mut changed = loaded.count_changed();
+            let is_on_duty = self.each(loaded, figures, |facts, _, _| changed |= is_changed(loaded, facts));
+            lock(&self.shared.state).reload |= changed;
+            // Found before the next round.
+            return is_on_duty;
+        }
+        let mut buffer = Vec::new();
+        levels.begin();
+        let mut is_on_duty =
+            self.each(loaded, figures, |_, device, figures| read_levels(device, &mut buffer, figures));
+        let levels_every_ns = levels.end();
+        let passed = passes.is_due();
+        // Use is read with the counter: what ends a window tells who computed in it.
+        if usage.is_due() || passed {
+            usage.begin();
+            is_on_duty =
+                is_on_duty && self.each(loaded, figures, |_, device, figures| read_use(device, figures));
+            usage.end();
+        }
+        if passed {
+            passes.begin();
+            is_on_duty = is_on_duty && self.each(loaded, figures, |_, device, figures| pass(device, figures));
+            hear(faults, loaded, figures);
+            passes.end();
+        }
+        if !is_on_duty {
+            return false;
+        }
+        self.publish(figures, levels_every_ns);
+        // The first pass is for those who wait; what takes 20 ms and more comes with a later one.
         let now_ns = clock::boottime_ns();
-        let pace =
-            |cost_ns: i64, inverse: i64, longest_ns| (cost_ns * inverse).clamp(EVERY_MIN_NS, longest_ns);
-        let levels_every_ns = pace(levels_cpu_ns, LEVELS_COST_INVERSE, LEVELS_EVERY_MAX_NS);
+        if now_ns < *pcie_due_ns {
+            return true;
+        }
+        if *pcie_due_ns == 0 {
+            *pcie_due_ns = now_ns + PCIE_EVERY_MIN_NS;
+            return true;
+        }
+        let begin_ns = clock::thread_cpu_ns();
+        let is_on_duty = self.each(loaded, figures, |_, device, figures| read_pcie(device, figures));
+        let cost_ns = clock::thread_cpu_ns() - begin_ns;
+        *pcie_due_ns = now_ns + (cost_ns * PCIE_COST_INVERSE).clamp(PCIE_EVERY_MIN_NS, PCIE_EVERY_MAX_NS);
+        is_on_duty
+    }
+
+    /// Hands the figures over and says when more may be read.
+    fn publish(&self, figures: &mut [SlowCard], levels_every_ns: i64) {
         for card in figures.iter_mut() {
             // A tick takes over what the tick before has asked for.
             card.levels_age_max_ns = PERIODS_MAX * levels_every_ns.max(self.interval_ns);
@@ -295,42 +429,32 @@ impl Worker {
         state.figures.clear();
         state.figures.extend_from_slice(figures);
         state.number += 1;
-        state.due_ns = now_ns + levels_every_ns;
-        if let Some(cost_ns) = passed_cpu_ns {
-            state.pass_due_ns = now_ns + pace(cost_ns, COST_INVERSE, EVERY_MAX_NS);
-        }
+        state.due_ns = clock::boottime_ns() + levels_every_ns;
         (state.asked, state.asked_since_ns) = (false, None);
         drop(state);
         self.note_cost();
         self.shared.done.notify_all();
     }
-}
 
-/// Reads PCIe of every card and says after which time that may be done again.
-fn read_all_pcie(loaded: &Loaded, figures: &mut [SlowCard]) -> i64 {
-    let begin_ns = clock::thread_cpu_ns();
-    for (facts, figures) in loaded.cards.iter().zip(figures) {
-        read_pcie(&facts.device(&loaded.nvml), figures);
+    /// Asks the driver to tell of critical errors of every card that can. `None`: somebody else is on duty.
+    fn listen<'a>(&self, loaded: &'a Loaded, figures: &mut [SlowCard]) -> Option<Option<EventSet<'a>>> {
+        let mut set = loaded.nvml.create_event_set().ok();
+        let mut heard = false;
+        let is_on_duty = self.each(loaded, figures, |facts, _, _| {
+            let device = facts.device(&loaded.nvml);
+            set = set.take().and_then(|set| {
+                match device.register_events(EventTypes::CRITICAL_XID_ERROR, set) {
+                    Ok(set) => {
+                        heard = true;
+                        Some(set)
+                    }
+                    // The set is gone with the card that refused: begin again without it.
+                    Err(_) => loaded.nvml.create_event_set().ok(),
+                }
+            });
+        });
+        is_on_duty.then(|| set.filter(|_| heard))
     }
-    let cost_ns = clock::thread_cpu_ns() - begin_ns;
-    (cost_ns * PCIE_COST_INVERSE).clamp(PCIE_EVERY_MIN_NS, PCIE_EVERY_MAX_NS)
-}
-
-/// Asks the driver to tell of critical errors of every card that can.
-fn listen(loaded: &Loaded) -> Option<EventSet<'_>> {
-    let mut set = loaded.nvml.create_event_set().ok()?;
-    let mut heard = false;
-    for facts in loaded.cards.iter() {
-        set = match facts.device(&loaded.nvml).register_events(EventTypes::CRITICAL_XID_ERROR, set) {
-            Ok(set) => {
-                heard = true;
-                set
-            }
-            // The set is gone with the card that refused: begin again without it.
-            Err(_) => loaded.nvml.create_event_set().ok()?,
-        };
-    }
-    heard.then_some(set)
 }
 
 fn hear(faults: Option<&EventSet<'_>>, loaded: &Loaded, figures: &mut [SlowCard]) {

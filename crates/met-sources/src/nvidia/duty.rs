@@ -1,0 +1,73 @@
+//! Which card a thread is at. A card that does not answer keeps the thread that asked it, and no other one:
+//! somebody else goes on with the other cards, and the one that was kept goes home when it gets away.
+
+use std::sync::Arc;
+
+/// So many threads are given up to cards at a time; then nobody goes on.
+const KEPT_MAX: usize = 16;
+
+#[derive(Default)]
+pub(super) struct Duty {
+    /// Tells the thread that is on duty from those that cards keep.
+    pub crew: u64,
+    /// Where it is, and since when.
+    at: Option<(Arc<str>, i64)>,
+    /// The cards that keep a thread, by their uuid.
+    kept: Vec<Arc<str>>,
+}
+
+impl Duty {
+    /// Whether a card may be asked: none is that keeps somebody already.
+    pub fn enter(&mut self, card: &Arc<str>, now_ns: i64) -> bool {
+        let is_free = !self.kept.contains(card);
+        if is_free {
+            self.at = Some((Arc::clone(card), now_ns));
+        }
+        is_free
+    }
+
+    /// A card has answered. False: that took too long, and somebody else is on duty now.
+    pub fn leave(&mut self, card: &Arc<str>, crew: u64) -> bool {
+        if crew == self.crew {
+            self.at = None;
+            return true;
+        }
+        self.kept.retain(|kept| kept != card);
+        false
+    }
+
+    /// If the thread on duty has been at a card for too long, somebody is to relieve it: his number.
+    pub fn relief(&mut self, now_ns: i64, most_ns: i64) -> Option<u64> {
+        let (card, since_ns) = self.at.as_ref()?;
+        if now_ns - since_ns <= most_ns || self.kept.len() >= KEPT_MAX {
+            return None;
+        }
+        self.kept.push(Arc::clone(card));
+        self.at = None;
+        self.crew += 1;
+        Some(self.crew)
+    }
+
+    /// Nobody could be sent: who is kept stays on duty.
+    pub fn no_relief(&mut self) {
+        self.crew -= 1;
+        self.kept.pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_kept_is_relieved_and_the_card_left_to_him_until_it_answers() {
+        let (hung, other): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
+        let mut duty = Duty::default();
+        assert!(duty.enter(&hung, 100));
+        assert_eq!((duty.relief(150, 100), duty.relief(300, 100)), (None, Some(1)));
+        assert!(!duty.enter(&hung, 400) && duty.enter(&other, 400) && duty.leave(&other, 1));
+        assert_eq!(duty.relief(9999, 100), None, "nobody is kept who has left");
+        assert!(!duty.leave(&hung, 0), "the first one goes home");
+        assert!(duty.enter(&hung, 500));
+    }
+}
