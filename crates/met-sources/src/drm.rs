@@ -67,13 +67,21 @@ struct Card {
     kfd_id: Option<Vec<u8>>,
 }
 
-/// Time that engines worked, in nanoseconds.
+/// What engines of one kind did. Several that work side by side count as one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Work {
+    /// Nanoseconds, or cycles.
+    busy: Option<i64>,
+    /// All cycles that have passed, where cycles are counted.
+    cycles: Option<i64>,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Engines {
-    compute: Option<i64>,
-    copy: Option<i64>,
-    encode: Option<i64>,
-    decode: Option<i64>,
+    compute: Work,
+    copy: Work,
+    encode: Work,
+    decode: Work,
 }
 
 /// What one descriptor says about a client of a card.
@@ -329,8 +337,13 @@ fn add_client(cells: &mut [i64], client: &Client, before: Option<(i64, Engines)>
     add(&mut cells[process::MEMORY], client.memory_bytes);
     let Some((before_ns, before)) = before.filter(|(before_ns, _)| now_ns > *before_ns) else { return };
     // A client comes and goes with its descriptor: only its own counter grows steadily, not a process's sum.
-    let share =
-        |before: Option<i64>, now: Option<i64>| rate::busy_thousandths(before?, now?, now_ns - before_ns);
+    let share = |before: Work, now: Work| {
+        let passed = match (before.cycles, now.cycles) {
+            (Some(before), Some(now)) => now.saturating_sub(before),
+            _ => now_ns - before_ns,
+        };
+        rate::busy_thousandths(before.busy?, now.busy?, passed)
+    };
     let now = client.engines;
     add(&mut cells[process::UTILIZATION], share(before.compute, now.compute));
     add(&mut cells[process::UTILIZATION_COPY], share(before.copy, now.copy));
@@ -345,7 +358,7 @@ fn add_nothing(cells: &mut [i64], engines: &Engines) {
         (process::UTILIZATION_ENCODER, engines.encode),
         (process::UTILIZATION_DECODER, engines.decode),
     ] {
-        if told.is_some() && cells[column] == MISSING {
+        if told.busy.is_some() && cells[column] == MISSING {
             cells[column] = 0;
         }
     }
@@ -370,8 +383,10 @@ fn client_of(text: &[u8]) -> Option<Client> {
             }
             _ => {
                 let bytes = number.and_then(|number| number.checked_mul(unit(fields.next())));
-                if let Some(engine) = key.strip_prefix(b"engine-") {
-                    client.engines.add(engine, number);
+                if let Some(engine) = key.strip_prefix(b"engine-").or_else(|| key.strip_prefix(b"cycles-")) {
+                    client.engines.add(engine, number.map(|worked| worked / capacity(text, engine)));
+                } else if let Some(engine) = key.strip_prefix(b"total-cycles-") {
+                    client.engines.pass(engine, number);
                 } else if key.starts_with(b"memory-vram") || key.starts_with(b"memory-local") {
                     told = sum(told, bytes);
                 } else if key.starts_with(b"resident-vram") || key.starts_with(b"resident-local") {
@@ -382,6 +397,15 @@ fn client_of(text: &[u8]) -> Option<Client> {
     }
     client.memory_bytes = told.or(resident);
     (has_id && !client.pci.is_empty()).then_some(client)
+}
+
+/// How many engines of one name there are, which work side by side.
+fn capacity(text: &[u8], engine: &[u8]) -> i64 {
+    let number = |line: &[u8]| {
+        let line = line.strip_prefix(b"drm-engine-capacity-")?.strip_prefix(engine)?.strip_prefix(b":")?;
+        parse::fields(line).next().and_then(parse::i64)
+    };
+    parse::lines(text).find_map(number).unwrap_or(1).max(1)
 }
 
 fn unit(word: Option<&[u8]>) -> i64 {
@@ -400,18 +424,28 @@ fn sum(one: Option<i64>, other: Option<i64>) -> Option<i64> {
 }
 
 impl Engines {
-    /// The kernel's names of engines, by what they do.
-    fn add(&mut self, engine: &[u8], worked_ns: Option<i64>) {
-        let sum_of = match engine {
-            // How many there are of an engine, not how long it worked.
-            _ if engine.starts_with(b"capacity-") => return,
-            b"gfx" | b"compute" | b"render" | b"rcs" | b"ccs" => &mut self.compute,
-            b"dma" | b"copy" | b"bcs" => &mut self.copy,
-            b"dec" | b"vcs" | b"video" => &mut self.decode,
-            b"enc" | b"vecs" | b"video-enhance" => &mut self.encode,
-            _ => return,
-        };
-        *sum_of = sum(*sum_of, worked_ns);
+    /// The kernel's names of engines, by what they do. Video engines of Intel's also encode; what only improves
+    /// pictures is neither.
+    fn of(&mut self, engine: &[u8]) -> Option<&mut Work> {
+        match engine {
+            b"gfx" | b"compute" | b"render" | b"rcs" | b"ccs" => Some(&mut self.compute),
+            b"dma" | b"copy" | b"bcs" => Some(&mut self.copy),
+            b"dec" | b"jpeg" | b"vcn" | b"vcs" | b"video" => Some(&mut self.decode),
+            b"enc" | b"enc_1" => Some(&mut self.encode),
+            _ => None,
+        }
+    }
+
+    fn add(&mut self, engine: &[u8], worked: Option<i64>) {
+        if let Some(work) = self.of(engine) {
+            work.busy = sum(work.busy, worked);
+        }
+    }
+
+    fn pass(&mut self, engine: &[u8], cycles: Option<i64>) {
+        if let Some(work) = self.of(engine) {
+            work.cycles = work.cycles.max(cycles);
+        }
     }
 }
 
@@ -515,7 +549,7 @@ mod tests {
     #[test]
     fn use_is_what_engines_did_in_between() {
         let client = |compute| Client {
-            engines: Engines { compute: Some(compute), ..Engines::default() },
+            engines: Engines { compute: Work { busy: Some(compute), cycles: None }, ..Engines::default() },
             ..Client::default()
         };
         let mut cells = vec![MISSING; process::TABLE.columns.len()];
@@ -523,6 +557,46 @@ mod tests {
         assert_eq!(cells[process::UTILIZATION], 500);
         add_client(&mut cells, &client(5), Some((0, client(200_000_000).engines)), 1_000_000_000);
         assert_eq!(cells[process::UTILIZATION], 500, "a counter that fell is not growth");
+    }
+
+    #[test]
+    fn intel_s_xe_driver_counts_cycles() {
+        let fixture = include_str!("../../../fixtures/hosts/gpu-intel-xe.txt");
+        let machine = machine(fixture);
+        expect![[r#"
+            Node 0 PCI-0000:03:00.0 Intel 0xe20b intel  226:128
+              power_limit 190000
+              energy 1500000
+              temperature 41000
+              processes 1
+            100
+              memory 24567808
+              open 1
+        "#]]
+        .assert_eq(&machine.read(&SPEC, SLOW));
+        let text = fixture.split("-- proc/100/fdinfo/8 --\n").nth(1).unwrap().split("-- ").next().unwrap();
+        let before = client_of(text.as_bytes()).unwrap();
+        // A quarter of the render engine, and all of one of four computing ones; nothing says how long that took.
+        let now = text
+            .replace("drm-cycles-rcs:\t28257900", "drm-cycles-rcs:\t28507900")
+            .replace("drm-cycles-ccs:\t0", "drm-cycles-ccs:\t1000000")
+            .replace("7655183225", "7656183225");
+        let now = client_of(now.as_bytes()).unwrap();
+        let mut cells = vec![MISSING; process::TABLE.columns.len()];
+        add_client(&mut cells, &now, Some((0, before.engines)), 77);
+        assert_eq!((cells[process::UTILIZATION], cells[process::UTILIZATION_COPY]), (500, 0));
+    }
+
+    #[test]
+    fn engines_of_amd_by_what_they_do() {
+        let text = b"drm-pdev: a\ndrm-client-id: 1\ndrm-engine-gfx: 1 ns\ndrm-engine-compute: 2 ns\n\
+            drm-engine-dec: 3 ns\ndrm-engine-jpeg: 4 ns\ndrm-engine-enc: 5 ns\ndrm-engine-enc_1: 6 ns\n\
+            drm-engine-vpe: 7 ns\ndrm-engine-dma: 8 ns\n";
+        let Engines { compute, copy, encode, decode } = client_of(text).unwrap().engines;
+        assert_eq!(
+            [compute, copy, encode, decode].map(|work| work.busy),
+            [Some(3), Some(8), Some(11), Some(7)]
+        );
     }
 
     #[test]
@@ -534,7 +608,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_breaks_it(text: Vec<u8>, lines in "(drm-(pdev|client-id|engine-gfx|memory-vram):[ 0-9a-zKiB]{0,12}\n){0,6}") {
+        fn no_text_breaks_it(text: Vec<u8>, lines in "(drm-(pdev|client-id|engine-gfx|engine-capacity-gfx|cycles-rcs|total-cycles-rcs|memory-vram):[ 0-9a-zKiB]{0,12}\n){0,8}") {
             let _ = client_of(&text);
             let _ = client_of(lines.as_bytes());
         }
