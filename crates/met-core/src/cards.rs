@@ -180,7 +180,9 @@ impl Growth {
 
 /// Longer than any pause between two dear readings.
 const REMEMBERED_NS: i64 = 180_000_000_000;
-/// No pass comes later: a process of whom nothing is known for longer is one that does not tell.
+/// Of more cards and parts than this those that are gone are forgotten.
+const KNOWN_USUAL: usize = 64;
+/// Use is read more often: a process of whom nothing is known for longer is one that does not tell.
 const YOUNG_NS: i64 = 30_000_000_000;
 /// A longer span between two looks is a gap, not a time in which a level held.
 const GAP_NS: i64 = 60_000_000_000;
@@ -279,7 +281,7 @@ impl Cards {
         let mut positions = vec![None; rows.labels.len()];
         for (row, cells) in rows.cards.rows() {
             let Some(labels) = rows.labels.get(row.part as usize) else { continue };
-            let index = self.card(labels);
+            let index = self.card(labels, at_ns);
             positions[row.part as usize] = Some(index);
             let card = &mut self.known[index];
             card.seen_ns = at_ns;
@@ -318,13 +320,24 @@ impl Cards {
         last.map(|(known, _)| *known).or_else(|| ended().copied()).unwrap_or(told)
     }
 
-    fn card(&mut self, labels: &[String]) -> usize {
+    /// The place of a part that is gone for long and that nobody had: parts may be made anew without end.
+    fn free_place(&self, at_ns: i64) -> Option<usize> {
+        let is_free = |&index: &usize| {
+            let card = &self.known[index];
+            let is_gone = card.parent.is_some() && at_ns.saturating_sub(card.seen_ns) > REMEMBERED_NS;
+            let mut used = self.uses.keys().chain(&self.opened);
+            is_gone && !used.any(|&(_, used)| used == index)
+        };
+        (0..self.known.len()).filter(|_| self.known.len() >= KNOWN_USUAL).find(is_free)
+    }
+
+    fn card(&mut self, labels: &[String], at_ns: i64) -> usize {
         let uuid = &labels[label::UUID];
         if let Some(&index) = self.by_uuid.get(uuid) {
             return index;
         }
         let parent = self.by_uuid.get(&labels[label::PARENT]).copied();
-        let index = self.known.len();
+        let index = self.free_place(at_ns).unwrap_or(self.known.len());
         self.by_uuid.insert(uuid.clone(), index);
         let of_cuda =
             |labels: &[String]| labels[label::VENDOR] == "nvidia" && labels[label::PARENT].is_empty();
@@ -334,7 +347,7 @@ impl Cards {
         let mut ledger = CardLedger::default();
         ledger.idle = self.idle_before.remove(uuid).unwrap_or_default();
         ledger.idle.configured_mw = self.idle_rules.of(uuid, &labels[label::NAME]);
-        self.known.push(Card {
+        let card = Card {
             labels: labels.to_vec(),
             parent,
             ledger,
@@ -345,7 +358,14 @@ impl Cards {
             cells: Vec::new(),
             present: Vec::new(),
             has_parts: false,
-        });
+        };
+        match self.known.get_mut(index) {
+            Some(gone) => {
+                self.by_uuid.remove(&gone.labels[label::UUID]);
+                *gone = card;
+            }
+            None => self.known.push(card),
+        }
         index
     }
 

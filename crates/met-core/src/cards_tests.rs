@@ -524,3 +524,17 @@ fn a_process_that_computed_before_it_was_listed_is_charged_for_that_while_it_run
     assert_eq!(usage.energy_uj(), (400 + 400 + 4200) * 1_000_000);
     assert!(usage.energy_active_uj > 3_500_000_000, "{usage:?}");
 }
+
+#[test]
+fn parts_that_are_made_anew_without_end_are_forgotten_but_for_those_that_a_job_had() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-0")]);
+    for round in 0..400u32 {
+        machine.at_s += 200;
+        machine.labels.truncate(1);
+        machine.label("0.0", &format!("MIG-{round}"), "GPU-a");
+        machine.second(&[(0, 70_000, MISSING), (1, MISSING, MISSING)], &[]);
+        machine.second(&[(0, 70_000, MISSING), (1, MISSING, MISSING)], &[]);
+    }
+    assert!(machine.cards.known.len() <= KNOWN_USUAL, "{}", machine.cards.known.len());
+    assert_eq!(machine.cards.uses_of(1).remove(0).uuid, "MIG-0");
+}

@@ -162,7 +162,8 @@ pub trait Source: Send {
     /// A target that vanished has no row and is no error.
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError>;
 
-    /// The labels of its rows by their part, in the order of the table's labels. Only ever longer.
+    /// The labels of its rows by their part, in the order of the table's labels. Those of cards hold for the
+    /// last reading, those of all others for good.
     fn labels(&self) -> &[Vec<String>] {
         &[]
     }

@@ -11,6 +11,7 @@ mod duty;
 mod fast;
 mod figures;
 mod library;
+mod numbers;
 mod slow;
 
 use std::collections::{HashMap, HashSet};
@@ -26,6 +27,7 @@ use nvml_wrapper_sys::bindings::nvmlReturn_t;
 use self::fast::{Answer, Fast, Reading, Trouble};
 use self::figures::SlowCard;
 use self::library::{CardFacts, Shown};
+use self::numbers::Numbers;
 use self::slow::Slow;
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
@@ -45,6 +47,11 @@ const LOADING_MAX_NS: i64 = 20_000_000_000;
 /// Two periods of ticks, and at least this.
 const FRESH_MIN_NS: i64 = 1_000_000_000;
 
+/// A process that has another number here, or none: nobody's.
+const FOREIGN: Subject = Subject::Task { pid: 0, start_ticks: 0 };
+/// Cards are made of parts, and parts made anew, without end: more rows than this are not remembered.
+const LABELS_MAX: usize = if cfg!(test) { 16 } else { 64 };
+
 struct Nvidia {
     host: Host,
     slow: Slow,
@@ -58,11 +65,12 @@ struct Nvidia {
     waited_in_vain: bool,
     /// When processes that are no target began, as of when the driver named them; 0 where they had ended.
     strangers: HashMap<u32, u64>,
+    numbers: Numbers,
     /// What the thread has loaded, and the figures it has handed over.
     shown: Option<Shown>,
     figures: Vec<SlowCard>,
     figures_number: u64,
-    /// By row: a card, or a part of one. Only ever longer; a part is found again by its uuid.
+    /// By row: a card, or a part of one. A part is found again by its uuid.
     labels: Vec<Vec<String>>,
 }
 
@@ -90,6 +98,7 @@ fn open(host: &Host, options: &Options) -> Opened {
         slow_since_ns: None,
         waited_in_vain: false,
         strangers: HashMap::new(),
+        numbers: Numbers::new(host),
         shown: None,
         figures: Vec::new(),
         figures_number: 0,
@@ -137,6 +146,13 @@ impl Source for Nvidia {
     }
 
     fn shortfall(&self) -> Option<Shortfall> {
+        if self.numbers.met_foreign {
+            return Some(Shortfall {
+                detail: "NVIDIA cards: use, memory, power and energy; the driver numbers processes as the host does, not as this container: who uses a card is not known"
+                    .to_owned(),
+                remedy: Some("run the container with the host's process numbers (--pid=host)".to_owned()),
+            });
+        }
         let lists_nobody = !self.figures.is_empty() && self.figures.iter().all(|card| !card.knows_list);
         lists_nobody.then(|| Shortfall {
             detail: "NVIDIA cards: use, memory, power and energy; this driver does not tell who is on a card"
@@ -202,6 +218,9 @@ impl Nvidia {
             self.shown = state.shown.clone();
             self.figures.clear();
             let cards = self.shown.as_ref().map_or(&[][..], |shown| &shown.cards);
+            if self.labels.len() > LABELS_MAX {
+                self.labels.clear();
+            }
             for facts in cards {
                 add_labels(&mut self.labels, &facts.labels);
                 facts.parts.iter().for_each(|part| add_labels(&mut self.labels, &part.labels));
@@ -220,14 +239,19 @@ impl Nvidia {
     }
 
     /// A number alone may be another process's by now: those that are no target are looked at once.
-    fn meet_strangers(&mut self, targets: &Targets) {
-        let targets: HashSet<u32> = targets.tasks.iter().map(|task| task.pid).collect();
+    fn meet_strangers(&mut self, all: &Targets) {
+        let targets: HashSet<u32> = all.tasks.iter().map(|task| task.pid).collect();
         let before = std::mem::take(&mut self.strangers);
         for pid in self.figures.iter().flat_map(SlowCard::pids).filter(|pid| !targets.contains(pid)) {
             let began = || self.host.process(pid).map_or(0, |process| process.start_ticks);
             let start_ticks = before.get(&pid).copied().unwrap_or_else(began);
             self.strangers.insert(pid, start_ticks);
         }
+        let named: HashSet<u32> = self.figures.iter().flat_map(SlowCard::pids).collect();
+        let tasks = all.tasks.iter().filter(|task| named.contains(&task.pid));
+        let tasks = tasks.map(|task| (task.pid, task.start_ticks));
+        let strangers = self.strangers.iter().map(|(&pid, &start_ticks)| (pid, start_ticks));
+        self.numbers.meet(&self.host, tasks.chain(strangers));
     }
 
     /// A driver that has kept a thread for longer than it may.
@@ -291,7 +315,11 @@ impl Nvidia {
     fn subject(&self, pid: u32, targets: &Targets) -> Subject {
         let task = targets.tasks.iter().find(|task| task.pid == pid);
         let stranger = || self.strangers.get(&pid).copied().unwrap_or(0);
-        Subject::Task { pid, start_ticks: task.map_or_else(stranger, |task| task.start_ticks) }
+        let start_ticks = task.map_or_else(stranger, |task| task.start_ticks);
+        match self.numbers.is_ours(pid, start_ticks) {
+            true => Subject::Task { pid, start_ticks },
+            false => FOREIGN,
+        }
     }
 
     fn push_processes(

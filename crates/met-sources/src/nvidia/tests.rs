@@ -416,3 +416,26 @@ fn all_samples_of_a_process_count() {
     machine("20+40+90").read_until(|text| text.contains("100/7 on GPU-a: memory=1000 utilization=500"));
     machine("100").read_until(|text| text.contains("100/7 on GPU-a: memory=1000 utilization=1000"));
 }
+
+#[test]
+fn a_process_without_a_number_is_nobodys_and_doctor_says_so() {
+    let mut machine = Machine::new(&TWO_CARDS.replace("pid=555", "pid=0"));
+    machine.read_until(|text| text.contains("0/0 on GPU-a: memory=10"));
+    assert!(machine.source.shortfall().unwrap().detail.contains("as the host does"));
+}
+
+#[test]
+fn rows_of_parts_that_are_made_anew_are_not_remembered_for_ever() {
+    let card = "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n";
+    let layout = |round: u32| -> String {
+        let part = |part: u32| format!("part 0 uuid=MIG-{round}-{part} slices=1 memory=10 gi={part} ci=0\n");
+        card.to_owned() + &(0..7).map(part).collect::<String>()
+    };
+    let mut machine = Machine::new(&layout(0));
+    for round in 1..4 {
+        machine.script(&layout(round));
+        machine.read_until(|text| text.contains(&format!("MIG-{round}-6")));
+    }
+    assert!(machine.source.labels().len() <= LABELS_MAX + 8, "{}", machine.source.labels().len());
+    machine.read_until(|text| text.contains("GPU-a Fake nvidia") && text.contains("power=200000"));
+}
