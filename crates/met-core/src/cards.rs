@@ -31,6 +31,8 @@ pub struct Cards {
     subjects: HashMap<Subject, Known>,
     /// Processes of jobs that left: their last figures may still be told, and are nobody's any more.
     ended: HashMap<Subject, i64>,
+    /// When the last look was.
+    looked_ns: i64,
     /// Jobs that came since the last look, and when.
     joined: Vec<(u32, i64)>,
     /// A longer time between two looks is a gap.
@@ -55,6 +57,8 @@ struct Card {
     /// The energy counter of a card that does not tell its power, and when that was read.
     energy_before: Option<(i64, i64)>,
     seen_ns: i64,
+    /// The same as unix time.
+    seen_unix_ns: i64,
     /// Who claimed what of it at the last look, and the sums of what is active and held.
     claims: Vec<Claim>,
     claimed: (u64, u64),
@@ -243,6 +247,7 @@ impl Cards {
 
     /// Takes in what was read at `at_ns`; `unix_offset_ns` makes it unix time.
     pub fn look(&mut self, rows: &[Rows<'_>], map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
+        self.looked_ns = at_ns;
         for card in &mut self.known {
             card.present.clear();
         }
@@ -264,6 +269,7 @@ impl Cards {
         }
         for index in 0..self.known.len() {
             if self.known[index].seen_ns == at_ns {
+                self.known[index].seen_unix_ns = at_ns + unix_offset_ns;
                 self.charge(index, map, at_ns);
                 self.follow(index, map, at_ns, unix_offset_ns);
             } else {
@@ -353,6 +359,7 @@ impl Cards {
             ledger,
             energy_before: None,
             seen_ns: i64::MIN,
+            seen_unix_ns: 0,
             claims: Vec::new(),
             claimed: (0, 0),
             cells: Vec::new(),
@@ -681,6 +688,7 @@ impl Cards {
             held_by: usage.held_by.to_owned(),
             held_since_ns: Some(usage.since.held_ns),
             idle_since_ns: usage.since.idle_ns,
+            lost_since_ns: (card.seen_ns < self.looked_ns).then_some(card.seen_unix_ns),
             held_ns: usage.held_ns,
             used_ns: usage.used_ns,
             utilization: ratio(usage.utilization),
@@ -787,7 +795,7 @@ impl Cards {
 
     /// The cards that somebody holds or uses, as read at the last look.
     pub fn in_use(&self) -> impl Iterator<Item = (&[String], &[i64])> {
-        let latest_ns = self.known.iter().map(|card| card.seen_ns).max().unwrap_or(0);
+        let latest_ns = self.looked_ns;
         self.known.iter().enumerate().filter_map(move |(index, card)| {
             let is_used = || self.uses.iter().any(|((_, used), usage)| *used == index && usage.present);
             (card.seen_ns == latest_ns && is_used())
@@ -797,7 +805,7 @@ impl Cards {
 
     /// The cards as last looked at.
     pub fn now(&self) -> impl Iterator<Item = CardNow<'_>> {
-        let latest_ns = self.known.iter().map(|card| card.seen_ns).max().unwrap_or(0);
+        let latest_ns = self.looked_ns;
         self.known.iter().enumerate().filter(move |(_, card)| card.seen_ns == latest_ns).map(
             |(index, card)| {
                 let process = |presence: &Presence| {

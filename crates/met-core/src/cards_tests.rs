@@ -128,6 +128,7 @@ fn a_lost_card_is_a_gap_and_no_zero() {
     assert_eq!(uses.iter().map(|usage| usage.held_ns / SECOND_NS).collect::<Vec<_>>(), [9, 4]);
     assert_eq!(uses[1].utilization, Some(0.5), "the lost time does not lower the mean");
     assert_eq!(uses[1].energy_uj(), 800_000_000);
+    assert_eq!(uses.iter().map(|usage| usage.lost_since_ns).collect::<Vec<_>>(), [None, Some(5 * SECOND_NS)]);
     assert_eq!(machine.cells(1)[GPUS], 1);
 }
 

@@ -388,6 +388,8 @@ pub struct GpuUse {
     pub held_since_ns: Option<i64>,
     /// Since when the job has not used it; `None` while it does.
     pub idle_since_ns: Option<i64>,
+    /// Since when the card cannot be read; `None` while it can.
+    pub lost_since_ns: Option<i64>,
     /// How long it was the job's, and how long of that the job computed on it.
     pub held_ns: i64,
     pub used_ns: i64,

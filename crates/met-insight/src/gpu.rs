@@ -16,6 +16,7 @@ pub fn object(gpu: &GpuUse) -> Value {
         "held_by": gpu.held_by,
         "held_since": gpu.held_since_ns.and_then(time),
         "idle_since": gpu.idle_since_ns.and_then(time),
+        "lost_since": gpu.lost_since_ns.and_then(time),
         "held_seconds": gpu.held_ns as f64 / 1e9,
         // How long it computed is known where its use is.
         "used_seconds": gpu.utilization.map(|_| gpu.used_ns as f64 / 1e9),

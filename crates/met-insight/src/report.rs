@@ -589,10 +589,13 @@ fn gpu(gpu: &GpuUse) -> Section {
 }
 
 fn heading(gpu: &GpuUse) -> String {
-    let state = match (gpu.idle_since_ns.and_then(crate::json::time), gpu.used_ns) {
-        (Some(_), 0) => "never used".to_owned(),
-        (Some(since), _) => format!("idle since {} UTC", since[..19].replace('T', " ")),
-        (None, _) => String::new(),
+    let utc = |since: String| format!("{} UTC", since[..19].replace('T', " "));
+    let time = |since_ns: Option<i64>| since_ns.and_then(crate::json::time);
+    let state = match (time(gpu.lost_since_ns), time(gpu.idle_since_ns), gpu.used_ns) {
+        (Some(since), _, _) => format!("lost since {}", utc(since)),
+        (None, Some(_), 0) => "never used".to_owned(),
+        (None, Some(since), _) => format!("idle since {}", utc(since)),
+        (None, None, _) => String::new(),
     };
     let by = match gpu.held_by.as_str() {
         "" | "open" => String::new(),

@@ -117,6 +117,9 @@ impl Source for Nvidia {
         self.fast.ask(now_ns, &mut self.now);
         let now_ns = clock::boottime_ns();
         let mut first_error = self.silence(now_ns).map_or(Ok(()), Err);
+        for (index, why) in shown.lost.iter() {
+            first_error = first_error.and(Err(retry(format!("NVML, card {index}"), why.clone())));
+        }
         for (index, facts) in shown.cards.iter().enumerate() {
             let told = self.push_card(&shown, index, now_ns, targets, cards, processes);
             if let Err(text) = told {

@@ -23,6 +23,8 @@ pub(super) struct Loaded {
     pub number: u64,
     pub nvml: Arc<Nvml>,
     pub cards: Arc<[CardFacts]>,
+    /// Cards that are there and cannot be read: their numbers and why.
+    pub lost: Arc<[(u32, String)]>,
 }
 
 /// The same without the library, for ticks.
@@ -30,6 +32,7 @@ pub(super) struct Loaded {
 pub(super) struct Shown {
     pub number: u64,
     pub cards: Arc<[CardFacts]>,
+    pub lost: Arc<[(u32, String)]>,
 }
 
 pub(super) struct CardFacts {
@@ -95,19 +98,19 @@ pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String
     if count == 0 {
         return Err("the NVIDIA driver shows no card".to_owned());
     }
-    let mut cards = Vec::new();
+    let (mut cards, mut lost) = (Vec::new(), Vec::new());
     for index in 0..count {
         // A card that is lost or not ours does not take the others with it.
-        if let Ok(device) = nvml.device_by_index(index)
-            && let Ok(facts) = facts_of(&device, index)
-        {
-            cards.push(facts);
+        match nvml.device_by_index(index).and_then(|device| facts_of(&device, index)) {
+            Ok(facts) => cards.push(facts),
+            Err(NvmlError::NoPermission) => {}
+            Err(error) => lost.push((index, error.to_string())),
         }
     }
     if cards.is_empty() {
         return Err(format!("none of the {count} NVIDIA cards may be read"));
     }
-    Ok(Loaded { number, nvml: Arc::new(nvml), cards: cards.into() })
+    Ok(Loaded { number, nvml: Arc::new(nvml), cards: cards.into(), lost: lost.into() })
 }
 
 impl Loaded {

@@ -273,7 +273,11 @@ impl Worker {
         let opened = load(self.library.as_deref(), number);
         self.lender.lend(opened.as_ref().ok().cloned());
         let mut state = lock(&self.shared.state);
-        let shown = |loaded: &Loaded| Shown { number, cards: Arc::clone(&loaded.cards) };
+        let shown = |loaded: &Loaded| Shown {
+            number,
+            cards: Arc::clone(&loaded.cards),
+            lost: Arc::clone(&loaded.lost),
+        };
         state.shown = opened.as_ref().ok().map(shown);
         state.failure = opened.as_ref().err().cloned();
         (state.reload, state.loading_since_ns, state.asked_since_ns) = (false, None, None);

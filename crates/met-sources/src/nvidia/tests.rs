@@ -252,7 +252,8 @@ fn parts_that_are_made_later_and_a_card_that_was_lost_at_the_beginning_are_found
     machine.script(whole);
     machine.read_until(|text| text.contains("GPU-a") && !text.contains("MIG-1"));
     let mut machine = Machine::new(&format!("{TWO_CARDS}error * 0 15\n"));
-    machine.read_until(|text| text.contains("GPU-b") && !text.contains("GPU-a"));
+    let lost = machine.read_until(|text| text.contains("GPU-b") && !text.contains("GPU-a"));
+    assert!(lost.contains("error: NVML, card 0: "), "{lost}");
     machine.script(TWO_CARDS);
     machine.read_until(|text| text.contains("GPU-a"));
 }

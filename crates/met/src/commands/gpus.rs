@@ -42,8 +42,10 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
             sampler.look();
         }
     }
-    let lines: Vec<CardLine> =
+    let mut lines: Vec<CardLine> =
         sampler.cards().iter().map(|(card, keys)| line(setting, card, keys, &known)).collect();
+    lines.extend(lost(&lines, &known));
+    lines.sort_by_key(|line| line.index.split('.').map(|part| part.parse::<u32>().ok()).collect::<Vec<_>>());
     let troubles = sampler.card_troubles();
     for trouble in &troubles {
         writeln!(io::stderr(), "met: {trouble}")?;
@@ -112,6 +114,7 @@ fn line(
         temperature_celsius: cell(card::TEMPERATURE, 1e-3),
         clock_hertz: cell(card::CLOCK, 1e6),
         throttled: gpu::throttle_words(card.cells[card::THROTTLE]),
+        lost_since_ns: None,
         users,
     }
 }
@@ -162,6 +165,37 @@ fn held_elsewhere(
     lines
 }
 
+/// Cards that a daemon knows of jobs and that cannot be read any more.
+fn lost(shown: &[CardLine], known: &HashMap<JobKey, Record>) -> Vec<CardLine> {
+    let mut lines: Vec<CardLine> = Vec::new();
+    let mut records: Vec<&Record> = known.values().collect();
+    records.sort_by(|one, other| one.key.id.cmp(&other.key.id));
+    for record in records {
+        for gpu in record.gpus.iter().filter(|gpu| gpu.lost_since_ns.is_some()) {
+            if shown.iter().any(|line| line.uuid == gpu.uuid) {
+                continue;
+            }
+            let at = lines.iter().position(|line| line.uuid == gpu.uuid).unwrap_or_else(|| {
+                lines.push(CardLine {
+                    index: gpu.index.clone(),
+                    uuid: gpu.uuid.clone(),
+                    name: gpu.name.clone(),
+                    lost_since_ns: gpu.lost_since_ns,
+                    ..CardLine::default()
+                });
+                lines.len() - 1
+            });
+            lines[at].users.push(UserLine {
+                job: Some(record.label()),
+                name: record.name.clone(),
+                user: record.user.clone(),
+                ..UserLine::default()
+            });
+        }
+    }
+    lines
+}
+
 fn object(card: &CardLine) -> serde_json::Value {
     let user = |user: &UserLine| {
         json!({
@@ -186,6 +220,7 @@ fn object(card: &CardLine) -> serde_json::Value {
         "temperature_celsius": card.temperature_celsius,
         "clock_hertz": card.clock_hertz,
         "throttled": card.throttled,
+        "lost_since": card.lost_since_ns.and_then(met_insight::json::time),
         "users": card.users.iter().map(user).collect::<Vec<_>>(),
     })
 }

@@ -15,6 +15,8 @@ pub struct CardLine {
     pub temperature_celsius: Option<f64>,
     pub clock_hertz: Option<f64>,
     pub throttled: Vec<&'static str>,
+    /// Since when it cannot be read, in unix nanoseconds: then there are no figures.
+    pub lost_since_ns: Option<i64>,
     pub users: Vec<UserLine>,
 }
 
@@ -45,7 +47,7 @@ pub fn cards(cards: &[CardLine], now_ns: i64, style: &Style) -> String {
     );
     let mut drawn = style.paint(Paint::Bold, head.trim_end()) + "\n";
     for card in cards {
-        drawn.push_str(&line(card, style));
+        drawn.push_str(&line(card, now_ns, style));
         for user in &card.users {
             drawn.push_str(&user_line(user, now_ns, style));
         }
@@ -57,12 +59,16 @@ fn or_dash<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map(format).unwrap_or_else(|| "-".to_owned())
 }
 
-fn line(card: &CardLine, style: &Style) -> String {
+fn line(card: &CardLine, now_ns: i64, style: &Style) -> String {
     let memory = match (card.memory_used_bytes, card.memory_total_bytes) {
         (Some(used), Some(total)) => format!("{} of {}", units::bytes(used), units::bytes(total)),
         (used, total) => or_dash(used.or(total), units::bytes),
     };
     let name = text::pad(&text::cut(&text::escape(&card.name), NAME_COLUMNS, style.ascii), NAME_COLUMNS);
+    if let Some(since_ns) = card.lost_since_ns {
+        let words = format!("lost since {}", units::time_short(since_ns, now_ns, &style.zone));
+        return format!("{:<5} {name}  {}\n", card.index, style.paint(Paint::Red, &words));
+    }
     let mut line = format!(
         "{:<5} {name} {}  {}  {}  {}  {}",
         card.index,
@@ -153,6 +159,13 @@ mod tests {
                 name: "NVIDIA H200 MIG 3g".to_owned(),
                 ..CardLine::default()
             },
+            CardLine {
+                index: "2".to_owned(),
+                name: "NVIDIA H200".to_owned(),
+                lost_since_ns: Some(1_768_408_844_500_000_000),
+                users: vec![user("14", "train")],
+                ..CardLine::default()
+            },
         ];
         expect![[r#"
             GPU   NAME                           USE                 MEMORY    POWER    TEMP     CLOCK
@@ -161,6 +174,8 @@ mod tests {
               job 13 notebook                      -                      -  held, idle since 16:40:44
               Xorg                                 -                      -  pid 7
             1.0   NVIDIA H200 MIG 3g               -                      -        -       -         -
+            2     NVIDIA H200                   lost since 16:40:44
+              job 14 train                         -                      -
         "#]]
         .assert_eq(&cards(&all, 1_768_408_900_000_000_000, &Style::plain()));
         assert_eq!(cards(&[], 0, &Style::plain()), "no cards; `met doctor` says why\n");
