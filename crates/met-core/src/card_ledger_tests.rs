@@ -1,0 +1,439 @@
+use super::*;
+use proptest::prelude::*;
+
+const SECOND_NS: i64 = 1_000_000_000;
+
+fn claim(slot: u32, active: u64) -> Claim {
+    Claim { who: Some(slot), active, held: 1 }
+}
+
+fn without_idle_power() -> CardLedger {
+    let mut ledger = CardLedger::default();
+    ledger.idle.configured_mw = Some(0);
+    ledger
+}
+
+fn look(at_s: i64, power_mw: i64, claims: &[Claim]) -> Look<'_> {
+    let utilization = if claims.iter().any(|claim| claim.active > 0) { 1000 } else { 0 };
+    Look {
+        at_ns: at_s * SECOND_NS,
+        power_mw,
+        power_limit_mw: MISSING,
+        utilization,
+        pass_ns: None,
+        counter_uj: MISSING,
+        use_ns: None,
+        claims,
+        unseen: false,
+        slices: 0,
+        joined: &[],
+        gap_ns: 60 * SECOND_NS,
+    }
+}
+
+#[test]
+fn two_jobs_on_a_300_watt_card_add_up_to_300_watts() {
+    let mut ledger = without_idle_power();
+    for at_s in 0..=10 {
+        ledger.look(&look(at_s, 300_000, &[claim(1, 600), claim(2, 300)]));
+    }
+    let (one, two) = (ledger.line(Some(1)), ledger.line(Some(2)));
+    assert_eq!((one.active_uj, two.active_uj), (2_000_000_000, 1_000_000_000));
+    assert_eq!(one.total_uj() + two.total_uj(), 3_000_000_000);
+    assert!(one.shared && one.counted_uj == 0);
+}
+
+#[test]
+fn who_holds_an_idle_card_is_charged_all_of_it_as_idle() {
+    let mut ledger = CardLedger::default();
+    for at_s in 0..=10 {
+        ledger.look(&look(at_s, 110_000, &[claim(7, 0)]));
+    }
+    let line = ledger.line(Some(7));
+    assert_eq!((line.active_uj, line.idle_uj), (0, 1_100_000_000));
+    assert!(!line.shared);
+}
+
+#[test]
+fn a_card_that_nobody_holds_costs_nobody() {
+    let mut ledger = CardLedger::default();
+    for at_s in 0..=10 {
+        ledger.look(&look(at_s, 70_000, &[]));
+    }
+    assert_eq!(ledger.line(None).idle_uj, 700_000_000);
+    assert_eq!(ledger.idle_mw(), Some(70_000));
+}
+
+#[test]
+fn the_idle_part_of_a_busy_card_goes_to_the_holders() {
+    let mut ledger = CardLedger::default();
+    ledger.look(&look(0, 100_000, &[]));
+    ledger.look(&look(1, 100_000, &[]));
+    for at_s in 1..=11 {
+        ledger.look(&look(at_s, 400_000, &[claim(1, 500), claim(2, 0)]));
+    }
+    let (busy, holder) = (ledger.line(Some(1)), ledger.line(Some(2)));
+    // The first second of the ten leads from 100 to 100 W: a look at the same moment adds nothing.
+    assert_eq!(holder.active_uj, 0);
+    assert_eq!(holder.idle_uj, busy.idle_uj);
+    assert_eq!(busy.idle_uj + holder.idle_uj, 1_000_000_000);
+    assert_eq!(busy.total_uj() + holder.total_uj() + ledger.line(None).total_uj(), ledger.closed_uj());
+}
+
+#[test]
+fn the_counter_corrects_the_integral_and_a_pass_decides_whose_it_was() {
+    let mut ledger = without_idle_power();
+    let at = |at_s: i64, pass_s: i64, counter_uj: i64, claims: &'static [Claim]| Look {
+        pass_ns: Some(pass_s * SECOND_NS),
+        use_ns: Some(pass_s * SECOND_NS),
+        counter_uj,
+        ..look(at_s, 300_000, claims)
+    };
+    static BEFORE: [Claim; 2] =
+        [Claim { who: Some(1), active: 500, held: 1 }, Claim { who: Some(2), active: 500, held: 1 }];
+    static AFTER: [Claim; 2] =
+        [Claim { who: Some(1), active: 900, held: 1 }, Claim { who: Some(2), active: 300, held: 1 }];
+    ledger.look(&at(1, 1, 0, &BEFORE));
+    for at_s in 2..=5 {
+        ledger.look(&at(at_s, 1, 0, &BEFORE));
+    }
+    assert_eq!(ledger.line(Some(1)).total_uj(), 600_000_000, "until the pass, half of 300 W for 4 s");
+    ledger.look(&at(6, 6, 1_600_000_000, &AFTER));
+    assert_eq!(ledger.line(Some(1)).total_uj(), 1_200_000_000);
+    assert_eq!(ledger.line(Some(2)).total_uj(), 400_000_000);
+    assert_eq!(ledger.line(Some(1)).counted_uj, 1_200_000_000);
+    // A driver that was loaded anew begins at 0: the window is known by its power alone.
+    ledger.look(&at(7, 7, 10, &AFTER));
+    assert_eq!(ledger.line(Some(1)).total_uj(), 1_200_000_000 + 225_000_000);
+}
+
+#[test]
+fn a_job_that_leaves_after_its_process_ended_has_paid_for_it() {
+    let mut ledger = CardLedger::default();
+    let busy = [Claim { who: Some(1), active: 90, held: 1 }, Claim { who: Some(2), active: 0, held: 1 }];
+    let over = [Claim { who: Some(1), active: 0, held: 1 }, Claim { who: Some(2), active: 0, held: 1 }];
+    // One pass at the first second, and none since.
+    let (pass_ns, use_ns) = (Some(SECOND_NS), Some(SECOND_NS));
+    for at_s in 1..=10 {
+        ledger.look(&Look { pass_ns, use_ns, ..look(at_s, 300_000, &busy) });
+    }
+    ledger.look(&Look { pass_ns, use_ns, ..look(11, 100_000, &over) });
+    let line = ledger.leave(1);
+    // Nine seconds of 300 W and one that falls to 100 W, of which 100 W are idle all the time.
+    assert!(line.active_uj > 1_850_000_000, "{} of 1,900 J", line.active_uj / 1_000_000);
+}
+
+#[test]
+fn a_gap_is_not_bridged() {
+    let mut ledger = CardLedger::default();
+    ledger.look(&look(0, 100_000, &[claim(1, 0)]));
+    ledger.look(&look(3600, 100_000, &[claim(1, 0)]));
+    ledger.look(&look(3601, MISSING, &[claim(1, 0)]));
+    ledger.look(&look(3602, 100_000, &[claim(1, 0)]));
+    ledger.look(&look(3603, 100_000, &[claim(1, 0)]));
+    assert_eq!(ledger.line(Some(1)).idle_uj, 100_000_000);
+}
+
+#[test]
+fn parts_of_a_card_pay_by_their_slices() {
+    let mut ledger = CardLedger::default();
+    let claims = [Claim { who: Some(1), active: 3, held: 3 }, Claim { who: Some(2), active: 0, held: 1 }];
+    for at_s in 0..=7 {
+        ledger.look(&Look { slices: 7, utilization: 0, ..look(at_s, 70_000, &[]) });
+    }
+    for at_s in 7..=17 {
+        ledger.look(&Look { slices: 7, ..look(at_s, 70_000, &claims) });
+    }
+    let (one, two) = (ledger.line(Some(1)), ledger.line(Some(2)));
+    // A window's last microjoule goes to somebody.
+    assert!(one.idle_uj.abs_diff(300_000_000) < 20 && two.idle_uj.abs_diff(100_000_000) < 20);
+    let nobodys = ledger.line(None).total_uj();
+    assert_eq!(one.total_uj() + two.total_uj() + nobodys, ledger.closed_uj());
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Look {
+        after_ms: i64,
+        power_mw: i64,
+        pass: Option<Pass>,
+        use_read: bool,
+        unseen: bool,
+        active: Vec<u64>,
+        held: Vec<bool>,
+    },
+    Leave(u32),
+    Pause,
+}
+
+/// A dear reading: how much the counter grew since the one before, if it could be read.
+#[derive(Clone, Copy, Debug)]
+struct Pass {
+    grown_uj: i64,
+    is_read: bool,
+    is_new_driver: bool,
+    /// It was there at the look before, and is taken over only now.
+    is_late: bool,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let [is_read, is_new_driver, is_late] = [0.8, 0.05, 0.2].map(prop::bool::weighted);
+    let pass = (0i64..2_000_000_000, is_read, is_new_driver, is_late).prop_map(
+        |(grown_uj, is_read, is_new_driver, is_late)| Pass { grown_uj, is_read, is_new_driver, is_late },
+    );
+    let look = (
+        20i64..70_000,
+        prop_oneof![9 => 0i64..700_000, 1 => Just(MISSING)],
+        prop::option::of(pass),
+        any::<bool>(),
+        prop::bool::weighted(0.1),
+        prop::collection::vec(0u64..1000, 4),
+        prop::collection::vec(any::<bool>(), 4),
+    )
+        .prop_map(|(after_ms, power_mw, pass, use_read, unseen, active, held)| Event::Look {
+            after_ms,
+            power_mw,
+            pass,
+            use_read,
+            unseen,
+            active,
+            held,
+        });
+    prop_oneof![12 => look, 1 => (0u32..4).prop_map(Event::Leave), 1 => Just(Event::Pause)]
+}
+
+/// What the card used while it was looked at: by its counter between two readings of it, else by its
+/// power. Knows nothing of who used it.
+#[derive(Default)]
+struct Truth {
+    /// All that is over: up to the last reading of the counter, or the last pause.
+    settled_uj: i64,
+    counter_uj: Option<i64>,
+    /// By power since then: in windows that are over, and in the open one.
+    closed_uj: i64,
+    open_uj: i64,
+    last: Option<(i64, i64)>,
+}
+
+impl Truth {
+    fn power(&mut self, at_ns: i64, power_mw: i64, pass_ns: Option<(i64, Option<i64>)>) {
+        let mut after_pass_uj = 0;
+        if let Some((last_ns, last_mw)) = self.last.filter(|&(_, mw)| mw != MISSING && power_mw != MISSING) {
+            let energy = |from_ns: i64, to_ns: i64| {
+                let at = |ns: i64| {
+                    let part = (ns - last_ns).max(0) as f64 / (at_ns - last_ns) as f64;
+                    last_mw as f64 + (power_mw - last_mw) as f64 * part
+                };
+                ((at(from_ns) + at(to_ns)) / 2.0 * (to_ns - from_ns) as f64 / 1e6) as i64
+            };
+            let cut_ns = pass_ns.map_or(at_ns, |(pass_ns, _)| pass_ns);
+            self.open_uj += energy(last_ns, cut_ns.max(last_ns));
+            after_pass_uj = energy(cut_ns, at_ns);
+        }
+        if let Some((_, counter_uj)) = pass_ns {
+            self.read(counter_uj);
+            self.open_uj = after_pass_uj;
+        }
+        self.last = Some((at_ns, power_mw));
+    }
+
+    fn read(&mut self, counter_uj: Option<i64>) {
+        self.closed_uj += self.open_uj;
+        if let Some(now_uj) = counter_uj {
+            self.settled_uj += match self.counter_uj {
+                Some(before_uj) if now_uj >= before_uj => now_uj - before_uj,
+                _ => self.closed_uj,
+            };
+            (self.counter_uj, self.closed_uj) = (Some(now_uj), 0);
+        }
+        self.open_uj = 0;
+    }
+
+    fn pause(&mut self) {
+        self.settled_uj += self.closed_uj + self.open_uj;
+        *self = Truth { settled_uj: self.settled_uj, ..Truth::default() };
+    }
+}
+
+/// The lines against each other, and against what is known of the card.
+fn check_sums(ledger: &CardLedger, truth: &Truth, left_uj: u64) -> Result<(), TestCaseError> {
+    let lines: u64 = ledger.lines.values().map(Line::total_uj).sum();
+    // Those who left in the open window have paid in advance, or more than there was.
+    prop_assert_eq!(lines + left_uj, ledger.closed_uj() + ledger.window.paid_uj + ledger.overdraft_uj);
+    // Whole milliwatts in the middle of a span: each look may be wrong by one of them for its time.
+    let closed_uj = ledger.closed_uj() as i64;
+    prop_assert!(
+        closed_uj.abs_diff(truth.settled_uj + truth.closed_uj) < 5_000_000,
+        "charged {} of {}",
+        closed_uj,
+        truth.settled_uj + truth.closed_uj
+    );
+    // At any moment all lines together are the best that is known of the card: its counter up to its
+    // last reading and its power since then.
+    let open: u64 = ledger.open.values().map(Line::total_uj).sum();
+    let owed_uj = ledger.window.paid_uj + ledger.overdraft_uj;
+    prop_assert_eq!(open, ledger.window.integral_uj.saturating_sub(owed_uj));
+    let overpaid_uj = owed_uj.saturating_sub(ledger.window.integral_uj);
+    let all_uj = (lines + open + left_uj - overpaid_uj) as i64;
+    let known_uj = truth.settled_uj + truth.closed_uj + truth.open_uj;
+    prop_assert!(all_uj.abs_diff(known_uj) < 5_000_000, "{} of {}", all_uj, known_uj);
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn what_is_charged_is_what_the_card_used(events in prop::collection::vec(event(), 1..60)) {
+        let mut ledger = CardLedger::default();
+        let mut truth = Truth::default();
+        let (mut at_ns, mut pass_ns, mut counter_uj, mut told_uj) = (1, 1, 0i64, MISSING);
+        let (mut left_uj, mut gone) = (0u64, Vec::new());
+        let (mut use_ns, mut looks) = (1, 0);
+        for event in events {
+            match event {
+                Event::Look { after_ms, power_mw, pass, use_read, unseen, active, held } => {
+                    let last_ns = at_ns;
+                    at_ns += after_ms * 1_000_000;
+                    if after_ms > 60_000 {
+                        truth.pause();
+                    }
+                    looks = if truth.last.is_some() { looks + 1 } else { 0 };
+                    let mut passed = None;
+                    if let Some(pass) = pass.filter(|_| after_ms * 700_000 > SAME_PASS_NS) {
+                        let late_ns = last_ns - 10_000_000;
+                        let is_late = pass.is_late && looks > 1 && late_ns > pass_ns + SAME_PASS_NS;
+                        pass_ns = if is_late { late_ns } else { at_ns - after_ms * 300_000 };
+                        counter_uj = if pass.is_new_driver { 0 } else { counter_uj + pass.grown_uj };
+                        told_uj = if pass.is_read { counter_uj } else { MISSING };
+                        passed = Some((pass_ns, pass.is_read.then_some(counter_uj)));
+                    }
+                    // What was read before the first look is not about what is looked at.
+                    let is_first = truth.last.is_none();
+                    truth.power(at_ns, power_mw, passed.filter(|_| !is_first || at_ns - pass_ns < SAME_PASS_NS));
+                    let claims: Vec<Claim> = (0u32..4)
+                        .filter(|slot| !gone.contains(slot))
+                        .map(|slot| Claim {
+                            who: (slot < 3).then_some(slot),
+                            active: active[slot as usize],
+                            held: u64::from(held[slot as usize]),
+                        })
+                        .collect();
+                    if use_read {
+                        use_ns = at_ns - after_ms * 100_000;
+                    }
+                    ledger.look(&Look {
+                        utilization: 5,
+                        pass_ns: Some(pass_ns),
+                        counter_uj: told_uj,
+                        use_ns: Some(use_ns),
+                        unseen,
+                        at_ns,
+                        ..look(0, power_mw, &claims)
+                    });
+                }
+                Event::Leave(slot) if slot < 3 && !gone.contains(&slot) => {
+                    left_uj += ledger.leave(slot).total_uj();
+                    gone.push(slot);
+                }
+                Event::Leave(_) => {}
+                Event::Pause => {
+                    ledger.pause();
+                    truth.pause();
+                }
+            }
+            check_sums(&ledger, &truth, left_uj)?;
+        }
+    }
+}
+
+#[test]
+fn what_a_running_job_is_charged_does_not_depend_on_when_it_is_asked() {
+    // The counter is read every 16 s, use every 4 s; the list of processes is 3 s late. The card computes
+    // for the job alone, from the fifth second on.
+    let mut ledger = CardLedger::default();
+    for at_s in 1..=60i64 {
+        let busy = at_s > 5;
+        let listed = at_s > 8;
+        let power_mw = if busy { 700_000 } else { 100_000 };
+        let used_uj = |at_s: i64| (at_s.min(5) * 100 + (at_s - 5).max(0) * 700) * 1_000_000;
+        let (pass_s, use_s) = ((at_s - 1) / 16 * 16 + 1, (at_s - 1) / 4 * 4 + 1);
+        // Who was not there when use was last read is not told of, and counts as one of a thousand.
+        let active = if !listed {
+            0
+        } else if use_s > 6 {
+            900
+        } else {
+            1
+        };
+        let mut claims = vec![claim(1, active)];
+        if busy && !listed {
+            claims.insert(0, Claim { who: None, active: 950, held: 0 });
+        }
+        ledger.look(&Look {
+            utilization: if busy { 950 } else { 0 },
+            pass_ns: Some(pass_s * SECOND_NS),
+            counter_uj: used_uj(pass_s),
+            use_ns: Some(use_s * SECOND_NS),
+            unseen: busy && !listed,
+            ..look(at_s, power_mw, &claims)
+        });
+        if at_s > 8 {
+            let (charged_uj, truth_uj) = (ledger.line(Some(1)).total_uj() as i64, used_uj(at_s) - used_uj(1));
+            let error = (charged_uj - truth_uj) as f64 / truth_uj as f64;
+            // A second that leads from 100 to 700 W is half of it.
+            assert!(error.abs() < 0.16 && (at_s < 17 || error.abs() < 0.005), "{at_s}: {error}");
+        }
+    }
+}
+
+#[test]
+fn readings_of_use_count_by_what_the_card_drew_in_their_time() {
+    let mut ledger = without_idle_power();
+    // Job 1 alone for 9 s at 100 W, then both by halves for 1 s at 600 W: one window of the counter.
+    let at = |at_s: i64, power_mw: i64, use_s: i64, pass_s: i64, claims: &'static [Claim]| Look {
+        pass_ns: Some(pass_s * SECOND_NS),
+        counter_uj: pass_s * SECOND_NS,
+        use_ns: Some(use_s * SECOND_NS),
+        ..look(at_s, power_mw, claims)
+    };
+    static ALONE: [Claim; 1] = [Claim { who: Some(1), active: 10, held: 1 }];
+    static BOTH: [Claim; 2] =
+        [Claim { who: Some(1), active: 500, held: 1 }, Claim { who: Some(2), active: 500, held: 1 }];
+    ledger.look(&at(1, 100_000, 1, 1, &ALONE));
+    ledger.look(&at(10, 100_000, 10, 1, &ALONE));
+    ledger.look(&Look { at_ns: 10 * SECOND_NS + 1, ..at(10, 600_000, 10, 1, &ALONE) });
+    ledger.look(&at(11, 600_000, 11, 1, &BOTH));
+    assert_eq!(ledger.line(Some(2)).total_uj() / 1_000_000, 300);
+    ledger.look(&Look { counter_uj: 4_000_000_000, ..at(12, 600_000, 12, 12, &BOTH) });
+    let (one, two) = (ledger.line(Some(1)).total_uj(), ledger.line(Some(2)).total_uj());
+    assert_eq!(one + two, 3_000_000_000, "what the counter grew by");
+    assert!((two as f64 / 3e9 - 600.0 / 2100.0).abs() < 0.001, "{two}");
+}
+
+#[test]
+fn a_counter_that_could_not_be_read_once_is_not_counted_twice() {
+    let mut ledger = without_idle_power();
+    let claims = [claim(1, 500)];
+    let at = |at_s: i64, counter_uj: i64| Look {
+        pass_ns: Some(at_s * SECOND_NS),
+        counter_uj,
+        ..look(at_s, 300_000, &claims)
+    };
+    for (at_s, counter_uj) in [(1, 0), (2, 310_000_000), (3, MISSING), (4, 930_000_000)] {
+        ledger.look(&at(at_s, counter_uj));
+    }
+    assert_eq!(ledger.line(Some(1)).total_uj(), 930_000_000);
+}
+
+#[test]
+fn a_job_pays_from_when_it_came() {
+    let mut ledger = CardLedger::default();
+    ledger.look(&look(1, 100_000, &[claim(1, 0)]));
+    let joined = [(2, 3 * SECOND_NS)];
+    ledger.look(&Look { joined: &joined, ..look(5, 100_000, &[claim(1, 0), claim(2, 0)]) });
+    let (first, second) = (ledger.line(Some(1)).idle_uj, ledger.line(Some(2)).idle_uj);
+    assert_eq!((first, second), (300_000_000, 100_000_000), "two seconds alone, two by halves");
+    ledger.pause();
+    ledger.look(&look(45, 100_000, &[claim(3, 0)]));
+    ledger.look(&look(46, 100_000, &[claim(3, 0)]));
+    assert_eq!(ledger.line(Some(3)).idle_uj, 100_000_000, "the pause is nobody's");
+}
