@@ -1,16 +1,20 @@
 //! The cards of a machine and what each job did with them: who uses them, who holds them, whose energy
 //! it was.
 
+mod usage;
+mod views;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use self::usage::{Seen, Use};
+pub use self::views::CardNow;
 use crate::attribute::JobMap;
 use crate::card_ledger::{CardLedger, Claim, Line, Look};
-use crate::gpu::{self, card, card::label, process};
+use crate::gpu::{card, card::label, process};
 use crate::holding::{Holding, Named};
 use crate::idle_power::{IdlePower, IdleRules};
-use crate::job::{GpuUse, QualityKind};
-use crate::job_table::*;
+use crate::job::GpuUse;
 use crate::{Batch, MISSING, Subject, rate};
 
 /// The rows of one source: its two batches and the labels of its cards.
@@ -85,101 +89,11 @@ struct Presence {
     cells: [i64; 7],
 }
 
-/// A card as it is now, for `met gpus`.
-#[derive(Clone, Debug)]
-pub struct CardNow<'a> {
-    pub labels: &'a [String],
-    pub cells: &'a [i64],
-    pub processes: Vec<(Subject, Option<u32>, i64, i64)>,
-    pub holders: Vec<(u32, &'a GpuUseSince)>,
-}
-
 /// Since when a job holds a card, and since when it does nothing with it. Unix nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuUseSince {
     pub held_ns: i64,
     pub idle_ns: Option<i64>,
-}
-
-/// What one job did with one card so far.
-#[derive(Default)]
-struct Use {
-    held_by: &'static str,
-    since: GpuUseSince,
-    /// Since when nothing was computed, for however short a time.
-    quiet_since_ns: Option<i64>,
-    last_ns: Option<i64>,
-    held_ns: i64,
-    used_ns: i64,
-    utilization: Mean,
-    card_utilization: Mean,
-    encoder: Mean,
-    decoder: Mean,
-    copy: Mean,
-    memory: Mean,
-    memory_peak: i64,
-    power: Mean,
-    clock: Mean,
-    clock_max: i64,
-    temperature_max: i64,
-    throttle_bits: i64,
-    throttled_ns: Option<i64>,
-    pcie_received: Mean,
-    pcie_sent: Mean,
-    ecc_corrected: Growth,
-    ecc_uncorrected: Growth,
-    faults: Growth,
-    fault_last: i64,
-    processes: i64,
-    /// What the job has of the card now.
-    now_utilization: i64,
-    now_memory: i64,
-    now_power: i64,
-    present: bool,
-    line: Option<Line>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Mean {
-    weighted: f64,
-    covered_ns: i64,
-}
-
-impl Mean {
-    fn add(&mut self, cell: i64, span_ns: i64) {
-        if cell != MISSING && span_ns > 0 {
-            self.weighted += cell as f64 * span_ns as f64;
-            self.covered_ns += span_ns;
-        }
-    }
-
-    fn get(self) -> Option<f64> {
-        (self.covered_ns > 0).then(|| self.weighted / self.covered_ns as f64)
-    }
-}
-
-/// How far a counter of the card rose while the job had it.
-#[derive(Clone, Copy, Default)]
-struct Growth {
-    first: Option<i64>,
-    last: i64,
-}
-
-impl Growth {
-    fn add(&mut self, cell: i64) {
-        if cell != MISSING {
-            let first = *self.first.get_or_insert(cell);
-            // The driver was loaded anew: what it counted before is over.
-            if cell < self.last {
-                self.first = Some(first - self.last);
-            }
-            self.last = cell;
-        }
-    }
-
-    fn get(self) -> Option<i64> {
-        Some(self.last - self.first?)
-    }
 }
 
 /// Longer than any pause between two dear readings.
@@ -190,9 +104,6 @@ const KNOWN_USUAL: usize = 64;
 const YOUNG_NS: i64 = 30_000_000_000;
 /// A longer span between two looks is a gap, not a time in which a level held.
 const GAP_NS: i64 = 60_000_000_000;
-/// A job that has not computed for so long idles.
-const IDLE_AFTER_NS: i64 = 10_000_000_000;
-
 impl Cards {
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
@@ -588,49 +499,6 @@ impl Cards {
         (busy + idle * own(|claim| claim.held) / slices.max(held)).round() as i64
     }
 
-    /// Writes the job's sums over its cards into its row. A job without a card has none.
-    pub fn fill(&self, slot: u32, cells: &mut [i64]) {
-        let mut energy: Option<Line> = None;
-        let (mut cards, mut idle, mut power) = (0, 0, MISSING);
-        let (mut utilization, mut memory, mut temperature) = (MISSING, MISSING, MISSING);
-        let add = |sum: &mut i64, cell: i64| {
-            if cell != MISSING {
-                *sum = if *sum == MISSING { cell } else { sum.saturating_add(cell) };
-            }
-        };
-        let mut any = false;
-        for (index, usage) in self.of_slot(slot) {
-            any = true;
-            if self.owns_line(slot, index) {
-                let line = self.line(slot, index);
-                let sum = energy.get_or_insert_default();
-                sum.active_uj += line.active_uj;
-                sum.idle_uj += line.idle_uj;
-            }
-            if usage.present {
-                cards += 1;
-                idle += i64::from(usage.since.idle_ns.is_some());
-                add(&mut utilization, usage.now_utilization);
-                add(&mut memory, usage.now_memory);
-                // Parts of one card have the job's part of it each.
-                if self.is_first_present(slot, index) {
-                    add(&mut power, usage.now_power);
-                }
-                temperature = temperature.max(self.cells_of(index)[card::TEMPERATURE]);
-            }
-        }
-        if !any {
-            return;
-        }
-        (cells[GPUS], cells[GPUS_IDLE]) = (cards, idle);
-        (cells[GPU_UTILIZATION], cells[GPU_MEMORY]) = (utilization, memory);
-        (cells[GPU_POWER], cells[GPU_TEMPERATURE]) = (power, temperature);
-        if let Some(energy) = energy {
-            cells[GPU_ENERGY] = energy.total_uj() as i64;
-            cells[GPU_ENERGY_IDLE] = energy.idle_uj as i64;
-        }
-    }
-
     fn is_first_present(&self, slot: u32, index: usize) -> bool {
         let whole = |index: usize| self.known[index].parent.unwrap_or(index);
         let mut present =
@@ -660,70 +528,6 @@ impl Cards {
         }
         line.add(&self.inherited.get(&(slot, whole)).copied().unwrap_or_default());
         line
-    }
-
-    /// What the job did with each card so far, in the order of the cards.
-    pub fn uses_of(&self, slot: u32) -> Vec<GpuUse> {
-        self.of_slot(slot).map(|(index, _)| self.report(slot, index)).collect()
-    }
-
-    fn report(&self, slot: u32, index: usize) -> GpuUse {
-        let card = &self.known[index];
-        let usage = &self.uses[&(slot, index)];
-        // The parts of one card that a job holds are charged together, to the first of them.
-        let line = match self.owns_line(slot, index) {
-            true => self.line(slot, index),
-            false => Line::default(),
-        };
-        let idle = self.known[card.parent.unwrap_or(index)].ledger.idle.get();
-        let known = |cell: i64| (cell != MISSING).then_some(cell);
-        let ratio = |mean: Mean| mean.get().map(|mean| mean / 1000.0);
-        let counted = line.counted_uj > 0 && line.counted_uj / 9 >= line.total_uj() / 10;
-        GpuUse {
-            uuid: card.labels[label::UUID].clone(),
-            index: card.labels[label::INDEX].clone(),
-            name: card.labels[label::NAME].clone(),
-            vendor: card.labels[label::VENDOR].clone(),
-            parent: Some(card.labels[label::PARENT].clone()).filter(|parent| !parent.is_empty()),
-            held_by: usage.held_by.to_owned(),
-            held_since_ns: Some(usage.since.held_ns),
-            idle_since_ns: usage.since.idle_ns,
-            lost_since_ns: (card.seen_ns < self.looked_ns).then_some(card.seen_unix_ns),
-            held_ns: usage.held_ns,
-            used_ns: usage.used_ns,
-            utilization: ratio(usage.utilization),
-            card_utilization: ratio(usage.card_utilization),
-            encoder: ratio(usage.encoder),
-            decoder: ratio(usage.decoder),
-            copy: ratio(usage.copy),
-            memory_mean_bytes: usage.memory.get(),
-            memory_peak_bytes: known(usage.memory_peak),
-            memory_total_bytes: card.cells.get(card::MEMORY_TOTAL).copied().and_then(known),
-            energy_active_uj: line.active_uj as i64,
-            energy_idle_uj: line.idle_uj as i64,
-            energy_kind: (line.total_uj() > 0).then_some(match (line.shared, counted) {
-                _ if line.estimated => QualityKind::Estimated,
-                (true, _) => QualityKind::Attributed,
-                (false, true) => QualityKind::Measured,
-                (false, false) => QualityKind::Sampled,
-            }),
-            energy_source: (line.total_uj() > 0).then(|| energy_source(&line)),
-            idle_power_mw: idle.map(|(idle_mw, _)| idle_mw),
-            idle_power_source: idle.map(|(_, source)| source.name().to_owned()),
-            card_power_mw: usage.power.get(),
-            temperature_max_mc: known(usage.temperature_max),
-            clock_mean_mhz: usage.clock.get(),
-            clock_max_mhz: known(usage.clock_max),
-            throttled: gpu::throttle_words(usage.throttle_bits).into_iter().map(str::to_owned).collect(),
-            throttled_ns: usage.throttled_ns,
-            ecc_corrected: usage.ecc_corrected.get(),
-            ecc_uncorrected: usage.ecc_uncorrected.get(),
-            faults: usage.faults.get(),
-            fault_last: known(usage.fault_last),
-            pcie_received_rate: usage.pcie_received.get(),
-            pcie_sent_rate: usage.pcie_sent.get(),
-            processes: usage.processes,
-        }
     }
 
     /// Who was charged what on all cards together, in windows that are closed.
@@ -783,46 +587,6 @@ impl Cards {
         self.joined.retain(|(owner, _)| *owner != slot);
         self.opened.retain(|(owner, _)| *owner != slot);
     }
-
-    /// What is known of the idle power of each whole card, to be told again after a restart: its uuid, what
-    /// was learned, and the lowest power seen.
-    pub fn idle_powers(&self) -> impl Iterator<Item = (&[String], Option<i64>, Option<i64>)> {
-        self.known.iter().filter(|card| card.parent.is_none()).map(|card| {
-            let IdlePower { learned_mw, lowest_mw, .. } = card.ledger.idle;
-            (card.labels.as_slice(), learned_mw, lowest_mw)
-        })
-    }
-
-    /// The cards that somebody holds or uses, as read at the last look.
-    pub fn in_use(&self) -> impl Iterator<Item = (&[String], &[i64])> {
-        let latest_ns = self.looked_ns;
-        self.known.iter().enumerate().filter_map(move |(index, card)| {
-            let is_used = || self.uses.iter().any(|((_, used), usage)| *used == index && usage.present);
-            (card.seen_ns == latest_ns && is_used())
-                .then_some((card.labels.as_slice(), card.cells.as_slice()))
-        })
-    }
-
-    /// The cards as last looked at.
-    pub fn now(&self) -> impl Iterator<Item = CardNow<'_>> {
-        let latest_ns = self.looked_ns;
-        self.known.iter().enumerate().filter(move |(_, card)| card.seen_ns == latest_ns).map(
-            |(index, card)| {
-                let process = |presence: &Presence| {
-                    let cells = &presence.cells;
-                    (presence.subject, presence.slot, cells[process::MEMORY], cells[process::UTILIZATION])
-                };
-                let open = card.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
-                let holders = self.uses.iter().filter(|((_, card), usage)| *card == index && usage.present);
-                CardNow {
-                    labels: &card.labels,
-                    cells: &card.cells,
-                    processes: open.map(process).collect(),
-                    holders: holders.map(|((slot, _), usage)| (*slot, &usage.since)).collect(),
-                }
-            },
-        )
-    }
 }
 
 fn put_active(claims: &mut Vec<Claim>, who: Option<u32>, active: u64) {
@@ -849,17 +613,6 @@ fn share_slices(claims: &mut [Claim], slices: u64) {
             claim.active = u64::try_from(share).unwrap_or(u64::MAX).max(1);
         }
         claim.held = if claim.held > 0 { slices * SLICE / holders } else { 0 };
-    }
-}
-
-fn energy_source(line: &Line) -> String {
-    match line.counted_uj {
-        0 => "integral of power".to_owned(),
-        counted if counted == line.total_uj() => "energy counter".to_owned(),
-        counted => {
-            let percent = (counted as f64 / line.total_uj() as f64 * 100.0).floor();
-            format!("energy counter ({percent}%), integral of power")
-        }
     }
 }
 
@@ -931,69 +684,6 @@ impl Card {
         }
         // Nobody tells them apart: if the card computes, or does not say, they share what it does.
         u64::from(open && self.cells[card::UTILIZATION] != 0)
-    }
-}
-
-/// What one job has of one card at a look.
-struct Seen {
-    at_ns: i64,
-    unix_ns: i64,
-    utilization: i64,
-    encoder: i64,
-    decoder: i64,
-    copy: i64,
-    memory: i64,
-    processes: i64,
-}
-
-impl Use {
-    fn see(&mut self, seen: &Seen, cells: &[i64], gap_ns: i64) {
-        let span_ns = self.last_ns.map_or(0, |last_ns| seen.at_ns - last_ns);
-        let span_ns = if span_ns > gap_ns { 0 } else { span_ns };
-        self.held_ns += span_ns;
-        let works = seen.utilization > 0;
-        self.used_ns += if works { span_ns } else { 0 };
-        self.quiet_since_ns = match self.quiet_since_ns {
-            _ if works || seen.utilization == MISSING => None,
-            Some(since_ns) => Some(since_ns),
-            None => Some(seen.unix_ns),
-        };
-        // A pause between two batches is not idleness, unless there was never anything but that.
-        let lasts = |since_ns: &i64| self.used_ns == 0 || seen.unix_ns - since_ns >= IDLE_AFTER_NS;
-        self.since.idle_ns = self.quiet_since_ns.filter(lasts);
-        for (mean, cell) in [
-            (&mut self.utilization, seen.utilization),
-            (&mut self.card_utilization, cells[card::UTILIZATION]),
-            (&mut self.encoder, seen.encoder),
-            (&mut self.decoder, seen.decoder),
-            (&mut self.copy, seen.copy),
-            (&mut self.memory, seen.memory),
-            (&mut self.power, cells[card::POWER]),
-            (&mut self.clock, cells[card::CLOCK]),
-            (&mut self.pcie_received, cells[card::PCIE_RECEIVED]),
-            (&mut self.pcie_sent, cells[card::PCIE_SENT]),
-        ] {
-            mean.add(cell, span_ns);
-        }
-        self.memory_peak = self.memory_peak.max(seen.memory);
-        self.clock_max = self.clock_max.max(cells[card::CLOCK]);
-        self.temperature_max = self.temperature_max.max(cells[card::TEMPERATURE]);
-        let bits = cells[card::THROTTLE];
-        if bits != MISSING {
-            let throttled = !gpu::throttle_words(bits).is_empty();
-            self.throttle_bits |= if throttled { bits } else { 0 };
-            *self.throttled_ns.get_or_insert(0) += if throttled { span_ns } else { 0 };
-        }
-        self.ecc_corrected.add(cells[card::ECC_CORRECTED]);
-        self.ecc_uncorrected.add(cells[card::ECC_UNCORRECTED]);
-        self.faults.add(cells[card::FAULTS]);
-        // The number of an error of before is not this job's.
-        if self.faults.get().is_some_and(|faults| faults > 0) {
-            self.fault_last = cells[card::FAULT_LAST];
-        }
-        self.processes = self.processes.max(seen.processes);
-        (self.now_utilization, self.now_memory) = (seen.utilization, seen.memory);
-        (self.present, self.last_ns) = (true, Some(seen.at_ns));
     }
 }
 

@@ -1,5 +1,7 @@
 use super::*;
 use crate::holding;
+use crate::job::QualityKind;
+use crate::job_table::*;
 
 use proptest::prelude::*;
 

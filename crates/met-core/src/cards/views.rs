@@ -1,0 +1,179 @@
+//! What is told of cards: rows and reports of jobs, and the cards as they are now.
+
+use super::usage::Mean;
+use super::{Cards, GpuUseSince, Presence};
+use crate::card_ledger::Line;
+use crate::gpu::{self, card, card::label, process};
+use crate::idle_power::IdlePower;
+use crate::job::{GpuUse, QualityKind};
+use crate::job_table::*;
+use crate::{MISSING, Subject};
+
+/// A card as it is now, for `met gpus`.
+#[derive(Clone, Debug)]
+pub struct CardNow<'a> {
+    pub labels: &'a [String],
+    pub cells: &'a [i64],
+    pub processes: Vec<(Subject, Option<u32>, i64, i64)>,
+    pub holders: Vec<(u32, &'a GpuUseSince)>,
+}
+
+impl Cards {
+    /// Writes the job's sums over its cards into its row. A job without a card has none.
+    pub fn fill(&self, slot: u32, cells: &mut [i64]) {
+        let mut energy: Option<Line> = None;
+        let (mut cards, mut idle, mut power) = (0, 0, MISSING);
+        let (mut utilization, mut memory, mut temperature) = (MISSING, MISSING, MISSING);
+        let add = |sum: &mut i64, cell: i64| {
+            if cell != MISSING {
+                *sum = if *sum == MISSING { cell } else { sum.saturating_add(cell) };
+            }
+        };
+        let mut any = false;
+        for (index, usage) in self.of_slot(slot) {
+            any = true;
+            if self.owns_line(slot, index) {
+                let line = self.line(slot, index);
+                let sum = energy.get_or_insert_default();
+                sum.active_uj += line.active_uj;
+                sum.idle_uj += line.idle_uj;
+            }
+            if usage.present {
+                cards += 1;
+                idle += i64::from(usage.since.idle_ns.is_some());
+                add(&mut utilization, usage.now_utilization);
+                add(&mut memory, usage.now_memory);
+                // Parts of one card have the job's part of it each.
+                if self.is_first_present(slot, index) {
+                    add(&mut power, usage.now_power);
+                }
+                temperature = temperature.max(self.cells_of(index)[card::TEMPERATURE]);
+            }
+        }
+        if !any {
+            return;
+        }
+        (cells[GPUS], cells[GPUS_IDLE]) = (cards, idle);
+        (cells[GPU_UTILIZATION], cells[GPU_MEMORY]) = (utilization, memory);
+        (cells[GPU_POWER], cells[GPU_TEMPERATURE]) = (power, temperature);
+        if let Some(energy) = energy {
+            cells[GPU_ENERGY] = energy.total_uj() as i64;
+            cells[GPU_ENERGY_IDLE] = energy.idle_uj as i64;
+        }
+    }
+
+    /// What the job did with each card so far, in the order of the cards.
+    pub fn uses_of(&self, slot: u32) -> Vec<GpuUse> {
+        self.of_slot(slot).map(|(index, _)| self.report(slot, index)).collect()
+    }
+
+    fn report(&self, slot: u32, index: usize) -> GpuUse {
+        let card = &self.known[index];
+        let usage = &self.uses[&(slot, index)];
+        // The parts of one card that a job holds are charged together, to the first of them.
+        let line = match self.owns_line(slot, index) {
+            true => self.line(slot, index),
+            false => Line::default(),
+        };
+        let idle = self.known[card.parent.unwrap_or(index)].ledger.idle.get();
+        let known = |cell: i64| (cell != MISSING).then_some(cell);
+        let ratio = |mean: Mean| mean.get().map(|mean| mean / 1000.0);
+        let counted = line.counted_uj > 0 && line.counted_uj / 9 >= line.total_uj() / 10;
+        GpuUse {
+            uuid: card.labels[label::UUID].clone(),
+            index: card.labels[label::INDEX].clone(),
+            name: card.labels[label::NAME].clone(),
+            vendor: card.labels[label::VENDOR].clone(),
+            parent: Some(card.labels[label::PARENT].clone()).filter(|parent| !parent.is_empty()),
+            held_by: usage.held_by.to_owned(),
+            held_since_ns: Some(usage.since.held_ns),
+            idle_since_ns: usage.since.idle_ns,
+            lost_since_ns: (card.seen_ns < self.looked_ns).then_some(card.seen_unix_ns),
+            held_ns: usage.held_ns,
+            used_ns: usage.used_ns,
+            utilization: ratio(usage.utilization),
+            card_utilization: ratio(usage.card_utilization),
+            encoder: ratio(usage.encoder),
+            decoder: ratio(usage.decoder),
+            copy: ratio(usage.copy),
+            memory_mean_bytes: usage.memory.get(),
+            memory_peak_bytes: known(usage.memory_peak),
+            memory_total_bytes: card.cells.get(card::MEMORY_TOTAL).copied().and_then(known),
+            energy_active_uj: line.active_uj as i64,
+            energy_idle_uj: line.idle_uj as i64,
+            energy_kind: (line.total_uj() > 0).then_some(match (line.shared, counted) {
+                _ if line.estimated => QualityKind::Estimated,
+                (true, _) => QualityKind::Attributed,
+                (false, true) => QualityKind::Measured,
+                (false, false) => QualityKind::Sampled,
+            }),
+            energy_source: (line.total_uj() > 0).then(|| energy_source(&line)),
+            idle_power_mw: idle.map(|(idle_mw, _)| idle_mw),
+            idle_power_source: idle.map(|(_, source)| source.name().to_owned()),
+            card_power_mw: usage.power.get(),
+            temperature_max_mc: known(usage.temperature_max),
+            clock_mean_mhz: usage.clock.get(),
+            clock_max_mhz: known(usage.clock_max),
+            throttled: gpu::throttle_words(usage.throttle_bits).into_iter().map(str::to_owned).collect(),
+            throttled_ns: usage.throttled_ns,
+            ecc_corrected: usage.ecc_corrected.get(),
+            ecc_uncorrected: usage.ecc_uncorrected.get(),
+            faults: usage.faults.get(),
+            fault_last: known(usage.fault_last),
+            pcie_received_rate: usage.pcie_received.get(),
+            pcie_sent_rate: usage.pcie_sent.get(),
+            processes: usage.processes,
+        }
+    }
+
+    /// What is known of the idle power of each whole card, to be told again after a restart: its uuid, what
+    /// was learned, and the lowest power seen.
+    pub fn idle_powers(&self) -> impl Iterator<Item = (&[String], Option<i64>, Option<i64>)> {
+        self.known.iter().filter(|card| card.parent.is_none()).map(|card| {
+            let IdlePower { learned_mw, lowest_mw, .. } = card.ledger.idle;
+            (card.labels.as_slice(), learned_mw, lowest_mw)
+        })
+    }
+
+    /// The cards that somebody holds or uses, as read at the last look.
+    pub fn in_use(&self) -> impl Iterator<Item = (&[String], &[i64])> {
+        let latest_ns = self.looked_ns;
+        self.known.iter().enumerate().filter_map(move |(index, card)| {
+            let is_used = || self.uses.iter().any(|((_, used), usage)| *used == index && usage.present);
+            (card.seen_ns == latest_ns && is_used())
+                .then_some((card.labels.as_slice(), card.cells.as_slice()))
+        })
+    }
+
+    /// The cards as last looked at.
+    pub fn now(&self) -> impl Iterator<Item = CardNow<'_>> {
+        let latest_ns = self.looked_ns;
+        self.known.iter().enumerate().filter(move |(_, card)| card.seen_ns == latest_ns).map(
+            |(index, card)| {
+                let process = |presence: &Presence| {
+                    let cells = &presence.cells;
+                    (presence.subject, presence.slot, cells[process::MEMORY], cells[process::UTILIZATION])
+                };
+                let open = card.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
+                let holders = self.uses.iter().filter(|((_, card), usage)| *card == index && usage.present);
+                CardNow {
+                    labels: &card.labels,
+                    cells: &card.cells,
+                    processes: open.map(process).collect(),
+                    holders: holders.map(|((slot, _), usage)| (*slot, &usage.since)).collect(),
+                }
+            },
+        )
+    }
+}
+
+fn energy_source(line: &Line) -> String {
+    match line.counted_uj {
+        0 => "integral of power".to_owned(),
+        counted if counted == line.total_uj() => "energy counter".to_owned(),
+        counted => {
+            let percent = (counted as f64 / line.total_uj() as f64 * 100.0).floor();
+            format!("energy counter ({percent}%), integral of power")
+        }
+    }
+}
