@@ -2,7 +2,9 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use met_core::MISSING;
 use met_core::gpu::card;
@@ -10,10 +12,13 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::nvmlDevice_t;
 
-use super::{memory_bytes, outcome};
+use super::{NO_ANSWER, memory_bytes, outcome};
 
 const LIBRARIES: [&str; 3] =
     ["libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"];
+
+/// Some cards take a second to wake up; one that takes longer is left out until it answers.
+const CARD_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
 
 /// The library and the cards it shows; cheap to clone. Only the source's own threads have it: the last one
 /// who lets go of it shuts it down, and that takes as long as the driver likes.
@@ -25,6 +30,8 @@ pub(super) struct Loaded {
     pub cards: Arc<[CardFacts]>,
     /// Cards that are there and cannot be read: their numbers and why.
     pub lost: Arc<[(u32, String)]>,
+    /// One of them has answered since.
+    has_answered: Arc<AtomicBool>,
 }
 
 /// The same without the library, for ticks.
@@ -98,30 +105,58 @@ pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String
     if count == 0 {
         return Err("the NVIDIA driver shows no card".to_owned());
     }
+    let (nvml, has_answered) = (Arc::new(nvml), Arc::default());
     let (mut cards, mut lost) = (Vec::new(), Vec::new());
     for index in 0..count {
         // A card that is lost or not ours does not take the others with it.
-        match nvml.device_by_index(index).and_then(|device| facts_of(&device, index)) {
-            Ok(facts) => cards.push(facts),
-            Err(NvmlError::NoPermission) => {}
-            Err(error) => lost.push((index, error.to_string())),
+        match facts_in_time(&nvml, index, &has_answered) {
+            Ok(Some(facts)) => cards.push(facts),
+            Ok(None) => {}
+            Err(why) => lost.push((index, why)),
         }
     }
     if cards.is_empty() {
         return Err(format!("none of the {count} NVIDIA cards may be read"));
     }
-    Ok(Loaded { number, nvml: Arc::new(nvml), cards: cards.into(), lost: lost.into() })
+    Ok(Loaded { number, nvml, cards: cards.into(), lost: lost.into(), has_answered })
 }
 
 impl Loaded {
     /// Whether there is a card that could not be read when the library was loaded, and can be now.
     pub fn count_changed(&self) -> bool {
         let count = self.nvml.device_count().unwrap_or(0);
-        let unknown = (0..count).filter(|index| !self.cards.iter().any(|facts| facts.index == *index));
+        let is_silent = |index: u32| self.lost.iter().any(|(lost, why)| *lost == index && why == NO_ANSWER);
+        let is_known = |index: u32| self.cards.iter().any(|facts| facts.index == index);
+        let unknown = (0..count).filter(|&index| !is_known(index) && !is_silent(index));
         let may_be_read =
             |index: u32| self.nvml.device_by_index(index).is_ok_and(|device| device.uuid().is_ok());
-        unknown.into_iter().any(may_be_read)
+        self.has_answered.load(Ordering::Relaxed) || unknown.into_iter().any(may_be_read)
     }
+}
+
+/// What a card is; nothing if it is not ours to read. One that does not answer keeps a thread of its own.
+fn facts_in_time(
+    nvml: &Arc<Nvml>,
+    index: u32,
+    has_answered: &Arc<AtomicBool>,
+) -> Result<Option<CardFacts>, String> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let (nvml, has_answered) = (Arc::clone(nvml), Arc::clone(has_answered));
+    let ask = move || {
+        let facts = match nvml.device_by_index(index).and_then(|device| facts_of(&device, index)) {
+            Ok(facts) => Ok(Some(facts)),
+            Err(NvmlError::NoPermission) => Ok(None),
+            Err(error) => Err(error.to_string()),
+        };
+        // Before who asked goes on: it may want to be the last one who has the library.
+        drop(nvml);
+        if sender.send(facts).is_err() {
+            has_answered.store(true, Ordering::Relaxed);
+        }
+    };
+    let started = std::thread::Builder::new().name("nvml-card".to_owned()).spawn(ask);
+    started.map_err(|error| format!("no thread for it: {error}"))?;
+    receiver.recv_timeout(CARD_PATIENCE).unwrap_or_else(|_| Err(NO_ANSWER.to_owned()))
 }
 
 /// Whether it is another card by now, or has other parts. One that is lost is no change: its handle may work
