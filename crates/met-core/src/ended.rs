@@ -119,33 +119,28 @@ impl Ledger {
         !self.listed.is_empty()
     }
 
-    /// Enters births and deaths since the last call, births in their order. Returns how many deaths were
-    /// nobody's; `ended` is told of each process of a job that is no longer shown.
+    /// Enters births and deaths since the last call, births in their order. `ended` is told of each process
+    /// of a job that is no longer shown, and of those that were nobody's.
     pub fn enter(
         &mut self,
         births: &[(u32, u32)],
         deaths: &[Exit],
         living: &mut impl Living,
-        mut ended: impl FnMut(u32, &Exit),
-    ) -> usize {
+        mut ended: impl FnMut(Option<u32>, &Exit),
+    ) {
         for &(parent, child) in births {
             if let Some(job) = self.job_of(parent, living) {
                 self.born.insert(child, job);
             }
         }
         let before = std::mem::take(&mut self.listed);
-        let mut foreign = 0;
         for exit in before.iter().chain(deaths) {
             if living.is_listed(exit.pid) {
                 self.listed.push(*exit);
                 continue;
             }
-            match self.settle(exit, living) {
-                Some(job) => ended(job, exit),
-                None => foreign += 1,
-            }
+            ended(self.settle(exit, living), exit);
         }
-        foreign
     }
 
     fn job_of(&self, pid: u32, living: &impl Living) -> Option<u32> {

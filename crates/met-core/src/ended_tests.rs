@@ -76,8 +76,10 @@ fn an_orphan_is_the_jobs_though_its_new_parent_is_not() {
 fn without_news_of_births_the_parent_says_whose_it_was() {
     let (mut ledger, mut world) = world(&[10]);
     world.ignoring.insert(10);
-    let foreign = ledger.enter(&[], &[exit(11, 10, 7), exit(12, 99, 7)], &mut world, |_, _| {});
-    assert_eq!((gone(&ledger, 1), foreign), ((7, 7, 1), 1));
+    let mut owners = Vec::new();
+    let deaths = [exit(11, 10, 7), exit(12, 99, 7)];
+    ledger.enter(&[], &deaths, &mut world, |job, exit| owners.push((exit.pid, job)));
+    assert_eq!((gone(&ledger, 1), owners), ((7, 7, 1), vec![(11, Some(1)), (12, None)]));
 }
 
 #[test]
@@ -89,7 +91,7 @@ fn a_zombie_is_not_counted_beside_what_it_still_shows() {
     world.listed.clear();
     let mut told = Vec::new();
     ledger.enter(&[], &[], &mut world, |job, exit| told.push((job, exit.pid)));
-    assert_eq!((gone(&ledger, 1), told), ((7, 7, 1), vec![(1, 10)]));
+    assert_eq!((gone(&ledger, 1), told), ((7, 7, 1), vec![(Some(1), 10)]));
 }
 
 #[test]

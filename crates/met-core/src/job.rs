@@ -301,6 +301,9 @@ pub struct Local {
     pub main: Option<ProcessId>,
     /// The job's cgroup directories, if it has any.
     pub cgroup: CgroupPaths,
+    /// Those of its other nodes, where these are the same machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_cgroups: Vec<CgroupPaths>,
     pub cwd: PathBuf,
     pub stdout: Option<PathBuf>,
     pub stderr: Option<PathBuf>,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::Dir;
 use crate::cgroup::CgroupDirs;
 
 /// The caller owns it and fills it anew at each tick.
@@ -23,6 +24,8 @@ pub struct CgroupTarget {
     pub dirs: Arc<CgroupDirs>,
     /// A supervisor counts events in it.
     pub counted: bool,
+    /// A v2 directory with the same processes in which events are counted, where its own is none.
+    pub counted_in: Option<Arc<Dir>>,
     /// Events that are to be counted in it by whoever reads it.
     pub events: Option<Arc<[String]>>,
     /// Read what is otherwise read at slow ticks only: a short job has none.

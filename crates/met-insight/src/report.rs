@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use met_core::job::{Figure, GpuUse, Part, QualityKind, Record, State};
+use met_core::job::{Figure, GpuUse, Origin, Part, QualityKind, Record, State};
 use met_core::job_table as column;
 use met_core::{JOB, Unit};
 
@@ -371,11 +371,23 @@ impl Reader<'_> {
 
     fn cpu(&self) -> Section {
         let mut section = Section::new("CPU");
+        let used = self.total(column::CPU);
+        // Where it was not measured to its end, the manager's own account says more, or as much.
+        let is_doubtful = used.is_some_and(|used| used.quality != QualityKind::Measured);
+        let account = self.record.scheduling.cpu_ns.map(|cpu_ns| Amount {
+            value: cpu_ns as f64 / 1e9,
+            measure: Measure::Seconds,
+            quality: QualityKind::Sampled,
+        });
         let parts = [
             Detail::before("user", self.total(column::CPU_USER)),
             Detail::before("system", self.total(column::CPU_SYSTEM)),
+            Detail::before("by its scheduler", account.filter(|_| is_doubtful)),
         ];
-        section.put("CPU time", self.total(column::CPU), parts);
+        section.put("CPU time", used, parts);
+        if used.is_none() {
+            section.put("CPU time", account, [Detail::words("by its scheduler")]);
+        }
         let cores = self.rate(column::CPU, Measure::Cores);
         let peak = Detail::before("peak", self.total(column::CORES_PEAK));
         section.put("cores", cores, [Detail::words("average"), peak]);
@@ -491,6 +503,13 @@ impl Reader<'_> {
         let mut notes = Vec::new();
         if self.figure(column::ENERGY).is_some_and(|figure| figure.kind == QualityKind::Estimated) {
             let how = "no meter of energy was read; `met doctor` says what would make one readable";
+            notes.push(how.to_owned());
+        }
+        let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);
+        let is_bound =
+            self.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound);
+        if found && is_bound && !self.record.state.is_live() {
+            let how = "nobody here saw it end: what is marked ≥ was read before that, and it used at least as much";
             notes.push(how.to_owned());
         }
         let left_over = self.record.local.as_ref().map(|local| local.left_over.as_slice()).unwrap_or(&[]);
@@ -673,6 +692,36 @@ mod tests {
         assert_eq!(labels(&report), ["CPU time", "cores", "memory needed", "read", "processes"]);
         let titles: Vec<&str> = report.sections.iter().map(|section| section.title).collect();
         assert_eq!(titles, ["CPU", "Memory", "I/O", "Processes"], "no section is empty");
+    }
+
+    #[test]
+    fn of_a_job_whose_end_nobody_saw_that_is_said_and_the_scheduler_has_its_word() {
+        let mut record = sample::finished();
+        record.scheduling.cpu_ns = Some(9_000_000_000);
+        let account = |record: &Record| {
+            let report = report(record, Machine::default(), sample::NOW_NS);
+            let line = &report.sections[0].lines[0];
+            let told = line.details.iter().find(|detail| detail.before == "by its scheduler");
+            (told.and_then(|detail| detail.amount).map(|amount| amount.value), report.notes)
+        };
+        record.totals.set(column::CPU, 8_000_000_000, QualityKind::Measured, "cgroup ancestor");
+        assert_eq!(account(&record), (None, Vec::new()));
+        record.totals.set(column::CPU, 8_000_000_000, QualityKind::LowerBound, "cgroup");
+        assert_eq!(account(&record).0, Some(9.0));
+        record.local = Some(met_core::job::Local {
+            boot_id: String::new(),
+            origin: Origin::Found,
+            supervisor: None,
+            main: None,
+            cgroup: Default::default(),
+            more_cgroups: Vec::new(),
+            cwd: "/".into(),
+            stdout: None,
+            stderr: None,
+            left_over: Vec::new(),
+        });
+        let notes = account(&record).1;
+        assert!(notes.len() == 1 && notes[0].starts_with("nobody here saw it end"), "{notes:?}");
     }
 
     #[test]

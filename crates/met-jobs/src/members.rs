@@ -33,6 +33,8 @@ pub struct JobSpec {
     pub roots: Vec<ProcessId>,
     /// If it has any, exactly the processes in it and below are members.
     pub cgroup: CgroupPaths,
+    /// The same for its other nodes, where these are one machine.
+    pub more_cgroups: Vec<CgroupPaths>,
 }
 
 /// The processes of all jobs. `refresh` looks at the machine, `fill` tells what it saw.
@@ -55,7 +57,10 @@ pub struct Members {
 struct Job {
     spec: JobSpec,
     outer: Option<u32>,
-    cgroup: Option<Cgroup>,
+    /// In the order of its paths.
+    cgroups: Vec<Option<Cgroup>>,
+    /// Where its events are counted, if not in its cgroup.
+    counted_in: Option<Arc<Dir>>,
     /// How deep its cgroup lies.
     depth: usize,
     added: u64,
@@ -118,6 +123,30 @@ impl Members {
         }
     }
 
+    /// Adds the directories of one more node.
+    pub fn add_cgroup(&mut self, slot: u32, paths: CgroupPaths) {
+        let Some(&index) = self.index.get(&slot) else { return };
+        let job = &mut self.jobs[index];
+        if job.spec.cgroup != paths && !job.spec.more_cgroups.contains(&paths) {
+            job.spec.more_cgroups.push(paths);
+            self.outer_due = true;
+        }
+    }
+
+    /// The cgroups of a job that were there when they were first looked for: what they are called in readings.
+    pub fn cgroup_id(&self, slot: u32, paths: &CgroupPaths) -> Option<u64> {
+        let job = self.job(slot)?;
+        let at = job.paths().position(|known| known == paths)?;
+        job.cgroups.get(at)?.as_ref().map(|cgroup| cgroup.dirs.id)
+    }
+
+    /// Lets the events of a job be counted in another directory than its own.
+    pub fn count_in(&mut self, slot: u32, dir: Option<Arc<Dir>>) {
+        if let Some(&index) = self.index.get(&slot) {
+            self.jobs[index].counted_in = dir;
+        }
+    }
+
     /// Forgets a job. What is left of it belongs to the job around it, if there is one.
     pub fn remove(&mut self, slot: u32) {
         let Some(&index) = self.index.get(&slot) else { return };
@@ -172,10 +201,12 @@ impl Members {
         for job in &self.jobs {
             let (slot, young) = (job.spec.slot, job.young);
             map.add_job(slot, job.outer);
-            if let Some(cgroup) = &job.cgroup {
+            // It stands in for the first: there are not two of it.
+            let mut counted_in = job.counted_in.clone();
+            for cgroup in job.cgroups.iter().flatten() {
                 let counted = job.spec.keeper.is_some();
-                let dirs = Arc::clone(&cgroup.dirs);
-                targets.cgroups.push(CgroupTarget { dirs, counted, events: None, young });
+                let (dirs, counted_in) = (Arc::clone(&cgroup.dirs), counted_in.take());
+                targets.cgroups.push(CgroupTarget { dirs, counted, counted_in, events: None, young });
                 map.assign(Subject::Cgroup(cgroup.dirs.id), slot);
             }
             if let Some(ProcessId { pid, start_ticks }) = job.spec.keeper {
@@ -286,14 +317,14 @@ impl Members {
     fn list_cgroups(&mut self, host: &Host) {
         // Outer directories first: the processes of the inner ones are then claimed by the inner job.
         let mut order: Vec<usize> = (0..self.jobs.len()).collect();
-        order.retain(|&index| self.jobs[index].open_cgroup(host));
+        order.retain(|&index| self.jobs[index].open_cgroups(host));
         order.sort_by_key(|&index| self.jobs[index].depth);
         let mut pids = Vec::new();
         for index in order {
             pids.clear();
             let job = &self.jobs[index];
             let slot = job.spec.slot;
-            job.list_cgroup(&mut self.buffer, &mut pids);
+            job.list_cgroups(&mut self.buffer, &mut pids);
             for &pid in &pids {
                 if self.known.get(&pid).is_none_or(|known| known.seen != self.generation) {
                     self.listed.push((pid, 0));
@@ -338,10 +369,14 @@ impl Members {
 
     /// For each job the one in whose cgroup its own lies.
     fn outer_by_path(&self) -> Vec<Option<u32>> {
-        let slots: HashMap<&Path, u32> =
-            self.jobs.iter().filter_map(|job| Some((job.cgroup_path()?, job.spec.slot))).collect();
-        let outer_of =
-            |job: &Job| job.cgroup_path()?.ancestors().skip(1).find_map(|path| slots.get(path).copied());
+        let mut slots: HashMap<&Path, u32> = HashMap::new();
+        for job in &self.jobs {
+            slots.extend(job.paths().filter_map(main_path).map(|path| (path, job.spec.slot)));
+        }
+        let outer_of = |job: &Job| {
+            let path = main_path(&job.spec.cgroup)?;
+            path.ancestors().skip(1).find_map(|path| slots.get(path).copied())
+        };
         self.jobs.iter().map(outer_of).collect()
     }
 
@@ -461,33 +496,49 @@ impl Known {
 
 impl Job {
     fn new(spec: JobSpec, added: u64) -> Job {
-        let mut job =
-            Job { spec, outer: None, cgroup: None, depth: 0, added, young: true, processes_seen: 0 };
-        job.depth = job.cgroup_path().map_or(0, |path| path.components().count());
-        job
-    }
-
-    fn cgroup_path(&self) -> Option<&Path> {
-        let paths = &self.spec.cgroup;
-        paths.unified.as_deref().or(paths.memory.as_deref()).or(paths.cpuacct.as_deref())
-    }
-
-    /// Opens the cgroup when it first appears. One that is gone again stays open and lists nobody.
-    fn open_cgroup(&mut self, host: &Host) -> bool {
-        if self.cgroup.is_none() && !self.spec.cgroup.is_empty() {
-            self.cgroup = Cgroup::open(host, &self.spec.cgroup).ok();
+        let depth = main_path(&spec.cgroup).map_or(0, |path| path.components().count());
+        Job {
+            spec,
+            outer: None,
+            cgroups: Vec::new(),
+            counted_in: None,
+            depth,
+            added,
+            young: true,
+            processes_seen: 0,
         }
-        self.cgroup.is_some()
     }
 
-    fn list_cgroup(&self, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
-        let Some(cgroup) = &self.cgroup else { return };
-        let Some(dir) = cgroup.dir() else { return };
-        if cgroup.procs.read_list(dir, PROCS, buffer).is_ok() {
-            push_pids(buffer, pids);
-        }
-        list_below(dir, 0, buffer, pids);
+    fn paths(&self) -> impl Iterator<Item = &CgroupPaths> {
+        std::iter::once(&self.spec.cgroup).chain(&self.spec.more_cgroups)
     }
+
+    /// Opens each cgroup when it first appears. One that is gone again stays open and lists nobody.
+    fn open_cgroups(&mut self, host: &Host) -> bool {
+        let Job { spec, cgroups, .. } = self;
+        cgroups.resize_with(1 + spec.more_cgroups.len(), || None);
+        for (cgroup, paths) in cgroups.iter_mut().zip(std::iter::once(&spec.cgroup).chain(&spec.more_cgroups)) {
+            if cgroup.is_none() && !paths.is_empty() {
+                *cgroup = Cgroup::open(host, paths).ok();
+            }
+        }
+        cgroups.iter().any(Option::is_some)
+    }
+
+    fn list_cgroups(&self, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
+        for cgroup in self.cgroups.iter().flatten() {
+            let Some(dir) = cgroup.dir() else { continue };
+            if cgroup.procs.read_list(dir, PROCS, buffer).is_ok() {
+                push_pids(buffer, pids);
+            }
+            list_below(dir, 0, buffer, pids);
+        }
+    }
+}
+
+/// The directory by which a cgroup goes.
+fn main_path(paths: &CgroupPaths) -> Option<&Path> {
+    paths.unified.as_deref().or(paths.memory.as_deref()).or(paths.cpuacct.as_deref())
 }
 
 const PROCS: &[u8] = b"cgroup.procs";
@@ -723,6 +774,29 @@ mod tests {
         let (mut targets, mut map) = (Targets::default(), JobMap::default());
         machine.members.fill(&mut targets, &mut map);
         assert_eq!(map.owner(Subject::Cgroup(targets.cgroups[0].dirs.id)), Some(3));
+    }
+
+    #[test]
+    fn a_job_has_the_processes_of_all_its_directories() {
+        let mut machine = one_job();
+        machine.members = Members::new();
+        let (one, other) = (machine.cgroup("/cg/n1/job", "11\n"), machine.cgroup("/cg/n2/job", "12\n"));
+        let inner = machine.cgroup("/cg/n2/job/inner", "99\n");
+        machine.members.add(JobSpec { slot: 3, cgroup: one.clone(), ..JobSpec::default() });
+        assert_eq!(machine.refresh(), [(11, 3)]);
+        machine.members.add_cgroup(3, other.clone());
+        machine.members.add_cgroup(3, other.clone());
+        machine.members.add(JobSpec { slot: 4, cgroup: inner, ..JobSpec::default() });
+        machine.process(99, 1, 500);
+        assert_eq!(machine.refresh(), [(11, 3), (12, 3), (99, 4)]);
+        assert_eq!(machine.members.outer(4), Some(3));
+        let (mut targets, mut map) = (Targets::default(), JobMap::default());
+        machine.members.fill(&mut targets, &mut map);
+        let owners: Vec<_> =
+            targets.cgroups.iter().map(|target| map.owner(Subject::Cgroup(target.dirs.id))).collect();
+        assert_eq!(owners, [Some(3), Some(3), Some(4)]);
+        let ids = [one, other].map(|paths| machine.members.cgroup_id(3, &paths));
+        assert_eq!(ids, [0, 1].map(|at: usize| Some(targets.cgroups[at].dirs.id)));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! aggregate job a day.
 
 mod rules;
+mod slice;
 mod table;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -14,6 +15,7 @@ use met_core::apportion::apportion;
 use met_core::job::ProcessId;
 
 pub use rules::{By, Rules, uid_min, unit_of};
+pub use slice::slice_cpu_ns;
 pub use table::{Look, Process, ProcessTable};
 
 /// A group or an aggregate; a number is used once.
@@ -204,6 +206,16 @@ impl Grouping {
             let rest = self.rest_of(uid, now, changes);
             self.credit(rest, missing);
         }
+    }
+
+    /// Forgets what a user's cgroup had counted: others than his groups use it, and what these do is not his.
+    pub fn forget_whole(&mut self, uid: u32) {
+        self.wholes.remove(&uid);
+    }
+
+    /// The users of the groups that are there.
+    pub fn users(&self) -> HashSet<u32> {
+        self.groups.values().map(|group| group.uid).collect()
     }
 
     pub fn group(&self, id: GroupId) -> Option<&Group> {

@@ -3,6 +3,7 @@
 //! Made only when events are asked for. Its v1 cgroups, where the manager counts and limits, stay as they
 //! are: a process is in one cgroup of each hierarchy.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,41 +20,59 @@ pub struct Shadow {
     path: PathBuf,
     /// Where the processes were before.
     home: PathBuf,
+    hierarchies: Hierarchies,
     /// Whether everybody was in it in the end.
     complete: bool,
 }
 
 impl Shadow {
+    /// How the names begin of directories that are ours to remove.
+    pub const PREFIX: &str = "met-events-";
+
     /// Makes the directory below the v2 cgroup of `first` and moves whoever `members` lists into it, until
     /// it lists nobody new: a process that forks between the listing and its move leaves a child behind.
     pub fn make(
         host: &Host,
         name: &str,
         first: u32,
-        mut members: impl FnMut() -> io::Result<Vec<u32>>,
+        mut members: impl FnMut() -> Vec<u32>,
     ) -> io::Result<Shadow> {
         let hierarchies = Hierarchies::read(host)?;
         let home = hierarchies.of_process(host, first)?.unified.ok_or(io::ErrorKind::Unsupported)?;
         let path = home.join(name);
         fs::create_dir(&path)?;
-        let mut shadow = Shadow { path, home, complete: false };
-        let mut moved = Vec::new();
+        let mut shadow = Shadow { path, home, hierarchies, complete: false };
+        shadow.take_in(host, &mut members);
+        Ok(shadow)
+    }
+
+    /// Moves whoever came since, in as many rounds as are needed.
+    pub fn take_in(&mut self, host: &Host, mut members: impl FnMut() -> Vec<u32>) {
+        let mut moved = HashSet::new();
+        self.complete = false;
         for _ in 0..ROUNDS_MAX {
-            let new: Vec<u32> = members()?.into_iter().filter(|pid| !moved.contains(pid)).collect();
+            let new: Vec<u32> = members().into_iter().filter(|pid| !moved.contains(pid)).collect();
             if new.is_empty() {
-                shadow.complete = true;
-                break;
+                self.complete = true;
+                return;
             }
             for pid in new {
                 // Only from where the job is: somebody who chose another v2 cgroup keeps it.
-                let at_home = hierarchies.of_process(host, pid).ok().and_then(|paths| paths.unified);
-                if at_home.as_deref() == Some(&shadow.home) {
-                    let _ = move_to(&shadow.path, pid);
+                let at_home = self.hierarchies.of_process(host, pid).ok().and_then(|paths| paths.unified);
+                if at_home.as_deref() == Some(&self.home) {
+                    let _ = move_to(&self.path, pid);
                 }
-                moved.push(pid);
+                moved.insert(pid);
             }
         }
-        Ok(shadow)
+    }
+
+    /// Takes away a directory that somebody left who could not do so. What is not ours stays.
+    pub fn remove(path: &Path) {
+        let is_ours = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(Self::PREFIX.as_bytes()));
+        if let Some(home) = path.parent().filter(|_| is_ours && path.join("cgroup.procs").exists()) {
+            send_back(path, home);
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -69,15 +88,19 @@ impl Shadow {
 /// Nothing of ours stays behind: whoever is still in it goes back to where he came from.
 impl Drop for Shadow {
     fn drop(&mut self) {
-        for _ in 0..ROUNDS_MAX {
-            let text = fs::read(self.path.join("cgroup.procs")).unwrap_or_default();
-            for pid in parse::lines(&text).filter_map(parse::u32) {
-                let _ = move_to(&self.home, pid);
-            }
-            match fs::remove_dir(&self.path) {
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
-                _ => return,
-            }
+        send_back(&self.path, &self.home);
+    }
+}
+
+fn send_back(path: &Path, home: &Path) {
+    for _ in 0..ROUNDS_MAX {
+        let text = fs::read(path.join("cgroup.procs")).unwrap_or_default();
+        for pid in parse::lines(&text).filter_map(parse::u32) {
+            let _ = move_to(home, pid);
+        }
+        match fs::remove_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            _ => return,
         }
     }
 }

@@ -72,8 +72,8 @@ fn a_job_that_forks_is_moved_as_a_whole_counted_and_left_as_it_was() {
         assert!(begin.elapsed() < Duration::from_secs(20), "the job did not start");
     }
     let host = Host::real().unwrap();
-    let name = format!("met-shadow-{}", std::process::id());
-    let made = Shadow::make(&host, &name, job.child.id(), || Ok(job.pids().into_iter().collect()));
+    let name = format!("{}{}", Shadow::PREFIX, std::process::id());
+    let made = Shadow::make(&host, &name, job.child.id(), || job.pids().into_iter().collect());
     let shadow = match made {
         Ok(shadow) => shadow,
         Err(error) => {
@@ -104,7 +104,9 @@ fn a_job_that_forks_is_moved_as_a_whole_counted_and_left_as_it_was() {
     }
 
     let path = shadow.path().to_path_buf();
-    drop(shadow);
+    // As after a daemon that was killed.
+    std::mem::forget(shadow);
+    Shadow::remove(&path);
     let begin = Instant::now();
     while path.exists() {
         assert!(begin.elapsed() < Duration::from_secs(10), "the directory is left behind");

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use met_core::job::{EventCount, QualityKind};
 use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
-use met_host::{CgroupTarget, Host, Targets, parse};
+use met_host::{CgroupTarget, Dir, Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 
@@ -58,6 +58,8 @@ struct Perf {
 #[derive(Default)]
 struct Followed {
     asked: Option<Arc<[String]>>,
+    /// Whether there was a directory to count in when it was asked for.
+    placed: bool,
     counters: Option<Counters>,
     /// What was counted of events that were asked for before, and may be again.
     earlier: Vec<(Event, Sum)>,
@@ -144,6 +146,13 @@ fn cpu_list(text: &[u8]) -> Vec<u32> {
     cpus
 }
 
+const NO_DIRECTORY: &str = "a job has no cgroup in the v2 hierarchy";
+
+/// Where events are counted: only v2 has directories for that.
+fn directory_of(target: &CgroupTarget) -> Option<&Dir> {
+    target.dirs.unified.as_ref().or(target.counted_in.as_deref())
+}
+
 /// What a row of the table says of an event. It was opened when the job was found, and not before.
 pub fn count_of(name: &str, cells: &[i64]) -> Option<EventCount> {
     let (count, enabled, running) = (cells[COUNT], cells[ENABLED], cells[RUNNING]);
@@ -186,7 +195,10 @@ impl Perf {
         }
         let mut followed = self.jobs.remove(&target.dirs.id).unwrap_or_default();
         followed.seen = self.generation;
-        if followed.asked != target.events {
+        let is_placed = directory_of(target).is_some();
+        // A directory may be made for it later.
+        if followed.asked != target.events || is_placed && !followed.placed {
+            followed.placed = is_placed;
             self.ask_for(&mut followed, target);
         }
         for name in followed.counters.as_mut().map(Counters::yield_if_crowded).unwrap_or_default() {
@@ -221,12 +233,15 @@ impl Perf {
         }
         let is_open = |event: &Event| followed.counters.as_ref().is_some_and(|open| open.counts(event));
         let new: Vec<Event> = wanted.into_iter().filter(|event| !is_open(event)).collect();
-        let (more, refused) = match &target.dirs.unified {
+        let (more, refused) = match directory_of(target) {
             _ if new.is_empty() => return,
-            Some(dir) => Counters::of_cgroup(dir.as_fd(), &self.cpus, &new, Begin::Now),
+            Some(dir) => {
+                self.refused.retain(|one| one.reason != NO_DIRECTORY);
+                Counters::of_cgroup(dir.as_fd(), &self.cpus, &new, Begin::Now)
+            }
             None => {
-                let reason = "a job has no cgroup in the v2 hierarchy";
-                let refuse = |event: &Event| Refused { name: event.name.clone(), reason: reason.to_owned() };
+                let refuse =
+                    |event: &Event| Refused { name: event.name.clone(), reason: NO_DIRECTORY.to_owned() };
                 return self.refuse(new.iter().map(refuse).collect());
             }
         };

@@ -54,6 +54,7 @@ fn reading_the_same_targets_again_allocates_nothing() {
         targets.cgroups.push(CgroupTarget {
             dirs: Arc::new(dirs),
             counted: true,
+            counted_in: None,
             events: None,
             young: false,
         });

@@ -45,6 +45,7 @@ pub(crate) fn running(id: u64, start_s: i64) -> Record {
             stdout: None,
             stderr: None,
             left_over: Vec::new(),
+            more_cgroups: Vec::new(),
         }),
     }
 }

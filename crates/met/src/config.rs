@@ -48,7 +48,7 @@ pub struct Daemon {
 }
 
 /// Jobs that somebody else started.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Jobs {
     pub discover: Presence,
     /// Tried before those that are built in.
@@ -56,6 +56,23 @@ pub struct Jobs {
     /// The cgroup below which they are looked for; `None` is everywhere.
     pub below: Option<PathBuf>,
     pub plain: Plain,
+    /// A group of processes is a job of its own when it has lived for so long,
+    pub plain_after: Duration,
+    /// or has used so much of a CPU.
+    pub plain_cpu: Duration,
+}
+
+impl Default for Jobs {
+    fn default() -> Jobs {
+        Jobs {
+            discover: Presence::default(),
+            layouts: Vec::new(),
+            below: None,
+            plain: Plain::default(),
+            plain_after: Duration::from_secs(10),
+            plain_cpu: Duration::from_secs(1),
+        }
+    }
 }
 
 /// What makes processes a job where no batch system does.
@@ -415,7 +432,7 @@ mod tests {
              gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
              schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
              \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
-             jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
+             jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  plain_after: 1min\n  plain_cpu: 500ms\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
              \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
@@ -436,10 +453,15 @@ mod tests {
         let layouts = [("mine", "m/job-{id}", ""), ("other", "o/{id}", "part-{step}")];
         let layouts = layouts.map(|(manager, path, parts)| Layout::parse(manager, path, parts).unwrap());
         let below = Some(PathBuf::from("/slice/a"));
-        assert_eq!(
-            config.jobs,
-            Jobs { discover: Presence::Yes, layouts: layouts.into(), below, plain: Plain::Unit }
-        );
+        let expected = Jobs {
+            discover: Presence::Yes,
+            layouts: layouts.into(),
+            below,
+            plain: Plain::Unit,
+            plain_after: Duration::from_secs(60),
+            plain_cpu: Duration::from_millis(500),
+        };
+        assert_eq!(config.jobs, expected);
         assert_eq!(config.sampling.interval, Duration::from_millis(250));
         assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
         assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));

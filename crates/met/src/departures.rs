@@ -11,6 +11,9 @@ use met_sources::taskstats::exits::{Exits, News};
 /// Processes of which no end was told are remembered up to this many, then added up.
 const DEPARTED_MAX: usize = 4096;
 
+/// Users whose processes ended as nobody's are told apart up to this many.
+const STRANGERS_MAX: usize = 4096;
+
 /// Processes whose dealing with children is looked up at one tick; each costs about 20 µs.
 const ASKED_MAX: usize = 32;
 
@@ -24,8 +27,7 @@ pub struct Departures {
     before: HashMap<u32, Member>,
     news: News,
     reaping: Reaping,
-    /// Boot time when somebody ended who was nobody's, and may have been of a job not known yet.
-    stranger_ns: i64,
+    strangers: Strangers,
     /// CPU time of this, and of listeners that are no more.
     spent_ns: i64,
     spent_listening_ns: i64,
@@ -42,24 +44,46 @@ struct Member {
 pub struct Watch {
     losses: u64,
     complete: bool,
+    /// Boot time since when processes may have entered the job that no process of it started.
+    entered_since_ns: Option<i64>,
+}
+
+/// From when on the ends of a job's processes must have been heard, in nanoseconds of the boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// Its first process began then, and all others descend from that.
+    Process(i64),
+    /// Its cgroup was made then, and anybody may be put into it.
+    Cgroup(i64),
+    Unknown,
 }
 
 impl Departures {
-    /// Opens the books for a job whose first process began at `begin_ns` of the boot.
-    pub fn open(&mut self, host: &Host, slot: u32, begin_ns: Option<i64>) -> Watch {
+    /// Opens the books for a job. `is_unused` says that nothing has run in its cgroup yet.
+    pub fn open(
+        &mut self,
+        host: &Host,
+        slot: u32,
+        beginning: Beginning,
+        is_unused: impl FnOnce() -> bool,
+    ) -> Watch {
         if self.exits.is_none() && !self.refused {
             self.exits = Exits::listen(host).ok();
             self.refused = self.exits.is_none();
         }
         self.ledger.open_page(slot);
-        let heard_from_start = |exits: &Exits, begin_ns: i64| {
-            exits.knows_births() && exits.since_ns() <= begin_ns && self.stranger_ns < begin_ns
+        let exits = self.exits.as_ref().filter(|exits| exits.knows_births());
+        let heard_since = |begin_ns: i64| exits.is_some_and(|exits| exits.since_ns() <= begin_ns);
+        let (complete, entered_since_ns) = match beginning {
+            Beginning::Process(begin_ns) => {
+                (heard_since(begin_ns) && !self.strangers.ended_since(begin_ns, None), None)
+            }
+            Beginning::Cgroup(begin_ns) => {
+                (heard_since(begin_ns) || exits.is_some() && is_unused(), Some(begin_ns))
+            }
+            Beginning::Unknown => (false, None),
         };
-        let complete = match (&self.exits, begin_ns) {
-            (Some(exits), Some(begin_ns)) => heard_from_start(exits, begin_ns),
-            _ => false,
-        };
-        Watch { losses: self.news.losses, complete }
+        Watch { losses: self.news.losses, complete, entered_since_ns }
     }
 
     /// Closes the books of a job, and stops listening with the last of them.
@@ -91,9 +115,14 @@ impl Departures {
         self.exits.as_ref().is_some_and(Exits::accounts_delays)
     }
 
-    /// Whether every end of the job's processes was heard.
-    pub fn is_complete(&self, watch: Watch) -> bool {
-        self.is_listening() && watch.complete && watch.losses == self.news.losses
+    /// Whether every end of the processes of a job was heard, and known to be its. One that was put into a
+    /// cgroup and ended before anybody looked is nobody's, so no such process of the job's owner may have ended.
+    pub fn is_complete(&self, watch: Watch, owner_uid: Option<u32>) -> bool {
+        let doubtful = |since_ns| self.strangers.ended_since(since_ns, owner_uid);
+        self.is_listening()
+            && watch.complete
+            && watch.losses == self.news.losses
+            && !watch.entered_since_ns.is_some_and(doubtful)
     }
 
     pub fn gone(&self, slot: u32) -> Option<&Gone> {
@@ -121,7 +150,7 @@ impl Departures {
         targets: &Targets,
         map: &JobMap,
         leaving: Option<u32>,
-        ended: impl FnMut(u32, &Exit),
+        mut ended: impl FnMut(u32, &Exit),
     ) {
         if self.exits.is_none() || (self.news.is_empty() && !self.ledger.is_waiting()) {
             return;
@@ -135,14 +164,42 @@ impl Departures {
             leaving,
             reaping: &mut self.reaping,
         };
-        let strangers = self.ledger.enter(&self.news.births, &self.news.ends, &mut living, ended);
+        let (strangers, now_ns) = (&mut self.strangers, clock::boottime_ns());
+        self.ledger.enter(&self.news.births, &self.news.ends, &mut living, |job, exit| match job {
+            Some(job) => ended(job, exit),
+            None => strangers.note(exit.uid, now_ns),
+        });
         living.reaping.forget(|pid| living.now.contains_key(&pid));
-        if strangers > 0 {
-            self.stranger_ns = clock::boottime_ns();
-        }
         self.news.births.clear();
         self.news.ends.clear();
         self.spent_ns += clock::thread_cpu_ns() - begin_ns;
+    }
+}
+
+/// When somebody last ended who was nobody's, and may have been of a job that was not known yet: by user.
+#[derive(Default)]
+struct Strangers {
+    last_ns: HashMap<u32, i64>,
+    /// Of users beyond those.
+    others_ns: Option<i64>,
+}
+
+impl Strangers {
+    fn note(&mut self, uid: u32, now_ns: i64) {
+        if self.last_ns.len() < STRANGERS_MAX || self.last_ns.contains_key(&uid) {
+            self.last_ns.insert(uid, now_ns);
+        } else {
+            self.others_ns = Some(now_ns);
+        }
+    }
+
+    /// `uid`: of this user alone.
+    fn ended_since(&self, since_ns: i64, uid: Option<u32>) -> bool {
+        let of_users = match uid {
+            Some(uid) => self.last_ns.get(&uid).copied(),
+            None => self.last_ns.values().max().copied(),
+        };
+        of_users.max(self.others_ns).is_some_and(|last_ns| last_ns >= since_ns)
     }
 }
 
@@ -314,6 +371,19 @@ mod tests {
         own.depart(false, |_| false);
         own.end(8);
         assert_eq!(own.total(0), 5, "without records the last reading is all there is");
+    }
+
+    #[test]
+    fn strangers_cast_doubt_on_their_own_users_jobs() {
+        let mut strangers = Strangers::default();
+        assert!(!strangers.ended_since(0, None));
+        strangers.note(1000, 50);
+        let seen = [(50, Some(1000)), (51, Some(1000)), (50, Some(1001)), (50, None)];
+        assert_eq!(seen.map(|(since_ns, uid)| strangers.ended_since(since_ns, uid)), [true, false, false, true]);
+        for uid in 0..STRANGERS_MAX as u32 {
+            strangers.note(uid, 60);
+        }
+        assert!(strangers.ended_since(60, Some(4_000_000)), "beyond so many everybody is in doubt");
     }
 
     #[test]

@@ -101,6 +101,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
             stdout: draft.stdout,
             stderr: draft.stderr,
             left_over: Vec::new(),
+            more_cgroups: Vec::new(),
         }),
     };
     Ok(Assignment {

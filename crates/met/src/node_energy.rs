@@ -226,6 +226,13 @@ impl NodeEnergy {
         self.jobs.insert(slot, job);
     }
 
+    /// Goes on with a job under another name.
+    pub fn rename(&mut self, slot: u32, key: &JobKey) {
+        if let Some(job) = self.jobs.get_mut(&slot) {
+            job.key = key.clone();
+        }
+    }
+
     /// What an earlier daemon charged, by the job's last cells.
     pub fn recall(&mut self, slot: u32, cells: &[i64]) {
         if let Some(job) = self.jobs.get_mut(&slot) {

@@ -8,7 +8,7 @@ use met_sources::Options;
 use proptest::prelude::*;
 
 use super::*;
-use crate::sampler::Sampler;
+use crate::sampler::{Known, Sampler};
 use crate::view::sample;
 
 const SECOND: i64 = 1_000_000_000;
@@ -450,7 +450,7 @@ fn a_sampler_on_a_captured_machine_charges_what_its_counters_show() {
         whole_uj += window.whole_uj as i64;
     }
     assert_eq!(whole_uj, 5 * (1 + 2 + 3) * 777_777);
-    assert!(sampler.remove(slot, None).is_some());
+    assert!(sampler.remove(slot, Known::default()).is_some());
     let settled = sampler.settle_now();
     let mut totals = Totals::default();
     settled[0].1.put(&mut totals);

@@ -1,7 +1,7 @@
 //! The living processes of one job, looked up once: for `met ps`, `met cancel` and reports.
 
 use met_core::holding::{self, Holding};
-use met_core::job::{ProcessId, Record};
+use met_core::job::{CgroupPaths, ProcessId, Record};
 use met_host::{Host, parse};
 use met_jobs::{JobSpec, Members};
 
@@ -34,6 +34,7 @@ pub fn spec(host: &Host, record: &Record, slot: u32) -> Option<JobSpec> {
         keeper: local.supervisor.filter(|_| local.origin != met_core::job::Origin::Attach),
         roots,
         cgroup: local.cgroup.clone(),
+        more_cgroups: local.more_cgroups.clone(),
     })
 }
 
@@ -114,6 +115,23 @@ pub fn is_daemon(host: &Host, pid: u32) -> bool {
         _ => false,
     };
     same_program && command_of(host, pid).get(1).is_some_and(|argument| argument == "daemon")
+}
+
+/// Whether nothing has run in a cgroup yet. One that cannot be read may have been used.
+pub fn is_unused(host: &Host, cgroup: &CgroupPaths) -> bool {
+    let mut text = Vec::new();
+    let used = match (&cgroup.unified, &cgroup.cpuacct) {
+        (Some(unified), _) => {
+            let read = host.read_small(unified.join("cpu.stat"), &mut text);
+            read.ok().map(|()| parse::value_of(&text, "usage_usec"))
+        }
+        (None, Some(cpuacct)) => {
+            let read = host.read_small(cpuacct.join("cpuacct.usage"), &mut text);
+            read.ok().map(|()| parse::cell(text.trim_ascii()))
+        }
+        (None, None) => None,
+    };
+    used == Some(0)
 }
 
 /// The command line of a process; nothing where it has none.

@@ -189,12 +189,32 @@ pub struct DiscoveryStatus {
     /// Why not everything is watched.
     pub refused: Option<String>,
     pub left_out: u64,
+    /// Directories of users that were gone before a job was seen in them, and what was used unseen.
+    #[serde(default)]
+    pub unseen_directories: u64,
+    #[serde(default)]
+    pub unseen_cpu_ns: u64,
+    /// Jobs of v1 managers whose events are counted in v2 directories of ours, and why others are not.
+    #[serde(default)]
+    pub shadows: usize,
+    #[serde(default)]
+    pub shadows_refused: Option<String>,
 }
 
 impl From<met_jobs::discover::Health> for DiscoveryStatus {
     fn from(health: met_jobs::discover::Health) -> DiscoveryStatus {
-        let met_jobs::discover::Health { jobs, homes, watches, refused, left_out, .. } = health;
-        DiscoveryStatus { jobs, homes, watches, refused, left_out }
+        let met_jobs::discover::Health { jobs, homes, watches, refused, left_out, unseen, .. } = health;
+        let (unseen_directories, unseen_cpu_ns) = (unseen.directories, unseen.cpu_ns);
+        DiscoveryStatus {
+            jobs,
+            homes,
+            watches,
+            refused,
+            left_out,
+            unseen_directories,
+            unseen_cpu_ns,
+            ..DiscoveryStatus::default()
+        }
     }
 }
 

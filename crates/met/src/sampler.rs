@@ -4,7 +4,7 @@
 //! job for its counters. Samples give the course over time and never make a total that a counter has.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use met_core::gpu::card::{self, label};
 use met_core::gpu_use;
 use met_core::job::QualityKind::{Estimated, LowerBound, Measured, Sampled as SampledKind};
 use met_core::job::{
-    Emission, EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals,
+    CgroupPaths, Emission, EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind, Record, Totals,
 };
 use met_core::job_table::*;
 use met_core::node::{Freshness, NodeRow, NodeRows};
-use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu};
+use met_core::{Batch, JOB, Kind, MISSING, Subject, Table, gpu};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{Members, enclosure};
@@ -28,7 +28,7 @@ use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unav
 use met_store::Device;
 
 use crate::config::Config;
-use crate::departures::{Departures, OwnFigures, Watch};
+use crate::departures::{Beginning, Departures, OwnFigures, Watch};
 use crate::node_energy::{self, Charged, NodeEnergy};
 use crate::processes;
 use crate::running::Running;
@@ -109,6 +109,8 @@ struct Tracked {
     running: Running,
     own: OwnFigures,
     watch: Watch,
+    /// What was counted in directories that are gone, while it has others.
+    left: Vec<i64>,
     /// The highest reading of each counter.
     floors: Vec<i64>,
     /// Its first process, until its environment has been read for the last time.
@@ -147,6 +149,24 @@ impl Tracked {
             }
         }
         cells[PROCESSES] = cells[PROCESSES].saturating_add(gone.unseen as i64);
+    }
+
+    /// Keeps what was counted in a directory that is gone; `cpu_ns` is better than its last reading.
+    fn leave(&mut self, table: &'static Table, cells: &[i64], cpu_ns: Option<i64>) {
+        for (column, &cell) in table.columns.iter().zip(cells) {
+            let to = column.feeds.and_then(|feeds| JOB.column(feeds));
+            let Some(to) = to.filter(|_| column.kind == Kind::Counter) else { continue };
+            let cell = cpu_ns.filter(|_| to == CPU).unwrap_or(cell);
+            if cell != MISSING {
+                self.left[to] = self.left[to].saturating_add(cell);
+            }
+        }
+    }
+
+    fn add_left(&self, cells: &mut [i64]) {
+        for (cell, left) in cells.iter_mut().zip(&self.left).filter(|(_, left)| **left > 0) {
+            *cell = if *cell == MISSING { *left } else { cell.saturating_add(*left) };
+        }
     }
 
     /// A child that ends between the listing and the reading is missing from one sum and back, by its
@@ -219,6 +239,19 @@ impl Profile {
                 || local.cgroup.unified.as_ref().is_some_and(has_controller),
             kept: matches!(local.origin, Origin::Run | Origin::Time),
         }
+    }
+}
+
+/// What is known of a job at its end, beside its samples.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known {
+    pub cpu_ns: Option<i64>,
+    pub uid: Option<u32>,
+}
+
+impl Known {
+    pub fn of(record: &Record) -> Known {
+        Known { cpu_ns: record.totals.get(CPU), uid: record.uid }
     }
 }
 
@@ -351,7 +384,14 @@ impl Sampler {
         let now_ns = clock::boottime_ns();
         let first = spec.keeper.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
         let ns_per_tick = 1_000_000_000 / self.host.facts().ticks_per_second;
-        let begin_ns = first.and_then(|ticks| i64::try_from(ticks).ok()?.checked_mul(ns_per_tick));
+        let first_ns = first.and_then(|ticks| i64::try_from(ticks).ok()?.checked_mul(ns_per_tick));
+        let made_ns = record.start_ns.map(|start_ns| start_ns - clock::unix_offset_ns());
+        let beginning = match (first_ns, made_ns) {
+            (Some(first_ns), _) => Beginning::Process(first_ns),
+            (None, Some(made_ns)) if !local.cgroup.is_empty() => Beginning::Cgroup(made_ns),
+            _ => Beginning::Unknown,
+        };
+        let is_unused = || processes::is_unused(&self.host, &local.cgroup);
         self.jobs.insert(
             slot,
             Tracked {
@@ -363,7 +403,8 @@ impl Sampler {
                 course: Course::new(&JOB),
                 running: Running::new(self.gap_ms(), PEAK_SPAN_MS),
                 own: OwnFigures::default(),
-                watch: self.departures.open(&self.host, slot, begin_ns),
+                watch: self.departures.open(&self.host, slot, beginning, is_unused),
+                left: vec![0; JOB.columns.len()],
                 floors: vec![MISSING; JOB.columns.len()],
                 main: local.main,
                 gpu_before_uj: (0, 0),
@@ -385,6 +426,41 @@ impl Sampler {
         self.refreshed_ns = i64::MIN;
     }
 
+    /// Goes on with a job under another name.
+    pub fn rename(&mut self, slot: u32, key: &JobKey) {
+        if let Some(job) = self.jobs.get_mut(&slot) {
+            job.key = key.clone();
+            self.energy.rename(slot, key);
+        }
+    }
+
+    /// Reads one more directory of a job, that of another node on this machine.
+    pub fn add_cgroup(&mut self, slot: u32, paths: CgroupPaths) {
+        self.members.add_cgroup(slot, paths);
+        self.refreshed_ns = i64::MIN;
+    }
+
+    /// One directory of a job is gone, and others are left: what was counted in it stays in the sum.
+    pub fn leave_cgroup(&mut self, slot: u32, paths: &CgroupPaths, cpu_ns: Option<i64>) {
+        let (Some(job), Some(id)) = (self.jobs.get_mut(&slot), self.members.cgroup_id(slot, paths)) else {
+            return;
+        };
+        for batch in self.runner.batches() {
+            for (_, cells) in batch.rows().filter(|(row, _)| row.owner == Subject::Cgroup(id)) {
+                job.leave(batch.table, cells, cpu_ns);
+            }
+        }
+    }
+
+    /// Counts the events of a job in a directory that was made for that.
+    pub fn count_in(&mut self, slot: u32, path: &Path) {
+        match self.host.cgroup_dir(path) {
+            Ok(dir) => self.members.count_in(slot, Some(Arc::new(dir))),
+            Err(error) => tracing::warn!("{}: {error}", path.display()),
+        }
+        self.refreshed_ns = i64::MIN;
+    }
+
     /// Tells what was sampled before this process began: by an earlier daemon.
     pub fn recall(&mut self, slot: u32, course: &Course) {
         let Some(job) = self.jobs.get_mut(&slot) else { return };
@@ -401,9 +477,9 @@ impl Sampler {
         self.energy.recall(slot, &job.floors);
     }
 
-    /// Ends a job. `cpu_ns` is all of its CPU time, where that is known: it decides the last share of energy,
-    /// which is told by `take_settled` when the meters have been read again.
-    pub fn remove(&mut self, slot: u32, cpu_ns: Option<i64>) -> Option<Sampled> {
+    /// Ends a job. All of its CPU time, where that is known, decides the last share of energy, which is told
+    /// by `take_settled` when the meters have been read again.
+    pub fn remove(&mut self, slot: u32, known: Known) -> Option<Sampled> {
         if self.cards.has_any(slot) {
             // What it used since the last tick is its, too.
             let tick = TickInfo { slow: false, cgroups_only: false };
@@ -415,7 +491,7 @@ impl Sampler {
         self.runner.read_again("perf", &self.targets, &TickInfo::default());
         self.follow_events();
         let job = self.jobs.remove(&slot)?;
-        let complete = self.departures.is_complete(job.watch) && !job.profile.attached;
+        let complete = self.departures.is_complete(job.watch, known.uid) && !job.profile.attached;
         let gone = self.departures.gone(slot).copied().unwrap_or_default();
         self.departures.close(slot);
         self.members.remove(slot);
@@ -426,7 +502,7 @@ impl Sampler {
         let charged = self.energy.charged(slot);
         let emission = charged.and_then(Charged::emission);
         charged.into_iter().for_each(|charged| charged.put(&mut totals));
-        let cpu_ns = cpu_ns.filter(|_| !job.profile.attached);
+        let cpu_ns = known.cpu_ns.filter(|_| !job.profile.attached);
         self.energy.leave(slot, cpu_ns, cards_uj, clock::boottime_ns());
         if self.jobs.is_empty() {
             self.cards.pause();
@@ -542,6 +618,9 @@ impl Sampler {
     /// Counts other events from now on. `options` has all their names. What cannot be counted is told.
     pub fn set_events(&mut self, asked: EventsAsked, options: &Options) -> Option<String> {
         self.asked = asked;
+        if self.refreshed_ns == i64::MIN {
+            self.refresh_members(clock::boottime_ns());
+        }
         if options.events.is_empty() {
             self.ask_for_events();
             return None;
@@ -634,6 +713,7 @@ impl Sampler {
             }
             cells[PROCESSES] = self.members.processes_seen(slot) as i64;
             job.add_gone(self.departures.gone(slot), cells);
+            job.add_left(cells);
             // A process holds some memory: the kernel counts in batches, and has not counted it yet.
             if cells[MEMORY_NEEDED] == 0 {
                 cells[MEMORY_NEEDED] = MISSING;
@@ -720,6 +800,7 @@ impl Sampler {
     }
 
     fn follow_events(&mut self) {
+        let mut fresh: Vec<(u32, EventCount)> = Vec::new();
         for (batches, labels) in self.runner.labelled() {
             let [batch] = batches else { continue };
             if !std::ptr::eq(batch.table, &perf::TABLE) {
@@ -727,13 +808,20 @@ impl Sampler {
             }
             for (row, cells) in batch.rows() {
                 let label = labels.get(row.part as usize).and_then(|label| label.first());
-                let job = self.map.owner(row.owner).and_then(|slot| self.jobs.get_mut(&slot));
-                let (Some(job), Some(label)) = (job, label) else { continue };
+                let (Some(slot), Some(label)) = (self.map.owner(row.owner), label) else { continue };
                 let Some(count) = perf::count_of(label, cells) else { continue };
-                match job.events.iter_mut().find(|event| event.name == count.name) {
-                    Some(known) => *known = count,
-                    None => job.events.push(count),
+                // Several directories are of one job where several of its nodes are this machine.
+                match fresh.iter_mut().find(|(of, event)| *of == slot && event.name == count.name) {
+                    Some((_, event)) => event.count = event.count.saturating_add(count.count),
+                    None => fresh.push((slot, count)),
                 }
+            }
+        }
+        for (slot, count) in fresh {
+            let Some(job) = self.jobs.get_mut(&slot) else { continue };
+            match job.events.iter_mut().find(|event| event.name == count.name) {
+                Some(known) => *known = count,
+                None => job.events.push(count),
             }
         }
     }
@@ -1205,7 +1293,7 @@ impl Reading {
         if let Ok(dirs) = CgroupDirs::open(host, &spec.cgroup) {
             map.assign(Subject::Cgroup(dirs.id), spec.slot);
             let dirs = Arc::new(dirs);
-            targets.cgroups.push(CgroupTarget { dirs, counted: true, events: None, young: true });
+            targets.cgroups.push(CgroupTarget { dirs, counted: true, counted_in: None, events: None, young: true });
         }
         if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
             map.assign(Subject::Task { pid, start_ticks }, spec.slot);

@@ -137,7 +137,7 @@ fn energy_that_was_charged_stays_when_the_library_is_gone() {
     let slot = second.add(&record).unwrap();
     second.recall(slot, &course);
     second.look();
-    let sampled = second.remove(slot, None).unwrap();
+    let sampled = second.remove(slot, Known::default()).unwrap();
     let figure = sampled.totals.figure(GPU_ENERGY).unwrap();
     assert_eq!((figure.value, figure.kind), (energy_uj(&before), LowerBound));
 }

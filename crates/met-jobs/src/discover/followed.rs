@@ -32,6 +32,8 @@ pub(super) struct Job {
     found_ns: i64,
     existed: bool,
     told: bool,
+    /// Told by the name of its directory, which is not what its manager calls it.
+    nameless: bool,
     early_taken: usize,
     inhabited: bool,
     memory: Memory,
@@ -82,6 +84,7 @@ impl Discovery {
             found_ns: now_ns,
             existed,
             told: false,
+            nameless: false,
             early_taken: 0,
             inhabited: false,
             memory: Memory::UNKNOWN,
@@ -107,6 +110,7 @@ impl Discovery {
             // There is nothing to read yet of one that was made this very moment.
             let reads = job.existed || job.told || job.found_ns < now_ns;
             self.tell(id, now_ns, false);
+            self.ask_for_name(id);
             if reads {
                 self.read_job(id, false, now_ns);
             }
@@ -123,7 +127,7 @@ impl Discovery {
         }
         let early = EARLY_MS.get(job.early_taken).map(|ms| job.found_ns + ms * 1_000_000);
         let young = now_ns - job.found_ns < COMPLETE_AFTER_NS;
-        match (job.told && job.inhabited, early) {
+        match (job.told && job.inhabited && !job.nameless, early) {
             (true, early) => early,
             (false, Some(early)) if job.told || !young => Some(early),
             (false, _) if young => Some(now_ns + LOOK_AGAIN_NS),
@@ -144,9 +148,11 @@ impl Discovery {
             return;
         }
         let pids = self.files.pids(node.hierarchy, &node.path, &mut self.buffer);
-        let name = id_of(&self.files, job, &pids, now_or_never, &mut self.buffer);
-        let Some(name) = name else { return };
+        // Processes that can be asked may come later: a job is not kept back for that.
+        let waited = job.existed || now_or_never || now_ns - job.found_ns >= COMPLETE_AFTER_NS;
+        let Some((name, nameless)) = id_of(&self.files, job, &pids, waited, &mut self.buffer) else { return };
         let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.nameless = nameless;
         let start_ns = match self.files.earliest_start_ns(&pids) {
             Some(first_ns) if job.existed => first_ns.min(job.found_ns),
             _ => job.found_ns,
@@ -170,6 +176,19 @@ impl Discovery {
         })));
     }
 
+    /// A job that was told by the name of its directory is told by that of its manager, once it is known.
+    fn ask_for_name(&mut self, id: u32) {
+        let (Some(node), Some(job)) = (self.nodes.get(&id), self.jobs.get_mut(&id)) else { return };
+        if !job.nameless {
+            return;
+        }
+        let pids = self.files.pids(node.hierarchy, &node.path, &mut self.buffer);
+        if let Some(name) = self.files.number_in_environ(&pids, SLURM_JOB_ID, &mut self.buffer) {
+            job.nameless = false;
+            self.events.push(Event::Named(job.number, name));
+        }
+    }
+
     /// Before the notices: the cgroup in which somebody was killed is gone soon.
     pub(super) fn hear_alarms(&mut self) {
         for id in self.ear.rung() {
@@ -187,6 +206,7 @@ impl Discovery {
             if !self.removed.contains(&id) {
                 self.read_job(id, true, now_ns);
                 self.tell(id, now_ns, false);
+                self.ask_for_name(id);
             }
         }
     }
@@ -298,8 +318,20 @@ impl Discovery {
             job.parts.remove(&id);
             job.ended.push(part);
         }
+        let parent = self.nodes.get(&id).and_then(|node| Some((node.parent?, node.path.file_name()?.to_owned())));
+        let still_known = parent.filter(|(parent, name)| {
+            self.nodes.get(parent).is_some_and(|parent| parent.holds(name, id))
+        });
         let Some(node) = self.drop_node(id) else { return };
+        if let Some((parent, name)) = still_known {
+            self.await_notice(parent, &name);
+        }
         if matches!(node.role, Role::Way(_)) {
+            let is_below_home = node.parent.is_some_and(|parent| self.ledger.follows(parent));
+            if node.unexplored && is_below_home {
+                self.unseen.directories += 1;
+                self.unseen.cpu_ns += closed.map_or(0, |closed| closed.cpu_ns);
+            }
             self.lose_home(node.hierarchy, &node.path, now_ns);
         }
         self.ledger.forget(id);
@@ -360,15 +392,21 @@ fn hang(files: &Files, job: &mut Job, id: u32, path: &Path) {
     }
 }
 
-/// What its manager calls a job. A SLUID is not what anybody asks for, so its processes are asked; of a job
-/// that is gone without a word it is all there is.
-fn id_of(files: &Files, job: &Job, pids: &[u32], now_or_never: bool, buffer: &mut Vec<u8>) -> Option<String> {
+/// What its manager calls a job, and whether that is still to be found out. A SLUID is not what anybody asks
+/// for, so its processes are asked; as long as they say nothing it is all there is.
+fn id_of(
+    files: &Files,
+    job: &Job,
+    pids: &[u32],
+    waited: bool,
+    buffer: &mut Vec<u8>,
+) -> Option<(String, bool)> {
     match (job.captures.job_id(), &job.captures.sluid) {
-        (Some(id), _) => Some(id),
-        (None, Some(sluid)) => {
-            let asked = files.number_in_environ(pids, SLURM_JOB_ID, buffer);
-            asked.or_else(|| now_or_never.then(|| sluid.clone()))
-        }
+        (Some(id), _) => Some((id, false)),
+        (None, Some(sluid)) => match files.number_in_environ(pids, SLURM_JOB_ID, buffer) {
+            Some(id) => Some((id, false)),
+            None => waited.then(|| (sluid.clone(), true)),
+        },
         (None, None) => None,
     }
 }

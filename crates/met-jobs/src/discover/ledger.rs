@@ -129,15 +129,18 @@ impl Ledger {
     }
 
     /// Settles that all which no child explains was used by the directory itself. To be done when no child is
-    /// gone unnoticed: at the beginning, and where processes of its own let it grow.
-    pub fn rebase(&mut self, id: u32, read: &mut Read<'_>, now_ns: i64) {
-        let Some(account) = self.accounts.get(&id) else { return };
+    /// gone unnoticed: at the beginning, and where processes of its own let it grow. Returns by how much a
+    /// directory grew that has nothing in it but others: that was used by children that nobody saw.
+    pub fn rebase(&mut self, id: u32, read: &mut Read<'_>, now_ns: i64) -> u64 {
+        let Some(account) = self.accounts.get(&id) else { return 0 };
         let children: Vec<u32> = account.children.iter().copied().collect();
-        let Some((counter_ns, living_ns, gone)) = self.look(id, &children, read, now_ns) else { return };
-        if gone.is_empty()
-            && let Some(account) = self.accounts.get_mut(&id)
-        {
-            account.base_ns = i128::from(counter_ns) - account.finals_ns as i128 - living_ns as i128;
+        let Some((counter_ns, living_ns, gone)) = self.look(id, &children, read, now_ns) else { return 0 };
+        let Some(account) = self.accounts.get_mut(&id).filter(|_| gone.is_empty()) else { return 0 };
+        let before_ns = account.base_ns;
+        account.base_ns = i128::from(counter_ns) - account.finals_ns as i128 - living_ns as i128;
+        match account.hollow && !account.inhabited {
+            true => u64::try_from(account.base_ns - before_ns).unwrap_or(0),
+            false => 0,
         }
     }
 

@@ -14,6 +14,7 @@ mod watch;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,8 @@ const RESCAN_EVERY_NS: i64 = 60_000_000_000;
 const UNWATCHED_RESCAN_EVERY_NS: i64 = 1_000_000_000;
 /// Other things have to be done, too.
 const NOTICE_ROUNDS_MAX: usize = 64;
+/// Notices of removals that are waited for: more were lost.
+const AWAITED_MAX: usize = 1 << 14;
 /// A directory of its own for each of so many jobs and steps is more than a machine has.
 const NODES_MAX: usize = 1 << 17;
 
@@ -50,6 +53,8 @@ pub enum Event {
     Found(Box<Found>),
     /// A process was seen in it for the first time: there is somebody to ask who it is.
     Inhabited(u64),
+    /// What its manager calls it is known now; it was told by another name.
+    Named(u64, String),
     /// Its steps and tasks so far.
     Parts(u64, Vec<Part>),
     Ended(Box<Ended>),
@@ -94,7 +99,17 @@ pub struct Health {
     pub refused: Option<String>,
     /// Directories that are not followed because there are too many.
     pub left_out: u64,
+    pub unseen: Unseen,
     pub rescans: u64,
+}
+
+/// What came and went before anybody could look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unseen {
+    /// Directories on the way to jobs that were gone before a job was seen in them: each had at least one.
+    pub directories: u64,
+    /// What was used by jobs that nobody saw.
+    pub cpu_ns: u64,
 }
 
 pub struct Discovery {
@@ -124,6 +139,9 @@ pub struct Discovery {
     next_rescan_ns: i64,
     rescans: u64,
     left_out: u64,
+    unseen: Unseen,
+    /// Directories that were found to be gone, by their parents: the notice of it is to come.
+    awaited: HashSet<(u32, OsString)>,
     buffer: Vec<u8>,
     events: Vec<Event>,
 }
@@ -156,6 +174,8 @@ impl Discovery {
             next_rescan_ns: now_ns + RESCAN_EVERY_NS,
             rescans: 0,
             left_out: 0,
+            unseen: Unseen::default(),
+            awaited: HashSet::new(),
             buffer: Vec::new(),
             events: Vec::new(),
         };
@@ -222,14 +242,13 @@ impl Discovery {
 
     fn act_on(&mut self, notice: Notice, now_ns: i64) {
         match notice {
-            Notice::Made { watch, name } => {
-                if let Some(&Watched::Directory(parent)) = self.watched.get(&watch) {
-                    self.appeared(parent, &name, now_ns);
-                }
-            }
+            Notice::Made { watch, name, ahead } => match self.watched.get(&watch) {
+                Some(&Watched::Directory(parent)) => self.appeared(parent, &name, ahead, now_ns),
+                _ => ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead)),
+            },
             Notice::Removed { watch, name } => {
                 if let Some(&Watched::Directory(parent)) = self.watched.get(&watch) {
-                    self.vanished(parent, &name);
+                    self.noticed_removal(parent, &name, now_ns);
                 }
             }
             Notice::Changed { watch } => {
@@ -238,9 +257,7 @@ impl Discovery {
                 }
             }
             Notice::Ended { watch } => {
-                if self.watched.remove(&watch).is_some() {
-                    self.watcher.ended();
-                }
+                self.watched.remove(&watch);
             }
             Notice::Overflow => {}
         }
@@ -270,8 +287,11 @@ impl Discovery {
             self.reconcile(root, full, now_ns);
         }
         if full {
+            // Notices that were lost do not come any more.
+            self.awaited.clear();
             // Who came and went unseen is nobody's: not to be charged to the next one that ends.
-            self.rebase_all(now_ns);
+            self.close_removed(now_ns);
+            self.unseen.cpu_ns += self.rebase_all(now_ns);
         }
         self.mark_own_processes();
         let every_ns = match self.watcher.refused() {
@@ -292,9 +312,10 @@ impl Discovery {
         Health {
             jobs,
             homes: self.home_paths(),
-            watches: self.watcher.count(),
+            watches: self.watched.len(),
             refused: self.watcher.refused().map(|error| error.to_string()),
             left_out: self.left_out,
+            unseen: self.unseen,
             rescans: self.rescans,
         }
     }

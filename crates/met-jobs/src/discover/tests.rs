@@ -66,6 +66,19 @@ impl Machine {
         self.discovery.as_mut().unwrap().work()
     }
 
+    /// Until so many notices were taken and not acted on.
+    fn wait_for_notices(&self, count: usize) {
+        let begin = std::time::Instant::now();
+        while self.discovery.as_ref().unwrap().watcher.waiting() < count {
+            assert!(begin.elapsed().as_secs() < 20, "the notices were not taken");
+            std::thread::yield_now();
+        }
+    }
+
+    fn unseen(&self) -> Unseen {
+        self.discovery.as_ref().unwrap().health().unseen
+    }
+
     fn check(&mut self, expected: Expect) {
         expected.assert_eq(&text(&self.work()));
     }
@@ -87,6 +100,7 @@ fn text(events: &[Event]) -> String {
                 let (uid, user, node) = (captures.uid, &captures.user, &captures.node);
                 writeln!(text, "{job} found {manager}:{id} {uid:?} {user:?} {node:?} {paths:?}").unwrap();
             }
+            Event::Named(job, id) => writeln!(text, "{job} is slurm's {id}").unwrap(),
             Event::Inhabited(job) => writeln!(text, "{job} inhabited").unwrap(),
             Event::Parts(job, parts) => writeln!(text, "{job} has {} parts", parts.len()).unwrap(),
             Event::Ended(ended) => {
@@ -100,6 +114,59 @@ fn text(events: &[Event]) -> String {
         }
     }
     text
+}
+
+#[test]
+fn a_job_that_came_and_went_with_the_directory_of_its_user_is_told() {
+    let mut machine = Machine::new();
+    let home = format!("{CPUACCT}/slurm_n1");
+    machine.make(&home, 1000);
+    machine.open_builtin();
+    machine.work();
+    machine.make(&format!("{home}/uid_7"), 0);
+    machine.wait_for_notices(1);
+    machine.make(&format!("{home}/uid_7/job_5"), 0);
+    machine.write(&format!("{home}/cpuacct.usage"), "1700");
+    machine.remove(&format!("{home}/uid_7"));
+    machine.check(expect![[r#"
+        1 found slurm:5 Some(7) None Some("n1") ["/sys/fs/cgroup/cpuacct/slurm_n1/uid_7/job_5"]
+        1 ended, cpu 700 measured cgroup ancestor
+    "#]]);
+    assert_eq!(machine.unseen(), Unseen::default());
+    machine.check(expect![""]);
+}
+
+#[test]
+fn what_was_used_by_jobs_that_nobody_saw_is_told() {
+    let mut machine = Machine::new();
+    let home = format!("{CPUACCT}/slurm_n1");
+    machine.make(&home, 1000);
+    machine.open_builtin();
+    machine.work();
+    machine.make(&format!("{home}/uid_7"), 0);
+    machine.write(&format!("{home}/cpuacct.usage"), "1050");
+    machine.remove(&format!("{home}/uid_7"));
+    machine.check(expect![""]);
+    assert_eq!(machine.unseen(), Unseen { directories: 1, cpu_ns: 50 });
+    machine.write(&format!("{home}/cpuacct.usage"), "1080");
+    machine.discovery.as_mut().unwrap().rescan(true, 0);
+    assert_eq!(machine.unseen(), Unseen { directories: 1, cpu_ns: 80 }, "as after notices were lost");
+}
+
+#[test]
+fn a_job_that_was_found_to_be_gone_is_not_found_again_by_the_notice() {
+    let mut machine = Machine::new();
+    let job = format!("{CPUACCT}/slurm_n1/uid_7/job_5");
+    machine.make(&job, 0);
+    machine.open_builtin();
+    machine.work();
+    let discovery = machine.discovery.as_mut().unwrap();
+    fs::remove_dir_all(machine.root.path().join(&job)).unwrap();
+    discovery.rescan(false, 0);
+    machine.check(expect![[r#"
+        1 ended, cpu 0 measured cgroup ancestor
+    "#]]);
+    machine.check(expect![""]);
 }
 
 #[test]
@@ -228,6 +295,7 @@ fn a_job_that_is_named_by_a_sluid_is_asked_for_its_id() {
     machine.make(&job, 0);
     machine.open_builtin();
     machine.check(expect![[r#"
+        1 found slurm:s0123456789ABC None None Some("n0") ["/sys/fs/cgroup/cpuacct/system.slice/slurmstepd.scope/s0123456789ABC"]
         looked
     "#]]);
     let zeros = "0 ".repeat(17);
@@ -235,7 +303,14 @@ fn a_job_that_is_named_by_a_sluid_is_asked_for_its_id() {
     machine.write("proc/77/environ", b"A=\xff\0SLURM_JOB_ID=1234\0B=2\0");
     machine.write(&format!("{job}/step_0/cgroup.procs"), "77\n");
     machine.check(expect![[r#"
-        1 found slurm:1234 None None Some("n0") ["/sys/fs/cgroup/cpuacct/system.slice/slurmstepd.scope/s0123456789ABC"]
+        1 inhabited
+        1 is slurm's 1234
+    "#]]);
+    let other = format!("{CPUACCT}/system.slice/slurmstepd.scope/s0123456789ABD");
+    machine.make(&other, 0);
+    machine.write(&format!("{other}/cgroup.procs"), "77\n");
+    machine.check(expect![[r#"
+        2 found slurm:1234 None None Some("n0") ["/sys/fs/cgroup/cpuacct/system.slice/slurmstepd.scope/s0123456789ABD"]
     "#]]);
 }
 

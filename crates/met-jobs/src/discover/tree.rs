@@ -8,8 +8,8 @@ use met_host::KeptFile;
 
 use super::followed::Job;
 use super::ledger::Ledger;
-use super::watch::Watch;
-use super::{Discovery, NODES_MAX, literals};
+use super::watch::{Trail, Watch};
+use super::{AWAITED_MAX, Discovery, NODES_MAX, literals};
 use crate::layouts::{Captures, Layouts, Segment};
 
 /// One layout from the top of a hierarchy.
@@ -54,9 +54,18 @@ pub(super) struct Node {
     pub(super) role: Role,
     inode: u64,
     children: HashMap<OsString, u32>,
+    /// Whether it was made while it was looked at, and nothing was ever seen in it.
+    pub(super) unexplored: bool,
     watches: Vec<Watch>,
     /// What counts its CPU time, of those that are accounted for.
     counter: Option<KeptFile>,
+}
+
+impl Node {
+    /// Whether this is its directory of that name.
+    pub(super) fn holds(&self, name: &OsStr, id: u32) -> bool {
+        self.children.get(name) == Some(&id)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -84,7 +93,7 @@ impl Discovery {
         let role = Role::Way((0..self.routes.len()).map(way).collect());
         let id = self.insert(hierarchy, None, PathBuf::new(), role);
         self.homes.entry(PathBuf::new()).or_default().insert(hierarchy);
-        self.descend(id, true, now_ns);
+        self.descend(id, true, None, now_ns);
     }
 
     pub(super) fn roots(&self) -> Vec<u32> {
@@ -115,6 +124,7 @@ impl Discovery {
             role,
             inode,
             children: HashMap::new(),
+            unexplored: false,
             watches: Vec::new(),
             counter: None,
         };
@@ -122,22 +132,46 @@ impl Discovery {
         id
     }
 
-    /// A directory was made. One of the same name that was known is another one, and gone.
-    pub(super) fn appeared(&mut self, parent: u32, name: &OsStr, now_ns: i64) {
-        let Some(node) = self.nodes.get(&parent) else { return };
-        if let Some(known) = node.children.get(name).and_then(|id| self.nodes.get(id)) {
-            match self.files.look_at(known.hierarchy, &known.path) {
-                // Found by the listing before the notice came.
-                Ok((inode, _)) if inode == known.inode => return,
-                _ => self.vanished(parent, name),
+    /// A directory was made, and is watched already if `ahead`. One of the same name that was known is
+    /// another one, and gone.
+    pub(super) fn appeared(&mut self, parent: u32, name: &OsStr, ahead: Option<Watch>, now_ns: i64) {
+        let Some(&known) = self.nodes.get(&parent).and_then(|node| node.children.get(name)) else {
+            self.add_child(parent, name, false, ahead, now_ns);
+            return self.stir_job_of(parent);
+        };
+        let inode = self.nodes.get(&known).map(|known| known.inode);
+        let found = self.nodes.get(&known).map(|known| self.files.look_at(known.hierarchy, &known.path));
+        match found {
+            Some(Ok((found, _))) if Some(found) != inode => {
+                self.vanished(parent, name);
+                self.add_child(parent, name, false, ahead, now_ns);
+                self.stir_job_of(parent);
             }
+            // Found by a listing before the notice came; if it is gone since then, that is told, too.
+            _ => ahead.into_iter().for_each(|ahead| self.take_watch(known, ahead)),
         }
-        self.add_child(parent, name, false, now_ns);
-        self.stir_job_of(parent);
+    }
+
+    /// A directory is watched by somebody who was there before.
+    fn take_watch(&mut self, id: u32, watch: Watch) {
+        self.watched.insert(watch, Watched::Directory(id));
+        if let Some(node) = self.nodes.get_mut(&id).filter(|node| !node.watches.contains(&watch)) {
+            node.watches.push(watch);
+        }
+    }
+
+    /// The kernel tells that a directory is gone. A job that was never seen is taken note of now.
+    pub(super) fn noticed_removal(&mut self, parent: u32, name: &OsStr, now_ns: i64) {
+        let is_known = self.nodes.get(&parent).is_some_and(|node| node.children.contains_key(name));
+        let was_awaited = !self.awaited.is_empty() && self.awaited.remove(&(parent, name.to_owned()));
+        if !is_known && !was_awaited && matches!(self.role_of(parent, name), Some((Role::Job, _))) {
+            self.add_child(parent, name, false, None, now_ns);
+        }
+        self.vanished(parent, name);
     }
 
     /// A directory is gone. Whoever is in the job around it is read at once: it may go next.
-    pub(super) fn vanished(&mut self, parent: u32, name: &OsStr) {
+    fn vanished(&mut self, parent: u32, name: &OsStr) {
         let child = self.nodes.get(&parent).and_then(|node| self.nodes.get(node.children.get(name)?));
         // A notice may be of an earlier one of the same name, which was gone before it could be looked at.
         let is_there = child.is_some_and(|child| {
@@ -151,6 +185,14 @@ impl Discovery {
         self.stir_job_of(parent);
     }
 
+    /// A directory was found to be gone, and the notice of that is still to come.
+    pub(super) fn await_notice(&mut self, parent: u32, name: &OsStr) {
+        let is_watched = self.nodes.get(&parent).is_some_and(|parent| !parent.watches.is_empty());
+        if is_watched && self.awaited.len() < AWAITED_MAX {
+            self.awaited.insert((parent, name.to_owned()));
+        }
+    }
+
     fn stir_job_of(&mut self, id: u32) {
         match self.nodes.get(&id).map(|node| &node.role) {
             Some(Role::Job) => drop(self.stirred.insert(id)),
@@ -160,18 +202,21 @@ impl Discovery {
     }
 
     /// Follows a directory, if it is of interest, and those below it.
-    fn add_child(&mut self, parent: u32, name: &OsStr, existing: bool, now_ns: i64) {
-        let Some(role) = self.role_of(parent, name) else { return };
-        if self.nodes.len() >= NODES_MAX {
-            self.left_out += 1;
-            return;
-        }
-        let (role, found) = role;
+    fn add_child(&mut self, parent: u32, name: &OsStr, existing: bool, ahead: Option<Watch>, now_ns: i64) {
+        let has_room = self.nodes.len() < NODES_MAX;
+        let Some((role, found)) = self.role_of(parent, name).filter(|_| has_room) else {
+            self.left_out += u64::from(!has_room);
+            return ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead));
+        };
         let Some(node) = self.nodes.get(&parent) else { return };
         let (hierarchy, path) = (node.hierarchy, node.path.join(name));
         let id = self.insert(hierarchy, Some(parent), path.clone(), role);
         if let Some(node) = self.nodes.get_mut(&parent) {
             node.children.insert(name.to_owned(), id);
+            node.unexplored = false;
+        }
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.unexplored = !existing;
         }
         if self.ledger.follows(parent) {
             self.open_account(id, existing, now_ns);
@@ -183,7 +228,7 @@ impl Discovery {
             self.add_part(id, *job, now_ns);
         }
         self.register_home(id);
-        self.descend(id, existing, now_ns);
+        self.descend(id, existing, ahead, now_ns);
         self.end_unmoved(now_ns);
     }
 
@@ -273,8 +318,8 @@ impl Discovery {
         }
     }
 
-    /// Watches a directory, then lists what was made in it before.
-    fn descend(&mut self, id: u32, existing: bool, now_ns: i64) {
+    /// Watches a directory, unless it is already, then lists what was made in it before.
+    fn descend(&mut self, id: u32, existing: bool, ahead: Option<Watch>, now_ns: i64) {
         let Some(node) = self.nodes.get(&id) else { return };
         let wanted = match &node.role {
             Role::Way(ways) => ways.iter().any(|way| self.leads_on(node, way)),
@@ -284,16 +329,20 @@ impl Discovery {
             }
             Role::Beside => false,
         };
-        if !wanted || !node.watches.is_empty() {
+        if !wanted {
+            return ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead));
+        }
+        if !node.watches.is_empty() {
             return;
         }
+        let trails = self.trails_from(node);
         let (hierarchy, path, is_job) = (node.hierarchy, node.path.clone(), matches!(node.role, Role::Job));
         if !self.ledger.follows(id) && self.is_active_home(node) {
             self.open_account(id, existing, now_ns);
         }
         let real = self.files.real_path(hierarchy, &path);
         let mut watches = Vec::new();
-        if let Some(watch) = self.watcher.add_dir(&real) {
+        if let Some(watch) = ahead.or_else(|| self.watcher.add_dir(&real, trails)) {
             watches.push(watch);
             self.watched.insert(watch, Watched::Directory(id));
         }
@@ -310,9 +359,21 @@ impl Discovery {
         for (name, _) in self.files.list(hierarchy, &path, &mut self.buffer).unwrap_or_default() {
             let known = self.nodes.get(&id).is_none_or(|node| node.children.contains_key(&name));
             if !known {
-                self.add_child(id, &name, existing, now_ns);
+                self.add_child(id, &name, existing, None, now_ns);
             }
         }
+    }
+
+    /// What is to be watched below a directory as soon as it is made: the directories that lead to jobs.
+    fn trails_from(&self, node: &Node) -> Vec<Trail> {
+        let Role::Way(ways) = &node.role else { return Vec::new() };
+        let trail = |way: &Way| {
+            let Route { segments, home, .. } = &self.routes[way.route];
+            // In which hierarchy it goes on from there is not known yet.
+            let end = if way.at < *home { *home } else { segments.len() - 1 };
+            segments.get(way.at..end).filter(|names| !names.is_empty()).map(Trail::from)
+        };
+        ways.iter().filter(|way| self.leads_on(node, way)).filter_map(trail).collect()
     }
 
     /// A directory that outlives its jobs is there in one more hierarchy; the best of them is followed.
@@ -371,7 +432,7 @@ impl Discovery {
         match home.first().copied() {
             Some(next) => {
                 if let Some(id) = self.node_at(next, path) {
-                    self.descend(id, true, now_ns);
+                    self.descend(id, true, None, now_ns);
                 }
             }
             None => drop(self.homes.remove(path)),
@@ -393,6 +454,9 @@ impl Discovery {
     /// Forgets a node and its watches; its place in its parent is given free if it still holds it.
     pub(super) fn drop_node(&mut self, id: u32) -> Option<Node> {
         let node = self.nodes.remove(&id)?;
+        if !self.awaited.is_empty() {
+            self.awaited.retain(|(parent, _)| *parent != id);
+        }
         for &watch in &node.watches {
             // A directory that is followed anew has the same watch.
             let ours = [Watched::Directory(id), Watched::Events(id)];
@@ -438,10 +502,11 @@ impl Discovery {
             .collect();
         for name in gone {
             self.vanished(id, &name);
+            self.await_notice(id, &name);
         }
         for name in listed.keys() {
             if self.nodes.get(&id).is_some_and(|node| !node.children.contains_key(name)) {
-                self.add_child(id, name, false, now_ns);
+                self.add_child(id, name, false, None, now_ns);
             }
         }
         self.reconcile_below(id, full, now_ns);
@@ -465,12 +530,15 @@ impl Discovery {
         }
     }
 
-    pub(super) fn rebase_all(&mut self, now_ns: i64) {
+    /// Settles what no child explains, and says how much of it nobody can have used who is known.
+    pub(super) fn rebase_all(&mut self, now_ns: i64) -> u64 {
         self.mark_own_processes();
         let accounted: Vec<u32> = self.nodes.keys().copied().filter(|id| self.ledger.follows(*id)).collect();
+        let mut unseen_ns: u64 = 0;
         for id in accounted {
-            self.with_counters(|ledger, read| ledger.rebase(id, read, now_ns));
+            unseen_ns += self.with_counters(|ledger, read| ledger.rebase(id, read, now_ns));
         }
+        unseen_ns
     }
 
     /// Where processes of its own let a directory grow, that is settled before a child of it ends.

@@ -438,7 +438,7 @@ fn found_jobs(setting: &Setting) -> Finding {
     let counts: Vec<String> =
         status.jobs.iter().map(|(manager, count)| format!("{count} of {manager}")).collect();
     let jobs = if counts.is_empty() { "none at present".to_owned() } else { counts.join(", ") };
-    let (health, trouble, remedy) = match (&status.refused, status.left_out) {
+    let (mut health, mut trouble, remedy) = match (&status.refused, status.left_out) {
         (None, 0) => (Health::Good, String::new(), None),
         (Some(why), _) => (
             Health::Less,
@@ -449,6 +449,21 @@ fn found_jobs(setting: &Setting) -> Finding {
         ),
         (None, left_out) => (Health::Less, format!("; {left_out} cgroups too many are left out"), None),
     };
+    if status.unseen_directories > 0 || status.unseen_cpu_ns > 0 {
+        health = Health::Less;
+        trouble += &format!(
+            "; {} directories of jobs came and went unseen, with {} of CPU time that is nobody's",
+            status.unseen_directories,
+            units::duration(status.unseen_cpu_ns as f64 / 1e9),
+        );
+    }
+    if status.shadows > 0 {
+        trouble += &format!("; events of {} are counted in v2 cgroups of our own", status.shadows);
+    }
+    if let Some(why) = &status.shadows_refused {
+        health = Health::Less;
+        trouble += &format!("; events of jobs on cgroup v1 are not counted: {why}");
+    }
     Finding { what, health, detail: format!("{jobs}; {} watches{trouble}", status.watches), remedy }
 }
 

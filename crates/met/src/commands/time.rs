@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{Origin, Record};
-use met_core::job_table::CPU;
 use met_host::clock;
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,7 +15,7 @@ use crate::cli::TimeArgs;
 use crate::failure::Failure;
 use crate::launch::{self, Draft, Supervisor};
 use crate::protocol;
-use crate::sampler::{Sampled, Sampler};
+use crate::sampler::{Known, Sampled, Sampler};
 use crate::setting::Setting;
 use crate::supervise::Notice;
 use crate::view::{self, Style, units};
@@ -122,7 +121,7 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
 
 /// What was sampled, and the energy, for which the meters are read once more.
 fn end(mut sampler: Sampler, slot: u32, record: &mut Record) -> Option<Sampled> {
-    let sampled = sampler.remove(slot, record.totals.get(CPU));
+    let sampled = sampler.remove(slot, Known::of(&record));
     for (_, charged) in sampler.settle_now() {
         charged.put(&mut record.totals);
         record.emission = charged.emission();

@@ -162,6 +162,18 @@ pub static SECTIONS: &[Section] = &[
                        that a user made; `group`, a line typed into a shell; `auto`: sessions, by a daemon that \
                        root runs for everybody, where no resource manager is",
             },
+            Key {
+                name: "plain_after",
+                form: Form::Duration(|config, after| config.jobs.plain_after = after),
+                default: "10s",
+                help: "such processes are a job of their own when they have lived for so long,",
+            },
+            Key {
+                name: "plain_cpu",
+                form: Form::Duration(|config, cpu| config.jobs.plain_cpu = cpu),
+                default: "1s",
+                help: "or have used so much CPU time; what ends before counts for its user, in one job a day",
+            },
         ],
     },
     Section {

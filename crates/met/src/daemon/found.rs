@@ -13,7 +13,7 @@ use met_jobs::scheduler::join;
 
 use super::keeping::Keeping;
 use crate::jobs;
-use crate::sampler::{Live, Sampled};
+use crate::sampler::Sampled;
 use crate::users;
 
 impl Keeping {
@@ -28,6 +28,7 @@ impl Keeping {
             match event {
                 Event::Found(found) => self.found(*found),
                 Event::Inhabited(job) => self.identify(job),
+                Event::Named(job, id) => self.rename(job, &id),
                 Event::Parts(job, parts) => {
                     let key = self.found.get(&job).map(|directory| &directory.key);
                     if let Some(kept) = key.and_then(|key| self.jobs.get_mut(key)) {
@@ -42,6 +43,7 @@ impl Keeping {
 
     fn found(&mut self, found: Found) {
         if let Some(key) = self.on_another_node(&found) {
+            self.sampling.add_cgroup(&key, found.cgroup.clone());
             self.found.insert(found.job, Directory::of(&found, key));
             return;
         }
@@ -55,6 +57,10 @@ impl Keeping {
         };
         self.found.insert(found.job, Directory::of(&found, record.key.clone()));
         self.watch(record);
+        // An earlier daemon may have known it by another name.
+        if found.captures.sluid.as_ref() != Some(&found.id) {
+            self.rename(found.job, &found.id);
+        }
         // Whoever is in it already is not told of again.
         if !found.pids.is_empty() {
             self.identify(found.job);
@@ -88,22 +94,57 @@ impl Keeping {
         if !kept.record.nodes.contains(&node) {
             kept.record.nodes.push(node);
         }
+        if let Some(local) = &mut kept.record.local
+            && local.cgroup != found.cgroup
+            && !local.more_cgroups.contains(&found.cgroup)
+        {
+            local.more_cgroups.push(found.cgroup.clone());
+        }
         let record = kept.record.clone();
         self.keep(&record);
         Some(key)
     }
 
+    /// Moves a job that was found under another name to what its manager calls it.
+    fn rename(&mut self, job: u64, id: &str) {
+        let old = self.found.get(&job).map(|directory| directory.key.clone());
+        let Some(old) = old.filter(|old| old.id != id) else { return };
+        // What was sampled under its old name goes with it.
+        self.flush();
+        let Some(mut kept) = self.jobs.remove(&old) else { return };
+        let new = self.free_key(JobKey { id: id.to_owned(), ..old.clone() });
+        self.sampling.rename(&old, &new);
+        let moved = self.writer.course(&old).and_then(|course| self.writer.append_course(&new, &course));
+        if let Err(error) = moved.and_then(|()| self.writer.remove(&old)) {
+            tracing::warn!("job {id}: what was known of it as {} stays there: {error}", old.id);
+        }
+        kept.record.name = if kept.record.name == old.id { id.to_owned() } else { kept.record.name };
+        kept.record.key = new.clone();
+        kept.record = self.adopt(kept.record);
+        for directory in self.found.values_mut().filter(|directory| directory.key == old) {
+            directory.key = new.clone();
+        }
+        self.jobs.insert(new.clone(), kept);
+        self.rename_outer(&old, &new);
+        self.shadows.rename(&old, &new);
+        self.identify(job);
+    }
+
+    /// Requeued within a second, a job is still another one.
+    fn free_key(&self, mut key: JobKey) -> JobKey {
+        while self.jobs.contains_key(&key) || matches!(self.writer.get(&key), Ok(Some(_))) {
+            key.incarnation += 1;
+        }
+        key
+    }
+
     fn new_record(&self, found: &Found) -> Record {
-        let mut key = JobKey {
+        let key = self.free_key(JobKey {
             cluster: None,
             manager: found.manager.clone(),
             id: found.id.clone(),
             incarnation: found.start_ns.div_euclid(1_000_000_000),
-        };
-        // Requeued within a second: still another one.
-        while self.jobs.contains_key(&key) || matches!(self.writer.get(&key), Ok(Some(_))) {
-            key.incarnation += 1;
-        }
+        });
         let facts = self.host.facts();
         let mut record = Record {
             name: key.id.clone(),
@@ -140,6 +181,7 @@ impl Keeping {
                 stdout: None,
                 stderr: None,
                 left_over: Vec::new(),
+            more_cgroups: Vec::new(),
             }),
         };
         describe(&found.captures, &mut record);
@@ -147,33 +189,18 @@ impl Keeping {
     }
 
     fn found_ended(&mut self, ended: Ended) {
-        let Some(Directory { key, node, start_ns, .. }) = self.found.remove(&ended.job) else { return };
+        let Some(Directory { key, node, start_ns, cgroup }) = self.found.remove(&ended.job) else { return };
         let Some(kept) = self.jobs.get_mut(&key) else { return };
         put_parts(&mut kept.record.parts, ended.parts.clone());
+        let cpu_ns = ended.cpu.as_ref().map(|cpu| cpu.value);
         kept.gone.push(Gone { node, start_ns, ended });
         if self.found.values().any(|other| other.key == key) {
+            self.sampling.leave_cgroup(&key, cgroup, cpu_ns);
             return;
         }
         let mut record = kept.record.clone();
         add_up(&mut record, &kept.gone);
         self.close_found(record);
-    }
-
-    /// What a running job used so far on the nodes of this machine beside the one that is sampled.
-    pub(super) fn add_other_nodes(&self, record: &mut Record) {
-        let Some(kept) = self.jobs.get(&record.key).filter(|kept| kept.record.nodes.len() > 1) else {
-            return;
-        };
-        let mut cpu_ns: i64 = kept.gone.iter().filter_map(|gone| Some(gone.ended.cpu.as_ref()?.value)).sum();
-        for directory in self.found.values().filter(|directory| directory.key == record.key) {
-            let sampled = record.local.as_ref().is_some_and(|local| local.cgroup == directory.cgroup);
-            let known_ns = match sampled {
-                true => record.totals.get(CPU),
-                false => Live::now(&self.host, &directory.as_job(record)).totals.get(CPU),
-            };
-            cpu_ns += known_ns.unwrap_or(0);
-        }
-        record.totals.set(CPU, cpu_ns, QualityKind::Sampled, "cgroup");
     }
 
     /// Jobs that an earlier daemon followed and that are gone since: as last known.
@@ -217,15 +244,6 @@ pub(super) struct Directory {
 impl Directory {
     fn of(found: &Found, key: JobKey) -> Directory {
         Directory { key, node: node_of(found), cgroup: found.cgroup.clone(), start_ns: found.start_ns }
-    }
-
-    /// The job as if it were in this directory alone.
-    fn as_job(&self, record: &Record) -> Record {
-        let mut record = record.clone();
-        if let Some(local) = &mut record.local {
-            local.cgroup.clone_from(&self.cgroup);
-        }
-        record
     }
 }
 
@@ -341,9 +359,12 @@ fn is_same(host: &Host, record: &Record, found: &Found) -> bool {
     // Of a job on several nodes of this machine any of them may be found first.
     let on_its_node = record.nodes.len() > 1 && record.nodes.contains(&node_of(found));
     record.key.manager == found.manager
-        && record.key.id == found.id
         && local.boot_id == host.facts().boot_id
-        && (local.cgroup == found.cgroup || on_its_node)
+        && match &found.captures.sluid {
+            // What its manager calls it may have been found out before, or now.
+            Some(_) => local.cgroup == found.cgroup,
+            None => record.key.id == found.id && (local.cgroup == found.cgroup || on_its_node),
+        }
 }
 
 #[cfg(test)]

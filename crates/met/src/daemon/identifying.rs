@@ -31,6 +31,7 @@ impl Keeping {
     pub(super) fn identify(&mut self, job: u64) {
         self.asking.push(Asking { job, since: Instant::now(), asked: 0 });
         self.ask_who_is_due();
+        self.follow_shadows();
     }
 
     /// When a job is to be asked again.

@@ -23,6 +23,7 @@ use super::nesting::Outer;
 use super::plain::{self, Groups};
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
+use super::shadows::Shadows;
 use super::socket::Peer;
 use super::standing::Standing;
 use super::told;
@@ -32,8 +33,8 @@ use crate::failure::Failure;
 use crate::jobs;
 use crate::node_energy::Charged;
 use crate::paths::Place;
-use crate::protocol::{Reply, Request, Status, WireCourse};
-use crate::sampler::Live;
+use crate::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
+use crate::sampler::{Known, Live};
 use crate::setting::Setting;
 use crate::users;
 
@@ -70,6 +71,8 @@ pub struct Keeping {
     /// Jobs that are over, and whose last share of energy is not known yet.
     owed: HashSet<JobKey>,
     pub(super) emitting: Emitting,
+    /// Where events of jobs are counted that have no v2 cgroup.
+    pub(super) shadows: Shadows,
 }
 
 /// What a kilowatt hour emits.
@@ -114,7 +117,9 @@ impl Keeping {
             schedulers,
             owed: HashSet::new(),
             emitting: Emitting::default(),
+            shadows: Shadows::default(),
         };
+        keeping.remove_old_shadows();
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
         keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions)?;
         keeping.follow_factor();
@@ -316,6 +321,7 @@ impl Keeping {
         if self.jobs.contains_key(&record.key) {
             return;
         }
+        self.note_other_job(&record);
         let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
         let pidfd = supervisor
             .and_then(|supervisor| Pid::from_raw(supervisor.pid as i32))
@@ -360,7 +366,7 @@ impl Keeping {
     }
 
     pub(super) fn close_job(&mut self, mut record: Record) -> Result<()> {
-        let sampled = self.sampling.remove(&record.key, record.totals.get(CPU));
+        let sampled = self.sampling.remove(&record.key, Known::of(&record));
         if sampled.is_some() {
             self.owed.insert(record.key.clone());
         }
@@ -378,6 +384,7 @@ impl Keeping {
         self.outers.remove(&record.key);
         self.jobs.remove(&record.key);
         self.revert_with(&record.key);
+        self.follow_shadows();
         self.forget_cgroup(&record);
         if self.jobs.is_empty() {
             // Nobody wakes up again to write the last samples of the cards.
@@ -512,7 +519,6 @@ impl Keeping {
                 let sampled = live.remove(&record.key).filter(|live| live.totals.get(CPU).is_some());
                 let live = sampled.unwrap_or_else(|| Live::now(&self.host, record));
                 jobs::overlay(record, live);
-                self.add_other_nodes(record);
             }
         }
         jobs::remove_empty_cgroups(&self.host, &found);
@@ -574,7 +580,11 @@ impl Keeping {
             state: self.place.state.clone(),
             sources: self.sampling.costs()?,
             schedulers: self.schedulers.status(),
-            discovery: self.finding.as_ref().map(|finding| finding.health().into()),
+            discovery: self.finding.as_ref().map(|finding| DiscoveryStatus {
+                shadows: self.shadows.count(),
+                shadows_refused: self.shadows.refused().cloned(),
+                ..finding.health().into()
+            }),
         })
     }
 
@@ -588,6 +598,7 @@ impl Keeping {
     }
 
     pub fn flush(&mut self) {
+        self.follow_shadows();
         let drained = self.sampling.drain();
         for (key, course) in drained.jobs {
             if let Err(error) = self.writer.append_course(&key, &course) {

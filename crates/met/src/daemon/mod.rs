@@ -13,6 +13,7 @@ mod plain;
 mod privilege;
 mod sampling;
 pub mod schedulers;
+mod shadows;
 mod socket;
 mod standing;
 mod told;

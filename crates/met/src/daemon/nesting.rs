@@ -36,6 +36,19 @@ impl Keeping {
         }
     }
 
+    /// The job around others is called otherwise from now on.
+    pub(super) fn rename_outer(&mut self, old: &JobKey, new: &JobKey) {
+        for (inner, outer) in self.outers.iter_mut().filter(|(_, outer)| outer.key == *old) {
+            outer.key = new.clone();
+            if let Some(kept) = self.jobs.get_mut(inner) {
+                kept.record.inside = Some(format!("{}:{}", new.manager, new.id));
+                if let Err(error) = self.writer.put(&kept.record) {
+                    tracing::warn!("job {}: {error}", inner.id);
+                }
+            }
+        }
+    }
+
     fn outer_of(&self, pid: u32) -> Option<Outer> {
         if self.found.is_empty() {
             return None;

@@ -1,12 +1,12 @@
 //! Jobs where there is no batch system: groups of processes, looked at every few seconds.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use met_core::job::{CgroupPaths, JobKey, Local, Origin, QualityKind, Record, State, Summaries, Totals};
 use met_core::job_table::{CPU, PROCESSES};
-use met_host::cgroup::Hierarchies;
+use met_host::cgroup::{Hierarchies, Mount};
 use met_host::{Host, clock};
 use met_jobs::layouts::Layouts;
 use met_jobs::sessions::{
@@ -41,6 +41,10 @@ pub(super) struct Groups {
     /// Jobs that an earlier daemon followed, until the first look.
     resumable: Vec<Record>,
     next: Instant,
+    /// Where the slices of users are; `None` where units are jobs, which count by themselves.
+    slices: Option<Mount>,
+    /// Users who had other jobs since the last look: these are in their slices, too.
+    busy: HashSet<u32>,
 }
 
 struct Followed {
@@ -60,8 +64,16 @@ impl Groups {
             Plain::Unit => By::Unit,
             Plain::Group => By::ProcessGroup,
         };
+        let slices = Hierarchies::read(host).ok().and_then(|mounts| mounts.unified);
+        let rules = Rules {
+            job_after_ns: nanoseconds(jobs.plain_after),
+            job_cpu_ns: nanoseconds(jobs.plain_cpu),
+            ..Rules::new(by, sessions::uid_min(host))
+        };
         Some(Groups {
-            grouping: Grouping::new(Rules::new(by, sessions::uid_min(host))),
+            grouping: Grouping::new(rules),
+            slices: slices.filter(|_| by != By::Unit),
+            busy: HashSet::new(),
             table: ProcessTable::default(),
             layouts: Layouts::with(jobs.layouts.clone()),
             unless_managed: jobs.plain == Plain::Auto,
@@ -79,12 +91,31 @@ impl Groups {
         let is_job = |path: &Path| layouts.manager_of(path).is_some_and(|manager| manager != "systemd");
         let look = Look { host, now_ns: now.boot_ns, is_managed: &is_job, is_ours };
         match self.table.read(&look) {
-            Ok(rows) => self.grouping.look(now, rows, &mut changes),
+            Ok(rows) => {
+                self.grouping.look(now, rows, &mut changes);
+                self.tell_slices(host, now, &mut changes);
+            }
             Err(error) => tracing::warn!("processes cannot be listed: {error}"),
         }
         self.table.want(&self.grouping.wanted());
         changes
     }
+
+    /// What the slice of a user counted and no process of his accounts for was used by those that nobody saw.
+    fn tell_slices(&mut self, host: &Host, now: Now, changes: &mut Vec<Change>) {
+        let Some(slices) = &self.slices else { return };
+        for uid in self.grouping.users() {
+            let counted_ns = sessions::slice_cpu_ns(host, slices, uid).filter(|_| !self.busy.contains(&uid));
+            match counted_ns {
+                Some(cpu_ns) => self.grouping.tell_whole(uid, cpu_ns, now, changes),
+                None => self.grouping.forget_whole(uid),
+            }
+        }
+    }
+}
+
+fn nanoseconds(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn now(host: &Host) -> Now {
@@ -125,7 +156,10 @@ impl Keeping {
 
     fn look_at_groups(&mut self, groups: &mut Groups) {
         let ours: Vec<u32> = self.own_processes().collect();
+        let others = self.jobs.values().map(|kept| &kept.record).filter(|record| !is_plain(record));
+        groups.busy.extend(others.filter_map(|record| record.uid));
         let changes = groups.look(&self.host, &|process| ours.contains(&process.id.pid));
+        groups.busy.clear();
         for change in changes {
             match change {
                 Change::Began(id) => self.group_began(groups, id),
@@ -183,6 +217,13 @@ impl Keeping {
         self.watch(record);
         for member in members.into_iter().filter(|_| !cgroup) {
             self.sampling.add_root(&key, member);
+        }
+    }
+
+    /// A job that is no group began: what it does is in the slice of its user, too.
+    pub(super) fn note_other_job(&mut self, record: &Record) {
+        if let (Some(groups), Some(uid), false) = (&mut self.groups, record.uid, is_plain(record)) {
+            groups.busy.insert(uid);
         }
     }
 
@@ -277,6 +318,7 @@ fn new_record(host: &Host, group: &Group) -> Record {
             stdout: None,
             stderr: None,
             left_over: Vec::new(),
+            more_cgroups: Vec::new(),
         }),
     };
     record.scheduling.alias = Some(group.short_id());

@@ -3,13 +3,14 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use met_core::course::Course;
 use met_core::energy::emission::Factor;
-use met_core::job::{JobKey, ProcessId, Record};
+use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_host::Host;
 use met_sources::Options;
 use met_store::Device;
@@ -17,7 +18,7 @@ use met_store::Device;
 use crate::config::Config;
 use crate::node_energy::{Charged, EnergyWindow};
 use crate::protocol::SourceStatus;
-use crate::sampler::{EventsAsked, Live, Sampled, Sampler};
+use crate::sampler::{EventsAsked, Known, Live, Sampled, Sampler};
 
 /// The sampler answers between two ticks, which take milliseconds. Something in the machine may hang all the
 /// same, a file system or a driver, and must not keep the daemon from answering and ending.
@@ -33,7 +34,7 @@ pub struct Stuck;
 
 enum Order {
     Add(Box<Record>, Option<Box<Course>>),
-    Remove(JobKey, Option<i64>, SyncSender<Option<Sampled>>),
+    Remove(JobKey, Known, SyncSender<Option<Sampled>>),
     Settled(SyncSender<Vec<(JobKey, Charged)>>),
     SettleNow(SyncSender<Vec<(JobKey, Charged)>>),
     Factor(Box<Factor>),
@@ -42,6 +43,10 @@ enum Order {
     Reconfigure(Box<Config>, Box<Config>),
     Window(SyncSender<Option<EnergyWindow>>),
     AddRoot(JobKey, ProcessId),
+    Rename(JobKey, JobKey),
+    AddCgroup(JobKey, CgroupPaths),
+    LeaveCgroup(JobKey, CgroupPaths, Option<i64>),
+    CountIn(JobKey, PathBuf),
     Drain(SyncSender<Drained>),
     RecallDevices(Vec<Device>),
     Live(SyncSender<HashMap<JobKey, Live>>),
@@ -116,9 +121,29 @@ impl Sampling {
         let _ = self.orders.send(Order::AddRoot(key.clone(), process));
     }
 
-    /// Ends a job; `cpu_ns` is all of its CPU time.
-    pub fn remove(&self, key: &JobKey, cpu_ns: Option<i64>) -> Option<Sampled> {
-        self.ask(|reply| Order::Remove(key.clone(), cpu_ns, reply)).ok().flatten()
+    /// Reads one more directory of a job.
+    pub fn add_cgroup(&self, key: &JobKey, paths: CgroupPaths) {
+        let _ = self.orders.send(Order::AddCgroup(key.clone(), paths));
+    }
+
+    /// One of several directories of a job is gone; `cpu_ns` is what was used in it.
+    pub fn leave_cgroup(&self, key: &JobKey, paths: CgroupPaths, cpu_ns: Option<i64>) {
+        let _ = self.orders.send(Order::LeaveCgroup(key.clone(), paths, cpu_ns));
+    }
+
+    /// Counts the events of a job in a directory that was made for that.
+    pub fn count_in(&self, key: &JobKey, path: PathBuf) {
+        let _ = self.orders.send(Order::CountIn(key.clone(), path));
+    }
+
+    /// Goes on with a job under another name.
+    pub fn rename(&self, old: &JobKey, new: &JobKey) {
+        let _ = self.orders.send(Order::Rename(old.clone(), new.clone()));
+    }
+
+    /// Ends a job.
+    pub fn remove(&self, key: &JobKey, known: Known) -> Option<Sampled> {
+        self.ask(|reply| Order::Remove(key.clone(), known, reply)).ok().flatten()
     }
 
     /// Jobs that are over and whose energy is known since the last call.
@@ -241,8 +266,8 @@ fn obey(
                 }
             }
         }
-        Order::Remove(key, cpu_ns, reply) => {
-            let _ = reply.send(slots.remove(&key).and_then(|slot| sampler.remove(slot, cpu_ns)));
+        Order::Remove(key, known, reply) => {
+            let _ = reply.send(slots.remove(&key).and_then(|slot| sampler.remove(slot, known)));
         }
         Order::Settled(reply) => undelivered.hand_over_settled(sampler.take_settled(), &reply),
         Order::SettleNow(reply) => undelivered.hand_over_settled(sampler.settle_now(), &reply),
@@ -254,6 +279,27 @@ fn obey(
         Order::AddRoot(key, process) => {
             if let Some(&slot) = slots.get(&key) {
                 sampler.add_root(slot, process);
+            }
+        }
+        Order::AddCgroup(key, paths) => {
+            if let Some(&slot) = slots.get(&key) {
+                sampler.add_cgroup(slot, paths);
+            }
+        }
+        Order::LeaveCgroup(key, paths, cpu_ns) => {
+            if let Some(&slot) = slots.get(&key) {
+                sampler.leave_cgroup(slot, &paths, cpu_ns);
+            }
+        }
+        Order::CountIn(key, path) => {
+            if let Some(&slot) = slots.get(&key) {
+                sampler.count_in(slot, &path);
+            }
+        }
+        Order::Rename(old, new) => {
+            if let Some(slot) = slots.remove(&old) {
+                sampler.rename(slot, &new);
+                slots.insert(new, slot);
             }
         }
         Order::Drain(reply) => {

@@ -83,6 +83,18 @@ impl Standing {
         asked
     }
 
+    pub(super) fn asks_for_events(&self) -> bool {
+        !self.all_events().is_empty()
+    }
+
+    /// Whether events are to be counted in a job.
+    pub(super) fn asks_for_events_of(&self, key: &JobKey) -> bool {
+        match self.events.iter().find(|live| live.job.as_ref() == Some(key)) {
+            Some(live) => !live.names.is_empty(),
+            None => !self.events_for_all().is_empty(),
+        }
+    }
+
     /// Every event that is to be counted somewhere.
     fn all_events(&self) -> Vec<String> {
         let of_jobs = self.events.iter().filter(|live| live.job.is_some()).flat_map(|live| &live.names);
@@ -169,6 +181,7 @@ impl Keeping {
         self.config.perf.events = self.standing.events_for_all().to_vec();
         let mut options = sampler::options(&self.config, Duration::ZERO);
         (options.events, options.node) = (self.standing.all_events(), true);
+        self.follow_shadows();
         self.sampling.set_events(self.standing.asked(), options)
     }
 

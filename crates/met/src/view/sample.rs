@@ -57,6 +57,7 @@ pub fn bare(id: u32, name: &str) -> Record {
             stdout: None,
             stderr: None,
             left_over: Vec::new(),
+            more_cgroups: Vec::new(),
         }),
     }
 }
