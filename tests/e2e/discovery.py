@@ -1,7 +1,9 @@
 """Jobs that others start: found by their cgroups, whoever made them, and closed exactly when these are gone."""
 
 import collections
+import json
 import os
+import signal
 import time
 
 from harness import ALONE, check, close_to, equal, eventually, need_root, Skip, test
@@ -246,6 +248,131 @@ def a_job_on_two_nodes_of_one_machine_is_one_job(world, manager):
     whole = {part["node"]: part["totals"]["cpu_seconds"] for part in job["parts"] if not part["step"]}
     equal(sorted(whole), ["n1", "n2"], "nodes with a part")
     check(abs(sum(whole.values()) - cpu_of(job)) < 1e-6, "the parts add up to the job", whole, cpu_of(job))
+
+
+@with_manager
+def a_job_on_two_nodes_of_one_machine_is_sampled_as_a_whole(world, manager):
+    world.start_system_daemon()
+    second = Manager(world, node="n2")
+    second.make(second.home)
+    paths = [(manager, manager.job(5)), (second, second.job(5))]
+    eventually(lambda: len(slurm(world).get("5", {"job": {"nodes": []}})["job"]["nodes"]) == 2, "both nodes are seen")
+    hold = "data = bytearray(40 << 20)\nimport time\nend = time.process_time() + 0.2\n" \
+           "while time.process_time() < end: pass\ntime.sleep(1000)"
+    processes = [owner.start(path, world.python, "-c", hold) for owner, path in paths]
+    eventually(lambda: slurm(world)["5"]["totals"].get("memory_needed_peak_bytes", 0) > 75 << 20, "the memory of both")
+    listed = world.met("ps", "slurm:5").ok().out
+    check(all(str(process.pid) in listed for process in processes), "processes of both nodes", listed)
+    eventually(lambda: cpu_of(slurm(world)["5"]) > 0.38, "the CPU time of both")
+    processes[0].kill()
+    processes[0].wait()
+    manager.remove_when_empty(paths[0][1])
+    time.sleep(2.5)
+    check(cpu_of(slurm(world)["5"]) > 0.38, "what was used on a node that is gone stays", cpu_of(slurm(world)["5"]))
+    processes[1].kill()
+    processes[1].wait()
+    truth = second.cpu_s(paths[1][1])
+    second.remove_when_empty(paths[1][1])
+    job = finished(world, "5")["5"]
+    check(cpu_of(job) > 0.2 + truth * 0.97, "cpu of both", cpu_of(job), truth)
+    equal(len(world.jobs()), 1, "jobs")
+
+
+@with_manager
+def a_job_gets_the_number_of_its_manager_when_it_is_known(world, manager):
+    world.start_system_daemon()
+    path = f"{manager.below}/system.slice/slurmstepd.scope/s0123456789ABC"
+    manager.make(path)
+    eventually(lambda: list(slurm(world)) == ["s0123456789ABC"], "it is seen by the name of its directory")
+    environ = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "demo"}
+    process = manager.start(path, world.python, "-c", SPIN % 0.2 + "\ntime.sleep(1000)", env=environ)
+    eventually(lambda: list(slurm(world)) == ["77"], "it goes by its number, and by that alone")
+    eventually(lambda: slurm(world)["77"]["job"]["name"] == "demo", "its environment is read")
+    process.kill()
+    process.wait()
+    truth = manager.cpu_s(path)
+    manager.remove_when_empty(path)
+    job = finished(world, "77")["77"]
+    close_to(cpu_of(job), truth, 0.03, "cpu")
+    equal(len(world.jobs()), 1, "jobs")
+
+
+@with_manager
+def what_the_processes_of_a_job_wrote_is_measured_if_all_ends_were_heard(world, manager):
+    world.start_system_daemon()
+    found = next(line for line in json.loads(world.met("doctor", "--json").ok().out) if line["what"] == "taskstats")
+    if found["health"] == "no":
+        raise Skip(found["detail"])
+    # Of a user who does nothing else here: one who ended before he was seen might have been the job's.
+    path = manager.job(5, uid=54321)
+    eventually(lambda: "5" in slurm(world), "the job is seen")
+    # Nobody may be put into it and end before it was ever listed.
+    script = "import os, time\ntime.sleep(2.5)\nfor n in range(5):\n    os.system('head -c 1000000 /dev/zero > out')\n" \
+             "time.sleep(0.5)"
+    process = manager.start(path, world.python, "-c", script, cwd=world.root)
+    process.wait()
+    manager.remove_when_empty(path)
+    job = finished(world, "5")["5"]
+    check(job["totals"]["write_call_bytes"] >= 5_000_000 * 0.98, "bytes by calls", job["totals"])
+    kind = job["quality"]["page_faults_minor"]
+    equal(kind, {"kind": "measured", "source": "taskstats"}, "quality of what exit records tell")
+
+
+@test
+def events_of_a_job_on_cgroup_v1_are_counted(world):
+    manager = managed(world, "perf:\n  events: [page_faults]\n")
+    try:
+        manager.make(manager.home)
+        world.start_system_daemon()
+        path = manager.job(5)
+        script = "import mmap, os\nfor n in range(3):\n    if os.fork() == 0: break\n" \
+                 "while True:\n    pages = mmap.mmap(-1, 1 << 20)\n    pages.write(bytes(1 << 20))\n    pages.close()"
+        process = manager.start(path, world.python, "-c", script)
+        def found():
+            lines = json.loads(world.met("doctor", "--json").ok().out)
+            return next(line for line in lines if line["what"] == "found jobs")["detail"]
+        said = eventually(lambda: next((text for text in [found()] if "events of" in text), None), "doctor tells of it")
+        if "are not counted" in said:
+            raise Skip(said)
+        def count():
+            return slurm(world)["5"].get("events", {}).get("counts", {}).get("page_faults", {}).get("count", 0)
+        before = eventually(count, "they are counted")
+        eventually(lambda: count() > before + 1000, "they are counted on")
+        made = shadows()
+        equal(len(made), 1, "directories for events")
+        with open(f"{made[0]}/cgroup.procs") as file:
+            inside = set(file.read().split())
+        with open(f"{manager.points[0]}{path}/cgroup.procs") as file:
+            equal(inside, set(file.read().split()), "processes in it")
+        # A daemon that is killed leaves it; the next one takes it away, and makes another.
+        world.stop_system_daemon(signal.SIGKILL)
+        equal(shadows(), made, "directories after the daemon was killed")
+        world.start_system_daemon()
+        eventually(lambda: len(shadows()) == 1 and shadows() != made, "the old one is gone, a new one there")
+        for pid in inside:
+            os.kill(int(pid), 9)
+        process.wait()
+        manager.remove_when_empty(path)
+        job = finished(world, "5")["5"]
+        check(job["events"]["counts"]["page_faults"]["count"] > 1000, "page faults", job.get("events"))
+        equal(shadows(), [], "directories that are left")
+    finally:
+        manager.close()
+
+
+def shadows():
+    """The directories for events that there are, wherever they are."""
+    points = set()
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            front, _, back = line.partition(" - ")
+            if back.split()[0] == "cgroup2":
+                points.add(front.split()[4])
+    found = []
+    for point in points:
+        for path, names, _ in os.walk(point):
+            found += [os.path.join(path, name) for name in names if name.startswith("met-events-")]
+    return sorted(found)
 
 
 @with_manager

@@ -19,6 +19,8 @@ use crate::layouts::{Captures, SLURM_JOB_ID};
 /// A manager makes the directories of a job one after the other: so long is waited for the rest of them.
 const COMPLETE_AFTER_NS: i64 = 100_000_000;
 const LOOK_AGAIN_NS: i64 = 20_000_000;
+/// One look in so many is a full one, as long as nothing ran in a job.
+const FULL_LOOKS: u32 = 5;
 /// A job that nobody can name yet is looked at again this often.
 const NAMELESS_NS: i64 = 1_000_000_000;
 
@@ -35,6 +37,8 @@ pub(super) struct Job {
     /// Told by the name of its directory, which is not what its manager calls it.
     nameless: bool,
     early_taken: usize,
+    /// Looks for a first process since then.
+    looks: u32,
     inhabited: bool,
     memory: Memory,
     /// Whether the last reading of it was after its last process.
@@ -86,6 +90,7 @@ impl Discovery {
             told: false,
             nameless: false,
             early_taken: 0,
+            looks: 0,
             inhabited: false,
             memory: Memory::UNKNOWN,
             deserted: false,
@@ -109,6 +114,9 @@ impl Discovery {
             let Some(job) = self.jobs.get(&id) else { continue };
             // There is nothing to read yet of one that was made this very moment.
             let reads = job.existed || job.told || job.found_ns < now_ns;
+            if self.is_unused(id, now_ns) {
+                continue;
+            }
             self.tell(id, now_ns, false);
             self.ask_for_name(id);
             if reads {
@@ -120,7 +128,23 @@ impl Discovery {
         }
     }
 
+    /// Whether nobody has run yet in a job that has been looked at often: its counter says so for a tenth of
+    /// the price of a look. It is looked at again later, and in full now and then, for who came in asleep.
+    fn is_unused(&mut self, id: u32, now_ns: i64) -> bool {
+        let Some(job) = self.jobs.get_mut(&id) else { return false };
+        let is_waiting = job.told && !job.inhabited && !job.nameless && job.early_taken == EARLY_MS.len();
+        job.looks += u32::from(is_waiting);
+        if !is_waiting || job.looks.is_multiple_of(FULL_LOOKS) || self.counter_ns(id) != Some(0) {
+            return false;
+        }
+        if let Some(next_ns) = self.next_due_ns(id, now_ns) {
+            self.due.push(Reverse((next_ns, id)));
+        }
+        true
+    }
+
     fn next_due_ns(&mut self, id: u32, now_ns: i64) -> Option<i64> {
+        let is_told_of = self.is_told_of_processes(id);
         let job = self.jobs.get_mut(&id)?;
         while EARLY_MS.get(job.early_taken).is_some_and(|ms| job.found_ns + ms * 1_000_000 <= now_ns) {
             job.early_taken += 1;
@@ -131,8 +155,9 @@ impl Discovery {
             (true, early) => early,
             (false, Some(early)) if job.told || !young => Some(early),
             (false, _) if young => Some(now_ns + LOOK_AGAIN_NS),
+            (false, _) if is_told_of && job.told && !job.nameless => None,
             // Nobody is in it yet, which may stay so for hours: looked at ever more rarely.
-            (false, _) => Some(now_ns + ((now_ns - job.found_ns) / 4).max(NAMELESS_NS)),
+            (false, _) => Some(now_ns + ((now_ns - job.found_ns) / 2).max(NAMELESS_NS)),
         }
     }
 

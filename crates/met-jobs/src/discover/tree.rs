@@ -364,6 +364,12 @@ impl Discovery {
         }
     }
 
+    /// Whether the kernel says when the first process enters a job.
+    pub(super) fn is_told_of_processes(&self, id: u32) -> bool {
+        let watches = self.nodes.get(&id).map(|node| node.watches.as_slice()).unwrap_or_default();
+        watches.iter().any(|watch| self.watched.get(watch) == Some(&Watched::Events(id)))
+    }
+
     /// What is to be watched below a directory as soon as it is made: the directories that lead to jobs.
     fn trails_from(&self, node: &Node) -> Vec<Trail> {
         let Role::Way(ways) = &node.role else { return Vec::new() };
