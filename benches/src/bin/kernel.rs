@@ -154,7 +154,13 @@ fn bench_perf(host: &Host) -> Result<()> {
         made.0.push(path.clone());
         let paths = CgroupPaths { unified: Some(path), ..CgroupPaths::default() };
         let dirs = Arc::new(CgroupDirs::open(host, &paths)?);
-        targets.cgroups.push(CgroupTarget { dirs, counted: false, counted_in: None, events: None, young: false });
+        targets.cgroups.push(CgroupTarget {
+            dirs,
+            counted: false,
+            counted_in: None,
+            events: None,
+            young: false,
+        });
     }
     let mut runner = only(host, &["perf"], &EVENTS);
     if let Some((_, why)) = runner.unavailable().first() {

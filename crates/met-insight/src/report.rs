@@ -506,10 +506,10 @@ impl Reader<'_> {
             notes.push(how.to_owned());
         }
         let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);
-        let is_bound =
-            self.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound);
+        let is_bound = self.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound);
         if found && is_bound && !self.record.state.is_live() {
-            let how = "nobody here saw it end: what is marked ≥ was read before that, and it used at least as much";
+            let how =
+                "nobody here saw it end: what is marked ≥ was read before that, and it used at least as much";
             notes.push(how.to_owned());
         }
         let left_over = self.record.local.as_ref().map(|local| local.left_over.as_slice()).unwrap_or(&[]);

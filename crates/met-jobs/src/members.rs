@@ -511,7 +511,8 @@ impl Job {
     fn open_cgroups(&mut self, host: &Host) -> bool {
         let Job { spec, cgroups, .. } = self;
         cgroups.resize_with(1 + spec.more_cgroups.len(), || None);
-        for (cgroup, paths) in cgroups.iter_mut().zip(std::iter::once(&spec.cgroup).chain(&spec.more_cgroups)) {
+        for (cgroup, paths) in cgroups.iter_mut().zip(std::iter::once(&spec.cgroup).chain(&spec.more_cgroups))
+        {
             if cgroup.is_none() && !paths.is_empty() {
                 *cgroup = Cgroup::open(host, paths).ok();
             }

@@ -69,7 +69,8 @@ impl Shadow {
 
     /// Takes away a directory that somebody left who could not do so. What is not ours stays.
     pub fn remove(path: &Path) {
-        let is_ours = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(Self::PREFIX.as_bytes()));
+        let is_ours =
+            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(Self::PREFIX.as_bytes()));
         if let Some(home) = path.parent().filter(|_| is_ours && path.join("cgroup.procs").exists()) {
             send_back(path, home);
         }

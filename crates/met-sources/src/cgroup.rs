@@ -420,7 +420,13 @@ mod tests {
         let paths = met_core::job::CgroupPaths { unified: Some(path.clone()), ..Default::default() };
         let dirs = Arc::new(CgroupDirs::open(&host, &paths).unwrap());
         let targets = Targets {
-            cgroups: vec![CgroupTarget { dirs, counted: false, counted_in: None, events: None, young: false }],
+            cgroups: vec![CgroupTarget {
+                dirs,
+                counted: false,
+                counted_in: None,
+                events: None,
+                young: false,
+            }],
             tasks: Vec::new(),
         };
         let mut source = open(&host, &Options::default()).unwrap();

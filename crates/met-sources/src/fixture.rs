@@ -40,7 +40,13 @@ impl Machine {
         let paths = CgroupPaths { unified: path(unified), memory: path(memory), cpuacct: path(cpuacct) };
         let dirs = Arc::new(CgroupDirs::open(&self.host, &paths).unwrap());
         self.names.insert(dirs.id, name.to_owned());
-        self.targets.cgroups.push(CgroupTarget { dirs, counted: false, counted_in: None, events: None, young: false });
+        self.targets.cgroups.push(CgroupTarget {
+            dirs,
+            counted: false,
+            counted_in: None,
+            events: None,
+            young: false,
+        });
     }
 
     pub(crate) fn path(&self, path: &str) -> PathBuf {

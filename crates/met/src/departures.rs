@@ -379,7 +379,10 @@ mod tests {
         assert!(!strangers.ended_since(0, None));
         strangers.note(1000, 50);
         let seen = [(50, Some(1000)), (51, Some(1000)), (50, Some(1001)), (50, None)];
-        assert_eq!(seen.map(|(since_ns, uid)| strangers.ended_since(since_ns, uid)), [true, false, false, true]);
+        assert_eq!(
+            seen.map(|(since_ns, uid)| strangers.ended_since(since_ns, uid)),
+            [true, false, false, true]
+        );
         for uid in 0..STRANGERS_MAX as u32 {
             strangers.note(uid, 60);
         }

@@ -1293,7 +1293,13 @@ impl Reading {
         if let Ok(dirs) = CgroupDirs::open(host, &spec.cgroup) {
             map.assign(Subject::Cgroup(dirs.id), spec.slot);
             let dirs = Arc::new(dirs);
-            targets.cgroups.push(CgroupTarget { dirs, counted: true, counted_in: None, events: None, young: true });
+            targets.cgroups.push(CgroupTarget {
+                dirs,
+                counted: true,
+                counted_in: None,
+                events: None,
+                young: true,
+            });
         }
         if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
             map.assign(Subject::Task { pid, start_ticks }, spec.slot);

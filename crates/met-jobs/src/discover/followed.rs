@@ -343,10 +343,10 @@ impl Discovery {
             job.parts.remove(&id);
             job.ended.push(part);
         }
-        let parent = self.nodes.get(&id).and_then(|node| Some((node.parent?, node.path.file_name()?.to_owned())));
-        let still_known = parent.filter(|(parent, name)| {
-            self.nodes.get(parent).is_some_and(|parent| parent.holds(name, id))
-        });
+        let parent =
+            self.nodes.get(&id).and_then(|node| Some((node.parent?, node.path.file_name()?.to_owned())));
+        let still_known = parent
+            .filter(|(parent, name)| self.nodes.get(parent).is_some_and(|parent| parent.holds(name, id)));
         let Some(node) = self.drop_node(id) else { return };
         if let Some((parent, name)) = still_known {
             self.await_notice(parent, &name);

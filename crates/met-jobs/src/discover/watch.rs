@@ -213,8 +213,7 @@ impl Ears {
     /// Takes notices as they come, until told to stop.
     fn listen(&self) {
         loop {
-            let mut fds =
-                [PollFd::new(&self.inotify, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.inotify, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
             // An interrupted wait is one that was short.
             let waited = poll(&mut fds, None).is_ok();
             if waited && !fds[1].revents().is_empty() {

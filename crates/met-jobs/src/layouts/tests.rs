@@ -242,10 +242,7 @@ fn a_path_tells_what_the_manager_put_into_it() {
 fn a_layout_of_the_configuration_comes_first_and_must_name_its_job() {
     let own = Layout::parse("mine", "slurm/uid_{uid:#}/job_{id}", "part-{step}").unwrap();
     let layouts = Layouts::with(vec![own]);
-    assert_eq!(
-        told(&layouts, "slurm/uid_7/job_x/part-2").as_deref(),
-        Some("mine home 1 id=x uid=7 step=2")
-    );
+    assert_eq!(told(&layouts, "slurm/uid_7/job_x/part-2").as_deref(), Some("mine home 1 id=x uid=7 step=2"));
     for (manager, path) in [
         ("", "a/{id}"),
         ("local", "a/{id}"),

@@ -25,8 +25,7 @@ impl Machine {
         let dir = self.root.path().join(format!("proc/{pid}"));
         std::fs::create_dir_all(&dir).unwrap();
         let zeros = "0 ".repeat(17);
-        std::fs::write(dir.join("stat"), format!("{pid} (x) S {parent_pid} {zeros}{start_ticks} 0"))
-            .unwrap();
+        std::fs::write(dir.join("stat"), format!("{pid} (x) S {parent_pid} {zeros}{start_ticks} 0")).unwrap();
     }
 
     fn end(&self, pid: u32) {
@@ -177,11 +176,7 @@ fn a_cgroup_says_who_is_in_a_job_and_the_tree_does_not() {
     assert_eq!(machine.refresh(), [(11, 3), (99, 3)], "12 left the cgroup");
     machine.process(50, 1, 500);
     machine.members.add(JobSpec { slot: 4, keeper: None, ..JobSpec::default() });
-    assert_eq!(
-        machine.refresh(),
-        [(11, 3), (99, 3)],
-        "the same when processes are listed for another job"
-    );
+    assert_eq!(machine.refresh(), [(11, 3), (99, 3)], "the same when processes are listed for another job");
     let (mut targets, mut map) = (Targets::default(), JobMap::default());
     machine.members.fill(&mut targets, &mut map);
     assert_eq!(map.owner(Subject::Cgroup(targets.cgroups[0].dirs.id)), Some(3));

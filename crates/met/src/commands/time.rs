@@ -121,7 +121,7 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
 
 /// What was sampled, and the energy, for which the meters are read once more.
 fn end(mut sampler: Sampler, slot: u32, record: &mut Record) -> Option<Sampled> {
-    let sampled = sampler.remove(slot, Known::of(&record));
+    let sampled = sampler.remove(slot, Known::of(record));
     for (_, charged) in sampler.settle_now() {
         charged.put(&mut record.totals);
         record.emission = charged.emission();

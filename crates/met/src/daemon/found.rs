@@ -181,7 +181,7 @@ impl Keeping {
                 stdout: None,
                 stderr: None,
                 left_over: Vec::new(),
-            more_cgroups: Vec::new(),
+                more_cgroups: Vec::new(),
             }),
         };
         describe(&found.captures, &mut record);

@@ -20,6 +20,8 @@ use crate::jobs;
 use crate::protocol::SchedulerStatus;
 use crate::users;
 
+/// After an answer of so many runs memory is given back.
+const LONG_ANSWER_RUNS: u64 = 5_000;
 /// Pieces of news that wait; whoever has more waits, too.
 const QUEUE: usize = 4;
 /// A scheduler hears of an end after the node does.
@@ -140,6 +142,15 @@ impl Schedulers {
     }
 }
 
+/// What a long answer took goes back to the machine: the allocator would keep it for the next one.
+fn give_back_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it touches what is free only.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
@@ -194,6 +205,9 @@ impl Asking {
                 ring(bell);
             }
         });
+        if told_runs > LONG_ANSWER_RUNS {
+            give_back_memory();
+        }
         let mut status = lock(&self.status);
         status.told += told_runs;
         status.took_ms = i64::try_from(begin.elapsed().as_millis()).ok();
