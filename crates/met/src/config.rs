@@ -432,7 +432,7 @@ mod tests {
              gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
              schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
              \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
-             jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  plain_after: 1min\n  plain_cpu: 500ms\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
+             jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  plain_after: 1m\n  plain_cpu: 2s\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
              \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
@@ -459,7 +459,7 @@ mod tests {
             below,
             plain: Plain::Unit,
             plain_after: Duration::from_secs(60),
-            plain_cpu: Duration::from_millis(500),
+            plain_cpu: Duration::from_secs(2),
         };
         assert_eq!(config.jobs, expected);
         assert_eq!(config.sampling.interval, Duration::from_millis(250));

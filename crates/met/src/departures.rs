@@ -383,7 +383,7 @@ mod tests {
             seen.map(|(since_ns, uid)| strangers.ended_since(since_ns, uid)),
             [true, false, false, true]
         );
-        for uid in 0..STRANGERS_MAX as u32 {
+        for uid in 0..2 * STRANGERS_MAX as u32 {
             strangers.note(uid, 60);
         }
         assert!(strangers.ended_since(60, Some(4_000_000)), "beyond so many everybody is in doubt");

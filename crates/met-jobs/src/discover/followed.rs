@@ -20,7 +20,7 @@ use crate::layouts::{Captures, SLURM_JOB_ID};
 const COMPLETE_AFTER_NS: i64 = 100_000_000;
 const LOOK_AGAIN_NS: i64 = 20_000_000;
 /// One look in so many is a full one, as long as nothing ran in a job.
-const FULL_LOOKS: u32 = 5;
+const FULL_LOOKS: u32 = 16;
 /// A job that nobody can name yet is looked at again this often.
 const NAMELESS_NS: i64 = 1_000_000_000;
 

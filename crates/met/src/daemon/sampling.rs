@@ -42,15 +42,32 @@ enum Order {
     Events(EventsAsked, Box<Options>, SyncSender<Option<String>>),
     Reconfigure(Box<Config>, Box<Config>),
     Window(SyncSender<Option<EnergyWindow>>),
-    AddRoot(JobKey, ProcessId),
+    Change(JobKey, Change),
     Rename(JobKey, JobKey),
-    AddCgroup(JobKey, CgroupPaths),
-    LeaveCgroup(JobKey, CgroupPaths, Option<i64>),
-    CountIn(JobKey, PathBuf),
     Drain(SyncSender<Drained>),
     RecallDevices(Vec<Device>),
     Live(SyncSender<HashMap<JobKey, Live>>),
     Costs(SyncSender<Vec<SourceStatus>>),
+}
+
+/// Another place in which a job is to be read.
+enum Change {
+    Process(ProcessId),
+    Cgroup(CgroupPaths),
+    /// One that is gone, with what was used in it.
+    CgroupGone(CgroupPaths, Option<i64>),
+    EventsIn(PathBuf),
+}
+
+impl Change {
+    fn make(self, sampler: &mut Sampler, slot: u32) {
+        match self {
+            Change::Process(process) => sampler.add_root(slot, process),
+            Change::Cgroup(paths) => sampler.add_cgroup(slot, paths),
+            Change::CgroupGone(paths, cpu_ns) => sampler.leave_cgroup(slot, &paths, cpu_ns),
+            Change::EventsIn(path) => sampler.count_in(slot, &path),
+        }
+    }
 }
 
 /// What was sampled since it was last taken out.
@@ -118,22 +135,22 @@ impl Sampling {
 
     /// Tells of another process of a job that is known by its processes.
     pub fn add_root(&self, key: &JobKey, process: ProcessId) {
-        let _ = self.orders.send(Order::AddRoot(key.clone(), process));
+        let _ = self.orders.send(Order::Change(key.clone(), Change::Process(process)));
     }
 
     /// Reads one more directory of a job.
     pub fn add_cgroup(&self, key: &JobKey, paths: CgroupPaths) {
-        let _ = self.orders.send(Order::AddCgroup(key.clone(), paths));
+        let _ = self.orders.send(Order::Change(key.clone(), Change::Cgroup(paths)));
     }
 
     /// One of several directories of a job is gone; `cpu_ns` is what was used in it.
     pub fn leave_cgroup(&self, key: &JobKey, paths: CgroupPaths, cpu_ns: Option<i64>) {
-        let _ = self.orders.send(Order::LeaveCgroup(key.clone(), paths, cpu_ns));
+        let _ = self.orders.send(Order::Change(key.clone(), Change::CgroupGone(paths, cpu_ns)));
     }
 
     /// Counts the events of a job in a directory that was made for that.
     pub fn count_in(&self, key: &JobKey, path: PathBuf) {
-        let _ = self.orders.send(Order::CountIn(key.clone(), path));
+        let _ = self.orders.send(Order::Change(key.clone(), Change::EventsIn(path)));
     }
 
     /// Goes on with a job under another name.
@@ -276,24 +293,9 @@ fn obey(
         Order::Events(asked, options, reply) => drop(reply.send(sampler.set_events(asked, &options))),
         Order::Reconfigure(before, config) => sampler.reconfigure(&before, &config),
         Order::Factor(factor) => sampler.energy().set_factor(*factor),
-        Order::AddRoot(key, process) => {
+        Order::Change(key, change) => {
             if let Some(&slot) = slots.get(&key) {
-                sampler.add_root(slot, process);
-            }
-        }
-        Order::AddCgroup(key, paths) => {
-            if let Some(&slot) = slots.get(&key) {
-                sampler.add_cgroup(slot, paths);
-            }
-        }
-        Order::LeaveCgroup(key, paths, cpu_ns) => {
-            if let Some(&slot) = slots.get(&key) {
-                sampler.leave_cgroup(slot, &paths, cpu_ns);
-            }
-        }
-        Order::CountIn(key, path) => {
-            if let Some(&slot) = slots.get(&key) {
-                sampler.count_in(slot, &path);
+                change.make(sampler, slot);
             }
         }
         Order::Rename(old, new) => {
