@@ -117,6 +117,50 @@ def events_can_be_asked_for_while_jobs_run(world):
 
 
 @test
+def the_root_daemon_counts_events_of_anothers_running_job(world):
+    need_root()
+    user = world.someone()
+    world.start_system_daemon()
+    job = user.run("sh", "-c", "while :; do /bin/true; done")
+    heard_of(world, job)
+    result = world.met("configure", "--perf", "page_faults,context_switches", "--job", job).ok()
+    if "no event" in result.err:
+        raise Skip(result.err.strip())
+    if "no cgroup" in result.err:
+        raise Skip(f"this machine gives the job no cgroup: {result.err.strip()}")
+    equal(result.err, "", "complaints")
+
+    def counts():
+        return user.show(job).get("events", {}).get("counts", {})
+
+    def grown():
+        found = counts()
+        return len(found) == 2 and all(one["count"] > 50 for one in found.values()) and found
+
+    found = eventually(grown, lambda: f"both are counted: {counts()}")
+    for name, one in found.items():
+        equal((one["source"], one["kind"], one["counted_ratio"]), ("perf, cgroup", "lower_bound", 1.0), name)
+    user.met("cancel", job).ok()
+    record = user.show(job)
+    # A shell that forks faults and waits all the time: what was counted later is less than all of it.
+    check(found["page_faults"]["count"] <= record["events"]["counts"]["page_faults"]["count"], record["events"])
+    check(record["events"]["counts"]["page_faults"]["count"] <= record["totals"]["page_faults_minor"] * 1.01, record)
+
+
+@test
+def a_job_without_a_cgroup_says_why_its_events_are_not_counted(world):
+    need_root()
+    user = world.without_cgroups()
+    job = user.run(*FOREVER)
+    user.daemon_pid()
+    heard_of(user, job)
+    result = user.met("configure", "--perf", "page_faults", "--job", job).ok()
+    check(f"local:{job}" in result.err and "no cgroup" in result.err, result.err)
+    check("events" not in user.show(job), "nothing is counted, and nothing is shown")
+    user.met("cancel", job).ok()
+
+
+@test
 def a_job_that_starts_later_counts_the_live_events_from_its_beginning(world):
     job = world.run(*FOREVER)
     world.daemon_pid()

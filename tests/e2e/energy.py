@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import threading
+import time
 
 from harness import check, close_to, equal, eventually, test
 
@@ -166,6 +167,46 @@ def a_provider_is_asked_in_the_background_and_its_word_is_kept(world):
     equal(emission["factor_time"], "2026-03-01T10:15:00.000000Z", "time of the factor")
     check("rte eco2mix" in world.me.met("emissions").ok().out, "it is kept")
     world.me.met("cancel", job).ok()
+    server.shutdown()
+
+
+@test
+def what_a_provider_tells_after_an_outage_is_applied_to_jobs_that_are_over(world):
+    away = threading.Event()
+    away.set()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            if away.is_set():
+                self.send_error(503)
+                return
+            hour = time.strftime("%Y-%m-%dT%H:00:00+00:00", time.gmtime(time.time() - 3600))
+            body = json.dumps({"results": [{"date_heure": hour, "taux_co2": 900}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    world.configure(
+        f"emissions:\n  provider: rte\n  url: http://127.0.0.1:{server.server_port}/records\nsources:\n  rapl: off\n"
+    )
+    before = world.me.time_to_end(world.python, "-c", BUSY.format(1.5))
+    check("France" in before["emission"]["factor_source"], before["emission"])
+    # While it is away, what is known is all there is.
+    said = world.me.met("emissions", "recompute").ok()
+    check("does not tell its past" in said.err and said.out.startswith("0 jobs"), said.err, said.out)
+    away.clear()
+    said = world.me.met("emissions", "recompute", "--since", "1d").ok()
+    check(said.out.startswith("1 job has"), said.out)
+    after = world.me.show()
+    equal(after["emission"]["factor_source"], "rte eco2mix", "source")
+    grams = after["totals"]["energy_joules"] / 3.6e6 * 900
+    close_to(after["totals"]["emissions_grams"], grams, 0.01, "emissions by the provider's factor")
     server.shutdown()
 
 

@@ -215,6 +215,27 @@ fn printed_power(text: &[u8]) -> Power {
     power
 }
 
+/// For fuzz/: each answer is a length and so many bytes; whoever asks on gets none.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    struct Script(Vec<u8>);
+    impl Ask for Script {
+        fn ask(&mut self, _: u8, _: u8, _: &[u8]) -> io::Result<Vec<u8>> {
+            let length = usize::from(self.0.pop().ok_or(io::ErrorKind::UnexpectedEof)?);
+            Ok(self.0.split_off(self.0.len().saturating_sub(length)))
+        }
+    }
+    let _ = printed_power(bytes);
+    let ask = Box::new(Script(bytes.to_vec()));
+    let mut controller = Controller { ask, dcmi: true, sensors: None, labels: vec![vec!["node".to_owned()]] };
+    for _ in 0..3 {
+        let mut batches = [Batch::new(&TABLE)];
+        let _ = controller.read(&Targets::default(), &TickInfo::default(), &mut batches);
+        let parts = batches[0].rows().map(|(row, _)| row.part as usize);
+        assert!(parts.max().is_none_or(|part| part < controller.labels.len()), "a row without a name");
+    }
+}
+
 #[cfg(test)]
 #[path = "ipmi/tests.rs"]
 mod tests;

@@ -266,6 +266,15 @@ impl Perf {
     }
 }
 
+/// For fuzz/.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let sum = Sum::of(bytes.chunks(24).filter_map(counter::Count::parse));
+    assert!(sum.counted().is_none_or(|share| (0.0..=1.0).contains(&share)), "{sum:?}");
+    let _ = cpu_list(bytes);
+    let _ = Event::parse(&String::from_utf8_lossy(bytes), event::vendor_of(bytes));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -93,6 +93,19 @@ impl Wrap {
     }
 }
 
+/// For fuzz/: the first line is the range, the others are readings some milliseconds apart.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) -> impl Iterator<Item = Option<i64>> {
+    let mut lines = parse::lines(bytes);
+    let range_uj = lines.next().map_or(0, |line| parse::cell(line.trim_ascii())).max(1);
+    let (mut wrap, mut now_ns) = (Wrap { range_uj, ..Wrap::default() }, 0i64);
+    lines.map(move |line| {
+        now_ns += 1_000_000 << (line.len() % 16);
+        let energy_uj = wrap.push(now_ns, parse::cell(line.trim_ascii()));
+        (energy_uj != MISSING).then_some(energy_uj)
+    })
+}
+
 fn open(host: &Host, _: &Options) -> Opened {
     let found = powercap_zones(host);
     let (mut zones, mut labels, mut denied) = (Vec::new(), Vec::new(), None);

@@ -115,6 +115,19 @@ pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
     Ok(course)
 }
 
+/// For fuzz/: a block of these bytes under their own check sum, which else hides all that is behind it. What can
+/// be read can be written and read again.
+#[cfg(feature = "fuzzing")]
+pub fn fuzz(body: &[u8], table: &'static Table) {
+    let _ = decode(body, table);
+    let sealed = [body, &check_sum(body).to_le_bytes()].concat();
+    let Ok(course) = decode(&sealed, table) else { return };
+    let mut again = Vec::new();
+    encode(&course, 0..course.len(), &mut again);
+    let read = decode(&again, table).expect("what was just written is whole");
+    assert_eq!((&read.times_ms, &read.columns), (&course.times_ms, &course.columns));
+}
+
 fn bounded(value: u64, max: u64) -> Result<usize, Damaged> {
     if value <= max { Ok(value as usize) } else { Err(Damaged("a count is out of bounds")) }
 }

@@ -10,7 +10,7 @@ use crate::query::Queries;
 use crate::store::Writer;
 
 /// Stands where a job has its manager: no manager has this name, so a device is never taken for a job.
-const DEVICE: &str = "device";
+pub(crate) const DEVICE: &str = "device";
 
 /// What outlives a process that sampled a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

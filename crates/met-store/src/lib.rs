@@ -19,6 +19,7 @@ mod factors;
 mod huffman;
 pub mod inbox;
 mod network;
+mod node;
 mod query;
 mod record;
 #[cfg(test)]
@@ -30,5 +31,6 @@ mod store;
 pub use device::{Allocation, Device};
 pub use error::StoreError;
 pub use network::is_network;
+pub use node::NodePart;
 pub use query::{Filter, Queries, Reader};
 pub use store::{Imported, Retained, Retention, Writer};

@@ -350,15 +350,21 @@ impl Queries {
         span_ms: (i64, i64),
         out: &mut Vec<series::Packed>,
     ) -> Result<(), StoreError> {
+        self.ask_day(day, |connection| series::blocks(connection, key, table, span_ms, out))
+    }
+
+    /// Asks the file of a day; one that is damaged or not there has nothing to say.
+    pub(crate) fn ask_day(
+        &self,
+        day: i64,
+        ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
+    ) -> Result<(), StoreError> {
         let path = series::path_of(&self.state, day);
-        let read = |connection: &Connection, out: &mut Vec<series::Packed>| {
-            series::blocks(connection, key, table, span_ms, out).map_err(StoreError::database(&path))
-        };
         let open_days = self.open_days.borrow();
         let result = match open_days.iter().find(|(open, _)| *open == day) {
-            Some((_, connection)) => read(connection, out),
+            Some((_, connection)) => ask(connection).map_err(StoreError::database(&path)),
             None => match open_for_reading(&path, &SERIES) {
-                Ok(Some(connection)) => read(&connection, out),
+                Ok(Some(connection)) => ask(&connection).map_err(StoreError::database(&path)),
                 Ok(None) => Ok(()),
                 Err(error) => Err(error),
             },

@@ -236,6 +236,12 @@ pub struct NodeArgs {
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
+    /// Show its course since this time, as a daemon kept it: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// With --since: print every value as CSV
+    #[arg(long, requires = "since", conflicts_with = "json")]
+    pub csv: bool,
 }
 
 #[derive(Debug, Args)]

@@ -103,6 +103,8 @@ pub struct Storage {
     pub flush_interval: Duration,
     pub keep: Duration,
     pub max_bytes: u64,
+    /// Whether the course of the machine is kept; `Auto` is by a daemon that root runs for everybody.
+    pub node_series: Presence,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,10 +162,31 @@ pub struct Perf {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Energy {
     pub idle_to_holders: bool,
+    pub weight: Weight,
     pub idle_watts: Option<f64>,
     pub pue: f64,
     pub price_per_kwh: Option<f64>,
     pub currency: String,
+}
+
+/// What the energy of processors is split by among jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weight {
+    #[default]
+    CpuTime,
+    Instructions,
+    Cycles,
+}
+
+impl Weight {
+    /// The event that is counted for it in every job.
+    pub fn event(self) -> Option<&'static str> {
+        match self {
+            Weight::CpuTime => None,
+            Weight::Instructions => Some("instructions"),
+            Weight::Cycles => Some("cpu_cycles"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,6 +246,7 @@ impl Default for Config {
                 flush_interval: Duration::from_secs(60),
                 keep: Duration::from_secs(90 * 86_400),
                 max_bytes: 2 << 30,
+                node_series: Presence::Auto,
             },
             jobs: Jobs::default(),
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
@@ -241,6 +265,7 @@ impl Default for Config {
             perf: Perf::default(),
             energy: Energy {
                 idle_to_holders: true,
+                weight: Weight::default(),
                 idle_watts: None,
                 pue: 1.0,
                 price_per_kwh: None,
@@ -420,6 +445,17 @@ mod tests {
         check_error(
             "gpu: {idle_power: [1]}\n",
             expect![[r#"met.yaml:1: gpu.idle_power: one value is needed; write 75W"#]],
+        );
+    }
+
+    #[test]
+    fn energy_is_split_by_what_is_asked_for() {
+        assert_eq!(parse("energy: {weight: instructions}\n").energy.weight, Weight::Instructions);
+        assert_eq!(parse("energy: {weight: cycles}\n").energy.weight.event(), Some("cpu_cycles"));
+        assert_eq!(parse("energy: {weight: cpu-time}\n").energy, Config::default().energy);
+        check_error(
+            "energy: {weight: joules}\n",
+            expect![[r#"met.yaml:1: energy.weight: "joules" is none of cpu-time, instructions, cycles"#]],
         );
     }
 

@@ -28,7 +28,14 @@ const RTE: &str =
 const RTE_QUERY: &str =
     "?select=date_heure%2Ctaux_co2&where=taux_co2%20is%20not%20null&order_by=date_heure%20desc&limit=1";
 const ELECTRICITY_MAPS: &str = "https://api.electricitymap.org/v3/carbon-intensity/latest";
+const ELECTRICITY_MAPS_LATEST: &str = "/latest";
+const ELECTRICITY_MAPS_HISTORY: &str = "/history";
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// As many values as RTE tells at once, and as many answers as a history is made of: a hundred days.
+const PAGE: usize = 100;
+const PAGES_MAX: usize = 100;
+/// The newest value of a provider is this old at most while it works: after that its past is asked for, too.
+const OUTAGE_NS: i64 = 3 * 3600 * 1_000_000_000;
 /// An answer is a few hundred bytes.
 const ANSWER_MAX: u64 = 1 << 20;
 /// The source of a factor that a person gave.
@@ -98,6 +105,8 @@ pub fn course(config: &Emissions, told: &[Factor]) -> Factors {
 pub enum Correction {
     /// The factor from a time on, up to another one.
     Set { mg_per_kwh: i64, from_ns: i64, to_ns: Option<i64> },
+    /// What a provider told later.
+    Told { factors: Vec<Factor> },
     /// The emissions of jobs that started since then.
     Recompute { since_ns: Option<i64> },
 }
@@ -107,6 +116,10 @@ impl Correction {
     pub fn apply(&self, writer: &mut Writer, config: &Config) -> Result<u64> {
         let factors = course(&config.emissions, &writer.factors()?);
         match *self {
+            Correction::Told { ref factors } => {
+                factors.iter().try_for_each(|factor| writer.put_factor(factor))?;
+                Ok(0)
+            }
             Correction::Set { mg_per_kwh, from_ns, to_ns } => {
                 let mut new = vec![Factor { mg_per_kwh, source: BY_HAND.to_owned(), since_ns: from_ns }];
                 // What held at its end goes on to hold from there.
@@ -163,14 +176,14 @@ fn recompute(record: &mut Record, course: &Course, factors: &Factors, pue: f64) 
 
 /// Asks a real-time provider from time to time on a thread of its own.
 pub struct Asking {
-    answers: Receiver<Result<Factor, String>>,
+    answers: Receiver<Result<Vec<Factor>, String>>,
     stop: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Asking {
-    /// `None` where nobody has to be asked.
-    pub fn start(config: &Emissions) -> std::io::Result<Option<Asking>> {
+    /// `None` where nobody has to be asked. `told_ns` is the time of the newest value that is known.
+    pub fn start(config: &Emissions, mut told_ns: Option<i64>) -> std::io::Result<Option<Asking>> {
         if matches!(config.provider, Provider::Country | Provider::Constant) {
             return Ok(None);
         }
@@ -179,9 +192,12 @@ impl Asking {
         let config = config.clone();
         let thread = std::thread::Builder::new().name("emissions".to_owned()).spawn(move || {
             loop {
-                let answer = ask(&config).map_err(|error| format!("{error:#}"));
-                // Nobody takes them: the next one is as good.
-                let _ = tell.try_send(answer);
+                let answer = ask_on(&config, told_ns).map_err(|error| format!("{error:#}"));
+                let newest_ns = answer.iter().flatten().map(|factor| factor.since_ns).max().max(told_ns);
+                // What nobody takes is asked for again.
+                if tell.try_send(answer).is_ok() {
+                    told_ns = newest_ns;
+                }
                 if stopped.recv_timeout(config.refresh) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
@@ -190,9 +206,9 @@ impl Asking {
         Ok(Some(Asking { answers, stop: Some(stop), thread: Some(thread) }))
     }
 
-    /// The newest answer since the last call.
-    pub fn newest(&self) -> Option<Result<Factor, String>> {
-        self.answers.try_iter().last()
+    /// The answers since the last call.
+    pub fn answers(&self) -> Vec<Result<Vec<Factor>, String>> {
+        self.answers.try_iter().collect()
     }
 }
 
@@ -206,6 +222,64 @@ impl Drop for Asking {
     }
 }
 
+/// The newest value, and after an outage those since the last one that is known.
+fn ask_on(config: &Emissions, told_ns: Option<i64>) -> Result<Vec<Factor>> {
+    let newest = ask(config)?;
+    match told_ns.filter(|told_ns| newest.since_ns.saturating_sub(*told_ns) > OUTAGE_NS) {
+        // A provider without a past has its newest value all the same.
+        Some(told_ns) => {
+            let mut factors = history(config, told_ns).unwrap_or_default();
+            factors.retain(|factor| factor.since_ns != newest.since_ns);
+            factors.push(newest);
+            Ok(factors)
+        }
+        None => Ok(vec![newest]),
+    }
+}
+
+/// Every value that a real-time provider has since a time, as it knows them now; nothing of the others.
+pub fn history(config: &Emissions, since_ns: i64) -> Result<Vec<Factor>> {
+    let mut factors = Vec::new();
+    match config.provider {
+        Provider::Rte => {
+            let url = config.url.as_deref().unwrap_or(RTE);
+            let since =
+                Timestamp::from_nanosecond(i128::from(since_ns))?.strftime("%Y-%m-%dT%H%%3A%M%%3A%SZ");
+            for page in 0..PAGES_MAX {
+                let query = format!(
+                    "?select=date_heure%2Ctaux_co2&where=taux_co2%20is%20not%20null%20and%20date_heure%20%3E%3D%20\
+                     date%27{since}%27&order_by=date_heure&limit={PAGE}&offset={}",
+                    page * PAGE
+                );
+                let more = parse_rte_history(&get(&format!("{url}{query}"), None)?)?;
+                let is_last = more.len() < PAGE;
+                factors.extend(more);
+                if is_last {
+                    break;
+                }
+            }
+        }
+        Provider::ElectricityMaps => {
+            let latest = config.url.as_deref().unwrap_or(ELECTRICITY_MAPS);
+            let url = latest.strip_suffix(ELECTRICITY_MAPS_LATEST).unwrap_or(latest);
+            let (zone, answer) = ask_electricity_maps(config, &format!("{url}{ELECTRICITY_MAPS_HISTORY}"))?;
+            factors = parse_electricity_maps_history(&answer, zone)?;
+        }
+        Provider::Country | Provider::Constant => {}
+    }
+    factors.retain(|factor| factor.since_ns >= since_ns);
+    factors.sort_by_key(|factor| factor.since_ns);
+    Ok(factors)
+}
+
+fn ask_electricity_maps<'a>(config: &'a Emissions, url: &str) -> Result<(&'a str, Vec<u8>)> {
+    let zone = config.zone.as_deref().unwrap_or_default();
+    let token = read_token(config.token_file.as_deref().context("no token file")?)?;
+    let zone_in_url: String =
+        zone.bytes().filter(|byte| byte.is_ascii_alphanumeric() || *byte == b'-').map(char::from).collect();
+    Ok((zone, get(&format!("{url}?zone={zone_in_url}"), Some(&token))?))
+}
+
 fn ask(config: &Emissions) -> Result<Factor> {
     match config.provider {
         Provider::Rte => {
@@ -214,14 +288,8 @@ fn ask(config: &Emissions) -> Result<Factor> {
         }
         Provider::ElectricityMaps => {
             let url = config.url.as_deref().unwrap_or(ELECTRICITY_MAPS);
-            let zone = config.zone.as_deref().unwrap_or_default();
-            let token = read_token(config.token_file.as_deref().context("no token file")?)?;
-            let zone_in_url: String = zone
-                .bytes()
-                .filter(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
-                .map(char::from)
-                .collect();
-            parse_electricity_maps(&get(&format!("{url}?zone={zone_in_url}"), Some(&token))?, zone)
+            let (zone, answer) = ask_electricity_maps(config, url)?;
+            parse_electricity_maps(&answer, zone)
         }
         Provider::Country | Provider::Constant => Ok(fixed(config)),
     }
@@ -256,6 +324,24 @@ fn parse_rte(answer: &[u8]) -> Result<Factor> {
     factor(&record["taux_co2"], &record["date_heure"], "rte eco2mix".to_owned())
 }
 
+/// What is no value is passed over: RTE has some that it does not know yet.
+fn parse_rte_history(answer: &[u8]) -> Result<Vec<Factor>> {
+    let answer: Value = serde_json::from_slice(answer).context("the answer is not JSON")?;
+    let records = answer["results"].as_array().context("no values in it")?;
+    let one =
+        |record: &Value| factor(&record["taux_co2"], &record["date_heure"], "rte eco2mix".to_owned()).ok();
+    Ok(records.iter().filter_map(one).collect())
+}
+
+fn parse_electricity_maps_history(answer: &[u8], zone: &str) -> Result<Vec<Factor>> {
+    let answer: Value = serde_json::from_slice(answer).context("the answer is not JSON")?;
+    let records = answer["history"].as_array().context("no values in it")?;
+    let one = |record: &Value| {
+        factor(&record["carbonIntensity"], &record["datetime"], format!("electricity maps {zone}")).ok()
+    };
+    Ok(records.iter().filter_map(one).collect())
+}
+
 fn parse_electricity_maps(answer: &[u8], zone: &str) -> Result<Factor> {
     let answer: Value = serde_json::from_slice(answer).context("the answer is not JSON")?;
     factor(&answer["carbonIntensity"], &answer["datetime"], format!("electricity maps {zone}"))
@@ -286,9 +372,14 @@ mod tests {
 
     /// Answers one request in the form of a provider, and hands over what was asked.
     fn serve(body: &'static str) -> (String, JoinHandle<String>) {
+        serve_all(vec![body.to_owned()])
+    }
+
+    /// The same for several requests.
+    fn serve_all(bodies: Vec<String>) -> (String, JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/records", listener.local_addr().unwrap());
-        let thread = std::thread::spawn(move || {
+        let answer = move |body: String| {
             let (mut stream, _) = listener.accept().unwrap();
             let mut asked = Vec::new();
             let mut chunk = [0; 1024];
@@ -299,8 +390,65 @@ mod tests {
             let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n";
             write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
             String::from_utf8(asked).unwrap()
-        });
+        };
+        let thread = std::thread::spawn(move || bodies.into_iter().map(answer).collect());
         (url, thread)
+    }
+
+    const DAY: &str = "2026-03-01T";
+
+    /// The answer of RTE with values of some quarters of hours; one that it does not know is null.
+    fn rte(values: impl Iterator<Item = (usize, Option<i64>)>) -> String {
+        let record = |(quarter, grams): (usize, Option<i64>)| {
+            let time = format!("{DAY}{:02}:{:02}:00+00:00", quarter / 4, quarter % 4 * 15);
+            serde_json::json!({ "date_heure": time, "taux_co2": grams })
+        };
+        serde_json::json!({ "results": values.map(record).collect::<Vec<_>>() }).to_string()
+    }
+
+    fn at(time: &str) -> i64 {
+        i64::try_from(format!("{DAY}{time}Z").parse::<Timestamp>().unwrap().as_nanosecond()).unwrap()
+    }
+
+    #[test]
+    fn after_an_outage_a_provider_is_asked_for_what_was_missed() {
+        // Known until one o'clock, and now it is ten; the value of two is not known to anybody.
+        let missed = (4..41).map(|quarter| (quarter, (quarter != 8).then_some(quarter as i64)));
+        let (url, thread) = serve_all(vec![rte([(40, Some(40))].into_iter()), rte(missed)]);
+        let config = Emissions { url: Some(url), ..config(Provider::Rte) };
+        let told = ask_on(&config, Some(at("01:00:00"))).unwrap();
+        assert_eq!(told.len(), 36, "every quarter but one");
+        assert!(told.is_sorted_by_key(|factor| factor.since_ns));
+        assert_eq!(told.last().map(|factor| factor.mg_per_kwh), Some(40_000));
+        let asked = thread.join().unwrap();
+        assert!(asked.contains("date%272026-03-01T01%3A00%3A00Z%27"), "{asked}");
+        // Without an outage the newest is enough.
+        let (url, thread) = serve_all(vec![rte([(40, Some(40))].into_iter())]);
+        let config = Emissions { url: Some(url), ..config };
+        assert_eq!(ask_on(&config, Some(at("09:30:00"))).unwrap().len(), 1);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_long_past_comes_in_pages() {
+        let full = || rte((0..PAGE).map(|value| (value % 96, Some(5))));
+        let (url, thread) = serve_all(vec![full(), full(), rte([(7, Some(7))].into_iter())]);
+        let told = history(&Emissions { url: Some(url), ..config(Provider::Rte) }, at("00:00:00")).unwrap();
+        assert_eq!(told.len(), 2 * PAGE + 1);
+        let asked = thread.join().unwrap();
+        assert!(asked.contains("offset=0") && asked.contains("offset=200"), "{asked}");
+        assert_eq!(history(&config(Provider::Country), 0).unwrap(), []);
+    }
+
+    #[test]
+    fn electricity_maps_tells_its_past_elsewhere() {
+        let told = parse_electricity_maps_history(
+            br#"{"history":[{"carbonIntensity":301,"datetime":"2026-03-01T10:00:00.000Z"},{"datetime":"x"}]}"#,
+            "DE",
+        );
+        let told = told.unwrap();
+        assert_eq!((told.len(), told[0].source.as_str()), (1, "electricity maps DE"));
+        assert!(parse_electricity_maps_history(b"{}", "DE").is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Jobs as commands ask for them: by reference or filter, from a daemon or from the files themselves.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_host::{Host, clock, parse};
 use met_jobs::layouts::Layout;
-use met_store::{Filter, Queries, Reader, Retention, StoreError, Writer, inbox};
+use met_store::{Filter, NodePart, Queries, Reader, Retention, StoreError, Writer, inbox};
 use serde::{Deserialize, Serialize};
 
 use crate::client::Client;
@@ -158,6 +159,8 @@ trait JobSource {
     fn course(&mut self, key: &JobKey) -> Result<Course>;
     /// Of a card, while the job had it.
     fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course>;
+    /// Of the machine, since a time: every part of which there are samples.
+    fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>>;
     fn remove(&mut self, key: &JobKey) -> Result<()>;
     /// Takes over an end that another source knows.
     fn learn(&mut self, _end: &Record) {}
@@ -278,6 +281,15 @@ impl AllJobs {
         Ok(Course::new(&gpu::card::TABLE))
     }
 
+    /// The machine since a time, by part. What a system daemon kept is preferred.
+    pub fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
+        let mut parts = BTreeMap::new();
+        for source in &mut self.sources {
+            parts.extend(source.node_courses(since_ms)?);
+        }
+        Ok(parts.into_iter().collect())
+    }
+
     pub fn remove(&mut self, key: &JobKey) -> Result<()> {
         for source in &mut self.sources {
             source.remove(key)?;
@@ -327,7 +339,13 @@ fn sort_ns(record: &Record) -> i64 {
     record.start_ns.or(record.end_ns).unwrap_or(i64::MAX)
 }
 
-/// Newest first, each job once: an end that somebody knows beats a job that somebody else lost sight of.
+/// How much somebody can tell of a job: who samples it knows more than who reads its files.
+fn knowledge(record: &Record) -> (bool, usize) {
+    (!record.summaries.is_empty(), record.totals.iter().count() + record.events.len())
+}
+
+/// Newest first, each job once: an end that somebody knows beats a job that somebody else lost sight of, and of
+/// two words on a job the one that tells more is believed.
 fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
     jobs.sort_by(|left, right| {
         let order = |record: &Record| (sort_ns(record), record.key.id.parse::<u64>().ok());
@@ -335,6 +353,7 @@ fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
             .cmp(&order(left))
             .then_with(|| left.key.cmp(&right.key))
             .then_with(|| is_known_end(right).cmp(&is_known_end(left)))
+            .then_with(|| knowledge(right).cmp(&knowledge(left)))
     });
     jobs.dedup_by(|later, earlier| later.key == earlier.key);
     jobs
@@ -428,6 +447,23 @@ impl JobSource for FromDaemon {
         })
     }
 
+    fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
+        let asked = self.client.call(&Request::NodeParts { since_ms }).context("cannot ask the daemon")?;
+        let Reply::NodeParts(parts) = asked else { bail!("the daemon answered {asked:?}") };
+        let mut courses = Vec::new();
+        for (table, part) in parts {
+            // What a newer or older program measured has no name here.
+            let Some(known) = table_named(&table) else { continue };
+            let course = self.all_pages(known, |after_ms| Request::NodeCourse {
+                table: table.clone(),
+                part: part.clone(),
+                after_ms: after_ms.max(since_ms),
+            })?;
+            courses.push((NodePart { table, part }, course));
+        }
+        Ok(courses)
+    }
+
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         self.client.call(&Request::Remove(key.clone())).context("cannot ask the daemon").map(drop)
     }
@@ -436,6 +472,10 @@ impl JobSource for FromDaemon {
         // It is shown as it is known here, even if the daemon does not want to know.
         let _ = self.client.call(&Request::Ended(Box::new(end.clone())));
     }
+}
+
+fn table_named(name: &str) -> Option<&'static Table> {
+    met_sources::catalogue().into_iter().find(|table| table.name == name)
 }
 
 impl WireCourse {
@@ -542,6 +582,16 @@ impl JobSource for FromFiles {
 
     fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
         Ok(card_course(self.queries(), key, uuid, i64::MIN)?)
+    }
+
+    fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
+        let mut courses = Vec::new();
+        for part in self.queries().node_parts_between(since_ms, i64::MAX)? {
+            let Some(table) = table_named(&part.table) else { continue };
+            let course = self.queries().node_course(table, &part.part, since_ms, i64::MAX)?;
+            courses.push((part, course));
+        }
+        Ok(courses)
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
@@ -775,6 +825,19 @@ mod tests {
         assert_eq!(settled(&reused), State::Lost, "the pid is somebody else's now");
         record.state = State::Finished;
         assert_eq!(settled(&record), State::Finished);
+    }
+
+    #[test]
+    fn of_two_words_on_a_running_job_the_one_that_was_sampled_is_shown() {
+        let mut sampled = crate::view::sample::full(1, "train");
+        sampled.state = State::Running;
+        let mut bare = sampled.clone();
+        bare.summaries = Default::default();
+        for both in [[bare.clone(), sampled.clone()], [sampled, bare]] {
+            let merged = merge(both.into());
+            assert_eq!(merged.len(), 1);
+            assert!(!merged[0].summaries.is_empty());
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod jobs;
 mod launch;
 mod managers;
 mod node_energy;
+mod node_series;
 mod paths;
 mod processes;
 mod protocol;

@@ -4,43 +4,35 @@
 //! A job's last window is closed after its end, when its meters have been read again. Until then the job is
 //! owed, and what was charged so far is provisional.
 
+mod charged;
+mod machine;
+mod weighing;
+
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use met_core::attribute::JobMap;
 use met_core::cards::Cards;
-use met_core::energy::emission::{self, Factor};
-use met_core::energy::estimate::{Estimate, Machine};
-use met_core::energy::ledger::{CPU, IdleTo, MEMORY, REST};
-use met_core::energy::{Closed, Ledger, Line, Policy, Scope, Weights, Who};
-use met_core::job::{Emission, JobKey, QualityKind, Record, Totals};
+use met_core::energy::emission::Factor;
+use met_core::energy::estimate::Estimate;
+use met_core::energy::ledger::IdleTo;
+use met_core::energy::{Closed, Ledger, Policy, Scope, Weights, Who};
+use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
-use met_host::{Host, clock, parse};
+use met_host::Host;
 use met_sources::NodeSource;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Energy};
+use crate::config::{Config, Energy, Weight};
 use crate::emissions;
+use charged::Tariff;
+use machine::{estimate_of, meter_of};
+use weighing::{Job, by_counts, memory_weight};
 
-/// The columns of the job table that are filled here.
-pub const COLUMNS: [usize; 7] = [
-    column::ENERGY,
-    column::ENERGY_CPU,
-    column::ENERGY_MEMORY,
-    column::ENERGY_REST,
-    column::ENERGY_IDLE,
-    column::EMISSIONS,
-    column::COST,
-];
-
-/// Of several meters of the whole node the first is believed: a counter of the blade, then what controllers
-/// say, then a sensor.
-const NODE_METERS: [&str; 4] = ["cray", "ipmi", "redfish", "hwmon"];
-/// The one chip whose power is that of the whole node.
-const NODE_CHIP: &str = "power_meter";
+pub use charged::{COLUMNS, Charged, emission_of};
+pub use machine::machine;
 
 /// A meter that was not read for so many of its periods is gone.
 const PATIENCE_PERIODS: i64 = 3;
@@ -49,10 +41,6 @@ const PATIENCE_MIN_NS: i64 = 2_500_000_000;
 const PATIENCE_MIN_SLOW_NS: i64 = 15_000_000_000;
 /// The least time without a look that is a gap.
 const GAP_NS: i64 = 60_000_000_000;
-/// All that a job of this age did is in the window that is open.
-const YOUNG_NS: i64 = 2_000_000_000;
-/// Different meters named with a figure.
-const SOURCES_NAMED_MAX: usize = 4;
 
 pub struct NodeEnergy {
     ledger: Ledger,
@@ -68,6 +56,7 @@ pub struct NodeEnergy {
     /// When a meter was last read.
     metered_ns: Option<i64>,
     tariff: Tariff,
+    weight: Weight,
     factor: Factor,
     last: Option<EnergyWindow>,
     settled: Vec<(JobKey, Charged)>,
@@ -110,18 +99,6 @@ impl EnergyWindow {
     }
 }
 
-struct Job {
-    key: JobKey,
-    held_cpus: u64,
-    cpu_ns: Option<i64>,
-    weighed_ns: i64,
-    outer: Option<u32>,
-    /// CPU time of nested jobs that ended: this job's next reading has it, too.
-    settled_inside_ns: u64,
-    has_left: bool,
-    charged: Charged,
-}
-
 /// The machine when it was last weighed.
 #[derive(Clone, Copy)]
 struct NodeSeen {
@@ -134,36 +111,6 @@ struct NodeSeen {
 struct Estimated {
     cpu_uj: u64,
     memory_uj: u64,
-}
-
-/// What a kilowatt hour of the machine means for its building.
-#[derive(Clone, Debug, PartialEq)]
-struct Tariff {
-    pue: f64,
-    price_per_kwh: Option<f64>,
-    currency: Arc<str>,
-}
-
-/// What a job was charged so far.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Charged {
-    line: Line,
-    /// Microjoules × milligrams per kilowatt hour.
-    emitted: u128,
-    factor: Option<Factor>,
-    meters: BTreeSet<String>,
-    measured: bool,
-    estimated_uj: u64,
-    tariff: Tariff,
-    /// Of an earlier daemon, by `COLUMNS`.
-    before: [i64; COLUMNS.len()],
-}
-
-impl Tariff {
-    fn of(energy: &Energy) -> Tariff {
-        let Energy { pue, price_per_kwh, ref currency, .. } = *energy;
-        Tariff { pue, price_per_kwh, currency: currency.as_str().into() }
-    }
 }
 
 fn policy(energy: &Energy) -> Policy {
@@ -188,6 +135,7 @@ impl NodeEnergy {
             estimated_uj: Estimated::default(),
             metered_ns: None,
             tariff: Tariff::of(&config.energy),
+            weight: config.energy.weight,
             factor: emissions::fixed(&config.emissions),
             last: None,
             settled: Vec::new(),
@@ -202,6 +150,7 @@ impl NodeEnergy {
     pub fn set_rules(&mut self, energy: &Energy) {
         self.ledger.set_policy(policy(energy));
         self.tariff = Tariff::of(energy);
+        self.weight = energy.weight;
     }
 
     pub fn set_factor(&mut self, factor: Factor) {
@@ -209,20 +158,7 @@ impl NodeEnergy {
     }
 
     pub fn begin(&mut self, slot: u32, record: &Record, now_ns: i64) {
-        let held_cpus = record.allocated.cpus.or(record.requested.cpus).and_then(|cpus| cpus.try_into().ok());
-        let age_ns = record.start_ns.map(|start_ns| clock::realtime_ns() - start_ns);
-        let is_young = age_ns.is_some_and(|age_ns| (0..YOUNG_NS).contains(&age_ns));
-        let job = Job {
-            key: record.key.clone(),
-            held_cpus: held_cpus.unwrap_or(0),
-            // Counters of an older one, or of one that was attached to, have a history.
-            cpu_ns: is_young.then_some(0),
-            weighed_ns: now_ns,
-            outer: None,
-            settled_inside_ns: 0,
-            has_left: false,
-            charged: Charged::nothing(self.tariff.clone()),
-        };
+        let job = Job::new(record, Charged::nothing(self.tariff.clone()), now_ns);
         self.jobs.insert(slot, job);
     }
 
@@ -237,6 +173,15 @@ impl NodeEnergy {
     pub fn recall(&mut self, slot: u32, cells: &[i64]) {
         if let Some(job) = self.jobs.get_mut(&slot) {
             job.charged.before = COLUMNS.map(|column| cells[column].max(0));
+        }
+    }
+
+    /// How many events the processor has counted for a job, where energy is split by them.
+    pub fn count(&mut self, slot: u32, event: &str, count: i64) {
+        if self.weight.event() == Some(event)
+            && let Some(job) = self.jobs.get_mut(&slot)
+        {
+            job.count(count);
         }
     }
 
@@ -311,9 +256,35 @@ impl NodeEnergy {
                 own.held = own.held.saturating_sub(inner.held);
             }
         }
+        let counts = self.counts(&weights);
+        for (slot, own) in &weights {
+            if let Some(job) = self.jobs.get_mut(slot) {
+                job.charged.weighed.add(self.weight, own.cpu, counts.contains_key(slot));
+            }
+        }
+        by_counts(&mut weights, &counts);
         for (slot, weights) in weights {
             self.ledger.weigh_job(slot, weights);
         }
+    }
+
+    /// What was counted for each job's own processes since the last look.
+    fn counts(&mut self, weights: &BTreeMap<u32, Weights>) -> BTreeMap<u32, u64> {
+        let grown = |(slot, job): (&u32, &mut Job)| Some((*slot, job.take_grown()?));
+        let mut counts: BTreeMap<u32, u64> = self.jobs.iter_mut().filter_map(grown).collect();
+        let all = counts.clone();
+        for (slot, own) in weights {
+            let Some(outer) = self.jobs.get(slot).and_then(|job| job.outer) else { continue };
+            match (all.get(slot), counts.get_mut(&outer)) {
+                (Some(inner), Some(sum)) => *sum = sum.saturating_sub(*inner),
+                // How much of the outer one's it is, nobody knows.
+                (None, Some(_)) if own.cpu > 0 => drop(counts.remove(&outer)),
+                _ => {}
+            }
+        }
+        // Who was on a CPU did something there: a counter that stands still was given up for somebody else.
+        counts.retain(|slot, &mut count| count > 0 || weights.get(slot).is_none_or(|own| own.cpu == 0));
+        counts
     }
 
     fn charge_cards(&mut self, cards: &Cards) {
@@ -426,6 +397,7 @@ impl NodeEnergy {
         let Some(job) = self.jobs.get_mut(&slot).filter(|job| !job.has_left) else { return };
         job.has_left = true;
         let weights = job.weigh(now_ns, cpu_ns.unwrap_or(MISSING), MISSING);
+        job.charged.weighed.add(self.weight, weights.cpu, false);
         self.ledger.weigh_job(slot, weights);
         if let Some(outer) = job.outer.and_then(|outer| self.jobs.get_mut(&outer)) {
             outer.settled_inside_ns += weights.cpu;
@@ -507,213 +479,8 @@ impl NodeEnergy {
 
 const ESTIMATE: &str = "estimate of processors";
 
-impl Job {
-    fn weigh(&mut self, now_ns: i64, cpu_ns: i64, memory_bytes: i64) -> Weights {
-        let elapsed_ns = (now_ns - self.weighed_ns).max(0) as u64;
-        self.weighed_ns = now_ns;
-        let mut weights = Weights { cpu: 0, memory: 0, held: self.held_cpus.saturating_mul(elapsed_ns) };
-        if cpu_ns != MISSING {
-            let before_ns = self.cpu_ns.unwrap_or(cpu_ns);
-            // A reading may be short of a child that just ended; the next one has it again.
-            self.cpu_ns = Some(cpu_ns.max(before_ns));
-            let grown_ns = cpu_ns.saturating_sub(before_ns).max(0) as u64;
-            weights.cpu = grown_ns.saturating_sub(self.settled_inside_ns);
-            self.settled_inside_ns = self.settled_inside_ns.saturating_sub(grown_ns);
-        }
-        if memory_bytes != MISSING {
-            weights.memory = memory_weight(memory_bytes, elapsed_ns);
-        }
-        weights
-    }
-}
-
-impl Charged {
-    fn nothing(tariff: Tariff) -> Charged {
-        Charged {
-            line: Line::default(),
-            emitted: 0,
-            factor: None,
-            meters: BTreeSet::new(),
-            measured: false,
-            estimated_uj: 0,
-            tariff,
-            before: [0; COLUMNS.len()],
-        }
-    }
-
-    fn add(&mut self, line: &Line, estimated: bool, factor: &Factor) {
-        self.line.add(line);
-        self.estimated_uj += if estimated { line.total_uj() } else { 0 };
-        self.emitted += u128::from(line.total_uj()) * factor.mg_per_kwh.max(0) as u128;
-    }
-
-    /// A window that the job lived in.
-    fn note(&mut self, meter: &str, estimated: bool, factor: &Factor) {
-        if self.factor.as_ref() != Some(factor) {
-            self.factor = Some(factor.clone());
-        }
-        if self.meters.len() < SOURCES_NAMED_MAX && !self.meters.contains(meter) {
-            self.meters.insert(meter.to_owned());
-        }
-        self.measured |= !estimated;
-    }
-
-    /// An estimate unless all but a hundredth of it was measured: a controller takes a while to begin with.
-    fn kind(&self) -> QualityKind {
-        let total_uj = self.line.total_uj();
-        let is_measured = self.measured && self.estimated_uj.saturating_mul(100) <= total_uj;
-        if is_measured { QualityKind::Attributed } else { QualityKind::Estimated }
-    }
-
-    /// By `COLUMNS`; nothing before the first window.
-    fn values(&self) -> Option<[Option<i64>; COLUMNS.len()]> {
-        if self.meters.is_empty() && self.before == [0; COLUMNS.len()] {
-            return None;
-        }
-        let part = |part: usize| (self.line.active_uj[part] + self.line.idle_uj[part]) as i64;
-        let energy_uj = self.line.total_uj() as i64;
-        let emitted_ug = self.emitted as f64 * 1000.0 / emission::UJ_PER_KWH as f64 * self.tariff.pue;
-        let own = [
-            Some(energy_uj),
-            Some(part(CPU)),
-            Some(part(MEMORY)),
-            Some(part(REST)),
-            Some(self.line.idle_total_uj() as i64),
-            Some(emitted_ug.round() as i64),
-            self.tariff.cost_nano(energy_uj),
-        ];
-        let mut values = own;
-        for (value, before) in values.iter_mut().zip(self.before) {
-            *value = value.map(|value| value + before);
-        }
-        Some(values)
-    }
-
-    /// Puts the figures into the totals of a record, in the place of those that samples made.
-    pub fn put(&self, totals: &mut Totals) {
-        for column in COLUMNS {
-            totals.remove(column);
-        }
-        let Some(values) = self.values() else { return };
-        let kind = self.kind();
-        let meters = self.meters.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
-        let source =
-            if meters.is_empty() { "by CPU time".to_owned() } else { format!("{meters}, by CPU time") };
-        for (column, value) in COLUMNS.into_iter().zip(values) {
-            if let Some(value) = value {
-                let source = match (column, &self.factor) {
-                    (column::ENERGY_MEMORY, _) => format!("{meters}, by memory held"),
-                    (column::EMISSIONS, Some(factor)) => factor.source.clone(),
-                    (column::COST, _) => self.tariff.words().unwrap_or_default(),
-                    _ => source.clone(),
-                };
-                totals.set(column, value, kind, source);
-            }
-        }
-    }
-
-    pub fn emission(&self) -> Option<Emission> {
-        self.factor.as_ref().map(emission_of)
-    }
-}
-
-/// As it is kept with a figure.
-pub fn emission_of(factor: &Factor) -> Emission {
-    Emission {
-        factor_mg_per_kwh: factor.mg_per_kwh,
-        factor_source: factor.source.clone(),
-        factor_time_ns: (factor.since_ns != i64::MIN).then_some(factor.since_ns),
-    }
-}
-
-impl Tariff {
-    /// Its first word is the currency.
-    fn words(&self) -> Option<String> {
-        let price = self.price_per_kwh?;
-        let building = if self.pue == 1.0 { String::new() } else { format!(", PUE {}", self.pue) };
-        Some(format!("{} at {price} per kWh{building}", self.currency))
-    }
-
-    fn cost_nano(&self, energy_uj: i64) -> Option<i64> {
-        let kilowatt_hours = energy_uj as f64 / emission::UJ_PER_KWH as f64 * self.pue;
-        Some((kilowatt_hours * self.price_per_kwh? * 1e9).round() as i64)
-    }
-}
-
-/// What a row measures and how it is called, if it is a meter of the ledger.
-fn meter_of(source: &str, part: u32, labels: &[String], has_rapl: bool) -> Option<(String, Scope)> {
-    let rank = NODE_METERS.iter().position(|&name| name == source).and_then(|rank| u8::try_from(rank).ok());
-    let node = rank.map(|rank| Scope::Node { rank, with_cards: true });
-    let label = |index: usize| labels.get(index).map_or("", String::as_str);
-    let scope = match (source, label(0)) {
-        // Cores and the uncore lie within their package.
-        ("rapl", zone) if zone.starts_with("package") => Scope::Package,
-        ("rapl", "dram") => Scope::Memory,
-        ("rapl", "psys") => Scope::Board,
-        ("cray" | "ipmi", "node") => node?,
-        ("cray", "cpu") if !has_rapl => Scope::Package,
-        ("cray", "memory") if !has_rapl => Scope::Memory,
-        // The first meter of the chassis is that of all of it.
-        ("redfish", _) if part == 0 => node?,
-        ("hwmon", NODE_CHIP) => node?,
-        _ => return None,
-    };
-    let name = match scope {
-        Scope::Node { .. } => match source {
-            "cray" => "Cray pm_counters".to_owned(),
-            "ipmi" => "IPMI".to_owned(),
-            "redfish" => "Redfish".to_owned(),
-            _ => "power meter".to_owned(),
-        },
-        Scope::Board => "RAPL psys".to_owned(),
-        Scope::Package | Scope::Memory => format!("{source} {}", labels.join(" ")),
-    };
-    Some((name, scope))
-}
-
-/// Kibibytes times milliseconds: a terabyte for a year still fits.
-fn memory_weight(bytes: i64, elapsed_ns: u64) -> u64 {
-    (bytes.max(0) as u64 / 1024).saturating_mul(elapsed_ns / 1_000_000)
-}
-
 fn energy_uj(power_mw: u64, elapsed_ns: u64) -> u64 {
     u64::try_from(u128::from(power_mw) * u128::from(elapsed_ns) / 1_000_000).unwrap_or(u64::MAX)
-}
-
-/// What the machine probably uses. A virtual one has some CPUs of a processor, and not all of it.
-fn estimate_of(host: &Host) -> Estimate {
-    let (machine, is_virtual) = machine(host);
-    if !is_virtual {
-        return Estimate::of(&machine);
-    }
-    let source = format!("{} CPUs of a virtual machine", machine.cores);
-    Estimate { source, ..Estimate::of(&Machine { cpu_model: String::new(), ..machine }) }
-}
-
-/// What an estimate needs to know, and whether there is a hypervisor below.
-pub fn machine(host: &Host) -> (Machine, bool) {
-    let mut text = Vec::new();
-    let _ = host.read_small("/proc/cpuinfo", &mut text);
-    let (mut cpu_model, mut is_virtual) = (String::new(), false);
-    let mut sockets = BTreeSet::new();
-    for line in parse::lines(&text) {
-        let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
-        let (key, value) = (line[..colon].trim_ascii(), line[colon + 1..].trim_ascii());
-        match key {
-            b"model name" if cpu_model.is_empty() => cpu_model = String::from_utf8_lossy(value).into_owned(),
-            b"physical id" => drop(sockets.insert(value.to_vec())),
-            b"flags" if !is_virtual => is_virtual = parse::fields(value).any(|flag| flag == b"hypervisor"),
-            _ => {}
-        }
-    }
-    let facts = host.facts();
-    let machine = Machine {
-        cpu_model,
-        sockets: sockets.len().max(1) as u64,
-        cores: u64::from(facts.cpu_count),
-        memory_bytes: facts.memory_total_bytes.unwrap_or(0).max(0) as u64,
-    };
-    (machine, is_virtual)
 }
 
 #[cfg(test)]

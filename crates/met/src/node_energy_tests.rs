@@ -2,11 +2,12 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use met_core::job::ProcessId;
+use met_core::job::{ProcessId, Totals};
 use met_core::{JOB, Table, Window};
 use met_sources::Options;
 use proptest::prelude::*;
 
+use super::machine::NODE_CHIP;
 use super::*;
 use crate::sampler::{Known, Sampler};
 use crate::view::sample;
@@ -202,6 +203,82 @@ fn two_jobs_and_the_system_add_up_to_the_meter() {
     let joules = |slot: u32| bench.value(slot, column::ENERGY).unwrap() / WATT_SECOND;
     assert_eq!((joules(1), joules(2)), (200, 100));
     assert_eq!(bench.windows.iter().map(|window| window.system_uj).sum::<u64>(), 100 * WATT_SECOND as u64);
+}
+
+fn source_of(bench: &Bench, slot: u32) -> String {
+    let mut totals = Totals::default();
+    bench.energy.charged(slot).unwrap().put(&mut totals);
+    totals.figure(column::ENERGY_CPU).unwrap().source.to_string()
+}
+
+#[test]
+fn jobs_with_equal_cpu_time_are_charged_by_their_instructions() {
+    let mut bench = Bench::new(|config| {
+        (config.energy.idle_watts, config.energy.weight) = (Some(0.0), Weight::Instructions);
+    });
+    (1..=3).for_each(|slot| bench.begin(slot, None));
+    for second in 0..31 {
+        bench.package(second * 80 * WATT_SECOND);
+        bench.node(second * 4 * SECOND);
+        (1..=3).for_each(|slot| bench.job(slot, second * SECOND));
+        // Of the third nothing is counted, as where it has no cgroup; cycles are not what was asked for.
+        bench.energy.count(1, "instructions", 7_000 + second * 3_000_000);
+        bench.energy.count(2, "instructions", 9_000 + second * 1_000_000);
+        bench.energy.count(3, "cpu_cycles", second * 9_000_000);
+        bench.tick();
+    }
+    let joules = |slot: u32| bench.value(slot, column::ENERGY).unwrap() / WATT_SECOND;
+    // A quarter of the CPU time each; the first two share theirs 3 : 1.
+    assert_eq!((joules(1), joules(2), joules(3)), (900, 300, 600));
+    assert_eq!(bench.windows.iter().map(|window| window.system_uj).sum::<u64>(), 600 * WATT_SECOND as u64);
+    assert_eq!(source_of(&bench, 1), "RAPL, by instructions among jobs");
+    assert_eq!(source_of(&bench, 3), "RAPL, by CPU time");
+}
+
+#[test]
+fn a_counter_that_stands_still_is_not_believed() {
+    let mut bench = Bench::new(|config| {
+        (config.energy.idle_watts, config.energy.weight) = (Some(0.0), Weight::Cycles);
+    });
+    bench.begin(1, None);
+    bench.begin(2, None);
+    for second in 0..11 {
+        bench.package(second * 100 * WATT_SECOND);
+        bench.node(second * 2 * SECOND);
+        bench.job(1, second * SECOND);
+        bench.job(2, second * SECOND);
+        bench.energy.count(1, "cpu_cycles", 5_000);
+        bench.energy.count(2, "cpu_cycles", second * 1_000_000);
+        bench.tick();
+    }
+    assert_eq!(bench.value(1, column::ENERGY), Some(500 * WATT_SECOND));
+    assert_eq!(source_of(&bench, 1), "RAPL, by CPU time");
+}
+
+#[test]
+fn instructions_of_a_nested_job_are_not_those_of_the_one_around_it() {
+    let mut bench = Bench::new(|config| {
+        (config.energy.idle_watts, config.energy.weight) = (Some(0.0), Weight::Instructions);
+    });
+    (1..=3).for_each(|slot| bench.begin(slot, None));
+    bench.map.clear();
+    bench.map.add_job(1, None);
+    bench.map.add_job(2, Some(1));
+    bench.map.add_job(3, None);
+    for second in 0..11 {
+        bench.package(second * 120 * WATT_SECOND);
+        bench.node(second * 3 * SECOND);
+        bench.job(1, second * 2 * SECOND);
+        bench.job(2, second * SECOND);
+        bench.job(3, second * SECOND);
+        // 1, 1 and 2 million of their own.
+        for (slot, millions) in [(1, 2), (2, 1), (3, 2)] {
+            bench.energy.count(slot, "instructions", second * millions * 1_000_000);
+        }
+        bench.tick();
+    }
+    let joules = |slot: u32| bench.value(slot, column::ENERGY).unwrap() / WATT_SECOND;
+    assert_eq!((joules(1), joules(2), joules(3)), (600, 300, 600));
 }
 
 #[test]

@@ -51,6 +51,16 @@ pub enum Request {
         uuid: String,
         after_ms: i64,
     },
+    /// What of the machine has samples since then.
+    NodeParts {
+        since_ms: i64,
+    },
+    /// The samples of such a part after a time, as those of a job.
+    NodeCourse {
+        table: String,
+        part: String,
+        after_ms: i64,
+    },
     Remove(JobKey),
     /// The factors of emissions that were told, in the order of time.
     Factors,
@@ -78,6 +88,8 @@ pub enum Reply {
     Done,
     Jobs(Vec<Record>),
     Course(WireCourse),
+    /// By table and label.
+    NodeParts(Vec<(String, String)>),
     Status(Box<Status>),
     Factors(Vec<Factor>),
     Corrected {

@@ -27,9 +27,10 @@ use met_jobs::{Members, enclosure};
 use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, perf, self_cost};
 use met_store::Device;
 
-use crate::config::Config;
+use crate::config::{Config, Weight};
 use crate::departures::{Beginning, Departures, OwnFigures, Watch};
 use crate::node_energy::{self, Charged, NodeEnergy};
+use crate::node_series::{NodeCourse, NodeSeries};
 use crate::processes;
 use crate::running::Running;
 
@@ -55,6 +56,8 @@ const CARD_GAP_NS: i64 = 2_000_000_000;
 const CARD_SAMPLES_MS: i64 = 900;
 /// Bounds what a daemon that cannot write holds of each card: more than an hour.
 const CARD_SAMPLES_MAX: usize = 4096;
+/// More names tell no more.
+const NAMED_MAX: usize = 5;
 /// A peak of cores is one that lasted.
 const PEAK_SPAN_MS: i64 = 500;
 
@@ -80,7 +83,11 @@ pub struct Sampler {
     refreshed_ns: i64,
     runner: Runner,
     node: NodeRows,
+    /// Where the course of the machine is kept.
+    node_series: Option<NodeSeries>,
     asked: EventsAsked,
+    /// What energy is split by: counted in every job that can be counted in.
+    weight: Weight,
     targets: Targets,
     map: JobMap,
     fold: Fold,
@@ -211,6 +218,15 @@ impl EventsAsked {
         }
         let by_supervisor = has_supervisor && self.since_ns.is_none_or(|since_ns| born_ns > since_ns);
         self.for_all.clone().filter(|_| !by_supervisor)
+    }
+}
+
+/// The events that are asked for, and one that is needed besides.
+fn with(asked: Option<Arc<[String]>>, event: &str) -> Arc<[String]> {
+    let asked = asked.unwrap_or_default();
+    match asked.iter().any(|name| name == event) {
+        true => asked,
+        false => asked.iter().cloned().chain([event.to_owned()]).collect(),
     }
 }
 
@@ -353,7 +369,9 @@ impl Sampler {
         Sampler {
             runner,
             node: NodeRows::default(),
+            node_series: None,
             asked: EventsAsked::of_file(&config.perf.events),
+            weight: config.energy.weight,
             energy: NodeEnergy::new(&host, config, interval),
             host,
             interval_ns,
@@ -633,7 +651,33 @@ impl Sampler {
         self.follow_events();
         let unavailable = self.runner.unavailable().iter().find(|(spec, _)| spec.name == "perf");
         let shortfall = self.runner.shortfalls().find(|(name, _)| *name == "perf");
-        unavailable.map(|(_, reason)| reason.to_string()).or(shortfall.map(|(_, short)| short.detail))
+        let reason = unavailable.map(|(_, reason)| reason.to_string());
+        reason.or(shortfall.map(|(_, short)| short.detail)).or_else(|| self.without_cgroup())
+    }
+
+    /// Jobs in which events cannot be counted from now on: they are their processes, and these are counted by a
+    /// supervisor that knew of it when the job began.
+    fn without_cgroup(&self) -> Option<String> {
+        let counted: HashSet<u32> = (self.targets.cgroups.iter())
+            .filter_map(|target| self.map.owner(Subject::Cgroup(target.dirs.id)))
+            .collect();
+        let is_left_out = |(slot, job): &(&u32, &Tracked)| {
+            self.asked.of_job(&job.key, job.born_ns, job.profile.kept).is_some() && !counted.contains(slot)
+        };
+        let mut names: Vec<String> = (self.jobs.iter())
+            .filter(is_left_out)
+            .map(|(_, job)| format!("{}:{}", job.key.manager, job.key.id))
+            .collect();
+        names.sort();
+        let more = names.len().saturating_sub(NAMED_MAX);
+        names.truncate(NAMED_MAX);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        (!names.is_empty()).then(|| {
+            format!(
+                "not counted in {}{more}: no cgroup to count in; perf.events counts jobs from their start",
+                names.join(", ")
+            )
+        })
     }
 
     /// Takes up what a file says that was read again, other than period and events.
@@ -643,6 +687,7 @@ impl Sampler {
         self.cards.set_idle_rules(config.gpu.idle_power.clone());
         if before.energy != config.energy {
             self.energy.set_rules(&config.energy);
+            self.weight = config.energy.weight;
         }
         let options = Options { node: true, ..options(config, Duration::ZERO) };
         for name in before.sources.changed(&config.sources) {
@@ -654,7 +699,11 @@ impl Sampler {
         for target in &mut self.targets.cgroups {
             let slot = self.map.owner(Subject::Cgroup(target.dirs.id));
             let job = slot.and_then(|slot| self.jobs.get(&slot));
-            target.events = job.and_then(|job| self.asked.of_job(&job.key, job.born_ns, target.counted));
+            let asked = job.and_then(|job| self.asked.of_job(&job.key, job.born_ns, target.counted));
+            target.events = match self.weight.event().filter(|_| job.is_some()) {
+                Some(event) => Some(with(asked, event)),
+                None => asked,
+            };
         }
     }
 
@@ -818,6 +867,7 @@ impl Sampler {
             }
         }
         for (slot, count) in fresh {
+            self.energy.count(slot, &count.name, count.count);
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
             match job.events.iter_mut().find(|event| event.name == count.name) {
                 Some(known) => *known = count,
@@ -913,12 +963,27 @@ impl Sampler {
         }
     }
 
+    /// Whether the course of the machine is kept from now on.
+    pub fn keep_node(&mut self, keep: bool) {
+        self.node_series =
+            if keep { self.node_series.take().or_else(|| Some(NodeSeries::default())) } else { None };
+    }
+
+    /// The samples of the machine taken since the last call.
+    pub fn drain_node(&mut self) -> Vec<NodeCourse> {
+        self.node_series.as_mut().map(NodeSeries::drain).unwrap_or_default()
+    }
+
     fn follow_node(&mut self, now_ns: i64) {
+        let unix_offset_ns = clock::unix_offset_ns();
         for source in self.runner.node() {
             // What a tick reads is as old as the last tick, however short its own period.
             let period_ns = source.period_ns.max(self.interval_ns);
             for batch in source.batches {
                 self.node.take(source.name, batch, source.labels, period_ns);
+                if let Some(series) = &mut self.node_series {
+                    series.take(batch, source.labels, unix_offset_ns);
+                }
             }
         }
         self.node.forget_old(now_ns);
@@ -1138,9 +1203,12 @@ fn rank(kind: QualityKind) -> Option<usize> {
 
 /// What the configuration says about sources.
 pub fn options(config: &Config, patience: Duration) -> Options {
+    let mut events = config.perf.events.clone();
+    let for_energy = config.energy.weight.event().filter(|&event| !events.iter().any(|name| name == event));
+    events.extend(for_energy.map(str::to_owned));
     Options {
         nvml_library: config.gpu.nvml.clone(),
-        events: config.perf.events.clone(),
+        events,
         patience,
         interval: config.sampling.interval,
         ..config.sources.options()

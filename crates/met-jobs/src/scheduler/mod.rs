@@ -5,6 +5,8 @@
 //! variables) reaches only the fields of his own job.
 
 mod command;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 pub mod join;
 mod json;
 mod lsf;

@@ -327,6 +327,20 @@ fn birth_of(body: &[u8]) -> Option<Birth> {
     Some(Birth { parent_pid: u32_at(event, 20)?, tid: u32_at(event, 24)?, pid: u32_at(event, 28)? })
 }
 
+/// For fuzz/.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let _ = birth_of(bytes);
+    let records = [end_of(bytes).map(|(record, _)| record), Record::parse(bytes)];
+    let exits = records.iter().flatten().map(|record| exit_of(record, record.tid, 4_000_000, true));
+    if let Some(sum) = exits.reduce(|mut sum, more| {
+        sum.add_thread(&more);
+        sum
+    }) {
+        assert!(sum.pid == records.iter().flatten().next().map_or(0, |record| record.tid));
+    }
+}
+
 fn exit_of(record: &Record, pid: u32, tick_ns: i64, delays: bool) -> Exit {
     let known = |cell: i64| if cell == MISSING { 0 } else { cell };
     let (cpu_ns, cpu_doubt_ns) = cpu_of(record, tick_ns);

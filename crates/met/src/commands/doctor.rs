@@ -41,7 +41,12 @@ enum Health {
     Good,
     /// Works in part, or with less precision.
     Less,
-    Missing,
+    /// The machine has no such thing, or nobody asked for it: nothing is wrong.
+    Absent,
+    /// It could be had, and is not allowed or not switched on.
+    Denied,
+    /// It is there, or was asked for, and does not work.
+    Broken,
 }
 
 impl Health {
@@ -49,15 +54,26 @@ impl Health {
         match self {
             Health::Good => "ok",
             Health::Less => "less",
-            Health::Missing => "no",
+            Health::Absent | Health::Denied | Health::Broken => "no",
+        }
+    }
+
+    /// Why there is nothing.
+    fn cause(self) -> Option<&'static str> {
+        match self {
+            Health::Good | Health::Less => None,
+            Health::Absent => Some("absent"),
+            Health::Denied => Some("denied"),
+            Health::Broken => Some("broken"),
         }
     }
 
     fn paint(self) -> Paint {
         match self {
             Health::Good => Paint::Green,
-            Health::Less => Paint::Yellow,
-            Health::Missing => Paint::Red,
+            Health::Less | Health::Denied => Paint::Yellow,
+            Health::Absent => Paint::Dim,
+            Health::Broken => Paint::Red,
         }
     }
 }
@@ -85,6 +101,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
             json!({
                 "what": finding.what,
                 "health": finding.health.name(),
+                "cause": finding.health.cause(),
                 "detail": finding.detail,
                 "remedy": finding.remedy,
             })
@@ -93,15 +110,24 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         writeln!(stdout, "{}", serde_json::Value::Array(all))?;
         return Ok(0);
     }
-    let style = Style::of_stream(&stdout);
+    stdout.write_all(lines(&findings, &Style::of_stream(&stdout)).as_bytes())?;
+    Ok(0)
+}
+
+/// One line for each, and one for what would make it better. What the machine does not have is not looked for.
+fn lines(findings: &[Finding], style: &Style) -> String {
+    let mut text = String::new();
     for finding in findings {
-        let health = style.paint(finding.health.paint(), &format!("{:<4}", finding.health.name()));
-        writeln!(stdout, "{health} {:<14} {}", finding.what, finding.detail)?;
-        if let Some(remedy) = finding.remedy {
-            writeln!(stdout, "{:>19} {}", style.paint(Paint::Dim, "enable:"), remedy)?;
+        let paint = finding.health.paint();
+        let health = style.paint(paint, &format!("{:<4}", finding.health.name()));
+        let line = format!("{:<14} {}", finding.what, finding.detail);
+        let line = if paint == Paint::Dim { style.paint(paint, &line) } else { line };
+        text += &format!("{health} {line}\n");
+        if let Some(remedy) = &finding.remedy {
+            text += &format!("{:>11} {} {remedy}\n", "", style.paint(Paint::Dim, "enable:"));
         }
     }
-    Ok(0)
+    text
 }
 
 /// Looks a second apart, as a daemon does: in a loop everything would be in a cache, and look cheap.
@@ -204,15 +230,18 @@ fn sources(setting: &Setting) -> Vec<Finding> {
         let (health, detail, remedy) = match reason {
             None if error.is_some() => {
                 let message = error.map(|error| error.message.clone()).unwrap_or_default();
-                (Health::Less, format!("{}, but: {message}", spec.help), None)
+                (Health::Broken, format!("{}, but: {message}", spec.help), None)
             }
             None => match failing.iter().find(|(name, _)| name == spec.name) {
                 Some((_, error)) => (Health::Less, format!("{}; the daemon met: {error}", spec.help), None),
                 None => (Health::Good, spec.help.to_owned(), None),
             },
-            Some((_, Unavailable::Absent(why))) => (Health::Missing, why.clone(), None),
+            Some((_, Unavailable::Absent(why))) if why.contains(met_sources::NO_ANSWER) => {
+                (Health::Broken, why.clone(), None)
+            }
+            Some((_, Unavailable::Absent(why))) => (Health::Absent, why.clone(), None),
             Some((_, Unavailable::Denied { path, need })) => {
-                (Health::Missing, format!("{path} may not be read"), Some((*need).to_owned()))
+                (Health::Denied, format!("{path} may not be read"), Some((*need).to_owned()))
             }
         };
         Finding { what: spec.name, health, detail, remedy }
@@ -267,7 +296,7 @@ fn cgroups(setting: &Setting) -> Finding {
         Kind::Hybrid => (Health::Good, "cgroup v1 with a v2 hierarchy beside it"),
         Kind::V1 => (Health::Less, "cgroup v1 alone: no pressure figures"),
         Kind::None => {
-            (Health::Missing, "no cgroup file system is mounted: jobs are followed by their process tree")
+            (Health::Denied, "no cgroup file system is mounted: jobs are followed by their process tree")
         }
     };
     let remedy = (kind == Kind::None).then(|| "mount -t cgroup2 none /sys/fs/cgroup".to_owned());
@@ -326,7 +355,7 @@ fn pressure() -> Finding {
     }
     Finding {
         what: "pressure",
-        health: Health::Missing,
+        health: Health::Denied,
         detail: "the kernel does not account pressure".to_owned(),
         remedy: Some("boot with psi=1 on the kernel command line".to_owned()),
     }
@@ -383,7 +412,7 @@ fn schedulers(setting: &Setting) -> Vec<Finding> {
         return vec![finding(Health::Good, detail.to_owned(), None)];
     }
     let found = |(kind, installed): &(&'static scheduler::Kind, bool)| match installed {
-        false => finding(Health::Missing, format!("{}: {} is not here", kind.manager, kind.program), None),
+        false => finding(Health::Broken, format!("{}: {} is not here", kind.manager, kind.program), None),
         true if runs => finding(Health::Less, format!("{} is not asked", kind.manager), None),
         true => {
             let detail = format!("{} is here, and asked by a system daemon alone", kind.manager);
@@ -395,7 +424,7 @@ fn schedulers(setting: &Setting) -> Vec<Finding> {
 
 fn health_of(status: &SchedulerStatus) -> Health {
     match (&status.last_error, status.answered_ns) {
-        (Some(_), None) => Health::Missing,
+        (Some(_), None) => Health::Broken,
         (Some(_), Some(_)) => Health::Less,
         _ => Health::Good,
     }
@@ -472,7 +501,7 @@ fn store(setting: &Setting) -> Finding {
     if let Some(why) = unwritable(state) {
         return Finding {
             what: "store",
-            health: Health::Missing,
+            health: Health::Broken,
             detail: format!("{} cannot be written ({why}): no job is kept", state.display()),
             remedy: Some("export XDG_STATE_HOME=DIR    (a folder of yours)".to_owned()),
         };
@@ -508,7 +537,49 @@ fn unwritable(state: &Path) -> Option<std::io::Error> {
 
 #[cfg(test)]
 mod tests {
+    use expect_test::expect;
+
     use super::*;
+
+    #[test]
+    fn on_a_terminal_only_what_does_not_work_is_red() {
+        let finding = |what, health, detail: &str, remedy: Option<&str>| Finding {
+            what,
+            health,
+            detail: detail.to_owned(),
+            remedy: remedy.map(str::to_owned),
+        };
+        let findings = [
+            finding("node", Health::Good, "CPU, memory and load", None),
+            finding("job cgroup", Health::Less, "memory is estimated", Some("sudo met daemon")),
+            finding("infiniband", Health::Absent, "no InfiniBand device", None),
+            finding("rapl", Health::Denied, "energy_uj may not be read", Some("run as root")),
+            finding("ipmi", Health::Broken, "power, but: no answer", None),
+        ];
+        let style = Style { color: true, ..Style::plain() };
+        expect![[r#"
+            ^[32mok  ^[0m node           CPU, memory and load
+            ^[33mless^[0m job cgroup     memory is estimated
+                        ^[2menable:^[0m sudo met daemon
+            ^[2mno  ^[0m ^[2minfiniband     no InfiniBand device^[0m
+            ^[33mno  ^[0m rapl           energy_uj may not be read
+                        ^[2menable:^[0m run as root
+            ^[31mno  ^[0m ipmi           power, but: no answer
+        "#]]
+        .assert_eq(&lines(&findings, &style).replace('\x1b', "^"));
+        expect![[r#"
+            ok   node           CPU, memory and load
+            less job cgroup     memory is estimated
+                        enable: sudo met daemon
+            no   infiniband     no InfiniBand device
+            no   rapl           energy_uj may not be read
+                        enable: run as root
+            no   ipmi           power, but: no answer
+        "#]]
+        .assert_eq(&lines(&findings, &Style::plain()));
+        let causes = findings.map(|finding| finding.health.cause());
+        assert_eq!(causes, [None, None, Some("absent"), Some("denied"), Some("broken")]);
+    }
 
     #[test]
     fn a_store_that_cannot_be_written_is_found_out() {

@@ -17,6 +17,10 @@ use crate::view::units;
 
 /// A screen of them; the store has all.
 const SHOWN: usize = 24;
+/// How far back a provider is asked where nobody says since when.
+const HISTORY_NS: i64 = 30 * 86_400 * 1_000_000_000;
+/// A question to a daemon is bounded.
+const FACTORS_AT_ONCE: usize = 1000;
 
 pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
     match &args.command {
@@ -36,6 +40,7 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
         }
         Some(EmissionsCommand::Recompute { since }) => {
             let since_ns = opt_time("--since", since)?;
+            learn_history(setting, since_ns)?;
             let jobs = correct(setting, Correction::Recompute { since_ns })?;
             let word = if jobs == 1 { "job has" } else { "jobs have" };
             writeln!(io::stdout(), "{jobs} {word} other emissions now")?;
@@ -51,6 +56,20 @@ fn time(option: &str, text: &str) -> Result<i64> {
 
 fn opt_time(option: &str, text: &Option<String>) -> Result<Option<i64>> {
     text.as_deref().map(|text| time(option, text)).transpose()
+}
+
+/// Asks a real-time provider for what it knows now of that time: of an outage, and what it has corrected since.
+fn learn_history(setting: &Setting, since_ns: Option<i64>) -> Result<()> {
+    let since_ns = since_ns.unwrap_or_else(|| jobs::now_ns() - HISTORY_NS);
+    match emissions::history(&setting.config.emissions, since_ns) {
+        Ok(factors) => {
+            for some in factors.chunks(FACTORS_AT_ONCE) {
+                correct(setting, Correction::Told { factors: some.to_vec() })?;
+            }
+        }
+        Err(error) => writeln!(io::stderr(), "met: the provider does not tell its past: {error:#}")?,
+    }
+    Ok(())
 }
 
 /// Who writes the store: root's is the system daemon's, if there is one.

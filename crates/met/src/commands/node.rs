@@ -1,9 +1,10 @@
-//! `met node`: the machine now.
+//! `met node`: the machine now, or over time.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::Result;
+use met_core::course::Course;
 use met_core::node::{Freshness, NodeRow};
 use met_core::{Kind, MISSING};
 use met_host::clock;
@@ -11,11 +12,13 @@ use met_sources::{Choice, Options, Pace, SOURCES};
 use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
+use crate::failure::Failure;
+use crate::jobs::{self, AllJobs};
 use crate::node_energy::EnergyWindow;
 use crate::protocol::{Reply, Request};
 use crate::sampler::{self, Sampler};
 use crate::setting::Setting;
-use crate::view::{Style, node};
+use crate::view::{Style, node, node_course, units};
 
 /// Rates are what happened between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
@@ -23,8 +26,13 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Some windows of the slowest meters.
 const LEDGER_MAX_AGE: Duration = Duration::from_secs(60);
+const NOTHING_KEPT: &str = "nothing was kept of the machine in that time; a system daemon keeps it while jobs run, \
+                            a user's own with storage.node_series: true\n";
 
 pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
+    if let Some(since) = &args.since {
+        return course(setting, args, since);
+    }
     let progress = Progress::begin();
     let mut sampler = open(setting);
     sampler.look();
@@ -49,6 +57,33 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     stdout.write_all(node::machine(&machine, &rows, &style).as_bytes())?;
     if let Some(window) = &energy {
         stdout.write_all(node::energy(window, &style).as_bytes())?;
+    }
+    Ok(0)
+}
+
+/// The machine since a time, as a daemon kept it.
+fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
+    let now_ns = jobs::now_ns();
+    let since_ns = units::parse_since(since, now_ns, &jiff::tz::TimeZone::system())
+        .map_err(|error| Failure::usage(format!("--since: {error}")))?;
+    let mut parts = AllJobs::open(setting)?.node_courses(since_ns / 1_000_000)?;
+    parts.retain(|(_, course)| !course.is_empty());
+    let mut stdout = io::stdout().lock();
+    if args.json {
+        let object = json!({
+            "version": 1,
+            "node": setting.host.facts().hostname,
+            "since": met_insight::json::time(since_ns),
+            "time": met_insight::json::time(now_ns),
+            "series": node_course::object(&parts),
+        });
+        writeln!(stdout, "{object}")?;
+    } else if args.csv {
+        stdout.write_all(node_course::csv(&parts).as_bytes())?;
+    } else {
+        let gap_ms = |course: &Course| sampler::gap_ms_of(course, setting.config.sampling.interval);
+        let plots = node_course::plots(&parts, gap_ms, &Style::of_stream(&stdout));
+        stdout.write_all(if plots.is_empty() { NOTHING_KEPT } else { &plots }.as_bytes())?;
     }
     Ok(0)
 }

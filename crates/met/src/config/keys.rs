@@ -6,7 +6,7 @@ use std::time::Duration;
 use met_jobs::layouts::Layout;
 
 use super::tree::{Complaint, Entry, Node};
-use super::{Config, Plain, Presence, Provider, Scope, StorageName, sources};
+use super::{Config, Plain, Presence, Provider, Scope, StorageName, Weight, sources};
 use crate::view::units::{self, ParseError};
 
 pub struct Section {
@@ -125,6 +125,12 @@ pub static SECTIONS: &[Section] = &[
                 form: Form::Size(|config, bytes| config.storage.max_bytes = bytes),
                 default: "2GiB",
                 help: "the store is kept below this, the oldest samples leave first",
+            },
+            Key {
+                name: "node_series",
+                form: Form::Presence(|config, presence| config.storage.node_series = presence),
+                default: "auto",
+                help: "whether the course of the machine itself is kept while jobs run, for `met node --since`; `auto`: by a daemon that root runs for everybody",
             },
         ],
     },
@@ -278,6 +284,18 @@ pub static SECTIONS: &[Section] = &[
                 }),
                 default: "holders",
                 help: "who is charged what the machine uses doing nothing: jobs by the CPUs they hold, as a line of its own, or nobody",
+            },
+            Key {
+                name: "weight",
+                form: Form::Word(&["cpu-time", "instructions", "cycles"], |config, word| {
+                    config.energy.weight = match word {
+                        "instructions" => Weight::Instructions,
+                        "cycles" => Weight::Cycles,
+                        _ => Weight::CpuTime,
+                    };
+                }),
+                default: "cpu-time",
+                help: "what the processors' energy is split by: CPU time, or, among jobs in whose cgroups the processor counts them, instructions or cycles; jobs and the rest of the system are told apart by CPU time in any case",
             },
             Key {
                 name: "idle_power",

@@ -121,7 +121,7 @@ impl Keeping {
         };
         keeping.remove_old_shadows();
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
-        keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions)?;
+        keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions, keeping.told_ns())?;
         keeping.follow_factor();
         // What cannot be imported now (a full disk) stays in the inbox, where every reader finds it.
         if let Err(error) = jobs::import(&mut keeping.writer, &place.state, &keeping.host) {
@@ -131,6 +131,7 @@ impl Keeping {
             Ok(devices) => keeping.sampling.recall_devices(devices),
             Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
         }
+        keeping.sampling.keep_node(keeping.keeps_node());
         keeping.take_up_running()?;
         if discovers(&setting.config, place) {
             keeping.finding = Some(Finding::start(&setting.host, &setting.config.jobs)?);
@@ -217,6 +218,8 @@ impl Keeping {
             Request::Course { key, after_ms } => self.course(&key, after_ms, peer),
             Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, peer),
             Request::Remove(key) => self.remove(&key, peer),
+            Request::NodeParts { since_ms } => self.node_parts(since_ms),
+            Request::NodeCourse { table, part, after_ms } => self.node_course(&table, &part, after_ms),
             Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
             Request::Correct(correction) if self.may_stop(peer) => {
                 let jobs = correction.apply(&mut self.writer, &self.config)?;
@@ -420,20 +423,38 @@ impl Keeping {
 
     /// Takes up what a provider said.
     pub fn hear_provider(&mut self) {
-        match self.emitting.asking.as_ref().and_then(emissions::Asking::newest) {
-            Some(Ok(factor)) => {
-                if let Err(error) = self.writer.put_factor(&factor) {
-                    tracing::warn!("an emission factor is not kept: {error}");
-                }
-                // A provider says the same until it has measured again, and may correct itself.
-                self.emitting.told.retain(|told| told.since_ns != factor.since_ns);
-                self.emitting.told.push(factor);
-                self.emitting.told.sort_by_key(|told| told.since_ns);
-                self.follow_factor();
+        let answers = self.emitting.asking.as_ref().map(emissions::Asking::answers).unwrap_or_default();
+        for answer in answers {
+            match answer {
+                Ok(factors) => self.take_factors(factors),
+                Err(error) => tracing::warn!("no emission factor: {error}"),
             }
-            Some(Err(error)) => tracing::warn!("no emission factor: {error}"),
-            None => {}
         }
+    }
+
+    fn take_factors(&mut self, factors: Vec<Factor>) {
+        if factors.len() > 1 {
+            let count = factors.len();
+            tracing::info!(
+                "{count} emission factors of the past; `met emissions recompute` applies them to jobs"
+            );
+        }
+        for factor in factors {
+            if let Err(error) = self.writer.put_factor(&factor) {
+                tracing::warn!("an emission factor is not kept: {error}");
+            }
+            // A provider says the same until it has measured again, and may correct itself.
+            self.emitting.told.retain(|told| told.since_ns != factor.since_ns);
+            self.emitting.told.push(factor);
+        }
+        self.emitting.told.sort_by_key(|told| told.since_ns);
+        self.follow_factor();
+    }
+
+    /// The time of the newest factor that a provider told.
+    pub(super) fn told_ns(&self) -> Option<i64> {
+        let by_provider = self.emitting.told.iter().filter(|told| told.source != emissions::BY_HAND);
+        by_provider.map(|told| told.since_ns).max()
     }
 
     /// Tells the sampler which factor holds now.
@@ -610,9 +631,38 @@ impl Keeping {
                 tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
             }
         }
+        for (table, part, course) in drained.node {
+            if let Err(error) = self.writer.append_node(&part, &course) {
+                tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
+            }
+        }
         if !drained.devices.is_empty() {
             self.keep_cards(&drained.devices);
         }
+    }
+
+    /// Whether the course of the machine is kept.
+    pub(super) fn keeps_node(&self) -> bool {
+        match self.config.storage.node_series {
+            Presence::Auto => self.place.system,
+            Presence::Yes => true,
+            Presence::No => false,
+        }
+    }
+
+    /// A part of the machine over time, which is nobody's secret.
+    fn node_course(&mut self, table: &str, part: &str, after_ms: i64) -> Result<Reply> {
+        let known = met_sources::catalogue().into_iter().find(|known| known.name == table);
+        let Some(table) = known else { return Ok(Reply::Course(WireCourse::default())) };
+        let mut course = self.writer.node_course(table, part, after_ms.saturating_add(1), i64::MAX)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(Reply::Course(WireCourse::of(&course)))
+    }
+
+    fn node_parts(&mut self, since_ms: i64) -> Result<Reply> {
+        self.flush();
+        let parts = self.writer.node_parts_between(since_ms, i64::MAX)?;
+        Ok(Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect()))
     }
 
     /// What running jobs did with cards so far, and what was learned about these: for the next daemon.

@@ -17,6 +17,7 @@ use met_store::Device;
 
 use crate::config::Config;
 use crate::node_energy::{Charged, EnergyWindow};
+use crate::node_series::NodeCourse;
 use crate::protocol::SourceStatus;
 use crate::sampler::{EventsAsked, Known, Live, Sampled, Sampler};
 
@@ -41,6 +42,7 @@ enum Order {
     Interval(Duration),
     Events(EventsAsked, Box<Options>, SyncSender<Option<String>>),
     Reconfigure(Box<Config>, Box<Config>),
+    KeepNode(bool),
     Window(SyncSender<Option<EnergyWindow>>),
     Change(JobKey, Change),
     Rename(JobKey, JobKey),
@@ -77,6 +79,8 @@ pub struct Drained {
     /// Cards by uuid, and what is known of each.
     pub cards: Vec<(String, Course)>,
     pub devices: Vec<Device>,
+    /// Parts of the machine by their tables and labels.
+    pub node: Vec<NodeCourse>,
 }
 
 /// What was taken out for somebody who had given up waiting: it is for the next one.
@@ -92,6 +96,7 @@ impl Undelivered {
         all.jobs.extend(fresh.jobs);
         all.cards.extend(fresh.cards);
         all.devices = fresh.devices;
+        all.node.extend(fresh.node);
         if let Err(mpsc::SendError(kept)) = to.send(all) {
             self.drained = kept;
         }
@@ -198,6 +203,11 @@ impl Sampling {
         let _ = self.orders.send(Order::Reconfigure(Box::new(before), Box::new(config)));
     }
 
+    /// Keeps the course of the machine, or does not, from now on.
+    pub fn keep_node(&self, keep: bool) {
+        let _ = self.orders.send(Order::KeepNode(keep));
+    }
+
     /// The samples since the last call.
     pub fn drain(&self) -> Drained {
         self.ask(Order::Drain).unwrap_or_default()
@@ -289,6 +299,7 @@ fn obey(
         Order::Settled(reply) => undelivered.hand_over_settled(sampler.take_settled(), &reply),
         Order::SettleNow(reply) => undelivered.hand_over_settled(sampler.settle_now(), &reply),
         Order::Window(reply) => drop(reply.send(sampler.energy().last_window().cloned())),
+        Order::KeepNode(keep) => sampler.keep_node(keep),
         Order::Interval(interval) => sampler.set_interval(interval),
         Order::Events(asked, options, reply) => drop(reply.send(sampler.set_events(asked, &options))),
         Order::Reconfigure(before, config) => sampler.reconfigure(&before, &config),
@@ -306,7 +317,8 @@ fn obey(
         }
         Order::Drain(reply) => {
             let (jobs, cards, devices) = (sampler.drain(), sampler.drain_cards(), sampler.devices());
-            undelivered.hand_over(Drained { jobs, cards, devices }, &reply);
+            let node = sampler.drain_node();
+            undelivered.hand_over(Drained { jobs, cards, devices, node }, &reply);
         }
         Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),

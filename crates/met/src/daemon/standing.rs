@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use met_core::job::JobKey;
 use met_host::clock;
+use met_sources::Options;
 
 use super::keeping::Keeping;
 use super::schedulers::Schedulers;
@@ -179,8 +180,10 @@ impl Keeping {
             self.sampling.set_interval(interval);
         }
         self.config.perf.events = self.standing.events_for_all().to_vec();
-        let mut options = sampler::options(&self.config, Duration::ZERO);
-        (options.events, options.node) = (self.standing.all_events(), true);
+        let mut options = Options { node: true, ..sampler::options(&self.config, Duration::ZERO) };
+        options.events.extend(self.standing.all_events());
+        options.events.sort();
+        options.events.dedup();
         self.follow_shadows();
         self.sampling.set_events(self.standing.asked(), options)
     }
@@ -207,6 +210,7 @@ impl Keeping {
         // Until they are settled, the sampler has these.
         (self.config.sampling.interval, self.config.perf.events) = (interval, events);
         self.sampling.reconfigure(before.clone(), self.config.clone());
+        self.sampling.keep_node(self.keeps_node());
         self.settle_standing();
         if let Err(error) = self.take_up(&before) {
             tracing::error!("{name}: {error:#}");
@@ -217,7 +221,7 @@ impl Keeping {
     /// What threads of their own do.
     fn take_up(&mut self, before: &Config) -> Result<()> {
         if before.emissions != self.config.emissions {
-            self.emitting.asking = emissions::Asking::start(&self.config.emissions)?;
+            self.emitting.asking = emissions::Asking::start(&self.config.emissions, self.told_ns())?;
             self.follow_factor();
         }
         if before.schedulers != self.config.schedulers {

@@ -36,7 +36,7 @@ const ASCII_BARS: bar::Set = bar::Set {
 /// CPU, memory, I/O and cards over time, one small plot each; what was never sampled has no plot.
 /// A pause between samples longer than `gap_ms` is shown as a gap.
 pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
-    let columns = style.width.unwrap_or(COLUMNS_DEFAULT).clamp(COLUMNS_MIN, COLUMNS_MAX);
+    let columns = columns(style);
     let bins = |index: usize| bins(course, index, columns, gap_ms);
     let panels = [
         Panel { title: "CPU cores".to_owned(), bins: bins(column::CPU), unit: units::cores, step: 1000.0 },
@@ -74,12 +74,12 @@ pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
         },
     ];
     let panels: Vec<Panel> = panels.into_iter().chain(gpu).collect();
-    draw(&panels, course, columns, style)
+    draw_course(&panels, course, columns, style)
 }
 
 /// A whole card while a job had it, whoever used it.
 pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String {
-    let columns = style.width.unwrap_or(COLUMNS_DEFAULT).clamp(COLUMNS_MIN, COLUMNS_MAX);
+    let columns = columns(style);
     let title = |what: &str| format!("GPU {}, whole card: {what}", text::escape(index));
     let panels = [
         Panel {
@@ -95,21 +95,41 @@ pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String 
             step: 1000.0,
         },
     ];
-    draw(&panels, course, columns, style)
+    draw_course(&panels, course, columns, style)
 }
 
 fn bins(course: &Course, index: usize, columns: usize, gap_ms: i64) -> Vec<Option<Bin>> {
     let scale = course.table.columns[index].scale;
-    let bins = resample::bins(course, index, columns - SCALE_COLUMNS - 2, gap_ms);
+    let bins = resample::bins(course, index, bin_count(columns), gap_ms);
     let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
     bins.into_iter().map(|bin| bin.map(scaled)).collect()
 }
 
-fn draw(panels: &[Panel], course: &Course, columns: usize, style: &Style) -> String {
+/// The columns of a plot with its scale.
+pub(super) fn columns(style: &Style) -> usize {
+    style.width.unwrap_or(COLUMNS_DEFAULT).clamp(COLUMNS_MIN, COLUMNS_MAX)
+}
+
+/// As many bins as fit behind the scale.
+pub(super) fn bin_count(columns: usize) -> usize {
+    columns - SCALE_COLUMNS - 2
+}
+
+fn draw_course(panels: &[Panel], course: &Course, columns: usize, style: &Style) -> String {
+    match (course.times_ms.first(), course.times_ms.last()) {
+        (Some(&first_ms), Some(&last_ms)) => draw(panels, (first_ms, last_ms), columns, style),
+        _ => String::new(),
+    }
+}
+
+/// Plots one below the other, with the axis of time that they share.
+pub(super) fn draw(
+    panels: &[Panel],
+    (first_ms, last_ms): (i64, i64),
+    columns: usize,
+    style: &Style,
+) -> String {
     let known: Vec<&Panel> = panels.iter().filter(|panel| panel.bins.iter().any(Option::is_some)).collect();
-    let (Some(&first_ms), Some(&last_ms)) = (course.times_ms.first(), course.times_ms.last()) else {
-        return String::new();
-    };
     if known.is_empty() {
         return String::new();
     }
@@ -124,7 +144,7 @@ fn draw(panels: &[Panel], course: &Course, columns: usize, style: &Style) -> Str
 }
 
 /// Both together, or the one that is known.
-fn added(one: Vec<Option<Bin>>, other: Vec<Option<Bin>>) -> Vec<Option<Bin>> {
+pub(super) fn added(one: Vec<Option<Bin>>, other: Vec<Option<Bin>>) -> Vec<Option<Bin>> {
     let add = |one: Bin, other: Bin| Bin { mean: one.mean + other.mean, max: one.max + other.max };
     one.into_iter()
         .zip(other)
@@ -135,12 +155,12 @@ fn added(one: Vec<Option<Bin>>, other: Vec<Option<Bin>>) -> Vec<Option<Bin>> {
         .collect()
 }
 
-struct Panel {
-    title: String,
-    bins: Vec<Option<Bin>>,
-    unit: fn(f64) -> String,
+pub(super) struct Panel {
+    pub title: String,
+    pub bins: Vec<Option<Bin>>,
+    pub unit: fn(f64) -> String,
     /// From one unit to the next: KiB to MiB.
-    step: f64,
+    pub step: f64,
 }
 
 impl Panel {

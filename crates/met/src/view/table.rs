@@ -488,7 +488,8 @@ pub fn csv(records: &[Record], view: View, now_ns: i64) -> String {
     csv
 }
 
-fn csv_line(fields: &[String]) -> String {
+/// One line of RFC 4180.
+pub fn csv_line(fields: &[String]) -> String {
     let quoted: Vec<String> = (fields.iter())
         .map(|field| match field.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", field.replace('"', "\"\"")),

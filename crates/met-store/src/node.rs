@@ -1,0 +1,123 @@
+//! Series of the machine itself: one course for each part of each table, such as a disk or a meter.
+
+use std::collections::BTreeSet;
+
+use met_core::Table;
+use met_core::course::Course;
+use met_core::job::JobKey;
+use rusqlite::{Connection, params};
+
+use crate::day;
+use crate::device::DEVICE;
+use crate::error::StoreError;
+use crate::query::Queries;
+use crate::series;
+use crate::store::Writer;
+
+/// Stands before the label of a part; no card has such a uuid.
+const NODE: &str = "node:";
+
+/// Something of the machine that has a course.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodePart {
+    /// The name of its table.
+    pub table: String,
+    /// Its labels, divided by spaces; empty where a table has one row.
+    pub part: String,
+}
+
+impl Writer {
+    /// Adds samples of a part of the machine that are later than those stored.
+    pub fn append_node(&mut self, part: &str, course: &Course) -> Result<(), StoreError> {
+        self.append_course(&series_key(part), course)
+    }
+}
+
+impl Queries {
+    /// Everything of the machine that has samples, on whichever day.
+    pub fn node_parts(&self) -> Result<Vec<NodePart>, StoreError> {
+        self.node_parts_between(i64::MIN, i64::MAX)
+    }
+
+    /// The same with samples between two times, to the day.
+    pub fn node_parts_between(&self, begin_ms: i64, end_ms: i64) -> Result<Vec<NodePart>, StoreError> {
+        let days = day::of_ms(begin_ms)..=day::of_ms(end_ms);
+        let mut parts = BTreeSet::new();
+        for day in series::days(&self.state).map_err(StoreError::io(&self.state))? {
+            if days.contains(&day) {
+                self.ask_day(day, |connection| parts_of(connection, &mut parts))?;
+            }
+        }
+        Ok(parts.into_iter().collect())
+    }
+
+    /// The samples of a part from `begin_ms` to `end_ms`, both included.
+    pub fn node_course(
+        &self,
+        table: &'static Table,
+        part: &str,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Course, StoreError> {
+        self.series_between(&series_key(part), table, begin_ms, end_ms)
+    }
+}
+
+fn series_key(part: &str) -> JobKey {
+    JobKey { cluster: None, manager: DEVICE.to_owned(), id: format!("{NODE}{part}"), incarnation: 0 }
+}
+
+fn parts_of(connection: &Connection, out: &mut BTreeSet<NodePart>) -> rusqlite::Result<()> {
+    let sql = "SELECT DISTINCT table_name, substr(id, length(?2) + 1) FROM subject JOIN block ON subject = subject.key
+               WHERE manager = ?1 AND substr(id, 1, length(?2)) = ?2";
+    let mut statement = connection.prepare_cached(sql)?;
+    let rows = statement
+        .query_map(params![DEVICE, NODE], |row| Ok(NodePart { table: row.get(0)?, part: row.get(1)? }))?;
+    for part in rows {
+        out.insert(part?);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::table::{MILLI, ONE};
+    use met_core::{Column, Unit};
+
+    use super::*;
+    use crate::samples::MIDNIGHT_S;
+
+    static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
+    static METER: Table = Table { name: "meter", subject: "", labels: &["name"], columns: POWER };
+    static LOAD: &[Column] = &[Column::gauge("load", Unit::Count, ONE, "")];
+    static NODE_TABLE: Table = Table { name: "node", subject: "", labels: &[], columns: LOAD };
+
+    fn course(table: &'static Table, seconds: std::ops::Range<i64>) -> Course {
+        let mut course = Course::new(table);
+        seconds.for_each(|second| course.push((MIDNIGHT_S + second) * 1000, &[second]));
+        course
+    }
+
+    #[test]
+    fn each_part_of_the_machine_has_a_course_of_its_own() {
+        let state = tempfile::tempdir().unwrap();
+        let mut writer = Writer::open(state.path()).unwrap();
+        assert_eq!(writer.node_parts().unwrap(), []);
+        // Over midnight: two files.
+        writer.append_node("psu 1", &course(&METER, -3..3)).unwrap();
+        writer.append_node("psu 2", &course(&METER, 1..3)).unwrap();
+        writer.append_node("", &course(&NODE_TABLE, 0..2)).unwrap();
+        // A card is no part of it.
+        writer.append_device("GPU-a", &course(&METER, 0..2)).unwrap();
+        let part = |table: &str, part: &str| NodePart { table: table.into(), part: part.into() };
+        let all = [part("meter", "psu 1"), part("meter", "psu 2"), part("node", "")];
+        assert_eq!(writer.node_parts().unwrap(), all);
+        let before = writer.node_parts_between(0, (MIDNIGHT_S - 1) * 1000).unwrap();
+        assert_eq!(before, [part("meter", "psu 1")]);
+        let from = (MIDNIGHT_S - 2) * 1000;
+        let course = writer.node_course(&METER, "psu 1", from, from + 3000).unwrap();
+        assert_eq!(course.columns[0], [-2, -1, 0, 1]);
+        assert_eq!(writer.node_course(&METER, "", from, from + 3000).unwrap().len(), 0);
+        assert_eq!(writer.node_course(&NODE_TABLE, "", from, i64::MAX).unwrap().len(), 2);
+    }
+}

@@ -1,0 +1,173 @@
+//! What a job was charged, and what that means in CO2 and money.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use met_core::energy::Line;
+use met_core::energy::emission::{self, Factor};
+use met_core::energy::ledger::{CPU, MEMORY, REST};
+use met_core::job::{Emission, QualityKind, Totals};
+use met_core::job_table as column;
+
+use super::weighing::Weighed;
+use crate::config::Energy;
+
+/// The columns of the job table that are filled here.
+pub const COLUMNS: [usize; 7] = [
+    column::ENERGY,
+    column::ENERGY_CPU,
+    column::ENERGY_MEMORY,
+    column::ENERGY_REST,
+    column::ENERGY_IDLE,
+    column::EMISSIONS,
+    column::COST,
+];
+
+/// Different meters named with a figure.
+const SOURCES_NAMED_MAX: usize = 4;
+
+/// What a kilowatt hour of the machine means for its building.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tariff {
+    pue: f64,
+    price_per_kwh: Option<f64>,
+    currency: Arc<str>,
+}
+
+/// What a job was charged so far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Charged {
+    pub(super) line: Line,
+    /// What the processors' part was split by.
+    pub(super) weighed: Weighed,
+    /// Microjoules × milligrams per kilowatt hour.
+    emitted: u128,
+    factor: Option<Factor>,
+    meters: BTreeSet<String>,
+    measured: bool,
+    estimated_uj: u64,
+    tariff: Tariff,
+    /// Of an earlier daemon, by `COLUMNS`.
+    pub(super) before: [i64; COLUMNS.len()],
+}
+
+impl Tariff {
+    pub(super) fn of(energy: &Energy) -> Tariff {
+        let Energy { pue, price_per_kwh, ref currency, .. } = *energy;
+        Tariff { pue, price_per_kwh, currency: currency.as_str().into() }
+    }
+}
+
+impl Charged {
+    pub(super) fn nothing(tariff: Tariff) -> Charged {
+        Charged {
+            line: Line::default(),
+            weighed: Weighed::default(),
+            emitted: 0,
+            factor: None,
+            meters: BTreeSet::new(),
+            measured: false,
+            estimated_uj: 0,
+            tariff,
+            before: [0; COLUMNS.len()],
+        }
+    }
+
+    pub(super) fn add(&mut self, line: &Line, estimated: bool, factor: &Factor) {
+        self.line.add(line);
+        self.estimated_uj += if estimated { line.total_uj() } else { 0 };
+        self.emitted += u128::from(line.total_uj()) * factor.mg_per_kwh.max(0) as u128;
+    }
+
+    /// A window that the job lived in.
+    pub(super) fn note(&mut self, meter: &str, estimated: bool, factor: &Factor) {
+        if self.factor.as_ref() != Some(factor) {
+            self.factor = Some(factor.clone());
+        }
+        if self.meters.len() < SOURCES_NAMED_MAX && !self.meters.contains(meter) {
+            self.meters.insert(meter.to_owned());
+        }
+        self.measured |= !estimated;
+    }
+
+    /// An estimate unless all but a hundredth of it was measured: a controller takes a while to begin with.
+    fn kind(&self) -> QualityKind {
+        let total_uj = self.line.total_uj();
+        let is_measured = self.measured && self.estimated_uj.saturating_mul(100) <= total_uj;
+        if is_measured { QualityKind::Attributed } else { QualityKind::Estimated }
+    }
+
+    /// By `COLUMNS`; nothing before the first window.
+    pub(super) fn values(&self) -> Option<[Option<i64>; COLUMNS.len()]> {
+        if self.meters.is_empty() && self.before == [0; COLUMNS.len()] {
+            return None;
+        }
+        let part = |part: usize| (self.line.active_uj[part] + self.line.idle_uj[part]) as i64;
+        let energy_uj = self.line.total_uj() as i64;
+        let emitted_ug = self.emitted as f64 * 1000.0 / emission::UJ_PER_KWH as f64 * self.tariff.pue;
+        let own = [
+            Some(energy_uj),
+            Some(part(CPU)),
+            Some(part(MEMORY)),
+            Some(part(REST)),
+            Some(self.line.idle_total_uj() as i64),
+            Some(emitted_ug.round() as i64),
+            self.tariff.cost_nano(energy_uj),
+        ];
+        let mut values = own;
+        for (value, before) in values.iter_mut().zip(self.before) {
+            *value = value.map(|value| value + before);
+        }
+        Some(values)
+    }
+
+    /// Puts the figures into the totals of a record, in the place of those that samples made.
+    pub fn put(&self, totals: &mut Totals) {
+        for column in COLUMNS {
+            totals.remove(column);
+        }
+        let Some(values) = self.values() else { return };
+        let kind = self.kind();
+        let meters = self.meters.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
+        let by = self.weighed.words();
+        let source = if meters.is_empty() { by.to_owned() } else { format!("{meters}, {by}") };
+        for (column, value) in COLUMNS.into_iter().zip(values) {
+            if let Some(value) = value {
+                let source = match (column, &self.factor) {
+                    (column::ENERGY_MEMORY, _) => format!("{meters}, by memory held"),
+                    (column::EMISSIONS, Some(factor)) => factor.source.clone(),
+                    (column::COST, _) => self.tariff.words().unwrap_or_default(),
+                    _ => source.clone(),
+                };
+                totals.set(column, value, kind, source);
+            }
+        }
+    }
+
+    pub fn emission(&self) -> Option<Emission> {
+        self.factor.as_ref().map(emission_of)
+    }
+}
+
+/// As it is kept with a figure.
+pub fn emission_of(factor: &Factor) -> Emission {
+    Emission {
+        factor_mg_per_kwh: factor.mg_per_kwh,
+        factor_source: factor.source.clone(),
+        factor_time_ns: (factor.since_ns != i64::MIN).then_some(factor.since_ns),
+    }
+}
+
+impl Tariff {
+    /// Its first word is the currency.
+    fn words(&self) -> Option<String> {
+        let price = self.price_per_kwh?;
+        let building = if self.pue == 1.0 { String::new() } else { format!(", PUE {}", self.pue) };
+        Some(format!("{} at {price} per kWh{building}", self.currency))
+    }
+
+    fn cost_nano(&self, energy_uj: i64) -> Option<i64> {
+        let kilowatt_hours = energy_uj as f64 / emission::UJ_PER_KWH as f64 * self.pue;
+        Some((kilowatt_hours * self.price_per_kwh? * 1e9).round() as i64)
+    }
+}

@@ -1,0 +1,229 @@
+//! The machine over time: one plot for each thing that it has and that did something.
+
+use met_core::course::Course;
+use met_insight::json;
+use met_insight::resample::{self, Bin};
+use met_store::NodePart;
+use serde_json::{Map, Value};
+
+use super::plot::{self, Panel};
+use super::{Style, table, text, units};
+
+/// More plots of one kind are for a program.
+const PARTS_PLOTTED: usize = 4;
+
+/// What is plotted of a table: these columns together, or the first without the second.
+struct Plot {
+    table: &'static str,
+    what: What,
+    title: &'static str,
+    unit: fn(f64) -> String,
+    step: f64,
+}
+
+enum What {
+    Sum(&'static [&'static str]),
+    Difference(&'static str, &'static str),
+}
+
+const fn plot(
+    table: &'static str,
+    columns: &'static [&'static str],
+    title: &'static str,
+    unit: fn(f64) -> String,
+    step: f64,
+) -> Plot {
+    Plot { table, what: What::Sum(columns), title, unit, step }
+}
+
+const BUSY: &[&str] = &["cpu_user", "cpu_nice", "cpu_system", "cpu_interrupt", "cpu_soft_interrupt"];
+
+static PLOTS: &[Plot] = &[
+    plot("node", BUSY, "CPU cores in use", units::cores, 1000.0),
+    plot("node", &["load_1"], "load", units::cores, 1000.0),
+    Plot {
+        table: "node",
+        what: What::Difference("memory_total", "memory_available"),
+        title: "memory in use",
+        unit: units::bytes,
+        step: 1024.0,
+    },
+    plot("node", &["pressure_cpu"], "pressure, CPU", units::percent, 1000.0),
+    plot("node", &["pressure_memory"], "pressure, memory", units::percent, 1000.0),
+    plot("node", &["pressure_io"], "pressure, I/O", units::percent, 1000.0),
+    plot("cpufreq", &["frequency_mean"], "frequency", units::hertz, 1000.0),
+    plot("block", &["read", "written"], "disk", units::bytes_per_second, 1024.0),
+    plot("network", &["received", "sent"], "network", units::bytes_per_second, 1024.0),
+    plot("infiniband", &["received", "sent"], "fabric", units::bytes_per_second, 1024.0),
+    plot("lustre", &["read", "written"], "Lustre", units::bytes_per_second, 1024.0),
+    plot("nfs", &["received", "sent"], "NFS", units::bytes_per_second, 1024.0),
+    plot("rapl", &["energy"], "power", units::watts, 1000.0),
+    plot("cray", &["power"], "power", units::watts, 1000.0),
+    plot("ipmi", &["power"], "power, IPMI", units::watts, 1000.0),
+    plot("redfish", &["power"], "power, Redfish", units::watts, 1000.0),
+    plot("hwmon", &["power"], "power", units::watts, 1000.0),
+    plot("hwmon", &["temperature"], "temperature", units::celsius, 1000.0),
+    plot("thermal", &["temperature"], "temperature, zone", units::celsius, 1000.0),
+    plot("ipmi", &["temperature"], "temperature, IPMI", units::celsius, 1000.0),
+];
+
+type Parts<'a> = &'a [(NodePart, Course)];
+
+/// Plots that share one axis of time. What never did anything has none.
+pub fn plots(parts: Parts<'_>, gap_ms: impl Fn(&Course) -> i64, style: &Style) -> String {
+    let columns = plot::columns(style);
+    let times = || parts.iter().flat_map(|(_, course)| &course.times_ms);
+    let (Some(&first_ms), Some(&last_ms)) = (times().min(), times().max()) else { return String::new() };
+    let span = Span { first_ms, last_ms, bins: plot::bin_count(columns) };
+    let mut panels = Vec::new();
+    for wanted in PLOTS {
+        let of_table = parts.iter().filter(|(part, _)| part.table == wanted.table);
+        let drawn =
+            of_table.filter_map(|(part, course)| span.panel(wanted, &part.part, course, gap_ms(course)));
+        panels.extend(drawn.take(PARTS_PLOTTED));
+    }
+    plot::draw(&panels, (first_ms, last_ms), columns, style)
+}
+
+struct Span {
+    first_ms: i64,
+    last_ms: i64,
+    bins: usize,
+}
+
+impl Span {
+    fn panel(&self, wanted: &Plot, label: &str, course: &Course, gap_ms: i64) -> Option<Panel> {
+        let bins = match wanted.what {
+            What::Sum(columns) => {
+                columns.iter().filter_map(|column| self.of(course, column, gap_ms)).reduce(plot::added)?
+            }
+            What::Difference(whole, part) => {
+                let (whole, part) = (self.of(course, whole, gap_ms)?, self.of(course, part, gap_ms)?);
+                whole.into_iter().zip(part).map(|(whole, part)| without(whole?, part?)).collect()
+            }
+        };
+        let did_something = bins.iter().flatten().any(|bin| bin.max > 0.0);
+        let title = text::escape(format!("{} {label}", wanted.title).trim_end());
+        did_something.then_some(Panel { title, bins, unit: wanted.unit, step: wanted.step })
+    }
+
+    fn of(&self, course: &Course, column: &str, gap_ms: i64) -> Option<Vec<Option<Bin>>> {
+        let index = course.table.column(column)?;
+        let scale = course.table.columns[index].scale;
+        let bins = resample::between(course, index, self.first_ms, self.last_ms, self.bins, gap_ms);
+        let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
+        Some(bins.into_iter().map(|bin| bin.map(scaled)).collect())
+    }
+}
+
+/// The peak of a difference is not known; its highest mean is.
+fn without(whole: Bin, part: Bin) -> Option<Bin> {
+    let mean = whole.mean - part.mean;
+    Some(Bin { mean, max: mean })
+}
+
+/// Every sample: a list of parts, each with its times and the columns that were read, in their units.
+pub fn object(parts: Parts<'_>) -> Value {
+    let one = |(part, course): &(NodePart, Course)| {
+        let mut columns = Map::new();
+        for (column, cells) in course.table.columns.iter().zip(&course.columns) {
+            if cells.iter().any(|&cell| cell != met_core::MISSING) {
+                let value = |&cell: &i64| known(cell).map(|cell| column.scaled(cell));
+                columns.insert(column.json_name(), cells.iter().map(value).map(Value::from).collect());
+            }
+        }
+        let times: Vec<Value> =
+            course.times_ms.iter().map(|time_ms| Value::from(json::time(time_ms * 1_000_000))).collect();
+        serde_json::json!({ "table": part.table, "part": part.part, "times": times, "columns": columns })
+    };
+    Value::Array(parts.iter().map(one).collect())
+}
+
+/// One line for each value that was read.
+pub fn csv(parts: Parts<'_>) -> String {
+    let mut lines = table::csv_line(&["time", "table", "part", "column", "value"].map(str::to_owned));
+    for (part, course) in parts {
+        for (index, &time_ms) in course.times_ms.iter().enumerate() {
+            let Some(time) = json::time(time_ms * 1_000_000) else { continue };
+            for (column, cells) in course.table.columns.iter().zip(&course.columns) {
+                let Some(cell) = known(cells[index]) else { continue };
+                let (name, value) = (column.json_name(), column.scaled(cell).to_string());
+                let label = text::escape(&part.part);
+                lines += &table::csv_line(&[time.clone(), part.table.clone(), label, name, value]);
+            }
+        }
+    }
+    lines
+}
+
+fn known(cell: i64) -> Option<i64> {
+    (cell != met_core::MISSING).then_some(cell)
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    fn course(table: &str, part: &str, samples: &[&[(&str, i64)]]) -> (NodePart, Course) {
+        let found = met_sources::catalogue().into_iter().find(|known| known.name == table).unwrap();
+        let mut course = Course::new(found);
+        for (index, cells) in (0..).zip(samples) {
+            let mut row = vec![met_core::MISSING; found.columns.len()];
+            cells.iter().for_each(|(column, cell)| row[found.column(column).unwrap()] = *cell);
+            course.push(1_700_000_000_000 + index * 10_000, &row);
+        }
+        (NodePart { table: table.to_owned(), part: part.to_owned() }, course)
+    }
+
+    fn sample() -> Vec<(NodePart, Course)> {
+        const GIB: i64 = 1 << 30;
+        let memory = |free: i64| [("memory_total", 16 * GIB), ("memory_available", free * GIB)];
+        vec![
+            course("node", "", &[&memory(12), &memory(12), &memory(4)]),
+            course(
+                "rapl",
+                "package-0",
+                &[&[("energy", 0)], &[("energy", 900_000_000)], &[("energy", 2_900_000_000)]],
+            ),
+            course("network", "lo", &[&[("received", 0), ("sent", 0)], &[("received", 0), ("sent", 0)]]),
+        ]
+    }
+
+    #[test]
+    fn what_did_something_is_plotted_on_one_axis() {
+        let style = Style { width: Some(50), ..Style::plain() };
+        expect![[r#"
+            50 columns
+                         memory in use, peak 8.00 GiB
+               8.00 GiB ┤                   ██████████████████
+                        │                  ███████████████████
+                        │█████████████████████████████████████
+                        │█████████████████████████████████████
+                      0 ┼─────────────────────────────────────
+                         power package-0, peak 200 W
+                  200 W ┤                   ██████████████████
+                        │                  ▇██████████████████
+                        │▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆███████████████████
+                        │█████████████████████████████████████
+                      0 ┼─────────────────────────────────────
+                         22:13:20      22:13:30       22:13:40
+        "#]]
+        .assert_eq(&format!("50 columns\n{}", plots(&sample(), |_| 25_000, &style)));
+        assert_eq!(plots(&[], |_| 1, &Style::plain()), "");
+    }
+
+    #[test]
+    fn programs_get_every_value_that_was_read_and_no_other() {
+        let rapl = &sample()[1..2];
+        expect![[r#"[{"table":"rapl","part":"package-0","times":["2023-11-14T22:13:20.000000Z","2023-11-14T22:13:30.000000Z","2023-11-14T22:13:40.000000Z"],"columns":{"energy_joules":[0.0,900.0,2900.0]}}]"#]].assert_eq(&object(rapl).to_string());
+        expect![[r#"
+            time,table,part,column,value
+            2023-11-14T22:13:20.000000Z,thermal,"0 a,b",temperature_celsius,45
+        "#]]
+        .assert_eq(
+            &csv(&[course("thermal", "0 a,b", &[&[("temperature", 45_000)], &[]])]).replace("\r\n", "\n"),
+        );
+    }
+}
