@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 
-from harness import DEADLINE_S, check, each, equal, eventually, marked, test
+from harness import DEADLINE_S, check, each, equal, eventually, marked, need_root, test
 
 JOB_KEYS = [
     "id", "raw_id", "manager", "cluster", "name", "user", "account", "command", "state", "manager_state", "exit_code", "signal",
@@ -339,3 +339,39 @@ def config_prints_every_key(world):
     text = world.met("config").ok().out
     for key in ("sampling", "interval", "daemon", "idle_exit", "storage", "system"):
         check(key in text, f"no {key} in:", text)
+
+
+@test
+def a_system_daemon_keeps_the_course_of_the_machine(world):
+    need_root()
+    world.configure("storage:\n  interval: 1s\n")
+    user = world.someone()
+    world.start_system_daemon()
+    check("nothing was kept" in user.met("node", "--since", "1h").ok().out, "something was kept before the first job")
+    job = user.run("sleep", "1000")
+
+    def series():
+        parts = user.met("node", "--since", "1h", "--json").ok().json()["series"]
+        return {(part["table"], part["part"]): part for part in parts}
+
+    def twice():
+        found = series()
+        return len(found.get(("node", ""), {}).get("times", [])) >= 2 and found
+
+    found = eventually(twice, "two samples of the machine")
+    node = found["node", ""]
+    check(all(len(cells) == len(node["times"]) for cells in node["columns"].values()), node)
+    check(node["columns"]["uptime_seconds"][1] > node["columns"]["uptime_seconds"][0] > 0, node["columns"])
+    said = user.met("node", "--since", "1h").ok().out
+    check("memory in use" in said and "load" in said, said)
+    rows = user.met("node", "--since", "1h", "--csv").ok().out.splitlines()
+    equal(rows[0], "time,table,part,column,value", "header")
+    check(any(",node,,memory_total_bytes," in row for row in rows), rows[:5])
+    check(user.met("node", "--since", "1m", "--json").ok().json()["series"], "the last minute")
+    user.met("cancel", job).ok()
+    # A user's own daemon keeps it if it is told to.
+    world.stop_system_daemon()
+    world.configure("storage:\n  interval: 1s\n  node_series: true\n")
+    job = world.run("sleep", "1000")
+    eventually(lambda: "load" in world.met("node", "--since", "1h").ok().out or None, "his own daemon keeps it")
+    world.met("cancel", job).ok()

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{Origin, Record};
@@ -84,10 +84,9 @@ struct Watched {
 
 /// Samples until the supervisor says that the job is over.
 fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> Result<Watched> {
-    let mut sampler: Option<(Sampler, u32)> = None;
+    let mut sampling = Sampling::Not;
     loop {
-        let patience = sampler.as_ref().map(|(sampler, _)| sampler.until_next_tick());
-        let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
+        let timeout = sampling.patience().and_then(|patience| Timespec::try_from(patience).ok());
         let (spoken, signalled) = {
             let channel = PollFd::from_borrowed_fd(supervisor.channel.as_fd(), PollFlags::IN);
             let mut fds = [channel, PollFd::new(&supervisor.signals, PollFlags::IN)];
@@ -97,24 +96,55 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
         if signalled {
             pass_on_signals(supervisor);
         }
-        if spoken {
-            match protocol::read_frame(&mut supervisor.channel)
-                .context("the supervisor of the job was killed")?
-            {
-                Notice::Started(record) => {
-                    let mut new = Sampler::of_energy(setting.host.clone(), interval, &setting.config);
-                    sampler = new.add(&record).map(|slot| (new, slot));
-                }
-                Notice::NotExecuted { message } => tracing::error!("{message}"),
-                Notice::Ended(record) => {
-                    let mut record = *record;
-                    let sampled = sampler.and_then(|(sampler, slot)| end(sampler, slot, &mut record));
-                    return Ok(Watched { record, sampled: sampled.unwrap_or_default() });
-                }
-                Notice::Failed { message } => bail!("cannot start the job: {message}"),
+        if !spoken {
+            sampling.go_on(setting, interval);
+            continue;
+        }
+        match protocol::read_frame(&mut supervisor.channel).context("the supervisor of the job was killed")? {
+            Notice::Started(record) => sampling = Sampling::From(Instant::now() + UNSAMPLED, record),
+            Notice::NotExecuted { message } => tracing::error!("{message}"),
+            Notice::Ended(record) => {
+                let mut record = *record;
+                let sampled = match sampling {
+                    Sampling::By(sampler, slot) => end(*sampler, slot, &mut record),
+                    Sampling::Not | Sampling::From(..) => None,
+                };
+                return Ok(Watched { record, sampled: sampled.unwrap_or_default() });
             }
-        } else if let Some((sampler, _)) = &mut sampler {
-            sampler.tick_if_due();
+            Notice::Failed { message } => bail!("cannot start the job: {message}"),
+        }
+    }
+}
+
+/// A job that is over sooner is not sampled: opening the sources would take longer than it did.
+const UNSAMPLED: Duration = Duration::from_millis(5);
+
+enum Sampling {
+    Not,
+    /// When the job is old enough.
+    From(Instant, Box<Record>),
+    By(Box<Sampler>, u32),
+}
+
+impl Sampling {
+    fn patience(&self) -> Option<Duration> {
+        match self {
+            Sampling::Not => None,
+            Sampling::From(at, _) => Some(at.saturating_duration_since(Instant::now())),
+            Sampling::By(sampler, _) => Some(sampler.until_next_tick()),
+        }
+    }
+
+    /// Does what is due.
+    fn go_on(&mut self, setting: &Setting, interval: Duration) {
+        match self {
+            Sampling::From(at, record) if *at <= Instant::now() => {
+                let mut sampler = Sampler::of_energy(setting.host.clone(), interval, &setting.config);
+                let added = sampler.add(record);
+                *self = added.map_or(Sampling::Not, |slot| Sampling::By(Box::new(sampler), slot));
+            }
+            Sampling::By(sampler, _) => drop(sampler.tick_if_due()),
+            Sampling::Not | Sampling::From(..) => {}
         }
     }
 }
