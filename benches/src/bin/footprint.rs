@@ -1,5 +1,5 @@
 //! What met costs while it waits: memory of a daemon at rest and of a supervisor, wake-ups without jobs,
-//! and the CPU of sampling 500 processes every 10 s.
+//! the CPU of sampling 500 processes every 10 s, and of 100 jobs with 10 processes each every second.
 //!
 //! `MET=target/release/met cargo run --release -p met-benches --bin footprint`
 
@@ -13,6 +13,9 @@ use met_benches::{met_command, met_path, say};
 
 const REST: Duration = Duration::from_secs(20);
 const SAMPLED: Duration = Duration::from_secs(60);
+/// With all default sources, and the course of the machine kept.
+const JOBS: usize = 100;
+const OF_MANY: Duration = Duration::from_secs(30);
 
 fn main() -> Result<()> {
     let met = met_path()?;
@@ -45,7 +48,34 @@ fn main() -> Result<()> {
         rss_mb(daemon)?
     ));
     run(&met, root, &["cancel", "many", "--grace", "1s"])?;
-    run(&met, root, &["daemon", "--stop", "--user"])
+    run(&met, root, &["daemon", "--stop", "--user"])?;
+    many_jobs(&met, root)
+}
+
+fn many_jobs(met: &Path, root: &Path) -> Result<()> {
+    fs::write(root.join("met.yaml"), "storage: {node_series: true}\n")?;
+    let ten = "for i in $(seq 9); do sleep 300 & done; wait";
+    for _ in 0..JOBS {
+        run(
+            met,
+            root,
+            &["run", "-n", "ten", "--out", "/dev/null", "--err", "/dev/null", "--", "sh", "-c", ten],
+        )?;
+    }
+    // What every job is asked at first is over after ten periods.
+    std::thread::sleep(Duration::from_secs(15));
+    let daemon = daemon_pid(met, root)?;
+    let before = cpu_ns(daemon)?;
+    std::thread::sleep(OF_MANY);
+    let share = (cpu_ns(daemon)? - before) as f64 / OF_MANY.as_nanos() as f64;
+    let (percent, rss_mb) = (share * 100.0, rss_mb(daemon)?);
+    say(&format!("{JOBS} jobs of 10 at 1 s  {percent:.3} % of a core, daemon {rss_mb:.1} MB RSS"));
+    let listed = met_command(met, root).args(["list", "cpu", "--csv", "--name", "ten"]).output()?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for job in listed.lines().skip(1).filter_map(|line| line.split(',').next()) {
+        run(met, root, &["cancel", job, "--grace", "1s"])?;
+    }
+    run(met, root, &["daemon", "--stop", "--user"])
 }
 
 fn run(met: &Path, root: &Path, args: &[&str]) -> Result<()> {

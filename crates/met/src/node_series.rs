@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use met_core::course::Course;
 use met_core::{Batch, Subject, Table};
 
-/// One sample in ten seconds of each part: counters lose nothing by that, and a day of all of them is small.
+/// One sample in ten seconds of each part: counters lose nothing by that, and a day takes some megabytes.
 const SAMPLES_MS: i64 = 9_500;
 /// Bounds what a daemon that cannot write holds of each part: more than an hour.
 const SAMPLES_MAX: usize = 512;
