@@ -53,17 +53,20 @@ impl Keeping {
 
     /// Brings the directories in line with the jobs that are there and the events that are asked for.
     pub(super) fn follow_shadows(&mut self) {
-        if self.shadows.by_job.is_empty() && !self.standing.asks_for_events() {
+        // Energy may be split by what the processor counts.
+        let for_all = self.config.energy.weight.event().is_some();
+        if self.shadows.by_job.is_empty() && !for_all && !self.standing.asks_for_events() {
             return;
         }
-        let wanted = |key: &JobKey| self.jobs.contains_key(key) && self.standing.asks_for_events_of(key);
+        let asked = |key: &JobKey| for_all || self.standing.asks_for_events_of(key);
+        let wanted = |key: &JobKey| self.jobs.contains_key(key) && asked(key);
         let before = self.shadows.by_job.len();
         let kept = std::mem::take(&mut self.shadows.by_job);
         self.shadows.by_job = kept.into_iter().filter(|(key, _)| wanted(key)).collect();
         let mut changed = before != self.shadows.by_job.len();
         let lacking: Vec<Record> = (self.jobs.values())
             .map(|kept| &kept.record)
-            .filter(|record| lacks_directory(record) && self.standing.asks_for_events_of(&record.key))
+            .filter(|record| lacks_directory(record) && asked(&record.key))
             .cloned()
             .collect();
         for record in lacking {
