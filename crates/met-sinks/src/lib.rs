@@ -1,0 +1,5 @@
+//! Writes measurements out, one file per output. A sink does not know where a number came from.
+
+mod decimal;
+pub mod prometheus;
+pub mod snapshot;
