@@ -43,6 +43,8 @@ pub struct Options {
     pub answer_within: Duration,
     /// Paths that begin so are let through without a password: their handlers look at who is asking.
     pub own_checks: &'static [&'static str],
+    /// Called first in the thread, to give up rights there. If it fails, nobody is served.
+    pub in_thread: Option<fn() -> io::Result<()>>,
 }
 
 impl Options {
@@ -55,6 +57,7 @@ impl Options {
             connections_max: 256,
             answer_within: Duration::from_secs(30),
             own_checks: &[],
+            in_thread: None,
         }
     }
 }
@@ -96,7 +99,7 @@ impl std::fmt::Display for Address {
 
 impl Address {
     /// Every address that it stands for.
-    fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
+    pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         let host = if self.host.is_empty() { "::" } else { &self.host };
         Ok((host, self.port).to_socket_addrs()?.collect())
     }
@@ -130,6 +133,7 @@ impl Server {
     /// Listens when this returns; every fault of the configuration is told here.
     pub fn start(options: Options, router: Router) -> Result<Server, Error> {
         let listeners = listen(&options)?;
+        let in_thread = options.in_thread;
         let door = Arc::new(Door::open(options, router)?);
         let addrs = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
         // The timer and the sockets need it; a password is checked by a second thread that goes again.
@@ -145,6 +149,9 @@ impl Server {
         let thread = std::thread::Builder::new()
             .name("http".to_owned())
             .spawn(move || {
+                if let Some(Err(error)) = in_thread.map(|first| first()) {
+                    return tracing::error!("http: {error}: nobody is served");
+                }
                 runtime.block_on(serve(at_work, listeners, stopped));
                 runtime.shutdown_background();
             })

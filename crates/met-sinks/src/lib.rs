@@ -2,4 +2,5 @@
 
 mod decimal;
 pub mod prometheus;
+pub mod service_discovery;
 pub mod snapshot;

@@ -1,7 +1,38 @@
 //! What a machine showed at its last tick: made once per tick, read by whoever asks, at no cost to the tick.
 
-use met_core::job::JobKey;
-use met_core::{Batch, JOB, MISSING, Table};
+use std::sync::Arc;
+
+use met_core::job::{JobKey, Resources};
+use met_core::table::{NANO, ONE};
+use met_core::{Across, Column, JOB, MISSING, Table, Unit, columns};
+
+columns! { COLUMNS:
+    CPUS = Column::gauge("cpus", Unit::Count, ONE, "CPUs that the job was given, in all"),
+    MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory that the job was given, in all"),
+    GPUS = Column::gauge("gpus", Unit::Count, ONE, "cards that the job was given, in all"),
+    NODES = Column::gauge("nodes", Unit::Count, ONE, "machines that the job was given"),
+    TIME_LIMIT = Column::gauge("time_limit", Unit::Seconds, NANO, "how long the job may run"),
+}
+
+/// What a resource manager says that a job may use. Nobody says so of a job without one.
+pub static ALLOCATED: Table = Table {
+    name: "job_allocated",
+    subject: "a job, and what its resource manager gave to it",
+    labels: JOB.labels,
+    columns: COLUMNS,
+};
+
+/// A row of `ALLOCATED`.
+pub fn allocated(resources: &Resources) -> [i64; COLUMNS.len()] {
+    let cell = |known: Option<i64>| known.unwrap_or(MISSING);
+    let mut cells = [MISSING; COLUMNS.len()];
+    cells[CPUS] = cell(resources.cpus);
+    cells[MEMORY] = cell(resources.memory_bytes);
+    cells[GPUS] = cell(resources.gpus);
+    cells[NODES] = cell(resources.nodes);
+    cells[TIME_LIMIT] = cell(resources.time_limit_ns);
+    cells
+}
 
 /// Rows of one table with the values of its labels.
 #[derive(Clone, Debug)]
@@ -23,13 +54,6 @@ impl Rows {
         self.cells.extend_from_slice(&cells[..self.table.columns.len()]);
     }
 
-    /// All rows of a batch by the labels of the source that filled it.
-    pub fn extend(&mut self, batch: &Batch, labels: &[Vec<String>]) {
-        for (row, cells) in batch.rows() {
-            self.push(labels.get(row.part as usize).map_or(&[], Vec::as_slice), cells);
-        }
-    }
-
     pub fn iter(&self) -> impl Iterator<Item = (&[String], &[i64])> {
         self.labels.iter().map(AsRef::as_ref).zip(self.cells.chunks_exact(self.table.columns.len()))
     }
@@ -39,71 +63,80 @@ impl Rows {
     }
 }
 
-/// A job as it is now.
+/// A job as it is now, or as it ended a moment ago.
 #[derive(Clone, Debug)]
 pub struct Job {
-    pub key: JobKey,
-    pub info: JobInfo,
+    pub about: Arc<About>,
     /// A row of the job table.
     pub cells: Vec<i64>,
     pub cards: Vec<HeldCard>,
 }
 
-/// What names a job to people, and is nobody's business without a login.
-#[derive(Clone, Debug, Default)]
-pub struct JobInfo {
+/// What is said of a job once, and not with each of its figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    pub key: JobKey,
+    /// As people name it to its manager.
     pub shown_id: String,
+    pub state: &'static str,
+    pub partition: String,
+    pub start_ns: Option<i64>,
+    pub end_ns: Option<i64>,
+    /// A row of `ALLOCATED`.
+    pub allocated: [i64; COLUMNS.len()],
+    pub person: Person,
+}
+
+/// What is nobody's business without a login.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Person {
     pub name: String,
     pub user: String,
     pub account: String,
-    pub state: &'static str,
 }
 
 /// A card that a job holds, by the names that other exporters have for it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeldCard {
     pub index: String,
     pub uuid: String,
+    /// The uuid of the card that this is a part of.
     pub parent: String,
     pub vendor: String,
+    /// GPU instance and compute instance of a part: `1/0`.
+    pub mig: String,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    pub node: String,
-    /// Unix milliseconds.
-    pub time_ms: i64,
+    /// A label of every sample, where one page tells of several machines.
+    pub node: Option<String>,
     pub tables: Vec<Rows>,
     pub jobs: Vec<Job>,
 }
 
-impl Snapshot {
-    /// Keeps the `most` jobs that used most CPU, and adds the others up into one row: a cap on series.
-    pub fn cap_jobs(&mut self, most: usize) -> Option<Rest> {
-        if self.jobs.len() <= most {
-            return None;
-        }
-        let cpu = |job: &Job| job.cells[met_core::job_table::CPU];
-        self.jobs.sort_by_key(|job| std::cmp::Reverse(cpu(job)));
-        let others = self.jobs.split_off(most);
-        let mut cells = vec![MISSING; JOB.columns.len()];
-        for job in &others {
-            for ((sum, &cell), column) in cells.iter_mut().zip(&job.cells).zip(JOB.columns) {
-                *sum = match (*sum, cell) {
-                    (sum, MISSING) => sum,
-                    (MISSING, cell) => cell,
-                    (sum, cell) if column.across == met_core::Across::Max => sum.max(cell),
-                    (sum, cell) => sum.saturating_add(cell),
-                };
-            }
-        }
-        Some(Rest { jobs: others.len(), cells })
-    }
-}
-
-/// Jobs beyond the cap, together.
+/// Jobs beyond a cap on series, added up.
 #[derive(Clone, Debug)]
 pub struct Rest {
     pub jobs: usize,
     pub cells: Vec<i64>,
+}
+
+impl Rest {
+    /// Nothing where there are none.
+    pub fn of<'a>(jobs: impl Iterator<Item = &'a Job>) -> Option<Rest> {
+        let mut rest = Rest { jobs: 0, cells: vec![MISSING; JOB.columns.len()] };
+        for job in jobs {
+            rest.jobs += 1;
+            for ((sum, &cell), column) in rest.cells.iter_mut().zip(&job.cells).zip(JOB.columns) {
+                *sum = match (*sum, cell) {
+                    (sum, MISSING) => sum,
+                    (MISSING, cell) => cell,
+                    (sum, cell) if column.across == Across::Max => sum.max(cell),
+                    (sum, cell) => sum.saturating_add(cell),
+                };
+            }
+        }
+        (rest.jobs > 0).then_some(rest)
+    }
 }

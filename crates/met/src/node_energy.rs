@@ -4,6 +4,8 @@
 //! A job's last window is closed after its end, when its meters have been read again. Until then the job is
 //! owed, and what was charged so far is provisional.
 
+mod used;
+
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,11 +21,14 @@ use met_core::job::{Emission, JobKey, QualityKind, Record, Totals};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
 use met_host::{Host, clock, parse};
+use met_sinks::snapshot::Rows;
 use met_sources::NodeSource;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Energy};
 use crate::emissions;
+use used::Used;
+pub use used::{EMISSION, ENERGY};
 
 /// The columns of the job table that are filled here.
 pub const COLUMNS: [usize; 7] = [
@@ -71,6 +76,7 @@ pub struct NodeEnergy {
     factor: Factor,
     last: Option<EnergyWindow>,
     settled: Vec<(JobKey, Charged)>,
+    used: Used,
 }
 
 /// Who used what the meter says in the last window: jobs + system + idle == whole.
@@ -191,7 +197,13 @@ impl NodeEnergy {
             factor: emissions::fixed(&config.emissions),
             last: None,
             settled: Vec::new(),
+            used: Used::default(),
         }
+    }
+
+    /// What the machine used so far, and the factor that holds.
+    pub fn tables(&self) -> [Rows; 2] {
+        [self.used.rows(self.tariff.pue), used::factor_rows(&self.factor)]
     }
 
     pub fn set_interval(&mut self, interval: Duration) {
@@ -474,7 +486,9 @@ impl NodeEnergy {
             for job in self.jobs.values_mut() {
                 job.charged.note(&meter, estimated, &self.factor);
             }
-            self.last = Some(EnergyWindow::of(&closed, &meter));
+            let window = EnergyWindow::of(&closed, &meter);
+            self.used.add(&window, &self.factor);
+            self.last = Some(window);
         }
         let waiting = self.ledger.unsettled();
         let is_settled = |(slot, job): (&u32, &Job)| job.has_left && !waiting.contains(slot);

@@ -70,6 +70,7 @@ impl Stamp {
 pub struct WebConfig {
     pub(super) tls: Option<Arc<ServerConfig>>,
     allowed_sans: Vec<String>,
+    checks_certificates: bool,
     /// Hashes by user.
     pub(super) users: BTreeMap<String, String>,
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
@@ -134,6 +135,7 @@ impl WebConfig {
             .with_protocol_versions(&versions)
             .map_err(|error| refuse(format!("tls_server_config: {error}")))?;
         let verifier = verifier(tls.client_auth_type.as_deref(), authority.transpose()?).map_err(refuse)?;
+        self.checks_certificates = verifier.is_some();
         let builder = match verifier {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
             None => builder.with_no_client_auth(),
@@ -152,6 +154,15 @@ impl WebConfig {
             self.unheeded.extend(is_given.then_some(key));
         }
         Ok(())
+    }
+
+    pub fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Whether there is a way to know who is asking.
+    pub fn knows_clients(&self) -> bool {
+        !self.users.is_empty() || self.checks_certificates
     }
 
     /// Whether a client that shows this is let in.
