@@ -72,6 +72,7 @@ fn snapshot() -> Snapshot {
             shown_id: id,
             state: "running",
             partition: "compute".to_owned(),
+            inside: String::new(),
             start_ns: Some(1),
             end_ns: None,
             allocated: allocated(&given),

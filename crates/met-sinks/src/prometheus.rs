@@ -251,6 +251,7 @@ impl<'a> Page<'a> {
                 ("shown_id", about.shown_id.as_str()),
                 ("partition", &about.partition),
                 ("state", about.state),
+                ("inside", &about.inside),
             ];
             if people {
                 own.extend([

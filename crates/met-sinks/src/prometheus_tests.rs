@@ -26,6 +26,7 @@ fn job_of(id: &str, cpu: i64, memory: i64, person: Person) -> Job {
         shown_id: id.into(),
         state: "running",
         partition: String::new(),
+        inside: String::new(),
         start_ns: None,
         end_ns: None,
         allocated: allocated(&resources),

@@ -80,6 +80,8 @@ pub struct About {
     pub shown_id: String,
     pub state: &'static str,
     pub partition: String,
+    /// The job that this one is a part of, and in whose figures it is, too.
+    pub inside: String,
     pub start_ns: Option<i64>,
     pub end_ns: Option<i64>,
     /// A row of `ALLOCATED`.

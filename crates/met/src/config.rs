@@ -440,8 +440,18 @@ mod tests {
              \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
              jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
              \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
+             http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes,\n\
+             \x20 jobs_max: 10, keep_ended: 1m}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
+        let expected = Http {
+            listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
+            web_config: Some(PathBuf::from("/etc/met/web.yml")),
+            plain: true,
+            jobs_max: 10,
+            keep_ended: Duration::from_secs(60),
+        };
+        assert_eq!(config.http, expected);
         assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
         assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
         let expected = Schedulers {

@@ -65,3 +65,32 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         self.judge(attempt, context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn who_says_nothing_is_given_up_and_who_says_something_is_heard() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let stream = tokio::net::TcpStream::from_std(stream).unwrap();
+            let mut patient = Patient::new(stream, Duration::from_millis(50));
+            let mut read = async || {
+                let mut bytes = [0; 8];
+                let mut buffer = ReadBuf::new(&mut bytes);
+                std::future::poll_fn(|context| Pin::new(&mut patient).poll_read(context, &mut buffer)).await?;
+                Ok::<_, io::Error>(buffer.filled().to_vec())
+            };
+            peer.write_all(b"hello").unwrap();
+            assert_eq!(read().await.unwrap(), b"hello");
+            assert_eq!(read().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        });
+    }
+}

@@ -113,11 +113,12 @@ impl Board {
     /// More is known of a job that may have ended.
     pub fn knows(&self, record: &Record) {
         let mut jobs = lock(&self.jobs);
-        let told = about(record);
         if let Some(known) = jobs.running.get_mut(&record.key) {
-            *known = Arc::new(told);
+            *known = Arc::new(about(record));
         } else if let Some(ended) = jobs.ended.iter_mut().find(|ended| ended.about.key == record.key) {
-            (ended.about, ended.cells) = (Arc::new(told), cells_of(&record.totals));
+            (ended.about, ended.cells) = (Arc::new(about(record)), cells_of(&record.totals));
+        } else {
+            return;
         }
         jobs.version += 1;
     }
@@ -258,6 +259,7 @@ fn about(record: &Record) -> About {
         shown_id: record.shown_id().to_owned(),
         state: record.state.name(),
         partition: record.scheduling.partition.clone().unwrap_or_default(),
+        inside: record.inside.clone().unwrap_or_default(),
         start_ns: record.start_ns,
         end_ns: record.end_ns,
         allocated: allocated(&given),

@@ -26,7 +26,7 @@ pub struct NodeNow {
 }
 
 impl Sampler {
-    pub fn now(&mut self) -> NodeNow {
+    pub fn now(&self) -> NodeNow {
         let now_ns = clock::boottime_ns();
         let mut tables = self.node_tables(now_ns);
         tables.push(self.card_rows());
