@@ -57,7 +57,7 @@ fn snapshot() -> Snapshot {
         let cell = |(index, column): (usize, &met_core::Column)| match column.kind {
             Kind::Counter => seed.wrapping_mul(index as i64 + 3) * 1_009 % 90_000_000_000_000,
             // A job without cards has none of these figures; nine in ten have none.
-            Kind::Gauge if column.name.starts_with("gpu") && number % 10 != 0 => MISSING,
+            Kind::Gauge if column.name.starts_with("gpu") && !number.is_multiple_of(10) => MISSING,
             Kind::Gauge => seed.wrapping_mul(index as i64 + 7) % 64_000_000_000,
         };
         let id = (4_000_000 + number).to_string();

@@ -1,24 +1,38 @@
 //! Integers in a sub-unit as decimal numbers of the unit: exact, and without a float in between.
 
 use met_core::Column;
+use met_core::table::{MICRO, MILLI, NANO};
 
 /// Writes a cell in its column's unit.
 pub fn write(column: &Column, cell: i64, out: &mut Vec<u8>) {
-    if column.scale >= 1.0 {
-        write_integer(i128::from(cell) * column.scale as i128, out);
-        return;
-    }
-    let digits = (-column.scale.log10()).round() as usize;
-    write_fraction(cell, digits, out);
-}
-
-fn write_integer(value: i128, out: &mut Vec<u8>) {
-    if value < 0 {
+    if cell < 0 {
         out.push(b'-');
     }
-    let mut digits = [0u8; 40];
+    let cell = cell.unsigned_abs();
+    match places(column.scale) {
+        Some(0) => write_integer(cell, out),
+        Some(places) => write_fraction(cell, places, out),
+        // Of a scale above one: no unit is so large that this says less than was read.
+        None => write_integer(cell.saturating_mul(column.scale as u64), out),
+    }
+}
+
+/// Digits behind the point. `None`: the unit is smaller than what is counted in.
+fn places(scale: f64) -> Option<usize> {
+    // Most are one of these, and a logarithm takes longer than all else.
+    match scale {
+        1.0 => Some(0),
+        NANO => Some(9),
+        MICRO => Some(6),
+        MILLI => Some(3),
+        above if above > 1.0 => None,
+        other => Some((-other.log10()).round() as usize),
+    }
+}
+
+fn write_integer(mut rest: u64, out: &mut Vec<u8>) {
+    let mut digits = [0u8; 20];
     let mut at = digits.len();
-    let mut rest = value.unsigned_abs();
     loop {
         at -= 1;
         digits[at] = b'0' + (rest % 10) as u8;
@@ -31,13 +45,10 @@ fn write_integer(value: i128, out: &mut Vec<u8>) {
 }
 
 /// The cell with its point `places` digits from the right, and no zeros behind that say nothing.
-fn write_fraction(cell: i64, places: usize, out: &mut Vec<u8>) {
-    if cell < 0 {
-        out.push(b'-');
-    }
+fn write_fraction(cell: u64, places: usize, out: &mut Vec<u8>) {
     let unit = 10u64.pow(places as u32);
-    let (whole, mut rest) = (cell.unsigned_abs() / unit, cell.unsigned_abs() % unit);
-    write_integer(i128::from(whole), out);
+    let mut rest = cell % unit;
+    write_integer(cell / unit, out);
     if rest == 0 {
         return;
     }
@@ -55,7 +66,7 @@ fn write_fraction(cell: i64, places: usize, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
     use met_core::Unit;
-    use met_core::table::{MEGA, MICRO, MILLI, NANO, ONE};
+    use met_core::table::{MEGA, ONE};
     use proptest::prelude::*;
 
     fn text(scale: f64, cell: i64) -> String {
@@ -72,6 +83,8 @@ mod tests {
         assert_eq!(text(MILLI, 40_000), "40");
         assert_eq!(text(ONE, 0), "0");
         assert_eq!(text(MEGA, 2_400), "2400000000");
+        assert_eq!(text(MEGA, -3), "-3000000");
+        assert_eq!(text(0.01, 250), "2.5");
     }
 
     proptest! {

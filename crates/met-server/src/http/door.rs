@@ -80,7 +80,8 @@ impl Door {
         let mut files = Files::default();
         let web = Web::load(options.web_config.as_deref(), &mut files)?;
         let door = Door {
-            room: Arc::new(Semaphore::new(options.connections_max)),
+            // Each listener takes a place before it has somebody for it.
+            room: Arc::new(Semaphore::new(options.connections_max + options.listen.len().saturating_sub(1))),
             rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
             options,
             router,

@@ -85,7 +85,8 @@ mod tests {
             let mut read = async || {
                 let mut bytes = [0; 8];
                 let mut buffer = ReadBuf::new(&mut bytes);
-                std::future::poll_fn(|context| Pin::new(&mut patient).poll_read(context, &mut buffer)).await?;
+                std::future::poll_fn(|context| Pin::new(&mut patient).poll_read(context, &mut buffer))
+                    .await?;
                 Ok::<_, io::Error>(buffer.filled().to_vec())
             };
             peer.write_all(b"hello").unwrap();

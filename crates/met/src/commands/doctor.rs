@@ -266,7 +266,13 @@ fn listener(setting: &Setting) -> Finding {
     };
     let web = http.web_config.as_deref().map(met_server::http::WebConfig::load).transpose();
     let web = match web {
-        Ok(web) => web.unwrap_or_default(),
+        Ok(web) => Some(web.unwrap_or_default()),
+        // It has passwords in it, and is the daemon's to read.
+        Err(met_server::http::Error::Read { error, .. })
+            if error.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            None
+        }
         Err(error) => return finding(Health::Missing, error.to_string(), None),
     };
     let found = address.resolve().unwrap_or_default();
@@ -279,6 +285,10 @@ fn listener(setting: &Setting) -> Finding {
             Some("met daemon    (one that runs takes up a new address when it is started anew)"),
         );
     }
+    let Some(web) = web else {
+        let detail = format!("/metrics on {address}; its web_config is for the daemon's eyes alone");
+        return finding(Health::Good, detail, None);
+    };
     let how = if web.has_tls() { "TLS" } else { "no encryption" };
     let who = match web.knows_clients() {
         true => "users and names of jobs are told to those who log in",
