@@ -68,11 +68,11 @@ struct Ended {
 #[derive(Default)]
 struct Pages {
     of: (i64, u64),
-    written: Vec<((Format, bool, bool), Arc<[u8]>)>,
+    written: Vec<(Wanted, Arc<[u8]>)>,
 }
 
 /// What a scraper asked for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     pub format: Format,
     pub gzip: bool,
@@ -151,24 +151,22 @@ impl Board {
             return Err(Old);
         }
         let version = self.forget_old();
-        let Wanted { format, gzip, people } = wanted;
-        let key = (format, gzip, people);
         let mut pages = lock(&self.pages);
         if pages.of != (now.time_ns, version) {
             *pages = Pages { of: (now.time_ns, version), written: Vec::new() };
         }
-        if let Some((_, page)) = pages.written.iter().find(|(known, _)| *known == key) {
+        if let Some((_, page)) = pages.written.iter().find(|(known, _)| *known == wanted) {
             return Ok(Arc::clone(page));
         }
         let mut page = Vec::new();
-        let disclosure = Disclosure { people, jobs_max: self.jobs_max };
-        prometheus::page(&[self.snapshot(&now)], format, disclosure, &mut page);
-        let page: Arc<[u8]> = match gzip {
+        let disclosure = Disclosure { people: wanted.people, jobs_max: self.jobs_max };
+        prometheus::page(&[self.snapshot(&now)], wanted.format, disclosure, &mut page);
+        let page: Arc<[u8]> = match wanted.gzip {
             // Nothing that is written to memory fails.
             true => prometheus::gzip(&page).unwrap_or_default().into(),
             false => page.into(),
         };
-        pages.written.push((key, Arc::clone(&page)));
+        pages.written.push((wanted, Arc::clone(&page)));
         Ok(page)
     }
 

@@ -62,7 +62,7 @@ impl Used {
 
 pub(super) fn factor_rows(factor: &Factor) -> Rows {
     let mut rows = Rows::new(&EMISSION);
-    rows.push(&[factor.source.clone()], &[factor.mg_per_kwh]);
+    rows.push(std::slice::from_ref(&factor.source), &[factor.mg_per_kwh]);
     rows
 }
 
