@@ -135,7 +135,12 @@ fn a_changed_file_holds_soon_and_a_bad_one_changes_nothing() {
     assert_eq!(ask(&server, "/", &login("ann", "secret")).0, OK);
 }
 
-fn client(certificate: Option<&str>) -> Arc<ClientConfig> {
+/// A certificate and its key.
+type Pair = (&'static str, &'static str);
+const CLIENT: Pair = ("client.pem", "client-key.pem");
+const STRANGER: Pair = ("stranger.pem", "stranger-key.pem");
+
+fn client(certificate: Option<Pair>) -> Arc<ClientConfig> {
     let file = |name: &str| Path::new(FIXTURES).join(name);
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(file("ca.pem")).unwrap()).unwrap();
@@ -146,16 +151,16 @@ fn client(certificate: Option<&str>) -> Arc<ClientConfig> {
         .with_root_certificates(roots);
     let config = match certificate {
         None => builder.with_no_client_auth(),
-        Some(name) => {
-            let shown = CertificateDer::from_pem_file(file(&format!("{name}.pem"))).unwrap();
-            let key = PrivateKeyDer::from_pem_file(file(&format!("{name}-key.pem"))).unwrap();
+        Some((certificate, key)) => {
+            let shown = CertificateDer::from_pem_file(file(certificate)).unwrap();
+            let key = PrivateKeyDer::from_pem_file(file(key)).unwrap();
             builder.with_client_auth_cert(vec![shown], key).unwrap()
         }
     };
     Arc::new(config)
 }
 
-fn ask_tls(server: &Server, certificate: Option<&str>) -> (String, String) {
+fn ask_tls(server: &Server, certificate: Option<Pair>) -> (String, String) {
     let name = ServerName::try_from("localhost").unwrap();
     let connection = ClientConnection::new(client(certificate), name).unwrap();
     answer(StreamOwned::new(connection, connect(server)), &get_with("/", ""))
@@ -177,17 +182,17 @@ fn a_certificate_says_who_its_owner_is_if_the_authority_signed_it() {
     let (_folder, path) = web(&format!("{TLS}{ca} RequireAndVerifyClientCert\n"));
     let server = start(Some(&path));
     let named = "user None, name Some(\"node7\") [\"node7.example.org\"]\n";
-    assert_eq!(ask_tls(&server, Some("client")), (OK.to_owned(), named.to_owned()));
-    assert_eq!(ask_tls(&server, Some("stranger")).0, "");
+    assert_eq!(ask_tls(&server, Some(CLIENT)), (OK.to_owned(), named.to_owned()));
+    assert_eq!(ask_tls(&server, Some(STRANGER)).0, "");
     assert_eq!(ask_tls(&server, None).0, "");
 
     let (_folder, path) =
         web(&format!("{TLS}{ca} VerifyClientCertIfGiven\n  client_allowed_sans: [other]\n"));
     let server = start(Some(&path));
-    assert_eq!(ask_tls(&server, Some("client")).0, "", "another name is asked for");
+    assert_eq!(ask_tls(&server, Some(CLIENT)).0, "", "another name is asked for");
     let (_folder, path) = web(&format!("{TLS}{ca} VerifyClientCertIfGiven\n"));
     let server = start(Some(&path));
-    assert_eq!(ask_tls(&server, Some("client")).1, named);
+    assert_eq!(ask_tls(&server, Some(CLIENT)).1, named);
     assert_eq!(ask_tls(&server, None).1, NOBODY);
 }
 
