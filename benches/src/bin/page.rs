@@ -43,7 +43,7 @@ fn main() -> Result<()> {
         times_ms.sort_by(f64::total_cmp);
         let (best_ms, median_ms) = (times_ms[0], times_ms[PAGES / 2]);
         println!("{what}: {median_ms:.2} ms CPU, best {best_ms:.2}, {bytes} bytes (goal {LIMIT_MS} ms)");
-        dearest_ms = dearest_ms.max(best_ms);
+        dearest_ms = dearest_ms.max(median_ms);
     }
     peer()?;
     ensure!(dearest_ms <= LIMIT_MS, "{dearest_ms:.2} ms are more than {LIMIT_MS} ms");
