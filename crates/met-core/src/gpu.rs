@@ -34,7 +34,7 @@ pub mod card {
     pub static TABLE: Table = Table {
         name: "gpu",
         subject: "a graphics card, or a part of one that is handed out as a card of its own",
-        labels: &["index", "uuid", "name", "vendor", "parent", "device"],
+        labels: &["index", "uuid", "name", "vendor", "parent", "device", "mig"],
         columns: COLUMNS,
     };
 
@@ -48,6 +48,8 @@ pub mod card {
         pub const PARENT: usize = 4;
         /// Major and minor number of its device file.
         pub const DEVICE: usize = 5;
+        /// GPU instance and compute instance of a part; not there for a whole card.
+        pub const MIG: usize = 6;
     }
 }
 

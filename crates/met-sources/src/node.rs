@@ -61,7 +61,7 @@ columns! { COLUMNS:
     MEMORY_VMALLOC_USED = Column::gauge("memory_vmalloc_used", Unit::Bytes, ONE, "the part of it in use"),
     MEMORY_VMALLOC_CHUNK = Column::gauge("memory_vmalloc_chunk", Unit::Bytes, ONE, "largest free piece of it; 0 on newer kernels"),
     MEMORY_HUGE_ANONYMOUS = Column::gauge("memory_huge_anonymous", Unit::Bytes, ONE, "memory of programs in transparent huge pages"),
-    HUGE_PAGES_TOTAL = Column::gauge("huge_pages_total", Unit::Count, ONE, "huge pages set aside"),
+    HUGE_PAGES_TOTAL = Column::gauge("huge_pages", Unit::Count, ONE, "huge pages set aside"),
     HUGE_PAGES_FREE = Column::gauge("huge_pages_free", Unit::Count, ONE, "huge pages not used"),
     HUGE_PAGES_RESERVED = Column::gauge("huge_pages_reserved", Unit::Count, ONE, "huge pages promised"),
     HUGE_PAGES_SURPLUS = Column::gauge("huge_pages_surplus", Unit::Count, ONE, "huge pages above the number set aside"),
@@ -420,7 +420,7 @@ mod tests {
             memory_vmalloc_used 46774272
             memory_vmalloc_chunk 0
             memory_huge_anonymous 838860800
-            huge_pages_total 16
+            huge_pages 16
             huge_pages_free 12
             huge_pages_reserved 2
             huge_pages_surplus 0

@@ -15,6 +15,7 @@ columns! { COLUMNS:
     ERRORS = Column::counter("errors", Unit::Count, ONE, "readings that failed in part or whole"),
     READINGS = Column::counter("readings", Unit::Count, ONE, "times the source was read"),
     ROWS = Column::gauge("rows", Unit::Count, ONE, "rows of the last reading"),
+    SUCCESS = Column::gauge("success", Unit::Count, ONE, "1 if nothing failed in the last reading, else 0"),
 }
 
 pub static TABLE: Table = Table {
@@ -48,6 +49,8 @@ struct Running {
     readings: i64,
     rows: i64,
     errors: i64,
+    /// The last reading did.
+    failing: bool,
     seen_errors: Vec<String>,
 }
 
@@ -160,6 +163,7 @@ impl Runner {
             cells[ERRORS] = running.errors;
             cells[READINGS] = running.readings;
             cells[ROWS] = running.rows;
+            cells[SUCCESS] = i64::from(!running.failing);
         }
         self.costs.window = Window { begin_ns, end_ns: clock::boottime_ns() };
     }
@@ -271,6 +275,7 @@ impl Running {
             readings: 0,
             rows: 0,
             errors: 0,
+            failing: false,
             seen_errors: Vec::new(),
         })
     }
@@ -318,6 +323,7 @@ impl Running {
         for batch in out.iter_mut().filter(|batch| batch.window == Window::default()) {
             batch.window = window;
         }
+        self.failing = result.is_err();
         if let Err(error) = result {
             self.errors += 1;
             self.remember(&error, new);

@@ -12,6 +12,10 @@ use std::time::Duration;
 pub use keys::{events_in, interval};
 use met_core::idle_power::IdleRules;
 use met_jobs::layouts::Layout;
+use met_server::http::Address;
+
+/// The file for everybody.
+pub const MACHINE_FILE: &str = "/etc/met/met.yaml";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -25,6 +29,7 @@ pub struct Config {
     pub perf: Perf,
     pub energy: Energy,
     pub emissions: Emissions,
+    pub http: Http,
     pub sources: sources::Sources,
     /// The older tool's names.
     pub nvidia: Collector,
@@ -209,6 +214,17 @@ pub struct Emissions {
     pub url: Option<String>,
 }
 
+/// What others may read over the network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Http {
+    /// Empty: there is no listener.
+    pub listen: Vec<Address>,
+    pub web_config: Option<PathBuf>,
+    pub plain: bool,
+    pub jobs_max: u64,
+    pub keep_ended: Duration,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collector {
     pub interval: Option<Duration>,
@@ -281,6 +297,13 @@ impl Default for Config {
                 max_age: Duration::from_secs(6 * 3600),
                 url: None,
             },
+            http: Http {
+                listen: Vec::new(),
+                web_config: None,
+                plain: false,
+                jobs_max: 2000,
+                keep_ended: Duration::from_secs(300),
+            },
             sources: sources::Sources::default(),
             nvidia: Collector::default(),
         }
@@ -291,7 +314,7 @@ impl Config {
     /// Reads the first file there is: `explicit` (`--config`), `$MET_CONFIG`, the user's, the machine's.
     /// The first two must exist if they are named.
     pub fn load(explicit: Option<&Path>) -> Result<Loaded, ConfigError> {
-        load_with(explicit, Path::new("/etc/met/met.yaml"), |name| std::env::var_os(name))
+        load_with(explicit, Path::new(MACHINE_FILE), |name| std::env::var_os(name))
     }
 
     /// What is written in `yaml`; `path` is what complaints name.
@@ -347,7 +370,7 @@ left out. The first of these files is read, and only that one:
 
 A file named by 1 or 2 must exist. A key that is not in this list, that stands twice or whose value cannot
 be understood is an error that names the line; nothing is guessed. A daemon that runs reads its file again
-upon SIGHUP; a bad file changes nothing. The sections `jobs` and `system`, `storage.name` and `gpu.nvml` are
+upon SIGHUP; a bad file changes nothing. The sections `jobs`, `system` and `http`, `storage.name` and `gpu.nvml` are
 taken up by a new daemon alone: `met daemon --stop` ends the old one, and the next `met run` starts one.
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 
@@ -470,8 +493,18 @@ mod tests {
              \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
              jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  plain_after: 1m\n  plain_cpu: 2s\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
              \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
+             http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes,\n\
+             \x20 jobs_max: 10, keep_ended: 1m}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
+        let expected = Http {
+            listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
+            web_config: Some(PathBuf::from("/etc/met/web.yml")),
+            plain: true,
+            jobs_max: 10,
+            keep_ended: Duration::from_secs(60),
+        };
+        assert_eq!(config.http, expected);
         assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
         assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
         let expected = Schedulers {
@@ -550,7 +583,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, schedulers, perf, energy, emissions, system, cpuCollector, nvidiaCollector, state, sources"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, schedulers, perf, energy, emissions, http, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(

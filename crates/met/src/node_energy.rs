@@ -6,6 +6,7 @@
 
 mod charged;
 mod machine;
+mod used;
 mod weighing;
 
 use std::cell::OnceCell;
@@ -22,6 +23,7 @@ use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
 use met_host::Host;
+use met_sinks::snapshot::Rows;
 use met_sources::NodeSource;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +31,8 @@ use crate::config::{Config, Energy, Weight};
 use crate::emissions;
 use charged::Tariff;
 use machine::{estimate_of, meter_of};
+use used::Used;
+pub use used::{EMISSION, ENERGY};
 use weighing::{Job, by_counts, memory_weight};
 
 pub use charged::{COLUMNS, Charged, emission_of};
@@ -60,6 +64,7 @@ pub struct NodeEnergy {
     factor: Factor,
     last: Option<EnergyWindow>,
     settled: Vec<(JobKey, Charged)>,
+    used: Used,
 }
 
 /// Who used what the meter says in the last window: jobs + system + idle == whole.
@@ -139,7 +144,13 @@ impl NodeEnergy {
             factor: emissions::fixed(&config.emissions),
             last: None,
             settled: Vec::new(),
+            used: Used::default(),
         }
+    }
+
+    /// What the machine used so far, and the factor that holds.
+    pub fn tables(&self) -> [Rows; 2] {
+        [self.used.rows(self.tariff.pue), used::factor_rows(&self.factor)]
     }
 
     pub fn set_interval(&mut self, interval: Duration) {
@@ -453,7 +464,9 @@ impl NodeEnergy {
             for job in self.jobs.values_mut() {
                 job.charged.note(&meter, estimated, &self.factor);
             }
-            self.last = Some(EnergyWindow::of(&closed, &meter));
+            let window = EnergyWindow::of(&closed, &meter);
+            self.used.add(&window, &self.factor);
+            self.last = Some(window);
         }
         let waiting = self.ledger.unsettled();
         let is_settled = |(slot, job): (&u32, &Job)| job.has_left && !waiting.contains(slot);

@@ -77,6 +77,15 @@ impl Running {
         self.columns.iter().enumerate().filter_map(known)
     }
 
+    /// The levels as last read, if that was not before `since_ms`.
+    pub fn levels(&self, since_ms: i64) -> impl Iterator<Item = (usize, i64)> {
+        let known = move |(index, column): (usize, &Column)| {
+            let (time_ms, last) = column.last?;
+            (JOB.columns[index].kind == Kind::Gauge && time_ms >= since_ms).then_some((index, last))
+        };
+        self.columns.iter().enumerate().filter_map(known)
+    }
+
     pub fn maximum(&self, column: usize) -> Option<i64> {
         let column = &self.columns[column];
         column.last.map(|_| column.maximum)

@@ -3,6 +3,8 @@
 //! Used by the daemon for every job of a node, by `met time` for its own one, and once at the end of a
 //! job for its counters. Samples give the course over time and never make a total that a counter has.
 
+mod now;
+
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +35,7 @@ use crate::node_energy::{self, Charged, NodeEnergy};
 use crate::node_series::{NodeCourse, NodeSeries};
 use crate::processes;
 use crate::running::Running;
+pub use now::NodeNow;
 
 /// A job younger than this is read more often than the period: a short one would not be seen at all.
 const EARLY_MS: [i64; 6] = [20, 50, 100, 200, 400, 800];
@@ -103,6 +106,8 @@ pub struct Sampler {
     next_slot: u32,
     ticks: u64,
     next_tick_ns: i64,
+    /// Ticks also while there is no job: somebody wants to know how the machine is.
+    watches_node: bool,
 }
 
 struct Tracked {
@@ -390,7 +395,13 @@ impl Sampler {
             next_slot: 0,
             ticks: 0,
             next_tick_ns: next_boundary(clock::boottime_ns(), interval_ns),
+            watches_node: false,
         }
+    }
+
+    /// Ticks from now on whether there are jobs or not.
+    pub fn watch_node(&mut self) {
+        self.watches_node = true;
     }
 
     /// Begins to sample a job of this machine. `None` if its processes belong to an earlier boot.
@@ -523,7 +534,9 @@ impl Sampler {
         let cpu_ns = known.cpu_ns.filter(|_| !job.profile.attached);
         self.energy.leave(slot, cpu_ns, cards_uj, clock::boottime_ns());
         if self.jobs.is_empty() {
-            self.cards.pause();
+            if !self.watches_node {
+                self.cards.pause();
+            }
             self.let_go();
         }
         let ends = Ends {
@@ -606,7 +619,7 @@ impl Sampler {
 
     /// Whether there is anything to tick for.
     pub fn is_at_work(&self) -> bool {
-        !self.jobs.is_empty() || self.energy.owes()
+        self.watches_node || !self.jobs.is_empty() || self.energy.owes()
     }
 
     /// The sources that this machine does not have or does not show, and why.

@@ -266,3 +266,40 @@ fn a_course_of_a_longer_period_has_no_gaps_and_a_pause_is_still_one() {
     course.truncate(5);
     assert_eq!(gap_ms_of(&course, second), gap_ms(second), "too few to say");
 }
+
+#[test]
+fn what_is_copied_for_others_is_what_is_known() {
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut sampler = job.sampler(&host);
+    let record = job.record(&host);
+    sampler.add(&record).unwrap();
+    let live = look_until(&mut sampler, |live| live.gpus.first().is_some_and(|gpu| gpu.used_ns > 0));
+    let now = sampler.now();
+    let cells = &now.jobs[&record.key];
+    for (column, figure) in live.totals.iter() {
+        assert_eq!(cells[column], figure.value, "{}", JOB.columns[column].name);
+    }
+    assert_eq!((cells[PROCESSES_RUNNING], cells[GPUS]), (1, 1));
+    let (holder, card) = &now.cards[0];
+    assert_eq!((holder, card.uuid.as_str(), card.index.as_str()), (&record.key, "GPU-a", "0"));
+    let table = |name: &str| now.tables.iter().find(|rows| rows.table.name == name).unwrap();
+    let shown = table("gpu").iter().next().unwrap();
+    assert_eq!((shown.0[label::UUID].as_str(), shown.1[card::POWER]), ("GPU-a", 300_000));
+    assert!(
+        table("source")
+            .iter()
+            .any(|(labels, cells)| labels[0] == "process" && cells[self_cost::SUCCESS] == 1)
+    );
+    assert_eq!(table("emission").iter().count(), 1);
+}
+
+#[test]
+fn without_jobs_only_who_watches_the_machine_ticks() {
+    let host = Host::real().unwrap();
+    let mut sampler = Sampler::patient(host, Duration::from_secs(1), &Config::default(), Duration::ZERO);
+    assert!(!sampler.is_at_work());
+    sampler.watch_node();
+    assert!(sampler.is_at_work());
+}

@@ -225,13 +225,16 @@ fn part_facts(device: &Device<'_>, card: u32, position: u32, name: &str, parent:
     });
     let memory =
         attributes.map_or(MISSING, |found| memory_bytes(found.memory_size_mb.saturating_mul(1 << 20)));
-    let labels = [format!("{card}.{position}"), device.uuid().ok()?, format!("{name} MIG {slices}g")];
-    let labels = labels.into_iter().chain(["nvidia".to_owned(), parent.to_owned(), String::new()]).collect();
-    Some(PartFacts {
-        labels,
-        gpu_instance: id(&library.nvmlDeviceGetGpuInstanceId)?,
-        compute_instance: id(&library.nvmlDeviceGetComputeInstanceId)?,
-        slices,
-        memory_bytes: memory,
-    })
+    let gpu_instance = id(&library.nvmlDeviceGetGpuInstanceId)?;
+    let compute_instance = id(&library.nvmlDeviceGetComputeInstanceId)?;
+    let labels = vec![
+        format!("{card}.{position}"),
+        device.uuid().ok()?,
+        format!("{name} MIG {slices}g"),
+        "nvidia".to_owned(),
+        parent.to_owned(),
+        String::new(),
+        format!("{gpu_instance}/{compute_instance}"),
+    ];
+    Some(PartFacts { labels, gpu_instance, compute_instance, slices, memory_bytes: memory })
 }

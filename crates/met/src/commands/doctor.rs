@@ -93,6 +93,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         running_daemon(setting),
         found_jobs(setting),
         store(setting),
+        listener(setting),
     ]);
     findings.extend(schedulers(setting));
     let mut stdout = io::stdout().lock();
@@ -277,6 +278,53 @@ fn energy(setting: &Setting) -> Finding {
 
 /// Meters that are read at once; `node` is what everybody does.
 const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
+
+/// The page for Prometheus: whether it is asked for, whether its file is in order, whether somebody answers.
+fn listener(setting: &Setting) -> Finding {
+    const WAIT: Duration = Duration::from_secs(1);
+    let http = &setting.config.http;
+    let finding = |health: Health, detail: String, remedy: Option<&str>| Finding {
+        what: "http",
+        health,
+        detail,
+        remedy: remedy.map(str::to_owned),
+    };
+    let Some(address) = http.listen.first() else {
+        let remedy = "http: {listen: 127.0.0.1:9317}    (in met.yaml)";
+        return finding(Health::Good, "no listener: nothing is asked for".to_owned(), Some(remedy));
+    };
+    let web = http.web_config.as_deref().map(met_server::http::WebConfig::load).transpose();
+    let web = match web {
+        Ok(web) => Some(web.unwrap_or_default()),
+        // It has passwords in it, and is the daemon's to read.
+        Err(met_server::http::Error::Read { error, .. })
+            if error.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            None
+        }
+        Err(error) => return finding(Health::Missing, error.to_string(), None),
+    };
+    let found = address.resolve().unwrap_or_default();
+    let answers = found.iter().any(|found| std::net::TcpStream::connect_timeout(found, WAIT).is_ok());
+    if !answers {
+        let detail = format!("nobody listens on {address}");
+        return finding(
+            Health::Missing,
+            detail,
+            Some("met daemon    (one that runs takes up a new address when it is started anew)"),
+        );
+    }
+    let Some(web) = web else {
+        let detail = format!("/metrics on {address}; its web_config is for the daemon's eyes alone");
+        return finding(Health::Good, detail, None);
+    };
+    let how = if web.has_tls() { "TLS" } else { "no encryption" };
+    let who = match web.knows_clients() {
+        true => "users and names of jobs are told to those who log in",
+        false => "users and names of jobs are not told, because nobody logs in",
+    };
+    finding(Health::Good, format!("/metrics on {address}, {how}; {who}"), None)
+}
 
 /// What went wrong last in each source of the daemon that runs.
 fn daemon_errors(setting: &Setting) -> Vec<(String, String)> {

@@ -85,6 +85,11 @@ impl Keeping {
         {
             tracing::warn!("job {}: {error}", record.key.id);
         }
+        if *record != before
+            && let Some(board) = &self.board
+        {
+            board.runs(record);
+        }
         // Who watches over a container, and knows its name, may come after its first process.
         identity.environment_read && record.name != record.key.id
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +16,7 @@ use met_store::inbox::{self, JobDir};
 use met_store::{Device, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::board::Board;
 use super::claims::{self, Made};
 use super::finding::Finding;
 use super::found::{self, Directory, Gone};
@@ -73,6 +75,8 @@ pub struct Keeping {
     pub(super) emitting: Emitting,
     /// Where events of jobs are counted that have no v2 cgroup.
     pub(super) shadows: Shadows,
+    /// Where others read of it, if somebody listens.
+    pub(super) board: Option<Arc<Board>>,
 }
 
 /// What a kilowatt hour emits.
@@ -92,7 +96,7 @@ pub(super) struct Kept {
 }
 
 impl Keeping {
-    pub fn open(setting: &Setting, place: &Place) -> Result<Keeping> {
+    pub fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Result<Keeping> {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
         let before = |manager: &str| told::before(&writer, manager);
         let asked = &setting.config.schedulers;
@@ -103,7 +107,7 @@ impl Keeping {
             standing: Standing::of(setting),
             place: place.clone(),
             writer,
-            sampling: Sampling::start(setting.host.clone(), &setting.config)?,
+            sampling: Sampling::start(setting.host.clone(), &setting.config, board.clone())?,
             finding: None,
             jobs: HashMap::new(),
             found: HashMap::new(),
@@ -118,6 +122,7 @@ impl Keeping {
             owed: HashSet::new(),
             emitting: Emitting::default(),
             shadows: Shadows::default(),
+            board,
         };
         keeping.remove_old_shadows();
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
@@ -165,6 +170,12 @@ impl Keeping {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn on_board(&self, tell: impl FnOnce(&Board)) {
+        if let Some(board) = &self.board {
+            tell(board);
+        }
     }
 
     pub fn job_count(&self) -> usize {
@@ -333,6 +344,7 @@ impl Keeping {
         let waited_for =
             pidfd.is_some() && supervisor.is_some_and(|supervisor| self.host.is_alive(supervisor));
         self.sampling.add(&record, before);
+        self.on_board(|board| board.runs(&record));
         let key = record.key.clone();
         let waited_for = waited_for || Keeping::is_found(&record);
         self.jobs.insert(key.clone(), Kept { record, supervisor: pidfd, gone: Vec::new() });
@@ -382,6 +394,7 @@ impl Keeping {
         }
         let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
         sampled.complete(&mut record, &course, self.config.sampling.interval);
+        self.on_board(|board| board.ended(&record));
         self.writer.put(&record)?;
         self.note_inner(&record);
         self.outers.remove(&record.key);
@@ -418,6 +431,7 @@ impl Keeping {
             if let Err(error) = self.writer.put(&record) {
                 tracing::warn!("job {}: its last share of energy is lost: {error}", key.id);
             }
+            self.on_board(|board| board.knows(&record));
         }
     }
 
@@ -501,6 +515,7 @@ impl Keeping {
                 Err(error) => {
                     tracing::error!("cannot keep the end of job {}: {error:#}", key.id);
                     self.jobs.remove(key);
+                    self.on_board(|board| board.forget(key));
                     self.revert_with(key);
                 }
             },

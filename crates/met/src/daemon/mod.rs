@@ -3,11 +3,13 @@
 //! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. A third
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
+mod board;
 mod claims;
 mod finding;
 mod found;
 mod identifying;
 mod keeping;
+mod listening;
 mod nesting;
 mod plain;
 mod privilege;
@@ -20,11 +22,14 @@ mod told;
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use met_core::job::JobKey;
 use met_jobs::enclosure;
+use met_server::http::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::failure::Failure;
@@ -32,6 +37,8 @@ use crate::paths::Place;
 use crate::protocol::{PROTOCOL, Reply, Request};
 use crate::setting::Setting;
 use crate::supervise::Signals;
+use board::Board;
+pub use board::DAEMON;
 use keeping::Keeping;
 pub use socket::remove_dead_socket;
 use socket::{Claim, Connection, Peer, Post};
@@ -66,11 +73,15 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         privilege::give_up().context("cannot give up rights")?;
     }
     enclosure::leave(&setting.host, std::process::id());
-    let keeping = Keeping::open(setting, place)?;
+    let board = board(setting, place);
+    // Before anything else is begun: a fault in the configuration ends it here.
+    let http = listen(setting, board.as_ref(), place.system, auto)?;
+    let keeping = Keeping::open(setting, place, board)?;
     let post = claim.open_door(place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
     let mut daemon = Daemon {
         keeping,
+        http,
         post,
         signals,
         in_terminal,
@@ -86,8 +97,31 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     Ok(())
 }
 
+/// What others may read of it; nothing unless an address is configured. A user's daemon leaves the address in
+/// the machine's file to the machine's daemon.
+fn board(setting: &Setting, place: &Place) -> Option<Arc<Board>> {
+    let http = &setting.config.http;
+    let is_machines = setting.config_path.as_deref() == Some(Path::new(crate::config::MACHINE_FILE));
+    let listens = !http.listen.is_empty() && (place.system || !is_machines);
+    listens.then(|| Arc::new(Board::new(http.jobs_max as usize, http.keep_ended)))
+}
+
+/// One that a supervisor started has a job to sample, and does that without a listener if it must.
+fn listen(setting: &Setting, board: Option<&Arc<Board>>, system: bool, auto: bool) -> Result<Option<Server>> {
+    let Some(board) = board else { return Ok(None) };
+    match listening::listen(&setting.config.http, board, system) {
+        Ok(server) => Ok(Some(server)),
+        Err(error) if auto => {
+            tracing::error!("http: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(Failure::usage(format!("http: {error}"))),
+    }
+}
+
 struct Daemon {
     keeping: Keeping,
+    http: Option<Server>,
     post: Post,
     signals: Signals,
     /// It ends when the terminal hangs up in which it was started.
@@ -197,6 +231,9 @@ impl Daemon {
         }
         if reread && !stop {
             self.keeping.reread();
+            if let Some(http) = &self.http {
+                http.reread();
+            }
             self.idle_exit = self.idle_exit.map(|_| self.keeping.idle_exit());
             (self.next_flush, self.next_retention) = (Instant::now(), Instant::now());
         }
@@ -302,6 +339,9 @@ impl Daemon {
     fn leave(mut self) {
         let late = self.post.close_door();
         self.connections.extend(late.map(|(stream, peer)| Connection::new(stream, peer)));
+        if let Some(http) = self.http.take() {
+            http.stop();
+        }
         self.keeping.flush();
         for connection in &mut self.connections {
             connection.reply(&Reply::Leaving);

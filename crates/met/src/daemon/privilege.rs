@@ -13,13 +13,22 @@ const NEEDED: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::NET_ADMIN)
     .union(CapabilitySet::PERFMON);
 
+/// What a thread keeps that strangers can speak to: it reads certificates again when they change.
+const NEEDED_BEFORE_STRANGERS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
+
+/// Of one thread, and of those that it starts.
+pub fn give_up_before_strangers() -> io::Result<()> {
+    keep(NEEDED_BEFORE_STRANGERS)
+}
+
 /// To be called before other threads are started: rights belong to threads.
 pub fn give_up() -> io::Result<()> {
-    let held = capabilities(None)?;
-    let kept = held.permitted.intersection(NEEDED);
-    set_capabilities(
-        None,
-        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
-    )?;
+    keep(NEEDED)?;
     Ok(set_no_new_privs(true)?)
+}
+
+fn keep(needed: CapabilitySet) -> io::Result<()> {
+    let kept = capabilities(None)?.permitted.intersection(needed);
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    Ok(set_capabilities(None, sets)?)
 }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use met_host::Host;
 use met_sources::Options;
 use met_store::Device;
 
+use super::board::Board;
 use crate::config::Config;
 use crate::node_energy::{Charged, EnergyWindow};
 use crate::node_series::NodeCourse;
@@ -119,12 +121,16 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    pub fn start(host: Host, config: &Config) -> io::Result<Sampling> {
+    /// Pins what it sees to the board, if there is one; then it watches the machine without jobs, too.
+    pub fn start(host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<Sampling> {
         let (orders, receiver) = mpsc::channel();
         let mut sampler = Sampler::of_node(host, config.sampling.interval, config);
+        if board.is_some() {
+            sampler.watch_node();
+        }
         let thread = std::thread::Builder::new()
             .name("sampler".to_owned())
-            .spawn(move || work(&mut sampler, &receiver))?;
+            .spawn(move || work(&mut sampler, &receiver, board.as_deref()))?;
         Ok(Sampling { orders, thread: Some(thread), stuck: Cell::new(false) })
     }
 
@@ -250,7 +256,7 @@ impl Sampling {
     }
 }
 
-fn work(sampler: &mut Sampler, orders: &Receiver<Order>) {
+fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>) {
     let mut slots = HashMap::new();
     let mut last_errors = HashMap::new();
     let mut undelivered = Undelivered::default();
@@ -269,6 +275,9 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>) {
             for error in sampler.take_new_errors() {
                 tracing::warn!("source {}: {}", error.source, error.message);
                 last_errors.insert(error.source, error.message);
+            }
+            if let Some(board) = board {
+                board.post(sampler.now());
             }
         }
     }

@@ -245,10 +245,12 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
     keep(new.system != before.system, "system");
     keep(new.storage.name != before.storage.name, "storage.name");
     keep(new.gpu.nvml != before.gpu.nvml, "gpu.nvml");
+    keep(new.http != before.http, "http");
     new.jobs = before.jobs.clone();
     new.system = before.system.clone();
     new.storage.name = before.storage.name;
     new.gpu.nvml.clone_from(&before.gpu.nvml);
+    new.http = before.http.clone();
     (new, fixed)
 }
 

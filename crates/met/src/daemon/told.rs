@@ -39,6 +39,9 @@ impl Keeping {
             write.extend(join::forgotten(&known).into_iter().filter(|record| record.key.id == *id));
         }
         self.writer.put_instead(&write, &instead_of)?;
+        for record in &write {
+            self.on_board(|board| board.knows(record));
+        }
         if let Some(cursor) = told.cursor {
             self.writer.set_meta(&cursor_name(told.manager), &cursor.to_string())?;
         }

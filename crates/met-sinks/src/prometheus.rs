@@ -1,0 +1,379 @@
+//! The Prometheus text format and OpenMetrics, written straight from the tables.
+
+use std::collections::HashSet;
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use met_core::{Column, JOB, Kind, MISSING, Table};
+
+use crate::decimal;
+use crate::snapshot::{ALLOCATED, HeldCard, Job, Rest, Snapshot};
+
+/// Metrics that are in no table, and what they say.
+pub static FAMILIES: &[(&str, &str)] = &[BUILD_INFO, JOB_INFO, JOB_GPU_INFO, NOT_SHOWN];
+const BUILD_INFO: (&str, &str) = ("met_build_info", "the program that wrote this page");
+const JOB_INFO: (&str, &str) = (
+    "met_job_info",
+    "what is known of a job beside its figures; join it by cluster, manager and id; who it belongs to is told to those alone who logged in",
+);
+const JOB_GPU_INFO: (&str, &str) = (
+    "met_job_gpu_info",
+    "which job holds which card: uuid as in met_gpu metrics, gpu, UUID and GPU_I_ID as DCGM exporter names it",
+);
+const NOT_SHOWN: (&str, &str) = (
+    "met_jobs_not_shown",
+    "jobs without series of their own, because there are too many; met_jobs_not_shown_* are their sums",
+);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// `text/plain; version=0.0.4`
+    Text,
+    /// `application/openmetrics-text; version=1.0.0`
+    OpenMetrics,
+}
+
+impl Format {
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Format::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+
+    /// What a scraper that sends this `Accept` prefers.
+    pub fn accepted(accept: &str) -> Format {
+        let best = |kind: &str| quality_of(accept, kind).unwrap_or(0);
+        let open = best("application/openmetrics-text");
+        if open > 0 && open >= best("text/plain") { Format::OpenMetrics } else { Format::Text }
+    }
+}
+
+/// Whether `Accept-Encoding` allows gzip.
+pub fn accepts_gzip(accept: &str) -> bool {
+    quality_of(accept, "gzip").is_some_and(|quality| quality > 0)
+}
+
+/// In thousandths; the highest of those that are named. `None`: it is not named.
+fn quality_of(accept: &str, kind: &str) -> Option<u32> {
+    let quality = |item: &str| {
+        let mut parts = item.split(';').map(str::trim);
+        parts.next().filter(|name| name.eq_ignore_ascii_case(kind))?;
+        let given = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+        let number =
+            given.map_or(Some(1.0), |text| text.parse::<f32>().ok()).filter(|q| (0.0..=1.0).contains(q));
+        Some((number.unwrap_or(0.0) * 1000.0) as u32)
+    };
+    accept.split(',').filter_map(quality).max()
+}
+
+/// Level 1: a page is as small as it needs to be, and read once.
+pub fn gzip(page: &[u8]) -> std::io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(page.len() / 8), Compression::new(1));
+    encoder.write_all(page)?;
+    encoder.finish()
+}
+
+/// What may be told to whoever asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disclosure {
+    /// Users, accounts and names: every local user can read a page without a login.
+    pub people: bool,
+    /// Jobs with series of their own; the others are added up. The first ones have them.
+    pub jobs_max: usize,
+}
+
+/// The whole page: of one machine, or of several with their names.
+pub fn page(nodes: &[Snapshot], format: Format, disclosure: Disclosure, out: &mut Vec<u8>) {
+    let mut page = Page { format, out };
+    page.build_info();
+    page.tables(nodes);
+    let shown = Shown::of(nodes, disclosure.jobs_max);
+    page.jobs(&shown);
+    page.rest(&shown);
+    page.job_info(&shown, disclosure.people);
+    page.held_cards(&shown);
+    if format == Format::OpenMetrics {
+        page.out.extend_from_slice(b"# EOF\n");
+    }
+}
+
+/// Jobs with the labels that all their series have, written once.
+struct Shown<'s> {
+    jobs: Vec<(String, &'s Job)>,
+    rest: Option<Rest>,
+}
+
+impl<'s> Shown<'s> {
+    fn of(nodes: &'s [Snapshot], most: usize) -> Shown<'s> {
+        let mut seen = HashSet::new();
+        let (mut jobs, mut others) = (Vec::new(), Vec::new());
+        let all = nodes.iter().flat_map(|node| node.jobs.iter().map(move |job| (node.node.as_deref(), job)));
+        for (node, job) in all {
+            let about = &job.about;
+            let key = [
+                ("cluster", about.key.cluster.as_deref().unwrap_or_default()),
+                ("manager", &about.key.manager),
+                ("id", &about.key.id),
+            ];
+            let mut labels = Vec::new();
+            write_labels(node_label(node).into_iter().chain(key), &mut labels);
+            // A requeued job is another one with the same name: the first is the newest.
+            let labels = String::from_utf8_lossy(&labels).into_owned();
+            if seen.insert(labels.clone()) {
+                if jobs.len() < most { jobs.push((labels, job)) } else { others.push(job) }
+            }
+        }
+        Shown { jobs, rest: Rest::of(others.into_iter()) }
+    }
+}
+
+fn node_label(node: Option<&str>) -> Option<(&'static str, &str)> {
+    node.map(|node| ("node", node))
+}
+
+struct Page<'a> {
+    format: Format,
+    out: &'a mut Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Type {
+    Counter,
+    Gauge,
+    Info,
+}
+
+/// Samples of one metric; its head is written with the first.
+struct Family<'p, 'a> {
+    page: &'p mut Page<'a>,
+    name: String,
+    kind: Type,
+    unit: &'static str,
+    help: &'p str,
+    begun: bool,
+}
+
+impl<'a> Page<'a> {
+    fn family<'p>(&'p mut self, table: &Table, column: &'p Column) -> Family<'p, 'a> {
+        let kind = match column.kind {
+            Kind::Counter => Type::Counter,
+            Kind::Gauge => Type::Gauge,
+        };
+        let unit = column.unit.suffix().trim_start_matches('_');
+        Family {
+            name: table.prometheus_name(column),
+            kind,
+            unit,
+            help: column.help,
+            page: self,
+            begun: false,
+        }
+    }
+
+    fn untabled<'p>(&'p mut self, (name, help): (&str, &'p str), kind: Type) -> Family<'p, 'a> {
+        Family { name: name.to_owned(), kind, unit: "", help, page: self, begun: false }
+    }
+
+    fn build_info(&mut self) {
+        let mut family = self.untabled(BUILD_INFO, Type::Info);
+        family.sample([("version", env!("CARGO_PKG_VERSION"))].into_iter(), |out| out.push(b'1'));
+    }
+
+    /// Each family in one piece, whichever machines have it.
+    fn tables(&mut self, nodes: &[Snapshot]) {
+        let mut tables: Vec<&'static Table> = Vec::new();
+        for rows in nodes.iter().flat_map(|node| &node.tables) {
+            if !tables.iter().any(|known| std::ptr::eq(*known, rows.table)) {
+                tables.push(rows.table);
+            }
+        }
+        for table in tables {
+            let mut seen = HashSet::new();
+            let mut rows: Vec<(String, &[i64])> = Vec::new();
+            for node in nodes {
+                let own = node.tables.iter().filter(|rows| std::ptr::eq(rows.table, table));
+                for (values, cells) in own.flat_map(|rows| rows.iter()) {
+                    let named = table.labels.iter().copied().zip(values.iter().map(String::as_str));
+                    let mut labels = Vec::new();
+                    write_labels(node_label(node.node.as_deref()).into_iter().chain(named), &mut labels);
+                    // Two devices with all names alike: the page would be refused in whole for the second.
+                    let labels = String::from_utf8_lossy(&labels).into_owned();
+                    if seen.insert(labels.clone()) {
+                        rows.push((labels, cells));
+                    }
+                }
+            }
+            for (index, column) in table.columns.iter().enumerate() {
+                let mut family = self.family(table, column);
+                for (labels, cells) in rows.iter().filter(|(_, cells)| cells[index] != MISSING) {
+                    family.labelled(labels, |out| decimal::write(column, cells[index], out));
+                }
+            }
+        }
+    }
+
+    fn jobs(&mut self, shown: &Shown<'_>) {
+        for (index, column) in JOB.columns.iter().enumerate() {
+            let mut family = self.family(&JOB, column);
+            for (labels, job) in shown.jobs.iter().filter(|(_, job)| job.cells[index] != MISSING) {
+                family.labelled(labels, |out| decimal::write(column, job.cells[index], out));
+            }
+        }
+        for (index, column) in ALLOCATED.columns.iter().enumerate() {
+            let mut family = self.family(&ALLOCATED, column);
+            for (labels, job) in shown.jobs.iter().filter(|(_, job)| job.about.allocated[index] != MISSING) {
+                family.labelled(labels, |out| decimal::write(column, job.about.allocated[index], out));
+            }
+        }
+    }
+
+    /// A job leaves the rest when there is room for it, so what the rest has counted is a level and no counter.
+    fn rest(&mut self, shown: &Shown<'_>) {
+        let not_shown = shown.rest.as_ref().map_or(0, |rest| rest.jobs);
+        let mut family = self.untabled(NOT_SHOWN, Type::Gauge);
+        family.labelled("", |out| out.extend_from_slice(not_shown.to_string().as_bytes()));
+        let Some(rest) = &shown.rest else { return };
+        for (column, &cell) in JOB.columns.iter().zip(&rest.cells).filter(|(_, cell)| **cell != MISSING) {
+            let mut family = self.family(&JOB, column);
+            family.name = format!("met_jobs_not_shown_{}", column.json_name());
+            family.kind = Type::Gauge;
+            family.labelled("", |out| decimal::write(column, cell, out));
+        }
+    }
+
+    fn job_info(&mut self, shown: &Shown<'_>, people: bool) {
+        let mut family = self.untabled(JOB_INFO, Type::Info);
+        for (labels, job) in &shown.jobs {
+            let (about, person) = (&job.about, &job.about.person);
+            let mut own = vec![
+                ("shown_id", about.shown_id.as_str()),
+                ("partition", &about.partition),
+                ("state", about.state),
+                ("inside", &about.inside),
+            ];
+            if people {
+                own.extend([
+                    ("name", person.name.as_str()),
+                    ("user", &person.user),
+                    ("account", &person.account),
+                ]);
+            }
+            family.labelled_and(labels, own.into_iter());
+        }
+    }
+
+    fn held_cards(&mut self, shown: &Shown<'_>) {
+        let mut family = self.untabled(JOB_GPU_INFO, Type::Info);
+        for (labels, job) in &shown.jobs {
+            for card in &job.cards {
+                family.labelled_and(labels, card_labels(card).into_iter());
+            }
+        }
+    }
+}
+
+/// DCGM exporter tells of a part by the card that it is cut from and the number of its instance.
+fn card_labels(card: &HeldCard) -> [(&str, &str); 6] {
+    let whole = if card.parent.is_empty() { &card.uuid } else { &card.parent };
+    let index = card.index.split('.').next().unwrap_or_default();
+    let instance = card.mig.split('/').next().unwrap_or_default();
+    [
+        ("gpu", index),
+        ("UUID", whole),
+        ("GPU_I_ID", instance),
+        ("index", &card.index),
+        ("uuid", &card.uuid),
+        ("vendor", &card.vendor),
+    ]
+}
+
+impl Family<'_, '_> {
+    fn sample<'l>(
+        &mut self,
+        labels: impl Iterator<Item = (&'l str, &'l str)>,
+        value: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let mut text = Vec::new();
+        write_labels(labels, &mut text);
+        self.labelled(&String::from_utf8_lossy(&text), value);
+    }
+
+    /// A fact: these labels, further ones, and 1.
+    fn labelled_and<'l>(&mut self, labels: &str, more: impl Iterator<Item = (&'l str, &'l str)>) {
+        let mut text = labels.as_bytes().to_vec();
+        write_labels(more, &mut text);
+        self.labelled(&String::from_utf8_lossy(&text), |out| out.push(b'1'));
+    }
+
+    fn labelled(&mut self, labels: &str, value: impl FnOnce(&mut Vec<u8>)) {
+        if !self.begun {
+            self.head();
+            self.begun = true;
+        }
+        let out = &mut *self.page.out;
+        out.extend_from_slice(self.name.as_bytes());
+        if !labels.is_empty() {
+            out.push(b'{');
+            out.extend_from_slice(labels.as_bytes());
+            out.push(b'}');
+        }
+        out.push(b' ');
+        value(out);
+        out.push(b'\n');
+    }
+
+    fn head(&mut self) {
+        let open = self.page.format == Format::OpenMetrics;
+        let (kind, suffix) = match self.kind {
+            Type::Counter => ("counter", "_total"),
+            Type::Gauge => ("gauge", ""),
+            Type::Info if open => ("info", "_info"),
+            Type::Info => ("gauge", ""),
+        };
+        // In OpenMetrics these endings are not a part of the family's name.
+        let family = if open { self.name.strip_suffix(suffix).unwrap_or(&self.name) } else { &self.name };
+        let out = &mut *self.page.out;
+        let mut line = |what: &str, text: &str| {
+            for part in ["# ", what, " ", family, " "] {
+                out.extend_from_slice(part.as_bytes());
+            }
+            escape(text, open, out);
+            out.push(b'\n');
+        };
+        line("HELP", self.help);
+        line("TYPE", kind);
+        if open && !self.unit.is_empty() && family.ends_with(self.unit) {
+            line("UNIT", self.unit);
+        }
+    }
+}
+
+/// Adds labels to those that are there. An empty one is the same as none.
+fn write_labels<'l>(labels: impl Iterator<Item = (&'l str, &'l str)>, out: &mut Vec<u8>) {
+    for (name, text) in labels.filter(|(_, text)| !text.is_empty()) {
+        if !out.is_empty() {
+            out.push(b',');
+        }
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b"=\"");
+        escape(text, true, out);
+        out.push(b'"');
+    }
+}
+
+fn escape(text: &str, quotes: bool, out: &mut Vec<u8>) {
+    for byte in text.bytes() {
+        match byte {
+            b'\\' => out.extend_from_slice(b"\\\\"),
+            b'\n' => out.extend_from_slice(b"\\n"),
+            b'"' if quotes => out.extend_from_slice(b"\\\""),
+            byte => out.push(byte),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "prometheus_tests.rs"]
+mod tests;

@@ -1,0 +1,274 @@
+//! The notice board: the sampling thread pins up what it sees, the keeper who the jobs are, and the page for
+//! Prometheus is written from both. Nobody who reads it keeps a tick waiting.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use met_core::job::{JobKey, Record, Totals};
+use met_core::job_table::WALL;
+use met_core::table::{NANO, ONE};
+use met_core::{Column, JOB, MISSING, Table, Unit, columns};
+use met_host::clock;
+use met_sinks::prometheus::{self, Disclosure, Format};
+use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
+
+use crate::sampler::NodeNow;
+
+columns! { COLUMNS:
+    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the daemon itself"),
+    MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "resident memory of the daemon itself"),
+    OPEN_FILES = Column::gauge("open_files", Unit::Count, ONE, "files that the daemon has open"),
+    START_TIME = Column::gauge("start_time", Unit::Seconds, NANO, "when the daemon began, in unix time"),
+    SAMPLE_TIME = Column::gauge("sample_time", Unit::Seconds, NANO, "when the samples on this page were taken, in unix time"),
+    INTERVAL = Column::gauge("interval", Unit::Seconds, NANO, "time between two samples"),
+    TICKS = Column::counter("ticks", Unit::Count, ONE, "times that the machine was looked at"),
+    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs that run"),
+}
+
+pub static DAEMON: Table =
+    Table { name: "daemon", subject: "the daemon that wrote the page", labels: &[], columns: COLUMNS };
+
+/// Ended jobs that are remembered for a scraper; the oldest leave first.
+const ENDED_MAX: usize = 10_000;
+/// Samples older than this, or than so many periods, are not what is: something in the machine hangs.
+const OLD_AFTER: Duration = Duration::from_secs(30);
+const OLD_PERIODS: i64 = 5;
+
+/// The samples are too old to be shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("nothing was sampled for {} s: something that the sampling thread reads hangs", OLD_AFTER.as_secs())]
+pub struct Old;
+
+pub struct Board {
+    now: Mutex<Arc<NodeNow>>,
+    jobs: Mutex<Jobs>,
+    pages: Mutex<Pages>,
+    jobs_max: usize,
+    keep_ended: Duration,
+    began_ns: i64,
+}
+
+#[derive(Default)]
+struct Jobs {
+    running: HashMap<JobKey, Arc<About>>,
+    /// The last one is the newest.
+    ended: VecDeque<Ended>,
+    /// Counts changes.
+    version: u64,
+}
+
+struct Ended {
+    at: Instant,
+    about: Arc<About>,
+    cells: Vec<i64>,
+}
+
+/// Pages as last written: several scrapers, or one that comes too often, cost one page per tick.
+#[derive(Default)]
+struct Pages {
+    of: (i64, u64),
+    written: Vec<(Wanted, Arc<[u8]>)>,
+}
+
+/// What a scraper asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub format: Format,
+    pub gzip: bool,
+    /// Who jobs belong to.
+    pub people: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Board {
+    pub fn new(jobs_max: usize, keep_ended: Duration) -> Board {
+        Board {
+            now: Mutex::default(),
+            jobs: Mutex::default(),
+            pages: Mutex::default(),
+            jobs_max,
+            keep_ended,
+            began_ns: clock::realtime_ns(),
+        }
+    }
+
+    /// Of the sampling thread, which does not wait: a reader holds this for as long as it takes to copy a pointer.
+    pub fn post(&self, now: NodeNow) {
+        if let Ok(mut held) = self.now.try_lock() {
+            *held = Arc::new(now);
+        }
+    }
+
+    /// A job runs, or more is known of it.
+    pub fn runs(&self, record: &Record) {
+        let mut jobs = lock(&self.jobs);
+        jobs.running.insert(record.key.clone(), Arc::new(about(record)));
+        jobs.version += 1;
+    }
+
+    /// More is known of a job that may have ended.
+    pub fn knows(&self, record: &Record) {
+        let mut jobs = lock(&self.jobs);
+        if let Some(known) = jobs.running.get_mut(&record.key) {
+            *known = Arc::new(about(record));
+        } else if let Some(ended) = jobs.ended.iter_mut().find(|ended| ended.about.key == record.key) {
+            (ended.about, ended.cells) = (Arc::new(about(record)), cells_of(&record.totals));
+        } else {
+            return;
+        }
+        jobs.version += 1;
+    }
+
+    /// A job is over: its last figures are shown for a while, so that a scraper sees them.
+    pub fn ended(&self, record: &Record) {
+        let mut jobs = lock(&self.jobs);
+        jobs.running.remove(&record.key);
+        jobs.ended.retain(|ended| ended.about.key != record.key);
+        let ended =
+            Ended { at: Instant::now(), about: Arc::new(about(record)), cells: cells_of(&record.totals) };
+        jobs.ended.push_back(ended);
+        if jobs.ended.len() > ENDED_MAX {
+            jobs.ended.pop_front();
+        }
+        jobs.version += 1;
+    }
+
+    pub fn forget(&self, key: &JobKey) {
+        let mut jobs = lock(&self.jobs);
+        jobs.running.remove(key);
+        jobs.version += 1;
+    }
+
+    /// The page, written if nobody has asked for it since the last tick.
+    pub fn page(&self, wanted: Wanted) -> Result<Arc<[u8]>, Old> {
+        let now = Arc::clone(&lock(&self.now));
+        // Before the first tick there is nothing to be old.
+        if now.ticks > 0 && clock::realtime_ns() - now.time_ns > old_ns(now.interval_ns) {
+            return Err(Old);
+        }
+        let version = self.forget_old();
+        let mut pages = lock(&self.pages);
+        if pages.of != (now.time_ns, version) {
+            *pages = Pages { of: (now.time_ns, version), written: Vec::new() };
+        }
+        if let Some((_, page)) = pages.written.iter().find(|(known, _)| *known == wanted) {
+            return Ok(Arc::clone(page));
+        }
+        let mut page = Vec::new();
+        let disclosure = Disclosure { people: wanted.people, jobs_max: self.jobs_max };
+        prometheus::page(&[self.snapshot(&now)], wanted.format, disclosure, &mut page);
+        let page: Arc<[u8]> = match wanted.gzip {
+            // Nothing that is written to memory fails.
+            true => prometheus::gzip(&page).unwrap_or_default().into(),
+            false => page.into(),
+        };
+        pages.written.push((wanted, Arc::clone(&page)));
+        Ok(page)
+    }
+
+    fn forget_old(&self) -> u64 {
+        let mut jobs = lock(&self.jobs);
+        let before = jobs.ended.len();
+        while jobs.ended.front().is_some_and(|ended| ended.at.elapsed() > self.keep_ended) {
+            jobs.ended.pop_front();
+        }
+        jobs.version += u64::from(jobs.ended.len() != before);
+        jobs.version
+    }
+
+    /// Running jobs first, the oldest before the others: a cap on series takes them from the newest.
+    fn snapshot(&self, now: &NodeNow) -> Snapshot {
+        let jobs = lock(&self.jobs);
+        let mut cards: HashMap<&JobKey, Vec<HeldCard>> = HashMap::new();
+        for (key, card) in &now.cards {
+            cards.entry(key).or_default().push(card.clone());
+        }
+        let mut running: Vec<&Arc<About>> = jobs.running.values().collect();
+        running.sort_by(|one, other| (one.start_ns, &one.key).cmp(&(other.start_ns, &other.key)));
+        let mut shown = Vec::with_capacity(running.len() + jobs.ended.len());
+        for about in running {
+            let mut cells = now.jobs.get(&about.key).cloned().unwrap_or_else(nothing);
+            cells[WALL] = about.start_ns.map_or(MISSING, |start_ns| (now.time_ns - start_ns).max(0));
+            let cards = cards.remove(&about.key).unwrap_or_default();
+            shown.push(Job { about: Arc::clone(about), cells, cards });
+        }
+        for ended in jobs.ended.iter().rev() {
+            shown.push(Job {
+                about: Arc::clone(&ended.about),
+                cells: ended.cells.clone(),
+                cards: Vec::new(),
+            });
+        }
+        let mut tables = now.tables.clone();
+        tables.push(self.own_row(now, jobs.running.len()));
+        Snapshot { node: None, tables, jobs: shown }
+    }
+
+    fn own_row(&self, now: &NodeNow, jobs: usize) -> Rows {
+        let mut cells = [MISSING; COLUMNS.len()];
+        let spent = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        cells[CPU] = spent.tv_sec * 1_000_000_000 + spent.tv_nsec;
+        cells[MEMORY] = resident_bytes().unwrap_or(MISSING);
+        let files = std::fs::read_dir("/proc/self/fd").map(|files| files.count() as i64 - 1);
+        cells[OPEN_FILES] = files.unwrap_or(MISSING);
+        cells[START_TIME] = self.began_ns;
+        if now.time_ns > 0 {
+            (cells[SAMPLE_TIME], cells[INTERVAL]) = (now.time_ns, now.interval_ns);
+        }
+        cells[TICKS] = i64::try_from(now.ticks).unwrap_or(i64::MAX);
+        cells[JOBS] = jobs as i64;
+        let mut rows = Rows::new(&DAEMON);
+        rows.push(&[], &cells);
+        rows
+    }
+}
+
+fn old_ns(interval_ns: i64) -> i64 {
+    (OLD_AFTER.as_nanos() as i64).max(interval_ns.saturating_mul(OLD_PERIODS))
+}
+
+fn resident_bytes() -> Option<i64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: i64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * i64::try_from(rustix::param::page_size()).ok()?)
+}
+
+fn nothing() -> Vec<i64> {
+    vec![MISSING; JOB.columns.len()]
+}
+
+fn cells_of(totals: &Totals) -> Vec<i64> {
+    let mut cells = nothing();
+    for (column, figure) in totals.iter() {
+        cells[column] = figure.value;
+    }
+    cells
+}
+
+fn about(record: &Record) -> About {
+    let mut given = record.allocated.clone();
+    given.fill_from(&record.requested);
+    About {
+        key: record.key.clone(),
+        shown_id: record.shown_id().to_owned(),
+        state: record.state.name(),
+        partition: record.scheduling.partition.clone().unwrap_or_default(),
+        inside: record.inside.clone().unwrap_or_default(),
+        start_ns: record.start_ns,
+        end_ns: record.end_ns,
+        allocated: allocated(&given),
+        person: Person {
+            name: record.name.clone(),
+            user: record.user.clone().unwrap_or_default(),
+            account: record.account.clone().unwrap_or_default(),
+        },
+    }
+}
+
+#[cfg(test)]
+#[path = "board_tests.rs"]
+mod tests;

@@ -1,0 +1,132 @@
+use std::io::Read;
+
+use met_core::job::{QualityKind, State};
+use met_core::job_table::{self, ENERGY, MEMORY_NEEDED};
+
+use super::*;
+use crate::view::sample;
+
+const TEXT: Wanted = Wanted { format: Format::Text, gzip: false, people: false };
+const SECOND: i64 = 1_000_000_000;
+
+fn record(id: u32, start_s: i64) -> Record {
+    let mut record = sample::bare(id, "secret-name");
+    (record.start_ns, record.state) = (Some(start_s * SECOND), State::Running);
+    (record.user, record.account) = (Some("ann".to_owned()), Some("physics".to_owned()));
+    record
+}
+
+fn board(jobs_max: usize) -> Board {
+    Board::new(jobs_max, Duration::from_secs(300))
+}
+
+fn tick(board: &Board, jobs: &[(&Record, i64)]) {
+    let now_ns = clock::realtime_ns();
+    let row = |cpu_ns: i64| {
+        let mut cells = nothing();
+        (cells[job_table::CPU], cells[MEMORY_NEEDED]) = (cpu_ns, 4096);
+        cells
+    };
+    let jobs = jobs.iter().map(|(record, cpu_ns)| (record.key.clone(), row(*cpu_ns))).collect();
+    board.post(NodeNow { time_ns: now_ns, interval_ns: SECOND, ticks: 1, jobs, ..NodeNow::default() });
+}
+
+fn page(board: &Board, wanted: Wanted) -> String {
+    String::from_utf8(board.page(wanted).unwrap().to_vec()).unwrap()
+}
+
+#[test]
+fn a_job_is_shown_while_it_runs_and_with_its_end_for_a_while() {
+    let board = board(10);
+    let mut record = record(7, 1_700_000_000);
+    board.runs(&record);
+    tick(&board, &[(&record, 2 * SECOND)]);
+    let running = page(&board, TEXT);
+    assert!(running.contains("met_job_cpu_seconds_total{manager=\"local\",id=\"7\"} 2\n"), "{running}");
+    assert!(running.contains("met_job_memory_needed_bytes{manager=\"local\",id=\"7\"} 4096\n"));
+    assert!(
+        running.contains("met_job_info{manager=\"local\",id=\"7\",shown_id=\"7\",state=\"running\"} 1\n")
+    );
+
+    record.state = State::Finished;
+    record.totals.set(job_table::CPU, 5 * SECOND, QualityKind::Measured, "cgroup");
+    board.ended(&record);
+    tick(&board, &[]);
+    let ended = page(&board, TEXT);
+    assert!(ended.contains("met_job_cpu_seconds_total{manager=\"local\",id=\"7\"} 5\n"), "{ended}");
+    assert!(ended.contains("state=\"finished\"} 1\n"));
+    assert!(!ended.contains("met_job_memory_needed_bytes"), "it holds no memory any more");
+
+    record.totals.set(ENERGY, 3_000_000, QualityKind::Measured, "RAPL");
+    board.knows(&record);
+    assert!(page(&board, TEXT).contains("met_job_energy_joules_total{manager=\"local\",id=\"7\"} 3\n"));
+}
+
+#[test]
+fn what_was_kept_long_enough_is_gone() {
+    let board = Board::new(10, Duration::ZERO);
+    board.ended(&record(7, 1));
+    std::thread::sleep(Duration::from_millis(2));
+    assert!(!page(&board, TEXT).contains("id=\"7\""));
+}
+
+#[test]
+fn nobody_is_named_to_a_stranger() {
+    let board = board(10);
+    let record = record(7, 1_700_000_000);
+    board.runs(&record);
+    tick(&board, &[(&record, SECOND)]);
+    let stranger = page(&board, TEXT);
+    for word in ["ann", "physics", "secret-name"] {
+        assert!(!stranger.contains(&format!("\"{word}")), "{word}");
+    }
+    let known = page(&board, Wanted { people: true, ..TEXT });
+    assert!(known.contains("name=\"secret-name\",user=\"ann\",account=\"physics\"} 1\n"), "{known}");
+    assert_eq!(page(&board, TEXT), stranger, "a page that was kept for one is not given to another");
+}
+
+#[test]
+fn the_oldest_jobs_keep_their_series() {
+    let board = board(2);
+    let records = [record(1, 30), record(2, 10), record(3, 20)];
+    records.iter().for_each(|record| board.runs(record));
+    tick(&board, &[(&records[0], SECOND), (&records[1], SECOND), (&records[2], SECOND)]);
+    let text = page(&board, TEXT);
+    assert!(text.contains("met_jobs_not_shown 1\n") && text.contains("met_jobs_not_shown_cpu_seconds 1\n"));
+    assert!(!text.contains("id=\"1\"") && text.contains("id=\"2\"") && text.contains("id=\"3\""), "{text}");
+}
+
+#[test]
+fn a_page_is_written_once_per_tick_and_as_small_as_asked_for() {
+    let board = board(10);
+    let record = record(7, 1_700_000_000);
+    board.runs(&record);
+    tick(&board, &[(&record, SECOND)]);
+    let (one, other) = (board.page(TEXT).unwrap(), board.page(TEXT).unwrap());
+    assert!(Arc::ptr_eq(&one, &other));
+    let small = board.page(Wanted { gzip: true, ..TEXT }).unwrap();
+    let mut read = Vec::new();
+    flate2::read::GzDecoder::new(&small[..]).read_to_end(&mut read).unwrap();
+    assert!(read.starts_with(b"# HELP met_build_info") && small.len() < one.len());
+    tick(&board, &[(&record, 2 * SECOND)]);
+    assert!(!Arc::ptr_eq(&one, &board.page(TEXT).unwrap()));
+}
+
+#[test]
+fn old_samples_are_not_shown_as_new() {
+    let board = board(10);
+    let old_ns = clock::realtime_ns() - 60 * SECOND;
+    let now = NodeNow { time_ns: old_ns, interval_ns: SECOND, ticks: 1, ..NodeNow::default() };
+    board.post(now.clone());
+    assert_eq!(board.page(TEXT), Err(Old));
+    board.post(NodeNow { interval_ns: 20 * SECOND, ..now });
+    assert!(board.page(TEXT).is_ok(), "they are not old where samples are that far apart");
+}
+
+#[test]
+fn a_tick_does_not_wait_for_who_reads() {
+    let board = board(10);
+    let reading = board.now.lock().unwrap();
+    board.post(NodeNow { ticks: 9, ..NodeNow::default() });
+    assert_eq!(reading.ticks, 0, "it went on without waiting");
+}
