@@ -52,38 +52,3 @@ impl Writer {
         self.in_catalogue(|sql| sql.execute(statement, &[before_ns.into()]).map(drop))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Reader, Retention};
-
-    fn factor(since_ns: i64, mg_per_kwh: i64) -> Factor {
-        Factor { since_ns, mg_per_kwh, source: "test".into() }
-    }
-
-    #[test]
-    fn factors_are_kept_replaced_and_forgotten() {
-        let state = tempfile::tempdir().unwrap();
-        let mut writer = Writer::open(state.path()).unwrap();
-        for since_ns in [10, 20, 30] {
-            writer.put_factor(&factor(since_ns, since_ns)).unwrap();
-        }
-        writer.put_factor(&factor(20, 25)).unwrap();
-        let told = |state: &std::path::Path| -> Vec<(i64, i64)> {
-            let factors = Reader::open(state).unwrap().factors().unwrap();
-            factors.into_iter().map(|factor| (factor.since_ns, factor.mg_per_kwh)).collect()
-        };
-        assert_eq!(told(state.path()), [(10, 10), (20, 25), (30, 30)]);
-        writer.put_factors(15, 30, &[factor(15, 99)]).unwrap();
-        assert_eq!(told(state.path()), [(10, 10), (15, 99), (30, 30)]);
-        writer.retain(&Retention { max_age_ns: Some(10), max_bytes: None }, 35).unwrap();
-        assert_eq!(told(state.path()), [(15, 99), (30, 30)], "what held 10 ns ago began before");
-    }
-
-    #[test]
-    fn there_are_none_before_there_is_a_store() {
-        let state = tempfile::tempdir().unwrap();
-        assert_eq!(Reader::open(state.path()).unwrap().factors().unwrap(), []);
-    }
-}
