@@ -11,7 +11,9 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use ureq::http::Uri;
 
+use crate::engine::Remote;
 use crate::error::StoreError;
+use crate::postgresql::Postgres;
 
 /// More than any password or token.
 const SECRET_BYTES_MAX: u64 = 16 << 10;
@@ -24,6 +26,18 @@ const SYSTEM_CERTIFICATES: [&str; 3] =
 pub struct Backends {
     pub catalogue: Option<PostgresServer>,
     pub series: Option<Engine>,
+}
+
+impl Backends {
+    /// Asks both whether they would do, and changes nothing there: what it is, and what it says.
+    pub fn probe(&self) -> Vec<(&'static str, Result<String, StoreError>)> {
+        let catalogue = self.catalogue.as_ref().map(|server| ("catalogue", Postgres::probe(server)));
+        let series = self.series.as_ref().map(|engine| {
+            let told = Remote::new(engine).and_then(|remote| remote.probe());
+            ("series", told.map(|()| engine.url.clone()))
+        });
+        catalogue.into_iter().chain(series).collect()
+    }
 }
 
 /// A database in a PostgreSQL server.

@@ -93,6 +93,20 @@ impl Remote {
         })
     }
 
+    /// Asks for nothing, and sends a request without samples.
+    pub fn probe(&self) -> Result<(), StoreError> {
+        let mut asked = self.form(&self.query_url, &[("query", "1")])?;
+        let told = |at: &str, response: &mut Response<Body>| match response.status().is_success() {
+            true => Ok(()),
+            false => Err(StoreError::Refused { at: at.to_owned(), error: complaint(response) }),
+        };
+        told(&self.query_url, &mut asked)?;
+        let unreachable = |error: String| StoreError::Unreachable { at: self.write_url.clone(), error };
+        let body = Request::new().body().map_err(|error| unreachable(error.to_string()))?;
+        let mut sent = self.post(&body).map_err(|error| unreachable(error.to_string()))?;
+        told(&self.write_url, &mut sent)
+    }
+
     /// Sends pieces in one request, as often as it takes.
     fn send(&self, pieces: &[Piece<'_>]) -> Result<Sent, StoreError> {
         let mut request = Request::new();

@@ -119,6 +119,15 @@ impl Postgres {
         Ok(there.then_some(postgres))
     }
 
+    /// Where it is, and what is there.
+    pub fn probe(server: &PostgresServer) -> Result<String, StoreError> {
+        let postgres = Postgres::new(server)?;
+        Ok(match postgres.connect()?.version {
+            0 => format!("{}, empty as yet", postgres.at),
+            version => format!("{}, schema {version}", postgres.at),
+        })
+    }
+
     fn new(server: &PostgresServer) -> Result<Postgres, StoreError> {
         let refuse = |error: String| StoreError::Refused { at: "store.catalogue".to_owned(), error };
         let (mut config, at) = parse(server.url.reveal()).map_err(refuse)?;

@@ -49,6 +49,29 @@ fn postgresql_and_victoria_metrics_do_what_files_do() {
 }
 
 #[test]
+fn servers_are_asked_whether_they_would_do() {
+    let Some(postgresql) = there("PostgreSQL", servers::postgresql()) else { return };
+    let Some(engine) = there("VictoriaMetrics", servers::victoria_metrics()) else { return };
+    let backends = Backends { catalogue: Some(postgresql.database("asked")), series: Some(engine.engine()) };
+    let told = || -> Vec<String> {
+        backends.probe().into_iter().map(|(what, told)| format!("{what}: {}", told.unwrap())).collect()
+    };
+    let series = format!("series: http://127.0.0.1:{}", engine.port);
+    assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, empty as yet", &series]);
+    drop(Place::new(backends.clone(), 0, true).writer());
+    assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, schema 3", &series]);
+    drop((postgresql, engine));
+    assert!(backends.probe().iter().all(|(_, told)| matches!(told, Err(StoreError::Unreachable { .. }))));
+}
+
+#[test]
+fn prometheus_takes_a_request_without_samples() {
+    let Some(prometheus) = there("Prometheus", servers::prometheus()) else { return };
+    let backends = Backends { catalogue: None, series: Some(prometheus.engine()) };
+    assert!(backends.probe()[0].1.is_ok());
+}
+
+#[test]
 fn prometheus_does_what_files_do() {
     let Some(prometheus) = there("Prometheus", servers::prometheus()) else { return };
     hold(SERIES, true, |_| Backends { catalogue: None, series: Some(prometheus.engine()) });
