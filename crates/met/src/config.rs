@@ -309,8 +309,8 @@ left out. The first of these files is read, and only that one:
 
 A file named by 1 or 2 must exist. A key that is not in this list, that stands twice or whose value cannot
 be understood is an error that names the line; nothing is guessed. A daemon that runs reads its file again
-upon SIGHUP; a bad file changes nothing. The sections `jobs`, `store` and `system`, `storage.name` and `gpu.nvml`
-are taken up by a new daemon alone: `met daemon --stop` ends the old one, and the next `met run` starts one.
+upon SIGHUP; a bad file changes nothing. The sections `jobs` and `system`, `storage.name` and `gpu.nvml` are
+taken up by a new daemon alone: `met daemon --stop` ends the old one, and the next `met run` starts one.
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 
 An *interval* or *duration* is a number with a unit: `500ms`, `0.5s`, `1m`, `2h`, `90d`; intervals lie

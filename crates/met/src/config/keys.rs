@@ -133,8 +133,8 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         name: "store",
-        help: "Where `met server` keeps what is too much for files of its own. Without this section all of it lies in \
-               the state directory. A secret is one line of a file that only its owner may read.",
+        help: "Where `met server` keeps what is too much for files of its own, read when it starts. Without this \
+               section all of it lies in the state directory. A secret is one line of a file that only its owner may read.",
         keys: &[
             Key {
                 name: "series",
