@@ -1,6 +1,7 @@
 //! Series in files of our own, one for each day.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use met_core::Table;
@@ -29,10 +30,10 @@ impl DayFiles {
         DayFiles { state: state.to_path_buf(), is_network, open_days: RefCell::default() }
     }
 
+    /// Adds what is of one day, in one transaction.
     fn append_day(
         &mut self,
-        key: &JobKey,
-        course: &Course,
+        courses: &[(&JobKey, &Course)],
         day: i64,
         durable: bool,
     ) -> Result<(), StoreError> {
@@ -50,8 +51,9 @@ impl DayFiles {
                 open_days.len() - 1
             }
         };
+        let mut of_day = courses.iter().filter(|(_, course)| days_of(course).any(|of| of == day));
         in_transaction(&mut open_days[at].1, durable, |connection| {
-            series::append(connection, key, course, day)
+            of_day.try_for_each(|(key, course)| series::append(connection, key, course, day))
         })
         .map_err(StoreError::database(&path))
     }
@@ -114,19 +116,15 @@ impl Series for DayFiles {
         durable: bool,
     ) -> Result<Option<PathBuf>, StoreError> {
         let mut moved_aside = None;
-        for (key, course) in courses {
-            let mut begin = 0;
-            while begin < course.len() {
-                let day = day::of_ms(course.times_ms[begin]);
-                match self.append_day(key, course, day, durable) {
-                    Err(StoreError::Damaged { path, .. }) => {
-                        self.open_days.get_mut().retain(|(open, _)| *open != day);
-                        moved_aside = Some(move_aside(&path).map_err(StoreError::io(&path))?);
-                        self.append_day(key, course, day, durable)?;
-                    }
-                    result => result?,
+        let days: BTreeSet<i64> = courses.iter().flat_map(|(_, course)| days_of(course)).collect();
+        for day in days {
+            match self.append_day(courses, day, durable) {
+                Err(StoreError::Damaged { path, .. }) => {
+                    self.open_days.get_mut().retain(|(open, _)| *open != day);
+                    moved_aside = Some(move_aside(&path).map_err(StoreError::io(&path))?);
+                    self.append_day(courses, day, durable)?;
                 }
-                begin = course.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin + 1);
+                result => result?,
             }
         }
         Ok(moved_aside)
@@ -174,6 +172,16 @@ impl Series for DayFiles {
     fn refused(&self) -> u64 {
         0
     }
+}
+
+/// The days that a course has samples of.
+fn days_of(course: &Course) -> impl Iterator<Item = i64> + '_ {
+    let mut begin = 0;
+    std::iter::from_fn(move || {
+        let day = day::of_ms(*course.times_ms.get(begin)?);
+        begin = course.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin + 1);
+        Some(day)
+    })
 }
 
 /// Runs `work` in one transaction, on disk when this returns if it is to be durable.

@@ -1,8 +1,8 @@
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use met_core::job::{GpuUse, Part, QualityKind, State, Summary};
-use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, READ};
+use met_core::job::{GpuUse, QualityKind, Summary};
+use met_core::job_table::CPU;
 use met_core::{MISSING, gpu};
 use tempfile::TempDir;
 
