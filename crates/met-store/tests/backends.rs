@@ -24,7 +24,7 @@ fn there(name: &str, started: Started) -> Option<Server> {
 fn hold(claims: &[Claim], exact: bool, mut backends: impl FnMut(usize) -> Backends) {
     let start_s = recent_s();
     std::thread::scope(|scope| {
-        let places = (0..).map(|number| Place::new(backends(number as usize), start_s + number, exact));
+        let places = (0..).map(|number| Place::new(backends(number as usize), start_s + 10 * number, exact));
         let running: Vec<_> = claims
             .iter()
             .zip(places)
