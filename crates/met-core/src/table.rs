@@ -97,6 +97,24 @@ impl Column {
         // Dividing by the exact power of ten prints 0.7 where multiplying by 1e-9 prints 0.7000000000000001.
         if self.scale < 1.0 { cell as f64 / (1.0 / self.scale).round() } else { cell as f64 * self.scale }
     }
+
+    /// The cell that [`Column::scaled`] made this of; `None` if no cell is. The same integer comes back as
+    /// long as no two share one float: up to 2^52 of any sub-unit, up to 2^53 of whole units. Beyond, it is the
+    /// nearest that a float can say, wrong by at most one part in 2^52.
+    pub fn unscaled(&self, value: f64) -> Option<i64> {
+        let cell = if self.scale < 1.0 {
+            let factor = (1.0 / self.scale).round();
+            // The product and what rounding took from it: near 2^53 one alone is off by one.
+            let product = value * factor;
+            let rest = value.mul_add(factor, -product);
+            let whole = product.round();
+            whole + ((product - whole) + rest).round()
+        } else {
+            (value / self.scale).round()
+        };
+        // The lowest i64 means missing, and 2^63 is the first float that is none.
+        (cell > i64::MIN as f64 && cell < i64::MAX as f64).then_some(cell as i64)
+    }
 }
 
 /// A family of rows with the same columns.
@@ -158,5 +176,37 @@ mod tests {
         let seconds = Column::counter("cpu", Unit::Seconds, NANO, "");
         assert_eq!(seconds.scaled(700_000_000).to_string(), "0.7");
         assert_eq!(Column::gauge("cores", Unit::Count, MILLI, "").scaled(1).to_string(), "0.001");
+    }
+
+    #[test]
+    fn what_is_no_cell_is_none() {
+        let bytes = Column::gauge("memory", Unit::Bytes, ONE, "");
+        for value in [f64::NAN, f64::INFINITY, 1e19, -1e19, i64::MIN as f64, i64::MAX as f64] {
+            assert_eq!(bytes.unscaled(value), None, "{value}");
+        }
+        assert_eq!(bytes.unscaled(-0.0), Some(0));
+    }
+
+    #[test]
+    fn beyond_what_a_float_can_say_the_nearest_comes_back() {
+        let seconds = Column::counter("cpu", Unit::Seconds, NANO, "");
+        for cell in [(1 << 53) - 1, (1 << 53) + 1, 1 << 60, i64::MAX - 1_000_000] {
+            let back = seconds.unscaled(seconds.scaled(cell)).unwrap();
+            assert!((back - cell).abs() as f64 <= cell as f64 * f64::EPSILON, "{cell} {back}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_cell_comes_back_from_its_float(
+            cell in -(1i64 << 53)..=1 << 53,
+            scale in proptest::sample::select(vec![NANO, MICRO, MILLI, ONE, MEGA]),
+        ) {
+            let column = Column::counter("any", Unit::Count, scale, "");
+            // Thousandths of 2^53 lie closer together than floats of that size.
+            let bound = if scale < ONE { 1 << 52 } else { (1 << 53) / scale as i64 };
+            let cell = cell % (bound + 1);
+            proptest::prop_assert_eq!(column.unscaled(column.scaled(cell)), Some(cell));
+        }
     }
 }

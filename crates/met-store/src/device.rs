@@ -3,11 +3,14 @@
 use met_core::course::Course;
 use met_core::gpu;
 use met_core::job::{GpuUse, JobKey, Record};
-use rusqlite::{Connection, OptionalExtension, Result, params};
 
 use crate::error::StoreError;
-use crate::query::Queries;
+use crate::query::{DEVICE_VERSION, Queries};
+use crate::record::{EXACT, key_values, returned};
+use crate::sql::{self, Sql, Value};
 use crate::store::Writer;
+
+type Result<T> = std::result::Result<T, StoreError>;
 
 /// Stands where a job has its manager: no manager has this name, so a device is never taken for a job.
 pub(crate) const DEVICE: &str = "device";
@@ -35,64 +38,53 @@ pub struct Allocation {
 
 impl Writer {
     /// Keeps what is known of devices. What is not known leaves what was.
-    pub fn put_devices(&mut self, devices: &[Device]) -> std::result::Result<(), StoreError> {
-        self.in_catalogue(|connection| {
-            devices.iter().try_for_each(|device| put(connection, device).map(drop))
-        })
+    pub fn put_devices(&mut self, devices: &[Device]) -> Result<()> {
+        self.in_catalogue(|sql| devices.iter().try_for_each(|device| put(sql, device).map(drop)))
     }
 
     /// Adds samples of a device that are later than those stored.
-    pub fn append_device(&mut self, uuid: &str, course: &Course) -> std::result::Result<(), StoreError> {
+    pub fn append_device(&mut self, uuid: &str, course: &Course) -> Result<()> {
         self.append_course(&series_key(uuid), course)
     }
 }
 
 impl Queries {
-    pub fn devices(&self) -> std::result::Result<Vec<Device>, StoreError> {
-        self.ask_devices(|connection| {
-            let sql = "SELECT uuid, name, vendor, idle_mw, lowest_mw FROM device ORDER BY key";
-            let mut statement = connection.prepare_cached(sql)?;
-            let rows = statement.query_map([], |row| {
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        self.ask(DEVICE_VERSION, |sql| {
+            let statement = "SELECT uuid, name, vendor, idle_mw, lowest_mw FROM device ORDER BY key";
+            sql::all(sql, statement, &[], |row| {
                 Ok(Device {
-                    uuid: row.get(0)?,
-                    name: row.get(1)?,
-                    vendor: row.get(2)?,
-                    idle_mw: row.get(3)?,
-                    lowest_mw: row.get(4)?,
+                    uuid: row.get(0).text()?.to_owned(),
+                    name: row.get(1).text()?.to_owned(),
+                    vendor: row.get(2).text()?.to_owned(),
+                    idle_mw: row.get(3).known().map(Value::integer).transpose()?,
+                    lowest_mw: row.get(4).known().map(Value::integer).transpose()?,
                 })
-            })?;
-            rows.collect()
+            })
         })
     }
 
     /// The devices that a job had.
-    pub fn allocations(&self, key: &JobKey) -> std::result::Result<Vec<Allocation>, StoreError> {
-        self.ask_devices(|connection| {
-            let sql = "SELECT uuid, begin_ns, allocation.end_ns, held_by FROM job
-                       JOIN allocation ON allocation.job = job.key JOIN device ON device.key = device
-                       WHERE id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4 ORDER BY device";
-            let cluster = key.cluster.as_deref().unwrap_or("");
-            let mut statement = connection.prepare_cached(sql)?;
-            let rows =
-                statement.query_map(params![key.id, key.manager, key.incarnation, cluster], |row| {
-                    Ok(Allocation {
-                        uuid: row.get(0)?,
-                        begin_ns: row.get(1)?,
-                        end_ns: row.get(2)?,
-                        held_by: row.get(3)?,
-                    })
-                })?;
-            rows.collect()
+    pub fn allocations(&self, key: &JobKey) -> Result<Vec<Allocation>> {
+        self.ask(DEVICE_VERSION, |sql| {
+            let statement = format!(
+                "SELECT uuid, begin_ns, allocation.end_ns, held_by FROM job
+                 JOIN allocation ON allocation.job = job.key JOIN device ON device.key = allocation.device
+                 WHERE {EXACT} ORDER BY allocation.device"
+            );
+            sql::all(sql, &statement, &key_values(key), |row| {
+                Ok(Allocation {
+                    uuid: row.get(0).text()?.to_owned(),
+                    begin_ns: row.get(1).integer()?,
+                    end_ns: row.get(2).known().map(Value::integer).transpose()?,
+                    held_by: row.get(3).text()?.to_owned(),
+                })
+            })
         })
     }
 
     /// The samples of a card from `begin_ms` to `end_ms`, both included.
-    pub fn device_course(
-        &self,
-        uuid: &str,
-        begin_ms: i64,
-        end_ms: i64,
-    ) -> std::result::Result<Course, StoreError> {
+    pub fn device_course(&self, uuid: &str, begin_ms: i64, end_ms: i64) -> Result<Course> {
         self.series_between(&series_key(uuid), &gpu::card::TABLE, begin_ms, end_ms)
     }
 }
@@ -101,27 +93,26 @@ fn series_key(uuid: &str) -> JobKey {
     JobKey { cluster: None, manager: DEVICE.to_owned(), id: uuid.to_owned(), incarnation: 0 }
 }
 
-fn put(connection: &Connection, device: &Device) -> Result<i64> {
+fn put(sql: &dyn Sql, device: &Device) -> Result<i64> {
     let Device { uuid, name, vendor, idle_mw, lowest_mw } = device;
-    connection
-        .prepare_cached(
-            "INSERT INTO device (uuid, name, vendor, idle_mw, lowest_mw) VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT (uuid) DO UPDATE SET
-                 name = excluded.name, vendor = excluded.vendor,
-                 idle_mw = coalesce(excluded.idle_mw, idle_mw),
-                 lowest_mw = coalesce(excluded.lowest_mw, lowest_mw)
-             RETURNING key",
-        )?
-        .query_row(params![uuid, name, vendor, idle_mw, lowest_mw], |row| row.get(0))
+    returned(
+        sql,
+        "INSERT INTO device (uuid, name, vendor, idle_mw, lowest_mw) VALUES (?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT (uuid) DO UPDATE SET
+             name = excluded.name, vendor = excluded.vendor,
+             idle_mw = coalesce(excluded.idle_mw, device.idle_mw),
+             lowest_mw = coalesce(excluded.lowest_mw, device.lowest_mw)
+         RETURNING key",
+        &[uuid.into(), name.into(), vendor.into(), (*idle_mw).into(), (*lowest_mw).into()],
+    )
 }
 
-fn key_of(connection: &Connection, usage: &GpuUse) -> Result<i64> {
+fn key_of(sql: &dyn Sql, usage: &GpuUse) -> Result<i64> {
     let find = "SELECT key FROM device WHERE uuid = ?1";
-    let found = connection.prepare_cached(find)?.query_row([&usage.uuid], |row| row.get(0)).optional()?;
-    match found {
+    match sql::first(sql, find, &[(&usage.uuid).into()], |row| row.get(0).integer())? {
         Some(key) => Ok(key),
         None => put(
-            connection,
+            sql,
             &Device {
                 uuid: usage.uuid.clone(),
                 name: usage.name.clone(),
@@ -133,95 +124,18 @@ fn key_of(connection: &Connection, usage: &GpuUse) -> Result<i64> {
 }
 
 /// Writes which devices a job has had; `job` is its key in the catalogue.
-pub(crate) fn allocate(connection: &Connection, job: i64, record: &Record) -> Result<()> {
+pub(crate) fn allocate(sql: &dyn Sql, job: i64, record: &Record) -> Result<()> {
     for usage in record.gpus.iter().filter(|usage| !usage.uuid.is_empty()) {
-        let device = key_of(connection, usage)?;
+        let device = key_of(sql, usage)?;
         let begin_ns = usage.held_since_ns.or(record.start_ns).unwrap_or(0);
-        connection
-            .prepare_cached(
-                "INSERT INTO allocation (job, device, begin_ns, end_ns, held_by) VALUES (?1, ?2, ?3, ?4, ?5)
-                 ON CONFLICT (job, device) DO UPDATE SET
-                     begin_ns = min(begin_ns, excluded.begin_ns), end_ns = excluded.end_ns,
-                     held_by = excluded.held_by",
-            )?
-            .execute(params![job, device, begin_ns, record.end_ns, usage.held_by])?;
+        sql.execute(
+            "INSERT INTO allocation (job, device, begin_ns, end_ns, held_by) VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (job, device) DO UPDATE SET
+                 begin_ns = CASE WHEN excluded.begin_ns < allocation.begin_ns THEN excluded.begin_ns
+                            ELSE allocation.begin_ns END,
+                 end_ns = excluded.end_ns, held_by = excluded.held_by",
+            &[job.into(), device.into(), begin_ns.into(), record.end_ns.into(), (&usage.held_by).into()],
+        )?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use met_core::MISSING;
-    use met_core::gpu::card;
-
-    use super::*;
-    use crate::samples::{MIDNIGHT_S, SECOND_NS, finished, running};
-
-    fn device(idle_mw: Option<i64>) -> Device {
-        Device {
-            uuid: "GPU-a".into(),
-            name: "NVIDIA H200".into(),
-            vendor: "nvidia".into(),
-            idle_mw,
-            lowest_mw: Some(70),
-        }
-    }
-
-    fn with_card(mut record: Record) -> Record {
-        let held_since_ns = record.start_ns.map(|start_ns| start_ns + SECOND_NS);
-        let held_by = "CUDA_VISIBLE_DEVICES".to_owned();
-        record.gpus = vec![GpuUse { uuid: "GPU-a".into(), held_since_ns, held_by, ..GpuUse::default() }];
-        record
-    }
-
-    #[test]
-    fn what_was_learned_of_a_device_stays_until_more_is_known() {
-        let state = tempfile::tempdir().unwrap();
-        let mut writer = Writer::open(state.path()).unwrap();
-        assert_eq!(writer.devices().unwrap(), []);
-        writer.put_devices(&[device(Some(80))]).unwrap();
-        writer.put_devices(&[Device { lowest_mw: Some(60), ..device(None) }]).unwrap();
-        assert_eq!(writer.devices().unwrap(), [Device { lowest_mw: Some(60), ..device(Some(80)) }]);
-    }
-
-    #[test]
-    fn a_job_has_its_devices_while_it_runs_and_afterwards() {
-        let state = tempfile::tempdir().unwrap();
-        let mut writer = Writer::open(state.path()).unwrap();
-        let key = running(1, MIDNIGHT_S).key;
-        writer.put(&with_card(running(1, MIDNIGHT_S))).unwrap();
-        let during = writer.allocations(&key).unwrap();
-        assert_eq!((during[0].begin_ns, during[0].end_ns), ((MIDNIGHT_S + 1) * SECOND_NS, None));
-        writer.put(&with_card(finished(1, MIDNIGHT_S))).unwrap();
-        let after = writer.allocations(&key).unwrap();
-        assert_eq!((after.len(), after[0].end_ns), (1, Some((MIDNIGHT_S + 60) * SECOND_NS)));
-        writer.put(&finished(2, MIDNIGHT_S)).unwrap();
-        let filter = crate::Filter { with_cards: true, ..Default::default() };
-        assert_eq!(writer.jobs(&filter).unwrap().len(), 1, "the others have no card");
-        writer.remove(&key).unwrap();
-        assert_eq!(writer.allocations(&key).unwrap(), []);
-        assert_eq!(writer.devices().unwrap().len(), 1, "a card outlives its jobs");
-    }
-
-    #[test]
-    fn the_series_of_a_device_is_stored_once_and_cut_for_each_job() {
-        let state = tempfile::tempdir().unwrap();
-        let mut writer = Writer::open(state.path()).unwrap();
-        let mut course = Course::new(&card::TABLE);
-        let mut cells = vec![MISSING; card::TABLE.columns.len()];
-        // Over midnight: two files.
-        for second in -10..10 {
-            cells[card::POWER] = 300_000 + second;
-            course.push((MIDNIGHT_S + second) * 1000, &cells);
-        }
-        writer.append_device("GPU-a", &course).unwrap();
-        let from = |begin_s: i64, end_s: i64| {
-            let course =
-                writer.device_course("GPU-a", (MIDNIGHT_S + begin_s) * 1000, (MIDNIGHT_S + end_s) * 1000);
-            course.unwrap().columns[card::POWER].clone()
-        };
-        assert_eq!(from(-2, 1), [299_998, 299_999, 300_000, 300_001]);
-        assert_eq!(from(-100, 100).len(), 20);
-        assert_eq!(writer.device_course("GPU-b", 0, i64::MAX).unwrap().len(), 0);
-    }
 }

@@ -22,6 +22,12 @@ pub enum StoreError {
     /// Ask the process that holds it, or try again.
     #[error("{}: in use by another process", path.display())]
     Busy { path: PathBuf },
+    /// A server did not answer, or cannot now: the same again later.
+    #[error("{at}: {error}")]
+    Unreachable { at: String, error: String },
+    /// Understood and refused: the same again will not do.
+    #[error("{at}: {error}")]
+    Refused { at: String, error: String },
     #[error("{}: {error}", path.display())]
     Io { path: PathBuf, error: io::Error },
     #[error("{}: {error}", path.display())]

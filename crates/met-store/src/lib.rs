@@ -9,25 +9,33 @@
 //! Supervisors write to the [`inbox`] and never open a database. One [`Writer`] imports from there. Every
 //! reader shows the database and the inbox as one.
 
+mod backends;
 mod bits;
 pub mod block;
 pub mod column;
 mod day;
+mod days;
 mod device;
+mod engine;
 mod error;
 mod factors;
 mod huffman;
 pub mod inbox;
 mod network;
 mod node;
+mod postgresql;
+mod promql;
 mod query;
 mod record;
 #[cfg(test)]
 mod samples;
 mod schema;
 mod series;
+mod sql;
+mod sqlite;
 mod store;
 
+pub use backends::{Backends, Credentials, Engine, PostgresServer, Secret};
 pub use device::{Allocation, Device};
 pub use error::StoreError;
 pub use network::is_network;

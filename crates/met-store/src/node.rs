@@ -1,17 +1,13 @@
 //! Series of the machine itself: one course for each part of each table, such as a disk or a meter.
 
-use std::collections::BTreeSet;
-
 use met_core::Table;
 use met_core::course::Course;
 use met_core::job::JobKey;
-use rusqlite::{Connection, params};
 
 use crate::day;
 use crate::device::DEVICE;
 use crate::error::StoreError;
 use crate::query::Queries;
-use crate::series;
 use crate::store::Writer;
 
 /// Stands before the label of a part; no card has such a uuid.
@@ -41,14 +37,10 @@ impl Queries {
 
     /// The same with samples between two times, to the day.
     pub fn node_parts_between(&self, begin_ms: i64, end_ms: i64) -> Result<Vec<NodePart>, StoreError> {
-        let days = day::of_ms(begin_ms)..=day::of_ms(end_ms);
-        let mut parts = BTreeSet::new();
-        for day in series::days(&self.state).map_err(StoreError::io(&self.state))? {
-            if days.contains(&day) {
-                self.ask_day(day, |connection| parts_of(connection, &mut parts))?;
-            }
-        }
-        Ok(parts.into_iter().collect())
+        let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
+        let found = self.series.subjects(DEVICE, NODE, days)?;
+        let part = |(table, id): (String, String)| NodePart { table, part: id[NODE.len()..].to_owned() };
+        Ok(found.into_iter().map(part).collect())
     }
 
     /// The samples of a part from `begin_ms` to `end_ms`, both included.
@@ -65,18 +57,6 @@ impl Queries {
 
 fn series_key(part: &str) -> JobKey {
     JobKey { cluster: None, manager: DEVICE.to_owned(), id: format!("{NODE}{part}"), incarnation: 0 }
-}
-
-fn parts_of(connection: &Connection, out: &mut BTreeSet<NodePart>) -> rusqlite::Result<()> {
-    let sql = "SELECT DISTINCT table_name, substr(id, length(?2) + 1) FROM subject JOIN block ON subject = subject.key
-               WHERE manager = ?1 AND substr(id, 1, length(?2)) = ?2";
-    let mut statement = connection.prepare_cached(sql)?;
-    let rows = statement
-        .query_map(params![DEVICE, NODE], |row| Ok(NodePart { table: row.get(0)?, part: row.get(1)? }))?;
-    for part in rows {
-        out.insert(part?);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

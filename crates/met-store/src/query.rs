@@ -1,6 +1,6 @@
 //! Questions to the store. Database and inbox are answered from as one.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,27 @@ use std::path::{Path, PathBuf};
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::{JOB, Table};
-use rusqlite::types::ToSql;
-use rusqlite::{Connection, OptionalExtension};
 
-use crate::block;
+use crate::backends::Backends;
 use crate::day;
 use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
+use crate::postgresql::Postgres;
 use crate::record::{
-    Parts, exact, id_number, is_unsettled, select, sort_ns, supersedes, with_what_was_known,
+    self, Parts, exact, id_number, is_unsettled, select, sort_ns, supersedes, with_what_was_known,
 };
-use crate::schema::{CATALOGUE, SERIES, open_for_reading, version_of};
-use crate::series;
+use crate::schema::{CATALOGUE, open_for_reading};
+use crate::series::{self, Series};
+use crate::sql::{self, Sql, Value};
+use crate::sqlite::Sqlite;
 
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
 /// From which version on the catalogue knows aliases, and remembers what belongs to no job.
 const ALIAS_VERSION: i64 = 2;
+/// From which version on it knows devices, and what a kilowatt hour emitted.
+pub(crate) const DEVICE_VERSION: i64 = 2;
+/// From which version on jobs have a number that says when they were written.
+const CHANGE_VERSION: i64 = 3;
 
 /// Which jobs to list. The default is all of them.
 #[derive(Clone, Debug, Default)]
@@ -58,38 +63,25 @@ impl Filter {
             && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
     }
 
-    fn sql(&self) -> (String, Vec<Box<dyn ToSql>>) {
+    fn sql(&self, dialect: &sql::Dialect) -> (String, Vec<Value<'_>>) {
         let mut conditions = vec!["TRUE".to_string()];
-        let mut values: Vec<Box<dyn ToSql>> = Vec::new();
-        let mut add = |condition: &str, value: Box<dyn ToSql>| {
-            conditions.push(condition.to_string());
+        let mut values: Vec<Value<'_>> = Vec::new();
+        let known: [(&str, Value<'_>); 7] = [
+            ("sort_ns >=", self.since_ns.into()),
+            ("sort_ns <", self.until_ns.into()),
+            ("uid =", self.uid.into()),
+            ("\"user\" =", self.user.as_ref().into()),
+            ("name =", self.name.as_ref().into()),
+            ("manager =", self.manager.as_ref().into()),
+            ("account =", self.account.as_ref().into()),
+        ];
+        for (condition, value) in known.into_iter().filter(|(_, value)| *value != Value::Null) {
             values.push(value);
-        };
-        if let Some(since_ns) = self.since_ns {
-            add("sort_ns >= ?", Box::new(since_ns));
-        }
-        if let Some(until_ns) = self.until_ns {
-            add("sort_ns < ?", Box::new(until_ns));
-        }
-        if let Some(uid) = self.uid {
-            add("uid = ?", Box::new(uid));
-        }
-        if let Some(user) = &self.user {
-            add("user = ?", Box::new(user.clone()));
-        }
-        if let Some(name) = &self.name {
-            add("name = ?", Box::new(name.clone()));
-        }
-        if let Some(manager) = &self.manager {
-            add("manager = ?", Box::new(manager.clone()));
-        }
-        if let Some(account) = &self.account {
-            add("account = ?", Box::new(account.clone()));
+            conditions.push(format!("{condition} ?{}", values.len()));
         }
         if self.with_cards {
-            // By the record itself, which every version has; the text decides before the JSON is read.
-            let has_cards = "detail LIKE '%\"gpus\":[{%' AND json_array_length(detail, '$.gpus') > 0";
-            conditions.push(format!("(state IN ({}) OR {has_cards})", live_states()));
+            // By the record itself, which every version has.
+            conditions.push(format!("(state IN ({}) OR {})", live_states(), dialect.has_cards));
         }
         if !self.states.is_empty() {
             let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();
@@ -112,10 +104,10 @@ pub(crate) fn live_states() -> String {
 /// The questions that both [`Reader`] and [`crate::Writer`] answer.
 pub struct Queries {
     pub(crate) state: PathBuf,
+    backends: Backends,
     /// Empty until there is a database.
-    pub(crate) catalogue: OnceCell<Connection>,
-    /// Days the writer has open: on a network file system no second connection gets in.
-    pub(crate) open_days: RefCell<Vec<(i64, Connection)>>,
+    pub(crate) catalogue: OnceCell<Box<dyn Sql>>,
+    pub(crate) series: Box<dyn Series>,
     pub(crate) is_network: bool,
 }
 
@@ -126,7 +118,12 @@ pub struct Reader {
 
 impl Reader {
     pub fn open(state: &Path) -> Result<Reader, StoreError> {
-        let queries = Queries::new(state, OnceCell::new());
+        Reader::open_with(state, &Backends::default())
+    }
+
+    /// As [`Reader::open`], where catalogue or series lie elsewhere.
+    pub fn open_with(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
+        let queries = Queries::new(state, backends)?;
         queries.catalogue()?;
         Ok(Reader { queries })
     }
@@ -141,13 +138,15 @@ impl Deref for Reader {
 }
 
 impl Queries {
-    pub(crate) fn new(state: &Path, catalogue: OnceCell<Connection>) -> Queries {
-        Queries {
+    pub(crate) fn new(state: &Path, backends: &Backends) -> Result<Queries, StoreError> {
+        let is_network = crate::network::is_network(state);
+        Ok(Queries {
             state: state.to_path_buf(),
-            catalogue,
-            open_days: RefCell::default(),
-            is_network: crate::network::is_network(state),
-        }
+            catalogue: OnceCell::new(),
+            series: series::open(state, is_network, backends)?,
+            backends: backends.clone(),
+            is_network,
+        })
     }
 
     /// Whether the state is on a file system where only one process can open the database.
@@ -155,28 +154,41 @@ impl Queries {
         self.is_network
     }
 
+    /// Samples that the engine of series refused since this was opened, and that are lost.
+    pub fn samples_refused(&self) -> u64 {
+        self.series.refused()
+    }
+
     pub(crate) fn catalogue_path(&self) -> PathBuf {
         self.state.join(CATALOGUE_FILE)
     }
 
-    pub(crate) fn catalogue(&self) -> Result<Option<&Connection>, StoreError> {
-        if self.catalogue.get().is_none()
-            && let Some(connection) = open_for_reading(&self.catalogue_path(), &CATALOGUE)?
-        {
-            let _ = self.catalogue.set(connection);
+    pub(crate) fn catalogue(&self) -> Result<Option<&dyn Sql>, StoreError> {
+        if self.catalogue.get().is_none() {
+            let path = self.catalogue_path();
+            let opened: Option<Box<dyn Sql>> = match &self.backends.catalogue {
+                Some(server) => Postgres::for_reading(server)?.map(|server| Box::new(server) as _),
+                None => open_for_reading(&path, &CATALOGUE)?
+                    .map(|connection| Box::new(Sqlite::new(connection, &path)) as _),
+            };
+            if let Some(opened) = opened {
+                let _ = self.catalogue.set(opened);
+            }
         }
-        Ok(self.catalogue.get())
+        Ok(self.catalogue.get().map(|catalogue| &**catalogue))
     }
 
-    /// Asks the catalogue about devices; a file of before there were any has none.
-    pub(crate) fn ask_devices<T: Default>(
+    /// Asks the catalogue what it knows from a version on: a file that no writer of this version has opened
+    /// yet knows nothing of it.
+    pub(crate) fn ask<T: Default>(
         &self,
-        ask: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+        since_version: i64,
+        ask: impl FnOnce(&dyn Sql) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let Some(catalogue) = self.catalogue()? else { return Ok(T::default()) };
-        let has_devices = catalogue.table_exists(None, "device");
-        let answer = has_devices.and_then(|has| if has { ask(catalogue) } else { Ok(T::default()) });
-        answer.map_err(StoreError::database(&self.catalogue_path()))
+        match self.catalogue()? {
+            Some(catalogue) if catalogue.version()? >= since_version => ask(catalogue),
+            _ => Ok(T::default()),
+        }
     }
 
     /// The jobs that pass `filter`, newest first by start, then by number.
@@ -186,13 +198,10 @@ impl Queries {
         let parts = Parts { totals: true, summaries: filter.with_summaries };
         let mut jobs = Vec::new();
         if let Some(catalogue) = self.catalogue()? {
-            let path = self.catalogue_path();
-            let database = StoreError::database(&path);
-            settle(catalogue, &mut pending).map_err(database)?;
-            let (condition, values) = filter.sql();
-            let values: Vec<&dyn ToSql> = values.iter().map(|value| &**value).collect();
-            let limit = filter.limit.map_or(-1, |limit| limit.saturating_add(pending.len()) as i64);
-            let stored = select(catalogue, &condition, &values, limit, parts).map_err(database)?;
+            settle(catalogue, &mut pending)?;
+            let (condition, values) = filter.sql(catalogue.dialect());
+            let limit = filter.limit.map(|limit| limit.saturating_add(pending.len()));
+            let stored = select(catalogue, &condition, &values, limit, parts)?;
             jobs.extend(stored.into_iter().map(|stored| stored.record));
             jobs.retain(|record| !pending.contains_key(&record.key));
         }
@@ -209,15 +218,13 @@ impl Queries {
         pending.retain(|key, _| key.id == id && is_asked(key));
         let mut jobs = Vec::new();
         if let Some(catalogue) = self.catalogue()? {
-            let path = self.catalogue_path();
-            let database = StoreError::database(&path);
-            settle(catalogue, &mut pending).map_err(database)?;
+            settle(catalogue, &mut pending)?;
             // A reader may meet a file that no writer of this version has opened yet.
-            let condition = match version_of(catalogue, &path)? >= ALIAS_VERSION {
+            let condition = match catalogue.version()? >= ALIAS_VERSION {
                 true => "(id = ?1 OR alias = ?1)",
                 false => "id = ?1",
             };
-            let stored = select(catalogue, condition, &[&id], -1, Parts::ALL).map_err(database)?;
+            let stored = select(catalogue, condition, &[id.into()], None, Parts::ALL)?;
             jobs.extend(stored.into_iter().map(|stored| stored.record));
             jobs.retain(|record| is_asked(&record.key) && !pending.contains_key(&record.key));
         }
@@ -228,24 +235,30 @@ impl Queries {
 
     /// What was remembered with [`crate::Writer::set_meta`].
     pub fn meta(&self, name: &str) -> Result<Option<String>, StoreError> {
-        let path = self.catalogue_path();
-        let Some(catalogue) = self.catalogue()? else { return Ok(None) };
-        if version_of(catalogue, &path)? < ALIAS_VERSION {
-            return Ok(None);
-        }
-        catalogue
-            .query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| row.get(0))
-            .optional()
-            .map_err(StoreError::database(&path))
+        self.ask(ALIAS_VERSION, |sql| {
+            let statement = "SELECT value FROM meta WHERE name = ?1";
+            sql::first(sql, statement, &[name.into()], |row| Ok(row.get(0).text()?.to_owned()))
+        })
+    }
+
+    /// Jobs of the database (those of the inbox once they are imported) that were written after the change
+    /// `mark`, in the order of their writing, each with its number. A job that is written again moves to the
+    /// end: who begins after the last number that he took misses no last word on any job. Numbers are those of
+    /// one database file; a mark is best kept in it, with [`crate::Writer::set_meta`].
+    pub fn changed_after(&self, mark: i64, limit: usize) -> Result<Vec<(i64, Record)>, StoreError> {
+        self.ask(CHANGE_VERSION, |catalogue| record::changed_after(catalogue, mark, limit))
+    }
+
+    /// The number of the change that was made last, 0 before the first.
+    pub fn newest_change(&self) -> Result<i64, StoreError> {
+        self.ask(CHANGE_VERSION, record::newest_change)
     }
 
     /// The job with exactly this key.
     pub fn get(&self, key: &JobKey) -> Result<Option<Record>, StoreError> {
         let pending = self.inbox_of(&key.id).remove(key);
         let stored = match self.catalogue()? {
-            Some(catalogue) => exact(catalogue, key, Parts::ALL)
-                .map_err(StoreError::database(&self.catalogue_path()))?
-                .map(|stored| stored.record),
+            Some(catalogue) => exact(catalogue, key, Parts::ALL)?.map(|stored| stored.record),
             None => None,
         };
         Ok(match (pending, stored) {
@@ -268,10 +281,10 @@ impl Queries {
     /// A number above that of every local job in the database; the inbox knows those of its own.
     pub fn next_local_id(&self) -> Result<u64, StoreError> {
         let Some(catalogue) = self.catalogue()? else { return Ok(1) };
-        let highest: Option<i64> = catalogue
-            .query_row("SELECT max(id_number) FROM job WHERE manager = 'local'", [], |row| row.get(0))
-            .map_err(StoreError::database(&self.catalogue_path()))?;
-        Ok(highest.map_or(1, |highest| highest.max(0) as u64 + 1))
+        let statement = "SELECT max(id_number) FROM job WHERE manager = 'local'";
+        let highest =
+            sql::first(catalogue, statement, &[], |row| row.get(0).known().map(Value::integer).transpose())?;
+        Ok(highest.flatten().map_or(1, |highest| highest.max(0) as u64 + 1))
     }
 
     /// All samples of a job.
@@ -285,7 +298,7 @@ impl Queries {
         let days = (first_day.max(day::of_ms(begin_ms)), last_day.min(day::of_ms(end_ms)));
         // The samples of the inbox first, for the same reason as in `jobs`.
         let pending = self.inbox_course(key);
-        let mut course = self.stored_series(key, &JOB, (begin_ms, end_ms), days)?;
+        let mut course = self.series.between(key, &JOB, (begin_ms, end_ms), days)?;
         if let Some(pending) = pending {
             course.append(&pending);
         }
@@ -302,33 +315,8 @@ impl Queries {
         end_ms: i64,
     ) -> Result<Course, StoreError> {
         let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
-        let mut course = self.stored_series(key, table, (begin_ms, end_ms), days)?;
+        let mut course = self.series.between(key, table, (begin_ms, end_ms), days)?;
         trim(&mut course, begin_ms, end_ms);
-        Ok(course)
-    }
-
-    /// Every block that overlaps the span, from the files of these days.
-    fn stored_series(
-        &self,
-        key: &JobKey,
-        table: &'static Table,
-        span_ms: (i64, i64),
-        (first_day, last_day): (i64, i64),
-    ) -> Result<Course, StoreError> {
-        let mut blocks = Vec::new();
-        let days = series::days(&self.state).map_err(StoreError::io(&self.state))?;
-        for day in days.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
-            self.blocks_of(day, key, table, span_ms, &mut blocks)?;
-        }
-        let mut course = Course::new(table);
-        let samples = blocks.iter().map(|block| block.samples).sum();
-        course.times_ms.reserve(samples);
-        course.columns.iter_mut().for_each(|cells| cells.reserve(samples));
-        for block in &blocks {
-            if let Ok(part) = block::decode(&block.data, table) {
-                course.append(&part);
-            }
-        }
         Ok(course)
     }
 
@@ -340,39 +328,6 @@ impl Queries {
         let first = start_ns.map_or(i64::MIN, |start_ns| day::of_ns(start_ns) - 1);
         let last = end_ns.map_or(i64::MAX, |end_ns| day::of_ns(end_ns) + 1);
         Ok((first, last))
-    }
-
-    fn blocks_of(
-        &self,
-        day: i64,
-        key: &JobKey,
-        table: &'static Table,
-        span_ms: (i64, i64),
-        out: &mut Vec<series::Packed>,
-    ) -> Result<(), StoreError> {
-        self.ask_day(day, |connection| series::blocks(connection, key, table, span_ms, out))
-    }
-
-    /// Asks the file of a day; one that is damaged or not there has nothing to say.
-    pub(crate) fn ask_day(
-        &self,
-        day: i64,
-        ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
-    ) -> Result<(), StoreError> {
-        let path = series::path_of(&self.state, day);
-        let open_days = self.open_days.borrow();
-        let result = match open_days.iter().find(|(open, _)| *open == day) {
-            Some((_, connection)) => ask(connection).map_err(StoreError::database(&path)),
-            None => match open_for_reading(&path, &SERIES) {
-                Ok(Some(connection)) => ask(&connection).map_err(StoreError::database(&path)),
-                Ok(None) => Ok(()),
-                Err(error) => Err(error),
-            },
-        };
-        match result {
-            Err(StoreError::Damaged { .. }) => Ok(()),
-            result => result,
-        }
     }
 
     /// What the inbox says, by job.
@@ -399,7 +354,7 @@ fn by_key(dirs: impl IntoIterator<Item = JobDir>) -> HashMap<JobKey, Record> {
 }
 
 /// Replaces what the inbox says of each job by what inbox and catalogue say together.
-fn settle(catalogue: &Connection, pending: &mut HashMap<JobKey, Record>) -> rusqlite::Result<()> {
+fn settle(catalogue: &dyn Sql, pending: &mut HashMap<JobKey, Record>) -> Result<(), StoreError> {
     for record in pending.values_mut() {
         if let Some(stored) = exact(catalogue, &record.key, Parts::ALL)? {
             *record = merge(record, stored.record);

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 
 use met_core::JOB;
 use met_core::job::{JobKey, Part, QualityKind, Record, State, Summary, finer};
-use rusqlite::types::ToSql;
-use rusqlite::{Connection, OptionalExtension, Result, params};
 
 use crate::device;
+use crate::error::StoreError;
+use crate::sql::{self, Mismatch, Row, Sql, Value};
+
+type Result<T> = std::result::Result<T, StoreError>;
 
 /// A job and its key in the catalogue.
 pub(crate) struct Stored {
@@ -38,73 +40,131 @@ pub(crate) fn id_number(id: &str) -> i64 {
     digits.fold(0, |number, digit| number * 10 + i64::from(digit - b'0'))
 }
 
+/// What names a job, as parameters of [`EXACT`].
+pub(crate) fn key_values(key: &JobKey) -> [Value<'_>; 4] {
+    let cluster = key.cluster.as_deref().unwrap_or("");
+    [Value::Text(&key.id), Value::Text(&key.manager), Value::Integer(key.incarnation), Value::Text(cluster)]
+}
+
+pub(crate) const EXACT: &str = "id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4";
+
 /// Jobs that pass `condition`, newest first. The condition is SQL of this crate, never of a user.
 pub(crate) fn select(
-    connection: &Connection,
+    sql: &dyn Sql,
     condition: &str,
-    values: &[&dyn ToSql],
-    limit: i64,
+    values: &[Value<'_>],
+    limit: Option<usize>,
     parts: Parts,
 ) -> Result<Vec<Stored>> {
-    let sql = format!(
-        "SELECT key, detail FROM job WHERE {condition} ORDER BY sort_ns DESC, id_number DESC LIMIT {limit}"
-    );
-    let mut statement = connection.prepare_cached(&sql)?;
-    let mut rows = statement.query(values)?;
+    let limit = limit.map_or(String::new(), |limit| format!(" LIMIT {}", limit.min(i64::MAX as usize)));
+    let statement =
+        format!("SELECT key, detail FROM job WHERE {condition} ORDER BY sort_ns DESC, id_number DESC{limit}");
     let mut found = Vec::new();
-    while let Some(row) = rows.next()? {
-        let key = row.get(0)?;
+    sql.query(&statement, values, &mut |row| {
         // A record that cannot be read is one job less, not a list that cannot be shown.
-        let Ok(record) = serde_json::from_str::<Record>(row.get_ref(1)?.as_str()?) else { continue };
-        found.push(Stored { key, record });
-    }
-    for stored in &mut found {
-        fill(connection, stored, parts)?;
-    }
+        if let Some(record) = read(row.get(1).text()?) {
+            found.push(Stored { key: row.get(0).integer()?, record });
+        }
+        Ok(())
+    })?;
+    fill(sql, &mut found, parts)?;
     Ok(found)
 }
 
-pub(crate) fn exact(connection: &Connection, key: &JobKey, parts: Parts) -> Result<Option<Stored>> {
-    let cluster = key.cluster.as_deref().unwrap_or("");
-    let condition = "id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4";
-    let values: [&dyn ToSql; 4] = [&key.id, &key.manager, &key.incarnation, &cluster];
-    Ok(select(connection, condition, &values, 1, parts)?.pop())
+fn read(detail: &str) -> Option<Record> {
+    serde_json::from_str(detail).ok()
 }
 
-fn fill(connection: &Connection, stored: &mut Stored, parts: Parts) -> Result<()> {
-    if parts.totals {
-        let mut statement = connection.prepare_cached(
-            "SELECT metric.text, value, kind.text, source.text FROM total
-             JOIN term AS metric ON metric.key = metric JOIN term AS kind ON kind.key = kind
-             JOIN term AS source ON source.key = source WHERE job = ?1",
-        )?;
-        let mut rows = statement.query([stored.key])?;
-        while let Some(row) = rows.next()? {
-            // A metric that this version does not know came from a newer one.
-            let column = JOB.column(row.get_ref(0)?.as_str()?);
-            let kind = QualityKind::parse(row.get_ref(2)?.as_str()?);
-            if let (Some(column), Some(kind)) = (column, kind) {
-                stored.record.totals.set(column, row.get(1)?, kind, row.get::<_, String>(3)?);
+pub(crate) fn exact(sql: &dyn Sql, key: &JobKey, parts: Parts) -> Result<Option<Stored>> {
+    Ok(select(sql, EXACT, &key_values(key), Some(1), parts)?.pop())
+}
+
+/// Jobs written after the change `mark`, in the order of their writing, with the number of each.
+pub(crate) fn changed_after(sql: &dyn Sql, mut mark: i64, limit: usize) -> Result<Vec<(i64, Record)>> {
+    let statement = format!(
+        "SELECT changed, key, detail FROM job WHERE changed > ?1 ORDER BY changed LIMIT {}",
+        limit.min(i64::MAX as usize)
+    );
+    loop {
+        let (mut rows, mut numbers, mut found) = (0, Vec::new(), Vec::new());
+        sql.query(&statement, &[mark.into()], &mut |row| {
+            rows += 1;
+            mark = row.get(0).integer()?;
+            if let Some(record) = read(row.get(2).text()?) {
+                numbers.push(mark);
+                found.push(Stored { key: row.get(1).integer()?, record });
             }
+            Ok(())
+        })?;
+        // An answer without any looks like the end, so those that cannot be read are passed over.
+        if found.is_empty() && rows > 0 {
+            continue;
+        }
+        fill(sql, &mut found, Parts::ALL)?;
+        return Ok(numbers.into_iter().zip(found.into_iter().map(|stored| stored.record)).collect());
+    }
+}
+
+pub(crate) fn newest_change(sql: &dyn Sql) -> Result<i64> {
+    let last = sql::first(sql, "SELECT last FROM change", &[], |row| row.get(0).integer())?;
+    Ok(last.unwrap_or(0))
+}
+
+/// Jobs whose figures are asked for at once.
+const FILL_CHUNK: usize = 500;
+
+fn fill(sql: &dyn Sql, found: &mut [Stored], parts: Parts) -> Result<()> {
+    for jobs in found.chunks_mut(FILL_CHUNK) {
+        let keys = jobs.iter().map(|stored| stored.key.to_string()).collect::<Vec<_>>().join(",");
+        let keys = format!("[{keys}]");
+        let places: HashMap<i64, usize> =
+            jobs.iter().enumerate().map(|(place, stored)| (stored.key, place)).collect();
+        let numbers = sql.dialect().numbers;
+        if parts.totals {
+            let statement = format!(
+                "SELECT job, metric.text, value, kind.text, source.text FROM total
+                 JOIN term AS metric ON metric.key = total.metric JOIN term AS kind ON kind.key = total.kind
+                 JOIN term AS source ON source.key = total.source WHERE job IN ({numbers})"
+            );
+            sql.query(&statement, &[Value::Text(&keys)], &mut |row| {
+                let place = places.get(&row.get(0).integer()?).ok_or(Mismatch)?;
+                set_total(&mut jobs[*place].record, row)
+            })?;
+        }
+        if parts.summaries {
+            let statement = format!(
+                "SELECT job, text, mean, min, max, p50, p95 FROM summary JOIN term ON term.key = metric
+                 WHERE job IN ({numbers})"
+            );
+            sql.query(&statement, &[Value::Text(&keys)], &mut |row| {
+                let place = places.get(&row.get(0).integer()?).ok_or(Mismatch)?;
+                set_summary(&mut jobs[*place].record, row)
+            })?;
         }
     }
-    if parts.summaries {
-        let mut statement = connection.prepare_cached(
-            "SELECT text, mean, min, max, p50, p95 FROM summary JOIN term ON term.key = metric WHERE job = ?1",
-        )?;
-        let mut rows = statement.query([stored.key])?;
-        while let Some(row) = rows.next()? {
-            if let Some(column) = JOB.column(row.get_ref(0)?.as_str()?) {
-                let summary = Summary {
-                    mean: row.get(1)?,
-                    min: row.get(2)?,
-                    max: row.get(3)?,
-                    p50: row.get(4)?,
-                    p95: row.get(5)?,
-                };
-                stored.record.summaries.set(column, summary);
-            }
-        }
+    Ok(())
+}
+
+fn set_total(record: &mut Record, row: &dyn Row) -> std::result::Result<(), Mismatch> {
+    // A metric that this version does not know came from a newer one.
+    let column = JOB.column(row.get(1).text()?);
+    let kind = QualityKind::parse(row.get(3).text()?);
+    if let (Some(column), Some(kind)) = (column, kind) {
+        record.totals.set(column, row.get(2).integer()?, kind, row.get(4).text()?.to_owned());
+    }
+    Ok(())
+}
+
+fn set_summary(record: &mut Record, row: &dyn Row) -> std::result::Result<(), Mismatch> {
+    if let Some(column) = JOB.column(row.get(1).text()?) {
+        let summary = Summary {
+            mean: row.get(2).real()?,
+            min: row.get(3).real()?,
+            max: row.get(4).real()?,
+            p50: row.get(5).known().map(Value::real).transpose()?,
+            p95: row.get(6).known().map(Value::real).transpose()?,
+        };
+        record.summaries.set(column, summary);
     }
     Ok(())
 }
@@ -114,9 +174,9 @@ pub(crate) type Terms = HashMap<String, i64>;
 
 /// Writes what `record` adds to the catalogue. A job that ended stays ended: a live record that arrives
 /// late changes nothing, and neither does `lost` after a real end.
-pub(crate) fn write(connection: &Connection, terms: &mut Terms, record: &Record) -> Result<()> {
+pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result<()> {
     let parts = if record.state.is_live() { Parts::NONE } else { Parts::ALL };
-    let before = exact(connection, &record.key, parts)?;
+    let before = exact(sql, &record.key, parts)?;
     let mut merged = None;
     if let Some(before) = &before {
         if !supersedes(record, &before.record) {
@@ -125,23 +185,18 @@ pub(crate) fn write(connection: &Connection, terms: &mut Terms, record: &Record)
         merged = Some(with_what_was_known(record, &before.record));
     }
     let record = merged.as_ref().unwrap_or(record);
-    let key = write_row(connection, record)?;
+    let key = write_row(sql, record)?;
     if before.is_some() {
-        connection.prepare_cached("DELETE FROM total WHERE job = ?1")?.execute([key])?;
-        connection.prepare_cached("DELETE FROM summary WHERE job = ?1")?.execute([key])?;
+        sql.execute("DELETE FROM total WHERE job = ?1", &[key.into()])?;
+        sql.execute("DELETE FROM summary WHERE job = ?1", &[key.into()])?;
     }
-    device::allocate(connection, key, record)?;
-    write_figures(connection, terms, key, record)
+    device::allocate(sql, key, record)?;
+    write_figures(sql, terms, key, record)
 }
 
 /// Removes a job's row with its totals; its samples, if any, stay.
-pub(crate) fn delete(connection: &Connection, key: &JobKey) -> Result<usize> {
-    let cluster = key.cluster.as_deref().unwrap_or("");
-    connection
-        .prepare_cached(
-            "DELETE FROM job WHERE id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4",
-        )?
-        .execute(params![key.id, key.manager, key.incarnation, cluster])
+pub(crate) fn delete(sql: &dyn Sql, key: &JobKey) -> Result<u64> {
+    sql.execute(&format!("DELETE FROM job WHERE {EXACT}"), &key_values(key))
 }
 
 /// Whether `new` says more of a job than `old`.
@@ -229,65 +284,71 @@ fn keep_parts(parts: &mut Vec<Part>, old: &[Part]) {
     }
 }
 
-fn write_row(connection: &Connection, record: &Record) -> Result<i64> {
-    let bare = Record { totals: Default::default(), summaries: Default::default(), ..record.clone() };
-    let detail = serde_json::to_string(&bare)
-        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
-    let key = &record.key;
-    connection
-        .prepare_cached(
-            "INSERT INTO job (cluster, manager, id, incarnation, id_number, name, user, uid, account, state,
-                              start_ns, end_ns, sort_ns, detail, alias)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
-             ON CONFLICT (id, manager, incarnation, cluster) DO UPDATE SET
-                 name = excluded.name, user = excluded.user, uid = excluded.uid, account = excluded.account,
-                 state = excluded.state, start_ns = excluded.start_ns, end_ns = excluded.end_ns,
-                 sort_ns = excluded.sort_ns, detail = excluded.detail, alias = excluded.alias
-             RETURNING key",
-        )?
-        .query_row(
-            params![
-                key.cluster.as_deref().unwrap_or(""),
-                key.manager,
-                key.id,
-                key.incarnation,
-                id_number(&key.id),
-                record.name,
-                record.user,
-                record.uid,
-                record.account,
-                record.state.name(),
-                record.start_ns,
-                record.end_ns,
-                sort_ns(record),
-                detail,
-                record.scheduling.alias
-            ],
-            |row| row.get(0),
-        )
+/// The key that a statement with `RETURNING key` gave.
+pub(crate) fn returned(sql: &dyn Sql, statement: &str, values: &[Value<'_>]) -> Result<i64> {
+    let key = sql::first(sql, statement, values, |row| row.get(0).integer())?;
+    Ok(key.unwrap_or_default())
 }
 
-fn write_figures(connection: &Connection, terms: &mut Terms, key: i64, record: &Record) -> Result<()> {
-    let mut total = connection
-        .prepare_cached("INSERT INTO total (job, metric, value, kind, source) VALUES (?1, ?2, ?3, ?4, ?5)")?;
+fn write_row(sql: &dyn Sql, record: &Record) -> Result<i64> {
+    let bare = Record { totals: Default::default(), summaries: Default::default(), ..record.clone() };
+    let detail = serde_json::to_string(&bare)
+        .map_err(|error| StoreError::Refused { at: record.key.id.clone(), error: error.to_string() })?;
+    let key = &record.key;
+    let changed = returned(sql, "UPDATE change SET last = last + 1 RETURNING last", &[])?;
+    returned(
+        sql,
+        "INSERT INTO job (cluster, manager, id, incarnation, id_number, name, \"user\", uid, account, state,
+                          start_ns, end_ns, sort_ns, detail, alias, changed)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
+         ON CONFLICT (id, manager, incarnation, cluster) DO UPDATE SET
+             name = excluded.name, \"user\" = excluded.\"user\", uid = excluded.uid, account = excluded.account,
+             state = excluded.state, start_ns = excluded.start_ns, end_ns = excluded.end_ns,
+             sort_ns = excluded.sort_ns, detail = excluded.detail, alias = excluded.alias,
+             changed = excluded.changed
+         RETURNING key",
+        &[
+            key.cluster.as_deref().unwrap_or("").into(),
+            (&key.manager).into(),
+            (&key.id).into(),
+            key.incarnation.into(),
+            id_number(&key.id).into(),
+            (&record.name).into(),
+            record.user.as_ref().into(),
+            record.uid.into(),
+            record.account.as_ref().into(),
+            record.state.name().into(),
+            record.start_ns.into(),
+            record.end_ns.into(),
+            sort_ns(record).into(),
+            (&detail).into(),
+            record.scheduling.alias.as_ref().into(),
+            changed.into(),
+        ],
+    )
+}
+
+fn write_figures(sql: &dyn Sql, terms: &mut Terms, key: i64, record: &Record) -> Result<()> {
+    let mut totals: Vec<Value<'_>> = Vec::new();
     for (column, figure) in record.totals.iter() {
-        let metric = term(connection, terms, JOB.columns[column].name)?;
-        let kind = term(connection, terms, figure.kind.name())?;
-        let source = term(connection, terms, &figure.source)?;
-        total.execute([key, metric, figure.value, kind, source])?;
+        let metric = term(sql, terms, JOB.columns[column].name)?;
+        let kind = term(sql, terms, figure.kind.name())?;
+        let source = term(sql, terms, &figure.source)?;
+        totals.extend([key, metric, figure.value, kind, source].map(Value::Integer));
     }
-    let mut insert = connection.prepare_cached(
-        "INSERT INTO summary (job, metric, mean, min, max, p50, p95) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-    )?;
+    sql.insert("total (job, metric, value, kind, source)", 5, &totals)?;
+    let mut summaries: Vec<Value<'_>> = Vec::new();
     for (column, summary) in record.summaries.iter() {
         let Summary { mean, min, max, p50, p95 } = *summary;
         // Not a number is not known, and what is not known is left out.
         if [mean, min, max].iter().all(|value| value.is_finite()) {
-            let metric = term(connection, terms, JOB.columns[column].name)?;
-            insert.execute(params![key, metric, mean, min, max, p50, p95])?;
+            let metric = term(sql, terms, JOB.columns[column].name)?;
+            summaries.extend([Value::Integer(key), Value::Integer(metric)]);
+            summaries.extend([mean, min, max].map(Value::Real));
+            summaries.extend([p50, p95].map(Value::from));
         }
     }
-    Ok(())
+    sql.insert("summary (job, metric, mean, min, max, p50, p95)", 7, &summaries)
 }
 
 /// Far more than there are; what is beyond was made up by somebody who may announce jobs.
@@ -296,32 +357,24 @@ const TERM_BYTES_MAX: usize = 200;
 /// Stands for every text that found no room.
 const OTHER: &str = "other";
 
-fn term(connection: &Connection, terms: &mut Terms, text: &str) -> Result<i64> {
+fn term(sql: &dyn Sql, terms: &mut Terms, text: &str) -> Result<i64> {
     let text = if text.len() > TERM_BYTES_MAX { OTHER } else { text };
     if let Some(&key) = terms.get(text) {
         return Ok(key);
     }
-    let find = "SELECT key FROM term WHERE text = ?1";
-    let found = connection.prepare_cached(find)?.query_row([text], |row| row.get(0)).optional()?;
+    let found =
+        sql::first(sql, "SELECT key FROM term WHERE text = ?1", &[text.into()], |row| row.get(0).integer())?;
     let key = match found {
         Some(key) => key,
-        None if text != OTHER && term_count(connection)? >= TERMS_MAX => term(connection, terms, OTHER)?,
-        None => {
-            connection.prepare_cached("INSERT INTO term (text) VALUES (?1)")?.execute([text])?;
-            connection.last_insert_rowid()
-        }
+        // A text without room is not remembered either: the table bounds this map.
+        None if text != OTHER && term_count(sql)? >= TERMS_MAX => return term(sql, terms, OTHER),
+        None => returned(sql, "INSERT INTO term (text) VALUES (?1) RETURNING key", &[text.into()])?,
     };
-    // A text without room is not remembered either: the table bounds this map.
-    if term_of(connection, key)? == text {
-        terms.insert(text.to_string(), key);
-    }
+    terms.insert(text.to_string(), key);
     Ok(key)
 }
 
-fn term_count(connection: &Connection) -> Result<i64> {
-    connection.prepare_cached("SELECT count(*) FROM term")?.query_row([], |row| row.get(0))
-}
-
-fn term_of(connection: &Connection, key: i64) -> Result<String> {
-    connection.prepare_cached("SELECT text FROM term WHERE key = ?1")?.query_row([key], |row| row.get(0))
+fn term_count(sql: &dyn Sql) -> Result<i64> {
+    let count = sql::first(sql, "SELECT count(*) FROM term", &[], |row| row.get(0).integer())?;
+    Ok(count.unwrap_or(0))
 }

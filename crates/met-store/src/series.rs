@@ -1,5 +1,7 @@
-//! The files of samples: one for each UTC day, so that old samples go by removing a file.
+//! Series: what whoever keeps them must do, and the files of samples, one for each UTC day, so that old samples
+//! go by removing a file.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,9 +11,61 @@ use met_core::course::Course;
 use met_core::job::JobKey;
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
+use crate::backends::Backends;
 use crate::block::{self, BLOCK_SAMPLES_MAX};
 use crate::day;
+use crate::days::DayFiles;
+use crate::engine::Remote;
+use crate::error::StoreError;
 use crate::schema::beside;
+
+/// Keeps samples of jobs and devices.
+pub(crate) trait Series: Send {
+    /// Adds samples that are later than those kept. Names a damaged file that was renamed, if one was.
+    fn append(
+        &mut self,
+        courses: &[(&JobKey, &Course)],
+        durable: bool,
+    ) -> std::result::Result<Option<PathBuf>, StoreError>;
+
+    /// At least the samples that are in the span and in these days, in order.
+    fn between(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        span_ms: (i64, i64),
+        days: (i64, i64),
+    ) -> std::result::Result<Course, StoreError>;
+
+    fn remove(&mut self, key: &JobKey) -> std::result::Result<(), StoreError>;
+
+    /// What has samples on these days: its table and id, of those with this manager and beginning of their id.
+    fn subjects(
+        &self,
+        manager: &str,
+        begins: &str,
+        days: (i64, i64),
+    ) -> std::result::Result<BTreeSet<(String, String)>, StoreError>;
+
+    /// The days that are ours to remove, oldest first, with their bytes.
+    fn days(&self) -> std::result::Result<Vec<(i64, u64)>, StoreError>;
+
+    fn remove_day(&mut self, day: i64) -> std::result::Result<(), StoreError>;
+
+    /// Samples that were not taken and are lost.
+    fn refused(&self) -> u64;
+}
+
+pub(crate) fn open(
+    state: &Path,
+    is_network: bool,
+    backends: &Backends,
+) -> std::result::Result<Box<dyn Series>, StoreError> {
+    Ok(match &backends.series {
+        Some(engine) => Box::new(Remote::new(engine)?),
+        None => Box::new(DayFiles::new(state, is_network)),
+    })
+}
 
 pub(crate) const FOLDER: &str = "series";
 const ENDING: &str = ".db";
@@ -168,6 +222,23 @@ pub(crate) fn blocks(
     while let Some(row) = rows.next()? {
         let samples = row.get::<_, i64>(0)?.clamp(0, BLOCK_SAMPLES_MAX as i64) as usize;
         out.push(Packed { samples, data: row.get(1)? });
+    }
+    Ok(())
+}
+
+/// Table and id of what has blocks, of those with this manager and beginning of their id.
+pub(crate) fn subjects(
+    connection: &Connection,
+    manager: &str,
+    begins: &str,
+    out: &mut BTreeSet<(String, String)>,
+) -> Result<()> {
+    let sql = "SELECT DISTINCT table_name, id FROM subject JOIN block ON subject = subject.key
+               WHERE manager = ?1 AND substr(id, 1, length(?2)) = ?2";
+    let mut statement = connection.prepare_cached(sql)?;
+    let mut rows = statement.query([manager, begins])?;
+    while let Some(row) = rows.next()? {
+        out.insert((row.get(0)?, row.get(1)?));
     }
     Ok(())
 }

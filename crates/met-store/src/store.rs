@@ -12,19 +12,19 @@ use rusqlite::Connection;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use crate::backends::Backends;
 use crate::day;
 use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
+use crate::postgresql::Postgres;
 use crate::query::{CATALOGUE_FILE, Queries, live_states};
 use crate::record::{self, Terms};
-use crate::schema::{Access, CATALOGUE, SERIES, beside, move_aside, open_for_writing};
+use crate::schema::{Access, CATALOGUE, beside, move_aside, open_for_writing};
 use crate::series;
+use crate::sql::{Sql, in_transaction};
+use crate::sqlite::{SUSPECT, Sqlite};
 
 const LOCK_FILE: &str = "store.lock";
-/// Beside a database in which something was found damaged: the next open looks through all of it.
-const SUSPECT: &str = ".suspect";
-/// Jobs run over midnight, and the day before may still get samples.
-const OPEN_DAYS_MAX: usize = 2;
 /// Jobs deleted in one transaction: other statements get their turn in between.
 const REMOVE_CHUNK: usize = 500;
 
@@ -77,14 +77,30 @@ impl Writer {
     /// The catalogue is looked through (`quick_check`) only where there is a reason: its log was left
     /// behind by a process that did not close it, or damage was met before.
     pub fn open(state: &Path) -> Result<Writer, StoreError> {
+        Writer::open_with(state, &Backends::default())
+    }
+
+    /// As [`Writer::open`], where catalogue or series lie elsewhere. Lock and inbox are the state directory's
+    /// in any case.
+    pub fn open_with(state: &Path, backends: &Backends) -> Result<Writer, StoreError> {
         inbox::private_dir(state).map_err(StoreError::io(state))?;
         let lock = take_lock(&state.join(LOCK_FILE))?;
-        let folder = state.join(series::FOLDER);
-        inbox::private_dir(&folder).map_err(StoreError::io(&folder))?;
-        let path = state.join(CATALOGUE_FILE);
-        let mut queries = Queries::new(state, OnceCell::new());
-        let (connection, moved_aside) = open_or_begin_again(&path, queries.is_network)?;
-        queries.catalogue = OnceCell::from(connection);
+        let mut queries = Queries::new(state, backends)?;
+        let mut moved_aside = None;
+        let catalogue: Box<dyn Sql> = match &backends.catalogue {
+            Some(server) => Box::new(Postgres::for_writing(server)?),
+            None => {
+                let path = state.join(CATALOGUE_FILE);
+                let (connection, aside) = open_or_begin_again(&path, queries.is_network)?;
+                moved_aside = aside;
+                Box::new(Sqlite::new(connection, &path))
+            }
+        };
+        if backends.series.is_none() {
+            let folder = state.join(series::FOLDER);
+            inbox::private_dir(&folder).map_err(StoreError::io(&folder))?;
+        }
+        queries.catalogue = OnceCell::from(catalogue);
         Ok(Writer { queries, moved_aside, terms: Terms::new(), _lock: lock })
     }
 
@@ -100,84 +116,46 @@ impl Writer {
 
     /// As [`Writer::put_all`], in the place of records that have no samples.
     pub fn put_instead(&mut self, records: &[Record], instead_of: &[JobKey]) -> Result<(), StoreError> {
-        let path = self.queries.catalogue_path();
         let durable = records.iter().any(|record| !record.state.is_live());
         let terms = &mut self.terms;
-        let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
-        let result = in_transaction(connection, durable, |connection| {
+        let Some(sql) = self.queries.catalogue.get() else { return Ok(()) };
+        let result = in_transaction(&**sql, durable, || {
             for key in instead_of {
-                record::delete(connection, key)?;
+                record::delete(&**sql, key)?;
             }
-            records.iter().try_for_each(|record| record::write(connection, terms, record))
+            records.iter().try_for_each(|record| record::write(&**sql, terms, record))
         });
-        result.map_err(|error| {
+        if result.is_err() {
             self.terms.clear();
-            let error = StoreError::database(&path)(error);
-            if let StoreError::Damaged { .. } = error {
-                // Without the mark the damage is met again, so an error here costs nothing.
-                let _ = inbox::create(&beside(&path, SUSPECT));
-            }
-            error
-        })
+        }
+        result
     }
 
     /// Writes to the catalogue, in one transaction that a crash may undo.
-    pub(crate) fn in_catalogue(
+    pub(crate) fn in_catalogue<T: Default>(
         &mut self,
-        work: impl FnOnce(&Connection) -> rusqlite::Result<()>,
-    ) -> Result<(), StoreError> {
-        let path = self.queries.catalogue_path();
-        let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
-        in_transaction(connection, false, work).map_err(StoreError::database(&path))
+        work: impl FnOnce(&dyn Sql) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let Some(sql) = self.queries.catalogue.get() else { return Ok(T::default()) };
+        in_transaction(&**sql, false, || work(&**sql))
     }
 
-    /// Adds samples that are later than those stored; the others are there already.
+    /// Adds samples that are later than those stored; the others are there already. After an error the same
+    /// samples may be given again.
     pub fn append_course(&mut self, key: &JobKey, course: &Course) -> Result<(), StoreError> {
-        self.append(key, course, false)
+        self.append(&[(key, course)], false)
     }
 
-    fn append(&mut self, key: &JobKey, course: &Course, durable: bool) -> Result<(), StoreError> {
-        let mut begin = 0;
-        while begin < course.len() {
-            let day = day::of_ms(course.times_ms[begin]);
-            match self.append_day(key, course, day, durable) {
-                Err(StoreError::Damaged { path, .. }) => {
-                    self.queries.open_days.get_mut().retain(|(open, _)| *open != day);
-                    self.moved_aside = Some(move_aside(&path).map_err(StoreError::io(&path))?);
-                    self.append_day(key, course, day, durable)?;
-                }
-                result => result?,
-            }
-            begin = course.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin + 1);
+    /// As [`Writer::append_course`], for many at once: an engine gets them in few requests.
+    pub fn append_courses(&mut self, courses: &[(&JobKey, &Course)]) -> Result<(), StoreError> {
+        self.append(courses, false)
+    }
+
+    fn append(&mut self, courses: &[(&JobKey, &Course)], durable: bool) -> Result<(), StoreError> {
+        if let Some(aside) = self.queries.series.append(courses, durable)? {
+            self.moved_aside = Some(aside);
         }
         Ok(())
-    }
-
-    fn append_day(
-        &mut self,
-        key: &JobKey,
-        course: &Course,
-        day: i64,
-        durable: bool,
-    ) -> Result<(), StoreError> {
-        let path = series::path_of(&self.queries.state, day);
-        let exclusive = self.queries.is_network;
-        let open_days = self.queries.open_days.get_mut();
-        let at = match open_days.iter().position(|(open, _)| *open == day) {
-            Some(at) => at,
-            None => {
-                let connection = open_for_writing(&path, &SERIES, Access { exclusive, check: false })?;
-                if open_days.len() == OPEN_DAYS_MAX {
-                    open_days.remove(0);
-                }
-                open_days.push((day, connection));
-                open_days.len() - 1
-            }
-        };
-        in_transaction(&mut open_days[at].1, durable, |connection| {
-            series::append(connection, key, course, day)
-        })
-        .map_err(StoreError::database(&path))
     }
 
     /// Takes ended jobs from the inbox into the database, each durably before its files go.
@@ -211,7 +189,14 @@ impl Writer {
         let (course, problem) = dir.read_course();
         imported.problems.extend(problem);
         if let Some(course) = course {
-            self.append(&end.key, &course, true)?;
+            match self.append(&[(&end.key, &course)], true) {
+                // It waits where it is, and readers show it from there.
+                Err(error @ StoreError::Unreachable { .. }) => {
+                    imported.problems.push(error.to_string());
+                    return Ok(());
+                }
+                result => result?,
+            }
         }
         self.put(&end)?;
         imported.ended.push(end);
@@ -224,57 +209,27 @@ impl Writer {
     /// Removes a job with its samples, here and in the inbox.
     pub fn remove(&mut self, key: &JobKey) -> Result<(), StoreError> {
         let state = self.queries.state.clone();
-        for day in series::days(&state).map_err(StoreError::io(&state))? {
-            self.remove_from_day(key, day)?;
-        }
+        self.queries.series.remove(key)?;
         let dir = key.id.parse().ok().filter(|_| key.manager == LOCAL).map(|id| JobDir::open(&state, id));
         if let Some(dir) = dir
             && dir.read().into_record().is_some_and(|record| record.key == *key)
         {
             dir.remove().map_err(StoreError::io(dir.path()))?;
         }
-        let path = self.queries.catalogue_path();
-        let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
-        in_transaction(connection, true, |connection| record::delete(connection, key))
-            .map_err(StoreError::database(&path))?;
-        Ok(())
+        let Some(sql) = self.queries.catalogue.get() else { return Ok(()) };
+        in_transaction(&**sql, true, || record::delete(&**sql, key).map(drop))
     }
 
     /// Remembers something that belongs to no job.
     pub fn set_meta(&mut self, name: &str, value: &str) -> Result<(), StoreError> {
-        let path = self.queries.catalogue_path();
-        let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(()) };
-        in_transaction(connection, false, |connection| {
-            let sql = "INSERT INTO meta (name, value) VALUES (?1, ?2)
-                       ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-            connection.execute(sql, [name, value])
-        })
-        .map_err(StoreError::database(&path))?;
-        Ok(())
-    }
-
-    fn remove_from_day(&mut self, key: &JobKey, day: i64) -> Result<(), StoreError> {
-        let path = series::path_of(&self.queries.state, day);
-        let exclusive = self.queries.is_network;
-        let open_days = self.queries.open_days.get_mut();
-        let mut opened = None;
-        let connection = match open_days.iter_mut().find(|(open, _)| *open == day) {
-            Some((_, connection)) => connection,
-            None => match open_for_writing(&path, &SERIES, Access { exclusive, check: false }) {
-                Ok(connection) => opened.insert(connection),
-                // Nothing can be read from a damaged day, so nothing is left to remove.
-                Err(StoreError::Damaged { .. }) => return Ok(()),
-                Err(error) => return Err(error),
-            },
-        };
-        in_transaction(connection, false, |connection| series::remove(connection, key))
-            .map_err(StoreError::database(&path))
+        let statement = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+                         ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+        self.in_catalogue(|sql| sql.execute(statement, &[name.into(), value.into()]).map(drop))
     }
 
     /// Removes what is too old, then the oldest until the rest fits. Jobs that live stay.
     pub fn retain(&mut self, retention: &Retention, now_ns: i64) -> Result<Retained, StoreError> {
         let mut retained = Retained::default();
-        let state = self.queries.state.clone();
         if let Some(max_age_ns) = retention.max_age_ns {
             let oldest_ns = now_ns.saturating_sub(max_age_ns);
             while let removed @ 1.. = self.remove_oldest(oldest_ns)? {
@@ -282,9 +237,9 @@ impl Writer {
             }
             self.forget_factors(oldest_ns)?;
             let oldest_day = day::of_ns(oldest_ns);
-            for day in series::days(&state).map_err(StoreError::io(&state))? {
+            for (day, _) in self.queries.series.days()? {
                 if day < oldest_day {
-                    self.unlink_day(day)?;
+                    self.queries.series.remove_day(day)?;
                     retained.days_removed += 1;
                 }
             }
@@ -292,27 +247,30 @@ impl Writer {
         if let Some(max_bytes) = retention.max_bytes {
             self.shrink(max_bytes, now_ns, &mut retained)?;
         }
-        if retained.jobs_removed > 0 {
-            self.give_back_pages()?;
+        if retained.jobs_removed > 0
+            && let Some(sql) = self.queries.catalogue.get()
+        {
+            sql.give_back()?;
         }
         Ok(retained)
     }
 
     /// Samples go before totals: they are larger, and a job without its course is still a job.
     fn shrink(&mut self, max_bytes: u64, now_ns: i64, retained: &mut Retained) -> Result<(), StoreError> {
-        let state = self.queries.state.clone();
-        let days = series::days(&state).map_err(StoreError::io(&state))?;
-        let mut series_bytes: u64 =
-            days.iter().map(|&day| series::bytes_of(&series::path_of(&state, day))).sum();
-        for day in days {
-            if series_bytes + self.catalogue_bytes()? <= max_bytes || day >= day::of_ns(now_ns) {
+        let days = self.queries.series.days()?;
+        let mut series_bytes: u64 = days.iter().map(|(_, bytes)| bytes).sum();
+        for (day, bytes) in days {
+            let used_bytes = series_bytes + self.catalogue_bytes()?.unwrap_or(0);
+            if used_bytes <= max_bytes || day >= day::of_ns(now_ns) {
                 break;
             }
-            series_bytes = series_bytes.saturating_sub(series::bytes_of(&series::path_of(&state, day)));
-            self.unlink_day(day)?;
+            series_bytes = series_bytes.saturating_sub(bytes);
+            self.queries.series.remove_day(day)?;
             retained.days_removed += 1;
         }
-        while series_bytes + self.catalogue_bytes()? > max_bytes {
+        while let Some(bytes) = self.catalogue_bytes()?
+            && series_bytes + bytes > max_bytes
+        {
             match self.remove_oldest(i64::MAX)? {
                 0 => break,
                 removed => retained.jobs_removed += removed,
@@ -323,40 +281,16 @@ impl Writer {
 
     /// Removes some of the jobs that ended before `before_ns`, oldest first, and says how many.
     fn remove_oldest(&mut self, before_ns: i64) -> Result<u64, StoreError> {
-        let path = self.queries.catalogue_path();
-        let Some(connection) = self.queries.catalogue.get_mut() else { return Ok(0) };
-        let sql = format!(
+        let statement = format!(
             "DELETE FROM job WHERE key IN (SELECT key FROM job WHERE sort_ns < ?1 AND state NOT IN ({})
              AND coalesce(end_ns, sort_ns) < ?1 ORDER BY sort_ns LIMIT {REMOVE_CHUNK})",
             live_states()
         );
-        let removed = in_transaction(connection, false, |connection| connection.execute(&sql, [before_ns]))
-            .map_err(StoreError::database(&path))?;
-        Ok(removed as u64)
+        self.in_catalogue(|sql| sql.execute(&statement, &[before_ns.into()]))
     }
 
-    fn unlink_day(&mut self, day: i64) -> Result<(), StoreError> {
-        self.queries.open_days.get_mut().retain(|(open, _)| *open != day);
-        let path = series::path_of(&self.queries.state, day);
-        series::unlink(&path).map_err(StoreError::io(&path))
-    }
-
-    /// The pages in use: those given free are reused before the file grows.
-    fn catalogue_bytes(&self) -> Result<u64, StoreError> {
-        let Some(connection) = self.queries.catalogue.get() else { return Ok(0) };
-        let sql = "SELECT (page_count - freelist_count) * page_size
-                   FROM pragma_page_count, pragma_freelist_count, pragma_page_size";
-        let bytes: i64 = connection
-            .query_row(sql, [], |row| row.get(0))
-            .map_err(StoreError::database(&self.queries.catalogue_path()))?;
-        Ok(bytes.max(0) as u64)
-    }
-
-    fn give_back_pages(&self) -> Result<(), StoreError> {
-        let Some(connection) = self.queries.catalogue.get() else { return Ok(()) };
-        connection
-            .execute_batch("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
-            .map_err(StoreError::database(&self.queries.catalogue_path()))
+    fn catalogue_bytes(&self) -> Result<Option<u64>, StoreError> {
+        self.queries.catalogue.get().map_or(Ok(None), |sql| sql.bytes())
     }
 }
 
@@ -385,20 +319,6 @@ fn open_or_begin_again(path: &Path, exclusive: bool) -> Result<(Connection, Opti
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io(&suspect)(error)),
         _ => Ok(opened),
     }
-}
-
-/// Runs `work` in one transaction, on disk when this returns if it is to be durable.
-pub(crate) fn in_transaction<T>(
-    connection: &mut Connection,
-    durable: bool,
-    work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
-) -> rusqlite::Result<T> {
-    let level = if durable { "PRAGMA synchronous = FULL" } else { "PRAGMA synchronous = NORMAL" };
-    connection.execute_batch(level)?;
-    let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let done = work(&transaction)?;
-    transaction.commit()?;
-    Ok(done)
 }
 
 #[cfg(test)]

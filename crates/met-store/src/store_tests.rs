@@ -1,8 +1,8 @@
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use met_core::job::{GpuUse, Part, QualityKind, State, Summary};
-use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, READ};
+use met_core::job::{GpuUse, QualityKind, Summary};
+use met_core::job_table::CPU;
 use met_core::{MISSING, gpu};
 use tempfile::TempDir;
 
@@ -25,219 +25,13 @@ fn same(left: &Course, right: &Course) -> bool {
 }
 
 #[test]
-fn a_job_comes_back_whole() {
+fn a_change_that_cannot_be_read_hides_none_behind_it() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
-    let mut record = finished(1, MIDNIGHT_S);
-    record.key.cluster = Some("alpha".into());
-    record.totals.set(READ, i64::MAX, QualityKind::LowerBound, "task_io");
-    record.summaries.set(CPU, Summary { mean: 0.5, min: 0.0, max: 2.0, p50: Some(0.25), p95: Some(1.5) });
-    writer.put(&record).unwrap();
-    writer.put(&record).unwrap();
-    assert_eq!(writer.find(None, "1").unwrap(), [record.clone()]);
-    assert_eq!(Reader::open(state.path()).unwrap().get(&record.key).unwrap(), Some(record.clone()));
-    assert_eq!(writer.newest_named("job-1").unwrap(), Some(record));
-    assert_eq!(writer.find(Some("slurm"), "1").unwrap(), []);
-    assert_eq!(writer.next_local_id().unwrap(), 2);
-}
-
-#[test]
-fn an_end_is_not_overwritten_by_a_late_live_record() {
-    let state = state();
-    let mut writer = Writer::open(state.path()).unwrap();
-    let mut lost = running(1, MIDNIGHT_S);
-    lost.state = State::Lost;
-    lost.totals.set(MEMORY_NEEDED_PEAK, 7, QualityKind::Sampled, "cgroup");
-    writer.put(&running(1, MIDNIGHT_S)).unwrap();
-    writer.put(&lost).unwrap();
-    writer.put(&running(1, MIDNIGHT_S)).unwrap();
-    assert_eq!(writer.newest().unwrap().unwrap().state, State::Lost);
-    writer.put(&finished(1, MIDNIGHT_S)).unwrap();
-    writer.put(&lost).unwrap();
-    let end = writer.newest().unwrap().unwrap();
-    assert_eq!(end.state, State::Finished);
-    assert_eq!(end.totals.get(CPU), Some(42));
-    assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(7), "what was sampled before the end is kept");
-}
-
-/// A job of a scheduler, as its node tells it and as the two were joined.
-fn told(node: &Record, state: State, asked_ns: i64) -> Record {
-    let mut record = node.clone();
-    record.state = state;
-    record.manager_state = Some(state.name().to_uppercase());
-    record.exit_code = None;
-    record.account = Some("chem".into());
-    record.requested.cpus = Some(4);
-    record.scheduling.asked_ns = Some(asked_ns);
-    record.scheduling.alias = Some("10_2".into());
-    record.parts =
-        vec![Part { node: "n1".into(), step: "batch".into(), exit_code: Some(1), ..Part::default() }];
-    record
-}
-
-#[test]
-fn a_node_and_a_scheduler_tell_of_one_job_in_any_order() {
-    let end = finished(1, MIDNIGHT_S);
-    let begin = running(1, MIDNIGHT_S);
-    let mut measured = end.clone();
-    measured.parts = vec![Part { node: "n1".into(), step: "batch".into(), ..Part::default() }];
-    measured.parts[0].totals.set(CPU, 7, QualityKind::Measured, "cgroup");
-    let orders = [
-        vec![
-            begin.clone(),
-            told(&begin, State::Running, 1),
-            told(&begin, State::Timeout, 2),
-            measured.clone(),
-        ],
-        vec![
-            begin.clone(),
-            told(&begin, State::Running, 1),
-            measured.clone(),
-            told(&measured, State::Timeout, 2),
-        ],
-        vec![measured.clone(), told(&measured, State::Timeout, 2), begin.clone()],
-    ];
-    for (number, order) in orders.iter().enumerate() {
-        let state = state();
-        let mut writer = Writer::open(state.path()).unwrap();
-        for record in order {
-            writer.put(record).unwrap();
-        }
-        let record = writer.newest().unwrap().unwrap();
-        assert_eq!(
-            (record.state, record.exit_code),
-            (State::Timeout, None),
-            "{number}: the scheduler decides"
-        );
-        assert_eq!(record.manager_state.as_deref(), Some("TIMEOUT"));
-        assert_eq!(record.totals.get(CPU), Some(42), "{number}: what was measured stays");
-        assert_eq!((record.account.as_deref(), record.requested.cpus), (Some("chem"), Some(4)));
-        assert_eq!(record.scheduling.asked_ns, Some(2));
-        let [part] = &record.parts[..] else { panic!("{number}: {:?}", record.parts) };
-        assert_eq!((part.exit_code, part.totals.get(CPU)), (Some(1), Some(7)));
-    }
-}
-
-#[test]
-fn a_job_is_found_by_the_id_its_users_know() {
-    let state = state();
-    let mut writer = Writer::open(state.path()).unwrap();
-    let mut record = told(&finished(12, MIDNIGHT_S), State::Failed, 1);
-    record.key.manager = "slurm".into();
-    writer.put_all(&[record, finished(10, MIDNIGHT_S)]).unwrap();
-    assert_eq!(ids(&writer.find(None, "10_2").unwrap()), ["12"]);
-    assert_eq!(ids(&writer.find(Some("slurm"), "12").unwrap()), ["12"]);
-    assert_eq!(ids(&writer.find(Some("oar"), "10_2").unwrap()), Vec::<&str>::new());
-}
-
-#[test]
-fn one_record_takes_the_place_of_another() {
-    let state = state();
-    let mut writer = Writer::open(state.path()).unwrap();
-    let waiting = Record { state: State::Pending, start_ns: None, ..running(1, MIDNIGHT_S) };
-    writer.put(&waiting).unwrap();
-    let mut begun = running(1, MIDNIGHT_S);
-    begun.key.incarnation += 30;
-    writer.put_instead(&[begun.clone()], std::slice::from_ref(&waiting.key)).unwrap();
-    assert_eq!(writer.jobs(&Filter::default()).unwrap(), [begun]);
-}
-
-#[test]
-fn what_belongs_to_no_job_is_remembered() {
-    let state = state();
-    let mut writer = Writer::open(state.path()).unwrap();
-    assert_eq!(writer.meta("cursor").unwrap(), None);
-    writer.set_meta("cursor", "1").unwrap();
-    writer.set_meta("cursor", "2").unwrap();
-    drop(writer);
-    assert_eq!(Reader::open(state.path()).unwrap().meta("cursor").unwrap().as_deref(), Some("2"));
-}
-
-#[test]
-fn lists_are_newest_first_and_filtered() {
-    let state = state();
-    let mut writer = Writer::open(state.path()).unwrap();
-    for id in 1..=12 {
-        // 9 to 12 begin in the same second: the number decides.
-        let mut record = finished(id, MIDNIGHT_S + (id as i64).min(9));
-        record.state = if id % 2 == 0 { State::Failed } else { State::Finished };
-        record.uid = Some(id as u32 % 3);
-        writer.put(&record).unwrap();
-    }
-    let list = |filter: Filter| writer.jobs(&filter).unwrap();
-    assert_eq!(ids(&list(Filter { limit: Some(5), ..Default::default() })), ["12", "11", "10", "9", "8"]);
-    let failed = Filter { states: vec![State::Failed], uid: Some(0), ..Default::default() };
-    assert_eq!(ids(&list(failed)), ["12", "6"]);
-    let span = Filter {
-        since_ns: Some((MIDNIGHT_S + 2) * SECOND_NS),
-        until_ns: Some((MIDNIGHT_S + 4) * SECOND_NS),
-        user: Some("ada".into()),
-        manager: Some("local".into()),
-        ..Default::default()
-    };
-    assert_eq!(ids(&list(span)), ["3", "2"]);
-    assert!(list(Filter { name: Some("nobody".into()), ..Default::default() }).is_empty());
-}
-
-#[test]
-fn a_job_that_has_yet_to_start_is_the_newest() {
-    let state = state();
-    let mut writer = Writer::open(state.path()).unwrap();
-    let mut pending = running(1, MIDNIGHT_S);
-    (pending.state, pending.start_ns) = (State::Pending, None);
-    writer.put_all(&[pending, finished(2, MIDNIGHT_S)]).unwrap();
-    assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["1", "2"]);
-}
-
-#[test]
-fn store_and_inbox_are_shown_as_one() {
-    let state = state();
-    let reader = Reader::open(state.path()).unwrap();
-    let dir = JobDir::claim(state.path(), 1).unwrap();
-    dir.write_start(&running(1, MIDNIGHT_S)).unwrap();
-    assert_eq!(reader.newest().unwrap(), Some(running(1, MIDNIGHT_S)), "there is no database yet");
-
-    let mut writer = Writer::open(state.path()).unwrap();
-    let mut sampled = running(1, MIDNIGHT_S);
-    sampled.totals.set(MEMORY_NEEDED_PEAK, 7, QualityKind::Sampled, "cgroup");
-    writer.put(&sampled).unwrap();
-    assert_eq!(reader.jobs(&Filter::default()).unwrap(), [sampled]);
-
-    dir.write_end(&finished(1, MIDNIGHT_S)).unwrap();
-    let live = Filter { states: vec![State::Running], ..Default::default() };
-    assert!(reader.jobs(&live).unwrap().is_empty(), "the end in the inbox is news");
-    let ended = reader.newest().unwrap().unwrap();
-    assert_eq!(ended.state, State::Finished);
-    assert_eq!(reader.find(None, "1").unwrap(), std::slice::from_ref(&ended));
-
-    writer.import().unwrap();
-    assert_eq!(reader.find(None, "1").unwrap(), [ended]);
-}
-
-#[test]
-fn ended_jobs_are_imported_once_and_bad_entries_left_alone() {
-    let state = state();
-    let samples = course(MIDNIGHT_S * 1000 - 500_000, 1000, 1000);
-    for id in 1..=4 {
-        let dir = JobDir::claim(state.path(), id).unwrap();
-        dir.write_start(&running(id, MIDNIGHT_S)).unwrap();
-        if id <= 2 {
-            dir.write_course(&samples).unwrap();
-            dir.write_end(&finished(id, MIDNIGHT_S)).unwrap();
-        }
-    }
-    let bad = JobDir::open(state.path(), 4).path().join("end");
-    fs::write(&bad, b"\0\0\0").unwrap();
-    let mut writer = Writer::open(state.path()).unwrap();
-    let imported = writer.import().unwrap();
-    assert_eq!(ids(&imported.ended), ["1", "2"]);
-    assert_eq!(ids(&imported.live), ["3"]);
-    assert_eq!(imported.problems.len(), 1);
-    assert!(bad.exists());
-    assert!(!JobDir::open(state.path(), 1).path().exists());
-    assert!(same(&writer.course(&finished(2, MIDNIGHT_S).key).unwrap(), &samples));
-    assert!(writer.import().unwrap().ended.is_empty());
-    assert_eq!(JobDir::reserve(state.path(), 1).unwrap().0, 5);
+    writer.put_all(&[finished(1, MIDNIGHT_S), finished(2, MIDNIGHT_S), finished(3, MIDNIGHT_S)]).unwrap();
+    let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
+    database.execute("UPDATE job SET detail = '{' WHERE id <> '3'", []).unwrap();
+    assert_eq!(writer.changed_after(0, 1).unwrap(), [(3, finished(3, MIDNIGHT_S))]);
 }
 
 #[test]
@@ -272,21 +66,6 @@ fn samples_grow_blocks_across_days_and_appends() {
         .collect::<Result<_, _>>()
         .unwrap();
     assert_eq!(blocks, [1441, 1441, 1118]);
-}
-
-#[test]
-fn removing_a_job_removes_its_samples() {
-    let state = state();
-    let mut writer = Writer::open(state.path()).unwrap();
-    let (gone, kept) = (finished(1, MIDNIGHT_S), finished(2, MIDNIGHT_S));
-    for record in [&gone, &kept] {
-        writer.put(record).unwrap();
-        writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 1000, 10)).unwrap();
-    }
-    writer.remove(&gone.key).unwrap();
-    assert_eq!(writer.get(&gone.key).unwrap(), None);
-    assert!(writer.course(&gone.key).unwrap().is_empty());
-    assert_eq!(writer.course(&kept.key).unwrap().len(), 10);
 }
 
 #[test]
@@ -480,6 +259,7 @@ fn write_fixture() {
     writer.append_device("GPU-a", &card).unwrap();
     let device = writer.devices().unwrap().remove(0);
     writer.put_devices(&[crate::Device { idle_mw: Some(75_000), ..device }]).unwrap();
+    writer.put(&record).unwrap();
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod keys;
 mod sources;
+mod store;
 mod tree;
 
 use std::ffi::OsString;
@@ -22,6 +23,7 @@ pub struct Config {
     pub sampling: Sampling,
     pub daemon: Daemon,
     pub storage: Storage,
+    pub store: store::Store,
     pub jobs: Jobs,
     pub system: System,
     pub gpu: Gpu,
@@ -264,6 +266,7 @@ impl Default for Config {
                 max_bytes: 2 << 30,
                 node_series: Presence::Auto,
             },
+            store: store::Store::default(),
             jobs: Jobs::default(),
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
             gpu: Gpu::default(),
@@ -322,11 +325,12 @@ impl Config {
         let mut config = Config::default();
         let read = tree::parse(yaml).and_then(|root| {
             keys::apply(&root, &mut config)?;
-            let refuse = |error: anyhow::Error| tree::Complaint {
-                line: root.line_of("emissions").unwrap_or(1),
-                message: error.to_string(),
+            let refuse = |section: &str, message: String| tree::Complaint {
+                line: root.line_of(section).unwrap_or(1),
+                message,
             };
-            crate::emissions::check(&config.emissions).map_err(refuse)
+            config.store.check().map_err(|error| refuse("store", error))?;
+            crate::emissions::check(&config.emissions).map_err(|error| refuse("emissions", error.to_string()))
         });
         read.map(|()| config).map_err(|complaint| ConfigError::Content {
             path: path.to_owned(),
@@ -488,6 +492,10 @@ mod tests {
             "sampling: {interval: 250ms}\n\
              daemon: {idle_exit: 1h30m, operators: wheel}\n\
              storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
+             store: {series: \"https://vm.example/select/0/prometheus\", series_tenant: hpc,\n\
+             \x20 series_write: \"https://vm.example/insert/0/prometheus/api/v1/write\",\n\
+             \x20 series_password_file: /etc/met/vm, catalogue: \"postgres://met@db.example/met\",\n\
+             \x20 password_file: /etc/met/db, ca_file: /etc/met/ca.pem}\n\
              gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
              schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
              \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
@@ -505,6 +513,17 @@ mod tests {
             keep_ended: Duration::from_secs(60),
         };
         assert_eq!(config.http, expected);
+        let expected = store::Store {
+            series: Some("https://vm.example/select/0/prometheus".to_owned()),
+            series_write: Some("https://vm.example/insert/0/prometheus/api/v1/write".to_owned()),
+            series_tenant: Some("hpc".to_owned()),
+            series_password_file: Some("/etc/met/vm".into()),
+            series_token_file: None,
+            catalogue: Some(met_store::Secret::new("postgres://met@db.example/met")),
+            password_file: Some("/etc/met/db".into()),
+            ca_file: Some("/etc/met/ca.pem".into()),
+        };
+        assert_eq!(config.store, expected);
         assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
         assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
         let expected = Schedulers {
@@ -583,7 +602,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, schedulers, perf, energy, emissions, http, system, cpuCollector, nvidiaCollector, state, sources"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(
@@ -653,6 +672,59 @@ mod tests {
             "- sampling\n",
             expect![[r#"met.yaml:1: the file holds no sections; write for example "sampling:""#]],
         );
+    }
+
+    #[test]
+    fn a_store_elsewhere_is_told_what_is_missing_and_never_shown_its_password() {
+        check_error(
+            "store:\n  series: victoria:8428\n",
+            expect![[
+                r#"met.yaml:2: store.series: "victoria:8428" is not an address; write http://host:port or https://host"#
+            ]],
+        );
+        check_error(
+            "store:\n  catalogue: postgres://met:hunter2@db.example/met?sslmode=disable\n",
+            expect![[
+                r#"met.yaml:2: store.catalogue: sslmode=disable: what is sent to another machine must be encrypted"#
+            ]],
+        );
+        check_error(
+            "store:\n  catalogue: mysql://met:hunter2@localhost/met\n",
+            expect![[
+                r#"met.yaml:2: store.catalogue: this is not an address; write postgres://user@host/database"#
+            ]],
+        );
+        check_error(
+            "sampling:\nstore:\n  series_token_file: /etc/met/token\n",
+            expect![[
+                r#"met.yaml:2: store.series_token_file needs store.series, the address that answers queries"#
+            ]],
+        );
+        check_error(
+            "store: {series: \"http://localhost:8428\", series_token_file: /a, series_password_file: /b}\n",
+            expect![[
+                r#"met.yaml:1: store.series_password_file and store.series_token_file: one of them is enough"#
+            ]],
+        );
+        let config = parse("store: {catalogue: \"postgres://met:hunter2@localhost/met\"}\n");
+        assert!(!format!("{config:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn files_of_secrets_are_read_when_the_store_is_opened() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        let yaml =
+            format!("store: {{series: \"http://localhost:8428\", series_token_file: {}}}\n", path.display());
+        let store = parse(&yaml).store;
+        assert!(store.backends().is_err(), "there is none");
+        std::fs::write(&path, "token\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let backends = store.backends().unwrap();
+        assert!(backends.catalogue.is_none());
+        assert!(matches!(backends.series.unwrap().credentials, Some(met_store::Credentials::Bearer(_))));
+        assert!(parse("").store.backends().unwrap().series.is_none());
     }
 
     #[test]

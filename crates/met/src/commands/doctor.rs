@@ -95,6 +95,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         store(setting),
         listener(setting),
     ]);
+    findings.extend(servers_of_store(setting));
     findings.extend(schedulers(setting));
     let mut stdout = io::stdout().lock();
     if args.json {
@@ -566,6 +567,18 @@ fn store(setting: &Setting) -> Finding {
         },
         remedy: network
             .then(|| "export XDG_STATE_HOME=DIR    (a folder of yours on a local disk)".to_owned()),
+    }
+}
+
+/// The servers that `store` in the configuration names, asked for real.
+fn servers_of_store(setting: &Setting) -> Vec<Finding> {
+    let finding = |(what, told): (&'static str, Result<String, met_store::StoreError>)| {
+        let health = if told.is_ok() { Health::Good } else { Health::Missing };
+        Finding { what, health, detail: told.unwrap_or_else(|error| error.to_string()), remedy: None }
+    };
+    match setting.config.store.backends() {
+        Ok(backends) => backends.probe().into_iter().map(finding).collect(),
+        Err(error) => vec![finding(("store", Err(error)))],
     }
 }
 

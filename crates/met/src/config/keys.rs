@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use met_jobs::layouts::Layout;
 use met_server::http::Address;
+use met_store::{Engine, PostgresServer, Secret};
 
 use super::tree::{Complaint, Entry, Node};
 use super::{Config, Plain, Presence, Provider, Scope, StorageName, Weight, sources};
@@ -33,6 +34,8 @@ pub enum Form {
     Size(fn(&mut Config, u64)),
     Text(fn(&mut Config, String)),
     Path(fn(&mut Config, PathBuf)),
+    /// What is wrong with it, and where it goes.
+    Address(fn(&str) -> Result<(), String>, fn(&mut Config, String)),
     Storage(fn(&mut Config, StorageName)),
     /// A number that is not negative, with a fraction.
     Number(fn(&mut Config, f64)),
@@ -134,6 +137,63 @@ pub static SECTIONS: &[Section] = &[
                 form: Form::Presence(|config, presence| config.storage.node_series = presence),
                 default: "auto",
                 help: "whether the course of the machine itself is kept while jobs run, for `met node --since`; `auto`: by a daemon that root runs for everybody",
+            },
+        ],
+    },
+    Section {
+        name: "store",
+        help: "Where `met server` keeps what is too much for files of its own, read when it starts. Without this \
+               section all of it lies in the state directory. A secret is one line of a file that only its owner may read.",
+        keys: &[
+            Key {
+                name: "series",
+                form: Form::Address(Engine::check, |config, url| config.store.series = Some(url)),
+                default: "",
+                help: "an engine that takes Prometheus remote write and answers PromQL; `/api/v1/query` is added",
+            },
+            Key {
+                name: "series_write",
+                form: Form::Address(Engine::check, |config, url| config.store.series_write = Some(url)),
+                default: "",
+                help: "where it takes samples, if not at `/api/v1/write` behind `store.series`",
+            },
+            Key {
+                name: "series_tenant",
+                form: Form::Text(|config, tenant| config.store.series_tenant = Some(tenant)),
+                default: "",
+                help: "sent as `X-Scope-OrgID`, to engines with several tenants",
+            },
+            Key {
+                name: "series_password_file",
+                form: Form::Path(|config, file| config.store.series_password_file = Some(file)),
+                default: "",
+                help: "`user:password` for the engine",
+            },
+            Key {
+                name: "series_token_file",
+                form: Form::Path(|config, file| config.store.series_token_file = Some(file)),
+                default: "",
+                help: "a bearer token for the engine",
+            },
+            Key {
+                name: "catalogue",
+                form: Form::Address(PostgresServer::check, |config, url| {
+                    config.store.catalogue = Some(Secret::new(url));
+                }),
+                default: "",
+                help: "`postgres://user@host/database`, for jobs and totals; beyond this machine always with TLS",
+            },
+            Key {
+                name: "password_file",
+                form: Form::Path(|config, file| config.store.password_file = Some(file)),
+                default: "",
+                help: "the password for the catalogue, if it is not in the address",
+            },
+            Key {
+                name: "ca_file",
+                form: Form::Path(|config, file| config.store.ca_file = Some(file)),
+                default: "",
+                help: "certificates of the authorities that both are trusted by, if not those of the machine",
             },
         ],
     },
@@ -504,6 +564,7 @@ impl Form {
             Form::Size(_) => "size",
             Form::Text(_) => "text",
             Form::Path(_) => "path",
+            Form::Address(..) => "address",
             Form::Storage(_) => "`sqlite` or `memory`",
             Form::Number(_) => "number",
             Form::Word(..) => "word",
@@ -526,6 +587,10 @@ impl Form {
             Form::Size(set) => set(config, size(text)?),
             Form::Text(set) => set(config, text.to_owned()),
             Form::Path(set) => set(config, path(text)?),
+            Form::Address(check, set) => {
+                check(text).map_err(ParseError)?;
+                set(config, text.to_owned());
+            }
             Form::Storage(set) => set(config, storage(text)?),
             Form::Number(set) => set(config, number(text)?),
             Form::Word(words, set) => set(config, word(text, words)?),
@@ -802,6 +867,7 @@ fn example(key: &Key) -> &'static str {
         Form::Events(_) => "page_faults",
         Form::Addresses(_) => "127.0.0.1:9317",
         Form::Text(_) | Form::Path(_) => "a name",
+        Form::Address(..) => "an address",
         Form::Storage(_) | Form::Word(..) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => {
             "one of its words"
         }

@@ -1,0 +1,218 @@
+//! Series in files of our own, one for each day.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use met_core::Table;
+use met_core::course::Course;
+use met_core::job::JobKey;
+use rusqlite::Connection;
+
+use crate::block;
+use crate::day;
+use crate::error::StoreError;
+use crate::schema::{Access, SERIES, move_aside, open_for_reading, open_for_writing};
+use crate::series::{self, Series};
+
+/// Jobs run over midnight, and the day before may still get samples.
+const OPEN_DAYS_MAX: usize = 2;
+
+pub(crate) struct DayFiles {
+    state: PathBuf,
+    is_network: bool,
+    /// Days the writer has open: on a network file system no second connection gets in.
+    open_days: RefCell<Vec<(i64, Connection)>>,
+}
+
+impl DayFiles {
+    pub fn new(state: &Path, is_network: bool) -> DayFiles {
+        DayFiles { state: state.to_path_buf(), is_network, open_days: RefCell::default() }
+    }
+
+    /// Adds what is of one day, in one transaction.
+    fn append_day(
+        &mut self,
+        courses: &[(&JobKey, &Course)],
+        day: i64,
+        durable: bool,
+    ) -> Result<(), StoreError> {
+        let path = series::path_of(&self.state, day);
+        let open_days = self.open_days.get_mut();
+        let at = match open_days.iter().position(|(open, _)| *open == day) {
+            Some(at) => at,
+            None => {
+                let access = Access { exclusive: self.is_network, check: false };
+                let connection = open_for_writing(&path, &SERIES, access)?;
+                if open_days.len() == OPEN_DAYS_MAX {
+                    open_days.remove(0);
+                }
+                open_days.push((day, connection));
+                open_days.len() - 1
+            }
+        };
+        let mut of_day = courses.iter().filter(|(_, course)| days_of(course).any(|of| of == day));
+        in_transaction(&mut open_days[at].1, durable, |connection| {
+            of_day.try_for_each(|(key, course)| series::append(connection, key, course, day))
+        })
+        .map_err(StoreError::database(&path))
+    }
+
+    fn remove_from_day(&mut self, key: &JobKey, day: i64) -> Result<(), StoreError> {
+        let path = series::path_of(&self.state, day);
+        let mut opened = None;
+        let connection = match self.open_days.get_mut().iter_mut().find(|(open, _)| *open == day) {
+            Some((_, connection)) => connection,
+            None => {
+                let access = Access { exclusive: self.is_network, check: false };
+                match open_for_writing(&path, &SERIES, access) {
+                    Ok(connection) => opened.insert(connection),
+                    // Nothing can be read from a damaged day, so nothing is left to remove.
+                    Err(StoreError::Damaged { .. }) => return Ok(()),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        in_transaction(connection, false, |connection| series::remove(connection, key))
+            .map_err(StoreError::database(&path))
+    }
+
+    fn blocks_of(
+        &self,
+        day: i64,
+        key: &JobKey,
+        table: &'static Table,
+        span_ms: (i64, i64),
+        out: &mut Vec<series::Packed>,
+    ) -> Result<(), StoreError> {
+        self.ask_day(day, |connection| series::blocks(connection, key, table, span_ms, out))
+    }
+
+    /// Asks the file of a day; one that is damaged or not there has nothing to say.
+    fn ask_day(
+        &self,
+        day: i64,
+        ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
+    ) -> Result<(), StoreError> {
+        let path = series::path_of(&self.state, day);
+        let open_days = self.open_days.borrow();
+        let result = match open_days.iter().find(|(open, _)| *open == day) {
+            Some((_, connection)) => ask(connection).map_err(StoreError::database(&path)),
+            None => match open_for_reading(&path, &SERIES) {
+                Ok(Some(connection)) => ask(&connection).map_err(StoreError::database(&path)),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            },
+        };
+        match result {
+            Err(StoreError::Damaged { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn file_days(&self) -> Result<Vec<i64>, StoreError> {
+        series::days(&self.state).map_err(StoreError::io(&self.state))
+    }
+}
+
+impl Series for DayFiles {
+    fn append(
+        &mut self,
+        courses: &[(&JobKey, &Course)],
+        durable: bool,
+    ) -> Result<Option<PathBuf>, StoreError> {
+        let mut moved_aside = None;
+        let days: BTreeSet<i64> = courses.iter().flat_map(|(_, course)| days_of(course)).collect();
+        for day in days {
+            match self.append_day(courses, day, durable) {
+                Err(StoreError::Damaged { path, .. }) => {
+                    self.open_days.get_mut().retain(|(open, _)| *open != day);
+                    moved_aside = Some(move_aside(&path).map_err(StoreError::io(&path))?);
+                    self.append_day(courses, day, durable)?;
+                }
+                result => result?,
+            }
+        }
+        Ok(moved_aside)
+    }
+
+    /// Every block that overlaps the span, from the files of these days.
+    fn between(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        span_ms: (i64, i64),
+        (first_day, last_day): (i64, i64),
+    ) -> Result<Course, StoreError> {
+        let mut blocks = Vec::new();
+        for day in self.file_days()?.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
+            self.blocks_of(day, key, table, span_ms, &mut blocks)?;
+        }
+        let mut course = Course::new(table);
+        let samples = blocks.iter().map(|block| block.samples).sum();
+        course.times_ms.reserve(samples);
+        course.columns.iter_mut().for_each(|cells| cells.reserve(samples));
+        for block in &blocks {
+            if let Ok(part) = block::decode(&block.data, table) {
+                course.append(&part);
+            }
+        }
+        Ok(course)
+    }
+
+    fn subjects(
+        &self,
+        manager: &str,
+        begins: &str,
+        (first_day, last_day): (i64, i64),
+    ) -> Result<BTreeSet<(String, String)>, StoreError> {
+        let mut found = BTreeSet::new();
+        for day in self.file_days()?.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
+            self.ask_day(day, |connection| series::subjects(connection, manager, begins, &mut found))?;
+        }
+        Ok(found)
+    }
+
+    fn remove(&mut self, key: &JobKey) -> Result<(), StoreError> {
+        self.file_days()?.into_iter().try_for_each(|day| self.remove_from_day(key, day))
+    }
+
+    fn days(&self) -> Result<Vec<(i64, u64)>, StoreError> {
+        let bytes = |day: i64| series::bytes_of(&series::path_of(&self.state, day));
+        Ok(self.file_days()?.into_iter().map(|day| (day, bytes(day))).collect())
+    }
+
+    fn remove_day(&mut self, day: i64) -> Result<(), StoreError> {
+        self.open_days.get_mut().retain(|(open, _)| *open != day);
+        let path = series::path_of(&self.state, day);
+        series::unlink(&path).map_err(StoreError::io(&path))
+    }
+
+    fn refused(&self) -> u64 {
+        0
+    }
+}
+
+/// The days that a course has samples of.
+fn days_of(course: &Course) -> impl Iterator<Item = i64> + '_ {
+    let mut begin = 0;
+    std::iter::from_fn(move || {
+        let day = day::of_ms(*course.times_ms.get(begin)?);
+        begin = course.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin + 1);
+        Some(day)
+    })
+}
+
+/// Runs `work` in one transaction, on disk when this returns if it is to be durable.
+fn in_transaction<T>(
+    connection: &mut Connection,
+    durable: bool,
+    work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
+    let level = if durable { "PRAGMA synchronous = FULL" } else { "PRAGMA synchronous = NORMAL" };
+    connection.execute_batch(level)?;
+    let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    let done = work(&transaction)?;
+    transaction.commit()?;
+    Ok(done)
+}

@@ -1,0 +1,570 @@
+//! What every kind of store must do: the same claims, whatever it lies on.
+
+use std::fs;
+use std::path::Path;
+
+use met_core::course::Course;
+use met_core::energy::emission::Factor;
+use met_core::gpu::card;
+use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State, Summary};
+use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, READ};
+use met_core::{JOB, MISSING};
+use met_store::inbox::JobDir;
+use met_store::{Backends, Device, Filter, Reader, Retention, StoreError, Writer};
+use tempfile::TempDir;
+
+#[path = "../../src/samples.rs"]
+mod samples;
+
+pub(crate) use samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
+
+const DAY_S: i64 = 86_400;
+
+/// A store that nobody has used.
+pub struct Place {
+    state: TempDir,
+    pub backends: Backends,
+    /// Jobs begin then. No two places have the same, for engines that all of them share.
+    pub start_s: i64,
+    /// Whether a sample comes back to the last digit that a float has.
+    pub exact: bool,
+}
+
+impl Place {
+    pub fn new(backends: Backends, start_s: i64, exact: bool) -> Place {
+        Place { state: tempfile::tempdir().unwrap(), backends, start_s, exact }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.state.path()
+    }
+
+    pub fn writer(&self) -> Writer {
+        Writer::open_with(self.path(), &self.backends).unwrap()
+    }
+
+    pub fn reader(&self) -> Reader {
+        Reader::open_with(self.path(), &self.backends).unwrap()
+    }
+
+    /// Looks until it is so: engines show samples a moment after they took them.
+    fn eventually(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        for _ in 0..600 {
+            if is_so() {
+                return;
+            }
+            assert!(self.backends.series.is_some(), "{what}");
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        panic!("never: {what}");
+    }
+}
+
+pub type Claim = (&'static str, fn(&Place));
+
+macro_rules! claims {
+    ($($list:ident: $($name:ident,)*;)*) => {
+        $(pub const $list: &[Claim] = &[$((stringify!($name), $name)),*];)*
+        /// Each as a test of its own, on files.
+        mod on_files {
+            $($(#[test]
+            fn $name() {
+                super::$name(&super::Place::new(Default::default(), super::MIDNIGHT_S, true));
+            })*)*
+        }
+    };
+}
+
+claims! {
+    CATALOGUE:
+        a_job_comes_back_whole,
+        an_end_is_not_overwritten_by_a_late_live_record,
+        a_node_and_a_scheduler_tell_of_one_job_in_any_order,
+        a_job_is_found_by_the_id_its_users_know,
+        one_record_takes_the_place_of_another,
+        what_belongs_to_no_job_is_remembered,
+        lists_are_newest_first_and_filtered,
+        a_job_that_has_yet_to_start_is_the_newest,
+        store_and_inbox_are_shown_as_one,
+        changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_last,
+        what_waits_in_the_inbox_is_a_change_when_it_is_imported,
+        old_jobs_go_and_live_jobs_stay,
+        any_text_is_kept,
+        what_was_learned_of_a_device_stays_until_more_is_known,
+        a_job_has_its_devices_while_it_runs_and_afterwards,
+        factors_are_kept_replaced_and_forgotten,
+        there_is_nothing_before_there_is_a_store,
+        there_is_one_writer_of_a_state_directory,
+    ;
+    SERIES:
+        ended_jobs_are_imported_once_and_bad_entries_left_alone,
+        samples_come_back_as_they_were,
+        many_courses_are_appended_at_once,
+        large_counters_come_back,
+        removing_a_job_removes_its_samples,
+        the_series_of_a_device_is_stored_once_and_cut_for_each_job,
+    ;
+}
+
+fn ids(records: &[Record]) -> Vec<&str> {
+    records.iter().map(|record| record.key.id.as_str()).collect()
+}
+
+fn same(left: &Course, right: &Course) -> bool {
+    left.times_ms == right.times_ms && left.columns == right.columns
+}
+
+/// A job of a scheduler, as its node tells it and as the two were joined.
+fn told(node: &Record, state: State, asked_ns: i64) -> Record {
+    let mut record = node.clone();
+    record.state = state;
+    record.manager_state = Some(state.name().to_uppercase());
+    record.exit_code = None;
+    record.account = Some("chem".into());
+    record.requested.cpus = Some(4);
+    record.scheduling.asked_ns = Some(asked_ns);
+    record.scheduling.alias = Some("10_2".into());
+    record.parts =
+        vec![Part { node: "n1".into(), step: "batch".into(), exit_code: Some(1), ..Part::default() }];
+    record
+}
+
+pub fn a_job_comes_back_whole(place: &Place) {
+    let mut writer = place.writer();
+    let mut record = finished(1, place.start_s);
+    record.key.cluster = Some("alpha".into());
+    record.totals.set(READ, i64::MAX, QualityKind::LowerBound, "task_io");
+    record.summaries.set(CPU, Summary { mean: 0.5, min: 0.0, max: 2.0, p50: Some(0.25), p95: Some(1.5) });
+    writer.put(&record).unwrap();
+    writer.put(&record).unwrap();
+    assert_eq!(writer.find(None, "1").unwrap(), [record.clone()]);
+    assert_eq!(place.reader().get(&record.key).unwrap(), Some(record.clone()));
+    assert_eq!(writer.newest_named("job-1").unwrap(), Some(record));
+    assert_eq!(writer.find(Some("slurm"), "1").unwrap(), []);
+    assert_eq!(writer.next_local_id().unwrap(), 2);
+}
+
+pub fn an_end_is_not_overwritten_by_a_late_live_record(place: &Place) {
+    let mut writer = place.writer();
+    let mut lost = running(1, place.start_s);
+    lost.state = State::Lost;
+    lost.totals.set(MEMORY_NEEDED_PEAK, 7, QualityKind::Sampled, "cgroup");
+    writer.put(&running(1, place.start_s)).unwrap();
+    writer.put(&lost).unwrap();
+    writer.put(&running(1, place.start_s)).unwrap();
+    assert_eq!(writer.newest().unwrap().unwrap().state, State::Lost);
+    writer.put(&finished(1, place.start_s)).unwrap();
+    writer.put(&lost).unwrap();
+    let end = writer.newest().unwrap().unwrap();
+    assert_eq!(end.state, State::Finished);
+    assert_eq!(end.totals.get(CPU), Some(42));
+    assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(7), "what was sampled before the end is kept");
+}
+
+pub fn a_node_and_a_scheduler_tell_of_one_job_in_any_order(place: &Place) {
+    let end = finished(1, place.start_s);
+    let begin = running(1, place.start_s);
+    let mut measured = end.clone();
+    measured.parts = vec![Part { node: "n1".into(), step: "batch".into(), ..Part::default() }];
+    measured.parts[0].totals.set(CPU, 7, QualityKind::Measured, "cgroup");
+    let orders = [
+        vec![
+            begin.clone(),
+            told(&begin, State::Running, 1),
+            told(&begin, State::Timeout, 2),
+            measured.clone(),
+        ],
+        vec![
+            begin.clone(),
+            told(&begin, State::Running, 1),
+            measured.clone(),
+            told(&measured, State::Timeout, 2),
+        ],
+        vec![measured.clone(), told(&measured, State::Timeout, 2), begin.clone()],
+    ];
+    for (number, order) in orders.iter().enumerate() {
+        let mut writer = place.writer();
+        for record in order {
+            writer.put(record).unwrap();
+        }
+        let record = writer.newest().unwrap().unwrap();
+        assert_eq!(
+            (record.state, record.exit_code),
+            (State::Timeout, None),
+            "{number}: the scheduler decides"
+        );
+        assert_eq!(record.manager_state.as_deref(), Some("TIMEOUT"));
+        assert_eq!(record.totals.get(CPU), Some(42), "{number}: what was measured stays");
+        assert_eq!((record.account.as_deref(), record.requested.cpus), (Some("chem"), Some(4)));
+        assert_eq!(record.scheduling.asked_ns, Some(2));
+        let [part] = &record.parts[..] else { panic!("{number}: {:?}", record.parts) };
+        assert_eq!((part.exit_code, part.totals.get(CPU)), (Some(1), Some(7)));
+    }
+}
+
+pub fn a_job_is_found_by_the_id_its_users_know(place: &Place) {
+    let mut writer = place.writer();
+    let mut record = told(&finished(12, place.start_s), State::Failed, 1);
+    record.key.manager = "slurm".into();
+    writer.put_all(&[record, finished(10, place.start_s)]).unwrap();
+    assert_eq!(ids(&writer.find(None, "10_2").unwrap()), ["12"]);
+    assert_eq!(ids(&writer.find(Some("slurm"), "12").unwrap()), ["12"]);
+    assert_eq!(ids(&writer.find(Some("oar"), "10_2").unwrap()), Vec::<&str>::new());
+}
+
+pub fn one_record_takes_the_place_of_another(place: &Place) {
+    let mut writer = place.writer();
+    let waiting = Record { state: State::Pending, start_ns: None, ..running(1, place.start_s) };
+    writer.put(&waiting).unwrap();
+    let mut begun = running(1, place.start_s);
+    begun.key.incarnation += 30;
+    writer.put_instead(&[begun.clone()], std::slice::from_ref(&waiting.key)).unwrap();
+    assert_eq!(writer.jobs(&Filter::default()).unwrap(), [begun]);
+}
+
+pub fn what_belongs_to_no_job_is_remembered(place: &Place) {
+    let mut writer = place.writer();
+    assert_eq!(writer.meta("cursor").unwrap(), None);
+    writer.set_meta("cursor", "1").unwrap();
+    writer.set_meta("cursor", "2").unwrap();
+    drop(writer);
+    assert_eq!(place.reader().meta("cursor").unwrap().as_deref(), Some("2"));
+}
+
+pub fn lists_are_newest_first_and_filtered(place: &Place) {
+    let mut writer = place.writer();
+    for id in 1..=12 {
+        // 9 to 12 begin in the same second: the number decides.
+        let mut record = finished(id, place.start_s + (id as i64).min(9));
+        record.state = if id % 2 == 0 { State::Failed } else { State::Finished };
+        record.uid = Some(id as u32 % 3);
+        writer.put(&record).unwrap();
+    }
+    let list = |filter: Filter| writer.jobs(&filter).unwrap();
+    assert_eq!(ids(&list(Filter { limit: Some(5), ..Default::default() })), ["12", "11", "10", "9", "8"]);
+    let failed = Filter { states: vec![State::Failed], uid: Some(0), ..Default::default() };
+    assert_eq!(ids(&list(failed)), ["12", "6"]);
+    let span = Filter {
+        since_ns: Some((place.start_s + 2) * SECOND_NS),
+        until_ns: Some((place.start_s + 4) * SECOND_NS),
+        user: Some("ada".into()),
+        manager: Some("local".into()),
+        ..Default::default()
+    };
+    assert_eq!(ids(&list(span)), ["3", "2"]);
+    assert!(list(Filter { name: Some("nobody".into()), ..Default::default() }).is_empty());
+}
+
+pub fn a_job_that_has_yet_to_start_is_the_newest(place: &Place) {
+    let mut writer = place.writer();
+    let mut pending = running(1, place.start_s);
+    (pending.state, pending.start_ns) = (State::Pending, None);
+    writer.put_all(&[pending, finished(2, place.start_s)]).unwrap();
+    assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["1", "2"]);
+}
+
+pub fn store_and_inbox_are_shown_as_one(place: &Place) {
+    let reader = place.reader();
+    let dir = JobDir::claim(place.path(), 1).unwrap();
+    dir.write_start(&running(1, place.start_s)).unwrap();
+    assert_eq!(reader.newest().unwrap(), Some(running(1, place.start_s)), "there is no database yet");
+
+    let mut writer = place.writer();
+    let mut sampled = running(1, place.start_s);
+    sampled.totals.set(MEMORY_NEEDED_PEAK, 7, QualityKind::Sampled, "cgroup");
+    writer.put(&sampled).unwrap();
+    assert_eq!(reader.jobs(&Filter::default()).unwrap(), [sampled]);
+
+    dir.write_end(&finished(1, place.start_s)).unwrap();
+    let live = Filter { states: vec![State::Running], ..Default::default() };
+    assert!(reader.jobs(&live).unwrap().is_empty(), "the end in the inbox is news");
+    let ended = reader.newest().unwrap().unwrap();
+    assert_eq!(ended.state, State::Finished);
+    assert_eq!(reader.find(None, "1").unwrap(), std::slice::from_ref(&ended));
+
+    writer.import().unwrap();
+    assert_eq!(reader.find(None, "1").unwrap(), [ended]);
+}
+
+pub fn ended_jobs_are_imported_once_and_bad_entries_left_alone(place: &Place) {
+    let samples = course(place.start_s * 1000, 1000, 500);
+    for id in 1..=4 {
+        let dir = JobDir::claim(place.path(), id).unwrap();
+        dir.write_start(&running(id, place.start_s)).unwrap();
+        if id <= 2 {
+            dir.write_course(&samples).unwrap();
+            dir.write_end(&finished(id, place.start_s)).unwrap();
+        }
+    }
+    let bad = JobDir::open(place.path(), 4).path().join("end");
+    fs::write(&bad, b"\0\0\0").unwrap();
+    let mut writer = place.writer();
+    let imported = writer.import().unwrap();
+    assert_eq!(ids(&imported.ended), ["1", "2"]);
+    assert_eq!(ids(&imported.live), ["3"]);
+    assert_eq!(imported.problems.len(), 1);
+    assert!(bad.exists());
+    assert!(!JobDir::open(place.path(), 1).path().exists());
+    place.eventually("the course is kept", || {
+        same(&writer.course(&finished(2, place.start_s).key).unwrap(), &samples)
+    });
+    assert!(writer.import().unwrap().ended.is_empty());
+    assert_eq!(JobDir::reserve(place.path(), 1).unwrap().0, 5);
+}
+
+pub fn changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_last(place: &Place) {
+    assert_eq!(place.reader().newest_change().unwrap(), 0, "there is no database yet");
+    let mut writer = place.writer();
+    let told = |writer: &Writer, mark: i64, limit: usize| -> Vec<(i64, String, State)> {
+        let changes = writer.changed_after(mark, limit).unwrap();
+        changes.into_iter().map(|(number, job)| (number, job.key.id, job.state)).collect()
+    };
+    let change = |number: i64, id: &str, state: State| (number, id.to_string(), state);
+    writer
+        .put_all(&[running(1, place.start_s), running(2, place.start_s), running(3, place.start_s)])
+        .unwrap();
+    assert_eq!(told(&writer, 0, 2), [change(1, "1", State::Running), change(2, "2", State::Running)]);
+    assert_eq!(told(&writer, 2, 2), [change(3, "3", State::Running)]);
+
+    writer.put(&finished(1, place.start_s)).unwrap();
+    let (number, end) = writer.changed_after(3, 9).unwrap().remove(0);
+    assert_eq!((number, &end), (4, &finished(1, place.start_s)), "with its totals");
+    let all = [(2, "2", State::Running), (3, "3", State::Running), (4, "1", State::Finished)];
+    assert_eq!(told(&writer, 0, 9), all.map(|(number, id, state)| change(number, id, state)));
+    writer.put(&running(1, place.start_s)).unwrap();
+    assert_eq!(writer.newest_change().unwrap(), 4, "what comes late and changes nothing is no change");
+
+    // A job that goes takes its number with it, and nobody gets it again.
+    writer.remove(&end.key).unwrap();
+    writer.put_instead(&[finished(2, place.start_s)], &[running(3, place.start_s).key]).unwrap();
+    assert_eq!(told(&writer, 0, 9), [change(5, "2", State::Finished)]);
+    assert_eq!(writer.newest_change().unwrap(), 5);
+}
+
+pub fn what_waits_in_the_inbox_is_a_change_when_it_is_imported(place: &Place) {
+    let dir = JobDir::claim(place.path(), 1).unwrap();
+    dir.write_start(&running(1, place.start_s)).unwrap();
+    dir.write_end(&finished(1, place.start_s)).unwrap();
+    let mut writer = place.writer();
+    assert_eq!(writer.changed_after(0, 9).unwrap(), []);
+    writer.import().unwrap();
+    assert_eq!(writer.changed_after(0, 9).unwrap(), [(1, finished(1, place.start_s))]);
+}
+
+pub fn removing_a_job_removes_its_samples(place: &Place) {
+    let mut writer = place.writer();
+    let (gone, kept) = (finished(1, place.start_s), finished(2, place.start_s));
+    for record in [&gone, &kept] {
+        writer.put(record).unwrap();
+        writer.append_course(&record.key, &course(place.start_s * 1000, 1000, 10)).unwrap();
+    }
+    place.eventually("its samples are there", || writer.course(&gone.key).unwrap().len() == 10);
+    writer.remove(&gone.key).unwrap();
+    assert_eq!(writer.get(&gone.key).unwrap(), None);
+    place.eventually("its samples are gone", || writer.course(&gone.key).unwrap().is_empty());
+    place.eventually("the other's are not", || writer.course(&kept.key).unwrap().len() == 10);
+}
+
+pub fn old_jobs_go_and_live_jobs_stay(place: &Place) {
+    let mut writer = place.writer();
+    for day in 0..5 {
+        writer.put(&finished(day as u64 + 1, place.start_s + day * DAY_S)).unwrap();
+    }
+    writer.put(&running(9, place.start_s)).unwrap();
+    let now_ns = (place.start_s + 4 * DAY_S + 3600) * SECOND_NS;
+    let by_age = Retention { max_age_ns: Some(2 * DAY_S * SECOND_NS), max_bytes: None };
+    assert_eq!(writer.retain(&by_age, now_ns).unwrap().jobs_removed, 3);
+    assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["5", "4", "9"]);
+    assert_eq!(writer.retain(&Retention::default(), now_ns).unwrap().jobs_removed, 0);
+}
+
+pub fn any_text_is_kept(place: &Place) {
+    let mut writer = place.writer();
+    let mut record = finished(1, place.start_s);
+    record.name = "a\0b'\"\\ \u{1f980}".into();
+    record.user = Some("?1 $1 %".into());
+    record.account = Some(String::new());
+    record.command = vec!["\0".into(), "\"gpus\":[{".into(), "\u{ffff}\n\t\u{1}".into()];
+    record.totals.set(CPU, -1, QualityKind::Estimated, "x".repeat(1000));
+    writer.put(&record).unwrap();
+    let kept = writer.get(&record.key).unwrap().unwrap();
+    assert_eq!((&kept.name, &kept.user, &kept.account), (&record.name, &record.user, &record.account));
+    assert_eq!(kept.command, record.command);
+    assert_eq!(kept.totals.figure(CPU).unwrap().source, "other");
+    assert_eq!(writer.newest_named(&record.name).unwrap(), Some(kept));
+    let by_user = Filter { user: record.user.clone(), ..Filter::default() };
+    assert_eq!(writer.jobs(&by_user).unwrap().len(), 1);
+    let with_cards = Filter { with_cards: true, ..Filter::default() };
+    assert_eq!(writer.jobs(&with_cards).unwrap(), [], "a command that looks like one is no card");
+}
+
+pub fn there_is_nothing_before_there_is_a_store(place: &Place) {
+    let reader = place.reader();
+    assert_eq!(reader.jobs(&Filter::default()).unwrap(), []);
+    assert_eq!(reader.factors().unwrap(), []);
+    assert_eq!(reader.devices().unwrap(), []);
+    assert_eq!((reader.next_local_id().unwrap(), reader.newest_change().unwrap()), (1, 0));
+}
+
+pub fn there_is_one_writer_of_a_state_directory(place: &Place) {
+    let first = place.writer();
+    let second = Writer::open_with(place.path(), &place.backends);
+    assert!(matches!(second, Err(StoreError::Locked { .. })));
+    drop(first);
+    place.writer();
+}
+
+pub fn samples_come_back_as_they_were(place: &Place) {
+    let mut writer = place.writer();
+    let record = running(1, place.start_s);
+    writer.put(&record).unwrap();
+    let whole = course(place.start_s * 1000 + 7, 1000, 1000);
+    let part = |begin: usize, end: usize| Course {
+        table: whole.table,
+        times_ms: whole.times_ms[begin..end].to_vec(),
+        columns: whole.columns.iter().map(|cells| cells[begin..end].to_vec()).collect(),
+    };
+    for begin in (0..1000).step_by(77) {
+        // Each piece overlaps the one before: what is there already is skipped.
+        writer.append_course(&record.key, &part(begin.max(5) - 5, 1000.min(begin + 77))).unwrap();
+    }
+    place.eventually("all samples are there", || same(&writer.course(&record.key).unwrap(), &whole));
+    let reader = place.reader();
+    assert!(same(&reader.course(&record.key).unwrap(), &whole));
+    let between = reader.course_between(&record.key, whole.times_ms[900], whole.times_ms[950]).unwrap();
+    assert!(same(&between, &part(900, 951)), "both ends are in it");
+    let mut later = record.key.clone();
+    later.incarnation += 1;
+    assert!(reader.course(&later).unwrap().is_empty(), "a requeued job is another one");
+    assert_eq!(writer.samples_refused(), 0);
+}
+
+pub fn many_courses_are_appended_at_once(place: &Place) {
+    let mut writer = place.writer();
+    let jobs: Vec<Record> = (1..=40).map(|id| running(id, place.start_s)).collect();
+    writer.put_all(&jobs).unwrap();
+    let courses: Vec<Course> = (0..40).map(|id| course(place.start_s * 1000 + id, 1000, 60)).collect();
+    let both: Vec<(&JobKey, &Course)> = jobs.iter().map(|job| &job.key).zip(&courses).collect();
+    writer.append_courses(&both).unwrap();
+    // The same once more, as after an answer that was lost.
+    writer.append_courses(&both).unwrap();
+    for (key, course) in both {
+        place.eventually("all samples are there", || same(&writer.course(key).unwrap(), course));
+    }
+    assert_eq!(writer.samples_refused(), 0);
+}
+
+pub fn large_counters_come_back(place: &Place) {
+    let mut writer = place.writer();
+    let record = running(1, place.start_s);
+    writer.put(&record).unwrap();
+    let mut whole = Course::new(&JOB);
+    let mut cells = vec![MISSING; JOB.columns.len()];
+    for row in 0..53 {
+        // Nanoseconds with every digit in use, and bytes.
+        cells[CPU] = (1 << row) + (1 << row) / 3 + row;
+        cells[READ] = (1 << row) - 1;
+        cells[MEMORY_NEEDED] = if row == 7 { 0 } else { MISSING };
+        whole.push((place.start_s + row) * 1000, &cells);
+    }
+    let limit = 1 << 52;
+    writer.append_course(&record.key, &whole).unwrap();
+    place.eventually("all samples are there", || writer.course(&record.key).unwrap().len() == whole.len());
+    let back = writer.course(&record.key).unwrap();
+    assert_eq!(back.columns[READ], whole.columns[READ], "whole numbers are exact in every engine");
+    assert_eq!(back.columns[MEMORY_NEEDED], whole.columns[MEMORY_NEEDED], "0 is not missing");
+    for (&found, &cell) in back.columns[CPU].iter().zip(&whole.columns[CPU]) {
+        // What lies in files is what was given; a float has 53 bits; one engine keeps 12 digits.
+        let tolerance = match (&place.backends.series, place.exact) {
+            (None, _) => 0.0,
+            (Some(_), true) if cell <= limit => 0.0,
+            (Some(_), true) => cell as f64 * f64::EPSILON,
+            (Some(_), false) => (cell as f64 * 1e-12).ceil(),
+        };
+        assert!((found - cell).abs() as f64 <= tolerance, "{cell} came back as {found}");
+    }
+}
+
+fn device(idle_mw: Option<i64>) -> Device {
+    Device {
+        uuid: "GPU-a".into(),
+        name: "NVIDIA H200".into(),
+        vendor: "nvidia".into(),
+        idle_mw,
+        lowest_mw: Some(70),
+    }
+}
+
+fn with_card(mut record: Record) -> Record {
+    let held_since_ns = record.start_ns.map(|start_ns| start_ns + SECOND_NS);
+    let held_by = "CUDA_VISIBLE_DEVICES".to_owned();
+    record.gpus = vec![GpuUse { uuid: "GPU-a".into(), held_since_ns, held_by, ..GpuUse::default() }];
+    record
+}
+
+pub fn what_was_learned_of_a_device_stays_until_more_is_known(place: &Place) {
+    let mut writer = place.writer();
+    assert_eq!(writer.devices().unwrap(), []);
+    writer.put_devices(&[device(Some(80))]).unwrap();
+    writer.put_devices(&[Device { lowest_mw: Some(60), ..device(None) }]).unwrap();
+    assert_eq!(writer.devices().unwrap(), [Device { lowest_mw: Some(60), ..device(Some(80)) }]);
+}
+
+pub fn a_job_has_its_devices_while_it_runs_and_afterwards(place: &Place) {
+    let mut writer = place.writer();
+    let key = running(1, place.start_s).key;
+    writer.put(&with_card(running(1, place.start_s))).unwrap();
+    let during = writer.allocations(&key).unwrap();
+    assert_eq!((during[0].begin_ns, during[0].end_ns), ((place.start_s + 1) * SECOND_NS, None));
+    writer.put(&with_card(finished(1, place.start_s))).unwrap();
+    let after = writer.allocations(&key).unwrap();
+    assert_eq!((after.len(), after[0].end_ns), (1, Some((place.start_s + 60) * SECOND_NS)));
+    writer.put(&finished(2, place.start_s)).unwrap();
+    let filter = Filter { with_cards: true, ..Filter::default() };
+    assert_eq!(writer.jobs(&filter).unwrap().len(), 1, "the others have no card");
+    writer.remove(&key).unwrap();
+    assert_eq!(writer.allocations(&key).unwrap(), []);
+    assert_eq!(writer.devices().unwrap().len(), 1, "a card outlives its jobs");
+}
+
+pub fn the_series_of_a_device_is_stored_once_and_cut_for_each_job(place: &Place) {
+    let mut writer = place.writer();
+    let uuid = format!("GPU-{}", place.start_s);
+    let mut course = Course::new(&card::TABLE);
+    let mut cells = vec![MISSING; card::TABLE.columns.len()];
+    // Over midnight: two files.
+    for second in -10..10 {
+        cells[card::POWER] = 300_000 + second;
+        course.push((place.start_s + second) * 1000, &cells);
+    }
+    writer.append_device(&uuid, &course).unwrap();
+    let from = |begin_s: i64, end_s: i64| {
+        let course =
+            writer.device_course(&uuid, (place.start_s + begin_s) * 1000, (place.start_s + end_s) * 1000);
+        course.unwrap().columns[card::POWER].clone()
+    };
+    place.eventually("all samples are there", || from(-100, 100).len() == 20);
+    assert_eq!(from(-2, 1), [299_998, 299_999, 300_000, 300_001]);
+    assert_eq!(writer.device_course("GPU-b", 0, i64::MAX).unwrap().len(), 0);
+}
+
+fn factor(since_ns: i64, mg_per_kwh: i64) -> Factor {
+    Factor { since_ns, mg_per_kwh, source: "test".into() }
+}
+
+pub fn factors_are_kept_replaced_and_forgotten(place: &Place) {
+    let mut writer = place.writer();
+    for since_ns in [10, 20, 30] {
+        writer.put_factor(&factor(since_ns, since_ns)).unwrap();
+    }
+    writer.put_factor(&factor(20, 25)).unwrap();
+    let told = || -> Vec<(i64, i64)> {
+        let factors = place.reader().factors().unwrap();
+        factors.into_iter().map(|factor| (factor.since_ns, factor.mg_per_kwh)).collect()
+    };
+    assert_eq!(told(), [(10, 10), (20, 25), (30, 30)]);
+    writer.put_factors(15, 30, &[factor(15, 99)]).unwrap();
+    assert_eq!(told(), [(10, 10), (15, 99), (30, 30)]);
+    writer.retain(&Retention { max_age_ns: Some(10), max_bytes: None }, 35).unwrap();
+    assert_eq!(told(), [(15, 99), (30, 30)], "what held 10 ns ago began before");
+}

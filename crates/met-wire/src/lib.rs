@@ -1,0 +1,3 @@
+//! Bytes that other programs read or write. Everything here is pure, and reads foreign bytes within bounds.
+
+pub mod remote_write;
