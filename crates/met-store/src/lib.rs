@@ -9,14 +9,11 @@
 //! Supervisors write to the [`inbox`] and never open a database. One [`Writer`] imports from there. Every
 //! reader shows the database and the inbox as one.
 
-mod bits;
-pub mod block;
-pub mod column;
+pub use met_wire::{block, column};
 mod day;
 mod device;
 mod error;
 mod factors;
-mod huffman;
 pub mod inbox;
 mod network;
 mod query;

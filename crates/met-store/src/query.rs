@@ -11,7 +11,6 @@ use met_core::{JOB, Table};
 use rusqlite::types::ToSql;
 use rusqlite::{Connection, OptionalExtension};
 
-use crate::block;
 use crate::day;
 use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
@@ -20,6 +19,7 @@ use crate::record::{
 };
 use crate::schema::{CATALOGUE, SERIES, open_for_reading, version_of};
 use crate::series;
+use met_wire::block;
 
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
 /// From which version on the catalogue knows aliases, and remembers what belongs to no job.

@@ -9,9 +9,9 @@ use met_core::course::Course;
 use met_core::job::JobKey;
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
-use crate::block::{self, BLOCK_SAMPLES_MAX};
 use crate::day;
 use crate::schema::beside;
+use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 
 pub(crate) const FOLDER: &str = "series";
 const ENDING: &str = ".db";
