@@ -15,7 +15,7 @@ use crate::day;
 use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
 use crate::record::{
-    Parts, exact, id_number, is_unsettled, select, sort_ns, supersedes, with_what_was_known,
+    self, Parts, exact, id_number, is_unsettled, select, sort_ns, supersedes, with_what_was_known,
 };
 use crate::schema::{CATALOGUE, SERIES, open_for_reading, version_of};
 use crate::series;
@@ -24,6 +24,8 @@ use met_wire::block;
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
 /// From which version on the catalogue knows aliases, and remembers what belongs to no job.
 const ALIAS_VERSION: i64 = 2;
+/// From which version on jobs have a number that says when they were written.
+const CHANGE_VERSION: i64 = 3;
 
 /// Which jobs to list. The default is all of them.
 #[derive(Clone, Debug, Default)]
@@ -237,6 +239,32 @@ impl Queries {
             .query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| row.get(0))
             .optional()
             .map_err(StoreError::database(&path))
+    }
+
+    /// Jobs of the database (those of the inbox once they are imported) that were written after the change
+    /// `mark`, in the order of their writing, each with its number. A job that is written again moves to the
+    /// end: who begins after the last number that he took misses no last word on any job. Numbers are those of
+    /// one database file; a mark is best kept in it, with [`crate::Writer::set_meta`].
+    pub fn changed_after(&self, mark: i64, limit: usize) -> Result<Vec<(i64, Record)>, StoreError> {
+        self.ask_changes(|catalogue| record::changed_after(catalogue, mark, limit))
+    }
+
+    /// The number of the change that was made last, 0 before the first.
+    pub fn newest_change(&self) -> Result<i64, StoreError> {
+        self.ask_changes(record::newest_change)
+    }
+
+    /// A file of a version before numbers were given has none until a writer opens it.
+    fn ask_changes<T: Default>(
+        &self,
+        ask: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        let path = self.catalogue_path();
+        let Some(catalogue) = self.catalogue()? else { return Ok(T::default()) };
+        if version_of(catalogue, &path)? < CHANGE_VERSION {
+            return Ok(T::default());
+        }
+        ask(catalogue).map_err(StoreError::database(&path))
     }
 
     /// The job with exactly this key.

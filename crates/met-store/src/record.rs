@@ -71,6 +71,28 @@ pub(crate) fn exact(connection: &Connection, key: &JobKey, parts: Parts) -> Resu
     Ok(select(connection, condition, &values, 1, parts)?.pop())
 }
 
+/// Jobs written after the change `mark`, in the order of their writing, with the number of each.
+pub(crate) fn changed_after(connection: &Connection, mark: i64, limit: usize) -> Result<Vec<(i64, Record)>> {
+    let sql = "SELECT changed, key, detail FROM job WHERE changed > ?1 ORDER BY changed";
+    let mut statement = connection.prepare_cached(sql)?;
+    let mut rows = statement.query([mark])?;
+    let mut found = Vec::new();
+    while found.len() < limit
+        && let Some(row) = rows.next()?
+    {
+        // One that cannot be read takes nobody's place: an answer without any would look like the end.
+        let Ok(record) = serde_json::from_str::<Record>(row.get_ref(2)?.as_str()?) else { continue };
+        let mut stored = Stored { key: row.get(1)?, record };
+        fill(connection, &mut stored, Parts::ALL)?;
+        found.push((row.get(0)?, stored.record));
+    }
+    Ok(found)
+}
+
+pub(crate) fn newest_change(connection: &Connection) -> Result<i64> {
+    connection.prepare_cached("SELECT last FROM change")?.query_row([], |row| row.get(0))
+}
+
 fn fill(connection: &Connection, stored: &mut Stored, parts: Parts) -> Result<()> {
     if parts.totals {
         let mut statement = connection.prepare_cached(
@@ -234,15 +256,19 @@ fn write_row(connection: &Connection, record: &Record) -> Result<i64> {
     let detail = serde_json::to_string(&bare)
         .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
     let key = &record.key;
+    let changed: i64 = connection
+        .prepare_cached("UPDATE change SET last = last + 1 RETURNING last")?
+        .query_row([], |row| row.get(0))?;
     connection
         .prepare_cached(
             "INSERT INTO job (cluster, manager, id, incarnation, id_number, name, user, uid, account, state,
-                              start_ns, end_ns, sort_ns, detail, alias)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
+                              start_ns, end_ns, sort_ns, detail, alias, changed)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
              ON CONFLICT (id, manager, incarnation, cluster) DO UPDATE SET
                  name = excluded.name, user = excluded.user, uid = excluded.uid, account = excluded.account,
                  state = excluded.state, start_ns = excluded.start_ns, end_ns = excluded.end_ns,
-                 sort_ns = excluded.sort_ns, detail = excluded.detail, alias = excluded.alias
+                 sort_ns = excluded.sort_ns, detail = excluded.detail, alias = excluded.alias,
+                 changed = excluded.changed
              RETURNING key",
         )?
         .query_row(
@@ -261,7 +287,8 @@ fn write_row(connection: &Connection, record: &Record) -> Result<i64> {
                 record.end_ns,
                 sort_ns(record),
                 detail,
-                record.scheduling.alias
+                record.scheduling.alias,
+                changed
             ],
             |row| row.get(0),
         )

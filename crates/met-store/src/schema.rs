@@ -20,7 +20,11 @@ pub(crate) struct Schema {
 
 pub(crate) static CATALOGUE: Schema = Schema {
     application_id: i32::from_be_bytes(*b"metc"),
-    migrations: &[include_str!("schema/catalogue-1.sql"), include_str!("schema/catalogue-2.sql")],
+    migrations: &[
+        include_str!("schema/catalogue-1.sql"),
+        include_str!("schema/catalogue-2.sql"),
+        include_str!("schema/catalogue-3.sql"),
+    ],
     cache_kib: 1000,
 };
 

@@ -241,6 +241,57 @@ fn ended_jobs_are_imported_once_and_bad_entries_left_alone() {
 }
 
 #[test]
+fn changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_last() {
+    let state = state();
+    assert_eq!(Reader::open(state.path()).unwrap().newest_change().unwrap(), 0, "there is no database yet");
+    let mut writer = Writer::open(state.path()).unwrap();
+    let told = |writer: &Writer, mark: i64, limit: usize| -> Vec<(i64, String, State)> {
+        let changes = writer.changed_after(mark, limit).unwrap();
+        changes.into_iter().map(|(number, job)| (number, job.key.id, job.state)).collect()
+    };
+    let change = |number: i64, id: &str, state: State| (number, id.to_string(), state);
+    writer.put_all(&[running(1, MIDNIGHT_S), running(2, MIDNIGHT_S), running(3, MIDNIGHT_S)]).unwrap();
+    assert_eq!(told(&writer, 0, 2), [change(1, "1", State::Running), change(2, "2", State::Running)]);
+    assert_eq!(told(&writer, 2, 2), [change(3, "3", State::Running)]);
+
+    writer.put(&finished(1, MIDNIGHT_S)).unwrap();
+    let (number, end) = writer.changed_after(3, 9).unwrap().remove(0);
+    assert_eq!((number, &end), (4, &finished(1, MIDNIGHT_S)), "with its totals");
+    let all = [(2, "2", State::Running), (3, "3", State::Running), (4, "1", State::Finished)];
+    assert_eq!(told(&writer, 0, 9), all.map(|(number, id, state)| change(number, id, state)));
+    writer.put(&running(1, MIDNIGHT_S)).unwrap();
+    assert_eq!(writer.newest_change().unwrap(), 4, "what comes late and changes nothing is no change");
+
+    // A job that goes takes its number with it, and nobody gets it again.
+    writer.remove(&end.key).unwrap();
+    writer.put_instead(&[finished(2, MIDNIGHT_S)], &[running(3, MIDNIGHT_S).key]).unwrap();
+    assert_eq!(told(&writer, 0, 9), [change(5, "2", State::Finished)]);
+    assert_eq!(writer.newest_change().unwrap(), 5);
+}
+
+#[test]
+fn what_waits_in_the_inbox_is_a_change_when_it_is_imported() {
+    let state = state();
+    let dir = JobDir::claim(state.path(), 1).unwrap();
+    dir.write_start(&running(1, MIDNIGHT_S)).unwrap();
+    dir.write_end(&finished(1, MIDNIGHT_S)).unwrap();
+    let mut writer = Writer::open(state.path()).unwrap();
+    assert_eq!(writer.changed_after(0, 9).unwrap(), []);
+    writer.import().unwrap();
+    assert_eq!(writer.changed_after(0, 9).unwrap(), [(1, finished(1, MIDNIGHT_S))]);
+}
+
+#[test]
+fn a_change_that_cannot_be_read_hides_none_behind_it() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put_all(&[finished(1, MIDNIGHT_S), finished(2, MIDNIGHT_S), finished(3, MIDNIGHT_S)]).unwrap();
+    let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
+    database.execute("UPDATE job SET detail = '{' WHERE id <> '3'", []).unwrap();
+    assert_eq!(writer.changed_after(0, 1).unwrap(), [(3, finished(3, MIDNIGHT_S))]);
+}
+
+#[test]
 fn samples_grow_blocks_across_days_and_appends() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
@@ -480,6 +531,7 @@ fn write_fixture() {
     writer.append_device("GPU-a", &card).unwrap();
     let device = writer.devices().unwrap().remove(0);
     writer.put_devices(&[crate::Device { idle_mw: Some(75_000), ..device }]).unwrap();
+    writer.put(&record).unwrap();
 }
 
 #[test]

@@ -29,7 +29,39 @@ fn version_1_still_opens() {
 
 #[test]
 fn version_2_still_opens_with_its_devices() {
-    let state = opens("v2");
+    has_its_devices(&opens("v2"));
+}
+
+#[test]
+fn version_3_still_opens_with_its_changes() {
+    let state = opens("v3");
+    has_its_devices(&state);
+    let numbers = |mark: i64| -> Vec<(i64, String)> {
+        let changes = Reader::open(state.path()).unwrap().changed_after(mark, 9).unwrap();
+        changes.into_iter().map(|(number, record)| (number, record.key.id)).collect()
+    };
+    assert_eq!(numbers(0), [(2, "2".to_string()), (3, "1".to_string())], "job 1 was written twice");
+    assert_eq!(numbers(2), [(3, "1".to_string())]);
+}
+
+#[test]
+fn jobs_of_older_versions_are_changes_in_the_order_they_came() {
+    for version in ["v1", "v2"] {
+        let state = restore(version);
+        let reader = Reader::open(state.path()).unwrap();
+        assert_eq!(reader.changed_after(0, 9).unwrap(), [], "a file of that version has no numbers");
+        assert_eq!(reader.newest_change().unwrap(), 0);
+        drop(reader);
+        let mut writer = Writer::open(state.path()).unwrap();
+        let changes = writer.changed_after(0, 9).unwrap();
+        let numbers = changes.iter().map(|(number, record)| (*number, record.key.id.as_str()));
+        assert_eq!(numbers.collect::<Vec<_>>(), [(1, "1"), (2, "2")]);
+        writer.put(&changes[0].1).unwrap();
+        assert_eq!(writer.newest_change().unwrap(), 3);
+    }
+}
+
+fn has_its_devices(state: &tempfile::TempDir) {
     let reader = Reader::open(state.path()).unwrap();
     let with_cards = reader
         .jobs(&Filter { with_cards: true, states: vec![State::Finished], ..Filter::default() })
