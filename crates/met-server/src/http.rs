@@ -1,0 +1,226 @@
+//! A listener in one thread of its own: TLS and passwords by the file that exporters share, bounds on everything.
+//!
+//! Nothing else of this program is asynchronous: whoever starts a `Server` hands it a router and goes on.
+
+mod asker;
+mod door;
+mod passwords;
+mod patient;
+mod web_config;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::sync::oneshot;
+
+pub use asker::{Asker, Certificate};
+use door::Door;
+pub use web_config::WebConfig;
+
+/// Connections that are still at work when the listener is to end.
+const STOP_WITHIN: Duration = Duration::from_secs(2);
+
+/// Where to listen, and what is allowed there.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub listen: Vec<Address>,
+    /// The file about certificates and passwords.
+    pub web_config: Option<PathBuf>,
+    /// Speak without TLS on addresses that others can reach.
+    pub plain: bool,
+    /// A request with more than this is refused.
+    pub body_bytes_max: usize,
+    /// Others wait until one of these has ended.
+    pub connections_max: usize,
+    /// From the last byte of the head to the answer.
+    pub answer_within: Duration,
+    /// Paths that begin so are let through without a password: their handlers look at who is asking.
+    pub own_checks: &'static [&'static str],
+}
+
+impl Options {
+    pub fn new(listen: Vec<Address>) -> Options {
+        Options {
+            listen,
+            web_config: None,
+            plain: false,
+            body_bytes_max: 64 << 10,
+            connections_max: 256,
+            answer_within: Duration::from_secs(30),
+            own_checks: &[],
+        }
+    }
+}
+
+/// A host, a name or nothing (all of them), and a port: `127.0.0.1:9317`, `[::1]:9317`, `:9317`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    host: String,
+    port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not an address with a port; write for example 127.0.0.1:9317")]
+pub struct NotAnAddress(String);
+
+impl FromStr for Address {
+    type Err = NotAnAddress;
+
+    fn from_str(text: &str) -> Result<Address, NotAnAddress> {
+        let refuse = || NotAnAddress(text.to_owned());
+        let (host, port) = text.rsplit_once(':').ok_or_else(refuse)?;
+        let port = port.parse().map_err(|_| refuse())?;
+        let inside = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        if inside.is_none() && host.contains([':', '[', ']', ' ', '/']) {
+            return Err(refuse());
+        }
+        Ok(Address { host: inside.unwrap_or(host).to_owned(), port })
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+impl Address {
+    /// Every address that it stands for.
+    fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
+        let host = if self.host.is_empty() { "::" } else { &self.host };
+        Ok((host, self.port).to_socket_addrs()?.collect())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{address}: {error}")]
+    Listen { address: Address, error: io::Error },
+    #[error(
+        "{address} can be reached by others, and nothing is encrypted: name a web_config with tls_server_config, or say plain: yes"
+    )]
+    Plain { address: Address },
+    #[error("{}: {error}", path.display())]
+    Read { path: PathBuf, error: io::Error },
+    #[error("{}: {message}", path.display())]
+    Content { path: PathBuf, message: String },
+    #[error("no thread for HTTP: {0}")]
+    Thread(io::Error),
+}
+
+/// A listener that runs until it is stopped or dropped.
+pub struct Server {
+    addrs: Vec<SocketAddr>,
+    door: Arc<Door>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens when this returns; every fault of the configuration is told here.
+    pub fn start(options: Options, router: Router) -> Result<Server, Error> {
+        let listeners = listen(&options)?;
+        let door = Arc::new(Door::open(options, router)?);
+        let addrs = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+        // The timer and the sockets need it; a password is checked by a second thread that goes again.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(1)
+            .thread_name("http-password")
+            .build()
+            .map_err(Error::Thread)?;
+        let (stop, stopped) = oneshot::channel();
+        let at_work = Arc::clone(&door);
+        let thread = std::thread::Builder::new()
+            .name("http".to_owned())
+            .spawn(move || {
+                runtime.block_on(serve(at_work, listeners, stopped));
+                runtime.shutdown_background();
+            })
+            .map_err(Error::Thread)?;
+        Ok(Server { addrs, door, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Where it listens: port 0 has become a real one.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.addrs
+    }
+
+    /// Reads certificates and passwords again, as it does by itself when their files change. Bad ones change nothing.
+    pub fn reread(&self) {
+        self.door.reread();
+    }
+
+    /// Takes no more requests, finishes those that it has, and ends.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        drop(self.stop.take());
+        let Some(thread) = self.thread.take() else { return };
+        let begin = Instant::now();
+        // A handler that never comes back ends with the process.
+        while !thread.is_finished() && begin.elapsed() < STOP_WITHIN * 2 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if thread.is_finished() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn listen(options: &Options) -> Result<Vec<TcpListener>, Error> {
+    let mut listeners = Vec::new();
+    for address in &options.listen {
+        let fail = |error| Error::Listen { address: address.clone(), error };
+        let found = address.resolve().map_err(fail)?;
+        let listener = TcpListener::bind(found.as_slice()).map_err(fail)?;
+        listener.set_nonblocking(true).map_err(fail)?;
+        listeners.push(listener);
+    }
+    Ok(listeners)
+}
+
+async fn serve(door: Arc<Door>, listeners: Vec<TcpListener>, stopped: oneshot::Receiver<()>) {
+    let graceful = Arc::new(GracefulShutdown::new());
+    let mut accepting = Vec::new();
+    for listener in listeners {
+        match tokio::net::TcpListener::from_std(listener) {
+            Ok(listener) => {
+                accepting.push(tokio::spawn(Arc::clone(&door).accept(listener, Arc::clone(&graceful))));
+            }
+            Err(error) => tracing::error!("http: {error}"),
+        }
+    }
+    // Sent or dropped, both mean the end.
+    let _ = stopped.await;
+    for task in accepting {
+        task.abort();
+        let _ = task.await;
+    }
+    if let Some(graceful) = Arc::into_inner(graceful) {
+        let _ = tokio::time::timeout(STOP_WITHIN, graceful.shutdown()).await;
+    }
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;

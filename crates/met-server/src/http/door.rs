@@ -1,0 +1,259 @@
+//! Lets connections in, one task each, and asks who they are before the router is asked anything.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use http_body_util::Limited;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tower_service::Service;
+
+use super::asker::{Asker, Certificate};
+use super::passwords::{self, Passwords, Verdict};
+use super::patient::Patient;
+use super::web_config::{Files, WebConfig};
+use super::{Address, Error, Options};
+
+const HEADERS_MAX: usize = 64;
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// A connection that waits for its next question, or for the rest of one. Scrapers come every minute.
+const NEXT_HEAD_WITHIN: Duration = Duration::from_secs(75);
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
+/// Without a byte in either direction.
+const SILENCE_MAX: Duration = Duration::from_secs(90);
+/// Out of descriptors: those who are in have to leave first.
+const BREATHER: Duration = Duration::from_millis(100);
+/// How soon a changed file is noticed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+pub(super) struct Door {
+    options: Options,
+    router: Router,
+    room: Arc<Semaphore>,
+    rules: Mutex<Rules>,
+}
+
+/// The web configuration as it holds, and when it was last looked at.
+struct Rules {
+    web: Arc<Web>,
+    files: Files,
+    looked: Instant,
+}
+
+struct Web {
+    config: WebConfig,
+    passwords: Arc<Passwords>,
+}
+
+impl Web {
+    fn load(path: Option<&Path>, files: &mut Files) -> Result<Web, Error> {
+        let config = match path {
+            Some(path) => WebConfig::load_with(path, files)?,
+            None => WebConfig::default(),
+        };
+        if let (false, Some(path)) = (config.unheeded.is_empty(), path) {
+            let keys = config.unheeded.join(", ");
+            tracing::warn!("{}: {keys}: not heeded; what is offered is safe", path.display());
+        }
+        let passwords = Passwords::new(config.users.clone());
+        let passwords = passwords.ok_or_else(|| Error::Thread(std::io::Error::other("no random numbers")))?;
+        Ok(Web { config, passwords: Arc::new(passwords) })
+    }
+}
+
+impl Door {
+    pub(super) fn open(options: Options, router: Router) -> Result<Door, Error> {
+        let mut files = Files::default();
+        let web = Web::load(options.web_config.as_deref(), &mut files)?;
+        let door = Door {
+            room: Arc::new(Semaphore::new(options.connections_max)),
+            rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
+            options,
+            router,
+        };
+        door.refuse_plain(&door.rules().web)?;
+        Ok(door)
+    }
+
+    fn rules(&self) -> std::sync::MutexGuard<'_, Rules> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What others can read must be encrypted, unless somebody said otherwise.
+    fn refuse_plain(&self, web: &Web) -> Result<(), Error> {
+        if web.config.tls.is_some() || self.options.plain {
+            return Ok(());
+        }
+        let is_open = |address: &&Address| {
+            let found = address.resolve().unwrap_or_default();
+            !found.iter().all(|found| found.ip().to_canonical().is_loopback())
+        };
+        match self.options.listen.iter().find(is_open) {
+            Some(address) => Err(Error::Plain { address: address.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn reread(&self) {
+        let mut rules = self.rules();
+        let mut files = Files::default();
+        let loaded = Web::load(self.options.web_config.as_deref(), &mut files);
+        match loaded.and_then(|web| self.refuse_plain(&web).map(|()| web)) {
+            Ok(web) => rules.web = Arc::new(web),
+            Err(error) => tracing::error!("http: certificates and passwords stay as they were: {error}"),
+        }
+        // Also of those that were refused: they are told of once.
+        (rules.files, rules.looked) = (files, Instant::now());
+    }
+
+    fn web(&self) -> Arc<Web> {
+        let is_due = {
+            let mut rules = self.rules();
+            let is_due = rules.looked.elapsed() >= LOOK_EVERY;
+            if is_due {
+                rules.looked = Instant::now();
+            }
+            is_due && rules.files.have_changed()
+        };
+        if is_due {
+            self.reread();
+        }
+        Arc::clone(&self.rules().web)
+    }
+
+    pub(super) async fn accept(self: Arc<Self>, listener: TcpListener, graceful: Arc<GracefulShutdown>) {
+        loop {
+            let Ok(place) = Arc::clone(&self.room).acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    let (door, watcher) = (Arc::clone(&self), graceful.watcher());
+                    tokio::spawn(async move {
+                        door.admit(stream, peer, watcher).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::debug!("http: {error}");
+                    tokio::time::sleep(BREATHER).await;
+                }
+            }
+        }
+    }
+
+    async fn admit(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, watcher: Watcher) {
+        // An answer is one write: nothing is gained by waiting for more.
+        let _ = stream.set_nodelay(true);
+        let web = self.web();
+        let mut asker = Asker { peer, user: None, certificate: None };
+        let Some(tls) = web.config.tls.clone() else {
+            return self.converse(stream, asker, watcher).await;
+        };
+        let handshake = TlsAcceptor::from(tls).accept(stream);
+        let stream = match tokio::time::timeout(HANDSHAKE_WITHIN, handshake).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return tracing::debug!("http: {peer}: {error}"),
+            Err(_) => return,
+        };
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        asker.certificate = shown.and_then(Certificate::read);
+        if web.config.admits(asker.certificate.as_ref()) {
+            self.converse(stream, asker, watcher).await;
+        }
+    }
+
+    async fn converse<S>(self: Arc<Self>, stream: S, asker: Asker, watcher: Watcher)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let peer = asker.peer;
+        let service = service_fn(move |request| {
+            let (door, asker) = (Arc::clone(&self), asker.clone());
+            async move { Ok::<_, Infallible>(door.answer(request, asker).await) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(NEXT_HEAD_WITHIN)
+            .max_headers(HEADERS_MAX)
+            .max_header_size(HEAD_BYTES_MAX)
+            .max_buf_size(64 << 10)
+            .serve_connection(TokioIo::new(Patient::new(stream, SILENCE_MAX)), service);
+        if let Err(error) = watcher.watch(connection).await {
+            tracing::debug!("http: {peer}: {error}");
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>, mut asker: Asker) -> Response<Body> {
+        let web = self.web();
+        let mut response = match self.identify(&web, &request, &mut asker).await {
+            Ok(()) => self.ask_router(request, asker).await,
+            Err(refusal) => refusal,
+        };
+        for (name, value) in &web.config.headers {
+            response.headers_mut().insert(name, value.clone());
+        }
+        response
+    }
+
+    /// Finds out who is asking, or refuses.
+    async fn identify(
+        &self,
+        web: &Web,
+        request: &Request<Incoming>,
+        asker: &mut Asker,
+    ) -> Result<(), Response<Body>> {
+        if web.passwords.is_empty() {
+            return Ok(());
+        }
+        let path = request.uri().path();
+        let checks_itself = self.options.own_checks.iter().any(|prefix| path.starts_with(prefix));
+        let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let Some((user, password)) = given.and_then(passwords::basic) else {
+            return if checks_itself { Ok(()) } else { Err(unauthorized()) };
+        };
+        match web.passwords.check(&user, &password).await {
+            Verdict::Right => asker.user = Some(user),
+            Verdict::Wrong => return Err(unauthorized()),
+            Verdict::Busy => {
+                let retry = [(header::RETRY_AFTER, "1")];
+                return Err(
+                    (StatusCode::TOO_MANY_REQUESTS, retry, "too many passwords to check\n").into_response()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    async fn ask_router(&self, request: Request<Incoming>, asker: Asker) -> Response<Body> {
+        let most = self.options.body_bytes_max;
+        let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+        if announced.and_then(|text| text.parse().ok()).is_some_and(|bytes: u64| bytes > most as u64) {
+            return (StatusCode::PAYLOAD_TOO_LARGE, "the request is too large\n").into_response();
+        }
+        let mut request = request.map(|body| Body::new(Limited::new(body, most)));
+        request.extensions_mut().insert(asker);
+        let answer = self.router.clone().call(request);
+        match tokio::time::timeout(self.options.answer_within, answer).await {
+            Ok(Ok(response)) => response,
+            Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "no answer in time\n").into_response(),
+        }
+    }
+}
+
+fn unauthorized() -> Response<Body> {
+    let challenge = [(header::WWW_AUTHENTICATE, "Basic realm=\"met\"")];
+    (StatusCode::UNAUTHORIZED, challenge, "a user and a password are needed\n").into_response()
+}

@@ -1,0 +1,151 @@
+//! Passwords against their bcrypt hashes. A check is dear on purpose, so the right ones are remembered.
+
+use std::collections::{BTreeMap, HashSet};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ring::{hmac, rand};
+
+/// So many checks may wait for their turn. Who comes later is told to come again.
+const WAITING_MAX: usize = 8;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Right,
+    Wrong,
+    /// Too many are being checked.
+    Busy,
+}
+
+pub(super) struct Passwords {
+    hashes: BTreeMap<String, String>,
+    /// Draws the line between what is remembered and what somebody could find in a core dump.
+    key: hmac::Key,
+    right: Mutex<HashSet<Vec<u8>>>,
+    waiting: AtomicUsize,
+    /// One check at a time.
+    turn: Mutex<()>,
+}
+
+impl Passwords {
+    /// `None`: the machine gives no random numbers.
+    pub(super) fn new(hashes: BTreeMap<String, String>) -> Option<Passwords> {
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new()).ok()?;
+        Some(Passwords {
+            hashes,
+            key,
+            right: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            turn: Mutex::default(),
+        })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+
+    pub(super) async fn check(self: &Arc<Self>, user: &str, password: &str) -> Verdict {
+        let mark = self.mark(user, password);
+        if self.right.lock().unwrap_or_else(PoisonError::into_inner).contains(&mark) {
+            return Verdict::Right;
+        }
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return Verdict::Busy;
+        }
+        let (own, user, password) = (Arc::clone(self), user.to_owned(), password.to_owned());
+        let checked = tokio::task::spawn_blocking(move || {
+            let is_right = own.compare(&user, &password);
+            own.waiting.fetch_sub(1, Ordering::Relaxed);
+            is_right
+        });
+        if !checked.await.unwrap_or(false) {
+            return Verdict::Wrong;
+        }
+        // One for each user at most: there is one right password.
+        self.right.lock().unwrap_or_else(PoisonError::into_inner).insert(mark);
+        Verdict::Right
+    }
+
+    fn mark(&self, user: &str, password: &str) -> Vec<u8> {
+        let mut context = hmac::Context::with_key(&self.key);
+        context.update(&(user.len() as u64).to_le_bytes());
+        context.update(user.as_bytes());
+        context.update(password.as_bytes());
+        context.sign().as_ref().to_vec()
+    }
+
+    fn compare(&self, user: &str, password: &str) -> bool {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = Instant::now();
+        // One that does not exist takes as long as one that does: nobody learns who there is.
+        let known = self.hashes.get(user);
+        let hash = known.or_else(|| self.hashes.values().next());
+        let fits = hash.is_some_and(|hash| bcrypt::verify(password, hash).unwrap_or(false));
+        let is_right = fits && known.is_some();
+        if !is_right {
+            // Who guesses gets a quarter of a core at most.
+            std::thread::sleep(begin.elapsed() * 3);
+        }
+        is_right
+    }
+}
+
+/// User and password of an `Authorization` header.
+pub(super) fn basic(header: &str) -> Option<(String, String)> {
+    let (scheme, text) = header.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let pair = String::from_utf8(STANDARD.decode(text.trim()).ok()?).ok()?;
+    let (user, password) = pair.split_once(':')?;
+    Some((user.to_owned(), password.to_owned()))
+}
+
+/// Whether it is a hash that can be checked at all.
+pub(super) fn is_hash(text: &str) -> bool {
+    bcrypt::HashParts::from_str(text).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn user_and_password_are_told_apart_at_the_first_colon() {
+        let read = |text: &str| basic(&format!("basic {}", STANDARD.encode(text)));
+        assert_eq!(read("ann:se:cret"), Some(("ann".to_owned(), "se:cret".to_owned())));
+        assert_eq!(read("ann"), None);
+        assert_eq!(basic("Bearer YW5uOng="), None);
+        assert_eq!(basic("Basic ***"), None);
+    }
+
+    #[test]
+    fn a_user_has_one_password_and_a_stranger_none() {
+        let hash = bcrypt::hash("secret", 4).unwrap();
+        assert!(is_hash(&hash) && !is_hash("secret") && !is_hash("$1$abc$def"));
+        let passwords = Passwords::new(BTreeMap::from([("ann".to_owned(), hash)])).unwrap();
+        assert!(passwords.compare("ann", "secret"));
+        assert!(!passwords.compare("ann", "Secret"));
+        assert!(!passwords.compare("bob", "secret"), "the hash of somebody else is only there to take time");
+    }
+
+    #[test]
+    fn what_is_remembered_of_one_is_nobody_elses() {
+        let passwords = Passwords::new(BTreeMap::new()).unwrap();
+        assert_ne!(passwords.mark("ann", "x"), passwords.mark("an", "nx"));
+        assert_eq!(passwords.mark("ann", "x"), passwords.mark("ann", "x"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_is_read_or_not(header in ".{0,80}") {
+            let _ = basic(&header);
+        }
+    }
+}
