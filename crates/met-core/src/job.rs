@@ -449,8 +449,8 @@ pub struct EventCount {
     pub source: String,
 }
 
-/// How a figure came to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How a figure came to be; what is further down is known less well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QualityKind {
     /// The difference of a counter that covers the whole job.
