@@ -4,12 +4,14 @@
 //! <state>/store.lock           held by the one writer
 //! <state>/store.db             jobs, totals, summaries, devices and who had them
 //! <state>/series/2026-11-15.db samples of one UTC day, as blocks
+//! <state>/cluster.db           of a server: its nodes, and what they sent
 //! <state>/jobs/<id>/           the inbox: jobs that run, or ended and are not imported yet
 //! ```
 //! Supervisors write to the [`inbox`] and never open a database. One [`Writer`] imports from there. Every
 //! reader shows the database and the inbox as one.
 
 pub use met_wire::{block, column};
+pub mod cluster;
 mod day;
 mod device;
 mod error;
