@@ -45,10 +45,18 @@ pub struct Plan {
     pub header: Header,
 }
 
-/// Where records come from that changed: the catalogue of the node.
+/// Records that changed after a mark, in the order of change.
+#[derive(Debug, Default)]
+pub struct Changed {
+    pub records: Vec<Record>,
+    /// Up to here they are all there, also those that are not to be sent.
+    pub mark: i64,
+    pub more: bool,
+}
+
+/// Where they come from: the catalogue of the node.
 pub trait Outbox: Send {
-    /// In the order of change, each with the mark after it.
-    fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Vec<(i64, Record)>>;
+    fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Changed>;
 }
 
 /// How it goes.
@@ -232,11 +240,12 @@ impl Maker {
                 Ok(changed) => changed,
                 Err(error) => {
                     tracing::warn!("what changed is not known, and is sent later: {error}");
-                    Vec::new()
+                    Changed { mark, ..Changed::default() }
                 }
             };
-            let more = changed.len() == RECORDS_PER_BATCH;
-            if (changed.is_empty() && self.held.is_empty()) || !self.make_one(mark, changed) || !more {
+            let more = changed.more;
+            let nothing = changed.mark == mark && self.held.is_empty();
+            if nothing || !self.make_one(changed) || !more {
                 break;
             }
         }
@@ -247,10 +256,8 @@ impl Maker {
     }
 
     /// True if it is on disk now.
-    fn make_one(&mut self, mark: i64, changed: Vec<(i64, Record)>) -> bool {
+    fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> bool {
         let (pieces, samples) = self.pieces();
-        let mark = changed.last().map_or(mark, |(mark, _)| *mark);
-        let records = changed.into_iter().map(|(_, record)| record).collect();
         let header = Header { mark, made_ns: now_ns(), ..self.header.clone() };
         let mut batch = Batch { header, records, pieces };
         let mut inner = self.shared.lock();

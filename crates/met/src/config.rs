@@ -12,6 +12,10 @@ use std::time::Duration;
 pub use keys::{events_in, interval};
 use met_core::idle_power::IdleRules;
 use met_jobs::layouts::Layout;
+use met_server::http::Address;
+
+/// The file for everybody.
+pub const MACHINE_FILE: &str = "/etc/met/met.yaml";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -25,6 +29,9 @@ pub struct Config {
     pub perf: Perf,
     pub energy: Energy,
     pub emissions: Emissions,
+    pub http: Http,
+    pub forward: Forward,
+    pub client: Client,
     pub sources: sources::Sources,
     /// The older tool's names.
     pub nvidia: Collector,
@@ -169,6 +176,42 @@ pub struct Emissions {
     pub url: Option<String>,
 }
 
+/// What others may read over the network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Http {
+    /// Empty: there is no listener.
+    pub listen: Vec<Address>,
+    pub web_config: Option<PathBuf>,
+    pub plain: bool,
+    pub jobs_max: u64,
+    pub keep_ended: Duration,
+}
+
+/// How `met --server` shows who is asking.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Client {
+    pub token_file: Option<PathBuf>,
+    pub ca_file: Option<PathBuf>,
+    pub plain: bool,
+}
+
+/// The server that a daemon sends to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// `None`: nothing is sent, unless the node was joined by `met daemon --join`.
+    pub url: Option<String>,
+    pub token_file: Option<PathBuf>,
+    pub ca_file: Option<PathBuf>,
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
+    pub plain: bool,
+    /// The name of this node, where it is not its host name.
+    pub node: Option<String>,
+    pub interval: Duration,
+    pub spool_bytes: u64,
+    pub spool_age: Duration,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collector {
     pub interval: Option<Duration>,
@@ -239,6 +282,26 @@ impl Default for Config {
                 max_age: Duration::from_secs(6 * 3600),
                 url: None,
             },
+            http: Http {
+                listen: Vec::new(),
+                web_config: None,
+                plain: false,
+                jobs_max: 2000,
+                keep_ended: Duration::from_secs(300),
+            },
+            forward: Forward {
+                url: None,
+                token_file: None,
+                ca_file: None,
+                cert_file: None,
+                key_file: None,
+                plain: false,
+                node: None,
+                interval: Duration::from_secs(10),
+                spool_bytes: 1 << 30,
+                spool_age: Duration::from_secs(14 * 86_400),
+            },
+            client: Client::default(),
             sources: sources::Sources::default(),
             nvidia: Collector::default(),
         }
@@ -249,7 +312,7 @@ impl Config {
     /// Reads the first file there is: `explicit` (`--config`), `$MET_CONFIG`, the user's, the machine's.
     /// The first two must exist if they are named.
     pub fn load(explicit: Option<&Path>) -> Result<Loaded, ConfigError> {
-        load_with(explicit, Path::new("/etc/met/met.yaml"), |name| std::env::var_os(name))
+        load_with(explicit, Path::new(MACHINE_FILE), |name| std::env::var_os(name))
     }
 
     /// What is written in `yaml`; `path` is what complaints name.
@@ -305,7 +368,7 @@ left out. The first of these files is read, and only that one:
 
 A file named by 1 or 2 must exist. A key that is not in this list, that stands twice or whose value cannot
 be understood is an error that names the line; nothing is guessed. A daemon that runs reads its file again
-upon SIGHUP; a bad file changes nothing. The sections `jobs` and `system`, `storage.name` and `gpu.nvml` are
+upon SIGHUP; a bad file changes nothing. The sections `jobs`, `system`, `http` and `forward`, `storage.name` and `gpu.nvml` are
 taken up by a new daemon alone: `met daemon --stop` ends the old one, and the next `met run` starts one.
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 
@@ -492,7 +555,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, schedulers, perf, energy, emissions, system, cpuCollector, nvidiaCollector, state, sources"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, jobs, gpu, schedulers, perf, energy, emissions, http, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(

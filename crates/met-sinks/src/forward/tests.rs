@@ -11,10 +11,11 @@ use super::*;
 struct Records(Arc<Mutex<Vec<Record>>>);
 
 impl Outbox for Records {
-    fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Vec<(i64, Record)>> {
+    fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Changed> {
         let all = self.0.lock().unwrap();
-        let numbered = (1_i64..).zip(all.iter().cloned());
-        Ok(numbered.filter(|(number, _)| *number > mark).take(limit).collect())
+        let records: Vec<Record> = all.iter().skip(mark as usize).take(limit).cloned().collect();
+        let mark = mark + records.len() as i64;
+        Ok(Changed { records, mark, more: mark < all.len() as i64 })
     }
 }
 

@@ -11,6 +11,7 @@ use met_host::Targets;
 use met_host::cgroup::{Hierarchies, Kind};
 use met_jobs::enclosure::{Enable, Enclosure};
 use met_jobs::scheduler;
+use met_sinks::forward;
 use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
 use serde_json::json;
 
@@ -79,6 +80,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         store(setting),
     ]);
     findings.extend(schedulers(setting));
+    findings.extend(forwarding(setting));
     let mut stdout = io::stdout().lock();
     if args.json {
         let object = |finding: &Finding| {
@@ -417,6 +419,41 @@ pub fn heard_of(status: &SchedulerStatus) -> String {
         text.push_str(&format!("; {error}"));
     }
     text
+}
+
+/// How batches get to the server.
+pub fn sent_to(forward: &forward::Status) -> String {
+    let ago = forward.acknowledged_ns.map(|at_ns| (jobs::now_ns() - at_ns).max(0) / 1_000_000_000);
+    let mut text = match ago {
+        Some(ago) => format!("{} has everything up to {ago} s ago", forward.url),
+        None => format!("{} has not answered yet", forward.url),
+    };
+    if forward.batches_waiting > 0 {
+        let bytes = units::bytes(forward.bytes_waiting as f64);
+        text.push_str(&format!("; {} batches wait, {bytes}", forward.batches_waiting));
+    }
+    if forward.dropped_samples > 0 {
+        text.push_str(&format!("; {} samples were given up", forward.dropped_samples));
+    }
+    if forward.refused_batches > 0 {
+        text.push_str(&format!("; {} batches were refused and lie aside", forward.refused_batches));
+    }
+    for error in forward.last_error.iter().chain(&forward.spool_error) {
+        text.push_str(&format!("; {error}"));
+    }
+    text
+}
+
+fn forwarding(setting: &Setting) -> Option<Finding> {
+    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    let Ok(Reply::Status(status)) = client?.call(&Request::Status) else { return None };
+    let forward = status.forward?;
+    let health = match (&forward.spool_error, &forward.last_error, forward.acknowledged_ns) {
+        (Some(_), ..) => Health::Missing,
+        (_, Some(_), _) | (_, _, None) => Health::Less,
+        _ => Health::Good,
+    };
+    Some(Finding { what: "server", health, detail: sent_to(&forward), remedy: None })
 }
 
 /// Jobs of resource managers, as the daemon that looks for them tells it.

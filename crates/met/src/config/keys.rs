@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use met_jobs::layouts::Layout;
+use met_server::http::Address;
 
 use super::tree::{Complaint, Entry, Node};
 use super::{Config, Plain, Presence, Provider, Scope, StorageName, sources};
@@ -45,6 +46,8 @@ pub enum Form {
     Plain(fn(&mut Config, Plain)),
     /// A list, or one text with commas.
     Events(fn(&mut Config, Vec<String>)),
+    /// The same of addresses with ports.
+    Addresses(fn(&mut Config, Vec<Address>)),
 }
 
 /// A bound and how it is written.
@@ -355,6 +358,142 @@ pub static SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "http",
+        help: "A page for Prometheus, `/metrics`. Nothing is listened to unless an address is given. Without \
+               passwords or certificates of clients in `web_config` the page leaves out users, accounts and names \
+               of jobs: every user of the machine can read it. A user's own daemon does not heed this section in \
+               `/etc/met/met.yaml`.",
+        keys: &[
+            Key {
+                name: "listen",
+                form: Form::Addresses(|config, addresses| config.http.listen = addresses),
+                default: "",
+                help: "address and port, such as `127.0.0.1:9317`, `[::1]:9317` or `:9317` (all of the machine's); several as a list or with commas",
+            },
+            Key {
+                name: "web_config",
+                form: Form::Path(|config, path| config.http.web_config = Some(path)),
+                default: "",
+                help: "TLS and passwords, in the file format that Prometheus exporters share; read again when it changes",
+            },
+            Key {
+                name: "plain",
+                form: Form::Word(&["yes", "no", "true", "false"], |config, word| {
+                    config.http.plain = matches!(word, "yes" | "true");
+                }),
+                default: "no",
+                help: "`yes`: speak without TLS on addresses that others can reach",
+            },
+            Key {
+                name: "jobs_max",
+                form: Form::Count(|config, jobs| config.http.jobs_max = jobs),
+                default: "2000",
+                help: "jobs with series of their own; the others are added up in `met_jobs_not_shown_*`",
+            },
+            Key {
+                name: "keep_ended",
+                form: Form::Duration(|config, span| config.http.keep_ended = span),
+                default: "5m",
+                help: "how long the last figures of a job that ended stay on the page, so that a scraper sees them",
+            },
+        ],
+    },
+    Section {
+        name: "forward",
+        help: "The server of a cluster that a daemon sends to: records of jobs and their series. They wait on disk until \
+               the server has them. `met daemon --join URL` sets address and token without this section.",
+        keys: &[
+            Key {
+                name: "url",
+                form: Form::Text(|config, url| config.forward.url = Some(url)),
+                default: "",
+                help: "address of the server, such as `https://met.example:9317`",
+            },
+            Key {
+                name: "token_file",
+                form: Form::Path(|config, path| config.forward.token_file = Some(path)),
+                default: "",
+                help: "file with the token that `met server enroll NODE` printed; only its owner may read it",
+            },
+            Key {
+                name: "ca_file",
+                form: Form::Path(|config, path| config.forward.ca_file = Some(path)),
+                default: "",
+                help: "certificates of who vouches for the server (PEM), where it is none of the world's authorities",
+            },
+            Key {
+                name: "cert_file",
+                form: Form::Path(|config, path| config.forward.cert_file = Some(path)),
+                default: "",
+                help: "certificate of this node (PEM), instead of a token; its name is the node's",
+            },
+            Key {
+                name: "key_file",
+                form: Form::Path(|config, path| config.forward.key_file = Some(path)),
+                default: "",
+                help: "its key; only its owner may read it",
+            },
+            Key {
+                name: "plain",
+                form: Form::Word(&["yes", "no", "true", "false"], |config, word| {
+                    config.forward.plain = matches!(word, "yes" | "true");
+                }),
+                default: "no",
+                help: "`yes`: allow http:// to other machines; all on the way can read it",
+            },
+            Key {
+                name: "node",
+                form: Form::Text(|config, node| config.forward.node = Some(node)),
+                default: "",
+                help: "name of this node, as it was enrolled; its host name if not given",
+            },
+            Key {
+                name: "interval",
+                form: Form::Duration(|config, interval| config.forward.interval = interval),
+                default: "10s",
+                help: "time between two batches, up to `60s`; starts and ends of jobs are sent at once",
+            },
+            Key {
+                name: "spool_size",
+                form: Form::Size(|config, bytes| config.forward.spool_bytes = bytes),
+                default: "1GiB",
+                help: "how much may wait for the server; beyond it the oldest samples are given up, records of jobs never",
+            },
+            Key {
+                name: "spool_age",
+                form: Form::Duration(|config, age| config.forward.spool_age = age),
+                default: "14d",
+                help: "how long samples may wait for the server",
+            },
+        ],
+    },
+    Section {
+        name: "client",
+        help: "How `met --server URL` shows a server who is asking.",
+        keys: &[
+            Key {
+                name: "token_file",
+                form: Form::Path(|config, path| config.client.token_file = Some(path)),
+                default: "",
+                help: "file with the token that `met server enroll --user NAME` printed; only its owner may read it. `~/.config/met/token` if not given",
+            },
+            Key {
+                name: "ca_file",
+                form: Form::Path(|config, path| config.client.ca_file = Some(path)),
+                default: "",
+                help: "certificates of who vouches for the server (PEM), where it is none of the world's authorities",
+            },
+            Key {
+                name: "plain",
+                form: Form::Word(&["yes", "no", "true", "false"], |config, word| {
+                    config.client.plain = matches!(word, "yes" | "true");
+                }),
+                default: "no",
+                help: "`yes`: allow http:// to other machines; all on the way can read it",
+            },
+        ],
+    },
+    Section {
         name: "system",
         help: "The directories of the daemon that runs as root. A user's own are found by the XDG rules.",
         keys: &[
@@ -439,6 +578,7 @@ impl Form {
             Form::Layouts(_) => "list",
             Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
             Form::Events(_) => "events",
+            Form::Addresses(_) => "addresses",
         }
     }
 
@@ -460,6 +600,7 @@ impl Form {
             Form::Plain(set) => set(config, plain(text)?),
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
             Form::Events(set) => set(config, events_in(text)?),
+            Form::Addresses(set) => set(config, addresses(text.split(','))?),
         }
         Ok(())
     }
@@ -532,6 +673,11 @@ fn events<'a>(names: impl Iterator<Item = &'a str>) -> Result<Vec<String>, Parse
     let names = names.map(str::trim).filter(|name| !name.is_empty());
     let checked = |name: &str| met_sources::perf::check(name).map(|()| name.to_owned()).map_err(ParseError);
     names.map(checked).collect()
+}
+
+fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Address>, ParseError> {
+    let read = |text: &str| text.trim().parse::<Address>().map_err(|error| ParseError(error.to_string()));
+    texts.map(read).collect()
 }
 
 /// The texts of a list; nothing if something else is in it.
@@ -668,6 +814,12 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             set(config, events(names.into_iter()).map_err(|error| complain(error.to_string()))?);
             continue;
         }
+        if let (Form::Addresses(set), Node::List(items)) = (&key.form, &entry.value)
+            && let Some(texts) = texts(items)
+        {
+            set(config, addresses(texts.into_iter()).map_err(|error| complain(error.to_string()))?);
+            continue;
+        }
         let text = match &entry.value {
             Node::Map(cards) if matches!(key.form, Form::Power(_)) => {
                 apply_powers(&prefix, key, cards, config)?;
@@ -713,6 +865,7 @@ fn example(key: &Key) -> &'static str {
         Form::Number(_) => "1.5",
         Form::Power(_) => "75W",
         Form::Events(_) => "page_faults",
+        Form::Addresses(_) => "127.0.0.1:9317",
         Form::Text(_) | Form::Path(_) => "a name",
         Form::Storage(_) | Form::Word(..) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => {
             "one of its words"

@@ -5,18 +5,21 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use met_core::course::Course;
 use met_core::energy::emission::Factor;
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, QualityKind, Record, State};
 use met_core::job_table::{CPU, GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_jobs::layouts::Layouts;
+use met_sinks::forward::Forward;
 use met_store::inbox::{self, JobDir};
 use met_store::{Device, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
 use super::finding::Finding;
+use super::forwarding;
 use super::found::{self, Directory, Gone};
 use super::identifying::Asking;
 use super::nesting::Outer;
@@ -70,6 +73,8 @@ pub struct Keeping {
     /// Jobs that are over, and whose last share of energy is not known yet.
     owed: HashSet<JobKey>,
     pub(super) emitting: Emitting,
+    /// To the server of the cluster, where there is one.
+    forward: Option<Forward>,
 }
 
 /// What a kilowatt hour emits.
@@ -114,6 +119,7 @@ impl Keeping {
             schedulers,
             owed: HashSet::new(),
             emitting: Emitting::default(),
+            forward: forwarding::start(&setting.host, &setting.config, place)?,
         };
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
         keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions)?;
@@ -224,7 +230,7 @@ impl Keeping {
             Request::InForce => Ok(self.in_force(peer)),
             Request::Configure(change) => self.configure(&change, peer),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
-            Request::Hello { .. } | Request::Stop => bail!("not a question about jobs"),
+            Request::Hello { .. } | Request::Stop | Request::Nodes => bail!("not a question about jobs"),
         }
     }
 
@@ -327,6 +333,7 @@ impl Keeping {
         let key = record.key.clone();
         let waited_for = waited_for || Keeping::is_found(&record);
         self.jobs.insert(key.clone(), Kept { record, supervisor: pidfd, gone: Vec::new() });
+        self.hurry();
         if !waited_for {
             self.supervisor_gone(&key);
         }
@@ -366,14 +373,11 @@ impl Keeping {
         }
         let mut sampled = sampled.unwrap_or_default();
         sampled.close_course(&record);
-        if !sampled.course.is_empty()
-            && let Err(error) = self.writer.append_course(&record.key, &sampled.course)
-        {
-            tracing::warn!("job {}: the last samples are lost: {error}", record.key.id);
-        }
+        self.keep_course(&record.key, &sampled.course);
         let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
         sampled.complete(&mut record, &course, self.config.sampling.interval);
         self.writer.put(&record)?;
+        self.hurry();
         self.note_inner(&record);
         self.outers.remove(&record.key);
         self.jobs.remove(&record.key);
@@ -385,6 +389,23 @@ impl Keeping {
         }
         self.schedulers.nudge(&record.key.manager);
         self.limit_count()
+    }
+
+    fn keep_course(&mut self, key: &JobKey, course: &Course) {
+        if course.is_empty() {
+            return;
+        }
+        forwarding::offer_job(self.forward.as_ref(), key, course);
+        if let Err(error) = self.writer.append_course(key, course) {
+            tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
+        }
+    }
+
+    /// The server hears soon of a job that began or ended.
+    fn hurry(&self) {
+        if let Some(forward) = &self.forward {
+            forward.hurry();
+        }
     }
 
     pub fn is_owed(&self) -> bool {
@@ -575,6 +596,7 @@ impl Keeping {
             sources: self.sampling.costs()?,
             schedulers: self.schedulers.status(),
             discovery: self.finding.as_ref().map(|finding| finding.health().into()),
+            forward: self.forward.as_ref().map(Forward::status),
         })
     }
 
@@ -583,18 +605,20 @@ impl Keeping {
         let buffered = self.config.sampling.buffer_samples;
         let by_size =
             buffered.map(|samples| self.config.sampling.interval.saturating_mul(samples.min(100_000) as u32));
-        let every = self.config.storage.flush_interval;
+        let every = match &self.forward {
+            Some(_) => self.config.storage.flush_interval.min(self.config.forward.interval),
+            None => self.config.storage.flush_interval,
+        };
         by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
     }
 
     pub fn flush(&mut self) {
         let drained = self.sampling.drain();
         for (key, course) in drained.jobs {
-            if let Err(error) = self.writer.append_course(&key, &course) {
-                tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
-            }
+            self.keep_course(&key, &course);
         }
         for (uuid, course) in drained.cards {
+            forwarding::offer_card(self.forward.as_ref(), &uuid, &course);
             if let Err(error) = self.writer.append_device(&uuid, &course) {
                 tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
             }
@@ -675,6 +699,9 @@ impl Keeping {
             finding.stop();
         }
         self.sampling.stop();
+        if let Some(forward) = self.forward.take() {
+            forward.stop();
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod claims;
 mod finding;
+pub mod forwarding;
 mod found;
 mod identifying;
 mod keeping;
@@ -15,7 +16,7 @@ mod sampling;
 pub mod schedulers;
 mod socket;
 mod standing;
-mod told;
+pub mod told;
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};

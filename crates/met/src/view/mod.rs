@@ -4,6 +4,7 @@
 mod gpu_tests;
 pub mod gpus;
 pub mod node;
+pub mod nodes;
 pub mod plot;
 pub mod ps;
 pub mod report;
