@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| met_store::block::fuzz(bytes, &met_core::JOB));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| met_wire::block::fuzz(bytes, &met_core::JOB));

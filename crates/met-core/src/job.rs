@@ -148,12 +148,22 @@ impl Record {
         self.scheduling.alias.as_deref().unwrap_or(&self.key.id)
     }
 
-    /// How people name it, here and in commands: `12` of our own, `slurm:1234_7` of a manager's.
+    /// On a server: the node whose id it has. Ids of batch systems are those of the whole cluster.
+    pub fn own_node(&self) -> Option<&str> {
+        self.key.cluster.as_deref().filter(|_| !crate::whole::spans_nodes(&self.key.manager))
+    }
+
+    /// How people name it, here and in commands: `12` of our own, `slurm:1234_7` of a manager's, `12@n1` on a server.
     pub fn label(&self) -> String {
-        match self.key.manager.as_str() {
+        let mut label = match self.key.manager.as_str() {
             LOCAL => self.shown_id().to_owned(),
             manager => format!("{manager}:{}", self.shown_id()),
+        };
+        if let Some(node) = self.own_node() {
+            label.push('@');
+            label.push_str(node);
         }
+        label
     }
 }
 
@@ -454,8 +464,8 @@ pub struct EventCount {
     pub source: String,
 }
 
-/// How a figure came to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How a figure came to be; what is further down is known less well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QualityKind {
     /// The difference of a counter that covers the whole job.

@@ -22,6 +22,7 @@ pub mod job_table;
 pub mod node;
 pub mod rate;
 pub mod table;
+pub mod whole;
 
 pub use batch::{Batch, MISSING, Row, Subject, Window};
 pub use job_table::JOB;

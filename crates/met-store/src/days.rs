@@ -9,11 +9,11 @@ use met_core::course::Course;
 use met_core::job::JobKey;
 use rusqlite::Connection;
 
-use crate::block;
 use crate::day;
 use crate::error::StoreError;
 use crate::schema::{Access, SERIES, move_aside, open_for_reading, open_for_writing};
 use crate::series::{self, Series};
+use met_wire::block;
 
 /// Jobs run over midnight, and the day before may still get samples.
 const OPEN_DAYS_MAX: usize = 2;
@@ -204,7 +204,7 @@ fn days_of(course: &Course) -> impl Iterator<Item = i64> + '_ {
 }
 
 /// Runs `work` in one transaction, on disk when this returns if it is to be durable.
-fn in_transaction<T>(
+pub(crate) fn in_transaction<T>(
     connection: &mut Connection,
     durable: bool,
     work: impl FnOnce(&Connection) -> rusqlite::Result<T>,

@@ -19,7 +19,7 @@ use met_core::job::Record;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use crate::block::{self, BLOCK_SAMPLES_MAX};
+use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 
 const JOBS: &str = "jobs";
 const START: &str = "start";

@@ -4,22 +4,20 @@
 //! <state>/store.lock           held by the one writer
 //! <state>/store.db             jobs, totals, summaries, devices and who had them
 //! <state>/series/2026-11-15.db samples of one UTC day, as blocks
+//! <state>/cluster.db           of a server: its nodes, and what they sent
 //! <state>/jobs/<id>/           the inbox: jobs that run, or ended and are not imported yet
 //! ```
 //! Supervisors write to the [`inbox`] and never open a database. One [`Writer`] imports from there. Every
 //! reader shows the database and the inbox as one.
 
 mod backends;
-mod bits;
-pub mod block;
-pub mod column;
+pub mod cluster;
 mod day;
 mod days;
 mod device;
 mod engine;
 mod error;
 mod factors;
-mod huffman;
 pub mod inbox;
 mod network;
 mod node;
@@ -38,6 +36,7 @@ mod store;
 pub use backends::{Backends, Credentials, Engine, PostgresServer, Secret};
 pub use device::{Allocation, Device};
 pub use error::StoreError;
+pub use met_wire::{block, column};
 pub use network::is_network;
 pub use node::NodePart;
 pub use query::{Filter, Queries, Reader};

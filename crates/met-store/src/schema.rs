@@ -34,6 +34,12 @@ pub(crate) static SERIES: Schema = Schema {
     cache_kib: 256,
 };
 
+pub(crate) static CLUSTER: Schema = Schema {
+    application_id: i32::from_be_bytes(*b"metl"),
+    migrations: &[include_str!("schema/cluster-1.sql")],
+    cache_kib: 4000,
+};
+
 impl Schema {
     fn version(&self) -> i64 {
         self.migrations.len() as i64

@@ -12,12 +12,12 @@ use met_core::job::JobKey;
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
 use crate::backends::Backends;
-use crate::block::{self, BLOCK_SAMPLES_MAX};
 use crate::day;
 use crate::days::DayFiles;
 use crate::engine::Remote;
 use crate::error::StoreError;
 use crate::schema::beside;
+use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 
 /// Keeps samples of jobs and devices.
 pub(crate) trait Series: Send {

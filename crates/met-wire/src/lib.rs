@@ -1,3 +1,8 @@
 //! Bytes that other programs read or write. Everything here is pure, and reads foreign bytes within bounds.
 
+pub mod batch;
+mod bits;
+pub mod block;
+pub mod column;
+mod huffman;
 pub mod remote_write;

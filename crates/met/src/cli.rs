@@ -23,6 +23,10 @@ pub struct Cli {
     #[arg(long, short, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
+    /// Ask the server of a cluster instead of this machine: list, show, nodes (default: $MET_SERVER)
+    #[arg(long, global = true, value_name = "URL")]
+    pub server: Option<String>,
+
     #[command(subcommand)]
     pub command: Option<Command>,
 }
@@ -71,6 +75,16 @@ pub enum Command {
     /// Measure jobs for a user, or as root for everybody; started by itself when needed
     #[command(after_help = "Example:\n  met daemon --stop     end it; jobs run on")]
     Daemon(DaemonArgs),
+    /// Take what daemons of a cluster send, keep it, and answer for all of them
+    #[command(
+        after_help = "Examples:\n  met server                                       serve, on 127.0.0.1:9317 unless the file says otherwise\n  \
+                      met server enroll n1 | ssh n1 met daemon --join https://met.example:9317\n  \
+                      met server enroll --user ada                     a token to ask with"
+    )]
+    Server(ServerArgs),
+    /// Show the nodes of a cluster: when they were last heard of, their clocks, what they run
+    #[command(after_help = "Example:\n  met --server https://met.example:9317 nodes")]
+    Nodes(NodesArgs),
     /// Show or change how often a running daemon samples and which events it counts, without a restart
     #[command(
         after_help = "Examples:\n  met configure                                    what holds, and until when\n  \
@@ -99,6 +113,19 @@ pub enum Command {
     /// Write the man pages into a folder
     #[command(after_help = "Example:\n  met man ~/.local/share/man/man1")]
     Man(ManArgs),
+}
+
+impl Command {
+    /// Whether it can be asked of a server.
+    pub fn asks_a_server(&self) -> bool {
+        matches!(self, Command::List(_) | Command::Show(_) | Command::Nodes(_))
+    }
+
+    /// As it is written.
+    pub fn name(&self) -> String {
+        let word = format!("{self:?}");
+        word.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or("").to_lowercase()
+    }
 }
 
 #[derive(Debug, Args)]
@@ -302,9 +329,61 @@ pub struct DaemonArgs {
     /// As root: measure root's own jobs only, not everybody's
     #[arg(long)]
     pub user: bool,
+    /// Send to this server from now on, with the token that is read from standard input; then serve
+    #[arg(long, value_name = "URL", conflicts_with_all = ["stop", "status"])]
+    pub join: Option<String>,
+    /// With --join: read the token from this file, which only its owner may read
+    #[arg(long, value_name = "FILE", requires = "join")]
+    pub token_file: Option<PathBuf>,
+    /// With --join: who vouches for the server (PEM)
+    #[arg(long, value_name = "FILE", requires = "join")]
+    pub ca_file: Option<PathBuf>,
+    /// With --join: the name of this node as it was enrolled (default: its host name)
+    #[arg(long, value_name = "NAME", requires = "join")]
+    pub node: Option<String>,
+    /// With --join: allow http:// to another machine
+    #[arg(long, requires = "join")]
+    pub plain: bool,
     /// Leave when there has been no job for a while; how `met run` starts it
     #[arg(long, hide = true)]
     pub auto: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    #[command(subcommand)]
+    pub action: Option<ServerAction>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ServerAction {
+    /// Let a node send, or with --user or --operator somebody ask; prints a token, once
+    #[command(
+        after_help = "Example:\n  met server enroll n1 | ssh n1 met daemon --join https://met.example:9317"
+    )]
+    Enroll(EnrollArgs),
+    /// Take all tokens of a node, user or operator back
+    #[command(after_help = "Example:\n  met server expel n1")]
+    Expel(EnrollArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct EnrollArgs {
+    /// Name of the node, as its host name is, or of a user
+    pub name: String,
+    /// A user, who may see his own jobs
+    #[arg(long)]
+    pub user: bool,
+    /// Somebody who may see everybody's jobs
+    #[arg(long, conflicts_with = "user")]
+    pub operator: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct NodesArgs {
+    /// Print an array of JSON objects
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

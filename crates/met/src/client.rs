@@ -52,3 +52,13 @@ impl AsFd for Client {
         self.stream.as_fd()
     }
 }
+
+impl crate::jobs::Answers for Client {
+    fn call(&mut self, request: &Request) -> io::Result<Reply> {
+        Client::call(self, request)
+    }
+
+    fn what(&self) -> &'static str {
+        "the daemon"
+    }
+}

@@ -32,6 +32,8 @@ pub struct Config {
     pub energy: Energy,
     pub emissions: Emissions,
     pub http: Http,
+    pub forward: Forward,
+    pub client: Client,
     pub sources: sources::Sources,
     /// The older tool's names.
     pub nvidia: Collector,
@@ -227,6 +229,31 @@ pub struct Http {
     pub keep_ended: Duration,
 }
 
+/// How `met --server` shows who is asking.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Client {
+    pub token_file: Option<PathBuf>,
+    pub ca_file: Option<PathBuf>,
+    pub plain: bool,
+}
+
+/// The server that a daemon sends to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// `None`: nothing is sent, unless the node was joined by `met daemon --join`.
+    pub url: Option<String>,
+    pub token_file: Option<PathBuf>,
+    pub ca_file: Option<PathBuf>,
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
+    pub plain: bool,
+    /// The name of this node, where it is not its host name.
+    pub node: Option<String>,
+    pub interval: Duration,
+    pub spool_bytes: u64,
+    pub spool_age: Duration,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collector {
     pub interval: Option<Duration>,
@@ -307,6 +334,19 @@ impl Default for Config {
                 jobs_max: 2000,
                 keep_ended: Duration::from_secs(300),
             },
+            forward: Forward {
+                url: None,
+                token_file: None,
+                ca_file: None,
+                cert_file: None,
+                key_file: None,
+                plain: false,
+                node: None,
+                interval: Duration::from_secs(10),
+                spool_bytes: 1 << 30,
+                spool_age: Duration::from_secs(14 * 86_400),
+            },
+            client: Client::default(),
             sources: sources::Sources::default(),
             nvidia: Collector::default(),
         }
@@ -374,7 +414,7 @@ left out. The first of these files is read, and only that one:
 
 A file named by 1 or 2 must exist. A key that is not in this list, that stands twice or whose value cannot
 be understood is an error that names the line; nothing is guessed. A daemon that runs reads its file again
-upon SIGHUP; a bad file changes nothing. The sections `jobs`, `system` and `http`, `storage.name` and `gpu.nvml` are
+upon SIGHUP; a bad file changes nothing. The sections `jobs`, `system`, `http` and `forward`, `storage.name` and `gpu.nvml` are
 taken up by a new daemon alone: `met daemon --stop` ends the old one, and the next `met run` starts one.
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 
@@ -602,7 +642,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, system, cpuCollector, nvidiaCollector, state, sources"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, client, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(

@@ -49,6 +49,9 @@ pub enum JobRef {
     Id {
         manager: Option<String>,
         id: String,
+        /// Of a cluster: the node, where ids are those of nodes.
+        #[serde(default)]
+        node: Option<String>,
     },
     /// The newest of this name.
     Name(String),
@@ -63,14 +66,18 @@ impl JobRef {
         if text.is_empty() || text.starts_with('@') {
             return Err(Failure::usage(format!("{text:?} is no job; write 12, local:12, a name or @last")));
         }
-        if let Some((manager, id)) = text.split_once(':')
+        let (whole, node) = match text.rsplit_once('@') {
+            Some((whole, node)) if !node.is_empty() => (whole, Some(node.to_owned())),
+            _ => (text, None),
+        };
+        if let Some((manager, id)) = whole.split_once(':')
             && (MANAGERS.contains(&manager) || own.iter().any(|layout| layout.manager() == manager))
             && !id.is_empty()
         {
-            return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned() });
+            return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned(), node });
         }
-        if is_number(text) {
-            return Ok(JobRef::Id { manager: None, id: text.to_owned() });
+        if is_number(whole) {
+            return Ok(JobRef::Id { manager: None, id: whole.to_owned(), node });
         }
         Ok(JobRef::Name(text.to_owned()))
     }
@@ -175,20 +182,24 @@ pub struct AllJobs {
 
 impl AllJobs {
     pub fn open(setting: &Setting) -> Result<AllJobs> {
+        let layouts = setting.config.jobs.layouts.clone();
+        if let Some(server) = setting.server_client()? {
+            return Ok(AllJobs { sources: vec![Box::new(FromDaemon { client: Box::new(server) })], layouts });
+        }
         let mut sources: Vec<Box<dyn JobSource>> = Vec::new();
         let mut system = setting.system_daemon();
         if let Some(system) = &mut system {
             hand_over_ends(setting, system);
         }
         match setting.user_daemon() {
-            Ok(client) => sources.push(Box::new(FromDaemon { client })),
+            Ok(client) => sources.push(Box::new(FromDaemon { client: Box::new(client) })),
             Err(_) if setting.user.state.is_dir() => sources.push(Box::new(FromFiles::open(setting)?)),
             Err(_) => {}
         }
         if let Some(client) = system {
-            sources.push(Box::new(FromDaemon { client }));
+            sources.push(Box::new(FromDaemon { client: Box::new(client) }));
         }
-        Ok(AllJobs { sources, layouts: setting.config.jobs.layouts.clone() })
+        Ok(AllJobs { sources, layouts })
     }
 
     /// Newest first.
@@ -216,11 +227,12 @@ impl AllJobs {
 
     /// The one job or step meant by `text`; a step is shown like a job.
     pub fn find_or_step(&mut self, text: &str) -> Result<Meant> {
-        if let JobRef::Id { manager, id } = JobRef::parse(text, &self.layouts)?
+        let meant = JobRef::parse(text, &self.layouts)?;
+        if let JobRef::Id { manager, id, node } = &meant
             && let Some((whole, step)) = id.rsplit_once('.')
-            && self.find_ref(text, &JobRef::Id { manager: manager.clone(), id: id.clone() })?.is_none()
+            && self.find_ref(text, &meant)?.is_none()
         {
-            let whole = JobRef::Id { manager, id: whole.to_owned() };
+            let whole = JobRef::Id { manager: manager.clone(), id: whole.to_owned(), node: node.clone() };
             if let Some(record) = self.find_ref(text, &whole)? {
                 let label = record.label();
                 return met_insight::allocation::step(&record, step).map(Meant::Step).ok_or_else(|| {
@@ -246,6 +258,9 @@ impl AllJobs {
         // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
         if let JobRef::Id { manager: None, .. } = job {
             one_managers(text, &found)?;
+        }
+        if let JobRef::Id { id, node: None, .. } = job {
+            one_nodes(text, id, &found)?;
         }
         one_users(text, job, newest, &found).map(Some)
     }
@@ -311,6 +326,24 @@ fn one_managers(text: &str, found: &[Record]) -> Result<()> {
     names.sort_unstable();
     names.dedup();
     Err(Failure::usage(format!("job {text} is ambiguous: {}", names.join(" or "))))
+}
+
+/// A number that several nodes gave is nobody's.
+fn one_nodes(text: &str, id: &str, found: &[Record]) -> Result<()> {
+    const SHOWN: usize = 4;
+    let mut nodes: Vec<&str> = found.iter().filter_map(|record| record.own_node()).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    if nodes.len() < 2 {
+        return Ok(());
+    }
+    let names: Vec<String> = nodes.iter().take(SHOWN).map(|node| format!("{id}@{node}")).collect();
+    let more = if nodes.len() > SHOWN { ", …" } else { "" };
+    Err(Failure::usage(format!(
+        "job {text} is ambiguous on {} nodes: {}{more}",
+        nodes.len(),
+        names.join(", ")
+    )))
 }
 
 /// Users have numbers of their own. Who sees several users' jobs means his own, if he has one.
@@ -379,15 +412,27 @@ const STORE_PATIENCE: Duration = Duration::from_secs(10);
 /// One reply must fit a frame of the socket, whatever the jobs are called.
 const PAGE_JOBS: usize = 1000;
 
+/// Somebody who answers requests: a daemon on its socket, or a server.
+pub trait Answers {
+    fn call(&mut self, request: &Request) -> std::io::Result<Reply>;
+    /// What it is called in complaints.
+    fn what(&self) -> &'static str;
+}
+
 struct FromDaemon {
-    client: Client,
+    client: Box<dyn Answers>,
 }
 
 impl FromDaemon {
+    fn ask(&mut self, request: &Request) -> Result<Reply> {
+        let what = self.client.what();
+        self.client.call(request).with_context(|| format!("cannot ask {what}"))
+    }
+
     fn records(&mut self, request: &Request) -> Result<Vec<Record>> {
-        match self.client.call(request).context("cannot ask the daemon")? {
+        match self.ask(request)? {
             Reply::Jobs(jobs) => Ok(jobs),
-            reply => bail!("the daemon answered {reply:?}"),
+            reply => bail!("{} answered {reply:?}", self.client.what()),
         }
     }
 
@@ -395,9 +440,9 @@ impl FromDaemon {
         let mut whole = Course::new(table);
         loop {
             let after_ms = whole.times_ms.last().copied().unwrap_or(i64::MIN);
-            let course = match self.client.call(&request(after_ms)).context("cannot ask the daemon")? {
+            let course = match self.ask(&request(after_ms))? {
                 Reply::Course(course) => course.into_course(table),
-                reply => bail!("the daemon answered {reply:?}"),
+                reply => bail!("{} answered {reply:?}", self.client.what()),
             };
             if course.is_empty() {
                 return Ok(whole);
@@ -465,7 +510,7 @@ impl JobSource for FromDaemon {
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
-        self.client.call(&Request::Remove(key.clone())).context("cannot ask the daemon").map(drop)
+        self.ask(&Request::Remove(key.clone())).map(drop)
     }
 
     fn learn(&mut self, end: &Record) {
@@ -606,7 +651,7 @@ impl JobSource for FromFiles {
                 opened => return Ok(opened?.remove(key)?),
             }
             if let Ok(client) = Client::connect(&self.daemon) {
-                return FromDaemon { client }.remove(key);
+                return FromDaemon { client: Box::new(client) }.remove(key);
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -784,7 +829,11 @@ pub fn card_course(store: &Queries, key: &JobKey, uuid: &str, after_ms: i64) -> 
 pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
     Ok(match job {
         JobRef::Last => store.newest()?.into_iter().collect(),
-        JobRef::Id { manager, id } => store.find(manager.as_deref(), id)?,
+        JobRef::Id { manager, id, node } => {
+            let mut found = store.find(manager.as_deref(), id)?;
+            found.retain(|record| node.as_ref().is_none_or(|node| record.nodes.contains(node)));
+            found
+        }
         JobRef::Name(name) => store.newest_named(name)?.into_iter().collect(),
     })
 }
@@ -799,7 +848,7 @@ mod tests {
     use super::*;
 
     fn id(manager: Option<&str>, id: &str) -> JobRef {
-        JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned() }
+        JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned(), node: None }
     }
 
     #[test]

@@ -18,6 +18,8 @@ mod processes;
 mod protocol;
 mod running;
 mod sampler;
+mod server;
+mod server_client;
 mod setting;
 mod supervise;
 mod users;
@@ -47,22 +49,33 @@ fn main() {
         std::process::exit(code);
     }
     let cli = Cli::try_parse_from(arguments).unwrap_or_else(|error| refuse(&error));
-    log_to_stderr(matches!(cli.command, Some(Command::Daemon(_))));
+    log_to_stderr(matches!(cli.command, Some(Command::Daemon(_) | Command::Server(_))));
     let code = run(cli).unwrap_or_else(|error| explain(&error));
     std::process::exit(code);
 }
 
 fn run(cli: Cli) -> Result<i32> {
     let config = cli.config.as_deref();
+    let server =
+        cli.server.clone().or_else(|| std::env::var("MET_SERVER").ok().filter(|url| !url.is_empty()));
+    if let (Some(_), Some(command)) =
+        (&cli.server, cli.command.as_ref().filter(|command| !command.asks_a_server()))
+    {
+        return Err(Failure::usage(format!(
+            "met {} is about this machine; --server goes with list, show and nodes",
+            command.name()
+        )));
+    }
     let setting = || Setting::find(config);
+    let asking = || Ok::<_, anyhow::Error>(setting()?.with_server(server.clone()));
     match cli.command {
-        None => commands::list::list(&setting()?, &ListArgs::default()),
+        None => commands::list::list(&asking()?, &ListArgs::default()),
         Some(Command::Time(args)) => commands::time::time(&setting()?, args),
         Some(Command::Run(args)) => commands::run::run(&setting()?, args),
         Some(Command::Attach(args)) => commands::attach::attach(&setting()?, &args),
         Some(Command::Detach(args)) => commands::attach::detach(&setting()?, &args),
-        Some(Command::List(args)) => commands::list::list(&setting()?, &args),
-        Some(Command::Show(args)) => commands::show::show(&setting()?, &args),
+        Some(Command::List(args)) => commands::list::list(&asking()?, &args),
+        Some(Command::Show(args)) => commands::show::show(&asking()?, &args),
         Some(Command::Ps(args)) => commands::ps::ps(&setting()?, &args),
         Some(Command::Gpus(args)) => commands::gpus::gpus(&setting()?, &args),
         Some(Command::Node(args)) => commands::node::node(&setting()?, &args),
@@ -71,6 +84,8 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Cancel(args)) => commands::cancel::cancel(&setting()?, &args),
         Some(Command::Rm(args)) => commands::rm::rm(&setting()?, &args),
         Some(Command::Daemon(args)) => commands::daemon::daemon(&setting()?, &args),
+        Some(Command::Server(args)) => commands::server::server(&setting()?, &args),
+        Some(Command::Nodes(args)) => commands::nodes::nodes(&asking()?, &args),
         Some(Command::Configure(args)) => commands::configure::configure(&setting()?, &args),
         Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?, &args),
         Some(Command::Emissions(args)) => commands::emissions::emissions(&setting()?, &args),

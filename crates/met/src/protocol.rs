@@ -67,6 +67,8 @@ pub enum Request {
     Correct(Correction),
     /// Whose the node's energy was in the last window.
     Energy,
+    /// The nodes of a cluster; asked of a server.
+    Nodes,
     /// Period and events as they hold, and why.
     InForce,
     Configure(Change),
@@ -96,6 +98,7 @@ pub enum Reply {
         jobs: u64,
     },
     Energy(Option<EnergyWindow>),
+    Nodes(Vec<NodeStatus>),
     InForce(Box<InForce>),
     /// The daemon ends on purpose: nobody shall start another one for it.
     Leaving,
@@ -176,6 +179,27 @@ pub struct Status {
     /// `None` where it does not look for jobs of others.
     #[serde(default)]
     pub discovery: Option<DiscoveryStatus>,
+    /// `None` where nothing is sent to a server.
+    #[serde(default)]
+    pub forward: Option<met_sinks::forward::Status>,
+}
+
+/// A node that sends to a server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    pub name: String,
+    pub jobs: usize,
+    /// Not heard of for a while.
+    pub late: bool,
+    /// Unix time of its last batch; `None` before the first.
+    pub seen_ns: Option<i64>,
+    pub version: Option<String>,
+    pub cpus: Option<i64>,
+    pub memory_bytes: Option<i64>,
+    /// How far its clock is behind the server's.
+    pub clock_offset_ns: Option<i64>,
+    /// Samples that it had to give up.
+    pub dropped_samples: i64,
 }
 
 /// A resource manager that is asked about jobs.

@@ -11,6 +11,7 @@ use crate::client::Client;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::paths::Place;
+use crate::server_client::{Asked, ServerClient};
 use crate::supervise::DaemonPlace;
 
 pub struct Setting {
@@ -19,6 +20,8 @@ pub struct Setting {
     pub config_path: Option<PathBuf>,
     pub user: Place,
     pub system: Place,
+    /// The server that is asked instead of this machine.
+    pub server: Option<Asked>,
 }
 
 impl Setting {
@@ -29,7 +32,25 @@ impl Setting {
         let system = Place::system(&loaded.config);
         // A daemon that is started later runs in another folder.
         let config_path = loaded.path.map(std::path::absolute).transpose()?;
-        Ok(Setting { host, config: loaded.config, config_path, user, system })
+        Ok(Setting { host, config: loaded.config, config_path, user, system, server: None })
+    }
+
+    /// The same, with a server to ask.
+    pub fn with_server(mut self, url: Option<String>) -> Setting {
+        let client = &self.config.client;
+        let own =
+            || std::env::home_dir().map(|home| home.join(".config/met/token")).filter(|path| path.exists());
+        self.server = url.map(|url| Asked {
+            url,
+            token_file: client.token_file.clone().or_else(own),
+            ca_file: client.ca_file.clone(),
+            plain: client.plain,
+        });
+        self
+    }
+
+    pub fn server_client(&self) -> Result<Option<ServerClient>> {
+        self.server.as_ref().map(ServerClient::open).transpose()
     }
 
     /// How the cgroups of others' jobs are recognised on this machine.

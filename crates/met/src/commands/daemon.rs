@@ -1,8 +1,9 @@
 //! `met daemon`.
 
-use std::io::{self, Write};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 
 use anyhow::{Result, bail};
+use met_sinks::forward::link::{self, Address, Link};
 
 use crate::cli::DaemonArgs;
 use crate::client::Client;
@@ -19,8 +20,66 @@ pub fn daemon(setting: &Setting, args: &DaemonArgs) -> Result<i32> {
         return ask_running(setting, args, for_everybody);
     }
     let place = if for_everybody { &setting.system } else { &setting.user };
+    if let Some(url) = &args.join {
+        return join(setting, args, place, url);
+    }
     daemon::run(setting, place, args.auto)?;
     Ok(0)
+}
+
+/// Asks the server whether it knows the token, keeps both, and serves.
+fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Result<i32> {
+    let usage = |error: link::BadAddress| Failure::usage(error.to_string());
+    let token = match &args.token_file {
+        Some(path) => link::token_of(path).map_err(usage)?,
+        None => token_of_stdin()?,
+    };
+    let address = Address {
+        url: url.to_owned(),
+        token: Some(token),
+        authority: args.ca_file.as_deref().map(std::path::absolute).transpose()?,
+        certificate: None,
+        plain: args.plain,
+    };
+    let node = args.node.clone().unwrap_or_else(|| setting.host.facts().hostname.clone());
+    let answer = Link::open(&address).map_err(usage)?.post("/api/v1/whoami", &[], &[], 64 << 10);
+    let answer = answer.map_err(|error| Failure::usage(format!("{url}: {error}")))?;
+    let told: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    match (answer.status, told["kind"].as_str(), told["name"].as_str()) {
+        (200, Some("node"), Some(name)) if name == node => {}
+        (200, Some("node"), Some(name)) => {
+            return Err(Failure::usage(format!(
+                "the token is that of node {name}, and this is {node}; --node {name} says otherwise"
+            )));
+        }
+        (200, Some(kind), Some(name)) => {
+            return Err(Failure::usage(format!("the token is that of the {kind} {name}, not of a node")));
+        }
+        (status, ..) => {
+            let reason = told["error"].as_str().map_or_else(|| answer.reason(), str::to_owned);
+            return Err(Failure::usage(format!("{url} answers {status}: {reason}")));
+        }
+    }
+    place.create()?;
+    daemon::forwarding::join(place, &address, args.node.as_deref())?;
+    writeln!(io::stdout(), "Joined {url} as {node}")?;
+    if Client::connect(&place.socket()).is_ok() {
+        writeln!(io::stdout(), "A daemon runs already; it sends when it is started anew: met daemon --stop")?;
+        return Ok(0);
+    }
+    daemon::run(setting, place, args.auto)?;
+    Ok(0)
+}
+
+fn token_of_stdin() -> Result<String> {
+    if io::stdin().is_terminal() {
+        writeln!(io::stderr(), "met: paste the token that `met server enroll` printed, and press Enter")?;
+    }
+    let mut line = String::new();
+    io::stdin().lock().take(4096).read_line(&mut line)?;
+    link::token_in(line.as_bytes()).ok_or_else(|| {
+        Failure::usage("no token on standard input; on the server: met server enroll NODE | ssh NODE met daemon --join URL")
+    })
 }
 
 fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Result<i32> {
@@ -74,6 +133,9 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
     }
     for status in &status.schedulers {
         writeln!(stdout, "  {}", doctor::heard_of(status))?;
+    }
+    if let Some(forward) = &status.forward {
+        writeln!(stdout, "  {}", doctor::sent_to(forward))?;
     }
     Ok(0)
 }

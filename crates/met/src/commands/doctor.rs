@@ -11,6 +11,7 @@ use met_host::Targets;
 use met_host::cgroup::{Hierarchies, Kind};
 use met_jobs::enclosure::{Enable, Enclosure};
 use met_jobs::scheduler;
+use met_sinks::forward;
 use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
 use serde_json::json;
 
@@ -97,6 +98,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     ]);
     findings.extend(servers_of_store(setting));
     findings.extend(schedulers(setting));
+    findings.extend(forwarding(setting));
     let mut stdout = io::stdout().lock();
     if args.json {
         let object = |finding: &Finding| {
@@ -303,14 +305,14 @@ fn listener(setting: &Setting) -> Finding {
         {
             None
         }
-        Err(error) => return finding(Health::Missing, error.to_string(), None),
+        Err(error) => return finding(Health::Broken, error.to_string(), None),
     };
     let found = address.resolve().unwrap_or_default();
     let answers = found.iter().any(|found| std::net::TcpStream::connect_timeout(found, WAIT).is_ok());
     if !answers {
         let detail = format!("nobody listens on {address}");
         return finding(
-            Health::Missing,
+            Health::Broken,
             detail,
             Some("met daemon    (one that runs takes up a new address when it is started anew)"),
         );
@@ -497,6 +499,41 @@ pub fn heard_of(status: &SchedulerStatus) -> String {
     text
 }
 
+/// How batches get to the server.
+pub fn sent_to(forward: &forward::Status) -> String {
+    let ago = forward.acknowledged_ns.map(|at_ns| (jobs::now_ns() - at_ns).max(0) / 1_000_000_000);
+    let mut text = match ago {
+        Some(ago) => format!("{} has everything up to {ago} s ago", forward.url),
+        None => format!("{} has not answered yet", forward.url),
+    };
+    if forward.batches_waiting > 0 {
+        let bytes = units::bytes(forward.bytes_waiting as f64);
+        text.push_str(&format!("; {} batches wait, {bytes}", forward.batches_waiting));
+    }
+    if forward.dropped_samples > 0 {
+        text.push_str(&format!("; {} samples were given up", forward.dropped_samples));
+    }
+    if forward.refused_batches > 0 {
+        text.push_str(&format!("; {} batches were refused and lie aside", forward.refused_batches));
+    }
+    for error in forward.last_error.iter().chain(&forward.spool_error) {
+        text.push_str(&format!("; {error}"));
+    }
+    text
+}
+
+fn forwarding(setting: &Setting) -> Option<Finding> {
+    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    let Ok(Reply::Status(status)) = client?.call(&Request::Status) else { return None };
+    let forward = status.forward?;
+    let health = match (&forward.spool_error, &forward.last_error, forward.acknowledged_ns) {
+        (Some(_), ..) => Health::Broken,
+        (_, Some(_), _) | (_, _, None) => Health::Less,
+        _ => Health::Good,
+    };
+    Some(Finding { what: "server", health, detail: sent_to(&forward), remedy: None })
+}
+
 /// Jobs of resource managers, as the daemon that looks for them tells it.
 fn found_jobs(setting: &Setting) -> Finding {
     let what = "found jobs";
@@ -573,7 +610,7 @@ fn store(setting: &Setting) -> Finding {
 /// The servers that `store` in the configuration names, asked for real.
 fn servers_of_store(setting: &Setting) -> Vec<Finding> {
     let finding = |(what, told): (&'static str, Result<String, met_store::StoreError>)| {
-        let health = if told.is_ok() { Health::Good } else { Health::Missing };
+        let health = if told.is_ok() { Health::Good } else { Health::Broken };
         Finding { what, health, detail: told.unwrap_or_else(|error| error.to_string()), remedy: None }
     };
     match setting.config.store.backends() {

@@ -489,6 +489,101 @@ pub static SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "forward",
+        help: "The server of a cluster that a daemon sends to: records of jobs and their series. They wait on disk until \
+               the server has them. `met daemon --join URL` sets address and token without this section.",
+        keys: &[
+            Key {
+                name: "url",
+                form: Form::Text(|config, url| config.forward.url = Some(url)),
+                default: "",
+                help: "address of the server, such as `https://met.example:9317`",
+            },
+            Key {
+                name: "token_file",
+                form: Form::Path(|config, path| config.forward.token_file = Some(path)),
+                default: "",
+                help: "file with the token that `met server enroll NODE` printed; only its owner may read it",
+            },
+            Key {
+                name: "ca_file",
+                form: Form::Path(|config, path| config.forward.ca_file = Some(path)),
+                default: "",
+                help: "certificates of who vouches for the server (PEM), where it is none of the world's authorities",
+            },
+            Key {
+                name: "cert_file",
+                form: Form::Path(|config, path| config.forward.cert_file = Some(path)),
+                default: "",
+                help: "certificate of this node (PEM), instead of a token; its name is the node's",
+            },
+            Key {
+                name: "key_file",
+                form: Form::Path(|config, path| config.forward.key_file = Some(path)),
+                default: "",
+                help: "its key; only its owner may read it",
+            },
+            Key {
+                name: "plain",
+                form: Form::Word(&["yes", "no", "true", "false"], |config, word| {
+                    config.forward.plain = matches!(word, "yes" | "true");
+                }),
+                default: "no",
+                help: "`yes`: allow http:// to other machines; all on the way can read it",
+            },
+            Key {
+                name: "node",
+                form: Form::Text(|config, node| config.forward.node = Some(node)),
+                default: "",
+                help: "name of this node, as it was enrolled; its host name if not given",
+            },
+            Key {
+                name: "interval",
+                form: Form::Duration(|config, interval| config.forward.interval = interval),
+                default: "10s",
+                help: "time between two batches, up to `60s`; starts and ends of jobs are sent at once",
+            },
+            Key {
+                name: "spool_size",
+                form: Form::Size(|config, bytes| config.forward.spool_bytes = bytes),
+                default: "1GiB",
+                help: "how much may wait for the server; beyond it the oldest samples are given up, records of jobs never",
+            },
+            Key {
+                name: "spool_age",
+                form: Form::Duration(|config, age| config.forward.spool_age = age),
+                default: "14d",
+                help: "how long samples may wait for the server",
+            },
+        ],
+    },
+    Section {
+        name: "client",
+        help: "How `met --server URL` shows a server who is asking.",
+        keys: &[
+            Key {
+                name: "token_file",
+                form: Form::Path(|config, path| config.client.token_file = Some(path)),
+                default: "",
+                help: "file with the token that `met server enroll --user NAME` printed; only its owner may read it. `~/.config/met/token` if not given",
+            },
+            Key {
+                name: "ca_file",
+                form: Form::Path(|config, path| config.client.ca_file = Some(path)),
+                default: "",
+                help: "certificates of who vouches for the server (PEM), where it is none of the world's authorities",
+            },
+            Key {
+                name: "plain",
+                form: Form::Word(&["yes", "no", "true", "false"], |config, word| {
+                    config.client.plain = matches!(word, "yes" | "true");
+                }),
+                default: "no",
+                help: "`yes`: allow http:// to other machines; all on the way can read it",
+            },
+        ],
+    },
+    Section {
         name: "system",
         help: "The directories of the daemon that runs as root. A user's own are found by the XDG rules.",
         keys: &[

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use met_core::course::Course;
 use met_core::energy::emission::Factor;
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, QualityKind, Record, State};
 use met_core::job_table::{CPU, GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_jobs::layouts::Layouts;
+use met_sinks::forward::Forward;
 use met_store::inbox::{self, JobDir};
 use met_store::{Device, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -19,6 +21,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::board::Board;
 use super::claims::{self, Made};
 use super::finding::Finding;
+use super::forwarding;
 use super::found::{self, Directory, Gone};
 use super::identifying::Asking;
 use super::nesting::Outer;
@@ -77,6 +80,8 @@ pub struct Keeping {
     pub(super) shadows: Shadows,
     /// Where others read of it, if somebody listens.
     pub(super) board: Option<Arc<Board>>,
+    /// To the server of the cluster, where there is one.
+    forward: Option<Forward>,
 }
 
 /// What a kilowatt hour emits.
@@ -123,6 +128,7 @@ impl Keeping {
             emitting: Emitting::default(),
             shadows: Shadows::default(),
             board,
+            forward: forwarding::start(&setting.host, &setting.config, place)?,
         };
         keeping.remove_old_shadows();
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
@@ -243,7 +249,7 @@ impl Keeping {
             Request::InForce => Ok(self.in_force(peer)),
             Request::Configure(change) => self.configure(&change, peer),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
-            Request::Hello { .. } | Request::Stop => bail!("not a question about jobs"),
+            Request::Hello { .. } | Request::Stop | Request::Nodes => bail!("not a question about jobs"),
         }
     }
 
@@ -348,6 +354,7 @@ impl Keeping {
         let key = record.key.clone();
         let waited_for = waited_for || Keeping::is_found(&record);
         self.jobs.insert(key.clone(), Kept { record, supervisor: pidfd, gone: Vec::new() });
+        self.hurry();
         if !waited_for {
             self.supervisor_gone(&key);
         }
@@ -387,15 +394,12 @@ impl Keeping {
         }
         let mut sampled = sampled.unwrap_or_default();
         sampled.close_course(&record);
-        if !sampled.course.is_empty()
-            && let Err(error) = self.writer.append_course(&record.key, &sampled.course)
-        {
-            tracing::warn!("job {}: the last samples are lost: {error}", record.key.id);
-        }
+        self.keep_course(&record.key, &sampled.course);
         let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
         sampled.complete(&mut record, &course, self.config.sampling.interval);
         self.on_board(|board| board.ended(&record));
         self.writer.put(&record)?;
+        self.hurry();
         self.note_inner(&record);
         self.outers.remove(&record.key);
         self.jobs.remove(&record.key);
@@ -408,6 +412,23 @@ impl Keeping {
         }
         self.schedulers.nudge(&record.key.manager);
         self.limit_count()
+    }
+
+    fn keep_course(&mut self, key: &JobKey, course: &Course) {
+        if course.is_empty() {
+            return;
+        }
+        forwarding::offer_job(self.forward.as_ref(), key, course);
+        if let Err(error) = self.writer.append_course(key, course) {
+            tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
+        }
+    }
+
+    /// The server hears soon of a job that began or ended.
+    fn hurry(&self) {
+        if let Some(forward) = &self.forward {
+            forward.hurry();
+        }
     }
 
     pub fn is_owed(&self) -> bool {
@@ -621,6 +642,7 @@ impl Keeping {
                 shadows_refused: self.shadows.refused().cloned(),
                 ..finding.health().into()
             }),
+            forward: self.forward.as_ref().map(Forward::status),
         })
     }
 
@@ -629,7 +651,10 @@ impl Keeping {
         let buffered = self.config.sampling.buffer_samples;
         let by_size =
             buffered.map(|samples| self.config.sampling.interval.saturating_mul(samples.min(100_000) as u32));
-        let every = self.config.storage.flush_interval;
+        let every = match &self.forward {
+            Some(_) => self.config.storage.flush_interval.min(self.config.forward.interval),
+            None => self.config.storage.flush_interval,
+        };
         by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
     }
 
@@ -637,11 +662,10 @@ impl Keeping {
         self.follow_shadows();
         let drained = self.sampling.drain();
         for (key, course) in drained.jobs {
-            if let Err(error) = self.writer.append_course(&key, &course) {
-                tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
-            }
+            self.keep_course(&key, &course);
         }
         for (uuid, course) in drained.cards {
+            forwarding::offer_card(self.forward.as_ref(), &uuid, &course);
             if let Err(error) = self.writer.append_device(&uuid, &course) {
                 tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
             }
@@ -751,6 +775,9 @@ impl Keeping {
             finding.stop();
         }
         self.sampling.stop();
+        if let Some(forward) = self.forward.take() {
+            forward.stop();
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 mod board;
 mod claims;
 mod finding;
+pub mod forwarding;
 mod found;
 mod identifying;
 mod keeping;
@@ -18,7 +19,7 @@ pub mod schedulers;
 mod shadows;
 mod socket;
 mod standing;
-mod told;
+pub mod told;
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};

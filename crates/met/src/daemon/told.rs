@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use anyhow::Result;
 use met_core::job::{Record, State};
 use met_jobs::scheduler::{Recorded, Told, join};
-use met_store::{Filter, Writer};
+use met_store::{Filter, Queries, Writer};
 
 use super::keeping::Keeping;
 use super::schedulers::Before;
@@ -20,46 +20,45 @@ impl Keeping {
     /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
     pub fn hear(&mut self) {
         let Some(told) = self.schedulers.take() else { return };
-        if let Err(error) = self.keep_told(&told) {
-            tracing::warn!("what {} told is lost: {error:#}", told.manager);
+        match keep(&mut self.writer, &told) {
+            Ok(written) => written.iter().for_each(|record| self.on_board(|board| board.knows(record))),
+            Err(error) => tracing::warn!("what {} told is lost: {error:#}", told.manager),
         }
     }
+}
 
-    fn keep_told(&mut self, told: &Told) -> Result<()> {
-        let asked_ns = jobs::now_ns();
-        let (mut write, mut instead_of) = (Vec::new(), Vec::new());
-        for runs in told.recorded.chunk_by(|one, next| one.id == next.id) {
-            let known = self.known_as(told.manager, &runs[0])?;
-            let joined = join::join(&known, runs, asked_ns);
-            write.extend(joined.write);
-            instead_of.extend(joined.remove);
-        }
-        for id in &told.gone {
-            let known = self.writer.find(Some(told.manager), id)?;
-            write.extend(join::forgotten(&known).into_iter().filter(|record| record.key.id == *id));
-        }
-        self.writer.put_instead(&write, &instead_of)?;
-        for record in &write {
-            self.on_board(|board| board.knows(record));
-        }
-        if let Some(cursor) = told.cursor {
-            self.writer.set_meta(&cursor_name(told.manager), &cursor.to_string())?;
-        }
-        Ok(())
+/// Joins what a scheduler told with what is known, keeps it, and returns what was written.
+pub fn keep(writer: &mut Writer, told: &Told) -> Result<Vec<Record>> {
+    let asked_ns = jobs::now_ns();
+    let (mut write, mut instead_of) = (Vec::new(), Vec::new());
+    for runs in told.recorded.chunk_by(|one, next| one.id == next.id) {
+        let known = known_as(writer, told.manager, &runs[0])?;
+        let joined = join::join(&known, runs, asked_ns);
+        write.extend(joined.write);
+        instead_of.extend(joined.remove);
     }
+    for id in &told.gone {
+        let known = writer.find(Some(told.manager), id)?;
+        write.extend(join::forgotten(&known).into_iter().filter(|record| record.key.id == *id));
+    }
+    writer.put_instead(&write, &instead_of)?;
+    if let Some(cursor) = told.cursor {
+        writer.set_meta(&cursor_name(told.manager), &cursor.to_string())?;
+    }
+    Ok(write)
+}
 
-    /// What there is of a job, also under the id of the array that it is an element of.
-    fn known_as(&self, manager: &str, recorded: &Recorded) -> Result<Vec<Record>> {
-        let mut known = self.writer.find(Some(manager), &recorded.id)?;
-        known.retain(|record| record.key.id == recorded.id);
-        let scheduling = &recorded.scheduling;
-        if let Some(array_id) = scheduling.array_id.as_ref().filter(|array_id| **array_id != recorded.id) {
-            let mut of_array = self.writer.find(Some(manager), array_id)?;
-            of_array.retain(|record| record.key.id == *array_id && record.scheduling.array_index.is_some());
-            known.extend(of_array);
-        }
-        Ok(known)
+/// What there is of a job, also under the id of the array that it is an element of.
+fn known_as(writer: &Writer, manager: &str, recorded: &Recorded) -> Result<Vec<Record>> {
+    let mut known = writer.find(Some(manager), &recorded.id)?;
+    known.retain(|record| record.key.id == recorded.id);
+    let scheduling = &recorded.scheduling;
+    if let Some(array_id) = scheduling.array_id.as_ref().filter(|array_id| **array_id != recorded.id) {
+        let mut of_array = writer.find(Some(manager), array_id)?;
+        of_array.retain(|record| record.key.id == *array_id && record.scheduling.array_index.is_some());
+        known.extend(of_array);
     }
+    Ok(known)
 }
 
 /// Until when a scheduler has told everything.
@@ -68,7 +67,7 @@ fn cursor_name(manager: &str) -> String {
 }
 
 /// What a scheduler had told when the daemon last ran.
-pub fn before(writer: &Writer, manager: &str) -> Before {
+pub fn before(writer: &Queries, manager: &str) -> Before {
     let cursor = writer.meta(&cursor_name(manager)).ok().flatten().and_then(|cursor| cursor.parse().ok());
     let live = Filter {
         manager: Some(manager.to_owned()),

@@ -29,7 +29,7 @@ const SOURCES_NAMED_MAX: usize = 4;
 /// What a kilowatt hour of the machine means for its building.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tariff {
-    pue: f64,
+    pub(super) pue: f64,
     price_per_kwh: Option<f64>,
     currency: Arc<str>,
 }

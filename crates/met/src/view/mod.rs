@@ -5,6 +5,7 @@ mod gpu_tests;
 pub mod gpus;
 pub mod node;
 pub mod node_course;
+pub mod nodes;
 pub mod plot;
 pub mod ps;
 pub mod report;

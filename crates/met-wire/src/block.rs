@@ -72,13 +72,23 @@ fn position_or_push(masks: &mut Vec<Mask>, mask: Mask) -> usize {
     })
 }
 
+/// Whether a block is one, and whole; what it holds is not looked at.
+pub fn check(bytes: &[u8]) -> Result<(), Damaged> {
+    body_of(bytes).map(drop)
+}
+
+fn body_of(bytes: &[u8]) -> Result<&[u8], Damaged> {
+    let (body, sum) = bytes.split_last_chunk::<4>().ok_or(Damaged("block ends early"))?;
+    match check_sum(body) == u32::from_le_bytes(*sum) {
+        true => Ok(body),
+        false => Err(Damaged("check sum differs")),
+    }
+}
+
 /// Reads one block of `table`. A column that the table does not have came from another version of it and
 /// is passed over.
 pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
-    let (body, sum) = bytes.split_last_chunk::<4>().ok_or(Damaged("block ends early"))?;
-    if check_sum(body) != u32::from_le_bytes(*sum) {
-        return Err(Damaged("check sum differs"));
-    }
+    let body = body_of(bytes)?;
     let mut input = Input::new(body);
     if input.byte()? != VERSION {
         return Err(Damaged("unknown version"));

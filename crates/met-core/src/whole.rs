@@ -1,0 +1,199 @@
+//! One job of what several nodes measured of it.
+
+use std::collections::BTreeMap;
+
+use crate::course::Course;
+use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, State, Totals};
+use crate::{Across, JOB, Kind, MISSING};
+
+/// Managers whose jobs run on several nodes under one id. The ids of all others mean something on one node.
+const ACROSS_NODES: [&str; 4] = ["slurm", "oar", "pbs", "lsf"];
+/// Nodes begin the same run of a job this close to each other; a run after a requeue begins later.
+const SAME_RUN_NS: u64 = 120_000_000_000;
+
+pub fn spans_nodes(manager: &str) -> bool {
+    ACROSS_NODES.contains(&manager)
+}
+
+/// Whether what two nodes tell of jobs with the same id is of the same run.
+pub fn is_same_run(one: &Record, other: &Record) -> bool {
+    match (one.start_ns, other.start_ns) {
+        (Some(one_ns), Some(other_ns)) => one_ns.abs_diff(other_ns) <= SAME_RUN_NS,
+        _ => one.key.incarnation == other.key.incarnation,
+    }
+}
+
+/// The job that these nodes each had a part of; `None` without any.
+pub fn whole(key: JobKey, told: &[(String, Record)]) -> Option<Record> {
+    let first = told.iter().min_by_key(|(node, record)| (record.start_ns.unwrap_or(i64::MAX), node));
+    let (_, first) = first?;
+    let deciding = told.iter().map(|(_, record)| record).max_by_key(|record| weight(record.state));
+    let deciding = deciding.unwrap_or(first);
+    let is_live = told.iter().any(|(_, record)| record.state.is_live());
+    let end_ns = told.iter().filter_map(|(_, record)| record.end_ns).max().filter(|_| !is_live);
+    let mut whole = Record {
+        key,
+        state: deciding.state,
+        manager_state: deciding.manager_state.clone(),
+        exit_code: deciding.exit_code,
+        signal: deciding.signal,
+        end_ns,
+        nodes: told.iter().map(|(node, _)| node.clone()).collect(),
+        // Pids and paths mean something on their node alone.
+        local: None,
+        ..first.clone()
+    };
+    whole.nodes.sort_unstable();
+    if told.len() == 1 {
+        return Some(whole);
+    }
+    whole.summaries = Default::default();
+    whole.totals = totals(told.iter().map(|(_, record)| &record.totals));
+    whole.gpus = told.iter().flat_map(|(_, record)| record.gpus.iter().cloned()).collect();
+    whole.events = events(told.iter().flat_map(|(_, record)| &record.events));
+    whole.parts = told.iter().flat_map(|(node, record)| parts(node, record)).collect();
+    for (_, record) in told {
+        whole.requested.fill_from(&record.requested);
+        whole.allocated.fill_from(&record.allocated);
+        whole.scheduling.fill_from(&record.scheduling);
+    }
+    Some(whole)
+}
+
+/// Which state of a part is that of the job: it lives while a part does, and the worst end is its end.
+fn weight(state: State) -> u8 {
+    match state {
+        State::Running => 9,
+        State::Suspended => 8,
+        State::Pending => 7,
+        State::OutOfMemory => 6,
+        State::Timeout => 5,
+        State::Failed => 4,
+        State::Cancelled => 3,
+        State::Lost => 2,
+        State::Finished => 1,
+    }
+}
+
+fn totals<'a>(told: impl Iterator<Item = &'a Totals> + Clone) -> Totals {
+    let mut all = Totals::default();
+    for (column, definition) in JOB.columns.iter().enumerate() {
+        let known: Vec<&Figure> = told.clone().filter_map(|totals| totals.figure(column)).collect();
+        let Some(first) = known.first() else { continue };
+        let values = known.iter().map(|figure| figure.value);
+        let value = match definition.across {
+            Across::Sum => values.fold(0_i64, i64::saturating_add),
+            Across::Max => values.max().unwrap_or(first.value),
+            Across::Mean => values.clone().fold(0_i64, i64::saturating_add) / known.len() as i64,
+        };
+        let all_know = known.len() == told.clone().count();
+        let kind = match definition.across {
+            // Who does not know his part may have used any amount.
+            Across::Sum if !all_know => QualityKind::LowerBound,
+            // The peaks of nodes are not of one moment, so their sum is not measured as such.
+            Across::Sum if definition.kind == Kind::Gauge => worst(&known).max(QualityKind::Estimated),
+            _ => worst(&known),
+        };
+        let same = known.iter().all(|figure| figure.source == first.source);
+        let source = if same { first.source.clone() } else { "several nodes".into() };
+        all.set(column, value, kind, source);
+    }
+    all
+}
+
+fn worst(figures: &[&Figure]) -> QualityKind {
+    figures.iter().map(|figure| figure.kind).max().unwrap_or(QualityKind::Measured)
+}
+
+fn events<'a>(told: impl Iterator<Item = &'a EventCount>) -> Vec<EventCount> {
+    let mut all: BTreeMap<&str, EventCount> = BTreeMap::new();
+    for event in told {
+        let sum = all.entry(&event.name).or_insert_with(|| EventCount { count: 0, ..event.clone() });
+        sum.count = sum.count.saturating_add(event.count);
+        sum.counted = sum.counted.min(event.counted);
+        sum.kind = sum.kind.max(event.kind);
+    }
+    all.into_values().collect()
+}
+
+/// What the job did on a node, and the steps that it had there.
+fn parts(node: &str, record: &Record) -> Vec<Part> {
+    let on_node = Part {
+        node: node.to_owned(),
+        start_ns: record.start_ns,
+        end_ns: record.end_ns,
+        exit_code: record.exit_code,
+        totals: record.totals.clone(),
+        ..Part::default()
+    };
+    let steps = record.parts.iter().filter(|part| !part.step.is_empty());
+    let steps = steps.map(|part| Part { node: node.to_owned(), ..part.clone() });
+    std::iter::once(on_node).chain(steps).collect()
+}
+
+/// The course of a job from those of its nodes: at every time that one of them has, what they had together.
+///
+/// What a counter showed last it still shows; a level holds until its node's next sample, for `gap_ms` at most.
+pub fn together(courses: &[Course], gap_ms: i64) -> Course {
+    let Some(first) = courses.first() else { return Course::new(&JOB) };
+    if courses.len() == 1 {
+        return first.clone();
+    }
+    let mut times: Vec<i64> = courses.iter().flat_map(|course| course.times_ms.iter().copied()).collect();
+    times.sort_unstable();
+    times.dedup();
+    let mut all = Course::new(first.table);
+    for (column, definition) in first.table.columns.iter().enumerate() {
+        let mut held: Vec<Held> = courses.iter().map(|_| Held::default()).collect();
+        let cells = times.iter().map(|&time_ms| {
+            let mut known = Vec::new();
+            for (course, held) in courses.iter().zip(&mut held) {
+                held.advance(course, column, time_ms);
+                known.extend(held.value(time_ms, definition.kind, gap_ms));
+            }
+            combined(definition.across, &known)
+        });
+        all.columns[column] = cells.collect();
+    }
+    all.times_ms = times;
+    all
+}
+
+/// What one node last showed.
+#[derive(Default)]
+struct Held {
+    next: usize,
+    last: Option<(i64, i64)>,
+}
+
+impl Held {
+    fn advance(&mut self, course: &Course, column: usize, time_ms: i64) {
+        while course.times_ms.get(self.next).is_some_and(|&at_ms| at_ms <= time_ms) {
+            let cell = course.columns[column][self.next];
+            if cell != MISSING {
+                self.last = Some((course.times_ms[self.next], cell));
+            }
+            self.next += 1;
+        }
+    }
+
+    fn value(&self, time_ms: i64, kind: Kind, gap_ms: i64) -> Option<i64> {
+        let (at_ms, cell) = self.last?;
+        (kind == Kind::Counter || time_ms - at_ms <= gap_ms).then_some(cell)
+    }
+}
+
+fn combined(across: Across, known: &[i64]) -> i64 {
+    if known.is_empty() {
+        return MISSING;
+    }
+    match across {
+        Across::Sum => known.iter().fold(0_i64, |sum, &cell| sum.saturating_add(cell)),
+        Across::Max => known.iter().copied().max().unwrap_or(MISSING),
+        Across::Mean => known.iter().fold(0_i64, |sum, &cell| sum.saturating_add(cell)) / known.len() as i64,
+    }
+}
+
+#[cfg(test)]
+#[path = "whole_tests.rs"]
+mod tests;

@@ -1,0 +1,143 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::job_table::{CORES_PEAK, CPU, GPU_TEMPERATURE, MEMORY_NEEDED};
+
+const SECOND_NS: i64 = 1_000_000_000;
+
+fn key() -> JobKey {
+    JobKey { cluster: None, manager: "slurm".into(), id: "7".into(), incarnation: 100 }
+}
+
+fn no_record() -> Record {
+    Record {
+        key: JobKey { cluster: None, manager: String::new(), id: String::new(), incarnation: 0 },
+        name: String::new(),
+        user: None,
+        uid: None,
+        account: None,
+        command: Vec::new(),
+        state: State::Lost,
+        manager_state: None,
+        exit_code: None,
+        signal: None,
+        start_ns: None,
+        end_ns: None,
+        nodes: Vec::new(),
+        node_memory_bytes: None,
+        totals: Default::default(),
+        summaries: Default::default(),
+        gpus: Vec::new(),
+        events: Vec::new(),
+        requested: Default::default(),
+        allocated: Default::default(),
+        scheduling: Default::default(),
+        inside: None,
+        parts: Vec::new(),
+        emission: None,
+        local: None,
+    }
+}
+
+fn part_on(node: &str, start_s: i64, state: State, cpu_s: i64) -> (String, Record) {
+    let mut record = Record {
+        key: JobKey { incarnation: start_s, ..key() },
+        state,
+        exit_code: (state == State::Failed).then_some(3),
+        start_ns: Some(start_s * SECOND_NS),
+        end_ns: (!state.is_live()).then_some((start_s + 50) * SECOND_NS),
+        ..no_record()
+    };
+    record.totals.set(CPU, cpu_s * SECOND_NS, QualityKind::Measured, "cgroup");
+    (node.to_owned(), record)
+}
+
+#[test]
+fn what_one_node_tells_is_the_job() {
+    let (node, record) = part_on("n1", 100, State::Finished, 5);
+    let whole = whole(key(), &[(node, record.clone())]).unwrap();
+    assert_eq!(whole, Record { key: key(), nodes: vec!["n1".into()], ..record });
+}
+
+#[test]
+fn a_job_on_two_nodes_is_their_sum_and_has_a_part_on_each() {
+    let mut one = part_on("n2", 101, State::Finished, 5);
+    let mut other = part_on("n1", 100, State::Finished, 7);
+    one.1.totals.set(CORES_PEAK, 2000, QualityKind::Sampled, "samples");
+    other.1.totals.set(CORES_PEAK, 3000, QualityKind::Sampled, "samples");
+    one.1.totals.set(GPU_TEMPERATURE, 70_000, QualityKind::Sampled, "nvml");
+    other.1.totals.set(GPU_TEMPERATURE, 60_000, QualityKind::Sampled, "nvml");
+    one.1.totals.set(MEMORY_NEEDED, 5, QualityKind::Measured, "cgroup");
+    let whole = whole(key(), &[one, other]).unwrap();
+    assert_eq!(whole.nodes, ["n1", "n2"]);
+    assert_eq!((whole.start_ns, whole.end_ns), (Some(100 * SECOND_NS), Some(151 * SECOND_NS)));
+    let figure = |column| whole.totals.figure(column).map(|figure| (figure.value, figure.kind)).unwrap();
+    assert_eq!(figure(CPU), (12 * SECOND_NS, QualityKind::Measured));
+    assert_eq!(figure(CORES_PEAK), (5000, QualityKind::Estimated), "the peaks need not be of one moment");
+    assert_eq!(figure(GPU_TEMPERATURE), (70_000, QualityKind::Sampled), "the hottest");
+    assert_eq!(figure(MEMORY_NEEDED), (5, QualityKind::LowerBound), "the other node does not know its part");
+    let parts: Vec<_> =
+        whole.parts.iter().map(|part| (part.node.as_str(), part.totals.get(CPU).unwrap())).collect();
+    assert_eq!(parts, [("n2", 5 * SECOND_NS), ("n1", 7 * SECOND_NS)]);
+}
+
+#[test]
+fn a_job_lives_while_a_part_does_and_ends_as_its_worst_part() {
+    let state = |states: &[State]| {
+        let told: Vec<_> = states.iter().map(|&state| part_on("n", 100, state, 1)).collect();
+        let whole = whole(key(), &told).unwrap();
+        (whole.state, whole.end_ns.is_some(), whole.exit_code)
+    };
+    assert_eq!(state(&[State::Finished, State::Running]), (State::Running, false, None));
+    assert_eq!(state(&[State::Finished, State::Failed]), (State::Failed, true, Some(3)));
+    assert_eq!(state(&[State::Lost, State::Finished]), (State::Lost, true, None));
+}
+
+#[test]
+fn a_requeued_job_is_another_run() {
+    let (_, first) = part_on("n1", 100, State::Finished, 1);
+    assert!(is_same_run(&first, &part_on("n2", 130, State::Running, 1).1));
+    assert!(!is_same_run(&first, &part_on("n2", 400, State::Running, 1).1));
+}
+
+fn course(samples: &[(i64, i64, i64)]) -> Course {
+    let mut course = Course::new(&JOB);
+    for &(time_ms, cpu, memory) in samples {
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        cells[CPU] = cpu;
+        cells[MEMORY_NEEDED] = memory;
+        course.push(time_ms, &cells);
+    }
+    course
+}
+
+#[test]
+fn courses_add_up_and_a_node_that_is_done_keeps_what_it_used() {
+    let short = course(&[(0, 0, 10), (1000, 5, 10)]);
+    let long = course(&[(500, 1, 100), (9000, 2, 100)]);
+    let both = together(&[short, long], 2000);
+    assert_eq!(both.times_ms, [0, 500, 1000, 9000]);
+    assert_eq!(both.columns[CPU], [0, 1, 6, 7]);
+    assert_eq!(both.columns[MEMORY_NEEDED], [10, 110, 110, 100], "its memory is free again");
+}
+
+proptest! {
+    #[test]
+    fn counters_of_a_job_never_fall_and_end_at_the_sum(
+        nodes in prop::collection::vec(prop::collection::vec((1_i64..5000, 0_i64..1000), 1..30), 1..5),
+    ) {
+        let courses: Vec<Course> = nodes.iter().map(|steps| {
+            let (mut at_ms, mut cpu, mut samples) = (0, 0, Vec::new());
+            for &(step_ms, growth) in steps {
+                (at_ms, cpu) = (at_ms + step_ms, cpu + growth);
+                samples.push((at_ms, cpu, MISSING));
+            }
+            course(&samples)
+        }).collect();
+        let all = together(&courses, 1000);
+        prop_assert!(all.columns[CPU].is_sorted());
+        prop_assert!(all.times_ms.is_sorted_by(|left, right| left < right));
+        let sum: i64 = courses.iter().map(|course| *course.columns[CPU].last().unwrap()).sum();
+        prop_assert_eq!(*all.columns[CPU].last().unwrap(), sum);
+    }
+}

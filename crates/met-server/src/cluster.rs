@@ -1,0 +1,14 @@
+//! The server of a cluster: takes what nodes send, keeps it, and makes one job of its parts.
+//!
+//! Batches come in by [`api`], are made durable by the [`keeper`] before they are acknowledged, and become
+//! records and series of the store behind it.
+
+pub mod access;
+pub mod api;
+mod keeper;
+mod latest;
+mod view;
+
+pub use keeper::{Busy, Keeper, Plan, Refusal};
+pub use latest::Latest;
+pub use view::ClusterView;

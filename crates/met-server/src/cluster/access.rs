@@ -1,0 +1,68 @@
+//! Tokens: made here once, shown once, and kept as something that proves them and is none.
+
+use std::io;
+
+use met_store::StoreError;
+use met_store::cluster::{Bearer, Log};
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom, SystemRandom};
+
+const TOKEN_BYTES: usize = 32;
+
+/// Lets somebody in and returns his token; nobody can find it out again.
+pub fn enroll(log: &mut Log, bearer: &Bearer, now_ns: i64) -> Result<String, StoreError> {
+    let token = token().map_err(|error| StoreError::Io { path: "/dev/urandom".into(), error })?;
+    log.enroll(bearer, &hash(&token), now_ns)?;
+    Ok(token)
+}
+
+/// Whose token this is.
+pub fn bearer(log: &Log, token: &str) -> Result<Option<Bearer>, StoreError> {
+    log.bearer(&hash(token))
+}
+
+/// A token has so much chance in it that nobody finds it by trying, and a quick hash is enough.
+fn hash(token: &str) -> Vec<u8> {
+    digest(&SHA256, token.as_bytes()).as_ref().to_vec()
+}
+
+fn token() -> io::Result<String> {
+    let mut bytes = [0; TOKEN_BYTES];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| io::Error::other("no random numbers"))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Names of nodes end up in labels, files and lists.
+pub fn is_node_name(name: &str) -> bool {
+    let proper = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=253).contains(&name.len()) && name.bytes().all(proper) && !name.starts_with(['.', '-'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_known_and_cannot_be_read_back() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = Log::open(state.path()).unwrap();
+        let ada = Bearer::User("ada".into());
+        let token = enroll(&mut log, &ada, 1).unwrap();
+        assert_eq!(bearer(&log, &token).unwrap(), Some(ada.clone()));
+        assert_eq!(bearer(&log, "").unwrap(), None);
+        assert_ne!(enroll(&mut log, &ada, 2).unwrap(), token);
+        drop(log);
+        for entry in std::fs::read_dir(state.path()).unwrap() {
+            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+            assert!(!bytes.windows(token.len()).any(|window| window == token.as_bytes()));
+        }
+    }
+
+    #[test]
+    fn names_of_nodes_are_plain() {
+        assert!(is_node_name("n1") && is_node_name("gpu-07.cluster_a.example"));
+        for bad in ["", ".", "-n", "a/b", "a b", "a\n", "ä", "../x"] {
+            assert!(!is_node_name(bad), "{bad:?}");
+        }
+    }
+}

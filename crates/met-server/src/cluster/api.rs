@@ -1,0 +1,216 @@
+//! What a server answers over HTTP: batches of nodes, and questions of people and programs.
+//!
+//! ```text
+//! POST /api/v1/batches   a batch; answered when it is durable. Of a node alone, by its token or certificate
+//! POST /api/v1/ask       a question as on a daemon's socket, in JSON; of a user or an operator
+//! GET  /api/v1/whoami    who a token belongs to
+//! ```
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use met_store::cluster::{Bearer, Log};
+use met_wire::batch::{Batch, PACKED_BYTES_MAX};
+use serde_json::json;
+use tokio::sync::Semaphore;
+
+use super::access;
+use super::keeper::{Keeper, Refusal, now_ns};
+use crate::http::Asker;
+
+/// Everything under it looks at tokens by itself.
+pub const ROOT: &str = "/api/v1/";
+/// Bytes of all batches that are read at once, in units of which each takes at least one.
+const ROOM_UNIT: usize = 64 << 10;
+const ROOM_UNITS: usize = 1024;
+const QUESTION_BYTES_MAX: usize = 1 << 20;
+const COME_AGAIN: Duration = Duration::from_secs(5);
+
+/// Answers a question in JSON. What a user may not see is not there for him.
+pub type Answering = dyn Fn(&Bearer, &[u8]) -> Result<Vec<u8>, String> + Send + Sync;
+
+pub struct Api {
+    pub keeper: Keeper,
+    log: Mutex<Log>,
+    answering: Box<Answering>,
+    room: Arc<Semaphore>,
+}
+
+impl Api {
+    /// `log` is to look up tokens; the keeper has one of its own.
+    pub fn new(keeper: Keeper, log: Log, answering: Box<Answering>) -> Api {
+        Api { keeper, log: Mutex::new(log), answering, room: Arc::new(Semaphore::new(ROOM_UNITS)) }
+    }
+
+    /// Who is asking, by a token, else by a certificate with the name of a node.
+    fn bearer(&self, asker: &Asker, headers: &HeaderMap) -> Result<Bearer, Problem> {
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = |error: met_store::StoreError| Problem::new(StatusCode::SERVICE_UNAVAILABLE, error);
+        let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        if let Some(token) = shown.and_then(|shown| shown.strip_prefix("Bearer ")) {
+            return access::bearer(&log, token.trim()).map_err(failed)?.ok_or_else(Problem::unknown);
+        }
+        if let Some(certificate) = &asker.certificate {
+            let names = certificate.common_name.iter().chain(&certificate.dns_names);
+            for name in names.filter(|name| certificate.is_for(name)) {
+                if log.is_node(name).map_err(failed)? {
+                    return Ok(Bearer::Node(name.clone()));
+                }
+            }
+        }
+        // A password of the web configuration is that of an operator.
+        asker.user.clone().map(Bearer::Operator).ok_or_else(Problem::unknown)
+    }
+}
+
+/// The routes, to be served under [`ROOT`] without another check.
+pub fn router(api: Arc<Api>) -> Router {
+    Router::new()
+        .route("/api/v1/batches", post(batches))
+        .route("/api/v1/ask", post(ask))
+        .route("/api/v1/whoami", get(whoami).post(whoami))
+        .with_state(api)
+}
+
+/// A refusal with its reason.
+struct Problem {
+    status: StatusCode,
+    reason: String,
+    come_again: bool,
+}
+
+impl Problem {
+    fn new(status: StatusCode, reason: impl ToString) -> Problem {
+        Problem { status, reason: reason.to_string(), come_again: false }
+    }
+
+    fn unknown() -> Problem {
+        Problem::new(
+            StatusCode::UNAUTHORIZED,
+            "this token is not known here; on the server: met server enroll NAME",
+        )
+    }
+
+    fn busy() -> Problem {
+        let reason = "there is too much to do at the moment";
+        Problem { come_again: true, ..Problem::new(StatusCode::TOO_MANY_REQUESTS, reason) }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(json!({ "error": self.reason }))).into_response();
+        if self.come_again {
+            response.headers_mut().insert(header::RETRY_AFTER, COME_AGAIN.as_secs().into());
+        }
+        response
+    }
+}
+
+async fn batches(
+    State(api): State<Arc<Api>>,
+    Extension(asker): Extension<Asker>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let received_ns = now_ns();
+    let Bearer::Node(node) = api.bearer(&asker, &headers)? else {
+        return Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            "only nodes send batches; this is another kind of token",
+        ));
+    };
+    let length =
+        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    let Some(length) = length else {
+        return Err(Problem::new(StatusCode::LENGTH_REQUIRED, "a batch comes with its length"));
+    };
+    if length > PACKED_BYTES_MAX {
+        let reason = format!("a batch has at most {PACKED_BYTES_MAX} bytes, not {length}");
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, reason));
+    }
+    let units = (length / ROOM_UNIT + 1) as u32;
+    let Ok(_room) = Arc::clone(&api.room).try_acquire_many_owned(units) else { return Err(Problem::busy()) };
+    let cut_off =
+        |error: axum::Error| Problem { come_again: true, ..Problem::new(StatusCode::REQUEST_TIMEOUT, error) };
+    let packed = to_bytes(body, PACKED_BYTES_MAX).await.map_err(cut_off)?.to_vec();
+    let batch = Batch::unpack(&packed).map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?;
+    if batch.header.node != node {
+        let reason =
+            format!("this token is that of node {node}, and the batch of node {}", batch.header.node);
+        return Err(Problem::new(StatusCode::FORBIDDEN, reason));
+    }
+    check(&batch).map_err(|reason| Problem::new(StatusCode::BAD_REQUEST, reason))?;
+    let sequence = batch.header.sequence;
+    let offset = headers.get("Met-Clock-Offset-Ns").and_then(|offset| offset.to_str().ok()?.parse().ok());
+    let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
+    match kept.await {
+        Ok(Ok(())) => Ok(Json(json!({ "sequence": sequence, "now_ns": now_ns() })).into_response()),
+        Ok(Err(refusal @ Refusal::Stranger(_))) => Err(Problem::new(StatusCode::FORBIDDEN, refusal)),
+        Ok(Err(refusal)) => {
+            Err(Problem { come_again: true, ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, refusal) })
+        }
+        Err(_) => Err(Problem {
+            come_again: true,
+            ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server ends")
+        }),
+    }
+}
+
+/// What the form alone does not say: every block is whole, and every record is of the node that sends it.
+fn check(batch: &Batch) -> Result<(), String> {
+    if batch.header.sequence == 0 || batch.header.sequence > i64::MAX as u64 || batch.header.spool.is_empty()
+    {
+        return Err("it has no number".to_owned());
+    }
+    for piece in &batch.pieces {
+        met_wire::block::check(&piece.block)
+            .map_err(|error| format!("a block of table {:?}: {error}", piece.table))?;
+    }
+    let foreign = batch.records.iter().find(|record| record.key.cluster.is_some());
+    match foreign {
+        Some(record) => Err(format!("job {} is said to be of another place", record.key.id)),
+        None => Ok(()),
+    }
+}
+
+async fn ask(
+    State(api): State<Arc<Api>>,
+    Extension(asker): Extension<Asker>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let bearer = api.bearer(&asker, &headers)?;
+    if let Bearer::Node(_) = bearer {
+        return Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            "this is a node's token; met server enroll --user makes one to ask with",
+        ));
+    }
+    let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
+    let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
+    // Files are read: nobody else waits for that.
+    let answered = tokio::task::spawn_blocking(move || (api.answering)(&bearer, &question)).await;
+    let answer = answered.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+    let answer = answer.map_err(|reason| Problem::new(StatusCode::BAD_REQUEST, reason))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], Bytes::from(answer)).into_response())
+}
+
+async fn whoami(
+    State(api): State<Arc<Api>>,
+    Extension(asker): Extension<Asker>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let (kind, name) = match api.bearer(&asker, &headers)? {
+        Bearer::Node(name) => ("node", name),
+        Bearer::User(name) => ("user", name),
+        Bearer::Operator(name) => ("operator", name),
+    };
+    Ok(Json(json!({ "kind": kind, "name": name, "now_ns": now_ns() })).into_response())
+}

@@ -1,0 +1,465 @@
+//! The one thread that writes: it makes batches durable, then records of them, and moves series to the store.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use met_core::course::Course;
+use met_core::job::{JobKey, Record};
+use met_core::whole::{is_same_run, spans_nodes, together, whole};
+use met_core::{JOB, Table};
+use met_store::cluster::{About, Arrival, Arrived, Log, Told};
+use met_store::{Backends, Retention, StoreError, Writer};
+use met_wire::batch::{Batch, Piece, Subject};
+use met_wire::block;
+use tokio::sync::oneshot;
+
+use super::latest::Latest;
+
+/// Batches that wait for the disk; more are sent away with a word when to come again.
+const QUEUE: usize = 512;
+/// Batches that become durable together.
+const GROUP: usize = 256;
+const REPLAY_GROUP: usize = 64;
+/// Series of a node are moved when the oldest waits for so long, or so much waits.
+const MOVE_AFTER_NS: i64 = 3_600_000_000_000;
+const MOVE_BYTES: i64 = 4 << 20;
+/// How often it is looked what there is to move, and what is too old.
+const LOOK_EVERY: Duration = Duration::from_secs(20);
+const RETAIN_EVERY: Duration = Duration::from_secs(3600);
+
+/// What a keeper needs to know.
+pub struct Plan {
+    pub state: PathBuf,
+    /// Where catalogue and series are, if not in files of the state.
+    pub backends: Backends,
+    pub retention: Retention,
+    /// The table that a node means by its name.
+    pub table: fn(&str) -> Option<&'static Table>,
+    /// A sample that is older says nothing of a level.
+    pub gap_ms: i64,
+    /// Moves series at once; for tests of what is behind it.
+    pub move_after_ns: Option<i64>,
+}
+
+/// Why a batch was not kept.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error("node {0} is not enrolled here; on the server: met server enroll {0}")]
+    Stranger(String),
+    #[error("it could not be written: {0}")]
+    Disk(String),
+}
+
+/// There is too much to do.
+#[derive(Debug)]
+pub struct Busy;
+
+struct Incoming {
+    batch: Batch,
+    packed: Vec<u8>,
+    received_ns: i64,
+    clock_offset_ns: Option<i64>,
+    reply: oneshot::Sender<Result<(), Refusal>>,
+}
+
+enum Order {
+    Batch(Box<Incoming>),
+    /// Something to do with the store, between two groups.
+    Work(Box<dyn FnOnce(&mut Writer) + Send>),
+    /// Moves all series now.
+    MoveAll(SyncSender<()>),
+    Stop,
+}
+
+pub struct Keeper {
+    orders: SyncSender<Order>,
+    thread: Option<JoinHandle<()>>,
+    latest: Latest,
+}
+
+impl Keeper {
+    pub fn start(plan: Plan) -> Result<Keeper, StoreError> {
+        let writer = Writer::open_with(&plan.state, &plan.backends)?;
+        let log = Log::open(&plan.state)?;
+        let (orders, receiver) = mpsc::sync_channel(QUEUE);
+        let latest = Latest::default();
+        let mut work = Work {
+            applied: log.applied()?,
+            writer,
+            log,
+            plan,
+            latest: latest.clone(),
+            next_look: Instant::now(),
+            next_retain: Instant::now() + RETAIN_EVERY,
+        };
+        work.recall();
+        let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || work.run(&receiver));
+        let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
+        Ok(Keeper { orders, thread: Some(thread), latest })
+    }
+
+    pub fn latest(&self) -> &Latest {
+        &self.latest
+    }
+
+    /// Hands a batch over; the receiver hears when it is durable.
+    pub fn keep(
+        &self,
+        batch: Batch,
+        packed: Vec<u8>,
+        received_ns: i64,
+        clock_offset_ns: Option<i64>,
+    ) -> Result<oneshot::Receiver<Result<(), Refusal>>, Busy> {
+        let (reply, kept) = oneshot::channel();
+        let incoming = Incoming { batch, packed, received_ns, clock_offset_ns, reply };
+        match self.orders.try_send(Order::Batch(Box::new(incoming))) {
+            Ok(()) => Ok(kept),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(Busy),
+        }
+    }
+
+    /// Does something with the store, in its turn.
+    pub fn with_writer(&self, work: impl FnOnce(&mut Writer) + Send + 'static) {
+        let _ = self.orders.send(Order::Work(Box::new(work)));
+    }
+
+    /// Moves all series to the store, and waits for it.
+    pub fn move_all(&self) {
+        let (done, wait) = mpsc::sync_channel(1);
+        if self.orders.send(Order::MoveAll(done)).is_ok() {
+            let _ = wait.recv();
+        }
+    }
+
+    /// Keeps what was handed over, and ends.
+    pub fn stop(mut self) {
+        let _ = self.orders.send(Order::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Work {
+    writer: Writer,
+    log: Log,
+    plan: Plan,
+    latest: Latest,
+    /// Records up to this batch are in the store.
+    applied: i64,
+    next_look: Instant,
+    next_retain: Instant,
+}
+
+impl Work {
+    /// Applies what an earlier server had no time for, and learns how the jobs stood that run.
+    fn recall(&mut self) {
+        let mut number = 0;
+        loop {
+            let batches = match self.log.after(number, REPLAY_GROUP) {
+                Ok(batches) if !batches.is_empty() => batches,
+                Ok(_) => return,
+                Err(error) => return tracing::error!("what was received cannot be read: {error}"),
+            };
+            let mut group = Vec::new();
+            for (at, node, data) in batches {
+                number = at;
+                match Batch::unpack(&data) {
+                    Ok(batch) => group.push((at, node, batch)),
+                    Err(error) => tracing::error!("batch {at} of {node} is passed over: {error}"),
+                }
+            }
+            self.learn(&group);
+            group.retain(|(at, ..)| *at > self.applied);
+            self.apply(&group);
+        }
+    }
+
+    fn run(&mut self, orders: &Receiver<Order>) {
+        loop {
+            let patience = self.next_look.saturating_duration_since(Instant::now());
+            let first = match orders.recv_timeout(patience) {
+                Ok(order) => Some(order),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let mut group = Vec::new();
+            for order in first.into_iter().chain(orders.try_iter()) {
+                match order {
+                    Order::Batch(incoming) => group.push(*incoming),
+                    Order::Work(work) => {
+                        self.take(std::mem::take(&mut group));
+                        work(&mut self.writer);
+                    }
+                    Order::MoveAll(done) => {
+                        self.take(std::mem::take(&mut group));
+                        self.move_due(i64::MAX);
+                        let _ = done.send(());
+                    }
+                    Order::Stop => {
+                        self.take(group);
+                        return;
+                    }
+                }
+                if group.len() == GROUP {
+                    break;
+                }
+            }
+            self.take(group);
+            self.keep_house();
+        }
+    }
+
+    fn take(&mut self, group: Vec<Incoming>) {
+        if group.is_empty() {
+            return;
+        }
+        let arrived: Vec<Arrived<'_>> = group.iter().map(arrived).collect();
+        let kinds = match self.log.take(&arrived) {
+            Ok(kinds) => kinds,
+            Err(error) => {
+                tracing::error!("{} batches are not kept, their nodes send them again: {error}", group.len());
+                let text = error.to_string();
+                group
+                    .into_iter()
+                    .for_each(|incoming| drop(incoming.reply.send(Err(Refusal::Disk(text.clone())))));
+                return;
+            }
+        };
+        let mut fresh = Vec::new();
+        for (incoming, kind) in group.into_iter().zip(kinds) {
+            let node = incoming.batch.header.node.clone();
+            let answer = match kind {
+                Arrival::Stranger => Err(Refusal::Stranger(node)),
+                Arrival::Known => Ok(()),
+                Arrival::New(number) => {
+                    fresh.push((number, node, incoming.batch));
+                    Ok(())
+                }
+            };
+            // Who has gone meanwhile sends it again, and is told that it is known.
+            let _ = incoming.reply.send(answer);
+        }
+        self.learn(&fresh);
+        self.apply(&fresh);
+    }
+
+    /// What running jobs showed last.
+    fn learn(&mut self, group: &[(i64, String, Batch)]) {
+        for (_, node, batch) in group {
+            for piece in batch.pieces.iter().filter(|piece| piece.table == JOB.name) {
+                if let Subject::Job(key) = &piece.subject
+                    && let Ok(course) = block::decode(&piece.block, &JOB)
+                {
+                    self.latest.learn(&series_key(node, key), &course);
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, group: &[(i64, String, Batch)]) {
+        let Some(last) = group.iter().map(|(number, ..)| *number).max() else { return };
+        match self.apply_records(group, last) {
+            Ok(()) => self.applied = self.applied.max(last),
+            // They are durable as batches, and are applied again when a server starts.
+            Err(error) => tracing::error!("records of jobs are not in the store yet: {error}"),
+        }
+    }
+
+    fn apply_records(&mut self, group: &[(i64, String, Batch)], last: i64) -> Result<(), StoreError> {
+        let mut told = Vec::new();
+        for (_, node, batch) in group {
+            for record in &batch.records {
+                told.push(self.place(node, record.clone(), &told)?);
+            }
+        }
+        self.log.note(&told, last)?;
+        let mut seen = HashSet::new();
+        let mut wholes = Vec::new();
+        // The last word on a job first: what was told of it before is in the log, too.
+        for told in told.iter().rev() {
+            let key = whole_key(told);
+            if seen.insert(key.clone()) {
+                wholes.extend(self.whole(key)?);
+            }
+            if !told.record.state.is_live() {
+                self.latest.forget(&series_key(&told.node, &told.record.key));
+            }
+        }
+        self.writer.put_all(&wholes)
+    }
+
+    /// Which job a node's part belongs to.
+    fn place(&self, node: &str, record: Record, group: &[Told]) -> Result<Told, StoreError> {
+        let mut placed = Told { node: node.to_owned(), whole: record.key.incarnation, record };
+        if spans_nodes(&placed.record.key.manager) {
+            let key = &placed.record.key;
+            let mut known = self.log.told(&key.manager, &key.id)?;
+            let in_group =
+                |told: &&Told| told.record.key.manager == key.manager && told.record.key.id == key.id;
+            known.extend(group.iter().filter(in_group).cloned());
+            let same = known.iter().find(|told| is_same_run(&told.record, &placed.record));
+            placed.whole = same.map_or(placed.whole, |told| told.whole);
+        }
+        Ok(placed)
+    }
+
+    fn whole(&self, key: JobKey) -> Result<Option<Record>, StoreError> {
+        let mut told = self.log.told(&key.manager, &key.id)?;
+        told.retain(|told| whole_key(told) == key);
+        let parts: Vec<(String, Record)> = told.into_iter().map(|told| (told.node, told.record)).collect();
+        let several = parts.len() > 1;
+        let mut job = whole(key, &parts);
+        if let Some(job) = job.as_mut().filter(|job| several && !job.state.is_live()) {
+            job.summaries = self.course_of(&parts)?.summaries(self.plan.gap_ms);
+        }
+        Ok(job)
+    }
+
+    fn course_of(&self, parts: &[(String, Record)]) -> Result<Course, StoreError> {
+        let mut courses = Vec::new();
+        for (node, record) in parts {
+            let key = series_key(node, &record.key);
+            let mut course = self.writer.course(&key)?;
+            for (_, data) in self.log.waiting(node, i64::MAX)? {
+                add_waiting(&data, &Subject::Job(record.key.clone()), &mut course);
+            }
+            courses.push(course);
+        }
+        Ok(together(&courses, self.plan.gap_ms))
+    }
+
+    fn keep_house(&mut self) {
+        let now = Instant::now();
+        if now < self.next_look {
+            return;
+        }
+        self.next_look = now + LOOK_EVERY;
+        self.move_due(now_ns().saturating_sub(self.plan.move_after_ns.unwrap_or(MOVE_AFTER_NS)));
+        if now >= self.next_retain {
+            self.next_retain = now + RETAIN_EVERY;
+            if let Err(error) = self.writer.retain(&self.plan.retention, now_ns()) {
+                tracing::warn!("old jobs could not be removed: {error}");
+            }
+        }
+    }
+
+    /// Moves the series of nodes whose oldest batch came before `before_ns`, or of which much waits.
+    fn move_due(&mut self, before_ns: i64) {
+        let backlog = match self.log.backlog() {
+            Ok(backlog) => backlog,
+            Err(error) => return tracing::error!("what was received cannot be read: {error}"),
+        };
+        for (node, oldest_ns, bytes) in backlog {
+            if (oldest_ns < before_ns || bytes > MOVE_BYTES)
+                && let Err(error) = self.move_series(&node)
+            {
+                tracing::error!("series of node {node} stay where they are: {error}");
+            }
+        }
+    }
+
+    fn move_series(&mut self, node: &str) -> Result<(), StoreError> {
+        let waiting = self.log.waiting(node, self.applied)?;
+        let Some(&(last, _)) = waiting.last() else { return Ok(()) };
+        let mut moved: Vec<(Subject, Course)> = Vec::new();
+        for (number, data) in &waiting {
+            match Batch::unpack(data) {
+                Ok(batch) => gather(batch.pieces, self.plan.table, &mut moved),
+                Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
+            }
+        }
+        for (subject, course) in moved {
+            match subject {
+                Subject::Job(key) => self.writer.append_course(&series_key(node, &key), &course)?,
+                Subject::Device(uuid) => self.writer.append_device(&uuid, &course)?,
+                Subject::Node(part) => self.writer.append_course(&node_key(node, &part), &course)?,
+            }
+        }
+        self.log.forget(node, last)
+    }
+}
+
+fn arrived(incoming: &Incoming) -> Arrived<'_> {
+    let header = &incoming.batch.header;
+    Arrived {
+        node: &header.node,
+        spool: &header.spool,
+        sequence: header.sequence,
+        received_ns: incoming.received_ns,
+        data: &incoming.packed,
+        about: About {
+            version: &header.version,
+            boot_id: &header.boot_id,
+            cpus: header.cpus,
+            memory_bytes: header.memory_bytes,
+            clock_offset_ns: incoming.clock_offset_ns,
+            dropped_samples: header.dropped_samples,
+        },
+    }
+}
+
+/// Adds pieces to the courses that they continue. What cannot be read is a gap.
+fn gather(pieces: Vec<Piece>, table: fn(&str) -> Option<&'static Table>, into: &mut Vec<(Subject, Course)>) {
+    for piece in pieces {
+        let Some(table) = table(&piece.table) else { continue };
+        let Ok(course) = block::decode(&piece.block, table) else { continue };
+        let same = |(subject, known): &&mut (Subject, Course)| {
+            *subject == piece.subject && known.table.name == table.name
+        };
+        match into.iter_mut().find(same) {
+            Some((_, known)) => known.append(&course),
+            None => into.push((piece.subject, course)),
+        }
+    }
+}
+
+/// Adds what a batch has of a job to its course.
+pub(super) fn add_waiting(data: &[u8], subject: &Subject, course: &mut Course) {
+    let Ok(batch) = Batch::unpack(data) else { return };
+    for piece in
+        batch.pieces.iter().filter(|piece| piece.subject == *subject && piece.table == course.table.name)
+    {
+        if let Ok(more) = block::decode(&piece.block, course.table) {
+            course.append(&more);
+        }
+    }
+}
+
+/// Under which key the series of a node's part of a job are kept: ids of nodes' own jobs are not unique.
+pub(super) fn series_key(node: &str, key: &JobKey) -> JobKey {
+    JobKey { cluster: Some(node.to_owned()), ..key.clone() }
+}
+
+fn node_key(node: &str, part: &str) -> JobKey {
+    let id = part.to_owned();
+    JobKey { cluster: Some(node.to_owned()), manager: "node".to_owned(), id, incarnation: 0 }
+}
+
+/// The job that a part belongs to; a job of one node is kept under that node's name.
+fn whole_key(told: &Told) -> JobKey {
+    let key = &told.record.key;
+    match spans_nodes(&key.manager) {
+        true => JobKey { cluster: None, incarnation: told.whole, ..key.clone() },
+        false => series_key(&told.node, key),
+    }
+}
+
+/// The keys under which the series of a job's parts are kept.
+pub(super) fn part_keys(log: &Log, key: &JobKey) -> Result<Vec<(String, JobKey)>, StoreError> {
+    let told = log.told(&key.manager, &key.id)?;
+    let parts = told.into_iter().filter(|told| whole_key(told) == *key);
+    Ok(parts.map(|told| (told.node.clone(), told.record.key)).collect())
+}
+
+pub(super) fn now_ns() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;

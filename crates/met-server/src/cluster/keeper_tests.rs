@@ -1,0 +1,194 @@
+use met_core::MISSING;
+use met_core::job::{LOCAL, QualityKind, State};
+use met_core::job_table::{CPU, MEMORY_NEEDED};
+use met_store::Filter;
+use met_store::cluster::Bearer;
+use met_wire::batch::Header;
+
+use super::*;
+use crate::cluster::ClusterView;
+
+const SECOND_NS: i64 = 1_000_000_000;
+const START_S: i64 = 1_794_700_800;
+
+fn plan(state: &std::path::Path) -> Plan {
+    Plan {
+        state: state.to_path_buf(),
+        backends: Backends::default(),
+        retention: Retention::default(),
+        table: |name| (name == JOB.name).then_some(&JOB),
+        gap_ms: 60_000,
+        move_after_ns: None,
+    }
+}
+
+fn start(state: &std::path::Path, nodes: &[&str]) -> (Keeper, ClusterView) {
+    let mut log = Log::open(state).unwrap();
+    for node in nodes {
+        log.enroll(&Bearer::Node((*node).to_owned()), node.as_bytes(), 1).unwrap();
+    }
+    let keeper = Keeper::start(plan(state)).unwrap();
+    let view = ClusterView {
+        state: state.to_path_buf(),
+        backends: Backends::default(),
+        latest: keeper.latest().clone(),
+        gap_ms: 60_000,
+    };
+    (keeper, view)
+}
+
+fn record(manager: &str, id: &str, start_s: i64, state: State, cpu_s: i64) -> Record {
+    let mut record: Record = serde_json::from_value(serde_json::json!({
+        "key": {"cluster": null, "manager": manager, "id": id, "incarnation": start_s}, "name": "job", "user": "ada",
+        "uid": 1000, "account": null, "command": [], "state": state, "manager_state": null, "exit_code": null,
+        "signal": null, "start_ns": start_s * SECOND_NS, "end_ns": null, "nodes": [], "node_memory_bytes": null,
+        "local": null,
+    }))
+    .unwrap();
+    if !state.is_live() {
+        record.end_ns = Some((start_s + 60) * SECOND_NS);
+        record.totals.set(CPU, cpu_s * SECOND_NS, QualityKind::Measured, "cgroup");
+    }
+    record
+}
+
+fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piece {
+    let mut course = Course::new(&JOB);
+    for at in 0..samples {
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        cells[CPU] = (from_s + at - START_S) * SECOND_NS;
+        cells[MEMORY_NEEDED] = 1000;
+        course.push((from_s + at) * 1000, &cells);
+    }
+    let mut packed = Vec::new();
+    block::encode(&course, 0..course.len(), &mut packed);
+    Piece { subject: Subject::Job(key.clone()), table: JOB.name.to_owned(), block: packed }
+}
+
+fn send(
+    keeper: &Keeper,
+    node: &str,
+    sequence: u64,
+    records: Vec<Record>,
+    pieces: Vec<Piece>,
+) -> Result<(), Refusal> {
+    let header = Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() };
+    let batch = Batch { header, records, pieces };
+    let packed = batch.pack().unwrap().bytes;
+    let kept = keeper.keep(batch, packed, now_ns(), None).unwrap().blocking_recv().unwrap();
+    // It is acknowledged when it is durable, and shown a moment later.
+    let (done, wait) = mpsc::sync_channel(1);
+    keeper.with_writer(move |_| done.send(()).unwrap());
+    wait.recv().unwrap();
+    kept
+}
+
+fn all(view: &ClusterView) -> Vec<Record> {
+    view.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap()
+}
+
+#[test]
+fn a_batch_counts_once_however_often_it_comes() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &["n1"]);
+    let running = record(LOCAL, "1", START_S, State::Running, 0);
+    for _ in 0..2 {
+        send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 10)]).unwrap();
+    }
+    let jobs = all(&view);
+    assert_eq!(jobs.len(), 1);
+    assert_eq!(jobs[0].totals.get(CPU), Some(9 * SECOND_NS), "as it was last seen");
+    assert_eq!(view.course(&jobs[0].key, i64::MIN).unwrap().len(), 10, "from what waits");
+    keeper.move_all();
+    send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 10)]).unwrap();
+    send(
+        &keeper,
+        "n1",
+        2,
+        vec![record(LOCAL, "1", START_S, State::Finished, 20)],
+        vec![piece(&running.key, START_S + 10, 5)],
+    )
+    .unwrap();
+    let course = view.course(&jobs[0].key, i64::MIN).unwrap();
+    assert_eq!(course.times_ms, (0..15).map(|at| (START_S + at) * 1000).collect::<Vec<_>>(), "from both");
+    assert_eq!(view.course(&jobs[0].key, (START_S + 12) * 1000).unwrap().len(), 2);
+    assert_eq!(all(&view)[0].totals.get(CPU), Some(20 * SECOND_NS));
+    keeper.stop();
+}
+
+#[test]
+fn who_was_not_enrolled_is_sent_away() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &["n1"]);
+    assert!(matches!(send(&keeper, "n2", 1, Vec::new(), Vec::new()), Err(Refusal::Stranger(_))));
+    assert!(all(&view).is_empty());
+}
+
+#[test]
+fn jobs_of_two_nodes_with_one_number_are_two() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &["n1", "n2"]);
+    for node in ["n1", "n2"] {
+        send(&keeper, node, 1, vec![record(LOCAL, "1", START_S, State::Finished, 5)], Vec::new()).unwrap();
+    }
+    let mut places: Vec<_> =
+        all(&view).into_iter().map(|job| (job.key.cluster.unwrap(), job.nodes)).collect();
+    places.sort();
+    assert_eq!(places, [("n1".into(), vec!["n1".to_owned()]), ("n2".into(), vec!["n2".to_owned()])]);
+}
+
+#[test]
+fn a_job_on_two_nodes_is_one_whoever_tells_first() {
+    for order in [["n1", "n2"], ["n2", "n1"]] {
+        let state = tempfile::tempdir().unwrap();
+        let (keeper, view) = start(state.path(), &["n1", "n2"]);
+        let part =
+            |node: &str, state, cpu_s| record("slurm", "77", START_S + i64::from(node == "n2"), state, cpu_s);
+        for node in order {
+            let running = part(node, State::Running, 0);
+            let course = piece(&running.key, START_S + 1, 60);
+            send(&keeper, node, 1, vec![running], vec![course]).unwrap();
+        }
+        let jobs = all(&view);
+        assert_eq!((jobs.len(), jobs[0].state), (1, State::Running));
+        assert_eq!(jobs[0].totals.get(CPU), Some(120 * SECOND_NS), "of both");
+        send(&keeper, order[0], 2, vec![part(order[0], State::Finished, 70)], Vec::new()).unwrap();
+        assert_eq!(all(&view)[0].state, State::Running, "the other one runs on");
+        send(&keeper, order[1], 2, vec![part(order[1], State::Finished, 30)], Vec::new()).unwrap();
+        let jobs = all(&view);
+        assert_eq!((jobs.len(), jobs[0].state, jobs[0].nodes.len()), (1, State::Finished, 2));
+        assert_eq!(jobs[0].totals.get(CPU), Some(100 * SECOND_NS));
+        assert_eq!(jobs[0].summaries.get(MEMORY_NEEDED).unwrap().mean, 2000.0, "of both together");
+        // Requeued half an hour later: another run.
+        send(&keeper, "n1", 3, vec![record("slurm", "77", START_S + 1800, State::Running, 0)], Vec::new())
+            .unwrap();
+        assert_eq!(all(&view).len(), 2);
+    }
+}
+
+#[test]
+fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, _) = start(state.path(), &["n1"]);
+    keeper.stop();
+    let finished = record(LOCAL, "1", START_S, State::Finished, 5);
+    let header = Header { node: "n1".to_owned(), spool: "s".to_owned(), sequence: 1, ..Header::default() };
+    let batch =
+        Batch { header, records: vec![finished.clone()], pieces: vec![piece(&finished.key, START_S, 3)] };
+    let packed = batch.pack().unwrap().bytes;
+    // As if it had been killed between the two.
+    let arrived = Arrived {
+        node: "n1",
+        spool: "s",
+        sequence: 1,
+        received_ns: 1,
+        data: &packed,
+        about: About::default(),
+    };
+    assert_eq!(Log::open(state.path()).unwrap().take(&[arrived]).unwrap(), [Arrival::New(1)]);
+    let (keeper, view) = start(state.path(), &["n1"]);
+    assert_eq!(all(&view)[0].totals.get(CPU), Some(5 * SECOND_NS));
+    keeper.move_all();
+    assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 3);
+    assert!(Log::open(state.path()).unwrap().backlog().unwrap().is_empty());
+}

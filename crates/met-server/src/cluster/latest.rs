@@ -1,0 +1,105 @@
+//! The newest sample of every job that runs: what lists and scrapes show of it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use met_core::course::Course;
+use met_core::job::{JobKey, QualityKind, Record};
+use met_core::{JOB, MISSING};
+
+/// Beyond this nobody's cluster runs jobs at once; those that come later have no figures until they end.
+const JOBS_MAX: usize = 400_000;
+
+/// By the key under which a node's series are kept.
+#[derive(Clone, Default)]
+pub struct Latest {
+    jobs: Arc<Mutex<HashMap<JobKey, Sample>>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    pub time_ms: i64,
+    pub cells: Box<[i64]>,
+}
+
+impl Latest {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, Sample>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes up the last sample of a course. A figure that is read now and then stays until the next reading.
+    pub fn learn(&self, key: &JobKey, course: &Course) {
+        let Some((&time_ms, last)) = course.times_ms.last().zip(course.len().checked_sub(1)) else { return };
+        let mut jobs = self.lock();
+        if let Some(known) = jobs.get_mut(key) {
+            if known.time_ms <= time_ms {
+                known.time_ms = time_ms;
+                for (cell, column) in known.cells.iter_mut().zip(&course.columns) {
+                    let newest = column.iter().rev().copied().find(|&cell| cell != MISSING);
+                    *cell = newest.unwrap_or(*cell);
+                }
+            }
+            return;
+        }
+        if jobs.len() < JOBS_MAX {
+            let cells = course.columns.iter().map(|column| column[last]).collect();
+            jobs.insert(key.clone(), Sample { time_ms, cells });
+        }
+    }
+
+    pub fn forget(&self, key: &JobKey) {
+        self.lock().remove(key);
+    }
+
+    pub fn get(&self, key: &JobKey) -> Option<Sample> {
+        self.lock().get(key).cloned()
+    }
+
+    /// Puts what was last seen of a running job into its totals, where nothing better is known.
+    pub fn complete(&self, keys: &[JobKey], record: &mut Record) {
+        let jobs = self.lock();
+        let samples: Vec<&Sample> = keys.iter().filter_map(|key| jobs.get(key)).collect();
+        for (column, definition) in JOB.columns.iter().enumerate() {
+            let known = samples.iter().map(|sample| sample.cells[column]).filter(|&cell| cell != MISSING);
+            let value = match definition.across {
+                met_core::Across::Max => known.max(),
+                _ => known.reduce(i64::saturating_add),
+            };
+            if let Some(value) = value {
+                record.totals.set(column, value, QualityKind::Sampled, "last sample");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::job_table::{CPU, MEMORY_NEEDED};
+
+    use super::*;
+
+    fn course(samples: &[(i64, i64, i64)]) -> Course {
+        let mut course = Course::new(&JOB);
+        for &(time_ms, cpu, memory) in samples {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED]) = (cpu, memory);
+            course.push(time_ms, &cells);
+        }
+        course
+    }
+
+    #[test]
+    fn the_newest_known_figure_stands_and_old_news_change_nothing() {
+        let latest = Latest::default();
+        let key =
+            JobKey { cluster: Some("n1".into()), manager: "local".into(), id: "1".into(), incarnation: 1 };
+        latest.learn(&key, &course(&[(1000, 1, 50), (2000, 2, MISSING)]));
+        latest.learn(&key, &course(&[(3000, 3, 60), (4000, 4, MISSING)]));
+        latest.learn(&key, &course(&[(500, 0, 10)]));
+        latest.learn(&key, &course(&[]));
+        let sample = latest.get(&key).unwrap();
+        assert_eq!((sample.time_ms, sample.cells[CPU], sample.cells[MEMORY_NEEDED]), (4000, 4, 60));
+        latest.forget(&key);
+        assert_eq!(latest.get(&key), None);
+    }
+}

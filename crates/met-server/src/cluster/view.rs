@@ -1,0 +1,97 @@
+//! What a server knows, for those who ask: the store, what nodes sent since, and how running jobs stand.
+
+use std::path::PathBuf;
+
+use met_core::course::Course;
+use met_core::job::{JobKey, Record};
+use met_core::whole::together;
+use met_store::cluster::{Log, Node};
+use met_store::{Backends, Filter, Reader, StoreError};
+use met_wire::batch::Subject;
+
+use super::keeper::{add_waiting, part_keys, series_key};
+use super::latest::Latest;
+
+/// Opens the files for each question: a server that writes is not disturbed.
+#[derive(Clone)]
+pub struct ClusterView {
+    pub state: PathBuf,
+    pub backends: Backends,
+    pub latest: Latest,
+    pub gap_ms: i64,
+}
+
+impl ClusterView {
+    pub fn nodes(&self) -> Result<Vec<Node>, StoreError> {
+        Log::open(&self.state)?.nodes()
+    }
+
+    pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
+        self.with_figures(Reader::open_with(&self.state, &self.backends)?.jobs(filter)?)
+    }
+
+    /// Asks the store something about jobs.
+    pub fn ask<T>(&self, question: impl FnOnce(&Reader) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        question(&Reader::open_with(&self.state, &self.backends)?)
+    }
+
+    /// Adds to jobs that run what was last seen of them.
+    pub fn with_figures(&self, mut jobs: Vec<Record>) -> Result<Vec<Record>, StoreError> {
+        if jobs.iter().any(|record| record.state.is_live()) {
+            let log = Log::open(&self.state)?;
+            for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
+                let parts = part_keys(&log, &record.key)?;
+                let keys: Vec<JobKey> = parts.iter().map(|(node, key)| series_key(node, key)).collect();
+                self.latest.complete(&keys, record);
+            }
+        }
+        Ok(jobs)
+    }
+
+    /// The course of a job, of all its nodes together, after a time.
+    pub fn course(&self, key: &JobKey, after_ms: i64) -> Result<Course, StoreError> {
+        let (log, store) = (Log::open(&self.state)?, Reader::open_with(&self.state, &self.backends)?);
+        let mut courses = Vec::new();
+        for (node, key) in part_keys(&log, key)? {
+            // What waits first: what is moved between the two is then in both and not in neither.
+            let waiting = log.waiting(&node, i64::MAX)?;
+            let mut course = store.course(&series_key(&node, &key))?;
+            for (_, data) in waiting {
+                add_waiting(&data, &Subject::Job(key.clone()), &mut course);
+            }
+            courses.push(course);
+        }
+        Ok(after(together(&courses, self.gap_ms), after_ms))
+    }
+
+    /// The course of a card, from and to these times.
+    pub fn card_course(
+        &self,
+        nodes: &[String],
+        uuid: &str,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Course, StoreError> {
+        let (log, store) = (Log::open(&self.state)?, Reader::open_with(&self.state, &self.backends)?);
+        let mut waiting = Vec::new();
+        for node in nodes {
+            waiting.extend(log.waiting(node, i64::MAX)?);
+        }
+        let mut course = store.device_course(uuid, begin_ms, end_ms)?;
+        for (_, data) in waiting {
+            add_waiting(&data, &Subject::Device(uuid.to_owned()), &mut course);
+        }
+        let end = course.times_ms.partition_point(|&time| time <= end_ms);
+        course.truncate(end);
+        Ok(after(course, begin_ms.saturating_sub(1)))
+    }
+}
+
+fn after(course: Course, after_ms: i64) -> Course {
+    let begin = course.times_ms.partition_point(|&time| time <= after_ms);
+    Course {
+        table: course.table,
+        times_ms: course.times_ms[begin..].to_vec(),
+        columns: course.columns.iter().map(|cells| cells[begin..].to_vec()).collect(),
+    }
+}

@@ -1,0 +1,314 @@
+//! Sends records and series to a server and loses nothing on the way.
+//!
+//! One thread makes batches: every record that changed, and the series that were offered since. They are on
+//! disk before anything else happens to them. Another one sends the oldest until the server says that it has
+//! it. Who offers never waits for either.
+
+pub mod link;
+mod sender;
+pub mod spool;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use met_core::course::Course;
+use met_core::job::Record;
+use met_wire::batch::{Batch, Header, Piece, Subject};
+use met_wire::block::{self, BLOCK_SAMPLES_MAX};
+use serde::{Deserialize, Serialize};
+
+use link::{Address, BadAddress, Link};
+use spool::{Limits, Spool};
+
+/// Courses that were offered and not taken over yet; one for each job and flush.
+const QUEUE: usize = 4096;
+/// Samples held in memory before they become a batch early, or, on a full disk, are given up.
+const CELLS_MAX: usize = 400_000;
+const RECORDS_PER_BATCH: usize = 500;
+/// Who ends is told this soon, together with who ends right after.
+const END_WITHIN: Duration = Duration::from_millis(300);
+const STACK_BYTES: usize = 512 << 10;
+
+/// What a forwarder needs to know.
+pub struct Plan {
+    pub address: Address,
+    pub folder: PathBuf,
+    pub limits: Limits,
+    /// A batch holds what came in this time.
+    pub every: Duration,
+    /// Who sends; what the spool knows is filled in there.
+    pub header: Header,
+}
+
+/// Records that changed after a mark, in the order of change.
+#[derive(Debug, Default)]
+pub struct Changed {
+    pub records: Vec<Record>,
+    /// Up to here they are all there, also those that are not to be sent.
+    pub mark: i64,
+    pub more: bool,
+}
+
+/// Where they come from: the catalogue of the node.
+pub trait Outbox: Send {
+    fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Changed>;
+}
+
+/// How it goes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub url: String,
+    pub batches_waiting: u64,
+    pub bytes_waiting: u64,
+    pub dropped_samples: u64,
+    pub refused_batches: u64,
+    /// Unix time of the last answer; `None` before the first.
+    pub acknowledged_ns: Option<i64>,
+    /// How far this clock is behind the server's.
+    pub clock_offset_ns: Option<i64>,
+    /// Since the last answer.
+    pub last_error: Option<String>,
+    /// Why nothing can be spooled.
+    pub spool_error: Option<String>,
+}
+
+enum Message {
+    Course(Subject, Course),
+    /// A job ended, or began.
+    Hurry,
+    Stop,
+}
+
+pub struct Forward {
+    queue: SyncSender<Message>,
+    shared: Arc<Shared>,
+    maker: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    inner: Mutex<Inner>,
+    /// Rung when there is something to send, or nothing more to do.
+    changed: Condvar,
+}
+
+struct Inner {
+    spool: Spool,
+    status: Status,
+    lost_in_queue: u64,
+    stopping: bool,
+}
+
+impl Shared {
+    // A thread that panicked holding it leaves a spool that is right: the files are.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CannotForward {
+    #[error(transparent)]
+    Address(#[from] BadAddress),
+    #[error("{path}: {error}", path = .path.display())]
+    Spool { path: PathBuf, error: io::Error },
+    #[error("no thread can be started: {0}")]
+    Thread(io::Error),
+}
+
+impl Forward {
+    pub fn start(plan: Plan, outbox: Box<dyn Outbox>) -> Result<Forward, CannotForward> {
+        let link = Link::open(&plan.address)?;
+        let spool = Spool::open(&plan.folder)
+            .map_err(|error| CannotForward::Spool { path: plan.folder.clone(), error })?;
+        let status = Status { url: link.url().to_owned(), ..Status::default() };
+        let inner = Inner { spool, status, lost_in_queue: 0, stopping: false };
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new() });
+        let (queue, offered) = mpsc::sync_channel(QUEUE);
+        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            let builder = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
+            builder.spawn(work).map_err(CannotForward::Thread)
+        };
+        let sending = Arc::clone(&shared);
+        // Nobody waits for it at the end: it may be waiting for a server.
+        spawn("forward-send", Box::new(move || sender::work(&link, &sending)))?;
+        let mut maker = Maker {
+            shared: Arc::clone(&shared),
+            outbox,
+            limits: plan.limits,
+            every: plan.every,
+            header: plan.header,
+            held: HashMap::new(),
+            cells: 0,
+        };
+        let maker = spawn("forward-make", Box::new(move || maker.work(&offered)))?;
+        Ok(Forward { queue, shared, maker: Some(maker) })
+    }
+
+    /// Hands over samples. When nobody takes them in time they are given up, and counted.
+    pub fn offer(&self, subject: Subject, course: &Course) {
+        if course.is_empty() {
+            return;
+        }
+        if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Course(subject, course.clone())) {
+            self.shared.lock().lost_in_queue += samples_in(course);
+        }
+    }
+
+    /// There is a record that people wait for.
+    pub fn hurry(&self) {
+        // A full queue is worked on anyway.
+        let _ = self.queue.try_send(Message::Hurry);
+    }
+
+    pub fn status(&self) -> Status {
+        let inner = self.shared.lock();
+        Status {
+            batches_waiting: inner.spool.batches() as u64,
+            bytes_waiting: inner.spool.bytes(),
+            dropped_samples: inner.spool.dropped_samples() + inner.lost_in_queue,
+            ..inner.status.clone()
+        }
+    }
+
+    /// Spools what there is. What is not sent waits for the next one.
+    pub fn stop(mut self) {
+        let _ = self.queue.send(Message::Stop);
+        if let Some(maker) = self.maker.take() {
+            let _ = maker.join();
+        }
+        self.shared.lock().stopping = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+/// A sample is one known cell at one time.
+fn samples_in(course: &Course) -> u64 {
+    let known = |cells: &Vec<i64>| cells.iter().filter(|&&cell| cell != met_core::MISSING).count() as u64;
+    course.columns.iter().map(known).sum()
+}
+
+struct Maker {
+    shared: Arc<Shared>,
+    outbox: Box<dyn Outbox>,
+    limits: Limits,
+    every: Duration,
+    header: Header,
+    /// What was offered since the last batch.
+    held: HashMap<(Subject, &'static str), Course>,
+    cells: usize,
+}
+
+impl Maker {
+    fn work(&mut self, offered: &Receiver<Message>) {
+        let mut due = Instant::now();
+        loop {
+            match offered.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                Ok(Message::Course(subject, course)) => self.hold(subject, &course),
+                Ok(Message::Hurry) => due = due.min(Instant::now() + END_WITHIN),
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    self.make_all();
+                    return;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    self.make_all();
+                    due = Instant::now() + self.every;
+                }
+            }
+            if self.cells > CELLS_MAX {
+                self.make_all();
+                due = Instant::now() + self.every;
+            }
+        }
+    }
+
+    fn hold(&mut self, subject: Subject, course: &Course) {
+        self.cells += course.len() * course.columns.len();
+        let held = self.held.entry((subject, course.table.name)).or_insert_with(|| Course::new(course.table));
+        held.append(course);
+    }
+
+    /// Batches until no record is left that was not sent.
+    fn make_all(&mut self) {
+        loop {
+            let mark = self.shared.lock().spool.mark();
+            let changed = match self.outbox.changed_after(mark, RECORDS_PER_BATCH) {
+                Ok(changed) => changed,
+                Err(error) => {
+                    tracing::warn!("what changed is not known, and is sent later: {error}");
+                    Changed { mark, ..Changed::default() }
+                }
+            };
+            let more = changed.more;
+            let nothing = changed.mark == mark && self.held.is_empty();
+            if nothing || !self.make_one(changed) || !more {
+                break;
+            }
+        }
+        let mut inner = self.shared.lock();
+        if let Err(error) = inner.spool.make_room(&self.limits, SystemTime::now()) {
+            inner.status.spool_error = Some(error.to_string());
+        }
+    }
+
+    /// True if it is on disk now.
+    fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> bool {
+        let (pieces, samples) = self.pieces();
+        let header = Header { mark, made_ns: now_ns(), ..self.header.clone() };
+        let mut batch = Batch { header, records, pieces };
+        let mut inner = self.shared.lock();
+        match inner.spool.put(&mut batch, samples) {
+            Ok(()) => {
+                inner.status.spool_error = None;
+                drop(inner);
+                self.held.clear();
+                self.cells = 0;
+                self.shared.changed.notify_all();
+                true
+            }
+            Err(error) => {
+                if inner.status.spool_error.is_none() {
+                    tracing::error!(
+                        "nothing can be spooled; records wait in the store, samples in memory: {error}"
+                    );
+                }
+                inner.status.spool_error = Some(error.to_string());
+                // Records are still in the catalogue. Samples have no other place.
+                if self.cells > CELLS_MAX {
+                    inner.spool.count_dropped(samples);
+                    drop(inner);
+                    self.held.clear();
+                    self.cells = 0;
+                }
+                false
+            }
+        }
+    }
+
+    fn pieces(&self) -> (Vec<Piece>, u64) {
+        let mut pieces = Vec::new();
+        let mut samples = 0;
+        for ((subject, table), course) in &self.held {
+            samples += samples_in(course);
+            for begin in (0..course.len()).step_by(BLOCK_SAMPLES_MAX) {
+                let mut packed = Vec::new();
+                block::encode(course, begin..course.len().min(begin + BLOCK_SAMPLES_MAX), &mut packed);
+                pieces.push(Piece { subject: subject.clone(), table: (*table).to_owned(), block: packed });
+            }
+        }
+        (pieces, samples)
+    }
+}
+
+pub(crate) fn now_ns() -> i64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+#[path = "forward/tests.rs"]
+mod tests;

@@ -1,0 +1,216 @@
+//! The way to a server: HTTP(S) with a token or a certificate of one's own.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+const FILE_BYTES_MAX: u64 = 1 << 20;
+const TOKEN_BYTES_MAX: usize = 512;
+
+/// Where a server is, and how one shows who one is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Address {
+    pub url: String,
+    pub token: Option<String>,
+    /// Who vouches for the server, where it is not one of the world's authorities.
+    pub authority: Option<PathBuf>,
+    /// A certificate of one's own and its key.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Plain HTTP also to other machines.
+    pub plain: bool,
+}
+
+pub struct Link {
+    agent: ureq::Agent,
+    url: String,
+    authorization: Option<String>,
+}
+
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub retry_after: Option<Duration>,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    /// The reason that a server gives, within bounds and in printable letters.
+    pub fn reason(&self) -> String {
+        let text = String::from_utf8_lossy(&self.body[..self.body.len().min(300)]);
+        text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BadAddress {
+    #[error("{0:?} is no address of a server; write https://HOST:9317")]
+    Url(String),
+    #[error("{0}: over plain HTTP all on the way can read it; use https, or allow it with `plain: yes`")]
+    Plain(String),
+    #[error("{path}: {error}", path = .path.display())]
+    File { path: PathBuf, error: io::Error },
+    #[error("{path}: {why}", path = .path.display())]
+    Content { path: PathBuf, why: String },
+}
+
+impl Link {
+    pub fn open(address: &Address) -> Result<Link, BadAddress> {
+        let url = address.url.trim_end_matches('/').to_owned();
+        check(&url, address.plain)?;
+        let mut tls = TlsConfig::builder();
+        if let Some(path) = &address.authority {
+            tls = tls.root_certs(RootCerts::from(certificates(path)?));
+        }
+        if let Some((chain, key)) = &address.certificate {
+            private(key)?;
+            let refuse =
+                |error: ureq::Error| BadAddress::Content { path: key.clone(), why: error.to_string() };
+            let key = PrivateKey::from_pem(&read(key)?).map_err(refuse)?;
+            tls = tls.client_cert(Some(ClientCert::new_with_certs(&certificates(chain)?, key)));
+        }
+        let config = ureq::Agent::config_builder()
+            .timeout_connect(Some(CONNECT_WITHIN))
+            .timeout_global(Some(ANSWER_WITHIN))
+            .max_redirects(0)
+            .max_idle_connections_per_host(1)
+            .http_status_as_error(false)
+            .tls_config(tls.build());
+        let authorization = address.token.as_ref().map(|token| format!("Bearer {token}"));
+        Ok(Link { agent: config.build().new_agent(), url, authorization })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Sends `body` and waits for all of the answer, of which at most `bytes_max` are taken.
+    pub fn post(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        bytes_max: u64,
+    ) -> Result<Answer, io::Error> {
+        let mut request = self.agent.post(format!("{}{path}", self.url));
+        if let Some(authorization) = &self.authorization {
+            request = request.header("Authorization", authorization);
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let other = |error: ureq::Error| io::Error::other(error.to_string());
+        let mut response = request.send(body).map_err(other)?;
+        let retry_after =
+            response.headers().get("Retry-After").and_then(|value| value.to_str().ok()?.parse().ok());
+        let body = response.body_mut().with_config().limit(bytes_max).read_to_vec().map_err(other)?;
+        Ok(Answer {
+            status: response.status().as_u16(),
+            retry_after: retry_after.map(Duration::from_secs),
+            body,
+        })
+    }
+}
+
+fn check(url: &str, plain: bool) -> Result<(), BadAddress> {
+    // A password in the address would be shown with it.
+    let bad = || BadAddress::Url(url.to_owned());
+    if url.contains('@') || url.bytes().any(|byte| !byte.is_ascii_graphic()) {
+        return Err(bad());
+    }
+    if url.strip_prefix("https://").is_some_and(|host| !host.is_empty()) {
+        return Ok(());
+    }
+    let host = url.strip_prefix("http://").filter(|host| !host.is_empty()).ok_or_else(bad)?;
+    let host = host.split('/').next().unwrap_or("");
+    let name = if host.starts_with('[') { host } else { host.split(':').next().unwrap_or("") };
+    let is_here = name == "localhost" || name.starts_with("127.") || host.starts_with("[::1]");
+    if is_here || plain { Ok(()) } else { Err(BadAddress::Plain(url.to_owned())) }
+}
+
+/// One line from a file that only its owner may read.
+pub fn token_of(path: &Path) -> Result<String, BadAddress> {
+    private(path)?;
+    token_in(&read(path)?).ok_or_else(|| BadAddress::Content {
+        path: path.to_path_buf(),
+        why: "one line with a token is needed, as `met server enroll` prints it".to_owned(),
+    })
+}
+
+/// A token as it is printed: letters and digits, and white space around.
+pub fn token_in(text: &[u8]) -> Option<String> {
+    let token = std::str::from_utf8(text.trim_ascii()).ok()?;
+    let fits = (8..=TOKEN_BYTES_MAX).contains(&token.len());
+    let proper = token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    (fits && proper).then(|| token.to_owned())
+}
+
+fn private(path: &Path) -> Result<(), BadAddress> {
+    let error = |error| BadAddress::File { path: path.to_path_buf(), error };
+    let mode = std::fs::metadata(path).map_err(error)?.mode();
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    let why = format!("others may read it; close it with: chmod 600 {}", path.display());
+    Err(BadAddress::Content { path: path.to_path_buf(), why })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, BadAddress> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
+    read.map_err(|error| BadAddress::File { path: path.to_path_buf(), error })?;
+    Ok(bytes)
+}
+
+fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, BadAddress> {
+    let refuse = |why: String| BadAddress::Content { path: path.to_path_buf(), why };
+    let mut found = Vec::new();
+    for item in parse_pem(&read(path)?) {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| refuse(error.to_string()))? {
+            found.push(certificate);
+        }
+    }
+    if found.is_empty() {
+        return Err(refuse("no certificate is in it".to_owned()));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn plain_http_is_for_this_machine_unless_asked_for() {
+        for here in ["http://127.0.0.1:1", "http://localhost/", "http://[::1]:9317", "https://a.example"] {
+            assert!(check(here, false).is_ok(), "{here}");
+        }
+        assert!(matches!(check("http://10.0.0.1:1", false), Err(BadAddress::Plain(_))));
+        assert!(matches!(check("http://localhost.evil.example", false), Err(BadAddress::Plain(_))));
+        assert!(check("http://10.0.0.1:1", true).is_ok());
+        for bad in ["", "ftp://a", "http://", "https://", "https://user:secret@a", "https://a b", "a:9317"] {
+            assert!(matches!(check(bad, true), Err(BadAddress::Url(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_others_may_read_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, " node-0123456789abcdef\n").unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+        assert!(token_of(&path).unwrap_err().to_string().contains("chmod 600"));
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        assert_eq!(token_of(&path).unwrap(), "node-0123456789abcdef");
+        for bad in ["", "short", "two words here", "line\nline-line", "über-geheimes-wort"] {
+            assert_eq!(token_in(bad.as_bytes()), None, "{bad:?}");
+        }
+    }
+}

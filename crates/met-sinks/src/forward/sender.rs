@@ -1,0 +1,183 @@
+//! Sends the oldest batch until the server has it, then the next.
+
+use std::io;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::link::{Answer, Link};
+use super::{Inner, Shared, now_ns};
+
+pub const PATH: &str = "/api/v1/batches";
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const ANSWER_BYTES_MAX: u64 = 64 << 10;
+
+/// What a server says when it has a batch.
+#[derive(Debug, Deserialize)]
+struct Acknowledged {
+    sequence: u64,
+    /// Unix time by its clock.
+    now_ns: i64,
+}
+
+/// What to do after an attempt.
+enum Outcome {
+    Sent,
+    /// It will never be taken.
+    Refused(String),
+    Later(String, Option<Duration>),
+}
+
+pub fn work(link: &Link, shared: &Shared) {
+    let mut pause = Duration::ZERO;
+    loop {
+        let (sequence, bytes) = match next(shared, pause) {
+            Some(Ok(next)) => next,
+            Some(Err(error)) => {
+                pause = longer(pause);
+                note(shared, format!("the spool cannot be read: {error}"));
+                continue;
+            }
+            None => return,
+        };
+        let offset_ns = shared.lock().status.clock_offset_ns;
+        match attempt(link, shared, sequence, &bytes, offset_ns) {
+            Outcome::Sent => pause = Duration::ZERO,
+            Outcome::Refused(reason) => lay_aside(shared, &reason),
+            Outcome::Later(reason, asked) => {
+                pause = asked.unwrap_or_default().max(longer(pause)).min(LONGEST_PAUSE * 5);
+                note(shared, reason);
+            }
+        }
+    }
+}
+
+/// Waits for a batch, after a pause. `None` when there will be none.
+fn next(shared: &Shared, pause: Duration) -> Option<io::Result<(u64, Vec<u8>)>> {
+    let mut inner = shared.lock();
+    if !pause.is_zero() {
+        let waited = shared.changed.wait_timeout_while(inner, jittered(pause), |inner| !inner.stopping);
+        inner = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+    }
+    loop {
+        if inner.stopping {
+            return None;
+        }
+        match inner.spool.oldest() {
+            Ok(None) => inner = shared.changed.wait(inner).unwrap_or_else(std::sync::PoisonError::into_inner),
+            Ok(Some(oldest)) => return Some(Ok(oldest)),
+            Err(error) => return Some(Err(error)),
+        }
+    }
+}
+
+fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8], offset_ns: Option<i64>) -> Outcome {
+    let begin_ns = now_ns();
+    let offset = offset_ns.map(|offset_ns| offset_ns.to_string());
+    let mut headers = vec![("Content-Type", "application/x-met-batch")];
+    headers.extend(offset.as_deref().map(|offset| ("Met-Clock-Offset-Ns", offset)));
+    let answer = match link.post(PATH, &headers, bytes, ANSWER_BYTES_MAX) {
+        Ok(answer) => answer,
+        Err(error) => return Outcome::Later(error.to_string(), None),
+    };
+    let outcome = judge(&answer, sequence);
+    if let (Outcome::Sent, Ok(acknowledged)) =
+        (&outcome, serde_json::from_slice::<Acknowledged>(&answer.body))
+    {
+        let end_ns = now_ns();
+        let mut inner = shared.lock();
+        let Inner { spool, status, .. } = &mut *inner;
+        status.acknowledged_ns = Some(end_ns);
+        status.last_error = None;
+        // The server looked at its clock between the two.
+        status.clock_offset_ns = Some(acknowledged.now_ns - (begin_ns + (end_ns - begin_ns) / 2));
+        if let Err(error) = spool.acknowledge(sequence) {
+            // It is sent once more, and recognised.
+            status.last_error = Some(format!("a sent batch cannot be removed: {error}"));
+        }
+    }
+    outcome
+}
+
+fn judge(answer: &Answer, sequence: u64) -> Outcome {
+    let reason = || format!("the server answers {}: {}", answer.status, answer.reason());
+    match answer.status {
+        200 => match serde_json::from_slice::<Acknowledged>(&answer.body) {
+            Ok(acknowledged) if acknowledged.sequence == sequence => Outcome::Sent,
+            _ => Outcome::Later(format!("this is no server of ours: {}", answer.reason()), None),
+        },
+        // Something in between says so, or we will be let in later; nothing is wrong with the batch.
+        401 | 403 | 404 | 407 | 408 | 429 => Outcome::Later(reason(), answer.retry_after),
+        400..=499 => Outcome::Refused(reason()),
+        _ => Outcome::Later(reason(), answer.retry_after),
+    }
+}
+
+fn lay_aside(shared: &Shared, reason: &str) {
+    let mut inner = shared.lock();
+    let Inner { spool, status, .. } = &mut *inner;
+    match spool.refuse_oldest() {
+        Ok(aside) => {
+            let aside = aside.unwrap_or_default();
+            tracing::error!("a batch is laid aside as {}: {reason}", aside.display());
+            status.refused_batches += 1;
+        }
+        Err(error) => status.last_error = Some(format!("{reason}; and it cannot be laid aside: {error}")),
+    }
+}
+
+/// One line for each new reason.
+fn note(shared: &Shared, reason: String) {
+    let mut inner = shared.lock();
+    if inner.status.last_error.as_ref() != Some(&reason) {
+        tracing::warn!("batches wait: {reason}");
+    }
+    inner.status.last_error = Some(reason);
+}
+
+fn longer(pause: Duration) -> Duration {
+    (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE)
+}
+
+/// From half of it to all of it, so that nodes that lost their server do not come back at once.
+fn jittered(pause: Duration) -> Duration {
+    use std::hash::{BuildHasher, Hasher};
+    // The standard library's hash maps are seeded from the system's random numbers.
+    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    pause / 2 + pause.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64 / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(status: u16, body: &str) -> Answer {
+        Answer { status, retry_after: None, body: body.as_bytes().to_vec() }
+    }
+
+    #[test]
+    fn only_the_servers_own_word_counts() {
+        let own = r#"{"sequence": 7, "now_ns": 1}"#;
+        assert!(matches!(judge(&answer(200, own), 7), Outcome::Sent));
+        assert!(matches!(judge(&answer(200, own), 8), Outcome::Later(..)), "another batch");
+        assert!(matches!(judge(&answer(200, "<html>portal</html>"), 7), Outcome::Later(..)));
+        for later in [302, 401, 403, 404, 407, 429, 500, 503] {
+            assert!(matches!(judge(&answer(later, ""), 7), Outcome::Later(..)), "{later}");
+        }
+        for never in [400, 413, 422] {
+            assert!(matches!(judge(&answer(never, ""), 7), Outcome::Refused(_)), "{never}");
+        }
+    }
+
+    #[test]
+    fn pauses_grow_and_differ() {
+        let mut pause = Duration::ZERO;
+        for _ in 0..20 {
+            pause = longer(pause);
+            let jittered = jittered(pause);
+            assert!(jittered >= pause / 2 && jittered <= pause);
+        }
+        assert_eq!(pause, LONGEST_PAUSE);
+    }
+}

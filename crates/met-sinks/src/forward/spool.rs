@@ -1,0 +1,256 @@
+//! Batches that wait on disk for a server.
+//!
+//! ```text
+//! <spool>/<sequence>-<records>-<samples>.batch   waits
+//! <spool>/….sent                                 the newest, if the server has it: it knows how far we are
+//! <spool>/….refused                              what a server will never take; for a person to look at
+//! ```
+//! `records` is where the part ends that is never given up. There is no other state: what is numbered next
+//! is what the newest file says.
+
+use std::collections::VecDeque;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use met_wire::batch::{self, Batch};
+
+const WAITS: &str = "batch";
+const SENT: &str = "sent";
+const REFUSED: &str = "refused";
+const UNFINISHED: &str = "unfinished";
+const ID_BYTES: usize = 16;
+
+/// How much may wait, and how long. Records of jobs wait without a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub bytes_max: u64,
+    pub age_max: Duration,
+}
+
+pub struct Spool {
+    folder: PathBuf,
+    id: String,
+    /// Of the newest batch; 0 before the first.
+    sequence: u64,
+    mark: i64,
+    waiting: VecDeque<Waiting>,
+    /// The newest batch that the server has, until there is a newer one.
+    sent: Option<PathBuf>,
+    dropped_samples: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Waiting {
+    sequence: u64,
+    records_end: u64,
+    samples: u64,
+    bytes: u64,
+    made: SystemTime,
+    path: PathBuf,
+}
+
+impl Waiting {
+    fn has_series(&self) -> bool {
+        self.bytes > self.records_end
+    }
+}
+
+impl Spool {
+    pub fn open(folder: &Path) -> io::Result<Spool> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let mut spool = Spool {
+            folder: folder.to_path_buf(),
+            id: String::new(),
+            sequence: 0,
+            mark: 0,
+            waiting: VecDeque::new(),
+            sent: None,
+            dropped_samples: 0,
+        };
+        let mut all = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            match parse(&path) {
+                Some(found) => all.push(found),
+                // A half-written one was never told to anybody.
+                None if path.extension().is_some_and(|ending| ending == UNFINISHED) => {
+                    fs::remove_file(&path)?
+                }
+                None => {}
+            }
+        }
+        all.sort_unstable_by_key(|(found, _)| found.sequence);
+        spool.take_up(&all)?;
+        for (found, ending) in all {
+            match ending {
+                WAITS => spool.waiting.push_back(found),
+                SENT => spool.sent = Some(found.path),
+                _ => {}
+            }
+        }
+        Ok(spool)
+    }
+
+    /// Goes on where the newest batch ended; an empty spool is a new one.
+    fn take_up(&mut self, all: &[(Waiting, &str)]) -> io::Result<()> {
+        let readable = |(found, _): &(Waiting, &str)| batch::header(&fs::read(&found.path).ok()?).ok();
+        match all.iter().rev().find_map(readable) {
+            Some(header) => {
+                self.id = header.spool;
+                self.mark = header.mark;
+                self.dropped_samples = header.dropped_samples;
+                self.sequence = all.last().map_or(header.sequence, |(newest, _)| newest.sequence);
+            }
+            None => self.id = random_text()?,
+        }
+        Ok(())
+    }
+
+    /// Every record up to here is in a batch.
+    pub fn mark(&self) -> i64 {
+        self.mark
+    }
+
+    pub fn dropped_samples(&self) -> u64 {
+        self.dropped_samples
+    }
+
+    /// Samples that nobody could keep.
+    pub fn count_dropped(&mut self, samples: u64) {
+        self.dropped_samples += samples;
+    }
+
+    pub fn batches(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.waiting.iter().map(|waiting| waiting.bytes).sum()
+    }
+
+    /// Numbers a batch and keeps it: durable when this returns. After an error it is as if it never was.
+    pub fn put(&mut self, batch: &mut Batch, samples: u64) -> io::Result<()> {
+        let sequence = self.sequence + 1;
+        batch.header.spool.clone_from(&self.id);
+        batch.header.sequence = sequence;
+        batch.header.dropped_samples = self.dropped_samples;
+        let packed = batch.pack()?;
+        let name = format!("{sequence:016}-{}-{samples}.{WAITS}", packed.records_end);
+        write_durably(&self.folder, &name, &packed.bytes)?;
+        self.sequence = sequence;
+        self.mark = batch.header.mark;
+        self.waiting.push_back(Waiting {
+            sequence,
+            records_end: packed.records_end as u64,
+            samples,
+            bytes: packed.bytes.len() as u64,
+            made: SystemTime::now(),
+            path: self.folder.join(name),
+        });
+        if let Some(sent) = self.sent.take() {
+            remove(&sent)?;
+        }
+        Ok(())
+    }
+
+    /// The batch to send next, and its bytes.
+    pub fn oldest(&self) -> io::Result<Option<(u64, Vec<u8>)>> {
+        let Some(oldest) = self.waiting.front() else { return Ok(None) };
+        let mut bytes = Vec::with_capacity(oldest.bytes as usize);
+        File::open(&oldest.path)?.read_to_end(&mut bytes)?;
+        Ok(Some((oldest.sequence, bytes)))
+    }
+
+    /// The server has it.
+    pub fn acknowledge(&mut self, sequence: u64) -> io::Result<()> {
+        while self.waiting.front().is_some_and(|oldest| oldest.sequence <= sequence) {
+            let Some(oldest) = self.waiting.pop_front() else { break };
+            if oldest.sequence == self.sequence {
+                let sent = oldest.path.with_extension(SENT);
+                // Should this be undone by a crash it is sent once more, and recognised.
+                fs::rename(&oldest.path, &sent)?;
+                self.sent = Some(sent);
+            } else {
+                remove(&oldest.path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The server will never take the oldest one.
+    pub fn refuse_oldest(&mut self) -> io::Result<Option<PathBuf>> {
+        let Some(oldest) = self.waiting.pop_front() else { return Ok(None) };
+        let aside = oldest.path.with_extension(REFUSED);
+        fs::rename(&oldest.path, &aside)?;
+        Ok(Some(aside))
+    }
+
+    /// Gives up the oldest series until the rest is within its limits.
+    pub fn make_room(&mut self, limits: &Limits, now: SystemTime) -> io::Result<()> {
+        let mut bytes = self.bytes();
+        for waiting in &mut self.waiting {
+            let too_old = now.duration_since(waiting.made).is_ok_and(|age| age > limits.age_max);
+            if bytes <= limits.bytes_max && !too_old {
+                break;
+            }
+            if waiting.has_series() {
+                // Takes no room by itself, so it works on a full disk.
+                OpenOptions::new().write(true).open(&waiting.path)?.set_len(waiting.records_end)?;
+                bytes -= waiting.bytes - waiting.records_end;
+                waiting.bytes = waiting.records_end;
+                self.dropped_samples += waiting.samples;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse(path: &Path) -> Option<(Waiting, &'static str)> {
+    let ending = path.extension()?.to_str()?;
+    let ending = [WAITS, SENT, REFUSED].into_iter().find(|known| *known == ending)?;
+    let mut numbers = path.file_stem()?.to_str()?.split('-').map(|number| number.parse::<u64>().ok());
+    let mut next = || numbers.next().flatten();
+    let (sequence, records_end, samples) = (next()?, next()?, next()?);
+    let metadata = fs::metadata(path).ok()?;
+    let made = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    let found =
+        Waiting { sequence, records_end, samples, bytes: metadata.len(), made, path: path.to_path_buf() };
+    Some((found, ending))
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn write_durably(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = folder.join(name).with_extension(UNFINISHED);
+    let written = (|| {
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, folder.join(name))?;
+        File::open(folder)?.sync_all()
+    })();
+    if written.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    written
+}
+
+/// Letters that nobody can guess.
+pub fn random_text() -> io::Result<String> {
+    let mut bytes = [0; ID_BYTES];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+#[path = "spool_tests.rs"]
+mod tests;

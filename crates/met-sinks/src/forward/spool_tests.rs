@@ -1,0 +1,151 @@
+use met_wire::batch::{Header, Piece, Subject};
+use proptest::prelude::*;
+
+use super::*;
+
+const PLENTY: Limits = Limits { bytes_max: u64::MAX, age_max: Duration::MAX };
+
+fn batch(mark: i64, series: bool) -> Batch {
+    // Bytes that do not shrink, so that sizes mean something.
+    let block: Vec<u8> = (0..2000_u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+    let piece = Piece { subject: Subject::Device("GPU-a".to_owned()), table: "gpu".to_owned(), block };
+    Batch {
+        header: Header { node: "n1".to_owned(), mark, ..Header::default() },
+        pieces: if series { vec![piece] } else { Vec::new() },
+        ..Batch::default()
+    }
+}
+
+fn put(spool: &mut Spool, mark: i64) {
+    spool.put(&mut batch(mark, true), 10).unwrap();
+}
+
+fn oldest(spool: &Spool) -> Option<(u64, Batch)> {
+    spool.oldest().unwrap().map(|(sequence, bytes)| (sequence, Batch::unpack(&bytes).unwrap()))
+}
+
+#[test]
+fn batches_come_out_in_order_until_they_are_acknowledged() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    assert!(oldest(&spool).is_none());
+    put(&mut spool, 5);
+    put(&mut spool, 6);
+    assert_eq!(oldest(&spool).unwrap().0, 1);
+    assert_eq!(oldest(&spool).unwrap().0, 1, "asking does not take it");
+    spool.acknowledge(1).unwrap();
+    let (sequence, second) = oldest(&spool).unwrap();
+    assert_eq!((sequence, second.header.sequence, second.header.mark), (2, 2, 6));
+    spool.acknowledge(2).unwrap();
+    assert!(oldest(&spool).is_none());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the newest is kept to know how far we are");
+}
+
+#[test]
+fn numbers_go_on_after_a_restart_whatever_was_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let id = {
+        let mut spool = Spool::open(folder.path()).unwrap();
+        put(&mut spool, 5);
+        spool.acknowledge(1).unwrap();
+        spool.id
+    };
+    let mut spool = Spool::open(folder.path()).unwrap();
+    assert_eq!((spool.id.clone(), spool.mark(), spool.batches()), (id.clone(), 5, 0));
+    put(&mut spool, 8);
+    assert_eq!(oldest(&spool).unwrap().0, 2);
+    drop(spool);
+    fs::write(folder.path().join("0000000000000003-9-9.unfinished"), b"half").unwrap();
+    let spool = Spool::open(folder.path()).unwrap();
+    assert_eq!((spool.id.clone(), spool.mark(), spool.batches()), (id, 8, 1));
+}
+
+#[test]
+fn a_spool_that_was_lost_is_another_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Spool::open(folder.path()).unwrap().id;
+    let second = Spool::open(folder.path()).unwrap().id;
+    assert_ne!(first, second);
+}
+
+#[test]
+fn when_there_is_no_room_the_oldest_series_go_and_records_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    for mark in 1..=4 {
+        put(&mut spool, mark);
+    }
+    let all = spool.bytes();
+    let limits = Limits { bytes_max: all / 2 + 1000, ..PLENTY };
+    spool.make_room(&limits, SystemTime::now()).unwrap();
+    assert!(spool.bytes() <= limits.bytes_max);
+    assert_eq!((spool.batches(), spool.dropped_samples()), (4, 20));
+    let (_, first) = oldest(&spool).unwrap();
+    assert_eq!((first.header.mark, first.pieces.len()), (1, 0));
+    spool.acknowledge(2).unwrap();
+    assert_eq!(oldest(&spool).unwrap().1.pieces.len(), 1, "the newer ones are whole");
+    // What was cut is known to be cut after a restart, and counted in what is made next.
+    let mut spool = Spool::open(folder.path()).unwrap();
+    spool.make_room(&Limits { bytes_max: 0, ..PLENTY }, SystemTime::now()).unwrap();
+    assert_eq!(spool.batches(), 2);
+    let later = SystemTime::now() + Duration::from_secs(100);
+    put(&mut spool, 9);
+    spool.make_room(&Limits { age_max: Duration::from_secs(60), ..PLENTY }, later).unwrap();
+    assert!(spool.waiting.iter().all(|waiting| !waiting.has_series()));
+}
+
+#[test]
+fn what_is_refused_is_laid_aside_and_the_next_one_follows() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    put(&mut spool, 1);
+    put(&mut spool, 2);
+    let aside = spool.refuse_oldest().unwrap().unwrap();
+    assert!(aside.exists());
+    assert_eq!(oldest(&spool).unwrap().0, 2);
+    spool.refuse_oldest().unwrap();
+    assert_eq!(Spool::open(folder.path()).unwrap().sequence, 2, "its number is not given again");
+}
+
+#[test]
+fn a_batch_that_cannot_be_written_leaves_everything_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    put(&mut spool, 1);
+    let moved = folder.path().with_extension("moved");
+    fs::rename(folder.path(), &moved).unwrap();
+    assert!(spool.put(&mut batch(2, true), 10).is_err());
+    assert_eq!((spool.mark(), spool.sequence, spool.batches()), (1, 1, 1));
+    fs::rename(&moved, folder.path()).unwrap();
+    put(&mut spool, 2);
+    assert_eq!(spool.sequence, 2);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// 0: make one, 1: acknowledge, 2: restart, 3: no room.
+    #[test]
+    fn every_mark_is_sent_once_and_in_order(steps in proptest::collection::vec(0..4_u8, 1..40)) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(folder.path()).unwrap();
+        let (mut made, mut sent) = (0, Vec::new());
+        for step in steps.into_iter().chain([1; 40]) {
+            match step {
+                0 => {
+                    made += 1;
+                    put(&mut spool, made);
+                }
+                1 => if let Some((sequence, batch)) = oldest(&spool) {
+                    prop_assert_eq!(sequence, batch.header.sequence);
+                    sent.push(batch.header.mark);
+                    spool.acknowledge(sequence).unwrap();
+                },
+                2 => spool = Spool::open(folder.path()).unwrap(),
+                _ => spool.make_room(&Limits { bytes_max: 3000, ..PLENTY }, SystemTime::now()).unwrap(),
+            }
+            prop_assert_eq!(spool.mark(), made);
+        }
+        prop_assert_eq!(sent, (1..=made).collect::<Vec<_>>());
+    }
+}

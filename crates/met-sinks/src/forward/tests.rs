@@ -1,0 +1,219 @@
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+
+use met_core::JOB;
+use met_core::job::{JobKey, LOCAL};
+
+use super::*;
+
+/// A catalogue of records that only grows.
+#[derive(Clone, Default)]
+struct Records(Arc<Mutex<Vec<Record>>>);
+
+impl Outbox for Records {
+    fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Changed> {
+        let all = self.0.lock().unwrap();
+        let records: Vec<Record> = all.iter().skip(mark as usize).take(limit).cloned().collect();
+        let mark = mark + records.len() as i64;
+        Ok(Changed { records, mark, more: mark < all.len() as i64 })
+    }
+}
+
+fn key(id: &str) -> JobKey {
+    JobKey { cluster: None, manager: LOCAL.to_owned(), id: id.to_owned(), incarnation: 1 }
+}
+
+fn record(id: &str) -> Record {
+    serde_json::from_value(serde_json::json!({
+        "key": key(id), "name": id, "user": null, "uid": null, "account": null, "command": [], "state": "finished",
+        "manager_state": null, "exit_code": 0, "signal": null, "start_ns": 1, "end_ns": 2, "nodes": [],
+        "node_memory_bytes": null, "local": null,
+    }))
+    .unwrap()
+}
+
+fn course(from_ms: i64, samples: i64) -> Course {
+    let mut course = Course::new(&JOB);
+    for at in 0..samples {
+        course.push(from_ms + at * 1000, &vec![at; JOB.columns.len()]);
+    }
+    course
+}
+
+/// Answers each request with what `answer` says of its batch.
+fn serve(listener: TcpListener, answer: impl Fn(Batch) -> (u16, String) + Send + 'static) {
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut reader = BufReader::new(stream.unwrap());
+            let mut length = 0;
+            loop {
+                let mut line = String::new();
+                if reader.read_line(&mut line).unwrap_or(0) <= 2 {
+                    break;
+                }
+                if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+            }
+            let mut body = vec![0; length];
+            if reader.read_exact(&mut body).is_err() || body.is_empty() {
+                continue;
+            }
+            let (status, text) = answer(Batch::unpack(&body).unwrap());
+            let reply = format!(
+                "HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\nRetry-After: 0\r\n\r\n{text}",
+                text.len()
+            );
+            let _ = reader.get_mut().write_all(reply.as_bytes());
+        }
+    });
+}
+
+fn plan(folder: &std::path::Path, listener: &TcpListener) -> Plan {
+    Plan {
+        address: Address {
+            url: format!("http://{}", listener.local_addr().unwrap()),
+            token: Some("token-of-this-node".to_owned()),
+            ..Address::default()
+        },
+        folder: folder.to_path_buf(),
+        limits: Limits { bytes_max: 1 << 20, age_max: Duration::from_secs(3600) },
+        every: Duration::from_millis(50),
+        header: Header { node: "n1".to_owned(), ..Header::default() },
+    }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn acknowledge(batch: &Batch) -> (u16, String) {
+    (200, format!(r#"{{"sequence": {}, "now_ns": {}}}"#, batch.header.sequence, now_ns()))
+}
+
+#[test]
+fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = plan(folder.path(), &listener);
+    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    let failing = std::sync::atomic::AtomicI32::new(2);
+    serve(listener, move |batch| {
+        if failing.fetch_sub(1, std::sync::atomic::Ordering::Relaxed) > 0 {
+            return (503, "not yet".to_owned());
+        }
+        let answer = acknowledge(&batch);
+        kept.lock().unwrap().push(batch);
+        answer
+    });
+    let records = Records::default();
+    records.0.lock().unwrap().extend((0..1200).map(|id| record(&id.to_string())));
+    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    forward.offer(Subject::Job(key("1")), &course(0, 10));
+    forward.offer(Subject::Job(key("1")), &course(10_000, 10));
+    until("all arrives", || {
+        arrived.lock().unwrap().iter().map(|batch| batch.records.len()).sum::<usize>() >= 1200
+            && arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())
+    });
+    records.0.lock().unwrap().push(record("last"));
+    forward.hurry();
+    until("who ends late arrives, too", || {
+        arrived.lock().unwrap().iter().flat_map(|batch| &batch.records).any(|record| record.name == "last")
+    });
+    until("nothing waits", || forward.status().batches_waiting == 0);
+    let status = forward.status();
+    assert!(status.clock_offset_ns.unwrap().abs() < 60_000_000_000 && status.last_error.is_none());
+    forward.stop();
+    let arrived = arrived.lock().unwrap();
+    let sequences: Vec<u64> = arrived.iter().map(|batch| batch.header.sequence).collect();
+    assert!(sequences.is_sorted_by(|left, right| left < right), "{sequences:?}");
+    let names: Vec<&str> =
+        arrived.iter().flat_map(|batch| &batch.records).map(|record| record.name.as_str()).collect();
+    assert_eq!(names.len(), 1201);
+    let mut times = Vec::new();
+    for piece in arrived.iter().flat_map(|batch| &batch.pieces) {
+        times.extend(block::decode(&piece.block, &JOB).unwrap().times_ms);
+    }
+    assert_eq!(times, (0..20).map(|at| at * 1000).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_could_not_be_sent_waits_for_the_next_daemon() {
+    let folder = tempfile::tempdir().unwrap();
+    let away = TcpListener::bind("127.0.0.1:0").unwrap();
+    let first = plan(folder.path(), &away);
+    drop(away);
+    let records = Records::default();
+    records.0.lock().unwrap().push(record("one"));
+    let forward = Forward::start(first, Box::new(records.clone())).unwrap();
+    until("it is spooled", || forward.status().batches_waiting == 1);
+    forward.offer(Subject::Job(key("1")), &course(0, 5));
+    forward.stop();
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let second = plan(folder.path(), &listener);
+    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    serve(listener, move |batch| {
+        let answer = acknowledge(&batch);
+        kept.lock().unwrap().push(batch);
+        answer
+    });
+    let forward = Forward::start(second, Box::new(records)).unwrap();
+    until("both arrive", || arrived.lock().unwrap().len() == 2);
+    until("nothing waits", || forward.status().batches_waiting == 0);
+    let arrived = arrived.lock().unwrap();
+    assert_eq!((arrived[0].records.len(), arrived[1].records.len()), (1, 0));
+    assert_eq!(arrived[1].pieces.len(), 1);
+}
+
+#[test]
+fn a_batch_that_will_never_be_taken_stops_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = plan(folder.path(), &listener);
+    serve(listener, |batch| match batch.header.sequence {
+        1 => (400, "no".to_owned()),
+        _ => acknowledge(&batch),
+    });
+    let records = Records::default();
+    records.0.lock().unwrap().push(record("one"));
+    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    until("it is refused", || forward.status().refused_batches == 1);
+    records.0.lock().unwrap().push(record("two"));
+    forward.hurry();
+    until("the next is taken", || forward.status().acknowledged_ns.is_some());
+    let refused = std::fs::read_dir(folder.path())
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|ending| ending == "refused"));
+    assert_eq!(refused.count(), 1);
+}
+
+#[test]
+fn on_a_full_disk_records_wait_in_the_catalogue() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let spool = folder.path().join("spool");
+    let plan = plan(&spool, &listener);
+    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    serve(listener, move |batch| {
+        let answer = acknowledge(&batch);
+        kept.lock().unwrap().push(batch);
+        answer
+    });
+    let records = Records::default();
+    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    std::fs::rename(&spool, folder.path().join("away")).unwrap();
+    records.0.lock().unwrap().push(record("one"));
+    forward.hurry();
+    until("it is told", || forward.status().spool_error.is_some());
+    std::fs::rename(folder.path().join("away"), &spool).unwrap();
+    until("it arrives after all", || arrived.lock().unwrap().iter().any(|batch| batch.records.len() == 1));
+    until("it is well again", || forward.status().spool_error.is_none());
+}

@@ -1,0 +1,383 @@
+//! What a server keeps beside the store: its nodes, who may speak, and batches as they were received.
+//!
+//! A batch is durable here before a node is told so, and stays until its series are in the store. Records are
+//! applied in the order of arrival; whatever was not marked as applied is applied again, which changes nothing.
+
+use std::path::{Path, PathBuf};
+
+use met_core::job::{JobKey, Record};
+use rusqlite::{Connection, OptionalExtension, Result as Answer, params};
+
+use crate::days::in_transaction;
+use crate::error::StoreError;
+use crate::schema::{Access, CLUSTER, open_for_writing};
+
+const FILE: &str = "cluster.db";
+
+/// A batch that arrived.
+pub struct Arrived<'a> {
+    pub node: &'a str,
+    pub spool: &'a str,
+    pub sequence: u64,
+    pub received_ns: i64,
+    pub data: &'a [u8],
+    pub about: About<'a>,
+}
+
+/// What a node says of itself with every batch.
+#[derive(Clone, Copy, Default)]
+pub struct About<'a> {
+    pub version: &'a str,
+    pub boot_id: &'a str,
+    pub cpus: Option<i64>,
+    pub memory_bytes: Option<i64>,
+    pub clock_offset_ns: Option<i64>,
+    pub dropped_samples: u64,
+}
+
+/// Whether a batch was news.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Its number here.
+    New(i64),
+    Known,
+    /// Nobody enrolled this node.
+    Stranger,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub name: String,
+    pub enrolled_ns: i64,
+    pub seen_ns: Option<i64>,
+    pub version: Option<String>,
+    pub cpus: Option<i64>,
+    pub memory_bytes: Option<i64>,
+    pub clock_offset_ns: Option<i64>,
+    pub dropped_samples: i64,
+}
+
+/// Who shows a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bearer {
+    /// May send batches, as this node.
+    Node(String),
+    /// May see the jobs of this user.
+    User(String),
+    /// May see everything.
+    Operator(String),
+}
+
+impl Bearer {
+    pub fn name(&self) -> &str {
+        match self {
+            Bearer::Node(name) | Bearer::User(name) | Bearer::Operator(name) => name,
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Bearer::Node(_) => "node",
+            Bearer::User(_) => "user",
+            Bearer::Operator(_) => "operator",
+        }
+    }
+
+    fn of(kind: &str, name: String) -> Option<Bearer> {
+        match kind {
+            "node" => Some(Bearer::Node(name)),
+            "user" => Some(Bearer::User(name)),
+            "operator" => Some(Bearer::Operator(name)),
+            _ => None,
+        }
+    }
+}
+
+/// What a node tells of a job, and which job it is a part of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told {
+    pub node: String,
+    pub whole: i64,
+    pub record: Record,
+}
+
+/// The server's own file. Several processes may have it open: `met server enroll` writes beside a running server.
+pub struct Log {
+    path: PathBuf,
+    connection: Connection,
+}
+
+impl Log {
+    pub fn open(state: &Path) -> Result<Log, StoreError> {
+        crate::inbox::private_dir(state).map_err(StoreError::io(state))?;
+        let path = state.join(FILE);
+        let connection = open_for_writing(&path, &CLUSTER, Access { exclusive: false, check: false })?;
+        Ok(Log { path, connection })
+    }
+
+    fn write<T>(
+        &mut self,
+        durable: bool,
+        work: impl FnOnce(&Connection) -> Answer<T>,
+    ) -> Result<T, StoreError> {
+        in_transaction(&mut self.connection, durable, work).map_err(StoreError::database(&self.path))
+    }
+
+    fn ask<T>(&self, work: impl FnOnce(&Connection) -> Answer<T>) -> Result<T, StoreError> {
+        work(&self.connection).map_err(StoreError::database(&self.path))
+    }
+
+    /// Lets somebody in who shows what has this hash. A node is known from then on.
+    pub fn enroll(&mut self, bearer: &Bearer, hash: &[u8], now_ns: i64) -> Result<(), StoreError> {
+        self.write(true, |connection| {
+            connection.execute(
+                "INSERT OR REPLACE INTO access (hash, kind, name, made_ns) VALUES (?1, ?2, ?3, ?4)",
+                params![hash, bearer.kind(), bearer.name(), now_ns],
+            )?;
+            if let Bearer::Node(name) = bearer {
+                let sql = "INSERT OR IGNORE INTO node (name, enrolled_ns) VALUES (?1, ?2)";
+                connection.execute(sql, params![name, now_ns])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes all tokens back; of a node also the right to come with a certificate. Says whether there was any.
+    pub fn expel(&mut self, bearer: &Bearer) -> Result<bool, StoreError> {
+        self.write(true, |connection| {
+            let sql = "DELETE FROM access WHERE kind = ?1 AND name = ?2";
+            let mut removed = connection.execute(sql, params![bearer.kind(), bearer.name()])?;
+            if let Bearer::Node(name) = bearer {
+                removed += connection.execute("DELETE FROM node WHERE name = ?1", [name])?;
+            }
+            Ok(removed > 0)
+        })
+    }
+
+    pub fn bearer(&self, hash: &[u8]) -> Result<Option<Bearer>, StoreError> {
+        let found: Option<(String, String)> = self.ask(|connection| {
+            connection
+                .prepare_cached("SELECT kind, name FROM access WHERE hash = ?1")?
+                .query_row([hash], |row| Ok((row.get(0)?, row.get(1)?)))
+                .optional()
+        })?;
+        Ok(found.and_then(|(kind, name)| Bearer::of(&kind, name)))
+    }
+
+    pub fn is_node(&self, name: &str) -> Result<bool, StoreError> {
+        self.ask(|connection| connection.prepare_cached("SELECT 1 FROM node WHERE name = ?1")?.exists([name]))
+    }
+
+    pub fn nodes(&self) -> Result<Vec<Node>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT name, enrolled_ns, seen_ns, version, cpus, memory_bytes, clock_offset_ns,
+                       dropped_samples FROM node ORDER BY name";
+            let mut statement = connection.prepare_cached(sql)?;
+            let rows = statement.query_map([], |row| {
+                Ok(Node {
+                    name: row.get(0)?,
+                    enrolled_ns: row.get(1)?,
+                    seen_ns: row.get(2)?,
+                    version: row.get(3)?,
+                    cpus: row.get(4)?,
+                    memory_bytes: row.get(5)?,
+                    clock_offset_ns: row.get(6)?,
+                    dropped_samples: row.get(7)?,
+                })
+            })?;
+            rows.collect()
+        })
+    }
+
+    /// Keeps batches, all or none of them: durable when this returns.
+    pub fn take(&mut self, arrived: &[Arrived<'_>]) -> Result<Vec<Arrival>, StoreError> {
+        self.write(true, |connection| arrived.iter().map(|batch| take(connection, batch)).collect())
+    }
+
+    /// Batches that came after this one, oldest first.
+    pub fn after(&self, number: i64, limit: usize) -> Result<Vec<(i64, String, Vec<u8>)>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT number, node, data FROM batch WHERE number > ?1 ORDER BY number LIMIT ?2";
+            let mut statement = connection.prepare_cached(sql)?;
+            let rows = statement.query_map(params![number, limit as i64], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })?;
+            rows.collect()
+        })
+    }
+
+    /// The batches of a node whose series are not in the store, oldest first, with their numbers.
+    pub fn waiting(&self, node: &str, up_to: i64) -> Result<Vec<(i64, Vec<u8>)>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT number, data FROM batch WHERE node = ?1 AND number <= ?2 ORDER BY number";
+            let mut statement = connection.prepare_cached(sql)?;
+            let rows = statement.query_map(params![node, up_to], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            rows.collect()
+        })
+    }
+
+    /// For each node that has any: its name, since when the oldest batch waits, and how many bytes do.
+    pub fn backlog(&self) -> Result<Vec<(String, i64, i64)>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT node, min(received_ns), sum(length(data)) FROM batch GROUP BY node";
+            let mut statement = connection.prepare_cached(sql)?;
+            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            rows.collect()
+        })
+    }
+
+    /// Their series are in the store.
+    pub fn forget(&mut self, node: &str, up_to: i64) -> Result<(), StoreError> {
+        self.write(false, |connection| {
+            let sql = "DELETE FROM batch WHERE node = ?1 AND number <= ?2";
+            connection.prepare_cached(sql)?.execute(params![node, up_to]).map(drop)
+        })
+    }
+
+    /// Up to which batch records were applied.
+    pub fn applied(&self) -> Result<i64, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT value FROM meta WHERE name = 'applied'";
+            Ok(connection.query_row(sql, [], |row| row.get(0)).optional()?.unwrap_or(0))
+        })
+    }
+
+    /// Keeps what nodes tell of jobs, and up to which batch that is.
+    pub fn note(&mut self, told: &[Told], applied: i64) -> Result<(), StoreError> {
+        self.write(false, |connection| {
+            for told in told {
+                let JobKey { manager, id, incarnation, .. } = &told.record.key;
+                let record = serde_json::to_string(&told.record).unwrap_or_default();
+                let sql = "INSERT INTO told (manager, id, node, incarnation, whole, record) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                           ON CONFLICT DO UPDATE SET whole = excluded.whole, record = excluded.record";
+                let values = params![manager, id, told.node, incarnation, told.whole, record];
+                connection.prepare_cached(sql)?.execute(values)?;
+            }
+            let sql = "INSERT OR REPLACE INTO meta (name, value) VALUES ('applied', ?1)";
+            connection.prepare_cached(sql)?.execute([applied]).map(drop)
+        })
+    }
+
+    /// What every node tells of the jobs with this id.
+    pub fn told(&self, manager: &str, id: &str) -> Result<Vec<Told>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT node, whole, record FROM told WHERE manager = ?1 AND id = ?2 ORDER BY node";
+            let mut statement = connection.prepare_cached(sql)?;
+            let mut rows = statement.query([manager, id])?;
+            let mut told = Vec::new();
+            while let Some(row) = rows.next()? {
+                // What cannot be read is told again by its node, or was never a record.
+                if let Ok(record) = serde_json::from_str(row.get_ref(2)?.as_str()?) {
+                    told.push(Told { node: row.get(0)?, whole: row.get(1)?, record });
+                }
+            }
+            Ok(told)
+        })
+    }
+
+    /// Forgets what was told of a job that is no longer kept.
+    pub fn forget_job(&mut self, manager: &str, id: &str, whole: i64) -> Result<(), StoreError> {
+        self.write(false, |connection| {
+            let sql = "DELETE FROM told WHERE manager = ?1 AND id = ?2 AND whole = ?3";
+            connection.prepare_cached(sql)?.execute(params![manager, id, whole]).map(drop)
+        })
+    }
+}
+
+fn take(connection: &Connection, batch: &Arrived<'_>) -> Answer<Arrival> {
+    let About { version, boot_id, cpus, memory_bytes, clock_offset_ns, dropped_samples } = batch.about;
+    let sql = "UPDATE node SET seen_ns = ?2, version = ?3, boot_id = ?4, cpus = ?5, memory_bytes = ?6,
+               clock_offset_ns = coalesce(?7, clock_offset_ns), dropped_samples = ?8 WHERE name = ?1";
+    let dropped = i64::try_from(dropped_samples).unwrap_or(i64::MAX);
+    let known = connection.prepare_cached(sql)?.execute(params![
+        batch.node,
+        batch.received_ns,
+        version,
+        boot_id,
+        cpus,
+        memory_bytes,
+        clock_offset_ns,
+        dropped
+    ])?;
+    if known == 0 {
+        return Ok(Arrival::Stranger);
+    }
+    let sequence = i64::try_from(batch.sequence).unwrap_or(i64::MAX);
+    let sql = "INSERT INTO spool (node, id, sequence) VALUES (?1, ?2, ?3)
+               ON CONFLICT DO UPDATE SET sequence = excluded.sequence WHERE excluded.sequence > sequence";
+    if connection.prepare_cached(sql)?.execute(params![batch.node, batch.spool, sequence])? == 0 {
+        return Ok(Arrival::Known);
+    }
+    let sql = "INSERT INTO batch (node, received_ns, data) VALUES (?1, ?2, ?3)";
+    connection.prepare_cached(sql)?.execute(params![batch.node, batch.received_ns, batch.data])?;
+    Ok(Arrival::New(connection.last_insert_rowid()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{MIDNIGHT_S, finished};
+
+    fn arrived<'a>(node: &'a str, spool: &'a str, sequence: u64) -> Arrived<'a> {
+        let about = About { version: "1", clock_offset_ns: Some(5), ..About::default() };
+        Arrived { node, spool, sequence, received_ns: 7, data: b"bytes", about }
+    }
+
+    fn log(state: &Path) -> Log {
+        let mut log = Log::open(state).unwrap();
+        log.enroll(&Bearer::Node("n1".into()), b"hash-1", 1).unwrap();
+        log.enroll(&Bearer::Node("n2".into()), b"hash-2", 1).unwrap();
+        log
+    }
+
+    #[test]
+    fn a_batch_is_news_once_and_a_new_spool_begins_anew() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = log(state.path());
+        let batches =
+            [arrived("n1", "a", 1), arrived("n1", "a", 2), arrived("n1", "a", 1), arrived("n2", "a", 1)];
+        let kinds = log.take(&batches).unwrap();
+        assert_eq!(kinds, [Arrival::New(1), Arrival::New(2), Arrival::Known, Arrival::New(3)]);
+        drop(log);
+        let mut log = Log::open(state.path()).unwrap();
+        let again = [arrived("n1", "a", 2), arrived("n1", "b", 1), arrived("n3", "a", 1)];
+        assert_eq!(log.take(&again).unwrap(), [Arrival::Known, Arrival::New(4), Arrival::Stranger]);
+        let numbers: Vec<i64> = log.after(1, 10).unwrap().iter().map(|(number, ..)| *number).collect();
+        assert_eq!(numbers, [2, 3, 4]);
+        log.forget("n1", 2).unwrap();
+        assert_eq!(log.waiting("n1", i64::MAX).unwrap(), [(4, b"bytes".to_vec())]);
+        assert_eq!(log.backlog().unwrap(), [("n1".into(), 7, 5), ("n2".into(), 7, 5)]);
+        assert_eq!(log.take(&[arrived("n1", "a", 2)]).unwrap(), [Arrival::Known], "also after it was moved");
+        let nodes = log.nodes().unwrap();
+        assert_eq!((nodes[0].seen_ns, nodes[0].clock_offset_ns), (Some(7), Some(5)));
+    }
+
+    #[test]
+    fn who_was_let_in_can_be_shown_the_door() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = log(state.path());
+        log.enroll(&Bearer::User("ada".into()), b"hash-3", 1).unwrap();
+        assert_eq!(log.bearer(b"hash-1").unwrap(), Some(Bearer::Node("n1".into())));
+        assert_eq!(log.bearer(b"hash-3").unwrap(), Some(Bearer::User("ada".into())));
+        assert_eq!(log.bearer(b"other").unwrap(), None);
+        assert!(log.expel(&Bearer::Node("n1".into())).unwrap());
+        assert!(!log.expel(&Bearer::Node("n1".into())).unwrap());
+        assert_eq!((log.bearer(b"hash-1").unwrap(), log.is_node("n1").unwrap()), (None, false));
+    }
+
+    #[test]
+    fn the_newest_word_of_a_node_on_a_job_holds() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = log(state.path());
+        let told = |node: &str, name: &str| {
+            let mut record = finished(1, MIDNIGHT_S);
+            name.clone_into(&mut record.name);
+            Told { node: node.to_owned(), whole: 5, record }
+        };
+        log.note(&[told("n2", "old"), told("n1", "x"), told("n2", "new")], 3).unwrap();
+        assert_eq!(log.applied().unwrap(), 3);
+        assert_eq!(log.told("local", "1").unwrap(), [told("n1", "x"), told("n2", "new")]);
+        log.forget_job("local", "1", 5).unwrap();
+        assert_eq!(log.told("local", "1").unwrap(), []);
+    }
+}

@@ -1,0 +1,267 @@
+//! What a node sends to a server: a batch of records of jobs and pieces of series.
+//!
+//! ```text
+//! magic, then frames of: kind (1 byte), length (varint), payload
+//!   H  who sends, as JSON; the first frame and only there
+//!   R  the record of a job, as JSON
+//!   S  a piece of a series: length and JSON of whose it is, length and name of its table, a block
+//! ```
+//! On the way and on disk it is gzip in two members: records, then series. A spool that is full cuts the
+//! second one off, and what remains is a batch.
+
+use std::io::{self, Read, Write};
+
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use met_core::job::{JobKey, Record};
+use serde::{Deserialize, Serialize};
+
+use crate::bits::put_varint;
+
+const MAGIC: &[u8; 4] = b"MET\x01";
+const HEADER: u8 = b'H';
+const RECORD: u8 = b'R';
+const SERIES: u8 = b'S';
+
+/// Bounds of what is taken from a sender: compressed, and unpacked.
+pub const PACKED_BYTES_MAX: usize = 8 << 20;
+pub const UNPACKED_BYTES_MAX: usize = 64 << 20;
+/// A record of a job with all its steps.
+pub const RECORD_BYTES_MAX: usize = 4 << 20;
+const NAME_BYTES_MAX: usize = 255;
+
+/// Who sends, and how far he is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    pub node: String,
+    /// Drawn when the spool was made: numbers begin anew with another one.
+    pub spool: String,
+    /// From 1 on, in the order in which they were made.
+    pub sequence: u64,
+    /// Every record up to here has been sent with this batch; for the sender alone.
+    pub mark: i64,
+    /// Unix time by the sender's clock.
+    pub made_ns: i64,
+    pub boot_id: String,
+    pub version: String,
+    pub cpus: Option<i64>,
+    pub memory_bytes: Option<i64>,
+    /// Samples that found no room since the spool was made.
+    #[serde(default)]
+    pub dropped_samples: u64,
+}
+
+/// Whose a piece of a series is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Subject {
+    Job(JobKey),
+    /// A card by its uuid.
+    Device(String),
+    /// A part of the node: a disk, a zone; empty where there is one of its kind.
+    Node(String),
+}
+
+/// Some samples of one table; the block is the store's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub subject: Subject,
+    pub table: String,
+    pub block: Vec<u8>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    pub header: Header,
+    pub records: Vec<Record>,
+    pub pieces: Vec<Piece>,
+}
+
+/// Why bytes are no batch.
+#[derive(Debug, thiserror::Error)]
+pub enum BadBatch {
+    #[error("it is not compressed with gzip, or was cut off: {0}")]
+    Packing(io::Error),
+    #[error("it is larger than {UNPACKED_BYTES_MAX} bytes when unpacked")]
+    TooLarge,
+    #[error("it does not begin like a batch")]
+    Magic,
+    #[error("a frame is cut off or too long at byte {0}")]
+    Frame(usize),
+    #[error("{0} at byte {1}")]
+    Content(&'static str, usize),
+    #[error("{what} cannot be read: {error}")]
+    Json { what: &'static str, error: serde_json::Error },
+}
+
+/// A batch as it is spooled and sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packed {
+    pub bytes: Vec<u8>,
+    /// Where the records end and the series begin: what is before is a batch by itself.
+    pub records_end: usize,
+}
+
+impl Batch {
+    pub fn pack(&self) -> io::Result<Packed> {
+        let mut plain = MAGIC.to_vec();
+        put_json(&mut plain, HEADER, &self.header)?;
+        for record in &self.records {
+            put_json(&mut plain, RECORD, record)?;
+        }
+        let mut bytes = Vec::with_capacity(plain.len() / 4);
+        gzip(&plain, &mut bytes)?;
+        let records_end = bytes.len();
+        if !self.pieces.is_empty() {
+            plain.clear();
+            for piece in &self.pieces {
+                put_piece(&mut plain, piece)?;
+            }
+            gzip(&plain, &mut bytes)?;
+        }
+        Ok(Packed { bytes, records_end })
+    }
+
+    /// Reads all of a batch. Whatever the bytes are, no more than [`UNPACKED_BYTES_MAX`] is held.
+    pub fn unpack(packed: &[u8]) -> Result<Batch, BadBatch> {
+        Batch::read(&unpacked(packed)?)
+    }
+
+    fn read(plain: &[u8]) -> Result<Batch, BadBatch> {
+        let mut frames = Frames::of(plain)?;
+        let mut batch = Batch { header: frames.header()?, ..Batch::default() };
+        while let Some((kind, payload, at)) = frames.next()? {
+            match kind {
+                RECORD if payload.len() > RECORD_BYTES_MAX => {
+                    return Err(BadBatch::Content("a record is too long", at));
+                }
+                RECORD => batch.records.push(json("a record", payload)?),
+                SERIES => batch.pieces.push(piece(payload, at)?),
+                HEADER => return Err(BadBatch::Content("a second header", at)),
+                // A later version may say more; what is not understood is not ours to refuse.
+                _ => {}
+            }
+        }
+        Ok(batch)
+    }
+}
+
+/// For fuzz/: packed and plain, since the packing would hide what is behind it.
+#[cfg(feature = "fuzzing")]
+pub fn fuzz(bytes: &[u8]) {
+    let _ = Batch::unpack(bytes);
+    let _ = header(bytes);
+    let Ok(batch) = Batch::read(&[MAGIC, bytes].concat()) else { return };
+    let packed = batch.pack().expect("what was read can be written");
+    assert_eq!(Batch::unpack(&packed.bytes).expect("and read again"), batch);
+}
+
+/// The header alone: what a spool needs to know of a batch it holds.
+pub fn header(packed: &[u8]) -> Result<Header, BadBatch> {
+    let mut begin = Vec::new();
+    let most = (MAGIC.len() + 11 + RECORD_BYTES_MAX) as u64;
+    MultiGzDecoder::new(packed).take(most).read_to_end(&mut begin).map_err(BadBatch::Packing)?;
+    Frames::of(&begin)?.header()
+}
+
+fn gzip(plain: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+    let mut encoder = GzEncoder::new(out, Compression::new(5));
+    encoder.write_all(plain)?;
+    encoder.finish().map(drop)
+}
+
+fn unpacked(packed: &[u8]) -> Result<Vec<u8>, BadBatch> {
+    let mut plain = Vec::with_capacity((packed.len() * 4).min(UNPACKED_BYTES_MAX));
+    let read = MultiGzDecoder::new(packed).take(UNPACKED_BYTES_MAX as u64 + 1).read_to_end(&mut plain);
+    read.map_err(BadBatch::Packing)?;
+    if plain.len() > UNPACKED_BYTES_MAX {
+        return Err(BadBatch::TooLarge);
+    }
+    Ok(plain)
+}
+
+fn put_json(out: &mut Vec<u8>, kind: u8, value: &impl Serialize) -> io::Result<()> {
+    put_frame(out, kind, &serde_json::to_vec(value)?);
+    Ok(())
+}
+
+fn put_piece(out: &mut Vec<u8>, piece: &Piece) -> io::Result<()> {
+    let subject = serde_json::to_vec(&piece.subject)?;
+    let mut payload = Vec::with_capacity(subject.len() + piece.table.len() + piece.block.len() + 4);
+    for part in [&subject[..], piece.table.as_bytes()] {
+        put_varint(&mut payload, part.len() as u64);
+        payload.extend_from_slice(part);
+    }
+    payload.extend_from_slice(&piece.block);
+    put_frame(out, SERIES, &payload);
+    Ok(())
+}
+
+fn put_frame(out: &mut Vec<u8>, kind: u8, payload: &[u8]) {
+    out.push(kind);
+    put_varint(out, payload.len() as u64);
+    out.extend_from_slice(payload);
+}
+
+/// Reads a length in front of `bytes`, which must hold so many more.
+fn sized(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut length = 0_usize;
+    for (index, &byte) in bytes.iter().enumerate().take(5) {
+        length |= usize::from(byte & 0x7f) << (7 * index);
+        if byte < 0x80 {
+            return bytes[index + 1..].split_at_checked(length);
+        }
+    }
+    None
+}
+
+fn json<'de, T: Deserialize<'de>>(what: &'static str, bytes: &'de [u8]) -> Result<T, BadBatch> {
+    serde_json::from_slice(bytes).map_err(|error| BadBatch::Json { what, error })
+}
+
+fn piece(payload: &[u8], at: usize) -> Result<Piece, BadBatch> {
+    let (subject, rest) = sized(payload).ok_or(BadBatch::Frame(at))?;
+    let (table, block) = sized(rest).ok_or(BadBatch::Frame(at))?;
+    let table = std::str::from_utf8(table).ok().filter(|table| table.len() <= NAME_BYTES_MAX);
+    let table = table.ok_or(BadBatch::Content("a table without a proper name", at))?.to_owned();
+    Ok(Piece { subject: json("whose a series is", subject)?, table, block: block.to_vec() })
+}
+
+struct Frames<'a> {
+    whole: &'a [u8],
+    rest: &'a [u8],
+}
+
+impl<'a> Frames<'a> {
+    fn of(plain: &'a [u8]) -> Result<Frames<'a>, BadBatch> {
+        let rest = plain.strip_prefix(MAGIC).ok_or(BadBatch::Magic)?;
+        Ok(Frames { whole: plain, rest })
+    }
+
+    fn header(&mut self) -> Result<Header, BadBatch> {
+        match self.next()? {
+            Some((HEADER, payload, at)) => {
+                let header: Header = json("the header", payload)?;
+                let texts = [&header.node, &header.spool, &header.boot_id, &header.version];
+                if texts.iter().any(|text| text.len() > NAME_BYTES_MAX) || header.node.is_empty() {
+                    return Err(BadBatch::Content("a header without proper names", at));
+                }
+                Ok(header)
+            }
+            _ => Err(BadBatch::Content("no header", MAGIC.len())),
+        }
+    }
+
+    fn next(&mut self) -> Result<Option<(u8, &'a [u8], usize)>, BadBatch> {
+        let Some((&kind, rest)) = self.rest.split_first() else { return Ok(None) };
+        let at = self.whole.len() - self.rest.len();
+        let (payload, rest) = sized(rest).ok_or(BadBatch::Frame(at))?;
+        self.rest = rest;
+        Ok(Some((kind, payload, at)))
+    }
+}
+
+#[cfg(test)]
+#[path = "batch_tests.rs"]
+mod tests;

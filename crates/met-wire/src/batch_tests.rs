@@ -1,0 +1,112 @@
+use met_core::job::{LOCAL, State};
+use proptest::prelude::*;
+
+use super::*;
+
+fn key(id: &str) -> JobKey {
+    JobKey { cluster: None, manager: LOCAL.to_owned(), id: id.to_owned(), incarnation: 7 }
+}
+
+fn record(id: &str) -> Record {
+    let text = serde_json::json!({
+        "key": key(id), "name": "a \"job\"\n", "user": "ada", "uid": 1000, "account": null, "command": ["true"],
+        "state": State::Finished, "manager_state": null, "exit_code": 0, "signal": null, "start_ns": 1, "end_ns": 2,
+        "nodes": ["n1"], "node_memory_bytes": null, "local": null,
+    });
+    serde_json::from_value(text).unwrap()
+}
+
+fn batch() -> Batch {
+    Batch {
+        header: Header {
+            node: "n1".to_owned(),
+            spool: "s".to_owned(),
+            sequence: 3,
+            mark: 9,
+            ..Header::default()
+        },
+        records: vec![record("1"), record("2")],
+        pieces: vec![
+            Piece { subject: Subject::Job(key("1")), table: "job".to_owned(), block: vec![1, 2, 3] },
+            Piece {
+                subject: Subject::Device("GPU-a".to_owned()),
+                table: "gpu".to_owned(),
+                block: Vec::new(),
+            },
+        ],
+    }
+}
+
+fn gzipped(plain: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    gzip(plain, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn what_was_packed_is_unpacked() {
+    let packed = batch().pack().unwrap();
+    assert_eq!(Batch::unpack(&packed.bytes).unwrap(), batch());
+    assert_eq!(header(&packed.bytes).unwrap(), batch().header);
+}
+
+#[test]
+fn without_its_series_a_batch_is_still_one() {
+    let packed = batch().pack().unwrap();
+    let cut = Batch::unpack(&packed.bytes[..packed.records_end]).unwrap();
+    assert_eq!(cut, Batch { pieces: Vec::new(), ..batch() });
+    for end in (0..packed.records_end).chain(packed.records_end + 1..packed.bytes.len()) {
+        assert!(Batch::unpack(&packed.bytes[..end]).is_err(), "cut at {end}");
+    }
+}
+
+#[test]
+fn little_that_unpacks_to_much_is_refused() {
+    let bomb = gzipped(&vec![0; UNPACKED_BYTES_MAX + 1]);
+    assert!(bomb.len() < 1 << 20);
+    assert!(matches!(Batch::unpack(&bomb), Err(BadBatch::TooLarge)));
+}
+
+#[test]
+fn what_is_no_batch_is_told_why() {
+    let refusal = |plain: &[u8]| Batch::unpack(&gzipped(plain)).unwrap_err().to_string();
+    assert_eq!(refusal(b"hello"), "it does not begin like a batch");
+    assert_eq!(refusal(b"MET\x01"), "no header at byte 4");
+    assert_eq!(refusal(b"MET\x01H\x7f{}"), "a frame is cut off or too long at byte 4");
+    assert_eq!(refusal(b"MET\x01H\xff\xff\xff\xff\xff{}"), "a frame is cut off or too long at byte 4");
+    assert!(refusal(b"MET\x01H\x02{}").starts_with("the header cannot be read: missing field"));
+    assert!(Batch::unpack(b"plain").unwrap_err().to_string().starts_with("it is not compressed with gzip"));
+}
+
+#[test]
+fn frames_of_later_versions_are_passed_over() {
+    let mut plain = MAGIC.to_vec();
+    put_json(&mut plain, HEADER, &batch().header).unwrap();
+    put_frame(&mut plain, b'?', b"news");
+    put_json(&mut plain, RECORD, &record("1")).unwrap();
+    assert_eq!(Batch::unpack(&gzipped(&plain)).unwrap().records.len(), 1);
+    put_json(&mut plain, HEADER, &batch().header).unwrap();
+    assert!(Batch::unpack(&gzipped(&plain)).unwrap_err().to_string().starts_with("a second header"));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_are_too_strange(plain in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let _ = Batch::unpack(&plain);
+        let _ = Batch::read(&plain);
+        let _ = Batch::unpack(&gzipped(&[MAGIC, &plain[..]].concat()));
+    }
+
+    #[test]
+    fn a_changed_byte_is_refused_or_read(at in 0_usize..10_000, value in any::<u8>()) {
+        let packed = batch().pack().unwrap();
+        let mut plain = unpacked(&packed.bytes).unwrap();
+        let at = at % plain.len();
+        plain[at] = value;
+        let _ = Batch::unpack(&gzipped(&plain));
+        let mut bytes = packed.bytes;
+        let at = at % bytes.len();
+        bytes[at] ^= value | 1;
+        let _ = Batch::unpack(&bytes);
+    }
+}

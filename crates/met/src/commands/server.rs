@@ -1,0 +1,69 @@
+//! `met server`, and who may speak to it.
+
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::Result;
+use met_server::cluster::access;
+use met_store::cluster::{Bearer, Log};
+
+use crate::cli::{EnrollArgs, ServerAction, ServerArgs};
+use crate::failure::Failure;
+use crate::jobs;
+use crate::setting::Setting;
+
+pub fn server(setting: &Setting, args: &ServerArgs) -> Result<i32> {
+    match &args.action {
+        None => crate::server::serve(setting).map(|()| 0),
+        Some(ServerAction::Enroll(args)) => enroll(setting, args),
+        Some(ServerAction::Expel(args)) => expel(setting, args),
+    }
+}
+
+fn enroll(setting: &Setting, args: &EnrollArgs) -> Result<i32> {
+    let bearer = bearer(args)?;
+    let mut log = log(setting)?;
+    let token = access::enroll(&mut log, &bearer, jobs::now_ns())?;
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{token}")?;
+    // A program that reads the token wants nothing else; a person wants to know what to do with it.
+    if stdout.is_terminal() {
+        let how = match &bearer {
+            Bearer::Node(_) => "on the node: met daemon --join URL, which reads it from its standard input",
+            _ => "keep it in ~/.config/met/token (chmod 600), and ask with: met --server URL list",
+        };
+        writeln!(io::stderr(), "the token of {}; it is not shown again. {how}", args.name)?;
+    }
+    Ok(0)
+}
+
+fn expel(setting: &Setting, args: &EnrollArgs) -> Result<i32> {
+    let bearer = bearer(args)?;
+    if !log(setting)?.expel(&bearer)? {
+        return Err(Failure::usage(format!(
+            "{} was never enrolled here; `met nodes` shows who was",
+            args.name
+        )));
+    }
+    writeln!(io::stdout(), "{} may not speak to this server any more; what it sent stays", args.name)?;
+    Ok(0)
+}
+
+fn bearer(args: &EnrollArgs) -> Result<Bearer> {
+    if !access::is_node_name(&args.name) {
+        return Err(Failure::usage(format!(
+            "{:?} is no name; letters, digits, dots, hyphens and underscores are",
+            args.name
+        )));
+    }
+    let name = args.name.clone();
+    Ok(match (args.user, args.operator) {
+        (false, false) => Bearer::Node(name),
+        (true, _) => Bearer::User(name),
+        (_, true) => Bearer::Operator(name),
+    })
+}
+
+fn log(setting: &Setting) -> Result<Log> {
+    let state = crate::server::state(setting);
+    Log::open(&state).map_err(|error| Failure::usage(format!("{error}; a server's files are its user's")))
+}

@@ -1,0 +1,248 @@
+//! `met server` at work: HTTP in front, one writer behind, schedulers asked beside.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use met_core::job::{JobKey, Record};
+use met_core::{Table, gpu};
+use met_server::cluster::api::{self, Api};
+use met_server::cluster::{ClusterView, Keeper, Plan};
+use met_server::http::{Address, Options, Server};
+use met_store::StoreError;
+use met_store::cluster::{Bearer, Log};
+use met_wire::batch::PACKED_BYTES_MAX;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::FlockOperation;
+
+use crate::daemon::schedulers::Schedulers;
+use crate::daemon::told;
+use crate::failure::Failure;
+use crate::jobs::{self, JobsFilter};
+use crate::paths::create_private;
+use crate::protocol::{NodeStatus, Reply, Request, WireCourse};
+use crate::setting::Setting;
+use crate::supervise::Signals;
+
+/// Where a server listens that was told nothing: on this machine alone.
+const LISTEN: &str = "127.0.0.1:9317";
+/// A node that was not heard of for so long is late.
+pub const LATE_NS: i64 = 180_000_000_000;
+/// A level holds no longer than this in the course of a job on several nodes.
+const GAP_MS: i64 = 60_000;
+const CONNECTIONS_MAX: usize = 4096;
+/// Samples in one reply: some ten megabytes.
+const PAGE_SAMPLES: usize = 50_000;
+
+/// Where a server keeps things: beside what a daemon of the same machine keeps.
+pub fn state(setting: &Setting) -> PathBuf {
+    let root = rustix::process::getuid().is_root();
+    let place = if root { &setting.system } else { &setting.user };
+    place.state.join("server")
+}
+
+/// Serves until told to end.
+pub fn serve(setting: &Setting) -> Result<()> {
+    crate::name_process(c"met-server");
+    met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
+    let state = state(setting);
+    create_private(&state).with_context(|| format!("cannot keep anything in {}", state.display()))?;
+    let _only = only_one(&state)?;
+    let signals = Signals::block()?;
+    let backends = setting.config.store.backends().map_err(|error| Failure::usage(error.to_string()))?;
+    let keeper = Keeper::start(Plan {
+        state: state.clone(),
+        backends: backends.clone(),
+        retention: jobs::retention(&setting.config.storage),
+        table: table_named,
+        gap_ms: GAP_MS,
+        move_after_ns: None,
+    })
+    .map_err(|error| Failure::usage(error.to_string()))?;
+    let view =
+        ClusterView { state: state.clone(), backends, latest: keeper.latest().clone(), gap_ms: GAP_MS };
+    let before = |manager: &str| view.ask(|store| Ok(told::before(store, manager))).unwrap_or_default();
+    let root = rustix::process::getuid().is_root();
+    let schedulers = Schedulers::start(&setting.host, &setting.config.schedulers, root, before)?;
+    let asked = view.clone();
+    let answering = Box::new(move |bearer: &Bearer, question: &[u8]| answer_bytes(&asked, bearer, question));
+    let api = Arc::new(Api::new(keeper, Log::open(&state)?, answering));
+    let server = listen(setting, &api)?;
+    for address in server.local_addrs() {
+        tracing::info!("serving {address}, state in {}", state.display());
+    }
+    work(&signals, &schedulers, &api);
+    server.stop();
+    if let Some(api) = Arc::into_inner(api) {
+        api.keeper.stop();
+    }
+    Ok(())
+}
+
+/// Two servers would acknowledge the same batch twice.
+fn only_one(state: &Path) -> Result<std::fs::File> {
+    let path = state.join("server.lock");
+    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(_) => Err(Failure::usage(format!("a server runs already with its state in {}", state.display()))),
+    }
+}
+
+fn listen(setting: &Setting, api: &Arc<Api>) -> Result<Server> {
+    let http = &setting.config.http;
+    let addresses = match http.listen.is_empty() {
+        true => vec![LISTEN.parse::<Address>()?],
+        false => http.listen.clone(),
+    };
+    let options = Options {
+        web_config: http.web_config.clone(),
+        plain: http.plain,
+        body_bytes_max: PACKED_BYTES_MAX,
+        connections_max: CONNECTIONS_MAX,
+        own_checks: &[api::ROOT],
+        ..Options::new(addresses)
+    };
+    let server = Server::start(options, api::router(Arc::clone(api)));
+    server.map_err(|error| Failure::usage(format!("http: {error}")))
+}
+
+/// Hands what schedulers tell to the writer, until a signal comes.
+fn work(signals: &Signals, schedulers: &Schedulers, api: &Api) {
+    loop {
+        let bell = schedulers.bell();
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
+        fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
+        if poll(&mut fds, None).is_err() {
+            continue;
+        }
+        let told = fds.get(1).is_some_and(|bell| !bell.revents().is_empty());
+        if !fds[0].revents().is_empty() && ends(signals) {
+            return;
+        }
+        if let Some(told) = told.then(|| schedulers.take()).flatten() {
+            api.keeper.with_writer(move |writer| {
+                if let Err(error) = told::keep(writer, &told) {
+                    tracing::warn!("what {} told is lost: {error:#}", told.manager);
+                }
+            });
+        }
+    }
+}
+
+fn ends(signals: &Signals) -> bool {
+    let mut end = false;
+    while let Some(signal) = signals.next() {
+        end |= matches!(signal.number, libc::SIGTERM | libc::SIGINT);
+    }
+    end
+}
+
+fn table_named(name: &str) -> Option<&'static Table> {
+    met_sources::catalogue().into_iter().find(|table| table.name == name)
+}
+
+fn answer_bytes(view: &ClusterView, bearer: &Bearer, question: &[u8]) -> Result<Vec<u8>, String> {
+    let request: Request =
+        serde_json::from_slice(question).map_err(|error| format!("this is no question: {error}"))?;
+    let reply = answer(view, bearer, request).map_err(|error| format!("{error:#}"))?;
+    serde_json::to_vec(&reply).map_err(|error| error.to_string())
+}
+
+fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply> {
+    let sees = |record: &Record| match bearer {
+        Bearer::Operator(_) => true,
+        Bearer::User(name) => record.user.as_ref() == Some(name),
+        Bearer::Node(_) => false,
+    };
+    match request {
+        Request::Jobs(mut filter) => {
+            if let Bearer::User(name) = bearer {
+                filter.user = Some(name.clone());
+            }
+            let mut found = view.jobs(&filter.to_store())?;
+            filter.retain(&mut found);
+            Ok(Reply::Jobs(found))
+        }
+        Request::Find(job) => {
+            let mut found = view.ask(|store| jobs::find(store, &job))?;
+            found.retain(sees);
+            if found.is_empty() && !matches!(job, jobs::JobRef::Id { .. }) {
+                found = newest_of(view, bearer, &job)?;
+            }
+            Ok(Reply::Jobs(view.with_figures(found)?))
+        }
+        Request::Course { key, after_ms } => {
+            let mut course = match visible(view, &key, sees)? {
+                Some(_) => view.course(&key, after_ms)?,
+                None => return Ok(Reply::Course(WireCourse::default())),
+            };
+            course.truncate(PAGE_SAMPLES);
+            Ok(Reply::Course(WireCourse::of(&course)))
+        }
+        Request::CardCourse { key, uuid, after_ms } => {
+            let Some(record) = visible(view, &key, sees)? else {
+                return Ok(Reply::Course(WireCourse::default()));
+            };
+            let mut course = card_course(view, &record, &uuid, after_ms)?;
+            course.truncate(PAGE_SAMPLES);
+            Ok(Reply::Course(WireCourse::of(&course)))
+        }
+        Request::Nodes => Ok(Reply::Nodes(nodes(view)?)),
+        _ => bail!("this is not asked of a server, but of a daemon on its node"),
+    }
+}
+
+/// The newest job of a user that fits, where the newest of all is somebody else's.
+fn newest_of(view: &ClusterView, bearer: &Bearer, job: &jobs::JobRef) -> Result<Vec<Record>> {
+    let Bearer::User(user) = bearer else { return Ok(Vec::new()) };
+    let name = match job {
+        jobs::JobRef::Name(name) => Some(name.clone()),
+        _ => None,
+    };
+    let filter = JobsFilter { user: Some(user.clone()), limit: Some(1), name, ..JobsFilter::default() };
+    Ok(view.jobs(&filter.to_store())?)
+}
+
+fn visible(
+    view: &ClusterView,
+    key: &JobKey,
+    sees: impl Fn(&Record) -> bool,
+) -> Result<Option<Record>, StoreError> {
+    Ok(view.ask(|store| store.get(key))?.filter(sees))
+}
+
+/// The course of a card while the job had it.
+fn card_course(
+    view: &ClusterView,
+    record: &Record,
+    uuid: &str,
+    after_ms: i64,
+) -> Result<met_core::course::Course> {
+    let allocations = view.ask(|store| store.allocations(&record.key))?;
+    let Some(had) = allocations.iter().find(|had| had.uuid == uuid) else {
+        return Ok(met_core::course::Course::new(&gpu::card::TABLE));
+    };
+    let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
+    let end_ms = had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000);
+    Ok(view.card_course(&record.nodes, uuid, begin_ms, end_ms)?)
+}
+
+fn nodes(view: &ClusterView) -> Result<Vec<NodeStatus>> {
+    let running = JobsFilter { states: vec![met_core::job::State::Running], ..JobsFilter::default() };
+    let running = view.ask(|store| store.jobs(&running.to_store()))?;
+    let now_ns = jobs::now_ns();
+    let status = |node: met_store::cluster::Node| NodeStatus {
+        jobs: running.iter().filter(|record| record.nodes.contains(&node.name)).count(),
+        late: node.seen_ns.is_none_or(|seen_ns| now_ns - seen_ns > LATE_NS),
+        name: node.name,
+        seen_ns: node.seen_ns,
+        version: node.version,
+        cpus: node.cpus,
+        memory_bytes: node.memory_bytes,
+        clock_offset_ns: node.clock_offset_ns,
+        dropped_samples: node.dropped_samples,
+    };
+    Ok(view.nodes()?.into_iter().map(status).collect())
+}
