@@ -110,8 +110,12 @@ pub(crate) fn fill(text: &[u8], cells: &mut [i64]) {
     for line in parse::lines(text) {
         let mut fields = parse::fields(line);
         let Some(name) = fields.next() else { continue };
-        let count = fields.next().map_or(MISSING, parse::cell);
-        let bytes = fields.nth(4).map_or(MISSING, parse::cell);
+        // Nothing happened less than never.
+        let known = |field: Option<&[u8]>| match field.map_or(MISSING, parse::cell) {
+            cell if cell < 0 => MISSING,
+            cell => cell,
+        };
+        let (count, bytes) = (known(fields.next()), known(fields.nth(4)));
         match name {
             b"read_bytes" => (cells[READS], cells[READ]) = (count, bytes),
             b"write_bytes" => (cells[WRITES], cells[WRITTEN]) = (count, bytes),
@@ -192,6 +196,8 @@ mod tests {
         fill(b"", &mut cells);
         assert!(cells.iter().all(|&cell| cell == MISSING));
         assert_eq!(file_system("my-scratch-ffff8803f6c5b800"), "my-scratch");
+        fill(b"snapshot_time 1\nread_bytes 5 samples [bytes] 1 2 -3\nopen -1 samples [regs]\n", &mut cells);
+        assert_eq!((cells[READS], cells[READ], cells[OPENS], cells[CLOSES]), (5, MISSING, MISSING, 0));
     }
 
     proptest! {
