@@ -204,7 +204,7 @@ fn days_of(course: &Course) -> impl Iterator<Item = i64> + '_ {
 }
 
 /// Runs `work` in one transaction, on disk when this returns if it is to be durable.
-fn in_transaction<T>(
+pub(crate) fn in_transaction<T>(
     connection: &mut Connection,
     durable: bool,
     work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
