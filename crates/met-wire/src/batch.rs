@@ -228,6 +228,9 @@ fn piece(payload: &[u8], at: usize) -> Result<Piece, BadBatch> {
     Ok(Piece { subject: json("whose a series is", subject)?, table, block: block.to_vec() })
 }
 
+/// Kind and payload of a frame, and where it begins.
+type Frame<'a> = (u8, &'a [u8], usize);
+
 struct Frames<'a> {
     whole: &'a [u8],
     rest: &'a [u8],
@@ -253,7 +256,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    fn next(&mut self) -> Result<Option<(u8, &'a [u8], usize)>, BadBatch> {
+    fn next(&mut self) -> Result<Option<Frame<'a>>, BadBatch> {
         let Some((&kind, rest)) = self.rest.split_first() else { return Ok(None) };
         let at = self.whole.len() - self.rest.len();
         let (payload, rest) = sized(rest).ok_or(BadBatch::Frame(at))?;

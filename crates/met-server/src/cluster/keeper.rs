@@ -88,6 +88,7 @@ impl Keeper {
         let latest = Latest::default();
         let mut work = Work {
             applied: log.applied()?,
+            behind: false,
             writer,
             log,
             plan,
@@ -143,6 +144,12 @@ impl Keeper {
     }
 }
 
+/// A batch that is durable.
+struct Received {
+    node: String,
+    batch: Batch,
+}
+
 struct Work {
     writer: Writer,
     log: Log,
@@ -150,32 +157,52 @@ struct Work {
     latest: Latest,
     /// Records up to this batch are in the store.
     applied: i64,
+    /// Some could not be written, and are to be before later ones.
+    behind: bool,
     next_look: Instant,
     next_retain: Instant,
 }
 
 impl Work {
-    /// Applies what an earlier server had no time for, and learns how the jobs stood that run.
+    /// Learns how the jobs stood that run, and applies what an earlier server had no time for.
     fn recall(&mut self) {
         let mut number = 0;
-        loop {
-            let batches = match self.log.after(number, REPLAY_GROUP) {
-                Ok(batches) if !batches.is_empty() => batches,
-                Ok(_) => return,
-                Err(error) => return tracing::error!("what was received cannot be read: {error}"),
-            };
-            let mut group = Vec::new();
-            for (at, node, data) in batches {
-                number = at;
-                match Batch::unpack(&data) {
-                    Ok(batch) => group.push((at, node, batch)),
-                    Err(error) => tracing::error!("batch {at} of {node} is passed over: {error}"),
-                }
-            }
+        while let Some(group) = self.received_after(&mut number) {
             self.learn(&group);
-            group.retain(|(at, ..)| *at > self.applied);
-            self.apply(&group);
         }
+        self.catch_up();
+    }
+
+    /// Applies, in the order of arrival, what is not in the store yet.
+    fn catch_up(&mut self) {
+        self.behind = false;
+        let mut number = self.applied;
+        while let Some(group) = self.received_after(&mut number) {
+            self.apply(&group, number);
+            if self.behind {
+                return;
+            }
+        }
+    }
+
+    /// Some batches after this one, which moves on to the last of them; `None` when there are no more.
+    fn received_after(&mut self, number: &mut i64) -> Option<Vec<Received>> {
+        let batches = match self.log.after(*number, REPLAY_GROUP) {
+            Ok(batches) => batches,
+            Err(error) => {
+                tracing::error!("what was received cannot be read: {error}");
+                return None;
+            }
+        };
+        *number = batches.last()?.0;
+        let mut group = Vec::new();
+        for (at, node, data) in batches {
+            match Batch::unpack(&data) {
+                Ok(batch) => group.push(Received { node, batch }),
+                Err(error) => tracing::error!("batch {at} of {node} is passed over: {error}"),
+            }
+        }
+        Some(group)
     }
 
     fn run(&mut self, orders: &Receiver<Order>) {
@@ -229,14 +256,15 @@ impl Work {
                 return;
             }
         };
-        let mut fresh = Vec::new();
+        let (mut fresh, mut last) = (Vec::new(), self.applied);
         for (incoming, kind) in group.into_iter().zip(kinds) {
             let node = incoming.batch.header.node.clone();
             let answer = match kind {
                 Arrival::Stranger => Err(Refusal::Stranger(node)),
                 Arrival::Known => Ok(()),
                 Arrival::New(number) => {
-                    fresh.push((number, node, incoming.batch));
+                    last = last.max(number);
+                    fresh.push(Received { node, batch: incoming.batch });
                     Ok(())
                 }
             };
@@ -244,12 +272,14 @@ impl Work {
             let _ = incoming.reply.send(answer);
         }
         self.learn(&fresh);
-        self.apply(&fresh);
+        if !self.behind {
+            self.apply(&fresh, last);
+        }
     }
 
     /// What running jobs showed last.
-    fn learn(&mut self, group: &[(i64, String, Batch)]) {
-        for (_, node, batch) in group {
+    fn learn(&mut self, group: &[Received]) {
+        for Received { node, batch } in group {
             for piece in batch.pieces.iter().filter(|piece| piece.table == JOB.name) {
                 if let Subject::Job(key) = &piece.subject
                     && let Ok(course) = block::decode(&piece.block, &JOB)
@@ -260,23 +290,27 @@ impl Work {
         }
     }
 
-    fn apply(&mut self, group: &[(i64, String, Batch)]) {
-        let Some(last) = group.iter().map(|(number, ..)| *number).max() else { return };
+    /// Puts the records of batches up to `last` into the store.
+    fn apply(&mut self, group: &[Received], last: i64) {
         match self.apply_records(group, last) {
             Ok(()) => self.applied = self.applied.max(last),
-            // They are durable as batches, and are applied again when a server starts.
-            Err(error) => tracing::error!("records of jobs are not in the store yet: {error}"),
+            Err(error) => {
+                // They are durable as batches, and wait there.
+                self.behind = true;
+                tracing::error!("records of jobs are not in the store yet: {error}");
+            }
         }
     }
 
-    fn apply_records(&mut self, group: &[(i64, String, Batch)], last: i64) -> Result<(), StoreError> {
+    fn apply_records(&mut self, group: &[Received], last: i64) -> Result<(), StoreError> {
         let mut told = Vec::new();
-        for (_, node, batch) in group {
+        for Received { node, batch } in group {
             for record in &batch.records {
                 told.push(self.place(node, record.clone(), &told)?);
             }
         }
-        self.log.note(&told, last)?;
+        // Noted as applied when it is: what is told twice changes nothing.
+        self.log.note(&told, self.applied)?;
         let mut seen = HashSet::new();
         let mut wholes = Vec::new();
         // The last word on a job first: what was told of it before is in the log, too.
@@ -289,7 +323,8 @@ impl Work {
                 self.latest.forget(&series_key(&told.node, &told.record.key));
             }
         }
-        self.writer.put_all(&wholes)
+        self.writer.put_all(&wholes)?;
+        self.log.note(&[], last)
     }
 
     /// Which job a node's part belongs to.
@@ -338,6 +373,9 @@ impl Work {
             return;
         }
         self.next_look = now + LOOK_EVERY;
+        if self.behind {
+            self.catch_up();
+        }
         self.move_due(now_ns().saturating_sub(self.plan.move_after_ns.unwrap_or(MOVE_AFTER_NS)));
         if now >= self.next_retain {
             self.next_retain = now + RETAIN_EVERY;
@@ -353,11 +391,14 @@ impl Work {
             Ok(backlog) => backlog,
             Err(error) => return tracing::error!("what was received cannot be read: {error}"),
         };
-        for (node, oldest_ns, bytes) in backlog {
-            if (oldest_ns < before_ns || bytes > MOVE_BYTES)
-                && let Err(error) = self.move_series(&node)
-            {
-                tracing::error!("series of node {node} stay where they are: {error}");
+        for (node, _, _) in
+            backlog.into_iter().filter(|&(_, oldest_ns, bytes)| oldest_ns < before_ns || bytes > MOVE_BYTES)
+        {
+            if let Err(error) = self.move_series(&node) {
+                // What holds for one node holds for all: there is no room, or an engine is away.
+                return tracing::error!(
+                    "series stay where they are for now, node {node} is the first: {error}"
+                );
             }
         }
     }
@@ -372,13 +413,16 @@ impl Work {
                 Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
             }
         }
+        let mut of_jobs = Vec::new();
         for (subject, course) in moved {
             match subject {
-                Subject::Job(key) => self.writer.append_course(&series_key(node, &key), &course)?,
+                Subject::Job(key) => of_jobs.push((series_key(node, &key), course)),
+                Subject::Node(part) => of_jobs.push((node_key(node, &part), course)),
                 Subject::Device(uuid) => self.writer.append_device(&uuid, &course)?,
-                Subject::Node(part) => self.writer.append_course(&node_key(node, &part), &course)?,
             }
         }
+        let of_jobs: Vec<(&JobKey, &Course)> = of_jobs.iter().map(|(key, course)| (key, course)).collect();
+        self.writer.append_courses(&of_jobs)?;
         self.log.forget(node, last)
     }
 }

@@ -206,6 +206,7 @@ mod tests {
             |record: &Record| refuse_foreign(&[own.clone(), record.clone()]).unwrap_err().to_string();
         assert_eq!(refusal(&record), "job slurm:1234_7 belongs to slurm; end it with: scancel 1234_7");
         record.key.manager = "session".to_owned();
+        record.key.cluster = None;
         record.scheduling.alias = None;
         let words =
             "job session:1240 was not started by met; end its processes yourself: met ps session:1240";

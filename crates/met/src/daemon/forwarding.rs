@@ -160,6 +160,8 @@ impl Outbox for Catalogue {
             Some(reader) => reader,
             None => Reader::open(&self.state).map_err(other)?,
         };
+        // A catalogue that was begun anew counts from the beginning, and all of it is news.
+        let mark = if reader.newest_change().map_err(other)? < mark { 0 } else { mark };
         let changed = reader.changed_after(mark, limit).map_err(other)?;
         self.reader = Some(reader);
         let more = changed.len() == limit;

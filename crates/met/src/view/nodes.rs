@@ -50,7 +50,7 @@ fn line(node: &NodeStatus, name_columns: usize, now_ns: i64, style: &Style) -> S
         or_dash(node.cpus.map(|cpus| cpus.to_string())),
         or_dash(node.memory_bytes.map(|bytes| units::bytes(bytes as f64))),
         or_dash(clock),
-        or_dash(node.version.as_deref().map(|version| text::escape(version))),
+        or_dash(node.version.as_deref().map(text::escape)),
     );
     if node.dropped_samples > 0 {
         let lost = format!("  {} samples given up", units::count(node.dropped_samples as f64));
@@ -81,8 +81,10 @@ mod tests {
         let nodes = [node("n1", Some(995), 3), node("gpu-node-17", Some(100), -2500), node("n3", None, 900)];
         expect![[r#"
             NODE         STATE       HEARD  JOBS   CPUS    MEMORY      CLOCK  VERSION
-            n1           ok            5 s     3     64   256 GiB         ok  0.1.0
-            gpu-node-17  late         15 m     3     64   256 GiB      +2.5 s  0.1.0
+            n1           ok             5s     3     64   256 GiB         ok  0.1.0
+            gpu-node-17  late        15m0s     3     64   256 GiB      +2.5s  0.1.0
+            n3           never           -     3     64   256 GiB     -900ms  0.1.0  1,200 samples given up
+            3 nodes, 2 late
         "#]]
         .assert_eq(&list(&nodes, 1000 * 1_000_000_000, &Style::plain()));
         assert_eq!(list(&[], 0, &Style::plain()), "no nodes; on the server: met server enroll NODE\n");
