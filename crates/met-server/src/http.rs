@@ -43,6 +43,8 @@ pub struct Options {
     pub answer_within: Duration,
     /// Paths that begin so are let through without a password: their handlers look at who is asking.
     pub own_checks: &'static [&'static str],
+    /// For what blocks: passwords, and what handlers do in the background.
+    pub background_threads: usize,
     /// Called first in the thread, to give up rights there. If it fails, nobody is served.
     pub in_thread: Option<fn() -> io::Result<()>>,
 }
@@ -57,6 +59,7 @@ impl Options {
             connections_max: 256,
             answer_within: Duration::from_secs(30),
             own_checks: &[],
+            background_threads: 1,
             in_thread: None,
         }
     }
@@ -121,6 +124,11 @@ pub enum Error {
     Thread(io::Error),
 }
 
+/// Does what blocks beside the thread that listens; `None` if it could not be done.
+pub async fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    tokio::task::spawn_blocking(work).await.ok()
+}
+
 /// A listener that runs until it is stopped or dropped.
 pub struct Server {
     addrs: Vec<SocketAddr>,
@@ -133,15 +141,15 @@ impl Server {
     /// Listens when this returns; every fault of the configuration is told here.
     pub fn start(options: Options, router: Router) -> Result<Server, Error> {
         let listeners = listen(&options)?;
-        let in_thread = options.in_thread;
+        let (in_thread, background_threads) = (options.in_thread, options.background_threads);
         let door = Arc::new(Door::open(options, router)?);
         let addrs = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
         // The timer and the sockets need it; a password is checked by a second thread that goes again.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .max_blocking_threads(1)
-            .thread_name("http-password")
+            .max_blocking_threads(background_threads)
+            .thread_name("http-beside")
             .build()
             .map_err(Error::Thread)?;
         let (stop, stopped) = oneshot::channel();

@@ -18,12 +18,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use met_core::course::Course;
 use met_core::job::Record;
+use met_core::table::{NANO, ONE};
+use met_core::{Column, MISSING, Table, Unit, columns};
 use met_wire::batch::{Batch, Header, Piece, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 use serde::{Deserialize, Serialize};
 
 use link::{Address, BadAddress, Link};
 use spool::{Limits, Spool};
+
+use crate::snapshot::Rows;
 
 /// Courses that were offered and not taken over yet; one for each job and flush.
 const QUEUE: usize = 4096;
@@ -33,6 +37,23 @@ const RECORDS_PER_BATCH: usize = 500;
 /// Who ends is told this soon, together with who ends right after.
 const END_WITHIN: Duration = Duration::from_millis(300);
 const STACK_BYTES: usize = 512 << 10;
+
+columns! { COLUMNS:
+    WAITING = Column::gauge("waiting", Unit::Bytes, ONE, "what waits on disk for the server"),
+    BATCHES = Column::gauge("batches", Unit::Count, ONE, "batches that wait for the server"),
+    OLDEST = Column::gauge("oldest", Unit::Seconds, NANO, "how long the oldest batch has waited for the server"),
+    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that were given up, because there was no room"),
+    REFUSED = Column::counter("refused", Unit::Count, ONE, "batches that the server will never take, since the daemon began"),
+    ACKNOWLEDGED = Column::gauge("acknowledged_time", Unit::Seconds, NANO, "when the server last had everything of a batch, in unix time"),
+    CLOCK = Column::gauge("clock_offset", Unit::Seconds, NANO, "how far this clock is behind the server's"),
+}
+
+pub static SPOOL: Table = Table {
+    name: "spool",
+    subject: "what waits for the server of the cluster",
+    labels: &[],
+    columns: COLUMNS,
+};
 
 /// What a forwarder needs to know.
 pub struct Plan {
@@ -65,6 +86,9 @@ pub struct Status {
     pub url: String,
     pub batches_waiting: u64,
     pub bytes_waiting: u64,
+    /// How long the oldest of them has waited.
+    #[serde(default)]
+    pub oldest_ns: Option<i64>,
     pub dropped_samples: u64,
     pub refused_batches: u64,
     /// Unix time of the last answer; `None` before the first.
@@ -103,7 +127,42 @@ struct Inner {
     stopping: bool,
 }
 
+/// Looks at how it goes.
+pub struct Watch {
+    shared: Arc<Shared>,
+}
+
+impl Watch {
+    pub fn row(&self) -> Rows {
+        let status = self.shared.status();
+        let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let mut cells = [MISSING; COLUMNS.len()];
+        cells[WAITING] = count(status.bytes_waiting);
+        cells[BATCHES] = count(status.batches_waiting);
+        // Nothing waits for no time at all.
+        cells[OLDEST] = status.oldest_ns.unwrap_or(0);
+        cells[DROPPED] = count(status.dropped_samples);
+        cells[REFUSED] = count(status.refused_batches);
+        cells[ACKNOWLEDGED] = status.acknowledged_ns.unwrap_or(MISSING);
+        cells[CLOCK] = status.clock_offset_ns.unwrap_or(MISSING);
+        let mut rows = Rows::new(&SPOOL);
+        rows.push(&[], &cells);
+        rows
+    }
+}
+
 impl Shared {
+    fn status(&self) -> Status {
+        let inner = self.lock();
+        Status {
+            batches_waiting: inner.spool.batches() as u64,
+            bytes_waiting: inner.spool.bytes(),
+            oldest_ns: inner.spool.oldest_age().and_then(|age| i64::try_from(age.as_nanos()).ok()),
+            dropped_samples: inner.spool.dropped_samples() + inner.lost_in_queue,
+            ..inner.status.clone()
+        }
+    }
+
     // A thread that panicked holding it leaves a spool that is right: the files are.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -166,13 +225,12 @@ impl Forward {
     }
 
     pub fn status(&self) -> Status {
-        let inner = self.shared.lock();
-        Status {
-            batches_waiting: inner.spool.batches() as u64,
-            bytes_waiting: inner.spool.bytes(),
-            dropped_samples: inner.spool.dropped_samples() + inner.lost_in_queue,
-            ..inner.status.clone()
-        }
+        self.shared.status()
+    }
+
+    /// The same for others, also when this is gone.
+    pub fn watch(&self) -> Watch {
+        Watch { shared: Arc::clone(&self.shared) }
     }
 
     /// Spools what there is. What is not sent waits for the next one.
@@ -188,7 +246,7 @@ impl Forward {
 
 /// A sample is one known cell at one time.
 fn samples_in(course: &Course) -> u64 {
-    let known = |cells: &Vec<i64>| cells.iter().filter(|&&cell| cell != met_core::MISSING).count() as u64;
+    let known = |cells: &Vec<i64>| cells.iter().filter(|&&cell| cell != MISSING).count() as u64;
     course.columns.iter().map(known).sum()
 }
 

@@ -276,6 +276,23 @@ pub enum ConfigError {
     Content { path: PathBuf, line: u64, message: String },
 }
 
+impl Default for Forward {
+    fn default() -> Forward {
+        Forward {
+            url: None,
+            token_file: None,
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            plain: false,
+            node: None,
+            interval: Duration::from_secs(10),
+            spool_bytes: 1 << 30,
+            spool_age: Duration::from_secs(14 * 86_400),
+        }
+    }
+}
+
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -334,18 +351,7 @@ impl Default for Config {
                 jobs_max: 2000,
                 keep_ended: Duration::from_secs(300),
             },
-            forward: Forward {
-                url: None,
-                token_file: None,
-                ca_file: None,
-                cert_file: None,
-                key_file: None,
-                plain: false,
-                node: None,
-                interval: Duration::from_secs(10),
-                spool_bytes: 1 << 30,
-                spool_age: Duration::from_secs(14 * 86_400),
-            },
+            forward: Forward::default(),
             client: Client::default(),
             sources: sources::Sources::default(),
             nvidia: Collector::default(),
@@ -532,38 +538,13 @@ mod tests {
             "sampling: {interval: 250ms}\n\
              daemon: {idle_exit: 1h30m, operators: wheel}\n\
              storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
-             store: {series: \"https://vm.example/select/0/prometheus\", series_tenant: hpc,\n\
-             \x20 series_write: \"https://vm.example/insert/0/prometheus/api/v1/write\",\n\
-             \x20 series_password_file: /etc/met/vm, catalogue: \"postgres://met@db.example/met\",\n\
-             \x20 password_file: /etc/met/db, ca_file: /etc/met/ca.pem}\n\
              gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
              schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
              \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
              jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  plain_after: 1m\n  plain_cpu: 2s\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
              \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
-             http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes,\n\
-             \x20 jobs_max: 10, keep_ended: 1m}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
         );
-        let expected = Http {
-            listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
-            web_config: Some(PathBuf::from("/etc/met/web.yml")),
-            plain: true,
-            jobs_max: 10,
-            keep_ended: Duration::from_secs(60),
-        };
-        assert_eq!(config.http, expected);
-        let expected = store::Store {
-            series: Some("https://vm.example/select/0/prometheus".to_owned()),
-            series_write: Some("https://vm.example/insert/0/prometheus/api/v1/write".to_owned()),
-            series_tenant: Some("hpc".to_owned()),
-            series_password_file: Some("/etc/met/vm".into()),
-            series_token_file: None,
-            catalogue: Some(met_store::Secret::new("postgres://met@db.example/met")),
-            password_file: Some("/etc/met/db".into()),
-            ca_file: Some("/etc/met/ca.pem".into()),
-        };
-        assert_eq!(config.store, expected);
         assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
         assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
         let expected = Schedulers {
@@ -597,6 +578,55 @@ mod tests {
         assert_eq!(config.storage.max_bytes, 500_000_000);
         assert_eq!(config.system.runtime, Path::new("/run/other"));
         assert_eq!(config.system.state, Path::new("/srv/met"));
+    }
+
+    #[test]
+    fn every_key_of_a_cluster_is_read() {
+        let config = parse(
+            "store: {series: \"https://vm.example/select/0/prometheus\", series_tenant: hpc,\n\
+             \x20 series_write: \"https://vm.example/insert/0/prometheus/api/v1/write\",\n\
+             \x20 series_password_file: /etc/met/vm, catalogue: \"postgres://met@db.example/met\",\n\
+             \x20 password_file: /etc/met/db, ca_file: /etc/met/ca.pem}\n\
+             http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes,\n\
+             \x20 jobs_max: 10, keep_ended: 1m}\n\
+             forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
+             \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
+             client: {token_file: /t, ca_file: /ca, plain: true}\n",
+        );
+        let path = |text: &str| Some(PathBuf::from(text));
+        let expected = Forward {
+            url: Some("https://met.example".to_owned()),
+            token_file: path("/etc/met/token"),
+            ca_file: path("/ca"),
+            cert_file: path("/c"),
+            key_file: path("/k"),
+            plain: true,
+            node: Some("n7".to_owned()),
+            interval: Duration::from_secs(30),
+            spool_bytes: 2_000_000_000,
+            spool_age: Duration::from_secs(3 * 86_400),
+        };
+        assert_eq!(config.forward, expected);
+        assert_eq!(config.client, Client { token_file: path("/t"), ca_file: path("/ca"), plain: true });
+        let expected = Http {
+            listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
+            web_config: Some(PathBuf::from("/etc/met/web.yml")),
+            plain: true,
+            jobs_max: 10,
+            keep_ended: Duration::from_secs(60),
+        };
+        assert_eq!(config.http, expected);
+        let expected = store::Store {
+            series: Some("https://vm.example/select/0/prometheus".to_owned()),
+            series_write: Some("https://vm.example/insert/0/prometheus/api/v1/write".to_owned()),
+            series_tenant: Some("hpc".to_owned()),
+            series_password_file: Some("/etc/met/vm".into()),
+            series_token_file: None,
+            catalogue: Some(met_store::Secret::new("postgres://met@db.example/met")),
+            password_file: Some("/etc/met/db".into()),
+            ca_file: Some("/etc/met/ca.pem".into()),
+        };
+        assert_eq!(config.store, expected);
     }
 
     #[test]

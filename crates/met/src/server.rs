@@ -1,5 +1,7 @@
 //! `met server` at work: HTTP in front, one writer behind, schedulers asked beside.
 
+pub mod page;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -67,7 +69,8 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let asked = view.clone();
     let answering = Box::new(move |bearer: &Bearer, question: &[u8]| answer_bytes(&asked, bearer, question));
     let api = Arc::new(Api::new(keeper, Log::open(&state)?, answering));
-    let server = listen(setting, &api)?;
+    let pages = page::Pages::new(view, setting.config.http.jobs_max);
+    let server = listen(setting, &api, pages)?;
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());
     }
@@ -90,7 +93,7 @@ fn only_one(state: &Path) -> Result<std::fs::File> {
     }
 }
 
-fn listen(setting: &Setting, api: &Arc<Api>) -> Result<Server> {
+fn listen(setting: &Setting, api: &Arc<Api>, pages: page::Pages) -> Result<Server> {
     let http = &setting.config.http;
     let addresses = match http.listen.is_empty() {
         true => vec![LISTEN.parse::<Address>()?],
@@ -102,9 +105,10 @@ fn listen(setting: &Setting, api: &Arc<Api>) -> Result<Server> {
         body_bytes_max: PACKED_BYTES_MAX,
         connections_max: CONNECTIONS_MAX,
         own_checks: &[api::ROOT],
+        background_threads: 4,
         ..Options::new(addresses)
     };
-    let server = Server::start(options, api::router(Arc::clone(api)));
+    let server = Server::start(options, api::router(Arc::clone(api)).merge(page::router(pages, api)));
     server.map_err(|error| Failure::usage(format!("http: {error}")))
 }
 

@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 
 use super::access;
 use super::keeper::{Keeper, Refusal, now_ns};
-use crate::http::Asker;
+use crate::http::{Asker, in_background};
 
 /// Everything under it looks at tokens by itself.
 pub const ROOT: &str = "/api/v1/";
@@ -46,6 +46,11 @@ impl Api {
     /// `log` is to look up tokens; the keeper has one of its own.
     pub fn new(keeper: Keeper, log: Log, answering: Box<Answering>) -> Api {
         Api { keeper, log: Mutex::new(log), answering, room: Arc::new(Semaphore::new(ROOM_UNITS)) }
+    }
+
+    /// Who is asking; nobody if that cannot be shown.
+    pub fn who(&self, asker: &Asker, headers: &HeaderMap) -> Option<Bearer> {
+        self.bearer(asker, headers).ok()
     }
 
     /// Who is asking, by a token, else by a certificate with the name of a node.
@@ -193,8 +198,9 @@ async fn ask(
     let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
     // Files are read: nobody else waits for that.
-    let answered = tokio::task::spawn_blocking(move || (api.answering)(&bearer, &question)).await;
-    let answer = answered.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+    let answered = in_background(move || (api.answering)(&bearer, &question)).await;
+    let answer = answered
+        .ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be answered"))?;
     let answer = answer.map_err(|reason| Problem::new(StatusCode::BAD_REQUEST, reason))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], Bytes::from(answer)).into_response())
 }

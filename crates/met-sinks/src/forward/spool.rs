@@ -127,6 +127,11 @@ impl Spool {
         self.waiting.len()
     }
 
+    /// How long the oldest batch has waited.
+    pub fn oldest_age(&self) -> Option<Duration> {
+        self.waiting.front().map(|oldest| oldest.made.elapsed().unwrap_or_default())
+    }
+
     pub fn bytes(&self) -> u64 {
         self.waiting.iter().map(|waiting| waiting.bytes).sum()
     }

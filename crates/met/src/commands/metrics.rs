@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use met_core::Table;
+use met_sinks::forward::SPOOL;
 use met_sinks::prometheus::FAMILIES;
 use met_sinks::snapshot::ALLOCATED;
 use met_sources::perf::EVENTS;
@@ -11,6 +12,7 @@ use met_sources::perf::EVENTS;
 use crate::cli::MetricsArgs;
 use crate::daemon::DAEMON;
 use crate::node_energy::{EMISSION, ENERGY};
+use crate::server::page::MEMBER;
 
 pub fn metrics(args: &MetricsArgs) -> Result<i32> {
     let text = if args.markdown { markdown() } else { plain() };
@@ -20,7 +22,10 @@ pub fn metrics(args: &MetricsArgs) -> Result<i32> {
 
 /// What sources read, and what a daemon makes of it.
 fn tables() -> Vec<&'static Table> {
-    met_sources::catalogue().into_iter().chain([&ALLOCATED, &ENERGY, &EMISSION, &DAEMON]).collect()
+    met_sources::catalogue()
+        .into_iter()
+        .chain([&ALLOCATED, &ENERGY, &EMISSION, &DAEMON, &SPOOL, &MEMBER])
+        .collect()
 }
 
 /// The reference, as it stands in docs/metrics.md.

@@ -2,7 +2,7 @@
 //! Prometheus is written from both. Nobody who reads it keeps a tick waiting.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record, Totals};
@@ -10,6 +10,7 @@ use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
 use met_host::clock;
+use met_sinks::forward::Watch;
 use met_sinks::prometheus::{self, Disclosure, Format};
 use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
 
@@ -47,6 +48,8 @@ pub struct Board {
     jobs_max: usize,
     keep_ended: Duration,
     began_ns: i64,
+    /// What waits for a server, where there is one.
+    spool: OnceLock<Watch>,
 }
 
 #[derive(Default)]
@@ -93,7 +96,13 @@ impl Board {
             jobs_max,
             keep_ended,
             began_ns: clock::realtime_ns(),
+            spool: OnceLock::new(),
         }
+    }
+
+    /// From now on it is told what waits for a server.
+    pub fn watch_spool(&self, spool: Watch) {
+        let _ = self.spool.set(spool);
     }
 
     /// Of the sampling thread, which does not wait: a reader holds this for as long as it takes to copy a pointer.
@@ -205,6 +214,7 @@ impl Board {
         }
         let mut tables = now.tables.clone();
         tables.push(self.own_row(now, jobs.running.len()));
+        tables.extend(self.spool.get().map(Watch::row));
         Snapshot { node: None, tables, jobs: shown }
     }
 
@@ -237,7 +247,7 @@ fn resident_bytes() -> Option<i64> {
     Some(pages * i64::try_from(rustix::param::page_size()).ok()?)
 }
 
-fn nothing() -> Vec<i64> {
+pub fn nothing() -> Vec<i64> {
     vec![MISSING; JOB.columns.len()]
 }
 
@@ -249,7 +259,7 @@ fn cells_of(totals: &Totals) -> Vec<i64> {
     cells
 }
 
-fn about(record: &Record) -> About {
+pub fn about(record: &Record) -> About {
     let mut given = record.allocated.clone();
     given.fill_from(&record.requested);
     About {

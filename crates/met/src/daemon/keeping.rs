@@ -130,6 +130,9 @@ impl Keeping {
             board,
             forward: forwarding::start(&setting.host, &setting.config, place)?,
         };
+        if let (Some(board), Some(forward)) = (&keeping.board, &keeping.forward) {
+            board.watch_spool(forward.watch());
+        }
         keeping.remove_old_shadows();
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
         keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions, keeping.told_ns())?;

@@ -3,7 +3,7 @@
 //! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. A third
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
-mod board;
+pub mod board;
 mod claims;
 mod finding;
 pub mod forwarding;

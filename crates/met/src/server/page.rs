@@ -1,0 +1,161 @@
+//! What a server shows to Prometheus: its nodes, all jobs that run, and where daemons are to be scraped.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use axum::Router;
+use axum::extract::Extension;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use met_core::job::{Record, State};
+use met_core::job_table::WALL;
+use met_core::table::{NANO, ONE};
+use met_core::{Column, MISSING, Table, Unit, columns};
+use met_server::cluster::ClusterView;
+use met_server::cluster::api::Api;
+use met_server::http::Asker;
+use met_sinks::prometheus::{self, Disclosure, Format};
+use met_sinks::service_discovery::{self, Target};
+use met_sinks::snapshot::{Job, Rows, Snapshot};
+
+use crate::daemon::board::{about, nothing};
+use crate::jobs::{self, JobsFilter};
+
+columns! { COLUMNS:
+    HEARD = Column::gauge("heard_time", Unit::Seconds, NANO, "when the server last heard of the node, in unix time"),
+    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs that run on the node"),
+    CLOCK = Column::gauge("clock_offset", Unit::Seconds, NANO, "how far the node's clock is behind the server's"),
+    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that the node had to give up"),
+    CPUS = Column::gauge("cpus", Unit::Count, ONE, "CPUs of the node"),
+    MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory of the node"),
+}
+
+pub static MEMBER: Table = Table {
+    name: "member",
+    subject: "a node, as the server of the cluster knows it",
+    labels: &["node"],
+    columns: COLUMNS,
+};
+
+/// All jobs of a cluster are read for it; scrapers come every minute.
+const FRESH_FOR: Duration = Duration::from_secs(10);
+/// Where daemons listen, unless they are told otherwise.
+const PORT: u16 = 9317;
+
+/// What pages are written from, read again when it is old.
+pub struct Pages {
+    view: ClusterView,
+    jobs_max: usize,
+    last: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+}
+
+impl Pages {
+    pub fn new(view: ClusterView, jobs_max: u64) -> Pages {
+        Pages { view, jobs_max: usize::try_from(jobs_max).unwrap_or(usize::MAX), last: Mutex::default() }
+    }
+
+    /// Blocks; one reads and the others wait for him.
+    fn snapshot(&self) -> Result<Arc<Snapshot>> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, snapshot)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR) {
+            return Ok(Arc::clone(snapshot));
+        }
+        let running = JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() };
+        let mut records = self.view.jobs(&running.to_store())?;
+        // The oldest keep their series when there are too many.
+        records.sort_by(|one, other| (one.start_ns, &one.key).cmp(&(other.start_ns, &other.key)));
+        let jobs = records.iter().map(job).collect();
+        let snapshot = Arc::new(Snapshot { node: None, tables: vec![members(&self.view, &records)?], jobs });
+        *last = Some((Instant::now(), Arc::clone(&snapshot)));
+        Ok(snapshot)
+    }
+
+    fn page(&self, format: Format, gzip: bool, people: bool) -> Result<Vec<u8>> {
+        let snapshot = self.snapshot()?;
+        let mut page = Vec::new();
+        let disclosure = Disclosure { people, jobs_max: self.jobs_max };
+        prometheus::page(std::slice::from_ref(&*snapshot), format, disclosure, &mut page);
+        Ok(if gzip { prometheus::gzip(&page)? } else { page })
+    }
+}
+
+fn members(view: &ClusterView, running: &[Record]) -> Result<Rows> {
+    let mut rows = Rows::new(&MEMBER);
+    for node in view.nodes()? {
+        let mut cells = [MISSING; COLUMNS.len()];
+        cells[HEARD] = node.seen_ns.unwrap_or(MISSING);
+        cells[JOBS] = running.iter().filter(|record| record.nodes.contains(&node.name)).count() as i64;
+        cells[CLOCK] = node.clock_offset_ns.unwrap_or(MISSING);
+        cells[DROPPED] = node.dropped_samples;
+        cells[CPUS] = node.cpus.unwrap_or(MISSING);
+        cells[MEMORY] = node.memory_bytes.unwrap_or(MISSING);
+        rows.push(&[node.name], &cells);
+    }
+    Ok(rows)
+}
+
+fn job(record: &Record) -> Job {
+    let mut cells = nothing();
+    for (column, figure) in record.totals.iter() {
+        cells[column] = figure.value;
+    }
+    cells[WALL] = record.wall_ns(jobs::now_ns()).unwrap_or(MISSING);
+    Job { about: Arc::new(about(record)), cells, cards: Vec::new() }
+}
+
+/// `/metrics`, and `/api/v1/targets` for service discovery by HTTP.
+pub fn router(pages: Pages, api: &Arc<Api>) -> Router {
+    let (pages, api) = (Arc::new(pages), Arc::clone(api));
+    let view = pages.view.clone();
+    let metrics = get(move |Extension(asker): Extension<Asker>, headers: HeaderMap| {
+        let pages = Arc::clone(&pages);
+        async move { in_background(move || metrics(&pages, &asker, &headers)).await }
+    });
+    let targets = get(move |Extension(asker): Extension<Asker>, headers: HeaderMap| {
+        let known = api.who(&asker, &headers).is_some();
+        let view = view.clone();
+        async move {
+            match known {
+                true => in_background(move || targets(&view)).await,
+                false => (StatusCode::UNAUTHORIZED, "whose names these are is told to those who are known\n")
+                    .into_response(),
+            }
+        }
+    });
+    Router::new().route("/metrics", metrics).route("/api/v1/targets", targets)
+}
+
+/// Files are read: nobody else waits for that.
+async fn in_background(work: impl FnOnce() -> Result<Response> + Send + 'static) -> Response {
+    let failed = |why: String| (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response();
+    match met_server::http::in_background(work).await {
+        Some(Ok(response)) => response,
+        Some(Err(error)) => failed(format!("{error:#}")),
+        None => failed("the server ends".to_owned()),
+    }
+}
+
+fn metrics(pages: &Pages, asker: &Asker, headers: &HeaderMap) -> Result<Response> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let format = Format::accepted(text(header::ACCEPT));
+    let gzip = prometheus::accepts_gzip(text(header::ACCEPT_ENCODING));
+    let mut response = pages.page(format, gzip, asker.is_known())?.into_response();
+    let own = response.headers_mut();
+    own.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(format.content_type()));
+    own.insert(header::VARY, header::HeaderValue::from_static("Accept, Accept-Encoding, Authorization"));
+    if gzip {
+        own.insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
+    }
+    Ok(response)
+}
+
+fn targets(view: &ClusterView) -> Result<Response> {
+    let nodes = view.nodes()?;
+    let heard = nodes.iter().filter(|node| node.seen_ns.is_some());
+    let target = |name| Target { node: name, host: name, port: PORT, tls: false, cluster: None };
+    let targets: Vec<Target<'_>> = heard.map(|node| target(node.name.as_str())).collect();
+    let json = service_discovery::json(&targets);
+    Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+}
