@@ -149,8 +149,8 @@ fn parts_of_a_card_are_cards_with_a_parent() {
         machine.read_until(|text| text.contains("energy=")),
         expect![[r#"
             0 GPU-a Fake nvidia  195:0: memory_used=30 memory_total=70 power=200000 energy=5000 faults=0 processes=1 slices=7
-            0.0 MIG-1 Fake MIG 3g nvidia GPU-a: memory_total=41943040 slices=3
-            0.1 MIG-2 Fake MIG 4g nvidia GPU-a: memory_total=31457280 slices=4
+            0.0 MIG-1 Fake MIG 3g nvidia GPU-a  1/0: memory_total=41943040 slices=3
+            0.1 MIG-2 Fake MIG 4g nvidia GPU-a  2/0: memory_total=31457280 slices=4
             100/7 on MIG-2: memory=9 open=1
         "#]],
     );
