@@ -10,7 +10,10 @@ import os
 import random
 import shutil
 import signal
+import socket
+import sqlite3
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -32,7 +35,7 @@ class Machine:
         self.folder = os.path.join(cluster.world.root, name)
         self.state, self.whose = os.path.join(self.folder, "state"), ()
         self.config = os.path.join(self.folder, "met.yaml")
-        self.process = None
+        self.process, self.started = None, []
         for folder in (self.folder, self.home, self.work):
             os.makedirs(folder, 0o700, exist_ok=True)
         ip("netns", "add", self.space)
@@ -100,6 +103,42 @@ class Machine:
         return {pid: command for pid, command in found.items()
                 if " daemon" in command or command.endswith(" server") or "supervise" in command}
 
+    def start(self, *command):
+        """Starts any program on this host."""
+        command = ["nsenter", f"--net=/run/netns/{self.space}", *command]
+        with open(os.path.join(self.folder, "programs.log"), "ab") as log:
+            self.started.append((command, self.cluster.world.me.start(*command, env=self.env, cwd="/", stdout=log, stderr=log)))
+
+    def listens(self, port):
+        def answers():
+            probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
+            return self.run_here(sys.executable, "-c", probe).returncode == 0
+
+        eventually(answers, f"something listens on {port}", pause_s=0.2)
+
+    def run_here(self, *command):
+        return subprocess.run(["nsenter", f"--net=/run/netns/{self.space}", *command], capture_output=True, text=True)
+
+    def fetch(self, url):
+        return self.run_here(sys.executable, "-c", f"import urllib.request; print(urllib.request.urlopen({url!r}).read().decode())").stdout
+
+    def stop(self, name):
+        """Ends the programs of this host whose command line has this in it, and waits for that."""
+        def there():
+            return [pid for pid, command in marked(self.cluster.world.token, f"MET_E2E_HOST={self.space}").items() if name in command]
+
+        for pid in there():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        eventually(lambda: not there(), f"{name} ends")
+
+    def restart(self):
+        """Starts what `start` started once more."""
+        again, self.started = self.started, []
+        for command, process in again:
+            process.wait()
+            self.start(*command[2:])
+
     def close(self):
         for pid in marked(self.cluster.world.token, f"MET_E2E_HOST={self.space}"):
             with contextlib.suppress(ProcessLookupError):
@@ -138,7 +177,7 @@ class Server(Machine):
 class Cluster:
     """A server and some nodes; with nothing left of them afterwards."""
 
-    def __init__(self, world, nodes=3, server_config="", node_config="", users=False):
+    def __init__(self, world, nodes=3, server_config="", node_config="", users=False, prepare=None):
         need_root()
         if shutil.which("ip") is None or shutil.which("nsenter") is None:
             raise Skip("needs ip and nsenter")
@@ -155,6 +194,8 @@ class Cluster:
             self.forwarded = free_port()
             self.door = forward(self.server.space, self.forwarded)
             self.server.configure(f"http:\n  listen: 0.0.0.0:{PORT}\n  plain: yes\n{server_config}")
+            if prepare:
+                prepare(self.server)
             self.token = self.server.enroll("op", "--operator")
             self.server.up()
             self.nodes = [self.add(Machine, f"n{number}", number + 1) for number in range(1, nodes + 1)]
@@ -226,7 +267,6 @@ def ip(*arguments):
 
 
 def free_port():
-    import socket
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -253,7 +293,6 @@ def forward(space, port):
         "while True:\n"
         "    near, _ = listener.accept()\n"
         "    threading.Thread(target=serve, args=(near,), daemon=True).start()\n")
-    import sys
     return subprocess.Popen([sys.executable, "-c", script, space, str(port)])
 
 
@@ -490,6 +529,160 @@ def hostile_batches_are_refused_with_a_reason(world):
         equal(set(made.jobs()), set(before), "jobs")
         node.met("run", "--wait", "--", "true").ok()
         equal(len(all_the_same(made)), 2, "it works on")
+
+
+def victoria_metrics(server):
+    program = shutil.which("victoria-metrics") or "/usr/bin/victoria-metrics"
+    if not os.path.exists(program):
+        raise Skip("victoria-metrics is not installed")
+    server.start(program, f"-storageDataPath={server.folder}/vm", "-httpListenAddr=127.0.0.1:8428",
+                 "-retentionPeriod=100y", "-memory.allowedPercent=20")
+    server.listens(8428)
+
+
+def postgresql(server):
+    versions = "/usr/lib/postgresql"
+    if not os.path.isdir(versions):
+        raise Skip("postgresql is not installed")
+    programs = os.path.join(versions, max(os.listdir(versions)), "bin")
+    home = os.path.join(server.cluster.world.root, "pg")
+    os.mkdir(home)
+    shutil.chown(home, "postgres")
+    secret = os.path.join(server.folder, "db.password")
+    with open(os.open(secret, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+        file.write("secret")
+    with open(os.path.join(home, "password"), "w") as file:
+        file.write("secret")
+    shutil.chown(os.path.join(home, "password"), "postgres")
+    as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+    made = subprocess.run(
+        [*as_postgres, f"{programs}/initdb", "-D", f"{home}/data", "-U", "met", "-E", "UTF8", "--locale=C",
+         "-A", "scram-sha-256", "-N", "--pwfile", f"{home}/password"], cwd=home, capture_output=True, text=True)
+    check(made.returncode == 0, "initdb:", made.stderr)
+    server.start(*as_postgres, f"{programs}/postgres", "-D", f"{home}/data", "-cport=5432",
+                 "-clisten_addresses=127.0.0.1", f"-cunix_socket_directories={home}", "-cfsync=off")
+    server.listens(5432)
+
+
+LARGE = """store:
+  series: "http://127.0.0.1:8428"
+  catalogue: "postgres://met@127.0.0.1:5432/postgres"
+  password_file: {folder}/db.password
+server: {{move_after: 1s}}
+"""
+
+
+@test
+def a_server_keeps_series_in_victoria_metrics_and_jobs_in_postgresql(world):
+    def prepare(server):
+        victoria_metrics(server)
+        postgresql(server)
+        with open(server.config, "a") as file:
+            file.write(LARGE.format(folder=server.folder))
+
+    with cluster(world, 1, prepare=prepare) as made:
+        node = made.nodes[0]
+        node.met("run", "--wait", "-n", "work", "--", *world.workload("burning", "cpu", "2")).ok()
+        all_the_same(made)
+        log = os.path.join(made.server.state, "server", "cluster.db")
+        waiting = lambda: sqlite3.connect(f"file:{log}?mode=ro", uri=True).execute("SELECT count(*) FROM batch").fetchone()[0]
+        eventually(lambda: waiting() == 0, "the series are moved", 90)
+        check(not os.path.exists(os.path.join(made.server.state, "server", "store.db")), "a catalogue in files")
+        far = lambda: made.ask("show", "1@n1").ok().out
+        eventually(lambda: "CPU cores, peak" in far(), lambda: f"the course comes back from the engine: {far()}", 90, 1)
+        question = "http://127.0.0.1:8428/api/v1/query?query=count(last_over_time(met_job_cpu_seconds_total[1d]))"
+        said = made.server.fetch(question)
+        check(json.loads(said)["data"]["result"], "series in the engine:", said)
+        # Both are away for a while, and nothing is lost.
+        for name in ("victoria-metrics", "postgres"):
+            made.server.stop(name)
+        node.met("run", "--wait", "-n", "late", "--", *world.workload("burning", "cpu", "0.3")).ok()
+        eventually(made.settled, "the server has it", 60)
+        made.server.restart()
+        eventually(lambda: len(made.jobs()) == 2, "it is told when they are back", 90, 1)
+        all_the_same(made)
+
+
+@test
+def nodes_with_certificates_need_no_token(world):
+    if shutil.which("openssl") is None:
+        raise Skip("openssl is not installed")
+    folder = os.path.join(world.root, "tls")
+    os.mkdir(folder)
+
+    def openssl(*arguments):
+        done = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, text=True)
+        check(done.returncode == 0, "openssl:", done.stderr)
+
+    def certificate(name, names):
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        with open(os.path.join(folder, f"{name}.ext"), "w") as file:
+            file.write(f"subjectAltName={names}\n")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+                "-extfile", f"{name}.ext", "-out", f"{name}.pem")
+        os.chmod(os.path.join(folder, f"{name}.key"), 0o600)
+
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test", "-days", "2")
+    certificate("server", "IP:10.77.0.1,IP:127.0.0.1")
+    certificate("n1", "DNS:n1")
+    certificate("n2", "DNS:n2")
+    with open(os.path.join(folder, "web.yml"), "w") as file:
+        file.write("tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
+                   "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\n")
+    with cluster(world, 1) as made:
+        server, node = made.server, made.nodes[0]
+        server.stop(" server")
+        server.configure(f"http:\n  listen: 0.0.0.0:{PORT}\n  web_config: {folder}/web.yml\n")
+        server.serve("server")
+        eventually(lambda: "serving" in server.log().splitlines()[-1], lambda: server.log())
+        node.met("daemon", "--stop").ok()
+        node.process.wait()
+        shutil.rmtree(os.path.join(node.state, "forward"))
+
+        def with_certificate(name):
+            node.configure(
+                f"sampling:\n  interval: 200ms\njobs:\n  discover: false\nforward:\n  interval: 1s\n"
+                f"  url: https://{server.address}:{PORT}\n  ca_file: {folder}/ca.pem\n  node: n1\n"
+                f"  cert_file: {folder}/{name}.pem\n  key_file: {folder}/{name}.key\n")
+            node.serve("daemon")
+            eventually(lambda: node.met("daemon", "--status").code == 0, lambda: node.log())
+
+        with_certificate("n2")
+        node.met("run", "--wait", "--", "true").ok()
+        eventually(lambda: "401" in node.met("daemon", "--status").out, lambda: node.met("daemon", "--status").out)
+        node.met("daemon", "--stop").ok()
+        node.process.wait()
+        with_certificate("n1")
+        eventually(lambda: "has everything" in node.met("daemon", "--status").out and made.settled(),
+                   lambda: node.met("daemon", "--status").out)
+
+
+@test
+def the_page_of_a_server_tells_of_all_nodes(world):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        raise Skip("promtool is not installed")
+    with cluster(world, 2) as made:
+        for node in made.nodes:
+            node.met("run", "-n", "very-secret", "--", "sleep", "1000").ok()
+        get = lambda path, **headers: urllib.request.urlopen(
+            urllib.request.Request(f"http://127.0.0.1:{made.forwarded}{path}", headers=headers), timeout=30).read().decode()
+        eventually(lambda: get("/metrics").count("met_job_processes_running{") == 2, "both jobs are on the page", 60, 1)
+        page = get("/metrics")
+        checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True)
+        equal((checked.returncode, checked.stdout + checked.stderr), (0, ""), "promtool check metrics")
+        check('met_member_heard_time_seconds{node="n1"}' in page and 'met_member_jobs{node="n2"} 1' in page, page)
+        check('met_job_cpu_seconds_total{cluster="n1",manager="local",id="1"}' in page, page)
+        check("very-secret" not in page and "root" not in page, "names are told to nobody who is not known")
+        try:
+            get("/api/v1/targets")
+            raise Failed("everybody is told the names of nodes")
+        except urllib.error.HTTPError as error:
+            equal(error.code, 401, "targets without a token")
+        targets = json.loads(get("/api/v1/targets", Authorization=f"Bearer {made.token}"))
+        equal([target["targets"] for target in targets], [["n1:9317"], ["n2:9317"]], "targets")
+        for node in made.nodes:
+            node.met("cancel", "1").ok()
 
 
 @test

@@ -349,6 +349,7 @@ def events_of_a_job_on_cgroup_v1_are_counted(world):
         equal(shadows(), made, "directories after the daemon was killed")
         world.start_system_daemon()
         eventually(lambda: len(shadows()) == 1 and shadows() != made, "the old one is gone, a new one there")
+        eventually(lambda: count() > 1000, "they are counted there")
         for pid in inside:
             os.kill(int(pid), 9)
         process.wait()

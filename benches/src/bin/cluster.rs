@@ -330,7 +330,7 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<()> {
         retention: Retention::default(),
         table: |name| (name == JOB.name).then_some(&JOB),
         gap_ms: 60_000,
-        move_after_ns: None,
+        move_after: Duration::from_secs(3600),
     })?;
     keeper.move_all();
     let moved_s = begin.elapsed().as_secs_f64();

@@ -275,11 +275,11 @@ impl Log {
         })
     }
 
-    /// Forgets what was told of a job that is no longer kept.
-    pub fn forget_job(&mut self, manager: &str, id: &str, whole: i64) -> Result<(), StoreError> {
+    /// Forgets what was told of jobs that ended before this, which are no longer kept either.
+    pub fn forget_ended_before(&mut self, end_ns: i64) -> Result<(), StoreError> {
         self.write(false, |connection| {
-            let sql = "DELETE FROM told WHERE manager = ?1 AND id = ?2 AND whole = ?3";
-            connection.prepare_cached(sql)?.execute(params![manager, id, whole]).map(drop)
+            let sql = "DELETE FROM told WHERE json_extract(record, '$.end_ns') < ?1";
+            connection.execute(sql, [end_ns]).map(drop)
         })
     }
 }
@@ -377,7 +377,10 @@ mod tests {
         log.note(&[told("n2", "old"), told("n1", "x"), told("n2", "new")], 3).unwrap();
         assert_eq!(log.applied().unwrap(), 3);
         assert_eq!(log.told("local", "1").unwrap(), [told("n1", "x"), told("n2", "new")]);
-        log.forget_job("local", "1", 5).unwrap();
+        let end_ns = finished(1, MIDNIGHT_S).end_ns.unwrap();
+        log.forget_ended_before(end_ns).unwrap();
+        assert_eq!(log.told("local", "1").unwrap().len(), 2);
+        log.forget_ended_before(end_ns + 1).unwrap();
         assert_eq!(log.told("local", "1").unwrap(), []);
     }
 }

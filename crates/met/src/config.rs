@@ -33,6 +33,7 @@ pub struct Config {
     pub emissions: Emissions,
     pub http: Http,
     pub forward: Forward,
+    pub server: Server,
     pub client: Client,
     pub sources: sources::Sources,
     /// The older tool's names.
@@ -229,6 +230,13 @@ pub struct Http {
     pub keep_ended: Duration,
 }
 
+/// What is a server's own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Server {
+    /// `None`: by where they are moved to.
+    pub move_after: Option<Duration>,
+}
+
 /// How `met --server` shows who is asking.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
@@ -352,6 +360,7 @@ impl Default for Config {
                 keep_ended: Duration::from_secs(300),
             },
             forward: Forward::default(),
+            server: Server::default(),
             client: Client::default(),
             sources: sources::Sources::default(),
             nvidia: Collector::default(),
@@ -591,6 +600,7 @@ mod tests {
              \x20 jobs_max: 10, keep_ended: 1m}\n\
              forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
              \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
+             server: {move_after: 5m}\n\
              client: {token_file: /t, ca_file: /ca, plain: true}\n",
         );
         let path = |text: &str| Some(PathBuf::from(text));
@@ -607,6 +617,7 @@ mod tests {
             spool_age: Duration::from_secs(3 * 86_400),
         };
         assert_eq!(config.forward, expected);
+        assert_eq!(config.server.move_after, Some(Duration::from_secs(300)));
         assert_eq!(config.client, Client { token_file: path("/t"), ca_file: path("/ca"), plain: true });
         let expected = Http {
             listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
@@ -672,7 +683,7 @@ mod tests {
         check_error(
             "colour: red\n",
             expect![[
-                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, client, system, cpuCollector, nvidiaCollector, state, sources"#
+                r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources"#
             ]],
         );
         check_error(

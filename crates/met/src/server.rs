@@ -4,6 +4,7 @@ pub mod page;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record};
@@ -17,6 +18,7 @@ use met_wire::batch::PACKED_BYTES_MAX;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
 
+use crate::config::Config;
 use crate::daemon::schedulers::Schedulers;
 use crate::daemon::told;
 use crate::failure::Failure;
@@ -58,7 +60,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         retention: jobs::retention(&setting.config.storage),
         table: table_named,
         gap_ms: GAP_MS,
-        move_after_ns: None,
+        move_after: move_after(&setting.config),
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
     let view =
@@ -80,6 +82,12 @@ pub fn serve(setting: &Setting) -> Result<()> {
         api.keeper.stop();
     }
     Ok(())
+}
+
+/// Files want long pieces, and who looks into an engine wants to see what is.
+fn move_after(config: &Config) -> Duration {
+    let by_place = if config.store.series.is_some() { 30 } else { 3600 };
+    config.server.move_after.unwrap_or(Duration::from_secs(by_place))
 }
 
 /// Two servers would acknowledge the same batch twice.

@@ -23,8 +23,7 @@ const QUEUE: usize = 512;
 /// Batches that become durable together.
 const GROUP: usize = 256;
 const REPLAY_GROUP: usize = 64;
-/// Series of a node are moved when the oldest waits for so long, or so much waits.
-const MOVE_AFTER_NS: i64 = 3_600_000_000_000;
+/// Series of a node are moved early when so much waits.
 const MOVE_BYTES: i64 = 4 << 20;
 /// How often it is looked what there is to move, and what is too old.
 const LOOK_EVERY: Duration = Duration::from_secs(20);
@@ -40,8 +39,8 @@ pub struct Plan {
     pub table: fn(&str) -> Option<&'static Table>,
     /// A sample that is older says nothing of a level.
     pub gap_ms: i64,
-    /// Moves series at once; for tests of what is behind it.
-    pub move_after_ns: Option<i64>,
+    /// Series of a node are moved to the store when the oldest has waited for so long.
+    pub move_after: Duration,
 }
 
 /// Why a batch was not kept.
@@ -372,16 +371,26 @@ impl Work {
         if now < self.next_look {
             return;
         }
-        self.next_look = now + LOOK_EVERY;
+        self.next_look = now + LOOK_EVERY.min(self.plan.move_after);
         if self.behind {
             self.catch_up();
         }
-        self.move_due(now_ns().saturating_sub(self.plan.move_after_ns.unwrap_or(MOVE_AFTER_NS)));
+        let move_after_ns = i64::try_from(self.plan.move_after.as_nanos()).unwrap_or(i64::MAX);
+        self.move_due(now_ns().saturating_sub(move_after_ns));
         if now >= self.next_retain {
             self.next_retain = now + RETAIN_EVERY;
-            if let Err(error) = self.writer.retain(&self.plan.retention, now_ns()) {
+            if let Err(error) = self.retain() {
                 tracing::warn!("old jobs could not be removed: {error}");
             }
+        }
+    }
+
+    fn retain(&mut self) -> Result<(), StoreError> {
+        let now_ns = now_ns();
+        self.writer.retain(&self.plan.retention, now_ns)?;
+        match self.plan.retention.max_age_ns {
+            Some(max_age_ns) => self.log.forget_ended_before(now_ns.saturating_sub(max_age_ns)),
+            None => Ok(()),
         }
     }
 

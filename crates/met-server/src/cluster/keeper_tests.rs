@@ -18,7 +18,7 @@ fn plan(state: &std::path::Path) -> Plan {
         retention: Retention::default(),
         table: |name| (name == JOB.name).then_some(&JOB),
         gap_ms: 60_000,
-        move_after_ns: None,
+        move_after: Duration::from_secs(3600),
     }
 }
 

@@ -558,6 +558,16 @@ pub static SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "server",
+        help: "What is a server's own. Where it listens is in `http`, where it keeps things in `store` and `storage`.",
+        keys: &[Key {
+            name: "move_after",
+            form: Form::Duration(|config, span| config.server.move_after = Some(span)),
+            default: "",
+            help: "how long series wait as they were received before they are moved to the store; an hour if that is files, which makes them small, and 30 s if it is an engine (`store.series`)",
+        }],
+    },
+    Section {
         name: "client",
         help: "How `met --server URL` shows a server who is asking.",
         keys: &[
