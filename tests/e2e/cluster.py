@@ -129,7 +129,8 @@ class Machine:
 
         for pid in there():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+                # Upon SIGTERM PostgreSQL waits for its clients.
+                os.kill(pid, signal.SIGINT)
         eventually(lambda: not there(), f"{name} ends")
 
     def restart(self):

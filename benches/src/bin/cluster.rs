@@ -331,6 +331,7 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<()> {
         table: |name| (name == JOB.name).then_some(&JOB),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
+        adopt: |job, _| (vec![job.clone()], Vec::new()),
     })?;
     keeper.move_all();
     let moved_s = begin.elapsed().as_secs_f64();

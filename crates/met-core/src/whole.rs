@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::course::Course;
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, State, Totals};
+use crate::job_table::WALL;
 use crate::{Across, JOB, Kind, MISSING};
 
 /// Managers whose jobs run on several nodes under one id. The ids of all others mean something on one node.
@@ -15,12 +16,16 @@ pub fn spans_nodes(manager: &str) -> bool {
     ACROSS_NODES.contains(&manager)
 }
 
-/// Whether what two nodes tell of jobs with the same id is of the same run.
-pub fn is_same_run(one: &Record, other: &Record) -> bool {
-    match (one.start_ns, other.start_ns) {
-        (Some(one_ns), Some(other_ns)) => one_ns.abs_diff(other_ns) <= SAME_RUN_NS,
-        _ => one.key.incarnation == other.key.incarnation,
-    }
+/// How far apart what two nodes tell of jobs with one id begins, if it can be of one run: both ran at a time, or
+/// began close to each other.
+pub fn distance_ns(one: &Record, other: &Record) -> Option<u64> {
+    let (Some(one_ns), Some(other_ns)) = (one.start_ns, other.start_ns) else {
+        return (one.key.incarnation == other.key.incarnation).then_some(0);
+    };
+    let far_ns = one_ns.abs_diff(other_ns);
+    let (earlier, later_ns) = if one_ns <= other_ns { (one, other_ns) } else { (other, one_ns) };
+    let overlap = earlier.end_ns.is_none_or(|end_ns| later_ns <= end_ns);
+    (overlap || far_ns <= SAME_RUN_NS).then_some(far_ns)
 }
 
 /// The job that these nodes each had a part of; `None` without any.
@@ -44,11 +49,17 @@ pub fn whole(key: JobKey, told: &[(String, Record)]) -> Option<Record> {
         ..first.clone()
     };
     whole.nodes.sort_unstable();
+    if is_live {
+        // Nothing is measured yet, but it was seen: a scheduler's word does not replace it.
+        whole.totals.set(WALL, 0, QualityKind::LowerBound, "seen on its nodes");
+    }
     if told.len() == 1 {
         return Some(whole);
     }
     whole.summaries = Default::default();
+    let seen = whole.totals;
     whole.totals = totals(told.iter().map(|(_, record)| &record.totals));
+    whole.totals.fill_from(&seen);
     whole.gpus = told.iter().flat_map(|(_, record)| record.gpus.iter().cloned()).collect();
     whole.events = events(told.iter().flat_map(|(_, record)| &record.events));
     whole.parts = told.iter().flat_map(|(node, record)| parts(node, record)).collect();

@@ -94,10 +94,17 @@ fn a_job_lives_while_a_part_does_and_ends_as_its_worst_part() {
 }
 
 #[test]
-fn a_requeued_job_is_another_run() {
+fn parts_of_one_run_overlap_or_begin_together() {
     let (_, first) = part_on("n1", 100, State::Finished, 1);
-    assert!(is_same_run(&first, &part_on("n2", 130, State::Running, 1).1));
-    assert!(!is_same_run(&first, &part_on("n2", 400, State::Running, 1).1));
+    let far_s = |start_s: i64| {
+        distance_ns(&first, &part_on("n2", start_s, State::Running, 1).1).map(|ns| ns / 1_000_000_000)
+    };
+    assert_eq!(far_s(130), Some(30), "while it ran");
+    assert_eq!(far_s(210), Some(110), "right after it");
+    assert_eq!(far_s(400), None, "begun anew");
+    let (_, long) = part_on("n1", 100, State::Running, 1);
+    assert!(distance_ns(&long, &part_on("n2", 900, State::Running, 1).1).is_some(), "a step much later");
+    assert!(distance_ns(&part_on("n2", 900, State::Running, 1).1, &long).is_some(), "whichever is first");
 }
 
 fn course(samples: &[(i64, i64, i64)]) -> Course {

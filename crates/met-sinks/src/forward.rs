@@ -33,7 +33,8 @@ use crate::snapshot::Rows;
 const QUEUE: usize = 4096;
 /// Samples held in memory before they become a batch early, or, on a full disk, are given up.
 const CELLS_MAX: usize = 400_000;
-const RECORDS_PER_BATCH: usize = 500;
+/// Of any length: a job with hundreds of steps has a long one.
+const RECORDS_PER_BATCH: usize = 100;
 /// Who ends is told this soon, together with who ends right after.
 const END_WITHIN: Duration = Duration::from_millis(300);
 const STACK_BYTES: usize = 512 << 10;

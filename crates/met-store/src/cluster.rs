@@ -206,7 +206,25 @@ impl Log {
         })
     }
 
-    /// The batches of a node whose series are not in the store, oldest first, with their numbers.
+    /// Some of the batches of a node whose series are not in the store, oldest first, with their numbers.
+    pub fn oldest_waiting(
+        &self,
+        node: &str,
+        after: i64,
+        up_to: i64,
+        limit: usize,
+    ) -> Result<Vec<(i64, Vec<u8>)>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT number, data FROM batch WHERE node = ?1 AND number > ?2 AND number <= ?3
+                       ORDER BY number LIMIT ?4";
+            let mut statement = connection.prepare_cached(sql)?;
+            let rows = statement
+                .query_map(params![node, after, up_to, limit as i64], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            rows.collect()
+        })
+    }
+
+    /// All of them.
     pub fn waiting(&self, node: &str, up_to: i64) -> Result<Vec<(i64, Vec<u8>)>, StoreError> {
         self.ask(|connection| {
             let sql = "SELECT number, data FROM batch WHERE node = ?1 AND number <= ?2 ORDER BY number";
@@ -272,6 +290,15 @@ impl Log {
                 }
             }
             Ok(told)
+        })
+    }
+
+    /// Manager and id of every job that a node told of.
+    pub fn told_jobs(&self) -> Result<Vec<(String, String)>, StoreError> {
+        self.ask(|connection| {
+            let mut statement = connection.prepare_cached("SELECT DISTINCT manager, id FROM told")?;
+            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            rows.collect()
         })
     }
 

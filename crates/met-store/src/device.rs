@@ -87,6 +87,22 @@ impl Queries {
     pub fn device_course(&self, uuid: &str, begin_ms: i64, end_ms: i64) -> Result<Course> {
         self.series_between(&series_key(uuid), &gpu::card::TABLE, begin_ms, end_ms)
     }
+
+    /// The same on a server, of a card of this node.
+    pub fn device_course_on(
+        &self,
+        node: &str,
+        uuid: &str,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> std::result::Result<Course, StoreError> {
+        self.series_between(&device_on(node, uuid), &gpu::card::TABLE, begin_ms, end_ms)
+    }
+}
+
+/// Under which key the series of a node's card are kept on a server: no node writes to the cards of others.
+pub fn device_on(node: &str, uuid: &str) -> JobKey {
+    JobKey { cluster: Some(node.to_owned()), ..series_key(uuid) }
 }
 
 fn series_key(uuid: &str) -> JobKey {

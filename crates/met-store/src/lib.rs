@@ -34,7 +34,7 @@ mod sqlite;
 mod store;
 
 pub use backends::{Backends, Credentials, Engine, PostgresServer, Secret};
-pub use device::{Allocation, Device};
+pub use device::{Allocation, Device, device_on};
 pub use error::StoreError;
 pub use met_wire::{block, column};
 pub use network::is_network;

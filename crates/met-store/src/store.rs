@@ -33,6 +33,8 @@ pub struct Writer {
     pub(crate) queries: Queries,
     /// A damaged database that was renamed; take it and tell somebody.
     pub moved_aside: Option<PathBuf>,
+    /// Also of jobs that live nothing may be undone by a crash; those that ended are always durable.
+    pub always_durable: bool,
     terms: Terms,
     // Held while it is open; the file stays.
     _lock: File,
@@ -101,7 +103,7 @@ impl Writer {
             inbox::private_dir(&folder).map_err(StoreError::io(&folder))?;
         }
         queries.catalogue = OnceCell::from(catalogue);
-        Ok(Writer { queries, moved_aside, terms: Terms::new(), _lock: lock })
+        Ok(Writer { queries, moved_aside, always_durable: false, terms: Terms::new(), _lock: lock })
     }
 
     /// Writes what is known of a job. Durable when this returns if the job has ended.
@@ -116,7 +118,7 @@ impl Writer {
 
     /// As [`Writer::put_all`], in the place of records that have no samples.
     pub fn put_instead(&mut self, records: &[Record], instead_of: &[JobKey]) -> Result<(), StoreError> {
-        let durable = records.iter().any(|record| !record.state.is_live());
+        let durable = self.always_durable || records.iter().any(|record| !record.state.is_live());
         let terms = &mut self.terms;
         let Some(sql) = self.queries.catalogue.get() else { return Ok(()) };
         let result = in_transaction(&**sql, durable, || {
@@ -146,9 +148,10 @@ impl Writer {
         self.append(&[(key, course)], false)
     }
 
-    /// As [`Writer::append_course`], for many at once: an engine gets them in few requests.
+    /// As [`Writer::append_course`], for many at once, and durable when this returns: an engine gets them in few
+    /// requests.
     pub fn append_courses(&mut self, courses: &[(&JobKey, &Course)]) -> Result<(), StoreError> {
-        self.append(courses, false)
+        self.append(courses, true)
     }
 
     fn append(&mut self, courses: &[(&JobKey, &Course)], durable: bool) -> Result<(), StoreError> {

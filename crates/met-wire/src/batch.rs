@@ -27,6 +27,16 @@ const SERIES: u8 = b'S';
 /// Bounds of what is taken from a sender: compressed, and unpacked.
 pub const PACKED_BYTES_MAX: usize = 8 << 20;
 pub const UNPACKED_BYTES_MAX: usize = 64 << 20;
+/// Nothing that is sent shrinks by more.
+const RATIO_MAX: usize = 100;
+/// Samples in one batch: those of a hundred jobs in a minute, a tenth of a second apart.
+pub const SAMPLES_MAX: usize = 100_000;
+
+/// What a batch may have when it is unpacked.
+pub fn unpacked_max(packed: usize) -> usize {
+    packed.saturating_mul(RATIO_MAX).saturating_add(64 << 10).min(UNPACKED_BYTES_MAX)
+}
+
 /// A record of a job with all its steps.
 pub const RECORD_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 255;
@@ -83,7 +93,7 @@ pub struct Batch {
 pub enum BadBatch {
     #[error("it is not compressed with gzip, or was cut off: {0}")]
     Packing(io::Error),
-    #[error("it is larger than {UNPACKED_BYTES_MAX} bytes when unpacked")]
+    #[error("it is larger than {UNPACKED_BYTES_MAX} bytes when unpacked, or than {RATIO_MAX} times its size")]
     TooLarge,
     #[error("it does not begin like a batch")]
     Magic,
@@ -123,7 +133,7 @@ impl Batch {
         Ok(Packed { bytes, records_end })
     }
 
-    /// Reads all of a batch. Whatever the bytes are, no more than [`UNPACKED_BYTES_MAX`] is held.
+    /// Reads all of a batch. Whatever the bytes are, no more than [`unpacked_max`] is held.
     pub fn unpack(packed: &[u8]) -> Result<Batch, BadBatch> {
         Batch::read(&unpacked(packed)?)
     }
@@ -172,10 +182,11 @@ fn gzip(plain: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
 }
 
 fn unpacked(packed: &[u8]) -> Result<Vec<u8>, BadBatch> {
-    let mut plain = Vec::with_capacity((packed.len() * 4).min(UNPACKED_BYTES_MAX));
-    let read = MultiGzDecoder::new(packed).take(UNPACKED_BYTES_MAX as u64 + 1).read_to_end(&mut plain);
+    let most = unpacked_max(packed.len());
+    let mut plain = Vec::with_capacity((packed.len() * 4).min(most));
+    let read = MultiGzDecoder::new(packed).take(most as u64 + 1).read_to_end(&mut plain);
     read.map_err(BadBatch::Packing)?;
-    if plain.len() > UNPACKED_BYTES_MAX {
+    if plain.len() > most {
         return Err(BadBatch::TooLarge);
     }
     Ok(plain)

@@ -65,6 +65,10 @@ fn little_that_unpacks_to_much_is_refused() {
     let bomb = gzipped(&vec![0; UNPACKED_BYTES_MAX + 1]);
     assert!(bomb.len() < 1 << 20);
     assert!(matches!(Batch::unpack(&bomb), Err(BadBatch::TooLarge)));
+    assert!(
+        matches!(Batch::unpack(&gzipped(&vec![0; 1 << 20])), Err(BadBatch::TooLarge)),
+        "no batch shrinks so"
+    );
 }
 
 #[test]

@@ -72,9 +72,13 @@ fn position_or_push(masks: &mut Vec<Mask>, mask: Mask) -> usize {
     })
 }
 
-/// Whether a block is one, and whole; what it holds is not looked at.
-pub fn check(bytes: &[u8]) -> Result<(), Damaged> {
-    body_of(bytes).map(drop)
+/// Whether a block is one, and whole, and how many times it has samples for; what they are is not looked at.
+pub fn check(bytes: &[u8]) -> Result<usize, Damaged> {
+    let mut input = Input::new(body_of(bytes)?);
+    if input.byte()? != VERSION {
+        return Err(Damaged("unknown version"));
+    }
+    bounded(input.varint()?, BLOCK_SAMPLES_MAX as u64)
 }
 
 fn body_of(bytes: &[u8]) -> Result<&[u8], Damaged> {

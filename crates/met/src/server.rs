@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record};
 use met_core::{Table, gpu};
-use met_server::cluster::api::{self, Api};
+use met_jobs::scheduler::join;
+use met_server::cluster::api::{self, Api, Unanswered};
 use met_server::cluster::{ClusterView, Keeper, Plan};
 use met_server::http::{Address, Options, Server};
 use met_store::StoreError;
@@ -61,6 +62,10 @@ pub fn serve(setting: &Setting) -> Result<()> {
         table: table_named,
         gap_ms: GAP_MS,
         move_after: move_after(&setting.config),
+        adopt: |measured, known| {
+            let joined = join::adopt(measured, known);
+            (joined.write, joined.remove)
+        },
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
     let view =
@@ -155,11 +160,20 @@ fn table_named(name: &str) -> Option<&'static Table> {
     met_sources::catalogue().into_iter().find(|table| table.name == name)
 }
 
-fn answer_bytes(view: &ClusterView, bearer: &Bearer, question: &[u8]) -> Result<Vec<u8>, String> {
-    let request: Request =
-        serde_json::from_slice(question).map_err(|error| format!("this is no question: {error}"))?;
-    let reply = answer(view, bearer, request).map_err(|error| format!("{error:#}"))?;
-    serde_json::to_vec(&reply).map_err(|error| error.to_string())
+fn answer_bytes(view: &ClusterView, bearer: &Bearer, question: &[u8]) -> Result<Vec<u8>, Unanswered> {
+    let request: Request = serde_json::from_slice(question)
+        .map_err(|error| Unanswered::Question(format!("this is no question: {error}")))?;
+    if !is_for_a_server(&request) {
+        let reason = "this is not asked of a server, but of a daemon on its node";
+        return Err(Unanswered::Question(reason.to_owned()));
+    }
+    let reply = answer(view, bearer, request).map_err(|error| Unanswered::Failed(format!("{error:#}")))?;
+    serde_json::to_vec(&reply).map_err(|error| Unanswered::Failed(error.to_string()))
+}
+
+fn is_for_a_server(request: &Request) -> bool {
+    use Request::{CardCourse, Course, Find, Jobs, Nodes};
+    matches!(request, Jobs(_) | Find(_) | Course { .. } | CardCourse { .. } | Nodes)
 }
 
 fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply> {

@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use met_store::cluster::{Bearer, Log};
-use met_wire::batch::{Batch, PACKED_BYTES_MAX};
+use met_wire::batch::{Batch, PACKED_BYTES_MAX, SAMPLES_MAX, unpacked_max};
 use serde_json::json;
 use tokio::sync::Semaphore;
 
@@ -29,11 +29,21 @@ pub const ROOT: &str = "/api/v1/";
 /// Bytes of all batches that are read at once, in units of which each takes at least one.
 const ROOM_UNIT: usize = 64 << 10;
 const ROOM_UNITS: usize = 1024;
+/// A batch that is unpacked within a millisecond or two.
+const SMALL_BYTES: usize = 64 << 10;
 const QUESTION_BYTES_MAX: usize = 1 << 20;
 const COME_AGAIN: Duration = Duration::from_secs(5);
 
+/// Why there is no answer.
+pub enum Unanswered {
+    /// It was no question.
+    Question(String),
+    /// Something here does not work.
+    Failed(String),
+}
+
 /// Answers a question in JSON. What a user may not see is not there for him.
-pub type Answering = dyn Fn(&Bearer, &[u8]) -> Result<Vec<u8>, String> + Send + Sync;
+pub type Answering = dyn Fn(&Bearer, &[u8]) -> Result<Vec<u8>, Unanswered> + Send + Sync;
 
 pub struct Api {
     pub keeper: Keeper,
@@ -140,12 +150,13 @@ async fn batches(
         let reason = format!("a batch has at most {PACKED_BYTES_MAX} bytes, not {length}");
         return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, reason));
     }
-    let units = (length / ROOM_UNIT + 1) as u32;
+    // For what it may become: it is held until it is kept.
+    let units = (unpacked_max(length) / ROOM_UNIT + 1) as u32;
     let Ok(_room) = Arc::clone(&api.room).try_acquire_many_owned(units) else { return Err(Problem::busy()) };
     let cut_off =
         |error: axum::Error| Problem { come_again: true, ..Problem::new(StatusCode::REQUEST_TIMEOUT, error) };
     let packed = to_bytes(body, PACKED_BYTES_MAX).await.map_err(cut_off)?.to_vec();
-    let batch = Batch::unpack(&packed).map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?;
+    let (batch, packed) = unpacked(packed).await?;
     if batch.header.node != node {
         let reason =
             format!("this token is that of node {node}, and the batch of node {}", batch.header.node);
@@ -168,6 +179,20 @@ async fn batches(
     }
 }
 
+/// Unpacks a small one at once, and a large one where nobody waits for it.
+async fn unpacked(packed: Vec<u8>) -> Result<(Batch, Vec<u8>), Problem> {
+    let is_small = packed.len() <= SMALL_BYTES;
+    let work = move || (Batch::unpack(&packed), packed);
+    let (batch, packed) = match is_small {
+        true => work(),
+        false => {
+            let failed = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server ends");
+            in_background(work).await.ok_or_else(failed)?
+        }
+    };
+    Ok((batch.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?, packed))
+}
+
 /// What the form alone does not say: it is numbered, and every block is whole. Whose jobs they are is not the
 /// sender's to say: they are kept under his name.
 fn check(batch: &Batch) -> Result<(), String> {
@@ -175,11 +200,15 @@ fn check(batch: &Batch) -> Result<(), String> {
     {
         return Err("it has no number".to_owned());
     }
+    let mut samples = 0;
     for piece in &batch.pieces {
-        met_wire::block::check(&piece.block)
-            .map_err(|error| format!("a block of table {:?}: {error}", piece.table))?;
+        let count = met_wire::block::check(&piece.block);
+        samples += count.map_err(|error| format!("a block of table {:?}: {error}", piece.table))?;
     }
-    Ok(())
+    match samples <= SAMPLES_MAX {
+        true => Ok(()),
+        false => Err(format!("it has samples for {samples} times, and may have {SAMPLES_MAX}")),
+    }
 }
 
 async fn ask(
@@ -201,7 +230,10 @@ async fn ask(
     let answered = in_background(move || (api.answering)(&bearer, &question)).await;
     let answer = answered
         .ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be answered"))?;
-    let answer = answer.map_err(|reason| Problem::new(StatusCode::BAD_REQUEST, reason))?;
+    let answer = answer.map_err(|why| match why {
+        Unanswered::Question(reason) => Problem::new(StatusCode::BAD_REQUEST, reason),
+        Unanswered::Failed(reason) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason),
+    })?;
     Ok(([(header::CONTENT_TYPE, "application/json")], Bytes::from(answer)).into_response())
 }
 

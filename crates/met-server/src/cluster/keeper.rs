@@ -1,17 +1,17 @@
 //! The one thread that writes: it makes batches durable, then records of them, and moves series to the store.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use met_core::course::Course;
-use met_core::job::{JobKey, Record};
-use met_core::whole::{is_same_run, spans_nodes, together, whole};
+use met_core::job::{JobKey, Record, Summaries};
+use met_core::whole::{distance_ns, spans_nodes, together, whole};
 use met_core::{JOB, Table};
 use met_store::cluster::{About, Arrival, Arrived, Log, Told};
-use met_store::{Backends, Retention, StoreError, Writer};
+use met_store::{Backends, Retention, StoreError, Writer, device_on};
 use met_wire::batch::{Batch, Piece, Subject};
 use met_wire::block;
 use tokio::sync::oneshot;
@@ -22,7 +22,14 @@ use super::latest::Latest;
 const QUEUE: usize = 512;
 /// Batches that become durable together.
 const GROUP: usize = 256;
-const REPLAY_GROUP: usize = 64;
+/// Batches that are held in memory when they are read again.
+const REPLAY_GROUP: usize = 16;
+/// Samples that are held when series are moved.
+const MOVE_SAMPLES: usize = 200_000;
+/// The means of a job on more nodes are not computed when it ends: others would wait for it.
+const SUMMED_PARTS_MAX: usize = 16;
+/// A clock that is further ahead is wrong.
+const AHEAD_MAX_MS: i64 = 86_400_000;
 /// Series of a node are moved early when so much waits.
 const MOVE_BYTES: i64 = 4 << 20;
 /// How often it is looked what there is to move, and what is too old.
@@ -41,7 +48,12 @@ pub struct Plan {
     pub gap_ms: i64,
     /// Series of a node are moved to the store when the oldest has waited for so long.
     pub move_after: Duration,
+    /// Joins a job that nodes told of with what a scheduler told before.
+    pub adopt: Adopt,
 }
+
+/// Of a measured job and what is known under its id: what to write, and instead of what.
+pub type Adopt = fn(&Record, &[Record]) -> (Vec<Record>, Vec<JobKey>);
 
 /// Why a batch was not kept.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +93,9 @@ pub struct Keeper {
 
 impl Keeper {
     pub fn start(plan: Plan) -> Result<Keeper, StoreError> {
-        let writer = Writer::open_with(&plan.state, &plan.backends)?;
+        let mut writer = Writer::open_with(&plan.state, &plan.backends)?;
+        // Nodes are told that it is kept, and remove their copy.
+        writer.always_durable = true;
         let log = Log::open(&plan.state)?;
         let (orders, receiver) = mpsc::sync_channel(QUEUE);
         let latest = Latest::default();
@@ -95,6 +109,10 @@ impl Keeper {
             next_look: Instant::now(),
             next_retain: Instant::now() + RETAIN_EVERY,
         };
+        if let Some(aside) = work.writer.moved_aside.take() {
+            tracing::error!("the catalogue was damaged; it is kept as {}, and begun anew", aside.display());
+            work.tell_again()?;
+        }
         work.recall();
         let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || work.run(&receiver));
         let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
@@ -281,10 +299,13 @@ impl Work {
         for Received { node, batch } in group {
             for piece in batch.pieces.iter().filter(|piece| piece.table == JOB.name) {
                 if let Subject::Job(key) = &piece.subject
-                    && let Ok(course) = block::decode(&piece.block, &JOB)
+                    && let Some(course) = readable(piece, &JOB)
                 {
                     self.latest.learn(&series_key(node, key), &course);
                 }
+            }
+            for record in batch.records.iter().filter(|record| !record.state.is_live()) {
+                self.latest.forget(&series_key(node, &record.key));
             }
         }
     }
@@ -310,34 +331,60 @@ impl Work {
         }
         // Noted as applied when it is: what is told twice changes nothing.
         self.log.note(&told, self.applied)?;
-        let mut seen = HashSet::new();
-        let mut wholes = Vec::new();
-        // The last word on a job first: what was told of it before is in the log, too.
-        for told in told.iter().rev() {
-            let key = whole_key(told);
-            if seen.insert(key.clone()) {
-                wholes.extend(self.whole(key)?);
-            }
-            if !told.record.state.is_live() {
-                self.latest.forget(&series_key(&told.node, &told.record.key));
-            }
-        }
-        self.writer.put_all(&wholes)?;
+        let keys: HashSet<JobKey> = told.iter().map(whole_key).collect();
+        self.put_wholes(keys)?;
         self.log.note(&[], last)
     }
 
-    /// Which job a node's part belongs to.
+    /// Writes jobs as they are by all that was told of them.
+    fn put_wholes(&mut self, keys: impl IntoIterator<Item = JobKey>) -> Result<(), StoreError> {
+        let (mut write, mut instead_of) = (Vec::new(), Vec::new());
+        for key in keys {
+            let Some(job) = self.whole(key)? else { continue };
+            if !spans_nodes(&job.key.manager) {
+                write.push(job);
+                continue;
+            }
+            let mut known = self.writer.find(Some(&job.key.manager), &job.key.id)?;
+            known.retain(|record| record.key != job.key);
+            let (records, removed) = (self.plan.adopt)(&job, &known);
+            write.extend(records);
+            instead_of.extend(removed);
+        }
+        self.writer.put_instead(&write, &instead_of)
+    }
+
+    /// Everything that nodes ever told, for a catalogue that was begun anew.
+    fn tell_again(&mut self) -> Result<(), StoreError> {
+        for (manager, id) in self.log.told_jobs()? {
+            let keys: HashSet<JobKey> = self.log.told(&manager, &id)?.iter().map(whole_key).collect();
+            self.put_wholes(keys)?;
+        }
+        Ok(())
+    }
+
+    /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
     fn place(&self, node: &str, record: Record, group: &[Told]) -> Result<Told, StoreError> {
         let mut placed = Told { node: node.to_owned(), whole: record.key.incarnation, record };
-        if spans_nodes(&placed.record.key.manager) {
-            let key = &placed.record.key;
-            let mut known = self.log.told(&key.manager, &key.id)?;
-            let in_group =
-                |told: &&Told| told.record.key.manager == key.manager && told.record.key.id == key.id;
-            known.extend(group.iter().filter(in_group).cloned());
-            let same = known.iter().find(|told| is_same_run(&told.record, &placed.record));
-            placed.whole = same.map_or(placed.whole, |told| told.whole);
+        let key = &placed.record.key;
+        if !spans_nodes(&key.manager) {
+            return Ok(placed);
         }
+        let mut known = self.log.told(&key.manager, &key.id)?;
+        let in_group = |told: &&Told| told.record.key.manager == key.manager && told.record.key.id == key.id;
+        known.extend(group.iter().filter(in_group).cloned());
+        let is_mine = |told: &&Told| told.node == node && told.record.key.incarnation == key.incarnation;
+        if let Some(before) = known.iter().find(is_mine) {
+            placed.whole = before.whole;
+            return Ok(placed);
+        }
+        // A node has one part in a run: another one of it there means that the run is over.
+        let taken: HashSet<i64> =
+            known.iter().filter(|told| told.node == node).map(|told| told.whole).collect();
+        let free = known.iter().filter(|told| !taken.contains(&told.whole));
+        let near =
+            free.filter_map(|told| Some((distance_ns(&told.record, &placed.record)?, told.whole))).min();
+        placed.whole = near.map_or(placed.whole, |(_, whole)| whole);
         Ok(placed)
     }
 
@@ -345,25 +392,33 @@ impl Work {
         let mut told = self.log.told(&key.manager, &key.id)?;
         told.retain(|told| whole_key(told) == key);
         let parts: Vec<(String, Record)> = told.into_iter().map(|told| (told.node, told.record)).collect();
-        let several = parts.len() > 1;
+        let several = (2..=SUMMED_PARTS_MAX).contains(&parts.len());
         let mut job = whole(key, &parts);
         if let Some(job) = job.as_mut().filter(|job| several && !job.state.is_live()) {
-            job.summaries = self.course_of(&parts)?.summaries(self.plan.gap_ms);
+            // Without its course, which an engine that is away may have, a job is still a job.
+            job.summaries = self.course_of(&parts).unwrap_or_default();
         }
         Ok(job)
     }
 
-    fn course_of(&self, parts: &[(String, Record)]) -> Result<Course, StoreError> {
+    /// The means and peaks of a job on several nodes.
+    fn course_of(&self, parts: &[(String, Record)]) -> Result<Summaries, StoreError> {
         let mut courses = Vec::new();
         for (node, record) in parts {
+            let ms = |ns: Option<i64>, none: i64| ns.map_or(none, |ns| ns / 1_000_000);
+            let (begin_ms, end_ms) = (ms(record.start_ns, i64::MIN), ms(record.end_ns, i64::MAX));
             let key = series_key(node, &record.key);
-            let mut course = self.writer.course(&key)?;
+            let mut course = self.writer.course_between(
+                &key,
+                begin_ms.saturating_sub(60_000),
+                end_ms.saturating_add(60_000),
+            )?;
             for (_, data) in self.log.waiting(node, i64::MAX)? {
                 add_waiting(&data, &Subject::Job(record.key.clone()), &mut course);
             }
             courses.push(course);
         }
-        Ok(together(&courses, self.plan.gap_ms))
+        Ok(together(&courses, self.plan.gap_ms).summaries(self.plan.gap_ms))
     }
 
     fn keep_house(&mut self) {
@@ -413,26 +468,33 @@ impl Work {
     }
 
     fn move_series(&mut self, node: &str) -> Result<(), StoreError> {
-        let waiting = self.log.waiting(node, self.applied)?;
-        let Some(&(last, _)) = waiting.last() else { return Ok(()) };
-        let mut moved: Vec<(Subject, Course)> = Vec::new();
-        for (number, data) in &waiting {
-            match Batch::unpack(data) {
-                Ok(batch) => gather(batch.pieces, self.plan.table, &mut moved),
-                Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
+        while self.move_some(node)? {}
+        Ok(())
+    }
+
+    /// Moves as much as fits in memory; false when nothing is left.
+    fn move_some(&mut self, node: &str) -> Result<bool, StoreError> {
+        let mut moved: HashMap<(Subject, &'static str), Course> = HashMap::new();
+        let (mut last, mut samples) = (None, 0);
+        while samples < MOVE_SAMPLES {
+            let after = last.unwrap_or(0);
+            let waiting = self.log.oldest_waiting(node, after, self.applied, REPLAY_GROUP)?;
+            let Some(&(newest, _)) = waiting.last() else { break };
+            for (number, data) in &waiting {
+                match Batch::unpack(data) {
+                    Ok(batch) => samples += gather(batch.pieces, self.plan.table, &mut moved),
+                    Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
+                }
             }
+            last = Some(newest);
         }
-        let mut of_jobs = Vec::new();
-        for (subject, course) in moved {
-            match subject {
-                Subject::Job(key) => of_jobs.push((series_key(node, &key), course)),
-                Subject::Node(part) => of_jobs.push((node_key(node, &part), course)),
-                Subject::Device(uuid) => self.writer.append_device(&uuid, &course)?,
-            }
-        }
-        let of_jobs: Vec<(&JobKey, &Course)> = of_jobs.iter().map(|(key, course)| (key, course)).collect();
-        self.writer.append_courses(&of_jobs)?;
-        self.log.forget(node, last)
+        let Some(last) = last else { return Ok(false) };
+        let moved: Vec<(JobKey, Course)> =
+            moved.into_iter().map(|((subject, _), course)| (subject_key(node, subject), course)).collect();
+        let courses: Vec<(&JobKey, &Course)> = moved.iter().map(|(key, course)| (key, course)).collect();
+        self.writer.append_courses(&courses)?;
+        self.log.forget(node, last)?;
+        Ok(true)
     }
 }
 
@@ -455,18 +517,37 @@ fn arrived(incoming: &Incoming) -> Arrived<'_> {
     }
 }
 
-/// Adds pieces to the courses that they continue. What cannot be read is a gap.
-fn gather(pieces: Vec<Piece>, table: fn(&str) -> Option<&'static Table>, into: &mut Vec<(Subject, Course)>) {
+/// Adds pieces to the courses that they continue, and says how many samples they have. What cannot be read is a gap.
+fn gather(
+    pieces: Vec<Piece>,
+    table: fn(&str) -> Option<&'static Table>,
+    into: &mut HashMap<(Subject, &'static str), Course>,
+) -> usize {
+    let mut samples = 0;
     for piece in pieces {
         let Some(table) = table(&piece.table) else { continue };
-        let Ok(course) = block::decode(&piece.block, table) else { continue };
-        let same = |(subject, known): &&mut (Subject, Course)| {
-            *subject == piece.subject && known.table.name == table.name
-        };
-        match into.iter_mut().find(same) {
-            Some((_, known)) => known.append(&course),
-            None => into.push((piece.subject, course)),
-        }
+        let Some(course) = readable(&piece, table) else { continue };
+        samples += course.len();
+        into.entry((piece.subject, table.name)).or_insert_with(|| Course::new(table)).append(&course);
+    }
+    samples
+}
+
+/// The samples of a piece, if their times can be true.
+fn readable(piece: &Piece, table: &'static Table) -> Option<Course> {
+    let course = block::decode(&piece.block, table).ok()?;
+    let now_ms = now_ns() / 1_000_000;
+    let is_true = course.times_ms.is_sorted_by(|one, next| one < next)
+        && course.times_ms.last().is_none_or(|&last_ms| last_ms <= now_ms.saturating_add(AHEAD_MAX_MS));
+    is_true.then_some(course)
+}
+
+/// Under which key a node's series are kept: under its own name, whatever it says.
+fn subject_key(node: &str, subject: Subject) -> JobKey {
+    match subject {
+        Subject::Job(key) => series_key(node, &key),
+        Subject::Device(uuid) => device_on(node, &uuid),
+        Subject::Node(part) => node_key(node, &part),
     }
 }
 
@@ -476,7 +557,7 @@ pub(super) fn add_waiting(data: &[u8], subject: &Subject, course: &mut Course) {
     for piece in
         batch.pieces.iter().filter(|piece| piece.subject == *subject && piece.table == course.table.name)
     {
-        if let Ok(more) = block::decode(&piece.block, course.table) {
+        if let Some(more) = readable(piece, course.table) {
             course.append(&more);
         }
     }

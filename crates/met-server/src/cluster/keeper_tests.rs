@@ -19,6 +19,7 @@ fn plan(state: &std::path::Path) -> Plan {
         table: |name| (name == JOB.name).then_some(&JOB),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
+        adopt: |job, _| (vec![job.clone()], Vec::new()),
     }
 }
 
@@ -191,4 +192,68 @@ fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
     keeper.move_all();
     assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 3);
     assert!(Log::open(state.path()).unwrap().backlog().unwrap().is_empty());
+}
+
+#[test]
+fn parts_that_are_told_again_stay_where_they_are_whatever_came_first() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &["a", "b", "c"]);
+    let part = |start_s: i64, state, cpu_s| record("slurm", "77", START_S + start_s, state, cpu_s);
+    for (node, start_s) in [("a", 0), ("c", 220), ("b", 110)] {
+        send(&keeper, node, 1, vec![part(start_s, State::Running, 0)], Vec::new()).unwrap();
+    }
+    assert_eq!(all(&view).len(), 1, "they run at one time");
+    for (node, start_s) in [("c", 220), ("a", 0), ("b", 110)] {
+        send(&keeper, node, 2, vec![part(start_s, State::Finished, 10)], Vec::new()).unwrap();
+    }
+    let jobs = all(&view);
+    assert_eq!((jobs.len(), jobs[0].state, jobs[0].nodes.len()), (1, State::Finished, 3));
+    assert_eq!(jobs[0].totals.get(CPU), Some(30 * SECOND_NS));
+    // Begun anew at once on one of the nodes.
+    send(&keeper, "a", 3, vec![part(300, State::Running, 0)], Vec::new()).unwrap();
+    send(&keeper, "b", 3, vec![part(301, State::Running, 0)], Vec::new()).unwrap();
+    let jobs = all(&view);
+    assert_eq!(jobs.len(), 2);
+    assert_eq!(
+        (jobs[0].state, jobs[0].nodes.clone()),
+        (State::Running, vec!["a".to_owned(), "b".to_owned()])
+    );
+    assert_eq!(jobs[1].totals.get(CPU), Some(30 * SECOND_NS), "the first run is as it was");
+}
+
+#[test]
+fn a_catalogue_that_is_damaged_is_made_again_of_what_nodes_told() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &["n1"]);
+    let jobs: Vec<Record> =
+        (0..30).map(|id| record(LOCAL, &id.to_string(), START_S + id, State::Finished, 1)).collect();
+    send(&keeper, "n1", 1, jobs, Vec::new()).unwrap();
+    assert_eq!(all(&view).len(), 30);
+    keeper.stop();
+    let path = state.path().join("store.db");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[..4096].fill(0x55);
+    std::fs::write(&path, bytes).unwrap();
+    let (keeper, view) = start(state.path(), &["n1"]);
+    assert_eq!(all(&view).len(), 30);
+    keeper.stop();
+}
+
+#[test]
+fn samples_of_an_impossible_time_are_left_out() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &["n1"]);
+    let running = record(LOCAL, "1", START_S, State::Running, 0);
+    let far_s = now_ns() / SECOND_NS + 10 * 86_400;
+    let pieces = vec![piece(&running.key, far_s, 5), piece(&running.key, START_S, 5)];
+    send(&keeper, "n1", 1, vec![running.clone()], pieces).unwrap();
+    assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
+    keeper.move_all();
+    assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
+    let files = std::fs::read_dir(state.path().join("series")).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(
+        files.filter(|path| path.extension().is_some_and(|ending| ending == "db")).count(),
+        1,
+        "one day"
+    );
 }

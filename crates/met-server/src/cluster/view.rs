@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use met_core::course::Course;
+use met_core::gpu;
 use met_core::job::{JobKey, Record};
+use met_core::job_table::WALL;
 use met_core::whole::together;
 use met_store::cluster::{Log, Node};
 use met_store::{Backends, Filter, Reader, StoreError};
@@ -42,6 +44,8 @@ impl ClusterView {
             for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
                 let parts = part_keys(&log, &record.key)?;
                 let keys: Vec<JobKey> = parts.iter().map(|(node, key)| series_key(node, key)).collect();
+                // It stood for "was seen".
+                record.totals.remove(WALL);
                 self.latest.complete(&keys, record);
             }
         }
@@ -77,7 +81,10 @@ impl ClusterView {
         for node in nodes {
             waiting.extend(log.waiting(node, i64::MAX)?);
         }
-        let mut course = store.device_course(uuid, begin_ms, end_ms)?;
+        let mut course = Course::new(&gpu::card::TABLE);
+        for node in nodes {
+            course.append(&store.device_course_on(node, uuid, begin_ms, end_ms)?);
+        }
         for (_, data) in waiting {
             add_waiting(&data, &Subject::Device(uuid.to_owned()), &mut course);
         }
