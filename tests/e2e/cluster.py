@@ -600,7 +600,7 @@ def a_server_keeps_series_in_victoria_metrics_and_jobs_in_postgresql(world):
         node.met("run", "--wait", "-n", "late", "--", *world.workload("burning", "cpu", "0.3")).ok()
         eventually(made.settled, "the server has it", 60)
         made.server.restart()
-        eventually(lambda: len(made.jobs()) == 2, "it is told when they are back", 90, 1)
+        eventually(lambda: made.ask("list").code == 0 and len(made.jobs()) == 2, "it is told when they are back", 90, 1)
         all_the_same(made)
 
 

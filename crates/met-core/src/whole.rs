@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::course::Course;
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, State, Totals};
-use crate::job_table::WALL;
 use crate::{Across, JOB, Kind, MISSING};
 
 /// Managers whose jobs run on several nodes under one id. The ids of all others mean something on one node.
@@ -49,17 +48,15 @@ pub fn whole(key: JobKey, told: &[(String, Record)]) -> Option<Record> {
         ..first.clone()
     };
     whole.nodes.sort_unstable();
-    if is_live {
-        // Nothing is measured yet, but it was seen: a scheduler's word does not replace it.
-        whole.totals.set(WALL, 0, QualityKind::LowerBound, "seen on its nodes");
-    }
     if told.len() == 1 {
+        // That it was seen is said also of one that has no figures yet: a scheduler's word does not replace it.
+        if spans_nodes(&whole.key.manager) && !whole.parts.iter().any(|part| part.step.is_empty()) {
+            whole.parts.splice(0..0, told.iter().map(|(node, record)| on_node(node, record)));
+        }
         return Some(whole);
     }
     whole.summaries = Default::default();
-    let seen = whole.totals;
     whole.totals = totals(told.iter().map(|(_, record)| &record.totals));
-    whole.totals.fill_from(&seen);
     whole.gpus = told.iter().flat_map(|(_, record)| record.gpus.iter().cloned()).collect();
     whole.events = events(told.iter().flat_map(|(_, record)| &record.events));
     whole.parts = told.iter().flat_map(|(node, record)| parts(node, record)).collect();
@@ -127,19 +124,22 @@ fn events<'a>(told: impl Iterator<Item = &'a EventCount>) -> Vec<EventCount> {
     all.into_values().collect()
 }
 
-/// What the job did on a node, and the steps that it had there.
-fn parts(node: &str, record: &Record) -> Vec<Part> {
-    let on_node = Part {
+fn on_node(node: &str, record: &Record) -> Part {
+    Part {
         node: node.to_owned(),
         start_ns: record.start_ns,
         end_ns: record.end_ns,
         exit_code: record.exit_code,
         totals: record.totals.clone(),
         ..Part::default()
-    };
+    }
+}
+
+/// What the job did on a node, and the steps that it had there.
+fn parts(node: &str, record: &Record) -> Vec<Part> {
     let steps = record.parts.iter().filter(|part| !part.step.is_empty());
     let steps = steps.map(|part| Part { node: node.to_owned(), ..part.clone() });
-    std::iter::once(on_node).chain(steps).collect()
+    std::iter::once(on_node(node, record)).chain(steps).collect()
 }
 
 /// The course of a job from those of its nodes: at every time that one of them has, what they had together.

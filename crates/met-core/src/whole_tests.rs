@@ -55,8 +55,9 @@ fn part_on(node: &str, start_s: i64, state: State, cpu_s: i64) -> (String, Recor
 #[test]
 fn what_one_node_tells_is_the_job() {
     let (node, record) = part_on("n1", 100, State::Finished, 5);
+    let parts = vec![on_node("n1", &record)];
     let whole = whole(key(), &[(node, record.clone())]).unwrap();
-    assert_eq!(whole, Record { key: key(), nodes: vec!["n1".into()], ..record });
+    assert_eq!(whole, Record { key: key(), nodes: vec!["n1".into()], parts, ..record });
 }
 
 #[test]

@@ -117,9 +117,10 @@ fn has_id(record: &Record, run: &Recorded) -> bool {
             && record.local.is_some()
 }
 
-/// Nothing of it was seen on this machine.
+/// Nothing of it was seen on this machine, or on a node of this server: those have a part for each node.
 fn is_only_recorded(record: &Record) -> bool {
-    record.local.is_none() && record.totals.iter().next().is_none()
+    let on_a_node = |part: &Part| part.step.is_empty();
+    record.local.is_none() && record.totals.iter().next().is_none() && !record.parts.iter().any(on_a_node)
 }
 
 fn says_more(record: &Record, before: &Record) -> bool {
