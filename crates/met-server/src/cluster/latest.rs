@@ -5,10 +5,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use met_core::course::Course;
 use met_core::job::{JobKey, QualityKind, Record};
+use met_core::job_table::{
+    GPU_MEMORY, GPU_MEMORY_PEAK, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, PROCESSES_PEAK, PROCESSES_RUNNING,
+    THREADS_PEAK, THREADS_RUNNING,
+};
 use met_core::{JOB, MISSING};
 
 /// Beyond this nobody's cluster runs jobs at once; those that come later have no figures until they end.
 const JOBS_MAX: usize = 400_000;
+
+/// What has no samples of its own: the highest of another figure so far.
+const PEAKS: [(usize, usize); 4] = [
+    (MEMORY_NEEDED_PEAK, MEMORY_NEEDED),
+    (PROCESSES_PEAK, PROCESSES_RUNNING),
+    (THREADS_PEAK, THREADS_RUNNING),
+    (GPU_MEMORY_PEAK, GPU_MEMORY),
+];
 
 /// By the key under which a node's series are kept.
 #[derive(Clone, Default)]
@@ -31,6 +43,7 @@ impl Latest {
     pub fn learn(&self, key: &JobKey, course: &Course) {
         let Some((&time_ms, last)) = course.times_ms.last().zip(course.len().checked_sub(1)) else { return };
         let mut jobs = self.lock();
+        let highest = |of: usize| course.maximum(of).unwrap_or(MISSING);
         if let Some(known) = jobs.get_mut(key) {
             if known.time_ms <= time_ms {
                 known.time_ms = time_ms;
@@ -38,11 +51,16 @@ impl Latest {
                     let newest = column.iter().rev().copied().find(|&cell| cell != MISSING);
                     *cell = newest.unwrap_or(*cell);
                 }
+                for (peak, of) in PEAKS {
+                    // What is missing is lower than anything.
+                    known.cells[peak] = known.cells[peak].max(highest(of));
+                }
             }
             return;
         }
         if jobs.len() < JOBS_MAX {
-            let cells = course.columns.iter().map(|column| column[last]).collect();
+            let mut cells: Box<[i64]> = course.columns.iter().map(|column| column[last]).collect();
+            PEAKS.into_iter().for_each(|(peak, of)| cells[peak] = cells[peak].max(highest(of)));
             jobs.insert(key.clone(), Sample { time_ms, cells });
         }
     }
@@ -74,7 +92,7 @@ impl Latest {
 
 #[cfg(test)]
 mod tests {
-    use met_core::job_table::{CPU, MEMORY_NEEDED};
+    use met_core::job_table::CPU;
 
     use super::*;
 
@@ -99,6 +117,7 @@ mod tests {
         latest.learn(&key, &course(&[]));
         let sample = latest.get(&key).unwrap();
         assert_eq!((sample.time_ms, sample.cells[CPU], sample.cells[MEMORY_NEEDED]), (4000, 4, 60));
+        assert_eq!((sample.cells[MEMORY_NEEDED_PEAK], sample.cells[GPU_MEMORY_PEAK]), (60, MISSING));
         latest.forget(&key);
         assert_eq!(latest.get(&key), None);
     }
