@@ -98,11 +98,24 @@ struct Problem {
     status: StatusCode,
     reason: String,
     come_again: bool,
+    /// The batch was looked at and will never be taken; a proxy cannot say this.
+    refused: bool,
 }
 
 impl Problem {
     fn new(status: StatusCode, reason: impl ToString) -> Problem {
-        Problem { status, reason: reason.to_string(), come_again: false }
+        Problem { status, reason: reason.to_string(), come_again: false, refused: false }
+    }
+
+    fn never(status: StatusCode, reason: impl ToString) -> Problem {
+        Problem { refused: true, ..Problem::new(status, reason) }
+    }
+
+    fn told(&self) -> serde_json::Value {
+        match self.refused {
+            true => json!({ "error": self.reason, "refused": true }),
+            false => json!({ "error": self.reason }),
+        }
     }
 
     fn unknown() -> Problem {
@@ -120,7 +133,7 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(json!({ "error": self.reason }))).into_response();
+        let mut response = (self.status, Json(self.told())).into_response();
         if self.come_again {
             response.headers_mut().insert(header::RETRY_AFTER, COME_AGAIN.as_secs().into());
         }
@@ -148,7 +161,7 @@ async fn batches(
     };
     if length > PACKED_BYTES_MAX {
         let reason = format!("a batch has at most {PACKED_BYTES_MAX} bytes, not {length}");
-        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, reason));
+        return Err(Problem::never(StatusCode::PAYLOAD_TOO_LARGE, reason));
     }
     // For what it may become: it is held until it is kept.
     let units = (unpacked_max(length) / ROOM_UNIT + 1) as u32;
@@ -162,7 +175,7 @@ async fn batches(
             format!("this token is that of node {node}, and the batch of node {}", batch.header.node);
         return Err(Problem::new(StatusCode::FORBIDDEN, reason));
     }
-    check(&batch).map_err(|reason| Problem::new(StatusCode::BAD_REQUEST, reason))?;
+    check(&batch).map_err(|reason| Problem::never(StatusCode::BAD_REQUEST, reason))?;
     let sequence = batch.header.sequence;
     let offset = headers.get("Met-Clock-Offset-Ns").and_then(|offset| offset.to_str().ok()?.parse().ok());
     let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
@@ -190,7 +203,7 @@ async fn unpacked(packed: Vec<u8>) -> Result<(Batch, Vec<u8>), Problem> {
             in_background(work).await.ok_or_else(failed)?
         }
     };
-    Ok((batch.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?, packed))
+    Ok((batch.map_err(|error| Problem::never(StatusCode::BAD_REQUEST, error))?, packed))
 }
 
 /// What the form alone does not say: it is numbered, and every block is whole. Whose jobs they are is not the
@@ -248,4 +261,17 @@ async fn whoami(
         Bearer::Operator(name) => ("operator", name),
     };
     Ok(Json(json!({ "kind": kind, "name": name, "now_ns": now_ns() })).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_that_is_never_taken_is_refused_in_words_no_proxy_has() {
+        let never = Problem::never(StatusCode::BAD_REQUEST, "it has no number");
+        assert_eq!(never.told(), json!({ "error": "it has no number", "refused": true }));
+        assert_eq!(Problem::busy().told()["refused"], serde_json::Value::Null);
+        assert_eq!(Problem::unknown().told()["refused"], serde_json::Value::Null);
+    }
 }

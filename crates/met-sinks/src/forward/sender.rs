@@ -10,6 +10,8 @@ use super::{Inner, Shared, now_ns};
 
 pub const PATH: &str = "/api/v1/batches";
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// At least a second of it is left by chance.
+const REFUSED_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
@@ -19,6 +21,12 @@ struct Acknowledged {
     sequence: u64,
     /// Unix time by its clock.
     now_ns: i64,
+}
+
+/// What it says when it has read a batch and will never take it.
+#[derive(Debug, Deserialize)]
+struct Never {
+    refused: bool,
 }
 
 /// What to do after an attempt.
@@ -44,7 +52,11 @@ pub fn work(link: &Link, shared: &Shared) {
         let offset_ns = shared.lock().status.clock_offset_ns;
         match attempt(link, shared, sequence, &bytes, offset_ns) {
             Outcome::Sent => pause = Duration::ZERO,
-            Outcome::Refused(reason) => lay_aside(shared, &reason),
+            Outcome::Refused(reason) => {
+                // Should it be the server that errs, it has not emptied the spool before somebody looks.
+                pause = longer(pause).max(REFUSED_PAUSE);
+                lay_aside(shared, &reason);
+            }
             Outcome::Later(reason, asked) => {
                 pause = asked.unwrap_or_default().max(longer(pause)).min(LONGEST_PAUSE * 5);
                 note(shared, reason);
@@ -107,11 +119,15 @@ fn judge(answer: &Answer, sequence: u64) -> Outcome {
             Ok(acknowledged) if acknowledged.sequence == sequence => Outcome::Sent,
             _ => Outcome::Later(format!("this is no server of ours: {}", answer.reason()), None),
         },
+        400..=499 if is_refused(answer) => Outcome::Refused(reason()),
         // Something in between says so, or we will be let in later; nothing is wrong with the batch.
-        401 | 403 | 404 | 407 | 408 | 429 => Outcome::Later(reason(), answer.retry_after),
-        400..=499 => Outcome::Refused(reason()),
         _ => Outcome::Later(reason(), answer.retry_after),
     }
+}
+
+/// A proxy, too, finds a request bad or too large; only our server has read the batch.
+fn is_refused(answer: &Answer) -> bool {
+    serde_json::from_slice::<Never>(&answer.body).is_ok_and(|never| never.refused)
 }
 
 fn lay_aside(shared: &Shared, reason: &str) {
@@ -162,12 +178,16 @@ mod tests {
         assert!(matches!(judge(&answer(200, own), 7), Outcome::Sent));
         assert!(matches!(judge(&answer(200, own), 8), Outcome::Later(..)), "another batch");
         assert!(matches!(judge(&answer(200, "<html>portal</html>"), 7), Outcome::Later(..)));
-        for later in [302, 401, 403, 404, 407, 429, 500, 503] {
-            assert!(matches!(judge(&answer(later, ""), 7), Outcome::Later(..)), "{later}");
+        for later in [302, 400, 401, 403, 404, 405, 407, 411, 413, 421, 422, 429, 431, 500, 503] {
+            for body in ["", "<html>nginx</html>", r#"{"error": "no"}"#, r#"{"refused": false}"#] {
+                assert!(matches!(judge(&answer(later, body), 7), Outcome::Later(..)), "{later} {body}");
+            }
         }
-        for never in [400, 413, 422] {
-            assert!(matches!(judge(&answer(never, ""), 7), Outcome::Refused(_)), "{never}");
+        let never = r#"{"error": "no", "refused": true}"#;
+        for status in [400, 413] {
+            assert!(matches!(judge(&answer(status, never), 7), Outcome::Refused(_)), "{status}");
         }
+        assert!(matches!(judge(&answer(503, never), 7), Outcome::Later(..)));
     }
 
     #[test]

@@ -178,7 +178,7 @@ fn a_batch_that_will_never_be_taken_stops_nobody() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = plan(folder.path(), &listener);
     serve(listener, |batch| match batch.header.sequence {
-        1 => (400, "no".to_owned()),
+        1 => (400, r#"{"error": "no", "refused": true}"#.to_owned()),
         _ => acknowledge(&batch),
     });
     let records = Records::default();
@@ -192,6 +192,23 @@ fn a_batch_that_will_never_be_taken_stops_nobody() {
         .unwrap()
         .filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|ending| ending == "refused"));
     assert_eq!(refused.count(), 1);
+}
+
+#[test]
+fn what_a_proxy_refuses_waits() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = plan(folder.path(), &listener);
+    let refusing = std::sync::atomic::AtomicBool::new(true);
+    serve(listener, move |batch| match refusing.swap(false, std::sync::atomic::Ordering::Relaxed) {
+        true => (413, "<html><h1>413 Request Entity Too Large</h1>nginx</html>".to_owned()),
+        false => acknowledge(&batch),
+    });
+    let records = Records::default();
+    records.0.lock().unwrap().push(record("one"));
+    let forward = Forward::start(plan, Box::new(records)).unwrap();
+    until("the batch is taken after all", || forward.status().acknowledged_ns.is_some());
+    assert_eq!(forward.status().refused_batches, 0);
 }
 
 #[test]

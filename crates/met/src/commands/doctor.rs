@@ -526,12 +526,21 @@ fn forwarding(setting: &Setting) -> Option<Finding> {
     let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
     let Ok(Reply::Status(status)) = client?.call(&Request::Status) else { return None };
     let forward = status.forward?;
-    let health = match (&forward.spool_error, &forward.last_error, forward.acknowledged_ns) {
+    Some(Finding {
+        what: "server",
+        health: health_of_sending(&forward),
+        detail: sent_to(&forward),
+        remedy: None,
+    })
+}
+
+fn health_of_sending(forward: &forward::Status) -> Health {
+    match (&forward.spool_error, &forward.last_error, forward.acknowledged_ns) {
         (Some(_), ..) => Health::Broken,
         (_, Some(_), _) | (_, _, None) => Health::Less,
+        _ if forward.refused_batches > 0 => Health::Less,
         _ => Health::Good,
-    };
-    Some(Finding { what: "server", health, detail: sent_to(&forward), remedy: None })
+    }
 }
 
 /// Jobs of resource managers, as the daemon that looks for them tells it.
@@ -638,6 +647,15 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
+
+    #[test]
+    fn batches_that_were_refused_are_less_than_good() {
+        let well = forward::Status { acknowledged_ns: Some(1), ..forward::Status::default() };
+        assert!(health_of_sending(&well) == Health::Good);
+        let refused = forward::Status { refused_batches: 1, ..well };
+        assert!(health_of_sending(&refused) == Health::Less);
+        assert!(sent_to(&refused).contains("1 batches were refused and lie aside"));
+    }
 
     #[test]
     fn on_a_terminal_only_what_does_not_work_is_red() {
