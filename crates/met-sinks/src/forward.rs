@@ -63,6 +63,8 @@ pub struct Plan {
     pub limits: Limits,
     /// A batch holds what came in this time.
     pub every: Duration,
+    /// When nothing happened in this time, an empty batch says that we are here.
+    pub quiet: Duration,
     /// Who sends; what the spool knows is filled in there.
     pub header: Header,
 }
@@ -201,6 +203,8 @@ impl Forward {
             outbox,
             limits: plan.limits,
             every: plan.every,
+            quiet: plan.quiet,
+            spooled: Instant::now(),
             header: plan.header,
             held: HashMap::new(),
             cells: 0,
@@ -256,6 +260,9 @@ struct Maker {
     outbox: Box<dyn Outbox>,
     limits: Limits,
     every: Duration,
+    quiet: Duration,
+    /// When something last was.
+    spooled: Instant,
     header: Header,
     /// What was offered since the last batch.
     held: HashMap<(Subject, &'static str), Course>,
@@ -304,7 +311,7 @@ impl Maker {
             };
             let more = changed.more;
             let nothing = changed.mark == mark && self.held.is_empty();
-            if nothing || !self.make_one(changed) || !more {
+            if nothing && !self.is_quiet() || !self.make_one(changed) || !more {
                 break;
             }
         }
@@ -312,6 +319,11 @@ impl Maker {
         if let Err(error) = inner.spool.make_room(&self.limits, SystemTime::now()) {
             inner.status.spool_error = Some(error.to_string());
         }
+    }
+
+    /// A server calls a node late that it has not heard of. One it cannot reach is not told more often.
+    fn is_quiet(&self) -> bool {
+        self.spooled.elapsed() >= self.quiet && self.shared.lock().spool.batches() == 0
     }
 
     /// True if it is on disk now.
@@ -324,6 +336,7 @@ impl Maker {
             Ok(()) => {
                 inner.status.spool_error = None;
                 drop(inner);
+                self.spooled = Instant::now();
                 self.held.clear();
                 self.cells = 0;
                 self.shared.changed.notify_all();

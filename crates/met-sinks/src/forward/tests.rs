@@ -8,11 +8,15 @@ use super::*;
 
 /// A catalogue of records that only grows.
 #[derive(Clone, Default)]
-struct Records(Arc<Mutex<Vec<Record>>>);
+struct Records {
+    all: Arc<Mutex<Vec<Record>>>,
+    asked: Arc<std::sync::atomic::AtomicUsize>,
+}
 
 impl Outbox for Records {
     fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Changed> {
-        let all = self.0.lock().unwrap();
+        self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let all = self.all.lock().unwrap();
         let records: Vec<Record> = all.iter().skip(mark as usize).take(limit).cloned().collect();
         let mark = mark + records.len() as i64;
         Ok(Changed { records, mark, more: mark < all.len() as i64 })
@@ -79,6 +83,7 @@ fn plan(folder: &std::path::Path, listener: &TcpListener) -> Plan {
         folder: folder.to_path_buf(),
         limits: Limits { bytes_max: 1 << 20, age_max: Duration::from_secs(3600) },
         every: Duration::from_millis(50),
+        quiet: Duration::from_secs(3600),
         header: Header { node: "n1".to_owned(), ..Header::default() },
     }
 }
@@ -112,7 +117,7 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
         answer
     });
     let records = Records::default();
-    records.0.lock().unwrap().extend((0..1200).map(|id| record(&id.to_string())));
+    records.all.lock().unwrap().extend((0..1200).map(|id| record(&id.to_string())));
     let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
     forward.offer(Subject::Job(key("1")), &course(0, 10));
     forward.offer(Subject::Job(key("1")), &course(10_000, 10));
@@ -120,7 +125,7 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
         arrived.lock().unwrap().iter().map(|batch| batch.records.len()).sum::<usize>() >= 1200
             && arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())
     });
-    records.0.lock().unwrap().push(record("last"));
+    records.all.lock().unwrap().push(record("last"));
     forward.hurry();
     until("who ends late arrives, too", || {
         arrived.lock().unwrap().iter().flat_map(|batch| &batch.records).any(|record| record.name == "last")
@@ -149,7 +154,7 @@ fn what_could_not_be_sent_waits_for_the_next_daemon() {
     let first = plan(folder.path(), &away);
     drop(away);
     let records = Records::default();
-    records.0.lock().unwrap().push(record("one"));
+    records.all.lock().unwrap().push(record("one"));
     let forward = Forward::start(first, Box::new(records.clone())).unwrap();
     until("it is spooled", || forward.status().batches_waiting == 1);
     forward.offer(Subject::Job(key("1")), &course(0, 5));
@@ -182,10 +187,10 @@ fn a_batch_that_will_never_be_taken_stops_nobody() {
         _ => acknowledge(&batch),
     });
     let records = Records::default();
-    records.0.lock().unwrap().push(record("one"));
+    records.all.lock().unwrap().push(record("one"));
     let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
     until("it is refused", || forward.status().refused_batches == 1);
-    records.0.lock().unwrap().push(record("two"));
+    records.all.lock().unwrap().push(record("two"));
     forward.hurry();
     until("the next is taken", || forward.status().acknowledged_ns.is_some());
     let refused = std::fs::read_dir(folder.path())
@@ -205,10 +210,44 @@ fn what_a_proxy_refuses_waits() {
         false => acknowledge(&batch),
     });
     let records = Records::default();
-    records.0.lock().unwrap().push(record("one"));
+    records.all.lock().unwrap().push(record("one"));
     let forward = Forward::start(plan, Box::new(records)).unwrap();
     until("the batch is taken after all", || forward.status().acknowledged_ns.is_some());
     assert_eq!(forward.status().refused_batches, 0);
+}
+
+#[test]
+fn a_node_where_nothing_happens_says_that_it_is_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = Plan { quiet: Duration::from_millis(100), ..plan(folder.path(), &listener) };
+    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    serve(listener, move |batch| {
+        let answer = acknowledge(&batch);
+        kept.lock().unwrap().push(batch);
+        answer
+    });
+    let forward = Forward::start(plan, Box::new(Records::default())).unwrap();
+    until("it is heard of again and again", || arrived.lock().unwrap().len() >= 3);
+    forward.stop();
+    for batch in arrived.lock().unwrap().iter() {
+        assert!(batch.records.is_empty() && batch.pieces.is_empty());
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "they do not pile up");
+}
+
+#[test]
+fn a_server_that_is_away_is_not_told_again_that_nothing_happened() {
+    let folder = tempfile::tempdir().unwrap();
+    let away = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = Plan { quiet: Duration::ZERO, ..plan(folder.path(), &away) };
+    drop(away);
+    let records = Records::default();
+    let asked = records.asked.clone();
+    let forward = Forward::start(plan, Box::new(records)).unwrap();
+    until("there was time for many", || asked.load(std::sync::atomic::Ordering::Relaxed) >= 5);
+    assert_eq!(forward.status().batches_waiting, 1);
 }
 
 #[test]
@@ -227,7 +266,7 @@ fn on_a_full_disk_records_wait_in_the_catalogue() {
     let records = Records::default();
     let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
     std::fs::rename(&spool, folder.path().join("away")).unwrap();
-    records.0.lock().unwrap().push(record("one"));
+    records.all.lock().unwrap().push(record("one"));
     forward.hurry();
     until("it is told", || forward.status().spool_error.is_some());
     std::fs::rename(folder.path().join("away"), &spool).unwrap();

@@ -27,6 +27,9 @@ const TOKEN: &str = "token";
 /// More than the server takes as one batch with good grace.
 const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
+/// A third of what makes a server call a node late.
+const QUIET: Duration = Duration::from_secs(60);
+
 /// What was said when this node was joined.
 #[derive(Debug, Serialize, Deserialize)]
 struct Joined {
@@ -124,6 +127,7 @@ pub fn start(host: &Host, config: &Config, place: &Place) -> Result<Option<Forwa
         folder: place.state.join(FOLDER).join("spool"),
         limits: Limits { bytes_max: forward.spool_bytes, age_max: forward.spool_age },
         every: forward.interval.min(INTERVAL_MAX),
+        quiet: QUIET,
         header,
     };
     let outbox = Box::new(Catalogue { state: place.state.clone(), reader: None });
