@@ -300,6 +300,7 @@ impl Maker {
 
     /// Batches until no record is left that was not sent.
     fn make_all(&mut self) {
+        self.count_lost();
         loop {
             let mark = self.shared.lock().spool.mark();
             let changed = match self.outbox.changed_after(mark, RECORDS_PER_BATCH) {
@@ -319,6 +320,13 @@ impl Maker {
         if let Err(error) = inner.spool.make_room(&self.limits, SystemTime::now()) {
             inner.status.spool_error = Some(error.to_string());
         }
+    }
+
+    /// What found no place in the queue is told with the next batch.
+    fn count_lost(&self) {
+        let mut inner = self.shared.lock();
+        let lost = std::mem::take(&mut inner.lost_in_queue);
+        inner.spool.count_dropped(lost);
     }
 
     /// A server calls a node late that it has not heard of. One it cannot reach is not told more often.

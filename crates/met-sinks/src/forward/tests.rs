@@ -251,6 +251,33 @@ fn a_server_that_is_away_is_not_told_again_that_nothing_happened() {
 }
 
 #[test]
+fn the_server_is_told_of_samples_that_nobody_took_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = plan(folder.path(), &listener);
+    let told: Arc<Mutex<u64>> = Arc::default();
+    let kept = Arc::clone(&told);
+    serve(listener, move |batch| {
+        *kept.lock().unwrap() = batch.header.dropped_samples;
+        acknowledge(&batch)
+    });
+    let records = Records::default();
+    // While somebody holds the catalogue no batch is made.
+    let held = records.all.lock().unwrap();
+    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    let mut at_ms = 0;
+    while forward.status().dropped_samples == 0 {
+        at_ms += 1000;
+        forward.offer(Subject::Job(key("1")), &course(at_ms, 1));
+    }
+    let lost = forward.status().dropped_samples;
+    drop(held);
+    // The batch in work was begun before; what is in the queue makes another one.
+    until("all of it is told", || *told.lock().unwrap() == lost);
+    assert_eq!(forward.status().dropped_samples, lost, "it is counted once");
+}
+
+#[test]
 fn on_a_full_disk_records_wait_in_the_catalogue() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
