@@ -36,9 +36,13 @@ pub struct Spool {
     /// Of the newest batch; 0 before the first.
     sequence: u64,
     mark: i64,
+    /// Records after this one are to be sent again, because what held them is gone.
+    again_after: Option<i64>,
     waiting: VecDeque<Waiting>,
     /// The newest batch that the server has, until there is a newer one.
     sent: Option<PathBuf>,
+    /// One that could not be removed is told of once.
+    sent_stays: bool,
     dropped_samples: u64,
 }
 
@@ -49,6 +53,8 @@ struct Waiting {
     samples: u64,
     bytes: u64,
     made: SystemTime,
+    /// It holds what changed after this mark; known of what was made since the start.
+    begin_mark: Option<i64>,
     path: PathBuf,
 }
 
@@ -60,14 +66,16 @@ impl Waiting {
 
 impl Spool {
     pub fn open(folder: &Path) -> io::Result<Spool> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        make(folder)?;
         let mut spool = Spool {
             folder: folder.to_path_buf(),
             id: String::new(),
             sequence: 0,
             mark: 0,
+            again_after: None,
             waiting: VecDeque::new(),
             sent: None,
+            sent_stays: false,
             dropped_samples: 0,
         };
         let mut all = Vec::new();
@@ -77,7 +85,7 @@ impl Spool {
                 Some(found) => all.push(found),
                 // A half-written one was never told to anybody.
                 None if path.extension().is_some_and(|ending| ending == UNFINISHED) => {
-                    fs::remove_file(&path)?
+                    let _ = fs::remove_file(&path);
                 }
                 None => {}
             }
@@ -87,7 +95,8 @@ impl Spool {
         for (found, ending) in all {
             match ending {
                 WAITS => spool.waiting.push_back(found),
-                SENT => spool.sent = Some(found.path),
+                // Older ones are left where one could not be removed.
+                SENT => spool.sent.replace(found.path).map_or((), |older| spool.forget_sent(&older)),
                 _ => {}
             }
         }
@@ -109,8 +118,12 @@ impl Spool {
         Ok(())
     }
 
-    /// Every record up to here is in a batch.
-    pub fn mark(&self) -> i64 {
+    /// Every record up to here is in a batch. Less than before if a batch is gone: its records are in the
+    /// catalogue and are asked for once more; the server knows those it has.
+    pub fn mark(&mut self) -> i64 {
+        if let Some(again_after) = self.again_after.take() {
+            self.mark = self.mark.min(again_after);
+        }
         self.mark
     }
 
@@ -136,16 +149,21 @@ impl Spool {
         self.waiting.iter().map(|waiting| waiting.bytes).sum()
     }
 
-    /// Numbers a batch and keeps it: durable when this returns. After an error it is as if it never was.
+    /// Numbers a batch and keeps it: durable when this returns. After an error it is as if it never was, but
+    /// for its number, which is not given again: should its file be there after all, the server knows it.
     pub fn put(&mut self, batch: &mut Batch, samples: u64) -> io::Result<()> {
-        let sequence = self.sequence + 1;
+        self.sequence += 1;
+        let sequence = self.sequence;
         batch.header.spool.clone_from(&self.id);
         batch.header.sequence = sequence;
         batch.header.dropped_samples = self.dropped_samples;
+        // Something was found gone since the records were asked for.
+        batch.header.mark = self.again_after.unwrap_or(i64::MAX).min(batch.header.mark);
         let packed = batch.pack()?;
         let name = format!("{sequence:016}-{}-{samples}.{WAITS}", packed.records_end);
-        write_durably(&self.folder, &name, &packed.bytes)?;
-        self.sequence = sequence;
+        write_again_in(&self.folder, &name, &packed.bytes)?;
+        // A mark that went back is that of a catalogue which was begun anew.
+        let begin_mark = if batch.header.mark < self.mark { 0 } else { self.mark };
         self.mark = batch.header.mark;
         self.waiting.push_back(Waiting {
             sequence,
@@ -153,20 +171,51 @@ impl Spool {
             samples,
             bytes: packed.bytes.len() as u64,
             made: SystemTime::now(),
+            begin_mark: Some(begin_mark),
             path: self.folder.join(name),
         });
         if let Some(sent) = self.sent.take() {
-            remove(&sent)?;
+            self.forget_sent(&sent);
         }
         Ok(())
     }
 
-    /// The batch to send next, and its bytes.
-    pub fn oldest(&self) -> io::Result<Option<(u64, Vec<u8>)>> {
-        let Some(oldest) = self.waiting.front() else { return Ok(None) };
-        let mut bytes = Vec::with_capacity(oldest.bytes as usize);
-        File::open(&oldest.path)?.read_to_end(&mut bytes)?;
-        Ok(Some((oldest.sequence, bytes)))
+    /// One that stays is in nobody's way; the next start tries again.
+    fn forget_sent(&mut self, sent: &Path) {
+        if let Err(error) = remove(sent)
+            && !std::mem::replace(&mut self.sent_stays, true)
+        {
+            tracing::warn!("{}, which was sent, cannot be removed: {error}", sent.display());
+        }
+    }
+
+    /// The batch to send next, and its bytes. One that is gone or cannot be read stops nobody.
+    pub fn oldest(&mut self) -> io::Result<Option<(u64, Vec<u8>)>> {
+        while let Some(oldest) = self.waiting.front() {
+            let mut bytes = Vec::with_capacity(oldest.bytes as usize);
+            match File::open(&oldest.path).and_then(|mut file| file.read_to_end(&mut bytes)) {
+                Ok(_) => return Ok(Some((oldest.sequence, bytes))),
+                Err(error) if is_of_this_file(&error) => self.give_up_oldest(&error)?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Its records are sent again from the catalogue; its samples are lost, unless a person can read the file.
+    fn give_up_oldest(&mut self, why: &io::Error) -> io::Result<()> {
+        let Some(oldest) = self.waiting.front() else { return Ok(()) };
+        let aside = oldest.path.with_extension(REFUSED);
+        match fs::rename(&oldest.path, &aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        tracing::error!("{}: {why}; its records are sent again", oldest.path.display());
+        let again_after = oldest.begin_mark.unwrap_or(0);
+        self.again_after = Some(self.again_after.map_or(again_after, |before| before.min(again_after)));
+        self.dropped_samples += oldest.samples;
+        self.waiting.pop_front();
+        Ok(())
     }
 
     /// The server has it.
@@ -176,8 +225,10 @@ impl Spool {
             if oldest.sequence == self.sequence {
                 let sent = oldest.path.with_extension(SENT);
                 // Should this be undone by a crash it is sent once more, and recognised.
-                fs::rename(&oldest.path, &sent)?;
-                self.sent = Some(sent);
+                match fs::rename(&oldest.path, &sent) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    renamed => renamed.map(|()| self.sent = Some(sent))?,
+                }
             } else {
                 remove(&oldest.path)?;
             }
@@ -193,9 +244,11 @@ impl Spool {
         Ok(Some(aside))
     }
 
-    /// Gives up the oldest series until the rest is within its limits.
+    /// Gives up the oldest series until the rest is within its limits. A file that cannot be cut is left, and
+    /// the first error told at the end.
     pub fn make_room(&mut self, limits: &Limits, now: SystemTime) -> io::Result<()> {
         let mut bytes = self.bytes();
+        let mut told = Ok(());
         for waiting in &mut self.waiting {
             let too_old = now.duration_since(waiting.made).is_ok_and(|age| age > limits.age_max);
             if bytes <= limits.bytes_max && !too_old {
@@ -203,13 +256,17 @@ impl Spool {
             }
             if waiting.has_series() {
                 // Takes no room by itself, so it works on a full disk.
-                OpenOptions::new().write(true).open(&waiting.path)?.set_len(waiting.records_end)?;
+                let cut = OpenOptions::new().write(true).open(&waiting.path);
+                if let Err(error) = cut.and_then(|file| file.set_len(waiting.records_end)) {
+                    told = told.and(Err(error));
+                    continue;
+                }
                 bytes -= waiting.bytes - waiting.records_end;
                 waiting.bytes = waiting.records_end;
                 self.dropped_samples += waiting.samples;
             }
         }
-        Ok(())
+        told
     }
 }
 
@@ -221,9 +278,8 @@ fn parse(path: &Path) -> Option<(Waiting, &'static str)> {
     let (sequence, records_end, samples) = (next()?, next()?, next()?);
     let metadata = fs::metadata(path).ok()?;
     let made = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    let found =
-        Waiting { sequence, records_end, samples, bytes: metadata.len(), made, path: path.to_path_buf() };
-    Some((found, ending))
+    let (bytes, path) = (metadata.len(), path.to_path_buf());
+    Some((Waiting { sequence, records_end, samples, bytes, made, begin_mark: None, path }, ending))
 }
 
 fn remove(path: &Path) -> io::Result<()> {
@@ -233,18 +289,51 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-fn write_durably(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let unfinished = folder.join(name).with_extension(UNFINISHED);
+/// The file will not be better later; another one may be. Not so where descriptors or memory are short.
+fn is_of_this_file(error: &io::Error) -> bool {
+    use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, PermissionDenied};
+    const INPUT_OUTPUT: i32 = 5;
+    const UNCLEAN: i32 = 117;
+    matches!(error.kind(), NotFound | PermissionDenied | IsADirectory | NotADirectory)
+        || matches!(error.raw_os_error(), Some(INPUT_OUTPUT | UNCLEAN))
+}
+
+/// Somebody may have removed the folder under us.
+fn write_again_in(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let sync = |folder: &Path| File::open(folder)?.sync_all();
+    match write_durably(folder, name, bytes, sync) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make(folder)?;
+            write_durably(folder, name, bytes, sync)
+        }
+        written => written,
+    }
+}
+
+fn make(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+fn write_durably(
+    folder: &Path,
+    name: &str,
+    bytes: &[u8],
+    sync: impl Fn(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let finished = folder.join(name);
+    let unfinished = finished.with_extension(UNFINISHED);
     let written = (|| {
         let mut file =
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&unfinished, folder.join(name))?;
-        File::open(folder)?.sync_all()
+        fs::rename(&unfinished, &finished)?;
+        sync(folder)
     })();
     if written.is_err() {
         let _ = fs::remove_file(&unfinished);
+        // It is made anew with another number; the old one must not come back at the next start.
+        let _ = fs::remove_file(&finished);
     }
     written
 }

@@ -20,7 +20,7 @@ fn put(spool: &mut Spool, mark: i64) {
     spool.put(&mut batch(mark, true), 10).unwrap();
 }
 
-fn oldest(spool: &Spool) -> Option<(u64, Batch)> {
+fn oldest(spool: &mut Spool) -> Option<(u64, Batch)> {
     spool.oldest().unwrap().map(|(sequence, bytes)| (sequence, Batch::unpack(&bytes).unwrap()))
 }
 
@@ -28,16 +28,16 @@ fn oldest(spool: &Spool) -> Option<(u64, Batch)> {
 fn batches_come_out_in_order_until_they_are_acknowledged() {
     let folder = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(folder.path()).unwrap();
-    assert!(oldest(&spool).is_none());
+    assert!(oldest(&mut spool).is_none());
     put(&mut spool, 5);
     put(&mut spool, 6);
-    assert_eq!(oldest(&spool).unwrap().0, 1);
-    assert_eq!(oldest(&spool).unwrap().0, 1, "asking does not take it");
+    assert_eq!(oldest(&mut spool).unwrap().0, 1);
+    assert_eq!(oldest(&mut spool).unwrap().0, 1, "asking does not take it");
     spool.acknowledge(1).unwrap();
-    let (sequence, second) = oldest(&spool).unwrap();
+    let (sequence, second) = oldest(&mut spool).unwrap();
     assert_eq!((sequence, second.header.sequence, second.header.mark), (2, 2, 6));
     spool.acknowledge(2).unwrap();
-    assert!(oldest(&spool).is_none());
+    assert!(oldest(&mut spool).is_none());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the newest is kept to know how far we are");
 }
 
@@ -53,10 +53,10 @@ fn numbers_go_on_after_a_restart_whatever_was_sent() {
     let mut spool = Spool::open(folder.path()).unwrap();
     assert_eq!((spool.id.clone(), spool.mark(), spool.batches()), (id.clone(), 5, 0));
     put(&mut spool, 8);
-    assert_eq!(oldest(&spool).unwrap().0, 2);
+    assert_eq!(oldest(&mut spool).unwrap().0, 2);
     drop(spool);
     fs::write(folder.path().join("0000000000000003-9-9.unfinished"), b"half").unwrap();
-    let spool = Spool::open(folder.path()).unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
     assert_eq!((spool.id.clone(), spool.mark(), spool.batches()), (id, 8, 1));
 }
 
@@ -80,10 +80,10 @@ fn when_there_is_no_room_the_oldest_series_go_and_records_stay() {
     spool.make_room(&limits, SystemTime::now()).unwrap();
     assert!(spool.bytes() <= limits.bytes_max);
     assert_eq!((spool.batches(), spool.dropped_samples()), (4, 20));
-    let (_, first) = oldest(&spool).unwrap();
+    let (_, first) = oldest(&mut spool).unwrap();
     assert_eq!((first.header.mark, first.pieces.len()), (1, 0));
     spool.acknowledge(2).unwrap();
-    assert_eq!(oldest(&spool).unwrap().1.pieces.len(), 1, "the newer ones are whole");
+    assert_eq!(oldest(&mut spool).unwrap().1.pieces.len(), 1, "the newer ones are whole");
     // What was cut is known to be cut after a restart, and counted in what is made next.
     let mut spool = Spool::open(folder.path()).unwrap();
     spool.make_room(&Limits { bytes_max: 0, ..PLENTY }, SystemTime::now()).unwrap();
@@ -102,7 +102,7 @@ fn what_is_refused_is_laid_aside_and_the_next_one_follows() {
     put(&mut spool, 2);
     let aside = spool.refuse_oldest().unwrap().unwrap();
     assert!(aside.exists());
-    assert_eq!(oldest(&spool).unwrap().0, 2);
+    assert_eq!(oldest(&mut spool).unwrap().0, 2);
     spool.refuse_oldest().unwrap();
     assert_eq!(Spool::open(folder.path()).unwrap().sequence, 2, "its number is not given again");
 }
@@ -114,11 +114,114 @@ fn a_batch_that_cannot_be_written_leaves_everything_as_it_was() {
     put(&mut spool, 1);
     let moved = folder.path().with_extension("moved");
     fs::rename(folder.path(), &moved).unwrap();
+    fs::write(folder.path(), "in the way").unwrap();
     assert!(spool.put(&mut batch(2, true), 10).is_err());
-    assert_eq!((spool.mark(), spool.sequence, spool.batches()), (1, 1, 1));
+    assert_eq!((spool.mark(), spool.batches()), (1, 1));
+    fs::remove_file(folder.path()).unwrap();
     fs::rename(&moved, folder.path()).unwrap();
     put(&mut spool, 2);
-    assert_eq!(spool.sequence, 2);
+    assert_eq!((spool.mark(), spool.batches(), spool.sequence), (2, 2, 3), "no number is given twice");
+}
+
+#[test]
+fn records_of_a_batch_that_is_gone_are_sent_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    for mark in [3, 7, 9] {
+        put(&mut spool, mark);
+    }
+    spool.acknowledge(1).unwrap();
+    fs::remove_file(&spool.waiting[0].path).unwrap();
+    assert_eq!(oldest(&mut spool).unwrap().0, 3, "the next one goes on");
+    assert_eq!((spool.mark(), spool.dropped_samples()), (3, 10));
+    put(&mut spool, 9);
+    assert_eq!(spool.mark(), 9);
+}
+
+#[test]
+fn a_batch_that_goes_while_the_next_one_is_made_is_not_forgotten() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    put(&mut spool, 3);
+    let _asked_after = spool.mark();
+    fs::remove_file(&spool.waiting[0].path).unwrap();
+    assert!(oldest(&mut spool).is_none());
+    put(&mut spool, 5);
+    assert_eq!(oldest(&mut spool).unwrap().1.header.mark, 0, "a restart knows it, too");
+    assert_eq!(spool.mark(), 0);
+}
+
+#[test]
+fn what_an_earlier_daemon_made_and_is_gone_is_sent_from_the_beginning() {
+    let folder = tempfile::tempdir().unwrap();
+    put(&mut Spool::open(folder.path()).unwrap(), 3);
+    let mut spool = Spool::open(folder.path()).unwrap();
+    put(&mut spool, 5);
+    fs::remove_file(&spool.waiting[0].path).unwrap();
+    assert_eq!(oldest(&mut spool).unwrap().0, 2);
+    assert_eq!(spool.mark(), 0);
+}
+
+/// Neither can be read nor removed, whoever asks.
+fn spoil(path: &Path) {
+    fs::remove_file(path).unwrap();
+    fs::create_dir(path).unwrap();
+    fs::write(path.join("inside"), "").unwrap();
+}
+
+#[test]
+fn a_batch_that_cannot_be_read_is_laid_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    put(&mut spool, 3);
+    put(&mut spool, 7);
+    let spoiled = spool.waiting[0].path.clone();
+    spoil(&spoiled);
+    assert_eq!(oldest(&mut spool).unwrap().0, 2);
+    assert!(!spoiled.exists() && spoiled.with_extension(REFUSED).exists());
+    assert_eq!(spool.mark(), 0);
+}
+
+#[test]
+fn a_folder_that_was_removed_is_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(&folder.path().join("spool")).unwrap();
+    put(&mut spool, 3);
+    fs::remove_dir_all(folder.path().join("spool")).unwrap();
+    put(&mut spool, 7);
+    assert_eq!(oldest(&mut spool).unwrap().0, 2);
+    assert_eq!(spool.mark(), 0, "what was in it is sent again");
+}
+
+#[test]
+fn what_is_not_durable_is_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let failing = |_: &Path| Err(io::Error::other("the disk is ill"));
+    assert!(write_durably(folder.path(), "0000000000000001-9-9.batch", b"bytes", failing).is_err());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn an_old_one_that_stays_is_in_nobodys_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    put(&mut spool, 3);
+    spool.acknowledge(1).unwrap();
+    spoil(spool.sent.as_ref().unwrap());
+    put(&mut spool, 7);
+    assert_eq!((spool.mark(), spool.batches()), (7, 1));
+}
+
+#[test]
+fn a_file_that_cannot_be_cut_does_not_keep_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    for mark in 1..=3 {
+        put(&mut spool, mark);
+    }
+    spoil(&spool.waiting[0].path.clone());
+    assert!(spool.make_room(&Limits { bytes_max: 0, ..PLENTY }, SystemTime::now()).is_err());
+    assert!(spool.waiting.iter().skip(1).all(|waiting| !waiting.has_series()));
 }
 
 proptest! {
@@ -136,7 +239,7 @@ proptest! {
                     made += 1;
                     put(&mut spool, made);
                 }
-                1 => if let Some((sequence, batch)) = oldest(&spool) {
+                1 => if let Some((sequence, batch)) = oldest(&mut spool) {
                     prop_assert_eq!(sequence, batch.header.sequence);
                     sent.push(batch.header.mark);
                     spool.acknowledge(sequence).unwrap();

@@ -292,10 +292,13 @@ fn on_a_full_disk_records_wait_in_the_catalogue() {
     });
     let records = Records::default();
     let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    // A folder that is away is made again; this one cannot be.
     std::fs::rename(&spool, folder.path().join("away")).unwrap();
+    std::fs::write(&spool, "in the way").unwrap();
     records.all.lock().unwrap().push(record("one"));
     forward.hurry();
     until("it is told", || forward.status().spool_error.is_some());
+    std::fs::remove_file(&spool).unwrap();
     std::fs::rename(folder.path().join("away"), &spool).unwrap();
     until("it arrives after all", || arrived.lock().unwrap().iter().any(|batch| batch.records.len() == 1));
     until("it is well again", || forward.status().spool_error.is_none());
