@@ -7,6 +7,10 @@
 //! ```
 //! `records` is where the part ends that is never given up. There is no other state: what is numbered next
 //! is what the newest file says.
+//!
+//! Each start draws an id of its own, and a batch carries that of the start it was made after. So a folder that
+//! went back in time, as with a restored snapshot, gives a number that the server has seen only under a new id.
+//! Numbers go on over all of them: they are the order of the files, and a server asks only that they grow.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -69,7 +73,7 @@ impl Spool {
         make(folder)?;
         let mut spool = Spool {
             folder: folder.to_path_buf(),
-            id: String::new(),
+            id: random_text()?,
             sequence: 0,
             mark: 0,
             again_after: None,
@@ -91,7 +95,7 @@ impl Spool {
             }
         }
         all.sort_unstable_by_key(|(found, _)| found.sequence);
-        spool.take_up(&all)?;
+        spool.take_up(&all);
         for (found, ending) in all {
             match ending {
                 WAITS => spool.waiting.push_back(found),
@@ -103,19 +107,14 @@ impl Spool {
         Ok(spool)
     }
 
-    /// Goes on where the newest batch ended; an empty spool is a new one.
-    fn take_up(&mut self, all: &[(Waiting, &str)]) -> io::Result<()> {
+    /// Goes on where the newest batch ended.
+    fn take_up(&mut self, all: &[(Waiting, &str)]) {
         let readable = |(found, _): &(Waiting, &str)| batch::header(&fs::read(&found.path).ok()?).ok();
-        match all.iter().rev().find_map(readable) {
-            Some(header) => {
-                self.id = header.spool;
-                self.mark = header.mark;
-                self.dropped_samples = header.dropped_samples;
-                self.sequence = all.last().map_or(header.sequence, |(newest, _)| newest.sequence);
-            }
-            None => self.id = random_text()?,
+        if let Some(header) = all.iter().rev().find_map(readable) {
+            self.mark = header.mark;
+            self.dropped_samples = header.dropped_samples;
         }
-        Ok(())
+        self.sequence = all.last().map_or(0, |(newest, _)| newest.sequence);
     }
 
     /// Every record up to here is in a batch. Less than before if a batch is gone: its records are in the

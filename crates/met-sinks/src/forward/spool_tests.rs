@@ -44,20 +44,39 @@ fn batches_come_out_in_order_until_they_are_acknowledged() {
 #[test]
 fn numbers_go_on_after_a_restart_whatever_was_sent() {
     let folder = tempfile::tempdir().unwrap();
-    let id = {
-        let mut spool = Spool::open(folder.path()).unwrap();
-        put(&mut spool, 5);
-        spool.acknowledge(1).unwrap();
-        spool.id
-    };
     let mut spool = Spool::open(folder.path()).unwrap();
-    assert_eq!((spool.id.clone(), spool.mark(), spool.batches()), (id.clone(), 5, 0));
+    put(&mut spool, 5);
+    spool.acknowledge(1).unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    assert_eq!((spool.mark(), spool.batches()), (5, 0));
     put(&mut spool, 8);
     assert_eq!(oldest(&mut spool).unwrap().0, 2);
     drop(spool);
     fs::write(folder.path().join("0000000000000003-9-9.unfinished"), b"half").unwrap();
     let mut spool = Spool::open(folder.path()).unwrap();
-    assert_eq!((spool.id.clone(), spool.mark(), spool.batches()), (id, 8, 1));
+    assert_eq!((spool.mark(), spool.batches()), (8, 1));
+}
+
+#[test]
+fn what_is_made_after_a_snapshot_was_restored_is_new_to_the_server() {
+    let (folder, restored) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut spool = Spool::open(folder.path()).unwrap();
+    put(&mut spool, 1);
+    let path = &spool.waiting[0].path;
+    fs::copy(path, restored.path().join(path.file_name().unwrap())).unwrap();
+    put(&mut spool, 2);
+    let seen = |batch: &Batch| (batch.header.spool.clone(), batch.header.sequence);
+    let first = seen(&oldest(&mut spool).unwrap().1);
+    spool.acknowledge(1).unwrap();
+    let second = seen(&oldest(&mut spool).unwrap().1);
+
+    let mut spool = Spool::open(restored.path()).unwrap();
+    assert_eq!(seen(&oldest(&mut spool).unwrap().1), first, "what was made before stays what it was");
+    spool.acknowledge(1).unwrap();
+    put(&mut spool, 2);
+    let other = seen(&oldest(&mut spool).unwrap().1);
+    assert_ne!(other, second);
+    assert!(other.1 > first.1, "files stay in order");
 }
 
 #[test]
