@@ -55,7 +55,7 @@ pub fn work(link: &Link, shared: &Shared) {
             Outcome::Refused(reason) => {
                 // Should it be the server that errs, it has not emptied the spool before somebody looks.
                 pause = longer(pause).max(REFUSED_PAUSE);
-                lay_aside(shared, &reason);
+                lay_aside(shared, sequence, &reason);
             }
             Outcome::Later(reason, asked) => {
                 pause = asked.unwrap_or_default().max(longer(pause)).min(LONGEST_PAUSE * 5);
@@ -130,15 +130,16 @@ fn is_refused(answer: &Answer) -> bool {
     serde_json::from_slice::<Never>(&answer.body).is_ok_and(|never| never.refused)
 }
 
-fn lay_aside(shared: &Shared, reason: &str) {
+fn lay_aside(shared: &Shared, sequence: u64, reason: &str) {
     let mut inner = shared.lock();
     let Inner { spool, status, .. } = &mut *inner;
-    match spool.refuse_oldest() {
-        Ok(aside) => {
-            let aside = aside.unwrap_or_default();
+    match spool.refuse(sequence) {
+        Ok(Some(aside)) => {
             tracing::error!("a batch is laid aside as {}: {reason}", aside.display());
             status.refused_batches += 1;
         }
+        // It was given up meanwhile, because there was no room.
+        Ok(None) => {}
         Err(error) => status.last_error = Some(format!("{reason}; and it cannot be laid aside: {error}")),
     }
 }

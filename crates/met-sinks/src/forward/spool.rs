@@ -25,6 +25,10 @@ const WAITS: &str = "batch";
 const SENT: &str = "sent";
 const REFUSED: &str = "refused";
 const UNFINISHED: &str = "unfinished";
+/// What a file takes on disk is counted in these.
+const BLOCK_BYTES: u64 = 4096;
+/// More of them tell a person nothing new.
+const REFUSED_MAX: usize = 1000;
 const ID_BYTES: usize = 16;
 
 /// How much may wait, and how long. Records of jobs wait without a limit.
@@ -43,6 +47,10 @@ pub struct Spool {
     /// Records after this one are to be sent again, because what held them is gone.
     again_after: Option<i64>,
     waiting: VecDeque<Waiting>,
+    /// Laid aside, the oldest first.
+    refused: VecDeque<Waiting>,
+    /// Of these, how many are no longer there.
+    refused_removed: u64,
     /// The newest batch that the server has, until there is a newer one.
     sent: Option<PathBuf>,
     /// One that could not be removed is told of once.
@@ -59,12 +67,51 @@ struct Waiting {
     made: SystemTime,
     /// It holds what changed after this mark; known of what was made since the start.
     begin_mark: Option<i64>,
+    /// Whether there is more in it than a header and series, once that was looked at.
+    has_records: Option<bool>,
     path: PathBuf,
 }
 
 impl Waiting {
     fn has_series(&self) -> bool {
         self.bytes > self.records_end
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        on_disk(self.bytes)
+    }
+
+    /// What cannot be read is taken to have some.
+    fn has_records(&mut self) -> bool {
+        let (path, records_end) = (&self.path, self.records_end);
+        *self.has_records.get_or_insert_with(|| {
+            let mut bytes = Vec::new();
+            let read = File::open(path).and_then(|file| file.take(records_end).read_to_end(&mut bytes));
+            let batch = read.ok().and_then(|_| Batch::unpack(&bytes).ok());
+            batch.is_none_or(|batch| !batch.records.is_empty())
+        })
+    }
+
+    /// Gives up its series, and all of it if nothing is left then and it `may_go`. Returns the samples.
+    fn shrink(&mut self, may_go: bool, too_old: bool) -> io::Result<u64> {
+        let samples = if self.has_series() { self.samples } else { 0 };
+        if may_go && !self.has_records() {
+            remove(&self.path)?;
+            self.bytes = 0;
+            return Ok(samples);
+        }
+        // Where no block becomes free nothing is won by it.
+        if self.has_series() && (too_old || on_disk(self.records_end) < self.disk_bytes()) {
+            // Takes no room by itself, so it works on a full disk.
+            OpenOptions::new().write(true).open(&self.path)?.set_len(self.records_end)?;
+            self.bytes = self.records_end;
+            return Ok(samples);
+        }
+        Ok(0)
+    }
+
+    fn is_too_old(&self, limits: &Limits, now: SystemTime) -> bool {
+        now.duration_since(self.made).is_ok_and(|age| age > limits.age_max)
     }
 }
 
@@ -78,6 +125,8 @@ impl Spool {
             mark: 0,
             again_after: None,
             waiting: VecDeque::new(),
+            refused: VecDeque::new(),
+            refused_removed: 0,
             sent: None,
             sent_stays: false,
             dropped_samples: 0,
@@ -100,6 +149,7 @@ impl Spool {
             match ending {
                 WAITS => spool.waiting.push_back(found),
                 // Older ones are left where one could not be removed.
+                REFUSED => spool.refused.push_back(found),
                 SENT => spool.sent.replace(found.path).map_or((), |older| spool.forget_sent(&older)),
                 _ => {}
             }
@@ -144,8 +194,9 @@ impl Spool {
         self.waiting.front().map(|oldest| oldest.made.elapsed().unwrap_or_default())
     }
 
+    /// What waits, as it is on disk.
     pub fn bytes(&self) -> u64 {
-        self.waiting.iter().map(|waiting| waiting.bytes).sum()
+        self.waiting.iter().map(Waiting::disk_bytes).sum()
     }
 
     /// Numbers a batch and keeps it: durable when this returns. After an error it is as if it never was, but
@@ -171,6 +222,7 @@ impl Spool {
             bytes: packed.bytes.len() as u64,
             made: SystemTime::now(),
             begin_mark: Some(begin_mark),
+            has_records: Some(!batch.records.is_empty()),
             path: self.folder.join(name),
         });
         if let Some(sent) = self.sent.take() {
@@ -235,38 +287,64 @@ impl Spool {
         Ok(())
     }
 
-    /// The server will never take the oldest one.
-    pub fn refuse_oldest(&mut self) -> io::Result<Option<PathBuf>> {
+    /// The server will never take this one. `None` if it does not wait any more.
+    pub fn refuse(&mut self, sequence: u64) -> io::Result<Option<PathBuf>> {
+        if self.waiting.front().is_none_or(|oldest| oldest.sequence != sequence) {
+            return Ok(None);
+        }
         let Some(oldest) = self.waiting.pop_front() else { return Ok(None) };
-        let aside = oldest.path.with_extension(REFUSED);
-        fs::rename(&oldest.path, &aside)?;
-        Ok(Some(aside))
+        let path = oldest.path.with_extension(REFUSED);
+        fs::rename(&oldest.path, &path)?;
+        self.refused.push_back(Waiting { path: path.clone(), ..oldest });
+        Ok(Some(path))
     }
 
-    /// Gives up the oldest series until the rest is within its limits. A file that cannot be cut is left, and
-    /// the first error told at the end.
+    /// Gives up the oldest series until the rest is within its limits, first of what lies aside. A file that
+    /// cannot be cut is left, and the first error told at the end.
     pub fn make_room(&mut self, limits: &Limits, now: SystemTime) -> io::Result<()> {
-        let mut bytes = self.bytes();
-        let mut told = Ok(());
-        for waiting in &mut self.waiting {
-            let too_old = now.duration_since(waiting.made).is_ok_and(|age| age > limits.age_max);
+        let mut told = self.remove_refused();
+        let mut bytes = self.bytes() + self.refused.iter().map(Waiting::disk_bytes).sum::<u64>();
+        for waiting in self.refused.iter_mut().chain(&mut self.waiting) {
+            let too_old = waiting.is_too_old(limits, now);
             if bytes <= limits.bytes_max && !too_old {
-                break;
+                continue;
             }
-            if waiting.has_series() {
-                // Takes no room by itself, so it works on a full disk.
-                let cut = OpenOptions::new().write(true).open(&waiting.path);
-                if let Err(error) = cut.and_then(|file| file.set_len(waiting.records_end)) {
-                    told = told.and(Err(error));
-                    continue;
-                }
-                bytes -= waiting.bytes - waiting.records_end;
-                waiting.bytes = waiting.records_end;
-                self.dropped_samples += waiting.samples;
+            let before = waiting.disk_bytes();
+            // Only the newest has to say how far we are.
+            match waiting.shrink(waiting.sequence != self.sequence, too_old) {
+                Ok(samples) => self.dropped_samples += samples,
+                // Who sends it finds that it is gone.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => told = told.and(Err(error)),
             }
+            bytes -= before - waiting.disk_bytes();
+        }
+        self.refused.retain(|refused| refused.bytes > 0);
+        self.waiting.retain(|waiting| waiting.bytes > 0);
+        told
+    }
+
+    fn remove_refused(&mut self) -> io::Result<()> {
+        let mut told = Ok(());
+        let removed_before = self.refused_removed;
+        while self.refused.len() > REFUSED_MAX {
+            let Some(oldest) = self.refused.pop_front() else { break };
+            self.dropped_samples += if oldest.has_series() { oldest.samples } else { 0 };
+            self.refused_removed += 1;
+            told = told.and(remove(&oldest.path));
+        }
+        if self.refused_removed > removed_before {
+            let removed = self.refused_removed;
+            tracing::warn!(
+                "more than {REFUSED_MAX} refused batches: {removed} of the oldest are removed since the start"
+            );
         }
         told
     }
+}
+
+fn on_disk(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES) * BLOCK_BYTES
 }
 
 fn parse(path: &Path) -> Option<(Waiting, &'static str)> {
@@ -278,7 +356,10 @@ fn parse(path: &Path) -> Option<(Waiting, &'static str)> {
     let metadata = fs::metadata(path).ok()?;
     let made = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     let (bytes, path) = (metadata.len(), path.to_path_buf());
-    Some((Waiting { sequence, records_end, samples, bytes, made, begin_mark: None, path }, ending))
+    Some((
+        Waiting { sequence, records_end, samples, bytes, made, begin_mark: None, has_records: None, path },
+        ending,
+    ))
 }
 
 fn remove(path: &Path) -> io::Result<()> {

@@ -7,13 +7,27 @@ const PLENTY: Limits = Limits { bytes_max: u64::MAX, age_max: Duration::MAX };
 
 fn batch(mark: i64, series: bool) -> Batch {
     // Bytes that do not shrink, so that sizes mean something.
-    let block: Vec<u8> = (0..2000_u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+    let next = |before: &u64| {
+        let mut bits = before ^ (before << 13);
+        bits ^= bits >> 7;
+        Some(bits ^ (bits << 17))
+    };
+    let block = std::iter::successors(Some(1), next).take(6000).map(|bits| (bits >> 32) as u8).collect();
     let piece = Piece { subject: Subject::Device("GPU-a".to_owned()), table: "gpu".to_owned(), block };
     Batch {
         header: Header { node: "n1".to_owned(), mark, ..Header::default() },
+        records: vec![record()],
         pieces: if series { vec![piece] } else { Vec::new() },
-        ..Batch::default()
     }
+}
+
+fn record() -> met_core::job::Record {
+    serde_json::from_value(serde_json::json!({
+        "key": {"cluster": null, "manager": "local", "id": "1", "incarnation": 1}, "name": "one", "user": null,
+        "uid": null, "account": null, "command": [], "state": "finished", "manager_state": null, "exit_code": 0,
+        "signal": null, "start_ns": 1, "end_ns": 2, "nodes": [], "node_memory_bytes": null, "local": null,
+    }))
+    .unwrap()
 }
 
 fn put(spool: &mut Spool, mark: i64) {
@@ -95,7 +109,8 @@ fn when_there_is_no_room_the_oldest_series_go_and_records_stay() {
         put(&mut spool, mark);
     }
     let all = spool.bytes();
-    let limits = Limits { bytes_max: all / 2 + 1000, ..PLENTY };
+    assert_eq!(all, 4 * 8192, "as it is on disk");
+    let limits = Limits { bytes_max: all - 2 * 4096, ..PLENTY };
     spool.make_room(&limits, SystemTime::now()).unwrap();
     assert!(spool.bytes() <= limits.bytes_max);
     assert_eq!((spool.batches(), spool.dropped_samples()), (4, 20));
@@ -119,10 +134,11 @@ fn what_is_refused_is_laid_aside_and_the_next_one_follows() {
     let mut spool = Spool::open(folder.path()).unwrap();
     put(&mut spool, 1);
     put(&mut spool, 2);
-    let aside = spool.refuse_oldest().unwrap().unwrap();
+    let aside = spool.refuse(1).unwrap().unwrap();
     assert!(aside.exists());
     assert_eq!(oldest(&mut spool).unwrap().0, 2);
-    spool.refuse_oldest().unwrap();
+    assert_eq!(spool.refuse(1).unwrap(), None, "that is not the oldest");
+    spool.refuse(2).unwrap();
     assert_eq!(Spool::open(folder.path()).unwrap().sequence, 2, "its number is not given again");
 }
 
@@ -243,6 +259,58 @@ fn a_file_that_cannot_be_cut_does_not_keep_the_others() {
     assert!(spool.waiting.iter().skip(1).all(|waiting| !waiting.has_series()));
 }
 
+#[test]
+fn nothing_is_kept_of_a_batch_in_which_nothing_is_left_but_the_newest() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    for mark in 1..=4 {
+        let mut batch = batch(mark, mark != 2);
+        batch.records.truncate(usize::from(mark == 3));
+        spool.put(&mut batch, if mark == 2 { 0 } else { 10 }).unwrap();
+    }
+    // What an earlier daemon made is looked at.
+    let mut spool = Spool::open(folder.path()).unwrap();
+    spool.make_room(&Limits { bytes_max: 0, ..PLENTY }, SystemTime::now()).unwrap();
+    let left: Vec<u64> = spool.waiting.iter().map(|waiting| waiting.sequence).collect();
+    assert_eq!((left, spool.dropped_samples()), (vec![3, 4], 30));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    assert_eq!(Spool::open(folder.path()).unwrap().mark(), 4);
+}
+
+#[test]
+fn series_are_not_given_up_for_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    let mut small = batch(1, true);
+    small.pieces[0].block.truncate(100);
+    spool.put(&mut small, 10).unwrap();
+    put(&mut spool, 2);
+    spool.make_room(&Limits { bytes_max: 2 * 4096, ..PLENTY }, SystemTime::now()).unwrap();
+    assert_eq!((oldest(&mut spool).unwrap().1.pieces.len(), spool.dropped_samples()), (1, 10));
+}
+
+#[test]
+fn what_lies_aside_is_bounded_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    for mark in 1..=3 {
+        put(&mut spool, mark);
+    }
+    spool.refuse(1).unwrap();
+    spool.refuse(2).unwrap();
+    let mut spool = Spool::open(folder.path()).unwrap();
+    spool.make_room(&Limits { bytes_max: 5 * 4096, ..PLENTY }, SystemTime::now()).unwrap();
+    assert_eq!(spool.refused.iter().map(Waiting::has_series).collect::<Vec<_>>(), [false, true]);
+    assert!(spool.waiting[0].has_series(), "what waits comes after what lies aside");
+
+    let old = |number: usize| folder.path().join(format!("{number:016}-0-0.refused"));
+    (10..10 + REFUSED_MAX).for_each(|number| fs::write(old(number), "x").unwrap());
+    let mut spool = Spool::open(folder.path()).unwrap();
+    spool.make_room(&PLENTY, SystemTime::now()).unwrap();
+    assert_eq!((spool.refused.len(), spool.refused_removed, spool.dropped_samples()), (REFUSED_MAX, 2, 10));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), REFUSED_MAX + 1);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
@@ -264,7 +332,7 @@ proptest! {
                     spool.acknowledge(sequence).unwrap();
                 },
                 2 => spool = Spool::open(folder.path()).unwrap(),
-                _ => spool.make_room(&Limits { bytes_max: 3000, ..PLENTY }, SystemTime::now()).unwrap(),
+                _ => spool.make_room(&Limits { bytes_max: 9000, ..PLENTY }, SystemTime::now()).unwrap(),
             }
             prop_assert_eq!(spool.mark(), made);
         }
