@@ -62,6 +62,7 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
     }
     place.create()?;
     daemon::forwarding::join(place, &address, args.node.as_deref())?;
+    daemon::forwarding::check(&setting.config, place)?;
     writeln!(io::stdout(), "Joined {url} as {node}")?;
     if Client::connect(&place.socket()).is_ok() {
         writeln!(io::stdout(), "A daemon runs already; it sends when it is started anew: met daemon --stop")?;

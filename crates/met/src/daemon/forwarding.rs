@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use met_core::course::Course;
 use met_core::job::JobKey;
 use met_host::Host;
-use met_sinks::forward::link::{self, Address};
+use met_sinks::forward::link::{self, Address, Link};
 use met_sinks::forward::spool::Limits;
-use met_sinks::forward::{Changed, Forward, Outbox, Plan};
+use met_sinks::forward::{Changed, Forward, Outbox, Plan, Status};
 use met_store::Reader;
 use met_wire::batch::{Header, Subject};
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,13 @@ pub fn join(place: &Place, address: &Address, node: Option<&str>) -> Result<()> 
         plain: address.plain,
         node: node.map(str::to_owned),
     };
+    // A token is never found beside the address of another server, wherever this is interrupted.
+    match fs::remove_file(folder.join(JOINED)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot join anew in {}", folder.display()));
+        }
+        _ => {}
+    }
     if let Some(token) = &address.token {
         write_private(&folder.join(TOKEN), token.as_bytes())?;
     }
@@ -72,45 +79,75 @@ fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Where to send to: the configuration's word, else what `--join` left. `None` where nobody said.
-pub fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<String>)>> {
-    let usage = |error: link::BadAddress| Failure::usage(format!("forward: {error}"));
-    let forward = &config.forward;
-    let folder = place.state.join(FOLDER);
-    if let Some(url) = &forward.url {
-        let certificate = match (&forward.cert_file, &forward.key_file) {
-            (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
-            (None, None) => None,
-            _ => return Err(Failure::usage("forward: cert_file and key_file belong together")),
-        };
-        let kept = folder.join(TOKEN);
-        let token_file = forward.token_file.clone().or_else(|| kept.exists().then_some(kept));
-        let token = token_file.map(|path| link::token_of(&path)).transpose().map_err(usage)?;
-        if token.is_none() && certificate.is_none() {
-            return Err(Failure::usage(
-                "forward: a token_file or a cert_file is needed; on the server: met server enroll NODE",
-            ));
-        }
-        let authority = forward.ca_file.clone();
-        let address = Address { url: url.clone(), token, authority, certificate, plain: forward.plain };
-        return Ok(Some((address, forward.node.clone())));
-    }
+fn joined(folder: &Path) -> Result<Option<Joined>> {
     let path = folder.join(JOINED);
     let text = match fs::read(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
-    let joined: Joined = serde_json::from_slice(&text).map_err(|error| {
+    serde_json::from_slice(&text).map(Some).map_err(|error| {
         Failure::usage(format!("{}: {error}; join again with met daemon --join", path.display()))
-    })?;
-    let token = Some(link::token_of(&folder.join(TOKEN)).map_err(usage)?);
-    let Joined { url, authority, plain, node } = joined;
-    Ok(Some((Address { url, token, authority, certificate: None, plain }, node)))
+    })
 }
 
-/// Starts to send, where a server is known.
-pub fn start(host: &Host, config: &Config, place: &Place) -> Result<Option<Forward>> {
+/// Where to send to: the configuration's word, else what `--join` left. `None` where nobody said.
+fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<String>)>> {
+    let usage = |error: link::BadAddress| Failure::usage(format!("forward: {error}"));
+    let forward = &config.forward;
+    let folder = place.state.join(FOLDER);
+    let Some(url) = &forward.url else {
+        let Some(Joined { url, authority, plain, node }) = joined(&folder)? else { return Ok(None) };
+        let token = Some(link::token_of(&folder.join(TOKEN)).map_err(usage)?);
+        return Ok(Some((Address { url, token, authority, certificate: None, plain }, node)));
+    };
+    let certificate = match (&forward.cert_file, &forward.key_file) {
+        (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
+        (None, None) => None,
+        _ => return Err(Failure::usage("forward: cert_file and key_file belong together")),
+    };
+    let token_file = match &forward.token_file {
+        Some(path) => Some(path.clone()),
+        // The token that was kept is for the server that gave it, and no other may see it.
+        None => joined(&folder)?
+            .filter(|joined| joined.url.trim_end_matches('/') == url.trim_end_matches('/'))
+            .map(|_| folder.join(TOKEN)),
+    };
+    let token = token_file.map(|path| link::token_of(&path)).transpose().map_err(usage)?;
+    if token.is_none() && certificate.is_none() {
+        return Err(Failure::usage(
+            "forward: a token_file or a cert_file is needed; on the server: met server enroll NODE",
+        ));
+    }
+    let authority = forward.ca_file.clone();
+    let address = Address { url: url.clone(), token, authority, certificate, plain: forward.plain };
+    Ok(Some((address, forward.node.clone())))
+}
+
+/// Whether a daemon would send. Who joins wants to know now, not from its log.
+pub fn check(config: &Config, place: &Place) -> Result<()> {
+    if let Some((address, _)) = address(config, place)? {
+        Link::open(&address).map_err(|error| Failure::usage(format!("forward: {error}")))?;
+    }
+    Ok(())
+}
+
+/// Starts to send, where a server is known. What is wrong with that is told to who asks for the status, and
+/// keeps nobody from measuring.
+pub fn start(host: &Host, config: &Config, place: &Place) -> Result<Option<Forward>, Box<Status>> {
+    try_start(host, config, place).map_err(|error| {
+        tracing::error!("nothing is sent to a server, and jobs are measured all the same: {error:#}");
+        let joined = || joined(&place.state.join(FOLDER)).ok().flatten().map(|joined| joined.url);
+        let url = config.forward.url.clone().or_else(joined);
+        Box::new(Status {
+            url: url.unwrap_or_else(|| "the server".to_owned()),
+            last_error: Some(format!("nothing is sent until the daemon is started anew: {error:#}")),
+            ..Status::default()
+        })
+    })
+}
+
+fn try_start(host: &Host, config: &Config, place: &Place) -> Result<Option<Forward>> {
     let Some((address, node)) = address(config, place)? else { return Ok(None) };
     let facts = host.facts();
     let header = Header {
@@ -174,5 +211,72 @@ impl Outbox for Catalogue {
         // What only a scheduler tells is told to the server by the scheduler, and once for all nodes.
         let records = records.filter(|record| record.local.is_some()).collect();
         Ok(Changed { records, mark, more })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const HERE: &str = "https://one.example:9317";
+
+    fn place(folder: &Path) -> Place {
+        Place { state: folder.join("state"), runtime: folder.join("runtime"), system: false }
+    }
+
+    fn joined_to_one(place: &Place) {
+        let token = Some("token-of-this-node".to_owned());
+        join(place, &Address { url: HERE.to_owned(), token, ..Address::default() }, None).unwrap();
+    }
+
+    fn why_not(config: &Config, place: &Place, folder: &Path) -> (String, String) {
+        let status = start(&Host::at(folder).unwrap(), config, place).err().expect("it cannot be started");
+        (status.url, status.last_error.unwrap())
+    }
+
+    #[test]
+    fn what_is_wrong_with_sending_is_told_and_keeps_nobody_from_measuring() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("proc")).unwrap();
+        let place = place(folder.path());
+        let mut config = Config::default();
+        assert!(
+            start(&Host::at(folder.path()).unwrap(), &config, &place).is_ok_and(|forward| forward.is_none())
+        );
+
+        joined_to_one(&place);
+        let token = place.state.join(FOLDER).join(TOKEN);
+        fs::set_permissions(&token, PermissionsExt::from_mode(0o644)).unwrap();
+        let (url, why) = why_not(&config, &place, folder.path());
+        assert!(url == HERE && why.contains("chmod 600"), "{url} {why}");
+        fs::remove_file(&token).unwrap();
+        let (_, why) = why_not(&config, &place, folder.path());
+        assert!(why.contains("No such file"), "{why}");
+        fs::write(place.state.join(FOLDER).join(JOINED), "{").unwrap();
+        let (url, why) = why_not(&config, &place, folder.path());
+        assert!(url == "the server" && why.contains("join again"), "{url} {why}");
+
+        config.forward.url = Some("http://10.0.0.1:9317".to_owned());
+        config.forward.token_file = Some(folder.path().join("none"));
+        let (url, why) = why_not(&config, &place, folder.path());
+        assert!(url == "http://10.0.0.1:9317" && why.contains("No such file"), "{url} {why}");
+        assert!(check(&config, &place).is_err(), "who joins is refused");
+    }
+
+    #[test]
+    fn a_token_is_shown_only_to_the_server_it_was_given_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = place(folder.path());
+        joined_to_one(&place);
+        let mut config = Config::default();
+        for same in [HERE.to_owned(), format!("{HERE}/")] {
+            config.forward.url = Some(same);
+            let (address, _) = address(&config, &place).unwrap().unwrap();
+            assert_eq!(address.token.as_deref(), Some("token-of-this-node"));
+        }
+        config.forward.url = Some("https://two.example:9317".to_owned());
+        assert!(address(&config, &place).unwrap_err().to_string().contains("a token_file"));
     }
 }

@@ -13,7 +13,7 @@ use met_core::job_table::{CPU, GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_jobs::layouts::Layouts;
-use met_sinks::forward::Forward;
+use met_sinks::forward::{self, Forward};
 use met_store::inbox::{self, JobDir};
 use met_store::{Device, Writer};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -82,6 +82,8 @@ pub struct Keeping {
     pub(super) board: Option<Arc<Board>>,
     /// To the server of the cluster, where there is one.
     forward: Option<Forward>,
+    /// Why there is none, though one was asked for.
+    not_sending: Option<Box<forward::Status>>,
 }
 
 /// What a kilowatt hour emits.
@@ -106,6 +108,10 @@ impl Keeping {
         let before = |manager: &str| told::before(&writer, manager);
         let asked = &setting.config.schedulers;
         let schedulers = Schedulers::start(&setting.host, asked, place.system, before)?;
+        let (forward, not_sending) = match forwarding::start(&setting.host, &setting.config, place) {
+            Ok(forward) => (forward, None),
+            Err(status) => (None, Some(status)),
+        };
         let mut keeping = Keeping {
             host: setting.host.clone(),
             config: setting.config.clone(),
@@ -128,7 +134,8 @@ impl Keeping {
             emitting: Emitting::default(),
             shadows: Shadows::default(),
             board,
-            forward: forwarding::start(&setting.host, &setting.config, place)?,
+            forward,
+            not_sending,
         };
         if let (Some(board), Some(forward)) = (&keeping.board, &keeping.forward) {
             board.watch_spool(forward.watch());
@@ -645,7 +652,10 @@ impl Keeping {
                 shadows_refused: self.shadows.refused().cloned(),
                 ..finding.health().into()
             }),
-            forward: self.forward.as_ref().map(Forward::status),
+            forward: match &self.forward {
+                Some(forward) => Some(forward.status()),
+                None => self.not_sending.as_deref().cloned(),
+            },
         })
     }
 
