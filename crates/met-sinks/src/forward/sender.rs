@@ -53,8 +53,7 @@ pub fn work(link: &Link, shared: &Shared) {
         match attempt(link, shared, sequence, &bytes, offset_ns) {
             Outcome::Sent => pause = Duration::ZERO,
             Outcome::Refused(reason) => {
-                // Should it be the server that errs, it has not emptied the spool before somebody looks.
-                pause = longer(pause).max(REFUSED_PAUSE);
+                pause = after_refusal(pause);
                 lay_aside(shared, sequence, &reason);
             }
             Outcome::Later(reason, asked) => {
@@ -157,6 +156,11 @@ fn longer(pause: Duration) -> Duration {
     (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE)
 }
 
+/// Should it be the server that errs, it has not emptied the spool before somebody looks.
+fn after_refusal(pause: Duration) -> Duration {
+    longer(pause).max(REFUSED_PAUSE)
+}
+
 /// From half of it to all of it, so that nodes that lost their server do not come back at once.
 fn jittered(pause: Duration) -> Duration {
     use std::hash::{BuildHasher, Hasher};
@@ -200,5 +204,7 @@ mod tests {
             assert!(jittered >= pause / 2 && jittered <= pause);
         }
         assert_eq!(pause, LONGEST_PAUSE);
+        let refused = after_refusal(Duration::ZERO);
+        assert!(jittered(refused) >= Duration::from_secs(1) && after_refusal(refused) > refused);
     }
 }
