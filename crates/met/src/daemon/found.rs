@@ -56,7 +56,9 @@ impl Keeping {
             None => self.adopt(self.new_record(&found)),
         };
         self.found.insert(found.job, Directory::of(&found, record.key.clone()));
+        let key = record.key.clone();
         self.watch(record);
+        self.follow_allocation(&key);
         // An earlier daemon may have known it by another name.
         if found.captures.sluid.as_ref() != Some(&found.id) {
             self.rename(found.job, &found.id);
@@ -82,6 +84,13 @@ impl Keeping {
         }
         // Followed as it was measured; the store puts the two words together again when it ends.
         record
+    }
+
+    /// What its scheduler had told of a job before it was found, and what its own record does not say.
+    fn follow_allocation(&self, key: &JobKey) {
+        if let Ok(Some(known)) = self.writer.get(key) {
+            self.sampling.allocate(&known);
+        }
     }
 
     /// The job that has a directory of another node on this machine, and runs.
@@ -125,6 +134,7 @@ impl Keeping {
             directory.key = new.clone();
         }
         self.jobs.insert(new.clone(), kept);
+        self.follow_allocation(&new);
         self.rename_outer(&old, &new);
         self.shadows.rename(&old, &new);
         self.identify(job);

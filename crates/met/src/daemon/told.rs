@@ -21,7 +21,12 @@ impl Keeping {
     pub fn hear(&mut self) {
         let Some(told) = self.schedulers.take() else { return };
         match keep(&mut self.writer, &told) {
-            Ok(written) => written.iter().for_each(|record| self.on_board(|board| board.knows(record))),
+            Ok(written) => written.iter().for_each(|record| {
+                self.on_board(|board| board.knows(record));
+                if self.jobs.contains_key(&record.key) {
+                    self.sampling.allocate(record);
+                }
+            }),
             Err(error) => tracing::warn!("what {} told is lost: {error:#}", told.manager),
         }
     }
