@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use met_core::MISSING;
 use met_core::job::CgroupPaths;
 use met_host::cgroup::{Hierarchies, Mount};
-use met_host::{Dir, FileType, Host, KeptFile, Share, parse};
+use met_host::{Dir, FileType, Host, KeptFile, PidPath, Share, parse};
 
 use crate::environ;
 
@@ -247,14 +247,27 @@ impl Files {
         i64::try_from(first).ok()?.checked_mul(per_tick)
     }
 
-    /// A variable that one of these processes was started with, if it is a number: ids are.
+    /// A variable that one of these processes was started with, if it is a number: ids are. Only those of the
+    /// user who was there first are asked, and those of root.
     pub(crate) fn number_in_environ(
         &self,
         pids: &[u32],
         variable: &str,
         buffer: &mut Vec<u8>,
     ) -> Option<String> {
-        pids.iter().find_map(|&pid| environ::number(&self.host, pid, variable, buffer))
+        let users: Vec<Option<u32>> = pids.iter().map(|&pid| self.user_of(pid, buffer)).collect();
+        let first = (pids.iter().zip(&users))
+            .filter(|(_, user)| user.is_some_and(|uid| uid != 0))
+            .min_by_key(|&(&pid, _)| self.host.process(pid).map_or(u64::MAX, |process| process.start_ticks));
+        let owner = first.and_then(|(_, user)| *user);
+        let is_believed = |user: &Option<u32>| owner.is_none() || *user == owner || *user == Some(0);
+        let mut believed = pids.iter().zip(&users).filter(|(_, user)| is_believed(user));
+        believed.find_map(|(&pid, _)| environ::number(&self.host, pid, variable, buffer))
+    }
+
+    fn user_of(&self, pid: u32, buffer: &mut Vec<u8>) -> Option<u32> {
+        self.host.proc_dir().read(PidPath::new(pid, "status").as_path(), buffer).ok()?;
+        u32::try_from(parse::value_of(buffer, "Uid")).ok()
     }
 }
 

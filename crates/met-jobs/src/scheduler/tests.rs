@@ -563,6 +563,27 @@ fn strangers_with_the_same_id_are_left_alone() {
 }
 
 #[test]
+fn nobody_gets_the_job_of_another_user_by_its_number() {
+    let told = |uid: u32| Recorded { uid: Some(uid), ..run(State::Running, 0, Some(30), None) };
+    let mut known = vec![measured(31, None)];
+    assert_eq!(after(&mut known, &[told(1001)]), "30 running");
+    assert_eq!(known[0].scheduling.asked_ns, None, "nothing was told of the one that was measured");
+    let told_of_another: Vec<Record> = known.split_off(1);
+    assert_eq!(outcome(&adopt(&measured(31, None), &told_of_another)), "31 running");
+    // Of one job two runs are told, and one of them is his.
+    let mut known = vec![measured(31, None)];
+    assert_eq!(after(&mut known, &[told(1001), told(1000)]), "30 running, 31 running");
+
+    let mut known = vec![measured(31, None)];
+    assert_eq!(after(&mut known, &[told(1000)]), "31 running");
+    // Its manager's own process was there before its user's.
+    let mut known = vec![Record { uid: Some(0), ..measured(31, None) }];
+    assert_eq!(after(&mut known, &[told(1000)]), "31 running");
+    let mut known = vec![measured(31, None)];
+    assert_eq!(after(&mut known, &[told(0)]), "30 running", "a user is not root");
+}
+
+#[test]
 fn an_element_that_the_node_knows_by_the_array_meets_its_own_run() {
     let mut element = measured(31, None);
     element.scheduling.array_index = Some(3);
