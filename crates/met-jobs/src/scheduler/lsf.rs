@@ -35,9 +35,7 @@ impl Lsf {
             Err(Trouble::Failed { said, .. }) if is_nothing(&said) => Vec::new(),
             answer => answer?,
         };
-        let mut recorded = parse(&answer, Timestamp::now().as_second());
-        retain_on(self.node.as_deref(), &mut recorded);
-        Ok(recorded)
+        Ok(parse(&answer, Timestamp::now().as_second()))
     }
 }
 
@@ -52,10 +50,12 @@ impl Scheduler for Lsf {
 
     fn ask(&mut self, programs: &mut Programs, window: Window) -> Result<Vec<Recorded>, Trouble> {
         // It has no past to choose from: all that it remembers is told at once.
-        match window.until_s < window.now_s {
-            true => Ok(Vec::new()),
-            false => self.answer(programs, &["-a", "-u", "all"]),
+        if window.until_s < window.now_s {
+            return Ok(Vec::new());
         }
+        let mut recorded = self.answer(programs, &["-a", "-u", "all"])?;
+        retain_on(self.node.as_deref(), &mut recorded);
+        Ok(recorded)
     }
 
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {

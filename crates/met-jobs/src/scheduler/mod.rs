@@ -136,7 +136,8 @@ pub static KINDS: &[Kind] = &[
     Kind { manager: "lsf", program: "bjobs", make: |node| Box::new(lsf::Lsf::new(node)) },
 ];
 
-/// Where a scheduler cannot select by node, its answer is.
+/// Where a scheduler cannot select by node, its answer is. Whoever asks about a job knows it already, and hears
+/// of its end wherever that was.
 fn retain_on(node: Option<&str>, recorded: &mut Vec<Recorded>) {
     if let Some(node) = node {
         let short = |name: &str| name.split('.').next() == node.split('.').next();

@@ -36,9 +36,7 @@ impl Oar {
             true => programs.ask_at("oarstat", direct, &arguments)?,
             false => programs.ask("oarstat", &arguments)?,
         };
-        let mut recorded = parse(&answer);
-        retain_on(self.node.as_deref(), &mut recorded);
-        Ok(recorded)
+        Ok(parse(&answer))
     }
 }
 
@@ -54,7 +52,9 @@ impl Scheduler for Oar {
             true => format!("{ended} AND stop_time >= {since_s} AND stop_time <= {until_s}"),
             false => format!("NOT ({ended}) OR stop_time >= {since_s}"),
         };
-        self.answer(programs, condition)
+        let mut recorded = self.answer(programs, condition)?;
+        retain_on(self.node.as_deref(), &mut recorded);
+        Ok(recorded)
     }
 
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {

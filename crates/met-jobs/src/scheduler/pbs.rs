@@ -26,13 +26,11 @@ impl Pbs {
     fn status(&self, programs: &mut Programs, more: &[&str]) -> Result<Vec<Recorded>, Trouble> {
         let mut arguments: Vec<String> = ["-t", "-f", "-F", "json"].map(String::from).into();
         arguments.extend(more.iter().map(|&argument| argument.to_owned()));
-        let mut recorded = match programs.ask("qstat", &arguments) {
+        match programs.ask("qstat", &arguments) {
             // One of several that it forgot meanwhile is a complaint; the others are told.
-            Err(Trouble::Failed { said, .. }) if said.contains("Unknown Job") => Vec::new(),
-            answer => parse(&answer?),
-        };
-        retain_on(self.node.as_deref(), &mut recorded);
-        Ok(recorded)
+            Err(Trouble::Failed { said, .. }) if said.contains("Unknown Job") => Ok(Vec::new()),
+            answer => Ok(parse(&answer?)),
+        }
     }
 }
 
@@ -56,6 +54,7 @@ impl Scheduler for Pbs {
         if window.until_s >= window.now_s {
             found.extend(self.status(programs, &[])?);
         }
+        retain_on(self.node.as_deref(), &mut found);
         Ok(found)
     }
 

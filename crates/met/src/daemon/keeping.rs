@@ -32,7 +32,7 @@ use super::shadows::Shadows;
 use super::socket::Peer;
 use super::standing::Standing;
 use super::told;
-use crate::config::{Config, Presence};
+use crate::config::{Config, Presence, Scope};
 use crate::emissions;
 use crate::failure::Failure;
 use crate::jobs;
@@ -105,7 +105,7 @@ impl Keeping {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
         let before = |manager: &str| told::before(&writer, manager);
         let asked = &setting.config.schedulers;
-        let schedulers = Schedulers::start(&setting.host, asked, place.system, before)?;
+        let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
         let mut keeping = Keeping {
             host: setting.host.clone(),
             config: setting.config.clone(),
