@@ -50,7 +50,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    fn new(manager: &'static str, id: String) -> Recorded {
+    pub fn new(manager: &'static str, id: String) -> Recorded {
         Recorded {
             cluster: None,
             manager,
