@@ -86,12 +86,18 @@ mod tests {
         unwritten.write_ends(|_| Err(full()));
         assert!(unwritten.end_of(&sample::bare(1, "x").key).is_some());
         unwritten.write_ends(|record| match written.len() {
-            0 => Ok(written.push(record.key.id.clone())),
+            0 => {
+                written.push(record.key.id.clone());
+                Ok(())
+            }
             _ => Err(full()),
         });
         assert_eq!(written, ["1"]);
         assert!(unwritten.end_of(&sample::bare(1, "x").key).is_none() && !unwritten.is_empty());
-        unwritten.write_ends(|record| Ok(written.push(record.key.id.clone())));
+        unwritten.write_ends(|record| {
+            written.push(record.key.id.clone());
+            Ok(())
+        });
         assert_eq!(written, ["1", "2", "3"]);
         assert!(unwritten.is_empty());
     }
