@@ -18,7 +18,7 @@ def watched(world):
     world.configure(
         "sampling:\n  interval: 1s\n"
         "jobs:\n  discover: true\n  plain: off\n"
-        f"schedulers:\n  oar: true\n  slurm: false\n  interval: 1s\n  path: {GROUND.path('bin')}\n")
+        f"schedulers:\n  oar: true\n  slurm: false\n  interval: 1s\n  scope: cluster\n  path: {GROUND.path('bin')}\n")
     world.start_system_daemon()
     return world.user(pwd.getpwnam(GROUND.user).pw_uid)
 

@@ -24,7 +24,7 @@ def watched(world):
     world.configure(
         f"sampling:\n  interval: {PERIOD_S}s\n"
         "jobs:\n  discover: true\n  plain: off\n"
-        f"schedulers:\n  slurm: true\n  oar: false\n  interval: {PERIOD_S}s\n  path: {GROUND.path('bin')}\n")
+        f"schedulers:\n  slurm: true\n  oar: false\n  interval: {PERIOD_S}s\n  scope: cluster\n  path: {GROUND.path('bin')}\n")
     world.start_system_daemon()
     return world.user(pwd.getpwnam(GROUND.user).pw_uid)
 

@@ -130,7 +130,7 @@ pub fn online_cpus(host: &Host) -> Vec<u32> {
 }
 
 /// `0-3,8`
-fn cpu_list(text: &[u8]) -> Vec<u32> {
+pub(crate) fn cpu_list(text: &[u8]) -> Vec<u32> {
     const CPUS_MAX: u32 = 1 << 16;
     let mut cpus = Vec::new();
     for range in text.trim_ascii().split(|&byte| byte == b',') {

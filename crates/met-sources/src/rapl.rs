@@ -12,6 +12,7 @@ use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::{Dir, Host, KeptFile, Share, Targets, clock, parse};
 use perf_event_open_sys as perf;
 
+use crate::perf::cpu_list;
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
@@ -214,9 +215,8 @@ fn events(host: &Host) -> Option<Vec<Event>> {
     let mut buffer = Vec::new();
     let mut text = |name: &str| sysfs::text(host, &format!("{PMU}/{name}"), &mut buffer);
     let kind = text("type")?.parse().ok()?;
-    // One CPU for each package: `0,64`.
-    let cpus = text("cpumask")?;
-    let cpus: Vec<u32> = cpus.split(',').filter_map(|cpu| cpu.parse().ok()).collect();
+    // One CPU for each package: `0,64`, or `0-1` where their numbers follow each other.
+    let cpus = cpu_list(text("cpumask")?.as_bytes());
     let mut event = |&(name, zone): &(&str, &'static str)| {
         let config = text(&format!("events/{name}"))?;
         let config = u64::from_str_radix(config.strip_prefix("event=0x")?, 16).ok()?;
@@ -395,6 +395,13 @@ mod tests {
         let named: Vec<_> = found.iter().map(|event| (event.zone, event.config, &event.cpus[..])).collect();
         assert_eq!(named, [("package", 2, &[0, 64][..]), ("dram", 3, &[0, 64]), ("psys", 5, &[0])]);
         assert!(found.iter().all(|event| event.kind == 24 && event.joules_per_count == (-32f64).exp2()));
+    }
+
+    #[test]
+    fn packages_whose_cpus_follow_each_other_are_all_counted() {
+        let text = include_str!("../../../fixtures/hosts/rapl-events.txt").replace("0,64", "0-1,64");
+        let found = events(&Machine::new(&text).host).unwrap();
+        assert_eq!(found[0].cpus, [0, 1, 64]);
     }
 
     #[test]

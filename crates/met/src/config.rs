@@ -142,7 +142,8 @@ pub struct Schedulers {
     /// How far back is asked the first time.
     pub lookback: Duration,
     pub timeout: Duration,
-    pub scope: Scope,
+    /// `None`: a daemon asks for its node, a server for all.
+    pub scope: Option<Scope>,
     /// Folders of the commands, divided by colons.
     pub path: Option<String>,
 }
@@ -330,7 +331,7 @@ impl Default for Config {
                 interval: Duration::from_secs(60),
                 lookback: Duration::from_secs(86_400),
                 timeout: Duration::from_secs(30),
-                scope: Scope::Cluster,
+                scope: None,
                 path: None,
             },
             perf: Perf::default(),
@@ -564,7 +565,7 @@ mod tests {
             interval: Duration::from_secs(300),
             lookback: Duration::from_secs(7 * 86_400),
             timeout: Duration::from_secs(10),
-            scope: Scope::Node,
+            scope: Some(Scope::Node),
             path: Some("/opt/lsf/bin".to_owned()),
         };
         assert_eq!(config.schedulers, expected);

@@ -173,6 +173,13 @@ impl NodeEnergy {
         self.jobs.insert(slot, job);
     }
 
+    /// Takes up what a job holds, if that is known now.
+    pub fn hold(&mut self, slot: u32, record: &Record) {
+        if let Some(job) = self.jobs.get_mut(&slot) {
+            job.hold(record);
+        }
+    }
+
     /// Goes on with a job under another name.
     pub fn rename(&mut self, slot: u32, key: &JobKey) {
         if let Some(job) = self.jobs.get_mut(&slot) {

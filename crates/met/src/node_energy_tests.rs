@@ -171,6 +171,50 @@ fn who_holds_cpus_is_charged_idle_as_a_part_of_its_own() {
 }
 
 #[test]
+fn a_job_whose_allocation_is_told_late_is_charged_idle_from_then_on() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(40.0));
+    bench.begin(1, None);
+    for second in 0..11 {
+        if second == 6 {
+            let mut record = sample::bare(1, "job");
+            bench.energy.hold(1, &record);
+            record.allocated.cpus = Some(4);
+            record.nodes = vec!["here".into(), "there".into()];
+            bench.energy.hold(1, &record);
+            // Who knows nothing of it takes nothing back.
+            record.allocated.cpus = None;
+            bench.energy.hold(1, &record);
+        }
+        bench.package(second * 100 * WATT_SECOND);
+        bench.node(second * 2 * SECOND);
+        bench.job(1, second * SECOND);
+        bench.tick();
+    }
+    // Half of what it was given is on another node: two of four CPUs for 5 s.
+    assert_eq!(bench.value(1, column::ENERGY_IDLE), Some(100 * WATT_SECOND));
+}
+
+#[test]
+fn a_longer_interval_does_not_stop_the_energy() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    let mut at_s = 0;
+    for tick in 0..8 {
+        bench.package(at_s * 50 * WATT_SECOND);
+        bench.node(at_s * SECOND);
+        bench.job(1, at_s * SECOND);
+        bench.tick();
+        if tick == 3 {
+            bench.energy.set_interval(Duration::from_secs(10));
+        }
+        let step_s = if tick < 3 { 1 } else { 10 };
+        bench.now_ns += (step_s - 1) * SECOND;
+        at_s += step_s;
+    }
+    assert_eq!(bench.value(1, column::ENERGY), Some(43 * 50 * WATT_SECOND));
+}
+
+#[test]
 fn a_read_error_is_a_gap_and_not_a_spike() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
     bench.begin(1, None);

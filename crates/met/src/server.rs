@@ -19,7 +19,7 @@ use met_wire::batch::PACKED_BYTES_MAX;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
 
-use crate::config::Config;
+use crate::config::{Config, Scope};
 use crate::daemon::schedulers::Schedulers;
 use crate::daemon::told;
 use crate::failure::Failure;
@@ -72,7 +72,8 @@ pub fn serve(setting: &Setting) -> Result<()> {
         ClusterView { state: state.clone(), backends, latest: keeper.latest().clone(), gap_ms: GAP_MS };
     let before = |manager: &str| view.ask(|store| Ok(told::before(store, manager))).unwrap_or_default();
     let root = rustix::process::getuid().is_root();
-    let schedulers = Schedulers::start(&setting.host, &setting.config.schedulers, root, before)?;
+    let asked = &setting.config.schedulers;
+    let schedulers = Schedulers::start(&setting.host, asked, root, Scope::Cluster, before)?;
     let asked = view.clone();
     let answering = Box::new(move |bearer: &Bearer, question: &[u8]| answer_bytes(&asked, bearer, question));
     let api = Arc::new(Api::new(keeper, Log::open(&state)?, answering));

@@ -181,13 +181,16 @@ impl Ledger {
         &self.ended
     }
 
-    /// Takes up a meter, which is read at least as often as `patience_ns`; one that is known stays as it is.
+    /// Takes up a meter, which is read at least as often as `patience_ns` from now on; one that is known stays
+    /// as it is otherwise.
     pub fn meter(&mut self, name: &str, scope: Scope, kind: QualityKind, patience_ns: i64) -> MeterId {
         let known = self.meters.iter().position(|meter| meter.name == name);
-        MeterId(known.unwrap_or_else(|| {
+        let at = known.unwrap_or_else(|| {
             self.meters.push(Meter::new(name, scope, kind, patience_ns));
             self.meters.len() - 1
-        }))
+        });
+        self.meters[at].patience_ns = patience_ns;
+        MeterId(at)
     }
 
     /// All meters by name.

@@ -56,6 +56,19 @@ fn holders_are_charged_idle_as_a_line_of_its_own() {
 }
 
 #[test]
+fn a_meter_that_is_read_more_rarely_than_before_is_still_believed() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let scope = Scope::Node { rank: 0, with_cards: true };
+    let mut closed_uj = Vec::new();
+    for (at_s, patience_s) in [(0, 3), (1, 3), (2, 3), (7, 15), (12, 15)] {
+        let meter = ledger.meter("bmc", scope, QualityKind::Measured, patience_s * SECOND);
+        ledger.read_counter(meter, at_s * SECOND, at_s * 100);
+        closed_uj.extend(ledger.close(at_s * SECOND).map(|closed| closed.whole_uj));
+    }
+    assert_eq!(closed_uj, [100, 100, 500, 500]);
+}
+
+#[test]
 fn two_jobs_add_up_and_the_busier_one_pays_more() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);

@@ -27,7 +27,7 @@ pub(super) struct Meter {
     pub scope: Scope,
     pub kind: QualityKind,
     /// Readings further apart than this have nothing to do with each other.
-    patience_ns: i64,
+    pub patience_ns: i64,
     /// Time and energy so far; the oldest is not later than the window that is open.
     readings: VecDeque<(i64, u64)>,
     counter_uj: Option<i64>,

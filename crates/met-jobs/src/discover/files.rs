@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 use met_core::MISSING;
 use met_core::job::CgroupPaths;
 use met_host::cgroup::{Hierarchies, Mount};
-use met_host::{Dir, FileType, Host, KeptFile, Share, parse};
+use met_host::{Dir, FileType, Host, KeptFile, PidPath, Share, parse};
+use rustix::io::Errno;
 
+use super::ledger::Reading;
 use crate::environ;
 
 /// So many of a job's processes are enough to learn from.
@@ -110,26 +112,32 @@ impl Files {
         dir.open_kept(name.as_os_str().as_bytes(), self.host.budget(), Share::Second).ok()
     }
 
-    /// `None` if the cgroup is gone: also an open descriptor cannot be read then.
+    /// Gone is what the kernel says is gone: then an open descriptor cannot be read either.
     pub(crate) fn read_counter(
         &self,
         hierarchy: usize,
         path: &Path,
         counter: &KeptFile,
         buffer: &mut Vec<u8>,
-    ) -> Option<u64> {
+    ) -> Reading {
         let dir = &self.hierarchies[hierarchy].dir;
         let name = match counter.is_open() {
             true => PathBuf::new(),
-            false => self.counter_path(hierarchy, path)?,
+            false => match self.counter_path(hierarchy, path) {
+                Some(name) => name,
+                None => return Reading::Gone,
+            },
         };
-        counter.read(dir, name.as_os_str().as_bytes(), buffer).ok()?;
-        match self.hierarchies[hierarchy].kind {
+        if let Err(error) = counter.read(dir, name.as_os_str().as_bytes(), buffer) {
+            return if is_gone(&error) { Reading::Gone } else { Reading::Failed };
+        }
+        let counter_ns = match self.hierarchies[hierarchy].kind {
             Kind::Unified => {
                 u64::try_from(parse::value_of(buffer, "usage_usec")).ok().and_then(|us| us.checked_mul(1000))
             }
             _ => parse::u64(buffer.trim_ascii()),
-        }
+        };
+        counter_ns.map_or(Reading::Failed, Reading::At)
     }
 
     fn counter_path(&self, hierarchy: usize, path: &Path) -> Option<PathBuf> {
@@ -247,19 +255,37 @@ impl Files {
         i64::try_from(first).ok()?.checked_mul(per_tick)
     }
 
-    /// A variable that one of these processes was started with, if it is a number: ids are.
+    /// A variable that one of these processes was started with, if it is a number: ids are. Only those of the
+    /// user who was there first are asked, and those of root.
     pub(crate) fn number_in_environ(
         &self,
         pids: &[u32],
         variable: &str,
         buffer: &mut Vec<u8>,
     ) -> Option<String> {
-        pids.iter().find_map(|&pid| environ::number(&self.host, pid, variable, buffer))
+        let users: Vec<Option<u32>> = pids.iter().map(|&pid| self.user_of(pid, buffer)).collect();
+        let first = (pids.iter().zip(&users))
+            .filter(|(_, user)| user.is_some_and(|uid| uid != 0))
+            .min_by_key(|&(&pid, _)| self.host.process(pid).map_or(u64::MAX, |process| process.start_ticks));
+        let owner = first.and_then(|(_, user)| *user);
+        let is_believed = |user: &Option<u32>| owner.is_none() || *user == owner || *user == Some(0);
+        let mut believed = pids.iter().zip(&users).filter(|(_, user)| is_believed(user));
+        believed.find_map(|(&pid, _)| environ::number(&self.host, pid, variable, buffer))
+    }
+
+    fn user_of(&self, pid: u32, buffer: &mut Vec<u8>) -> Option<u32> {
+        self.host.proc_dir().read(PidPath::new(pid, "status").as_path(), buffer).ok()?;
+        u32::try_from(parse::value_of(buffer, "Uid")).ok()
     }
 }
 
 const V1_PEAK: &str = "memory.max_usage_in_bytes";
 const V1_OOM: &str = "memory.oom_control";
+
+/// What a removed cgroup answers, by its name and by a descriptor of it.
+fn is_gone(error: &io::Error) -> bool {
+    [Errno::NOENT, Errno::NODEV].iter().any(|gone| error.raw_os_error() == Some(gone.raw_os_error()))
+}
 
 fn here(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
@@ -283,5 +309,17 @@ fn collect_pids(dir: &Dir, depth: usize, buffer: &mut Vec<u8>, pids: &mut Vec<u3
         if let Ok(below) = dir.open_dir(name) {
             collect_pids(&below, depth + 1, buffer, pids);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_kernel_says_is_gone_is_gone() {
+        let gone = |errno: Errno| is_gone(&io::Error::from_raw_os_error(errno.raw_os_error()));
+        assert!(gone(Errno::NOENT) && gone(Errno::NODEV));
+        assert!(![Errno::NOMEM, Errno::NFILE, Errno::MFILE, Errno::IO, Errno::ACCESS].into_iter().any(gone));
     }
 }

@@ -28,8 +28,27 @@ pub struct Closed {
     pub certainty: Certainty,
 }
 
-/// Reads the counter of a cgroup; `None` if it is gone.
-pub type Read<'a> = dyn FnMut(u32) -> Option<u64> + 'a;
+/// What came of reading the counter of a cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    At(u64),
+    /// The cgroup is there no more.
+    Gone,
+    /// Nobody knows: without memory or descriptors nothing can be read, and all are still there.
+    Failed,
+}
+
+/// Reads the counter of a cgroup.
+pub type Read<'a> = dyn FnMut(u32) -> Reading + 'a;
+
+/// A directory and its children as they were read together.
+struct Look {
+    counter_ns: u64,
+    living_ns: u128,
+    gone: Vec<u32>,
+    /// Some of the children are as they were last read.
+    is_partial: bool,
+}
 
 #[derive(Default)]
 pub struct Ledger {
@@ -134,8 +153,10 @@ impl Ledger {
     pub fn rebase(&mut self, id: u32, read: &mut Read<'_>, now_ns: i64) -> u64 {
         let Some(account) = self.accounts.get(&id) else { return 0 };
         let children: Vec<u32> = account.children.iter().copied().collect();
-        let Some((counter_ns, living_ns, gone)) = self.look(id, &children, read, now_ns) else { return 0 };
-        let Some(account) = self.accounts.get_mut(&id).filter(|_| gone.is_empty()) else { return 0 };
+        let Some(look) = self.look(id, &children, read, now_ns) else { return 0 };
+        let Look { counter_ns, living_ns, gone, is_partial } = look;
+        let is_whole = gone.is_empty() && !is_partial;
+        let Some(account) = self.accounts.get_mut(&id).filter(|_| is_whole) else { return 0 };
         let before_ns = account.base_ns;
         account.base_ns = i128::from(counter_ns) - account.finals_ns as i128 - living_ns as i128;
         match account.hollow && !account.inhabited {
@@ -190,7 +211,7 @@ impl Ledger {
     fn climb(&self, id: u32, read: &mut Read<'_>, gone: &mut HashSet<u32>) {
         let mut id = id;
         while let Some(parent) = self.accounts.get(&id).and_then(|account| account.parent) {
-            if gone.contains(&parent) || read(parent).is_some() {
+            if gone.contains(&parent) || read(parent) != Reading::Gone {
                 return;
             }
             gone.insert(parent);
@@ -211,11 +232,14 @@ impl Ledger {
         let living: Vec<u32> = account.children.iter().copied().filter(|id| !ids.contains(id)).collect();
         let certainty = if account.inhabited { Certainty::Shared } else { Certainty::Exact };
         match self.look(parent, &living, read, now_ns) {
-            Some((counter_ns, _, gone)) => {
+            Some(Look { counter_ns, gone, is_partial, .. }) => {
                 ids.extend(gone);
+                // What one used that could not be read may be among what is missing.
+                let certainty = if is_partial { certainty.max(Certainty::Shared) } else { certainty };
                 self.settle(parent, Group { ids, counter_ns, certainty }, now_ns, closed);
             }
-            // It went between the look from below and now: what it had counted is the best there is.
+            // It went between the look from below and now, or cannot be read: what it had counted is the best
+            // there is.
             None => {
                 let counter_ns = self.last_ns(parent).unwrap_or(0);
                 self.settle(parent, Group { ids, counter_ns, certainty: Certainty::AtLeast }, now_ns, closed);
@@ -237,30 +261,32 @@ impl Ledger {
     ///
     /// Nothing stands still meanwhile. The middle of two readings of the directory belongs to the middle of
     /// the time in which the children were read.
-    fn look(
-        &mut self,
-        id: u32,
-        children: &[u32],
-        read: &mut Read<'_>,
-        now_ns: i64,
-    ) -> Option<(u64, u128, Vec<u32>)> {
-        let before_ns = read(id)?;
-        let (mut sum_ns, mut gone) = (0u128, Vec::new());
+    fn look(&mut self, id: u32, children: &[u32], read: &mut Read<'_>, now_ns: i64) -> Option<Look> {
+        let Reading::At(before_ns) = read(id) else { return None };
+        let (mut living_ns, mut gone, mut is_partial) = (0u128, Vec::new(), false);
         for &child in children {
             let Some(account) = self.accounts.get_mut(&child) else { continue };
-            match read(child).filter(|&counter_ns| counter_ns >= account.last_ns) {
-                Some(counter_ns) => {
+            match read(child) {
+                Reading::At(counter_ns) if counter_ns >= account.last_ns => {
                     account.last_ns = counter_ns;
                     account.read_at_ns = now_ns;
-                    sum_ns += u128::from(counter_ns);
+                    living_ns += u128::from(counter_ns);
                 }
-                None => gone.push(child),
+                Reading::Failed => {
+                    is_partial = true;
+                    living_ns += u128::from(account.last_ns);
+                }
+                // One that counts anew is another one of the same name.
+                Reading::At(_) | Reading::Gone => gone.push(child),
             }
         }
-        let after_ns = read(id).unwrap_or(before_ns).max(before_ns);
+        let after_ns = match read(id) {
+            Reading::At(after_ns) => after_ns.max(before_ns),
+            Reading::Gone | Reading::Failed => before_ns,
+        };
         let counter_ns = before_ns + (after_ns - before_ns) / 2;
         self.note(id, counter_ns, false, now_ns);
-        Some((counter_ns, sum_ns, gone))
+        Some(Look { counter_ns, living_ns, gone, is_partial })
     }
 
     /// Divides what a directory counted and its living children do not explain among those that are gone.
@@ -350,8 +376,8 @@ mod tests {
             }
         }
 
-        fn read(&self, id: u32) -> Option<u64> {
-            self.alive.contains(&id).then(|| self.counters[&id])
+        fn read(&self, id: u32) -> Reading {
+            if self.alive.contains(&id) { Reading::At(self.counters[&id]) } else { Reading::Gone }
         }
 
         fn below(&self, id: u32) -> Vec<u32> {
@@ -422,10 +448,38 @@ mod tests {
         ledger.begin_existing(1, None, 10, 0);
         ledger.begin_existing(2, Some(1), 4, 0);
         ledger.note(1, 12, false, 1);
-        let closed = ledger.close(&[1], &mut |_| None, 2);
+        let closed = ledger.close(&[1], &mut |_| Reading::Gone, 2);
         assert_eq!(closed[0], Closed { id: 1, cpu_ns: 12, certainty: Certainty::AtLeast });
         assert_eq!(closed[1], Closed { id: 2, cpu_ns: 6, certainty: Certainty::AtLeast });
         assert!(!ledger.follows(1) && !ledger.follows(2));
+    }
+
+    #[test]
+    fn one_that_cannot_be_read_is_not_gone() {
+        let (mut kernel, mut ledger) = (Kernel::default(), Ledger::default());
+        kernel.make(1, None);
+        ledger.begin_existing(1, None, 0, 0);
+        for id in [2, 3] {
+            kernel.make(id, Some(1));
+            ledger.begin_new(id, Some(1), 0);
+            kernel.use_cpu(id, 100);
+            ledger.note(id, 100, false, 1);
+        }
+        kernel.alive.remove(&2);
+        let without = |failed: u32| {
+            let kernel = &kernel;
+            move |id| if id == failed { Reading::Failed } else { kernel.read(id) }
+        };
+        assert_eq!(ledger.rebase(1, &mut without(3), 2), 0);
+        assert_eq!(ledger.accounts[&1].base_ns, 0);
+        let closed = ledger.close(&[2], &mut without(3), 2);
+        assert_eq!(closed, [Closed { id: 2, cpu_ns: 100, certainty: Certainty::Shared }]);
+        assert!(ledger.follows(1) && ledger.follows(3));
+
+        kernel.alive.remove(&3);
+        let closed = ledger.close(&[3], &mut |id| if id == 1 { Reading::Failed } else { kernel.read(id) }, 3);
+        assert_eq!(closed, [Closed { id: 3, cpu_ns: 100, certainty: Certainty::AtLeast }]);
+        assert!(ledger.follows(1), "its directory is still there");
     }
 
     #[derive(Clone, Debug)]
@@ -502,7 +556,7 @@ mod tests {
         }
         let mut read = |id| kernel.read(id);
         let all: Vec<u32> = ledger.accounts[&0].children.iter().copied().collect();
-        let (counter_ns, living_ns, _) = ledger.look(0, &all, &mut read, i64::MAX).unwrap();
+        let Look { counter_ns, living_ns, .. } = ledger.look(0, &all, &mut read, i64::MAX).unwrap();
         let own_ns = i128::from(counter_ns) - i128::from(top_finals) - living_ns as i128;
         if noise_ns == 0 {
             prop_assert_eq!(own_ns, 0, "the jobs add up to their ancestor");

@@ -315,6 +315,26 @@ fn a_job_that_is_named_by_a_sluid_is_asked_for_its_id() {
 }
 
 #[test]
+fn a_number_is_believed_of_the_user_who_was_there_first() {
+    let mut machine = Machine::new();
+    let job = format!("{CPUACCT}/system.slice/slurmstepd.scope/s0123456789ABC");
+    machine.make(&format!("{CPUACCT}/system.slice/slurmstepd.scope"), 0);
+    let zeros = "0 ".repeat(17);
+    for (pid, start, uid, environ) in [(76, 9, 1001, "SLURM_JOB_ID=666"), (77, 5, 1000, "SLURM_JOB_ID=12")] {
+        machine.write(&format!("proc/{pid}/stat"), format!("{pid} (x) S 1 {zeros}{start} 0"));
+        machine.write(&format!("proc/{pid}/status"), format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"));
+        machine.write(&format!("proc/{pid}/environ"), format!("{environ}\0"));
+    }
+    machine.make(&job, 0);
+    machine.write(&format!("{job}/cgroup.procs"), "76\n77\n");
+    machine.open_builtin();
+    machine.check(expect![[r#"
+        1 found slurm:12 None None Some("n0") ["/sys/fs/cgroup/cpuacct/system.slice/slurmstepd.scope/s0123456789ABC"]
+        looked
+    "#]]);
+}
+
+#[test]
 fn what_was_not_noticed_is_found_by_looking() {
     let mut machine = Machine::new();
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5/step_0"), 0);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use met_host::KeptFile;
 
 use super::followed::Job;
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Reading};
 use super::watch::{Trail, Watch};
 use super::{AWAITED_MAX, Discovery, NODES_MAX, literals};
 use crate::layouts::{Captures, Layouts, Segment};
@@ -309,9 +309,18 @@ impl Discovery {
             return;
         };
         let read = self.files.read_counter(node.hierarchy, &node.path, counter, &mut self.buffer);
-        match read.filter(|_| existing) {
-            Some(counter_ns) => self.ledger.begin_existing(id, parent, counter_ns, now_ns),
-            None => self.ledger.begin_new(id, parent, now_ns),
+        match read {
+            Reading::At(counter_ns) if existing => {
+                self.ledger.begin_existing(id, parent, counter_ns, now_ns);
+            }
+            // Its past would be taken for what it uses from now on.
+            Reading::Failed if existing => {
+                if let Some(parent) = parent {
+                    self.ledger.set_inhabited(parent, true);
+                }
+                return;
+            }
+            _ => self.ledger.begin_new(id, parent, now_ns),
         }
         if matches!(node.role, Role::Way(_)) {
             self.ledger.set_hollow(id);
@@ -559,19 +568,23 @@ impl Discovery {
     /// The ledger, and how it reads the counters of nodes.
     pub(super) fn with_counters<T>(
         &mut self,
-        act: impl FnOnce(&mut Ledger, &mut dyn FnMut(u32) -> Option<u64>) -> T,
+        act: impl FnOnce(&mut Ledger, &mut dyn FnMut(u32) -> Reading) -> T,
     ) -> T {
         let Discovery { ledger, nodes, files, buffer, .. } = self;
         let mut read = |id: u32| {
-            let node = nodes.get(&id)?;
-            files.read_counter(node.hierarchy, &node.path, node.counter.as_ref()?, buffer)
+            let Some(node) = nodes.get(&id) else { return Reading::Gone };
+            let Some(counter) = &node.counter else { return Reading::Gone };
+            files.read_counter(node.hierarchy, &node.path, counter, buffer)
         };
         act(ledger, &mut read)
     }
 
     /// The counter of a node as it is now.
     pub(super) fn counter_ns(&mut self, id: u32) -> Option<u64> {
-        self.with_counters(|_, read| read(id))
+        match self.with_counters(|_, read| read(id)) {
+            Reading::At(counter_ns) => Some(counter_ns),
+            Reading::Gone | Reading::Failed => None,
+        }
     }
 
     /// Jobs that were in the hierarchy that was left and are not in the better one.

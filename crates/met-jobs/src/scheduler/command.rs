@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use super::Recorded;
+
 /// Where commands are looked for by somebody who trusts no caller's search path.
 const FOLDERS: &[&str] = &[
     "/usr/local/sbin",
@@ -42,7 +44,7 @@ const COMPLAINT_BYTES_MAX: usize = 4 << 10;
 const DYING: Duration = Duration::from_secs(2);
 
 /// Why a question was not answered, by what is to be done about it.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, PartialEq)]
 pub enum Trouble {
     /// Nothing to be asked here.
     #[error("{program} is not installed")]
@@ -50,6 +52,9 @@ pub enum Trouble {
     /// Ask for less.
     #[error("{program} said more than {} MiB", ANSWER_BYTES_MAX >> 20)]
     TooMuch { program: &'static str },
+    /// Ask again later; what was read is true all the same.
+    #[error("{program}: its answer ends in the middle")]
+    CutShort { program: &'static str, read: Vec<Recorded> },
     /// Ask again later.
     #[error("{program}: {said}")]
     Failed { program: &'static str, said: String },

@@ -5,9 +5,9 @@ use super::{Recorded, lsf, oar, pbs, slurm};
 /// Any bytes as the answer of each of them.
 pub fn answers(bytes: &[u8]) {
     let told = [
-        oar::parse(bytes),
-        pbs::parse(bytes),
-        lsf::parse(bytes, 1_794_722_500),
+        oar::parse(bytes).recorded,
+        pbs::parse(bytes).recorded,
+        lsf::parse(bytes, 1_794_722_500).recorded,
         slurm::parse_sacct(bytes, "|"),
         slurm::parse_squeue(bytes, "|"),
     ];

@@ -69,6 +69,7 @@ pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
     let told = known.iter().filter(|record| {
         is_only_recorded(record)
             && (&record.key.manager, &record.key.id) == (&measured.key.manager, &measured.key.id)
+            && may_own(measured, record.uid)
     });
     let near =
         |record: &&Record| Some((record.start_ns? - measured.start_ns?).abs()).filter(|far| *far <= SLACK_NS);
@@ -104,7 +105,19 @@ fn is_same_job(record: &Record, runs: &[Recorded]) -> bool {
     let same_cluster = |run: &Recorded| {
         run.cluster.is_none() || record.key.cluster.is_none() || run.cluster == record.key.cluster
     };
-    runs.iter().any(|run| record.key.manager == run.manager && has_id(record, run) && same_cluster(run))
+    runs.iter().any(|run| {
+        record.key.manager == run.manager
+            && has_id(record, run)
+            && same_cluster(run)
+            && may_own(record, run.uid)
+    })
+}
+
+/// Whether a job can be this user's. A number may come from an environment, which says what its owner likes.
+fn may_own(record: &Record, uid: Option<u32>) -> bool {
+    // The first process that was seen of a job may have been its manager's own.
+    let known = record.uid.filter(|&known| known != 0 || is_only_recorded(record));
+    known.zip(uid).is_none_or(|(known, uid)| known == uid)
 }
 
 /// A node may know an element of an array by the array's id and its index, as LSF names its cgroups.
@@ -151,6 +164,9 @@ fn pair(known: &[&Record], runs: &[Recorded]) -> Vec<Option<usize>> {
 
 /// How far apart the two began, if they can be the same run.
 fn distance(record: &Record, run: &Recorded) -> Option<i64> {
+    if !may_own(record, run.uid) {
+        return None;
+    }
     let submitted = (record.scheduling.submit_ns, run.scheduling.submit_ns);
     let was_told = record.scheduling.asked_ns.is_some();
     match (record.start_ns, run.start_ns) {

@@ -64,6 +64,17 @@ impl<'a> Reader<'a> {
         Reader { bytes, at: 0, depth: 0 }
     }
 
+    /// Whether there was nothing more to be read where a reading failed.
+    fn is_at_end(&self) -> bool {
+        self.at + 1 >= self.bytes.len()
+    }
+
+    /// Whether an object that could not be read was cut off. What makes no sense in the middle was written so,
+    /// and will be again; no text at all is no object.
+    pub fn is_cut_short(&self, read: Option<()>) -> bool {
+        read.is_none() && self.is_at_end() && !self.bytes.trim_ascii().is_empty()
+    }
+
     /// Calls `each` with the name of every entry of an object; it must take the value.
     pub fn each_entry(&mut self, mut each: impl FnMut(String, &mut Reader) -> Option<()>) -> Option<()> {
         self.expect(b'{')?;
@@ -149,7 +160,11 @@ impl<'a> Reader<'a> {
     fn bare(&mut self) -> Option<String> {
         let rest = &self.bytes[self.at..];
         let length = rest.iter().position(|byte| matches!(byte, b',' | b':' | b'}' | b']' | b'\n'));
-        let word = &rest[..length?];
+        let Some(length) = length else {
+            self.at = self.bytes.len();
+            return None;
+        };
+        let word = &rest[..length];
         if word.is_empty() {
             return None;
         }

@@ -11,7 +11,7 @@ use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
 use super::pbs::month_of;
 use super::text::{SECOND_NS, hosts, local_ns, said, size, span_ns, time_ns, word, zone};
-use super::{Recorded, Scheduler, Window, retain_on};
+use super::{Answer, Recorded, Scheduler, Window, add, retain_on};
 
 const MANAGER: &str = "lsf";
 const FIELDS: &str = "jobid jobindex stat user queue job_name proj_name exec_host submit_time start_time \
@@ -35,9 +35,7 @@ impl Lsf {
             Err(Trouble::Failed { said, .. }) if is_nothing(&said) => Vec::new(),
             answer => answer?,
         };
-        let mut recorded = parse(&answer, Timestamp::now().as_second());
-        retain_on(self.node.as_deref(), &mut recorded);
-        Ok(recorded)
+        parse(&answer, Timestamp::now().as_second()).whole("bjobs")
     }
 }
 
@@ -52,10 +50,10 @@ impl Scheduler for Lsf {
 
     fn ask(&mut self, programs: &mut Programs, window: Window) -> Result<Vec<Recorded>, Trouble> {
         // It has no past to choose from: all that it remembers is told at once.
-        match window.until_s < window.now_s {
-            true => Ok(Vec::new()),
-            false => self.answer(programs, &["-a", "-u", "all"]),
+        if window.until_s < window.now_s {
+            return Ok(Vec::new());
         }
+        retain_on(self.node.as_deref(), self.answer(programs, &["-a", "-u", "all"]))
     }
 
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
@@ -65,27 +63,28 @@ impl Scheduler for Lsf {
         for ids in ids.chunks(IDS_MAX) {
             let mut which = vec!["-a", "-u", "all"];
             which.extend_from_slice(ids);
-            found.extend(self.answer(programs, &which)?);
+            add(&mut found, self.answer(programs, &which))?;
         }
         Ok(found)
     }
 }
 
 /// `now_s` tells the year of times that are written without one.
-pub(super) fn parse(answer: &[u8], now_s: i64) -> Vec<Recorded> {
-    let mut found = Vec::new();
+pub(super) fn parse(answer: &[u8], now_s: i64) -> Answer {
+    let mut recorded = Vec::new();
     // What can be read before the text makes no sense is true all the same.
-    let _ = Reader::new(answer).each_entry(|name, reader| {
+    let mut reader = Reader::new(answer);
+    let read = reader.each_entry(|name, reader| {
         match name.as_str() {
             "RECORDS" => reader.each_item(|reader| {
-                found.extend(job(&reader.value()?, now_s));
+                recorded.extend(job(&reader.value()?, now_s));
                 Some(())
             })?,
             _ => drop(reader.value()?),
         }
         Some(())
     });
-    found
+    Answer { recorded, is_cut_short: reader.is_cut_short(read) }
 }
 
 fn job(told: &Value, now_s: i64) -> Option<Recorded> {

@@ -50,7 +50,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    fn new(manager: &'static str, id: String) -> Recorded {
+    pub fn new(manager: &'static str, id: String) -> Recorded {
         Recorded {
             cluster: None,
             manager,
@@ -136,10 +136,47 @@ pub static KINDS: &[Kind] = &[
     Kind { manager: "lsf", program: "bjobs", make: |node| Box::new(lsf::Lsf::new(node)) },
 ];
 
-/// Where a scheduler cannot select by node, its answer is.
-fn retain_on(node: Option<&str>, recorded: &mut Vec<Recorded>) {
-    if let Some(node) = node {
+/// What was read of a command's answer.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) recorded: Vec<Recorded>,
+    is_cut_short: bool,
+}
+
+impl Answer {
+    fn whole(self, program: &'static str) -> Result<Vec<Recorded>, Trouble> {
+        match self.is_cut_short {
+            true => Err(Trouble::CutShort { program, read: self.recorded }),
+            false => Ok(self.recorded),
+        }
+    }
+}
+
+/// Adds another answer to those before it, which are not lost if this one is cut short.
+fn add(found: &mut Vec<Recorded>, answer: Result<Vec<Recorded>, Trouble>) -> Result<(), Trouble> {
+    match answer {
+        Ok(more) => {
+            found.extend(more);
+            Ok(())
+        }
+        Err(Trouble::CutShort { program, read }) => {
+            let mut all = std::mem::take(found);
+            all.extend(read);
+            Err(Trouble::CutShort { program, read: all })
+        }
+        Err(trouble) => Err(trouble),
+    }
+}
+
+/// Where a scheduler cannot select by node, its answer is. Whoever asks about a job knows it already, and hears
+/// of its end wherever that was.
+fn retain_on(
+    node: Option<&str>,
+    mut answer: Result<Vec<Recorded>, Trouble>,
+) -> Result<Vec<Recorded>, Trouble> {
+    if let (Some(node), Ok(recorded) | Err(Trouble::CutShort { read: recorded, .. })) = (node, &mut answer) {
         let short = |name: &str| name.split('.').next() == node.split('.').next();
         recorded.retain(|recorded| recorded.nodes.iter().any(|name| short(name)));
     }
+    answer
 }

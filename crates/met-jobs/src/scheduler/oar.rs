@@ -7,7 +7,7 @@ use met_core::job::{Resources, State};
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
 use super::text::{SECOND_NS, word};
-use super::{Recorded, Scheduler, Window, retain_on};
+use super::{Answer, Recorded, Scheduler, Window, add, retain_on};
 
 const MANAGER: &str = "oar";
 /// What the command of the users runs with the rights of OAR's own account.
@@ -36,9 +36,7 @@ impl Oar {
             true => programs.ask_at("oarstat", direct, &arguments)?,
             false => programs.ask("oarstat", &arguments)?,
         };
-        let mut recorded = parse(&answer);
-        retain_on(self.node.as_deref(), &mut recorded);
-        Ok(recorded)
+        parse(&answer).whole("oarstat")
     }
 }
 
@@ -54,28 +52,29 @@ impl Scheduler for Oar {
             true => format!("{ended} AND stop_time >= {since_s} AND stop_time <= {until_s}"),
             false => format!("NOT ({ended}) OR stop_time >= {since_s}"),
         };
-        self.answer(programs, condition)
+        retain_on(self.node.as_deref(), self.answer(programs, condition))
     }
 
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
         let mut found = Vec::new();
         let ids: Vec<&str> = ids.iter().map(String::as_str).filter(|id| id.parse::<u64>().is_ok()).collect();
         for ids in ids.chunks(IDS_MAX) {
-            found.extend(self.answer(programs, format!("job_id IN ({})", ids.join(",")))?);
+            add(&mut found, self.answer(programs, format!("job_id IN ({})", ids.join(","))))?;
         }
         Ok(found)
     }
 }
 
 /// No job at all is no text at all.
-pub(super) fn parse(answer: &[u8]) -> Vec<Recorded> {
-    let mut found = Vec::new();
+pub(super) fn parse(answer: &[u8]) -> Answer {
+    let mut recorded = Vec::new();
     // What can be read before the text makes no sense is true all the same.
-    let _ = Reader::new(answer).each_entry(|id, reader| {
-        found.extend(job(&id, &reader.value()?));
+    let mut reader = Reader::new(answer);
+    let read = reader.each_entry(|id, reader| {
+        recorded.extend(job(&id, &reader.value()?));
         Some(())
     });
-    found
+    Answer { recorded, is_cut_short: reader.is_cut_short(read) }
 }
 
 fn job(id: &str, told: &Value) -> Option<Recorded> {

@@ -6,7 +6,7 @@ use met_core::job::{Resources, State};
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
 use super::text::{SECOND_NS, hosts, local_ns, size, span_ns, time_ns, word, zone};
-use super::{Recorded, Scheduler, Window, retain_on};
+use super::{Answer, Recorded, Scheduler, Window, add, retain_on};
 
 const MANAGER: &str = "pbs";
 /// Ids in one question: they are long.
@@ -26,13 +26,11 @@ impl Pbs {
     fn status(&self, programs: &mut Programs, more: &[&str]) -> Result<Vec<Recorded>, Trouble> {
         let mut arguments: Vec<String> = ["-t", "-f", "-F", "json"].map(String::from).into();
         arguments.extend(more.iter().map(|&argument| argument.to_owned()));
-        let mut recorded = match programs.ask("qstat", &arguments) {
+        match programs.ask("qstat", &arguments) {
             // One of several that it forgot meanwhile is a complaint; the others are told.
-            Err(Trouble::Failed { said, .. }) if said.contains("Unknown Job") => Vec::new(),
-            answer => parse(&answer?),
-        };
-        retain_on(self.node.as_deref(), &mut recorded);
-        Ok(recorded)
+            Err(Trouble::Failed { said, .. }) if said.contains("Unknown Job") => Ok(Vec::new()),
+            answer => parse(&answer?).whole("qstat"),
+        }
     }
 }
 
@@ -52,11 +50,13 @@ impl Scheduler for Pbs {
             ended => ended?,
         };
         let ended: Vec<String> = String::from_utf8_lossy(&ended).lines().map(str::to_owned).collect();
-        let mut found = self.ask_about(programs, &ended)?;
-        if window.until_s >= window.now_s {
-            found.extend(self.status(programs, &[])?);
+        let mut answer = self.ask_about(programs, &ended);
+        if let (Ok(found), true) = (&mut answer, window.until_s >= window.now_s)
+            && let Err(trouble) = add(found, self.status(programs, &[]))
+        {
+            answer = Err(trouble);
         }
-        Ok(found)
+        retain_on(self.node.as_deref(), answer)
     }
 
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
@@ -68,10 +68,10 @@ impl Scheduler for Pbs {
             match self.status(programs, &more) {
                 Ok(told) if told.is_empty() && ids.len() > 1 => {
                     for id in ids {
-                        found.extend(self.status(programs, &["-x", id])?);
+                        add(&mut found, self.status(programs, &["-x", id]))?;
                     }
                 }
-                told => found.extend(told?),
+                told => add(&mut found, told)?,
             }
         }
         Ok(found)
@@ -91,11 +91,12 @@ fn minute_of(time_s: i64) -> Option<String> {
     Some(time.strftime("%Y%m%d%H%M").to_string())
 }
 
-pub(super) fn parse(answer: &[u8]) -> Vec<Recorded> {
+pub(super) fn parse(answer: &[u8]) -> Answer {
     let mut found = Vec::new();
     let mut server = None;
     // What can be read before the text makes no sense is true all the same.
-    let _ = Reader::new(answer).each_entry(|name, reader| {
+    let mut reader = Reader::new(answer);
+    let read = reader.each_entry(|name, reader| {
         match name.as_str() {
             "Jobs" => reader.each_entry(|id, reader| {
                 found.extend(job(&id, &reader.value()?));
@@ -109,7 +110,7 @@ pub(super) fn parse(answer: &[u8]) -> Vec<Recorded> {
     for job in &mut found {
         job.cluster.clone_from(&server);
     }
-    found
+    Answer { recorded: found, is_cut_short: reader.is_cut_short(read) }
 }
 
 fn job(id: &str, told: &Value) -> Option<Recorded> {

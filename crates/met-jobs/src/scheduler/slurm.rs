@@ -80,8 +80,10 @@ pub struct Slurm {
 }
 
 impl Slurm {
+    /// A node is called by the first part of its host name, unless its site names it otherwise.
     pub fn new(node: Option<String>) -> Slurm {
-        Slurm { node, unknown: Vec::new() }
+        let short = |name: String| name.split('.').next().unwrap_or_default().to_owned();
+        Slurm { node: node.map(short), unknown: Vec::new() }
     }
 
     fn account(&mut self, programs: &mut Programs, which: &[String]) -> Result<Vec<Recorded>, Trouble> {
@@ -117,7 +119,12 @@ impl Slurm {
     }
 
     /// With all states: those that live and those that ended minutes ago.
-    fn queue(&self, programs: &mut Programs, states: &str) -> Result<Vec<Recorded>, Trouble> {
+    fn queue(
+        &self,
+        programs: &mut Programs,
+        states: &str,
+        node: Option<&str>,
+    ) -> Result<Vec<Recorded>, Trouble> {
         let delimiter = unguessable();
         let field = |&(name, _, length): &(&str, &str, u32)| match name {
             // Who waits has no nodes, and there may be many.
@@ -128,7 +135,7 @@ impl Slurm {
         let mut arguments: Vec<String> = ["--all", "--noheader"].map(String::from).into();
         arguments.push(format!("--states={states}"));
         arguments.push(format!("--Format={}", format.join(",")));
-        arguments.extend(self.node.iter().map(|node| format!("--nodelist={node}")));
+        arguments.extend(node.iter().map(|node| format!("--nodelist={node}")));
         Ok(parse_squeue(&programs.ask("squeue", &arguments)?, &delimiter))
     }
 }
@@ -147,13 +154,15 @@ impl Scheduler for Slurm {
         }
         which.extend(self.node.iter().map(|node| format!("--nodelist={node}")));
         match self.account(programs, &which) {
-            Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => self.queue(programs, "all"),
+            Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => {
+                self.queue(programs, "all", self.node.as_deref())
+            }
             answer => {
                 let mut recorded = answer?;
                 if self.node.is_none() && window.until_s >= window.now_s {
                     // The accounts tell neither of jobs that are held or begin later, nor why one waits. If
                     // the controller does not answer, they are enough.
-                    let waiting = self.queue(programs, "PENDING").unwrap_or_default();
+                    let waiting = self.queue(programs, "PENDING", None).unwrap_or_default();
                     add_waiting(&mut recorded, waiting);
                 }
                 Ok(recorded)
@@ -169,7 +178,7 @@ impl Scheduler for Slurm {
             match self.account(programs, &[which]) {
                 Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => {
                     // It forgets a job minutes after its end, and complains about one it does not know.
-                    let known = self.queue(programs, "all")?;
+                    let known = self.queue(programs, "all", None)?;
                     found.extend(known.into_iter().filter(|known| ids.contains(&known.id.as_str())));
                 }
                 answer => found.extend(answer?),

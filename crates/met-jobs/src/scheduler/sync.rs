@@ -75,7 +75,8 @@ impl Sync {
                     piece_s = (until_s - since_s) / 2;
                     continue;
                 }
-                Err(trouble) => {
+                Err(mut trouble) => {
+                    self.pass_on_read(&mut trouble, &before, tell);
                     // Nothing was forgotten by the failure: what was told before is still told.
                     for (run, fingerprint) in before {
                         self.told.entry(run).or_insert(fingerprint);
@@ -86,7 +87,7 @@ impl Sync {
             };
             let is_last = until_s >= now_s;
             let vanished = if is_last { self.vanished(&answer) } else { Vec::new() };
-            self.pass_on(answer, &before, until_s, tell);
+            self.pass_on(answer, &before, Some(until_s), tell);
             if is_last {
                 return self.follow(programs, vanished, &before, tell);
             }
@@ -111,11 +112,16 @@ impl Sync {
         if vanished.is_empty() {
             return Ok(());
         }
-        let found = self.scheduler.ask_about(programs, &vanished)?;
+        let found = match self.scheduler.ask_about(programs, &vanished) {
+            Ok(found) => found,
+            Err(mut trouble) => {
+                self.pass_on_read(&mut trouble, before, tell);
+                return Err(trouble);
+            }
+        };
         let known: BTreeSet<String> = found.iter().map(|recorded| recorded.id.clone()).collect();
         let gone: Vec<String> = vanished.into_iter().filter(|id| !known.contains(id)).collect();
-        let cursor = self.cursor.unwrap_or_default();
-        self.pass_on(found, before, cursor, tell);
+        self.pass_on(found, before, Some(self.cursor.unwrap_or_default()), tell);
         if !gone.is_empty() {
             self.live.retain(|id| !gone.contains(id));
             tell(Told { manager: self.scheduler.manager(), recorded: Vec::new(), gone, cursor: None });
@@ -123,11 +129,24 @@ impl Sync {
         Ok(())
     }
 
+    /// Of an answer that was cut short the rest is asked for again: nobody is done with its time yet.
+    fn pass_on_read(
+        &mut self,
+        trouble: &mut Trouble,
+        before: &HashMap<(String, Option<i64>), u64>,
+        tell: &mut dyn FnMut(Told),
+    ) {
+        if let Trouble::CutShort { read, .. } = trouble {
+            self.pass_on(std::mem::take(read), before, None, tell);
+        }
+    }
+
+    /// `cursor`: until when everything was told, if it was.
     fn pass_on(
         &mut self,
         answer: Vec<Recorded>,
         before: &HashMap<(String, Option<i64>), u64>,
-        until_s: Cursor,
+        cursor: Option<Cursor>,
         tell: &mut dyn FnMut(Told),
     ) {
         let mut jobs: BTreeMap<String, Vec<Recorded>> = BTreeMap::new();
@@ -157,8 +176,8 @@ impl Sync {
                 tell(Told { manager, recorded, gone: Vec::new(), cursor: None });
             }
         }
-        self.cursor = Some(until_s);
-        tell(Told { manager, recorded: batch, gone: Vec::new(), cursor: Some(until_s) });
+        self.cursor = cursor.or(self.cursor);
+        tell(Told { manager, recorded: batch, gone: Vec::new(), cursor });
     }
 }
 
@@ -302,6 +321,24 @@ mod tests {
         let (told, _, result) = round(&mut sync, 1_000_060);
         assert_eq!((told, result), (vec![], Ok(())));
         assert_eq!(script.was_asked(), ["869800..956200", "956200..1000060"]);
+    }
+
+    #[test]
+    fn an_answer_that_was_cut_short_is_kept_and_asked_for_again() {
+        let script = Script::default();
+        let mut sync = Sync::new(Box::new(script.clone()), Some(100_000), Duration::ZERO, ["3".to_owned()]);
+        let cut = |read| Trouble::CutShort { program: "oarstat", read };
+        script.will([Err(cut(vec![run("1", State::Running)]))]);
+        let (told, gone, result) = round(&mut sync, 100_060);
+        assert_eq!((told, gone), (vec!["1 running".to_owned()], vec![]));
+        assert_eq!(result, Err(cut(Vec::new())));
+        script.will([Ok(vec![
+            run("1", State::Running),
+            run("2", State::Finished),
+            run("3", State::Running),
+        ])]);
+        assert_eq!(round(&mut sync, 100_120).0, ["2 finished", "3 running"]);
+        assert_eq!(script.was_asked(), ["99400..100060", "99400..100120"], "the cursor stayed");
     }
 
     #[test]

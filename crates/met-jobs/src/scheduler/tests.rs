@@ -179,7 +179,7 @@ fn slurm_24_05_with_words_nobody_has_heard() {
 #[test]
 fn oar_2_5_as_it_answered() {
     check(
-        &oar::parse(&fixture("oar-2.5/oarstat-ended.json")),
+        &oar::parse(&fixture("oar-2.5/oarstat-ended.json")).recorded,
         expect![[r#"
         - oar:4 cancelled "del" said=Error user=oartest account=default submit=1794722204 start=1794722210 end=1794722215 nodes=localhost requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" allocated=nodes:1,seconds:300,resources:1 partition=default reason="User oartest requested to frag the job 4"
         - oar:3 timeout "short" said=Error user=oartest account=default submit=1794722204 start=1794722210 end=1794722218 nodes=localhost requested=seconds:3,resources:-l "{type = 'default'}/core=1,walltime=0:0:3" allocated=nodes:1,seconds:3,resources:1 partition=default reason="[sarko] Job [3] from 1794722210 with 3; current time=1794722216 (Elapsed)"
@@ -192,7 +192,7 @@ fn oar_2_5_as_it_answered() {
     "#]],
     );
     check(
-        &oar::parse(&fixture("oar-2.5/oarstat-live.json")),
+        &oar::parse(&fixture("oar-2.5/oarstat-live.json")).recorded,
         expect![[r#"
         - oar:5 pending "arr" said=Waiting user=oartest account=default submit=1794722205 requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" array=5 index=1 partition=default reason="R=1,W=0:5:0,J=B,N=arr (Karma=0.000,quota_ok)"
         - oar:6 pending "arr" said=Waiting user=oartest account=default submit=1794722205 requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" array=5 index=2 partition=default reason="R=1,W=0:5:0,J=B,N=arr (Karma=0.000,quota_ok)"
@@ -202,13 +202,13 @@ fn oar_2_5_as_it_answered() {
         - oar:8 pending "late" said=Waiting user=oartest account=default submit=1794722205 requested=seconds:300,resources:-l "{type = 'default'}/core=1,walltime=0:5:0" partition=default reason="R=1,W=0:5:0,J=R,N=late"
     "#]],
     );
-    check(&oar::parse(b""), expect![[""]]);
+    check(&oar::parse(b"").recorded, expect![[""]]);
 }
 
 #[test]
 fn openpbs_22_with_json_that_is_none() {
     check(
-        &pbs::parse(&fixture("openpbs-22/qstat-full.json")),
+        &pbs::parse(&fixture("openpbs-22/qstat-full.json")).recorded,
         expect![[r#"
         pbs01 pbs:12.pbs01 finished "relax" said=F user=ada account=chem exit=0 submit=1794721200 eligible=1794721200 start=1794721260 end=1794721860 nodes=node1+node2 requested=nodes:2,cpus:4,memory:4294967296,gpus:2,seconds:3600,mpiprocs:4,place:scatter,select:2:ncpus=2:mem=2gb:ngpus=1 allocated=nodes:2,cpus:4,memory:4294967296,gpus:2,seconds:3600 alias=12 restarts=0 partition=workq reason="Job run at Sun Nov 15 at 05:41 on (node1:ncpus=2)+(node2:ncpus=2) and finished" cpu=2390 peak=1073741824
         pbs01 pbs:13.pbs01 cancelled "1e5" said=F user=bob signal=9 submit=1794721200 start=1794721260 end=1794721265 nodes=node1 requested=nodes:1,cpus:1,seconds:5 allocated=nodes:1,cpus:1,seconds:5 alias=13 restarts=1 partition=workq reason="Job run at Sun Nov 15 at 05:41 on (node1:ncpus=1) and terminated" cpu=1
@@ -223,7 +223,7 @@ fn openpbs_22_with_json_that_is_none() {
 #[test]
 fn lsf_10_1_with_times_without_a_year() {
     check(
-        &lsf::parse(&fixture("lsf-10.1/bjobs.json"), 1_794_722_500),
+        &lsf::parse(&fixture("lsf-10.1/bjobs.json"), 1_794_722_500).recorded,
         expect![[r#"
         - lsf:101 finished "relax" said=DONE user=ada account=chem exit=0 submit=1794721200 start=1794721260 end=1794721860 nodes=node1+node2 requested=cpus:6,memory:4294967296,seconds:3600,resreq:select[type == local] order[r15s:pg] span[hosts=2] allocated=nodes:2,cpus:6 partition=normal cpu=2390.5 peak=1610612736
         - lsf:102[3] timeout "sweep[3]" said=EXIT user=bob signal=12 submit=1794721210 start=1794721272 end=1794721333 nodes=node1 requested=cpus:1,seconds:60 allocated=nodes:1,cpus:1 array=102 index=3 partition=normal reason="TERM_RUNLIMIT: job killed after reaching LSF run time limit" cpu=60.1
@@ -458,6 +458,28 @@ fn a_job_found_on_the_node_takes_over_what_was_told_before() {
     assert_eq!(outcome(&adopt(&measured(500, None), &known)), "500 running", "another run is another job");
 }
 
+#[test]
+fn an_answer_that_ends_in_the_middle_is_not_whole() {
+    type Parser = fn(&[u8]) -> Answer;
+    let parsers: [(&str, Parser); 3] = [
+        ("oar-2.5/oarstat-live.json", oar::parse),
+        ("openpbs-22/qstat-full.json", pbs::parse),
+        ("lsf-10.1/bjobs.json", |bytes| lsf::parse(bytes, 1_794_722_500)),
+    ];
+    for (path, parse) in parsers {
+        let text = fixture(path);
+        let text = text.trim_ascii_end();
+        let all = parse(text).whole("x").unwrap();
+        for length in 1..text.len() {
+            let Err(Trouble::CutShort { read, .. }) = parse(&text[..length]).whole("x") else {
+                panic!("{path}: {length} bytes are taken for all of it");
+            };
+            assert!(read.len() <= all.len());
+        }
+        assert!(parse(b"").whole("x").unwrap().is_empty(), "no job at all is no text at all");
+    }
+}
+
 fn at(second: i64) -> i64 {
     (BEGIN_S + second) * SECOND_NS
 }
@@ -560,6 +582,27 @@ fn strangers_with_the_same_id_are_left_alone() {
         outcome(&join(&[long_ago], &[run(State::Running, 0, Some(30), None)], ASKED_NS)),
         "30 running"
     );
+}
+
+#[test]
+fn nobody_gets_the_job_of_another_user_by_its_number() {
+    let told = |uid: u32| Recorded { uid: Some(uid), ..run(State::Running, 0, Some(30), None) };
+    let mut known = vec![measured(31, None)];
+    assert_eq!(after(&mut known, &[told(1001)]), "30 running");
+    assert_eq!(known[0].scheduling.asked_ns, None, "nothing was told of the one that was measured");
+    let told_of_another: Vec<Record> = known.split_off(1);
+    assert_eq!(outcome(&adopt(&measured(31, None), &told_of_another)), "31 running");
+    // Of one job two runs are told, and one of them is his.
+    let mut known = vec![measured(31, None)];
+    assert_eq!(after(&mut known, &[told(1001), told(1000)]), "30 running, 31 running");
+
+    let mut known = vec![measured(31, None)];
+    assert_eq!(after(&mut known, &[told(1000)]), "31 running");
+    // Its manager's own process was there before its user's.
+    let mut known = vec![Record { uid: Some(0), ..measured(31, None) }];
+    assert_eq!(after(&mut known, &[told(1000)]), "31 running");
+    let mut known = vec![measured(31, None)];
+    assert_eq!(after(&mut known, &[told(0)]), "30 running", "a user is not root");
 }
 
 #[test]

@@ -117,6 +117,12 @@ pub struct Sum {
 }
 
 impl Sum {
+    /// Nothing where one cannot be read: a sum over the others would look like a total, and like a step back.
+    pub fn of_all(counts: impl Iterator<Item = io::Result<Count>>) -> Option<Sum> {
+        let counts: Vec<Count> = counts.collect::<io::Result<_>>().ok()?;
+        Some(Sum::of(counts.into_iter()))
+    }
+
     pub fn of(counts: impl Iterator<Item = Count>) -> Sum {
         let mut sum = Sum::default();
         for count in counts {
@@ -163,6 +169,14 @@ mod tests {
         assert_eq!(count(0, 0, 0).scaled(), Some(0), "nobody ran on that CPU");
         let sum = Sum::of([count(10, 100, 50), count(5, 100, 100), count(0, 0, 0)].into_iter());
         assert_eq!((sum.count, sum.counted()), (25, Some(0.75)));
+    }
+
+    #[test]
+    fn a_counter_that_cannot_be_read_leaves_no_smaller_sum() {
+        let count = |value| Ok(Count { value, enabled_ns: 1, running_ns: 1 });
+        let lost = || Err(io::ErrorKind::UnexpectedEof.into());
+        assert_eq!(Sum::of_all([count(1), count(2)].into_iter()).map(|sum| sum.count), Some(3));
+        assert_eq!(Sum::of_all([count(1), lost()].into_iter()), None);
     }
 
     proptest! {

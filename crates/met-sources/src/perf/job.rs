@@ -85,7 +85,7 @@ impl Counters {
         let (kept, closed): (Vec<_>, Vec<_>) =
             self.events.drain(..).partition(|counted| wanted.contains(&counted.event));
         self.events = kept;
-        closed.into_iter().map(|counted| (counted.event.clone(), counted.read())).collect()
+        closed.into_iter().filter_map(|counted| Some((counted.event.clone(), counted.read()?))).collect()
     }
 
     pub fn counts(&self, event: &Event) -> bool {
@@ -105,15 +105,15 @@ impl Counters {
         self.events.iter().flat_map(|counted| &counted.counters).for_each(Counter::begin);
     }
 
-    /// Each event with what it counted so far.
+    /// Each event with what it counted so far. One that cannot be read everywhere is absent.
     pub fn read(&self) -> impl Iterator<Item = (&Event, Sum)> {
-        self.events.iter().map(|counted| (&counted.event, counted.read()))
+        self.events.iter().filter_map(|counted| Some((&counted.event, counted.read()?)))
     }
 
     /// What a record keeps. An event that was never counted is absent.
     pub fn totals(&self) -> Vec<EventCount> {
         let total = |counted: &Counted| {
-            let sum = counted.read();
+            let sum = counted.read()?;
             let share = sum.counted()?;
             let kind = match share {
                 _ if counted.user_only || counted.given_up.is_some() => QualityKind::LowerBound,
@@ -146,7 +146,7 @@ impl Counters {
         let held = self.events.iter().filter(|counted| counted.is_held()).count();
         let mut given_up = Vec::new();
         for counted in self.events.iter_mut().filter(|counted| counted.is_held()) {
-            let now = counted.read();
+            let Some(now) = counted.read() else { continue };
             let enabled_ns = now.enabled_ns.saturating_sub(counted.judged.enabled_ns);
             let running_ns = now.running_ns.saturating_sub(counted.judged.running_ns);
             if enabled_ns < JUDGED_NS {
@@ -170,9 +170,8 @@ fn is_crowded(held: usize, enabled_ns: u64, running_ns: u64) -> bool {
 }
 
 impl Counted {
-    fn read(&self) -> Sum {
-        let counts = self.counters.iter().filter_map(|counter| counter.read().ok());
-        self.given_up.unwrap_or_else(|| Sum::of(counts))
+    fn read(&self) -> Option<Sum> {
+        self.given_up.or_else(|| Sum::of_all(self.counters.iter().map(Counter::read)))
     }
 
     fn is_held(&self) -> bool {

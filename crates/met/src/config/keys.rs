@@ -314,9 +314,9 @@ pub static SECTIONS: &[Section] = &[
             },
             Key {
                 name: "scope",
-                form: Form::Scope(|config, scope| config.schedulers.scope = scope),
-                default: "cluster",
-                help: "`cluster`: all jobs, also those that wait; `node`: those that run on this node",
+                form: Form::Scope(|config, scope| config.schedulers.scope = Some(scope)),
+                default: "",
+                help: "`cluster`: all jobs, also those that wait, as `met server` asks by itself; `node`: those that run on this node, as `met daemon` does",
             },
             Key {
                 name: "path",

@@ -8,6 +8,7 @@ use met_core::job::{Summaries, Totals};
 use met_core::job_table::{CPU, MEMORY_PEAK, OOM_KILLS, WALL};
 use met_host::Host;
 use met_jobs::discover::{Ended, Event, Found};
+use met_jobs::identity::{self, Question};
 use met_jobs::layouts::Captures;
 use met_jobs::scheduler::join;
 
@@ -56,7 +57,9 @@ impl Keeping {
             None => self.adopt(self.new_record(&found)),
         };
         self.found.insert(found.job, Directory::of(&found, record.key.clone()));
+        let key = record.key.clone();
         self.watch(record);
+        self.follow_allocation(&key);
         // An earlier daemon may have known it by another name.
         if found.captures.sluid.as_ref() != Some(&found.id) {
             self.rename(found.job, &found.id);
@@ -82,6 +85,13 @@ impl Keeping {
         }
         // Followed as it was measured; the store puts the two words together again when it ends.
         record
+    }
+
+    /// What its scheduler had told of a job before it was found, and what its own record does not say.
+    fn follow_allocation(&self, key: &JobKey) {
+        if let Ok(Some(known)) = self.writer.get(key) {
+            self.sampling.allocate(&known);
+        }
     }
 
     /// The job that has a directory of another node on this machine, and runs.
@@ -125,6 +135,7 @@ impl Keeping {
             directory.key = new.clone();
         }
         self.jobs.insert(new.clone(), kept);
+        self.follow_allocation(&new);
         self.rename_outer(&old, &new);
         self.shadows.rename(&old, &new);
         self.identify(job);
@@ -185,6 +196,11 @@ impl Keeping {
             }),
         };
         describe(&found.captures, &mut record);
+        if found.captures.sluid.is_some() && found.captures.sluid.as_ref() != Some(&found.id) {
+            // Its number is what its processes said: whose they are is known before it is joined with another's.
+            record.uid = record.uid.or_else(|| user_inside(&self.host, found));
+            record.user = record.user.or_else(|| users::name_of(record.uid?));
+        }
         record
     }
 
@@ -256,6 +272,19 @@ pub(super) struct Gone {
 
 fn node_of(found: &Found) -> String {
     found.captures.node.clone().unwrap_or_default()
+}
+
+/// The user whose processes are in a job; its manager's own are there first.
+fn user_inside(host: &Host, found: &Found) -> Option<u32> {
+    let question = Question {
+        manager: &found.manager,
+        id: &found.id,
+        uid: None,
+        user: None,
+        cgroup: &found.cgroup,
+        pids: &found.pids,
+    };
+    identity::identify(host, &question).uid.filter(|&uid| uid != 0)
 }
 
 /// Parts as they are now in the place of what was known of the same ones.
@@ -437,6 +466,34 @@ mod tests {
         let expected =
             [part("0", Some("solve"), Some(9)), part("met:7", None, None), part("batch", None, None)];
         assert_eq!(parts, expected);
+    }
+
+    #[test]
+    fn the_user_inside_is_not_the_managers_root() {
+        let root = tempfile::tempdir().unwrap();
+        for (pid, uid) in [(70, 0), (71, 1000)] {
+            let folder = root.path().join(format!("proc/{pid}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            let zeros = "0 ".repeat(17);
+            std::fs::write(folder.join("stat"), format!("{pid} (x) S 1 {zeros}{pid} 0")).unwrap();
+            let status = format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n");
+            std::fs::write(folder.join("status"), status).unwrap();
+        }
+        std::fs::write(root.path().join("proc/stat"), "cpu 0 0 0 0\n").unwrap();
+        std::fs::write(root.path().join("proc/meminfo"), "MemTotal: 8000000 kB\n").unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let mut found = Found {
+            job: 1,
+            manager: "slurm".to_owned(),
+            id: "12".to_owned(),
+            captures: Captures::default(),
+            cgroup: CgroupPaths::default(),
+            start_ns: 0,
+            pids: vec![70, 71],
+        };
+        assert_eq!(user_inside(&host, &found), Some(1000));
+        found.pids.pop();
+        assert_eq!(user_inside(&host, &found), None);
     }
 
     #[test]

@@ -85,6 +85,9 @@ impl Keeping {
         {
             tracing::warn!("job {}: {error}", record.key.id);
         }
+        if *record != before {
+            self.sampling.allocate(record);
+        }
         if *record != before
             && let Some(board) = &self.board
         {

@@ -32,7 +32,8 @@ use super::shadows::Shadows;
 use super::socket::Peer;
 use super::standing::Standing;
 use super::told;
-use crate::config::{Config, Presence};
+use super::unwritten::Unwritten;
+use crate::config::{Config, Presence, Scope};
 use crate::emissions;
 use crate::failure::Failure;
 use crate::jobs;
@@ -73,6 +74,7 @@ pub struct Keeping {
     /// Ids that were reserved and have no end yet, and for whom.
     given: HashMap<u64, u32>,
     pub(super) schedulers: Schedulers,
+    pub(super) unwritten: Unwritten,
     /// Jobs that are over, and whose last share of energy is not known yet.
     owed: HashSet<JobKey>,
     pub(super) emitting: Emitting,
@@ -107,7 +109,7 @@ impl Keeping {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
         let before = |manager: &str| told::before(&writer, manager);
         let asked = &setting.config.schedulers;
-        let schedulers = Schedulers::start(&setting.host, asked, place.system, before)?;
+        let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
         let (forward, not_sending) = match forwarding::start(&setting.host, &setting.config, place) {
             Ok(forward) => (forward, None),
             Err(status) => (None, Some(status)),
@@ -130,6 +132,7 @@ impl Keeping {
             made: Made::default(),
             given: HashMap::new(),
             schedulers,
+            unwritten: Unwritten::default(),
             owed: HashSet::new(),
             emitting: Emitting::default(),
             shadows: Shadows::default(),
@@ -332,7 +335,10 @@ impl Keeping {
         Ok(Reply::Done)
     }
 
-    fn known(&self, key: &JobKey) -> Result<Option<Record>> {
+    fn known(&mut self, key: &JobKey) -> Result<Option<Record>> {
+        if let Some(end) = self.unwritten.end_of(key) {
+            return Ok(Some(end.clone()));
+        }
         match self.jobs.get(key) {
             Some(kept) => Ok(Some(kept.record.clone())),
             None => Ok(self.writer.get(key)?),
@@ -397,6 +403,7 @@ impl Keeping {
         given.is_some_and(|&uid| uid == peer.uid || self.may_stop(peer))
     }
 
+    /// Ends a job for good. What cannot be written is kept and tried again, and that it is not on disk is said.
     pub(super) fn close_job(&mut self, mut record: Record) -> Result<()> {
         let sampled = self.sampling.remove(&record.key, Known::of(&record));
         if sampled.is_some() {
@@ -408,7 +415,10 @@ impl Keeping {
         let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
         sampled.complete(&mut record, &course, self.config.sampling.interval);
         self.on_board(|board| board.ended(&record));
-        self.writer.put(&record)?;
+        let written = self.writer.put(&record);
+        if written.is_err() {
+            self.unwritten.keep_end(record.clone());
+        }
         self.hurry();
         self.note_inner(&record);
         self.outers.remove(&record.key);
@@ -421,6 +431,7 @@ impl Keeping {
             self.flush();
         }
         self.schedulers.nudge(&record.key.manager);
+        written?;
         self.limit_count()
     }
 
@@ -456,6 +467,11 @@ impl Keeping {
     fn put_energy(&mut self, settled: Vec<(JobKey, Charged)>) {
         for (key, charged) in settled {
             self.owed.remove(&key);
+            if let Some(end) = self.unwritten.end_of(&key) {
+                charged.put(&mut end.totals);
+                end.emission = charged.emission();
+                continue;
+            }
             let Ok(Some(mut record)) = self.writer.get(&key) else { continue };
             charged.put(&mut record.totals);
             record.emission = charged.emission();
@@ -567,7 +583,12 @@ impl Keeping {
         }
     }
 
-    fn with_live(&self, mut found: Vec<Record>) -> Vec<Record> {
+    fn with_live(&mut self, mut found: Vec<Record>) -> Vec<Record> {
+        for record in &mut found {
+            if let Some(end) = self.unwritten.end_of(&record.key) {
+                record.clone_from(end);
+            }
+        }
         if found.iter().any(|record| record.state.is_live()) {
             let mut live = self.sampling.live();
             for record in found.iter_mut().filter(|record| record.state.is_live()) {
@@ -671,7 +692,21 @@ impl Keeping {
         by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
     }
 
+    pub fn has_to_flush(&self) -> bool {
+        !self.jobs.is_empty() || !self.unwritten.is_empty()
+    }
+
+    /// Tries again what could not be written.
+    fn write_again(&mut self) {
+        let writer = &mut self.writer;
+        self.unwritten.write_ends(|record| writer.put(record));
+        if self.unwritten.told.is_some() {
+            self.hear();
+        }
+    }
+
     pub fn flush(&mut self) {
+        self.write_again();
         self.follow_shadows();
         let drained = self.sampling.drain();
         for (key, course) in drained.jobs {
@@ -784,6 +819,7 @@ impl Keeping {
         // Whatever the meters show now is all that will be known.
         let settled = self.sampling.settle_now();
         self.put_energy(settled);
+        self.write_again();
         if let Some(finding) = self.finding.take() {
             finding.stop();
         }

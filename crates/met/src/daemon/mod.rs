@@ -20,6 +20,7 @@ mod shadows;
 mod socket;
 mod standing;
 pub mod told;
+mod unwritten;
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
@@ -213,7 +214,7 @@ impl Daemon {
 
     /// How long nothing needs to be done unless somebody asks.
     fn patience(&self) -> Option<Duration> {
-        let flush = (self.keeping.job_count() > 0).then_some(self.next_flush);
+        let flush = self.keeping.has_to_flush().then_some(self.next_flush);
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
         let settling = self.keeping.is_owed().then(|| Instant::now() + SETTLE_EVERY);
         let due =
@@ -302,7 +303,7 @@ impl Daemon {
         let now = Instant::now();
         self.keeping.settle_energy();
         self.keeping.hear_provider();
-        if now >= self.next_flush && self.keeping.job_count() > 0 {
+        if now >= self.next_flush && self.keeping.has_to_flush() {
             self.keeping.follow_factor();
             self.keeping.flush();
             self.keeping.sweep();

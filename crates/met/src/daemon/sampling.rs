@@ -54,8 +54,9 @@ enum Order {
     Costs(SyncSender<Vec<SourceStatus>>),
 }
 
-/// Another place in which a job is to be read.
+/// Another place in which a job is to be read, or what was learned of it.
 enum Change {
+    Allocation(Box<Record>),
     Process(ProcessId),
     Cgroup(CgroupPaths),
     /// One that is gone, with what was used in it.
@@ -66,6 +67,7 @@ enum Change {
 impl Change {
     fn make(self, sampler: &mut Sampler, slot: u32) {
         match self {
+            Change::Allocation(record) => sampler.energy().hold(slot, &record),
             Change::Process(process) => sampler.add_root(slot, process),
             Change::Cgroup(paths) => sampler.add_cgroup(slot, paths),
             Change::CgroupGone(paths, cpu_ns) => sampler.leave_cgroup(slot, &paths, cpu_ns),
@@ -157,6 +159,14 @@ impl Sampling {
     /// One of several directories of a job is gone; `cpu_ns` is what was used in it.
     pub fn leave_cgroup(&self, key: &JobKey, paths: CgroupPaths, cpu_ns: Option<i64>) {
         let _ = self.orders.send(Order::Change(key.clone(), Change::CgroupGone(paths, cpu_ns)));
+    }
+
+    /// Tells what a job was given, which may be known only after it began.
+    pub fn allocate(&self, record: &Record) {
+        if record.allocated.cpus.or(record.requested.cpus).is_some() {
+            let change = Change::Allocation(Box::new(record.clone()));
+            let _ = self.orders.send(Order::Change(record.key.clone(), change));
+        }
     }
 
     /// Counts the events of a job in a directory that was made for that.
@@ -364,6 +374,19 @@ mod tests {
         let cards: Vec<String> = receiver.recv().unwrap().cards.into_iter().map(|(id, _)| id).collect();
         assert_eq!(cards, ["a", "b"]);
         assert!(undelivered.drained.cards.is_empty());
+    }
+
+    #[test]
+    fn an_allocation_that_is_known_is_told_and_none_is_not() {
+        let (orders, received) = mpsc::channel();
+        let sampling = Sampling { orders, thread: None, stuck: Cell::new(false) };
+        let mut record = crate::view::sample::bare(1, "x");
+        sampling.allocate(&record);
+        assert!(received.try_recv().is_err());
+        record.requested.cpus = Some(2);
+        sampling.allocate(&record);
+        let order = received.try_recv().unwrap();
+        assert!(matches!(order, Order::Change(key, Change::Allocation(_)) if key == record.key));
     }
 
     #[test]

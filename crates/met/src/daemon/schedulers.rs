@@ -78,16 +78,19 @@ fn programs(config: &Configured) -> Programs {
 }
 
 impl Schedulers {
-    /// One thread for each scheduler that is wanted; `before` tells what is known of each.
+    /// One thread for each scheduler that is wanted; `before` tells what is known of each. `scope` holds where
+    /// the configuration says nothing.
     pub fn start(
         host: &Host,
         config: &Configured,
         system: bool,
+        scope: Scope,
         before: impl Fn(&str) -> Before,
     ) -> io::Result<Schedulers> {
         let (told, news) = mpsc::sync_channel(QUEUE);
         let mut schedulers = Schedulers { workers: Vec::new(), news, bell: None };
-        let node = Some(host.facts().hostname.clone()).filter(|_| config.scope == Scope::Node);
+        let scope = config.scope.unwrap_or(scope);
+        let node = Some(host.facts().hostname.clone()).filter(|_| scope == Scope::Node);
         for (kind, _) in wanted(config, system) {
             let bell = match &schedulers.bell {
                 Some(bell) => bell.clone(),
@@ -303,8 +306,9 @@ mod tests {
         let answer = r#"echo '{"7": {"state": "Running", "owner": "root", "startTime": 1794722204}}'"#;
         let folder = commands(&[("oarstat", answer)]);
         let host = Host::real().unwrap();
+        let config = configured(folder.path());
         let schedulers =
-            Schedulers::start(&host, &configured(folder.path()), true, |_| Before::default()).unwrap();
+            Schedulers::start(&host, &config, true, Scope::Cluster, |_| Before::default()).unwrap();
         let told = loop {
             // The day before is asked for in pieces, and each has the same answer.
             let told = wait_for_news(&schedulers);
@@ -317,11 +321,40 @@ mod tests {
     }
 
     #[test]
+    fn who_asks_decides_whose_jobs_unless_the_file_says_so() {
+        let host = Host::real().unwrap();
+        let here = &host.facts().hostname;
+        let job = |id: u32, node: &str| {
+            format!(
+                r#""{id}": {{"state": "Running", "owner": "root", "startTime": 1794722204, "assigned_network_address": ["{node}"]}}"#
+            )
+        };
+        let answer = format!("echo '{{{}, {}}}'", job(7, here), job(8, "not-this-node"));
+        let folder = commands(&[("oarstat", &answer)]);
+        let told = |scope, by_asker| {
+            let config = Configured { scope, ..configured(folder.path()) };
+            let schedulers =
+                Schedulers::start(&host, &config, true, by_asker, |_| Before::default()).unwrap();
+            loop {
+                let told = wait_for_news(&schedulers);
+                if !told.recorded.is_empty() {
+                    break told.recorded.into_iter().map(|recorded| recorded.id).collect::<Vec<_>>();
+                }
+            }
+        };
+        assert_eq!(told(None, Scope::Node), ["7"]);
+        assert_eq!(told(None, Scope::Cluster), ["7", "8"]);
+        assert_eq!(told(Some(Scope::Cluster), Scope::Node), ["7", "8"]);
+        assert_eq!(told(Some(Scope::Node), Scope::Cluster), ["7"]);
+    }
+
+    #[test]
     fn a_scheduler_that_fails_is_a_line_of_the_status() {
         let folder = commands(&[("oarstat", "echo no database >&2; exit 25")]);
         let host = Host::real().unwrap();
+        let config = configured(folder.path());
         let schedulers =
-            Schedulers::start(&host, &configured(folder.path()), true, |_| Before::default()).unwrap();
+            Schedulers::start(&host, &config, true, Scope::Cluster, |_| Before::default()).unwrap();
         let status = loop {
             let status = schedulers.status().remove(0);
             if status.last_error.is_some() {

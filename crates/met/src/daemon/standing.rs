@@ -12,7 +12,7 @@ use super::keeping::Keeping;
 use super::schedulers::Schedulers;
 use super::socket::Peer;
 use super::told;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Scope};
 use crate::emissions;
 use crate::jobs;
 use crate::protocol::{Change, Held, InForce, Reply, Whence};
@@ -227,7 +227,7 @@ impl Keeping {
         if before.schedulers != self.config.schedulers {
             let known = |manager: &str| told::before(&self.writer, manager);
             let asked = &self.config.schedulers;
-            self.schedulers = Schedulers::start(&self.host, asked, self.place.system, known)?;
+            self.schedulers = Schedulers::start(&self.host, asked, self.place.system, Scope::Node, known)?;
         }
         Ok(())
     }

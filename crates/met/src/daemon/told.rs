@@ -9,20 +9,36 @@ use met_store::{Filter, Queries, Writer};
 
 use super::keeping::Keeping;
 use super::schedulers::Before;
+use super::unwritten;
 use crate::jobs;
 
 impl Keeping {
-    /// Readable when a scheduler has told something.
+    /// Readable when a scheduler has told something, unless what was told before waits to be written.
     pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.schedulers.bell()
+        self.schedulers.bell().filter(|_| self.unwritten.told.is_none())
     }
 
     /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
     pub fn hear(&mut self) {
-        let Some(told) = self.schedulers.take() else { return };
+        let again = self.unwritten.told.take();
+        let is_first = again.is_none();
+        let Some(told) = again.or_else(|| self.schedulers.take()) else { return };
         match keep(&mut self.writer, &told) {
-            Ok(written) => written.iter().for_each(|record| self.on_board(|board| board.knows(record))),
-            Err(error) => tracing::warn!("what {} told is lost: {error:#}", told.manager),
+            Ok(written) => written.iter().for_each(|record| {
+                self.on_board(|board| board.knows(record));
+                if self.jobs.contains_key(&record.key) {
+                    self.sampling.allocate(record);
+                }
+            }),
+            Err(error) if error.downcast_ref().is_some_and(unwritten::is_hopeless) => {
+                tracing::warn!("what {} told is lost: {error:#}", told.manager);
+            }
+            Err(error) => {
+                if is_first {
+                    tracing::warn!("what {} told is not written yet: {error:#}", told.manager);
+                }
+                self.unwritten.told = Some(told);
+            }
         }
     }
 }

@@ -31,12 +31,11 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(record: &Record, charged: Charged, now_ns: i64) -> Job {
-        let held_cpus = record.allocated.cpus.or(record.requested.cpus).and_then(|cpus| cpus.try_into().ok());
         let age_ns = record.start_ns.map(|start_ns| clock::realtime_ns() - start_ns);
         let is_young = age_ns.is_some_and(|age_ns| (0..YOUNG_NS).contains(&age_ns));
         Job {
             key: record.key.clone(),
-            held_cpus: held_cpus.unwrap_or(0),
+            held_cpus: held_here(record).unwrap_or(0),
             // Counters of an older one, or of one that was attached to, have a history.
             cpu_ns: is_young.then_some(0),
             weighed_ns: now_ns,
@@ -47,6 +46,11 @@ impl Job {
             has_left: false,
             charged,
         }
+    }
+
+    /// Its allocation is told after it began, by its own processes or by its scheduler.
+    pub(super) fn hold(&mut self, record: &Record) {
+        self.held_cpus = held_here(record).unwrap_or(self.held_cpus);
     }
 
     /// The processor counted so many events in all, since it was told to.
@@ -79,6 +83,15 @@ impl Job {
         }
         weights
     }
+}
+
+/// The CPUs that a job holds on this machine, where it is known how many it has on all its nodes.
+fn held_here(record: &Record) -> Option<u64> {
+    let cpus: u64 = record.allocated.cpus.or(record.requested.cpus)?.try_into().ok()?;
+    // Several nodes may be one machine.
+    let here = 1 + record.local.as_ref().map_or(0, |local| local.more_cgroups.len()) as u64;
+    let nodes = (record.nodes.len() as u64).max(here);
+    Some(cpus.saturating_mul(here).div_ceil(nodes))
 }
 
 /// Kibibytes times milliseconds: a terabyte for a year still fits.

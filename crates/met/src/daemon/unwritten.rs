@@ -1,0 +1,190 @@
+//! What could not be written, on a full disk or while a store does not answer, and is tried again.
+
+use std::collections::VecDeque;
+
+use met_core::job::{JobKey, Record};
+use met_jobs::scheduler::Told;
+use met_store::StoreError;
+
+/// Ends of jobs that are kept in memory; of more than these the oldest are lost.
+const ENDS_MAX: usize = 4096;
+
+#[derive(Default)]
+pub(super) struct Unwritten {
+    ends: VecDeque<Record>,
+    /// As long as there is one no further news is taken: its scheduler waits with the rest.
+    pub(super) told: Option<Told>,
+}
+
+impl Unwritten {
+    pub(super) fn is_empty(&self) -> bool {
+        self.ends.is_empty() && self.told.is_none()
+    }
+
+    /// Keeps the end of a job in the place of what was known of it.
+    pub(super) fn keep_end(&mut self, record: Record) {
+        self.ends.retain(|kept| kept.key != record.key);
+        if self.ends.len() == ENDS_MAX
+            && let Some(lost) = self.ends.pop_front()
+        {
+            tracing::error!("job {}: its end is lost", lost.key.id);
+        }
+        self.ends.push_back(record);
+    }
+
+    pub(super) fn end_of(&mut self, key: &JobKey) -> Option<&mut Record> {
+        self.ends.iter_mut().find(|record| record.key == *key)
+    }
+
+    /// Writes the ends, oldest first, until it fails again.
+    pub(super) fn write_ends(&mut self, mut write: impl FnMut(&Record) -> Result<(), StoreError>) {
+        while let Some(record) = self.ends.front() {
+            match write(record) {
+                Err(error) if !is_hopeless(&error) => return,
+                Err(error) => tracing::error!("job {}: its end is lost: {error}", record.key.id),
+                Ok(()) => {}
+            }
+            self.ends.pop_front();
+        }
+    }
+}
+
+/// The same again will not do.
+pub(super) fn is_hopeless(error: &StoreError) -> bool {
+    matches!(error, StoreError::Refused { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use met_core::job::{Origin, State};
+    use met_host::Host;
+    use met_jobs::scheduler::Recorded;
+
+    use super::super::keeping::Keeping;
+    use super::super::socket::Peer;
+    use super::*;
+    use crate::config::Config;
+    use crate::jobs::JobsFilter;
+    use crate::paths::Place;
+    use crate::protocol::{Reply, Request};
+    use crate::setting::Setting;
+    use crate::view::sample;
+
+    fn full() -> StoreError {
+        StoreError::Unreachable { at: "store".to_owned(), error: "disk full".to_owned() }
+    }
+
+    #[test]
+    fn an_end_is_tried_again_until_it_is_written() {
+        let mut unwritten = Unwritten::default();
+        for number in 1..=3 {
+            unwritten.keep_end(sample::bare(number, "x"));
+        }
+        let mut written = Vec::new();
+        unwritten.write_ends(|_| Err(full()));
+        assert!(unwritten.end_of(&sample::bare(1, "x").key).is_some());
+        unwritten.write_ends(|record| match written.len() {
+            0 => {
+                written.push(record.key.id.clone());
+                Ok(())
+            }
+            _ => Err(full()),
+        });
+        assert_eq!(written, ["1"]);
+        assert!(unwritten.end_of(&sample::bare(1, "x").key).is_none() && !unwritten.is_empty());
+        unwritten.write_ends(|record| {
+            written.push(record.key.id.clone());
+            Ok(())
+        });
+        assert_eq!(written, ["1", "2", "3"]);
+        assert!(unwritten.is_empty());
+    }
+
+    /// A daemon's keeping, of a machine without anything.
+    fn keeping(root: &Path) -> Keeping {
+        std::fs::create_dir_all(root.join("proc")).unwrap();
+        std::fs::write(root.join("proc/stat"), "cpu 0 0 0 0\ncpu0 0 0 0 0\n").unwrap();
+        std::fs::write(root.join("proc/meminfo"), "MemTotal: 8000000 kB\n").unwrap();
+        let place = Place { state: root.join("state"), runtime: root.join("run"), system: false };
+        let setting = Setting {
+            host: Host::at(root).unwrap(),
+            config: Config::default(),
+            config_path: None,
+            user: place.clone(),
+            system: place.clone(),
+            server: None,
+        };
+        Keeping::open(&setting, &place, None).unwrap()
+    }
+
+    fn of_slurm(number: u32) -> Record {
+        let mut record = sample::full(number, "x");
+        record.key.manager = "slurm".to_owned();
+        (record.state, record.end_ns, record.inside) = (State::Running, None, None);
+        if let Some(local) = &mut record.local {
+            (local.origin, local.supervisor) = (Origin::Found, None);
+        }
+        record
+    }
+
+    #[test]
+    fn a_store_that_fails_for_a_while_loses_no_end_and_no_news() {
+        let root = tempfile::tempdir().unwrap();
+        let mut keeping = keeping(root.path());
+        let record = of_slurm(7);
+        keeping.writer.put(&record).unwrap();
+        keeping.watch(record.clone());
+        let other = rusqlite::Connection::open(root.path().join("state/store.db")).unwrap();
+        let full = |when: &str| {
+            format!("CREATE TRIGGER full_{when} BEFORE {when} ON job BEGIN SELECT RAISE(FAIL, 'full'); END;")
+        };
+        other.execute_batch(&(full("INSERT") + &full("UPDATE") + &full("DELETE"))).unwrap();
+
+        keeping.close_found(record.clone());
+        let peer = Peer { uid: rustix::process::getuid().as_raw(), pid: std::process::id() };
+        let Ok(Reply::Jobs(shown)) = keeping.answer(Request::Jobs(JobsFilter::default()), peer) else {
+            panic!("no jobs");
+        };
+        assert_eq!(shown.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
+        assert_eq!((keeping.job_count(), keeping.has_to_flush()), (0, true));
+        let mut told = Recorded::new("slurm", "8".to_owned());
+        told.scheduling.submit_ns = Some(1_000_000_000);
+        keeping.unwritten.told =
+            Some(Told { manager: "slurm", recorded: vec![told], gone: Vec::new(), cursor: Some(5) });
+        keeping.flush();
+        assert!(keeping.unwritten.told.is_some() && keeping.unwritten.end_of(&record.key).is_some());
+
+        other
+            .execute_batch("DROP TRIGGER full_INSERT; DROP TRIGGER full_UPDATE; DROP TRIGGER full_DELETE")
+            .unwrap();
+        keeping.flush();
+        assert!(keeping.unwritten.is_empty());
+        assert_eq!(keeping.writer.get(&record.key).unwrap().unwrap().state, State::Finished);
+        assert_eq!(keeping.writer.find(Some("slurm"), "8").unwrap().len(), 1);
+        keeping.close();
+    }
+
+    #[test]
+    fn what_is_refused_holds_up_nobody() {
+        let mut unwritten = Unwritten::default();
+        unwritten.keep_end(sample::bare(1, "x"));
+        unwritten.write_ends(|_| {
+            Err(StoreError::Refused { at: "store".to_owned(), error: "too long".to_owned() })
+        });
+        assert!(unwritten.is_empty());
+    }
+
+    #[test]
+    fn memory_is_bounded_and_a_job_has_one_end() {
+        let mut unwritten = Unwritten::default();
+        for number in 0..ENDS_MAX as u32 + 2 {
+            unwritten.keep_end(sample::bare(number, "x"));
+            unwritten.keep_end(sample::bare(number, "y"));
+        }
+        assert_eq!(unwritten.ends.len(), ENDS_MAX);
+        assert!(unwritten.end_of(&sample::bare(1, "x").key).is_none(), "the oldest is gone");
+        assert_eq!(unwritten.end_of(&sample::bare(2, "x").key).unwrap().name, "y");
+    }
+}
