@@ -45,7 +45,7 @@ const NAME_BYTES_MAX: usize = 255;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     pub node: String,
-    /// Drawn when the spool was made: numbers begin anew with another one.
+    /// Drawn whenever a daemon opens its spool: numbers are told apart by it.
     pub spool: String,
     /// From 1 on, in the order in which they were made.
     pub sequence: u64,
