@@ -203,7 +203,8 @@ impl Postgres {
             none => none.insert(self.connect()?),
         };
         let result = work(session);
-        if session.client.is_closed() {
+        // It may say why it ends before it is seen to be closed.
+        if session.client.is_closed() || result.as_ref().is_err_and(ends_connection) {
             *held = None;
         }
         result.map_err(|error| self.error(&error))
@@ -227,6 +228,12 @@ impl Postgres {
             }
         }
     }
+}
+
+/// Whether nothing comes after this: the server, or the way to it, went away.
+fn ends_connection(error: &postgres::Error) -> bool {
+    let ends = |code: &str| code.starts_with("08") || code.starts_with("57P");
+    error.as_db_error().is_none_or(|told| ends(told.code().code()))
 }
 
 fn tls(ca_file: Option<&Path>) -> Result<MakeRustlsConnect, StoreError> {
