@@ -1,6 +1,6 @@
 //! Runs a scheduler's command: no shell, a known environment, a limit on its time and on what it says.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -38,6 +38,8 @@ const PASSED_ON: &[&str] = &[
     "LSF_LIBDIR",
     "LSF_SERVERDIR",
 ];
+const BUSY_TRIES: u32 = 20;
+const BUSY_PAUSE: Duration = Duration::from_millis(25);
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 const COMPLAINT_BYTES_MAX: usize = 4 << 10;
 /// How long a killed command is waited for before it is left to be reaped by a later run.
@@ -95,6 +97,19 @@ impl Programs {
         self.ask_at(program, &path, arguments)
     }
 
+    /// A program that is being replaced at this moment is there in the next.
+    fn spawn(&self, path: &Path, arguments: &[String]) -> io::Result<Child> {
+        for _ in 0..BUSY_TRIES {
+            match self.command(path, arguments).spawn() {
+                Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                    std::thread::sleep(BUSY_PAUSE);
+                }
+                spawned => return spawned,
+            }
+        }
+        self.command(path, arguments).spawn()
+    }
+
     pub fn ask_at(
         &mut self,
         program: &'static str,
@@ -103,7 +118,7 @@ impl Programs {
     ) -> Result<Vec<u8>, Trouble> {
         self.dying.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
         let failed = |said: String| Trouble::Failed { program, said };
-        let mut child = self.command(path, arguments).spawn().map_err(|error| failed(error.to_string()))?;
+        let mut child = self.spawn(path, arguments).map_err(|error| failed(error.to_string()))?;
         let deadline = Instant::now() + self.timeout;
         let mut answer = Bounded::new(child.stdout.take(), self.answer_bytes_max);
         let mut complaint = Bounded::new(child.stderr.take(), COMPLAINT_BYTES_MAX);
