@@ -5,7 +5,7 @@
 //! What the scheduler alone knows of is a record of its own: keyed by its start, and by its submission as
 //! long as it waits.
 
-use met_core::job::{JobKey, Part, Record, State, finer};
+use met_core::job::{JobKey, Part, Record, Scheduling, State, finer};
 
 use super::Recorded;
 use super::text::{SECOND_NS, hosts};
@@ -71,8 +71,10 @@ pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
             && (&record.key.manager, &record.key.id) == (&measured.key.manager, &measured.key.id)
             && may_own(measured, record.uid)
     });
-    let near =
-        |record: &&Record| Some((record.start_ns? - measured.start_ns?).abs()).filter(|far| *far <= SLACK_NS);
+    let near = |record: &&Record| match (record.start_ns, measured.start_ns?) {
+        (Some(told_ns), start_ns) => Some((told_ns - start_ns).abs()).filter(|far| *far <= SLACK_NS),
+        (None, start_ns) => is_behind(record.state, &record.scheduling, start_ns).then_some(SLACK_NS),
+    };
     let Some(told) = told.filter(|record| near(record).is_some()).min_by_key(near) else {
         return Joined { write: vec![measured.clone()], remove: Vec::new() };
     };
@@ -83,7 +85,9 @@ pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
     record.scheduling.fill_from(&measured.scheduling);
     record.scheduling.cluster = told.cluster().map(str::to_owned);
     record.account = told.account.clone().or(record.account);
-    record.manager_state.clone_from(&told.manager_state);
+    if told.state != State::Pending {
+        record.manager_state.clone_from(&told.manager_state);
+    }
     // Its directory may be there for a while after the end.
     if !told.state.is_live() {
         record.state = told.state;
@@ -182,10 +186,21 @@ fn distance(record: &Record, run: &Recorded) -> Option<i64> {
             let over = record.end_ns.is_some_and(|end_ns| end_ns < told_ns - SLACK_NS);
             (fits && !over).then(|| (start_ns - told_ns).abs())
         }
+        // It is seen to run, and its scheduler's books are behind.
+        (Some(start_ns), None) if !is_only_recorded(record) && record.state.is_live() => {
+            is_behind(run.state, &run.scheduling, start_ns).then_some(0)
+        }
         // It waits, as before, or was cancelled while it waited.
         (None, None) if is_only_recorded(record) => (submitted.0 == submitted.1).then_some(0),
         _ => None,
     }
+}
+
+/// Whether what is said to wait may be what began then: one that was begun anew waits for another run.
+fn is_behind(state: State, scheduling: &Scheduling, start_ns: i64) -> bool {
+    state == State::Pending
+        && scheduling.restarts.unwrap_or(0) == 0
+        && scheduling.submit_ns.is_some_and(|submit_ns| submit_ns <= start_ns.saturating_add(SLACK_NS))
 }
 
 /// A run that nobody here measured.
@@ -253,8 +268,9 @@ fn merge(known: &Record, run: &Recorded, asked_ns: i64) -> Record {
     // What was only told before is no finer than what is told now.
     let measured = |time_ns: Option<i64>| time_ns.filter(|_| !is_only_recorded(known));
     record.start_ns = finer(measured(known.start_ns), run.start_ns).or(known.start_ns);
-    // A scheduler that has not heard of an end yet does not undo it.
-    if !run.state.is_live() || known.state.is_live() {
+    // A scheduler that has not heard of a start or an end yet does not undo it.
+    let unheard = run.state == State::Pending && !is_only_recorded(known);
+    if (!run.state.is_live() || known.state.is_live()) && !unheard {
         record.state = run.state;
         record.manager_state.clone_from(&run.manager_state);
         (record.exit_code, record.signal) = (run.exit_code, run.signal);

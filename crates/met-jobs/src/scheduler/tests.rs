@@ -570,6 +570,22 @@ fn an_end_that_the_scheduler_has_not_heard_of_stays() {
 }
 
 #[test]
+fn what_is_seen_to_run_does_not_wait_though_its_scheduler_says_so() {
+    let mut known = vec![measured(31, None)];
+    let waits = run(State::Pending, 29, None, None);
+    assert_eq!(after(&mut known, std::slice::from_ref(&waits)), "31 running");
+    assert_eq!(known[0].manager_state, None, "nothing is told that is not so");
+    // Told before it was seen.
+    let mut known = Vec::new();
+    assert_eq!(after(&mut known, std::slice::from_ref(&waits)), "29 pending");
+    assert_eq!(outcome(&adopt(&measured(31, None), &known)), "31 running, -29");
+    // One that was begun anew waits for its next run.
+    let mut anew = waits;
+    anew.scheduling.restarts = Some(1);
+    assert_eq!(after(&mut vec![measured(31, None)], &[anew]), "29 pending");
+}
+
+#[test]
 fn strangers_with_the_same_id_are_left_alone() {
     let mut elsewhere = measured(31, None);
     elsewhere.key.cluster = Some("beta".into());
