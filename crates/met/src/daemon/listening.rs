@@ -41,20 +41,28 @@ fn router(board: &Arc<Board>) -> Router {
 }
 
 fn answer(board: &Board, asker: &Asker, headers: &HeaderMap) -> Response {
+    // Every user of this machine can ask without a name, so names are for those alone who have one.
+    let wanted = wanted(headers, asker.is_known());
+    match board.page(wanted) {
+        Ok(page) => respond(wanted, axum::body::Bytes::from_owner(page)),
+        Err(old) => (StatusCode::SERVICE_UNAVAILABLE, format!("{old}\n")).into_response(),
+    }
+}
+
+/// What a scraper asks for by its headers.
+pub fn wanted(headers: &HeaderMap, people: bool) -> Wanted {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let format = Format::accepted(text(header::ACCEPT));
-    let gzip = prometheus::accepts_gzip(text(header::ACCEPT_ENCODING));
-    // Every user of this machine can ask without a name, so names are for those alone who have one.
-    let wanted = Wanted { format, gzip, people: asker.is_known() };
-    let page = match board.page(wanted) {
-        Ok(page) => page,
-        Err(old) => return (StatusCode::SERVICE_UNAVAILABLE, format!("{old}\n")).into_response(),
-    };
-    let mut response = axum::body::Bytes::from_owner(page).into_response();
+    Wanted { format, gzip: prometheus::accepts_gzip(text(header::ACCEPT_ENCODING)), people }
+}
+
+/// A page with the headers that say what it is.
+pub fn respond(wanted: Wanted, page: impl IntoResponse) -> Response {
+    let mut response = page.into_response();
     let own = response.headers_mut();
-    own.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(format.content_type()));
+    own.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(wanted.format.content_type()));
     own.insert(header::VARY, header::HeaderValue::from_static("Accept, Accept-Encoding, Authorization"));
-    if gzip {
+    if wanted.gzip {
         own.insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
     }
     response

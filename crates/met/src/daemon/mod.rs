@@ -10,7 +10,7 @@ pub mod forwarding;
 mod found;
 mod identifying;
 mod keeping;
-mod listening;
+pub mod listening;
 mod nesting;
 mod plain;
 mod privilege;

@@ -16,11 +16,12 @@ use met_core::{Column, MISSING, Table, Unit, columns};
 use met_server::cluster::ClusterView;
 use met_server::cluster::api::Api;
 use met_server::http::Asker;
-use met_sinks::prometheus::{self, Disclosure, Format};
+use met_sinks::prometheus::{self, Disclosure};
 use met_sinks::service_discovery::{self, Target};
 use met_sinks::snapshot::{Job, Rows, Snapshot};
 
-use crate::daemon::board::{about, nothing};
+use crate::daemon::board::{Wanted, about, nothing};
+use crate::daemon::listening::{respond, wanted};
 use crate::jobs::{self, JobsFilter};
 
 columns! { COLUMNS:
@@ -72,7 +73,7 @@ impl Pages {
         Ok(snapshot)
     }
 
-    fn page(&self, format: Format, gzip: bool, people: bool) -> Result<Vec<u8>> {
+    fn page(&self, Wanted { format, gzip, people }: Wanted) -> Result<Vec<u8>> {
         let snapshot = self.snapshot()?;
         let mut page = Vec::new();
         let disclosure = Disclosure { people, jobs_max: self.jobs_max };
@@ -138,17 +139,9 @@ async fn in_background(work: impl FnOnce() -> Result<Response> + Send + 'static)
 }
 
 fn metrics(pages: &Pages, asker: &Asker, headers: &HeaderMap) -> Result<Response> {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let format = Format::accepted(text(header::ACCEPT));
-    let gzip = prometheus::accepts_gzip(text(header::ACCEPT_ENCODING));
-    let mut response = pages.page(format, gzip, asker.is_known())?.into_response();
-    let own = response.headers_mut();
-    own.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(format.content_type()));
-    own.insert(header::VARY, header::HeaderValue::from_static("Accept, Accept-Encoding, Authorization"));
-    if gzip {
-        own.insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
-    }
-    Ok(response)
+    // A node that shows its certificate is known, and no person.
+    let wanted = wanted(headers, asker.user.is_some());
+    Ok(respond(wanted, pages.page(wanted)?))
 }
 
 fn targets(view: &ClusterView) -> Result<Response> {
