@@ -159,6 +159,9 @@ pub struct Redfish {
 }
 
 pub trait Source: Send {
+    /// A tick begins: what a thread of its own is to read for it may be asked for now.
+    fn begin(&mut self) {}
+
     /// Adds to `out`, one empty batch for each of the source's tables, what `targets` show now.
     ///
     /// A target that vanished has no row and is no error.

@@ -5,7 +5,7 @@
 //! the library itself, is done now and then, by a thread that hands over its last figures.
 //!
 //! A driver may never answer: a card that fell off its bus does that to every caller. So no tick calls it.
-//! One thread reads power and use when a tick asks, another does the rest, and figures have an age.
+//! One thread reads power and use when a tick begins, another does the rest, and figures have an age.
 
 mod duty;
 mod fast;
@@ -24,7 +24,7 @@ use met_host::{Host, Targets, clock};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
-use self::fast::{Answer, Fast, Reading, Trouble};
+use self::fast::{Answer, Asked, Fast, Reading, TICK_PATIENCE, Trouble};
 use self::figures::SlowCard;
 use self::library::{CardFacts, Shown};
 use self::numbers::Numbers;
@@ -59,6 +59,9 @@ struct Nvidia {
     /// What the fast thread last said, and how old that may be.
     now: Answer,
     age_max_ns: i64,
+    /// It was asked when this tick began, and what asking has cost so far.
+    asked: Option<Asked>,
+    asking_cpu_ns: i64,
     /// Since when the other thread has figures under way.
     slow_since_ns: Option<i64>,
     /// Somebody who had time waited in vain.
@@ -79,7 +82,7 @@ fn open(host: &Host, options: &Options) -> Opened {
         return Err(Unavailable::Absent("no NVIDIA driver is loaded".to_owned()));
     }
     let no_thread = |error: io::Error| Unavailable::Absent(format!("no thread for NVML: {error}"));
-    let fast = Fast::start(options.interval).map_err(no_thread)?;
+    let fast = Fast::start().map_err(no_thread)?;
     let slow =
         Slow::start(options.nvml_library.clone(), fast.lender(), options.interval).map_err(no_thread)?;
     let is_settled = |state: &slow::State| state.shown.is_some() || state.failure.is_some();
@@ -94,6 +97,8 @@ fn open(host: &Host, options: &Options) -> Opened {
         slow,
         fast,
         now: Answer::default(),
+        asked: None,
+        asking_cpu_ns: 0,
         age_max_ns: age_max_ns(options.interval),
         slow_since_ns: None,
         waited_in_vain: false,
@@ -107,6 +112,14 @@ fn open(host: &Host, options: &Options) -> Opened {
 }
 
 impl Source for Nvidia {
+    fn begin(&mut self) {
+        if self.shown.is_some() {
+            let begin_cpu_ns = clock::thread_cpu_ns();
+            self.asked = Some(self.fast.ask(clock::boottime_ns()));
+            self.asking_cpu_ns += clock::thread_cpu_ns() - begin_cpu_ns;
+        }
+    }
+
     fn read(&mut self, targets: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [cards, processes] = out else { return Ok(()) };
         let now_ns = clock::boottime_ns();
@@ -114,7 +127,8 @@ impl Source for Nvidia {
             self.meet_strangers(targets);
         }
         let Some(shown) = self.shown.clone() else { return Ok(()) };
-        self.fast.ask(now_ns, &mut self.now);
+        let asked = self.asked.take().unwrap_or_else(|| self.fast.ask(now_ns));
+        self.fast.take(asked, TICK_PATIENCE, &mut self.now);
         let now_ns = clock::boottime_ns();
         let mut first_error = self.silence(now_ns).map_or(Ok(()), Err);
         for (index, why) in shown.lost.iter() {
@@ -137,14 +151,14 @@ impl Source for Nvidia {
             return;
         }
         let deadline = Instant::now() + patience;
-        self.fast.ask_for(clock::boottime_ns(), patience, &mut self.now);
+        let asked = self.fast.ask(clock::boottime_ns());
+        self.fast.take(asked, patience, &mut self.now);
         let left = deadline.saturating_duration_since(Instant::now());
         let is_read = |state: &slow::State| state.number > 0 || state.failure.is_some();
         self.waited_in_vain = self.now.at_ns == 0 || !self.slow.wait_until(left, is_read);
     }
 
     fn set_interval(&mut self, interval: Duration) {
-        self.fast.set_interval(interval);
         self.age_max_ns = age_max_ns(interval);
     }
 
@@ -169,7 +183,7 @@ impl Source for Nvidia {
     }
 
     fn errand_cpu_ns(&self) -> i64 {
-        self.fast.cpu_ns()
+        self.asking_cpu_ns + self.fast.cpu_ns()
     }
 
     fn background_cpu_ns(&self) -> i64 {

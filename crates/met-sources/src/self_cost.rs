@@ -151,6 +151,9 @@ impl Runner {
     pub fn read(&mut self, targets: &Targets, tick: &TickInfo) {
         self.costs.clear();
         let begin_ns = clock::boottime_ns();
+        for source in self.sources.iter_mut().filter_map(|running| running.source.as_mut()) {
+            source.begin();
+        }
         let mut rest = &mut self.batches[..];
         for running in &mut self.sources {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());

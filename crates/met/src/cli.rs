@@ -326,6 +326,9 @@ pub struct DaemonArgs {
     /// Print what the running daemon does
     #[arg(long, conflicts_with = "stop")]
     pub status: bool,
+    /// With --status: print JSON
+    #[arg(long, requires = "status")]
+    pub json: bool,
     /// As root: measure root's own jobs only, not everybody's
     #[arg(long)]
     pub user: bool,

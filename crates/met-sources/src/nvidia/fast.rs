@@ -1,9 +1,8 @@
 //! The thread that reads what changes all the time: power and use.
 //!
-//! Ticks come at multiples of their period. The thread reads a moment before each and the tick takes what is
-//! there, so that neither wakes or waits for the other: on a machine where that costs 70 µs it would be most
-//! of the price. A tick out of turn asks, and waits for the answer. A driver that does not answer keeps this
-//! thread and nobody else: the next ticks do not wait and take what there is.
+//! A tick asks when it begins and takes the answer when all else is read: by then it is there, and nobody has
+//! waited. The thread has no timer of its own, whose setting alone costs a virtual machine 50 µs. A driver that
+//! does not answer keeps this thread and nobody else: the next ticks do not wait and take what there is.
 
 use std::io;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,13 +21,7 @@ use super::slow::lock;
 use super::{NO_ANSWER, is_lost, is_unsupported, needs_reload};
 
 /// A tick waits no longer for an answer. Cards that are idle or cores that are busy make it late.
-const TICK_PATIENCE: Duration = Duration::from_millis(2);
-/// So long before a tick is due the thread reads. A driver with eight cards answers in half of it.
-const LEAD_NS: i64 = 1_000_000;
-/// What is younger than this part of a period is of the tick that takes it.
-const FRESH_INVERSE: i64 = 10;
-/// Without a tick for so many periods the thread waits to be asked.
-const PERIODS_ALONE: i64 = 3;
+pub(super) const TICK_PATIENCE: Duration = Duration::from_millis(2);
 /// Who has been at one card for longer is relieved.
 const KEPT_AFTER_NS: i64 = 500_000_000;
 /// What a card says it does not know is asked for again: during a reset it says so of everything.
@@ -98,21 +91,8 @@ struct State {
     /// When the first question was put that has no answer yet.
     waiting_since_ns: Option<i64>,
     answer: Answer,
-    /// The period of ticks, and when the last one came.
-    every_ns: i64,
-    looked_ns: i64,
     duty: Duty,
     stop: bool,
-}
-
-impl State {
-    /// When the next tick is to be read for, unless nobody has come for long.
-    fn due_ns(&self) -> Option<i64> {
-        self.loaded.as_ref()?;
-        let read_ns = self.answer.at_ns.max(self.looked_ns);
-        let boundary_ns = (read_ns + LEAD_NS).checked_div(self.every_ns)?.checked_add(1)? * self.every_ns;
-        (boundary_ns - self.looked_ns <= PERIODS_ALONE * self.every_ns).then_some(boundary_ns - LEAD_NS)
-    }
 }
 
 #[derive(Default)]
@@ -121,6 +101,14 @@ struct Shared {
     wake: Condvar,
     done: Condvar,
     cpu_ns: AtomicI64,
+}
+
+/// What is to be expected of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    Soon,
+    /// The thread is kept by a card, or by what it was asked before.
+    InVain,
 }
 
 /// Where the library is lent to the thread.
@@ -147,9 +135,8 @@ pub(super) struct Fast {
 }
 
 impl Fast {
-    pub fn start(interval: Duration) -> io::Result<Fast> {
+    pub fn start() -> io::Result<Fast> {
         let fast = Fast { shared: Arc::new(Shared::default()) };
-        fast.set_interval(interval);
         fast.begin(0)?;
         Ok(fast)
     }
@@ -160,45 +147,34 @@ impl Fast {
         Ok(())
     }
 
-    /// Ticks come at multiples of this.
-    pub fn set_interval(&self, interval: Duration) {
-        lock(&self.shared.state).every_ns = i64::try_from(interval.as_nanos()).unwrap_or(0);
-    }
-
     pub fn lender(&self) -> Lender {
         Lender(Arc::clone(&self.shared))
     }
 
-    /// Takes over what was read for this tick, or asks for it.
-    pub fn ask(&self, now_ns: i64, into: &mut Answer) {
-        {
-            let Ok(mut state) = self.shared.state.try_lock() else { return };
-            state.looked_ns = now_ns;
-            // Who is late or is kept has been asked already.
-            let is_fresh = now_ns - state.answer.at_ns < state.every_ns / FRESH_INVERSE;
-            if is_fresh && state.answered == state.asked {
-                into.clone_from(&state.answer);
-                return;
+    /// Asks for a reading of every card.
+    pub fn ask(&self, now_ns: i64) -> Asked {
+        let Ok(mut state) = self.shared.state.try_lock() else { return Asked::InVain };
+        if let Some(crew) = state.duty.relief(now_ns, KEPT_AFTER_NS) {
+            drop(state);
+            if self.begin(crew).is_err() {
+                lock(&self.shared.state).duty.no_relief();
             }
-            if let Some(crew) = state.duty.relief(now_ns, KEPT_AFTER_NS) {
-                drop(state);
-                if self.begin(crew).is_err() {
-                    lock(&self.shared.state).duty.no_relief();
-                }
-            }
+            return Asked::InVain;
         }
-        self.ask_for(now_ns, TICK_PATIENCE, into);
-    }
-
-    pub fn ask_for(&self, now_ns: i64, patience: Duration, into: &mut Answer) {
-        let begin = Instant::now();
-        let Ok(mut state) = self.shared.state.try_lock() else { return };
-        // Who is late is not waited for twice.
-        let prompt = state.answered == state.asked;
+        let is_free = state.answered == state.asked;
         state.asked += 1;
         state.waiting_since_ns.get_or_insert(now_ns);
+        drop(state);
         self.shared.wake.notify_one();
-        while prompt
+        // Who is late is not waited for twice.
+        if is_free { Asked::Soon } else { Asked::InVain }
+    }
+
+    /// Takes the answer; waits for it if it is to come soon.
+    pub fn take(&self, asked: Asked, patience: Duration, into: &mut Answer) {
+        let begin = Instant::now();
+        let Ok(mut state) = self.shared.state.try_lock() else { return };
+        while asked == Asked::Soon
             && state.answered < state.asked
             && let Some(left) = patience.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())
         {
@@ -258,7 +234,7 @@ fn work(shared: &Shared, crew: u64) {
     }
 }
 
-/// Waits until a tick asks or is due; the number of the question, and what to ask. `None`: to stop.
+/// Waits until a tick asks; the number of the question, and what to ask. `None`: to stop.
 fn wait_for_order(shared: &Shared, crew: u64) -> Option<(Option<Loaded>, u64)> {
     loop {
         let mut state = lock(&shared.state);
@@ -268,14 +244,10 @@ fn wait_for_order(shared: &Shared, crew: u64) -> Option<(Option<Loaded>, u64)> {
             drop(ours);
             return None;
         }
-        let left_ns = state.due_ns().map(|due_ns| due_ns - clock::boottime_ns());
-        if state.answered < state.asked || left_ns.is_some_and(|left_ns| left_ns <= 0) {
+        if state.answered < state.asked {
             return Some((state.loaded.clone(), state.asked));
         }
-        match left_ns.and_then(|left_ns| u64::try_from(left_ns).ok()) {
-            Some(left_ns) => drop(shared.wake.wait_timeout(state, Duration::from_nanos(left_ns))),
-            None => drop(shared.wake.wait(state)),
-        }
+        drop(shared.wake.wait(state));
     }
 }
 

@@ -346,49 +346,49 @@ fn the_library_is_given_up_when_nobody_looks_and_loaded_when_somebody_does() {
     assert!(text.contains("power=300000") && !text.contains("error"), "{text}");
 }
 
-/// `cargo test -p met-sources what_a_tick_costs -- --ignored --nocapture`: ticks that take what was read for
-/// them, and ticks that wake the thread and wait for it.
+/// `cargo test -p met-sources what_a_tick_costs -- --ignored --nocapture`: ticks that ask when they begin, and
+/// ticks that ask when they want to know.
 #[test]
 #[ignore = "it prints a measurement"]
 #[allow(clippy::print_stderr, reason = "it prints a measurement")]
 fn what_a_tick_costs() {
-    const TICKS: u64 = 100;
-    const EVERY_NS: u64 = 100_000_000;
+    const TICKS: i64 = 100;
     let mut machine = Machine::new(TWO_CARDS);
     machine.read_until(|text| text.contains("energy="));
-    for (how, period_ns) in [("asks", 0), ("finds it", EVERY_NS), ("asks", 0), ("finds it", EVERY_NS)] {
-        machine.source.set_interval(Duration::from_nanos(period_ns));
+    for (when, ahead) in [("then", false), ("before", true), ("then", false), ("before", true)] {
         let costs = |machine: &Machine| (clock::thread_cpu_ns(), machine.source.errand_cpu_ns());
         let (tick_ns, thread_ns) = costs(&machine);
         for _ in 0..TICKS {
-            let now_ns = clock::boottime_ns() as u64;
-            std::thread::sleep(Duration::from_nanos(EVERY_NS - now_ns % EVERY_NS));
+            std::thread::sleep(Duration::from_millis(100));
+            if ahead {
+                machine.source.begin();
+                std::thread::sleep(Duration::from_millis(2));
+            }
             machine.read().unwrap();
         }
         let (tick_end_ns, thread_end_ns) = costs(&machine);
-        let each = |spent_ns: i64| spent_ns / TICKS as i64 / 1000;
+        let each = |spent_ns: i64| spent_ns / TICKS / 1000;
         let (tick_us, thread_us) = (each(tick_end_ns - tick_ns), each(thread_end_ns - thread_ns));
-        eprintln!("a tick that {how}: {tick_us} µs of the tick, {thread_us} µs of the thread");
+        eprintln!("a tick that asks {when}: {tick_us} µs of the tick, {thread_us} µs of the thread");
     }
 }
 
 #[test]
-fn a_tick_in_turn_finds_what_was_read_for_it() {
-    const EVERY_NS: i64 = 50_000_000;
+fn what_was_asked_for_when_a_tick_began_is_there_when_its_turn_comes() {
     let mut machine = Machine::new(TWO_CARDS);
-    machine.source.set_interval(Duration::from_nanos(EVERY_NS as u64));
     machine.read_until(|text| text.contains("power=300000"));
     machine.script(&TWO_CARDS.replace("power=300000", "power=400000"));
-    machine.read_until(|text| text.contains("power=400000"));
-    // Without ticks the thread stops by itself, and a tick out of turn is answered all the same.
-    let (begin, mut spent_ns) = (Instant::now(), 0);
-    while spent_ns != machine.source.errand_cpu_ns() {
-        assert!(begin.elapsed() < Duration::from_secs(30), "it reads for nobody");
-        spent_ns = machine.source.errand_cpu_ns();
-        std::thread::sleep(Duration::from_nanos(EVERY_NS as u64 * 5));
+    machine.source.begin();
+    let (begin, spent_ns) = (Instant::now(), machine.source.errand_cpu_ns());
+    while machine.source.errand_cpu_ns() == spent_ns {
+        assert!(begin.elapsed() < Duration::from_secs(30), "nobody reads");
+        std::thread::sleep(Duration::from_millis(1));
     }
+    // Whatever comes later is not of this tick.
     machine.script(TWO_CARDS);
-    machine.read_until(|text| text.contains("power=300000"));
+    machine.read().unwrap();
+    assert!(machine.print().contains("power=400000"));
+    assert!(machine.read_until(|text| text.contains("power=300000")).contains("power=70000"));
 }
 
 #[test]

@@ -106,6 +106,10 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         return Ok(0);
     }
     let Reply::Status(status) = client.call(&Request::Status)? else { bail!("the daemon did not answer") };
+    if args.json {
+        writeln!(stdout, "{}", serde_json::to_string(&status)?)?;
+        return Ok(0);
+    }
     let whose = if status.system { "everybody" } else { "this user" };
     writeln!(
         stdout,
