@@ -159,8 +159,10 @@ pub struct Redfish {
 }
 
 pub trait Source: Send {
-    /// A tick begins: what a thread of its own is to read for it may be asked for now.
-    fn begin(&mut self) {}
+    /// A tick begins: what a thread of its own is to read for it may be asked for now. Whether it was.
+    fn begin(&mut self) -> bool {
+        false
+    }
 
     /// Adds to `out`, one empty batch for each of the source's tables, what `targets` show now.
     ///

@@ -59,9 +59,8 @@ struct Nvidia {
     /// What the fast thread last said, and how old that may be.
     now: Answer,
     age_max_ns: i64,
-    /// It was asked when this tick began, and what asking has cost so far.
+    /// It was asked when this tick began.
     asked: Option<Asked>,
-    asking_cpu_ns: i64,
     /// Since when the other thread has figures under way.
     slow_since_ns: Option<i64>,
     /// Somebody who had time waited in vain.
@@ -98,7 +97,6 @@ fn open(host: &Host, options: &Options) -> Opened {
         fast,
         now: Answer::default(),
         asked: None,
-        asking_cpu_ns: 0,
         age_max_ns: age_max_ns(options.interval),
         slow_since_ns: None,
         waited_in_vain: false,
@@ -112,12 +110,9 @@ fn open(host: &Host, options: &Options) -> Opened {
 }
 
 impl Source for Nvidia {
-    fn begin(&mut self) {
-        if self.shown.is_some() {
-            let begin_cpu_ns = clock::thread_cpu_ns();
-            self.asked = Some(self.fast.ask(clock::boottime_ns()));
-            self.asking_cpu_ns += clock::thread_cpu_ns() - begin_cpu_ns;
-        }
+    fn begin(&mut self) -> bool {
+        self.asked = self.shown.is_some().then(|| self.fast.ask(clock::boottime_ns()));
+        self.asked.is_some()
     }
 
     fn read(&mut self, targets: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
@@ -183,7 +178,7 @@ impl Source for Nvidia {
     }
 
     fn errand_cpu_ns(&self) -> i64 {
-        self.asking_cpu_ns + self.fast.cpu_ns()
+        self.fast.cpu_ns()
     }
 
     fn background_cpu_ns(&self) -> i64 {

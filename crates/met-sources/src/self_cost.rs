@@ -151,14 +151,17 @@ impl Runner {
     pub fn read(&mut self, targets: &Targets, tick: &TickInfo) {
         self.costs.clear();
         let begin_ns = clock::boottime_ns();
-        for source in self.sources.iter_mut().filter_map(|running| running.source.as_mut()) {
-            source.begin();
+        let mut spent_ns = clock::thread_cpu_ns();
+        for running in &mut self.sources {
+            if running.source.as_mut().is_some_and(|source| source.begin()) {
+                running.count_cpu(&mut spent_ns);
+            }
         }
         let mut rest = &mut self.batches[..];
         for running in &mut self.sources {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
-            running.read_if_due(targets, tick, out, &mut self.new_errors);
+            running.read_if_due(targets, tick, out, &mut self.new_errors, &mut spent_ns);
             let cells = self.costs.push_part(Subject::Node, running.part);
             let errands_ns = running.source.as_ref().map_or(0, |source| source.errand_cpu_ns());
             cells[READ_CPU] = running.read_cpu_ns + errands_ns;
@@ -187,7 +190,7 @@ impl Runner {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
             if is_wanted(running.spec) {
-                running.read(targets, tick, out, &mut self.new_errors);
+                running.read(targets, tick, out, &mut self.new_errors, &mut clock::thread_cpu_ns());
             }
         }
     }
@@ -290,6 +293,7 @@ impl Running {
         tick: &TickInfo,
         out: &mut [Batch],
         new: &mut Vec<NewError>,
+        spent_ns: &mut i64,
     ) {
         let now_ns = clock::boottime_ns();
         if now_ns < self.due_ns {
@@ -303,7 +307,7 @@ impl Running {
             let period_ns = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
             self.due_ns = (now_ns / period_ns + 1).saturating_mul(period_ns);
         }
-        self.read(targets, tick, out, new);
+        self.read(targets, tick, out, new, spent_ns);
         let rows = out.iter().map(Batch::len).sum::<usize>();
         // Between two readings of a thread there is nothing to take over.
         if rows > 0 || !matches!(self.spec.pace, Pace::Apart(_)) {
@@ -312,15 +316,29 @@ impl Running {
         }
     }
 
-    fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch], new: &mut Vec<NewError>) {
+    /// Counts what this thread has spent since `spent_ns`, and brings that up to date: one look at the clock for
+    /// each source, which in a virtual machine costs as much as reading a small file.
+    fn count_cpu(&mut self, spent_ns: &mut i64) {
+        let now_ns = clock::thread_cpu_ns();
+        self.read_cpu_ns += now_ns - std::mem::replace(spent_ns, now_ns);
+    }
+
+    fn read(
+        &mut self,
+        targets: &Targets,
+        tick: &TickInfo,
+        out: &mut [Batch],
+        new: &mut Vec<NewError>,
+        spent_ns: &mut i64,
+    ) {
         for batch in &mut *out {
             batch.clear();
             batch.window = Window::default();
         }
         let Some(source) = &mut self.source else { return };
-        let (begin_ns, begin_cpu_ns) = (clock::boottime_ns(), clock::thread_cpu_ns());
+        let begin_ns = clock::boottime_ns();
         let result = source.read(targets, tick, out);
-        self.read_cpu_ns += clock::thread_cpu_ns() - begin_cpu_ns;
+        self.count_cpu(spent_ns);
         let window = Window { begin_ns, end_ns: clock::boottime_ns() };
         // What a thread has read has its own window.
         for batch in out.iter_mut().filter(|batch| batch.window == Window::default()) {
