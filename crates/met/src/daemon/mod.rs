@@ -11,6 +11,7 @@ mod found;
 mod identifying;
 mod keeping;
 pub mod listening;
+mod memory;
 mod nesting;
 mod plain;
 mod privilege;
@@ -52,6 +53,8 @@ const CONNECTIONS_PER_USER_MAX: usize = 4096;
 /// While jobs that are over wait for their last window of energy.
 const SETTLE_EVERY: Duration = Duration::from_millis(500);
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
+/// So long after the last job and question nothing is expected soon.
+const REST_AFTER: Duration = Duration::from_secs(5);
 
 /// Serves until told to stop, or, if `auto`, until there has been nothing to do for a while.
 pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
@@ -91,6 +94,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         // One for everybody waits for jobs that others start.
         idle_exit: (auto && !place.system).then_some(setting.config.daemon.idle_exit),
         busy_at: Instant::now(),
+        rests: false,
         next_flush: Instant::now(),
         next_retention: Instant::now(),
     };
@@ -131,6 +135,7 @@ struct Daemon {
     connections: Vec<Connection>,
     idle_exit: Option<Duration>,
     busy_at: Instant,
+    rests: bool,
     next_flush: Instant,
     next_retention: Instant,
 }
@@ -173,6 +178,7 @@ impl Daemon {
                 self.keeping.hear();
             }
             self.keep_house();
+            self.rest_if_due();
             if self.idle_too_long() && self.left_for_good()? {
                 return Ok(());
             }
@@ -219,7 +225,8 @@ impl Daemon {
         let settling = self.keeping.is_owed().then(|| Instant::now() + SETTLE_EVERY);
         let due =
             flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
-        let next = due.chain(settling).chain([self.next_retention]).min()?;
+        let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
+        let next = due.chain(settling).chain(rest).chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -316,6 +323,16 @@ impl Daemon {
         if !self.is_idle() {
             self.busy_at = now;
         }
+    }
+
+    /// Without a job and without a question for a while it holds no more than it needs to wait.
+    fn rest_if_due(&mut self) {
+        let is_quiet = self.is_idle() && self.busy_at.elapsed() >= REST_AFTER;
+        if is_quiet && !self.rests {
+            memory::give_back_free();
+            memory::give_back_code();
+        }
+        self.rests = is_quiet;
     }
 
     fn is_idle(&self) -> bool {

@@ -145,15 +145,6 @@ impl Schedulers {
     }
 }
 
-/// What a long answer took goes back to the machine: the allocator would keep it for the next one.
-fn give_back_memory() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it touches what is free only.
-    unsafe {
-        libc::malloc_trim(0);
-    }
-}
-
 fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
@@ -209,7 +200,7 @@ impl Asking {
             }
         });
         if told_runs > LONG_ANSWER_RUNS {
-            give_back_memory();
+            super::memory::give_back_free();
         }
         let mut status = lock(&self.status);
         status.told += told_runs;
