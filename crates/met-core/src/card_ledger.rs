@@ -307,9 +307,10 @@ impl CardLedger {
         piece.energy_uj.saturating_sub(self.idle_uj(piece.covered_ns)).max(least_uj)
     }
 
-    /// Use by process was read, of all the stretch: that is who computed in it.
+    /// Use by process was read, of all the stretch: that is who computed in it. If it names nobody they have
+    /// ended since, and it is who was seen to compute.
     fn settle(&mut self, look: &Look<'_>) {
-        let Stretch { piece, .. } = std::mem::take(&mut self.window.stretch);
+        let Stretch { piece, seen, .. } = std::mem::take(&mut self.window.stretch);
         if piece.span_ns == 0 {
             return;
         }
@@ -317,6 +318,9 @@ impl CardLedger {
         let Window { computed, left, .. } = &mut self.window;
         let mut claims = look.claims.to_vec();
         claims.retain(|claim| claim.active > 0 && !has_left(left, claim.who));
+        if claims.is_empty() {
+            claims.extend(seen.into_iter().map(|(who, active)| Claim { who, active, held: 0 }));
+        }
         computed.count(piece, !claims.is_empty());
         share_out(above_uj, &claims, &mut computed.by_uj);
     }

@@ -410,6 +410,27 @@ fn readings_of_use_count_by_what_the_card_drew_in_their_time() {
 }
 
 #[test]
+fn who_was_seen_to_compute_and_has_ended_pays_though_the_next_reading_does_not_name_him() {
+    let mut ledger = CardLedger::default();
+    ledger.idle.configured_mw = Some(100_000);
+    // Use by process is read every five seconds; somebody computes from the second to the fourth.
+    for at_s in 0..=10 {
+        let busy = (2..=4).contains(&at_s);
+        let claims = [claim(1, if busy { 900 } else { 0 })];
+        let read_ns = at_s / 5 * 5 * SECOND_NS;
+        ledger.look(&Look {
+            pass_ns: Some(0),
+            counter_uj: 0,
+            use_ns: Some(read_ns),
+            ..look(at_s, if busy { 700_000 } else { 100_000 }, &claims)
+        });
+    }
+    let line = ledger.line(Some(1));
+    // Two seconds at 700 W, and up and down on straight lines.
+    assert_eq!((line.active_uj, line.idle_uj), (1_800_000_000, 1_000_000_000));
+}
+
+#[test]
 fn a_counter_that_could_not_be_read_once_is_not_counted_twice() {
     let mut ledger = without_idle_power();
     let claims = [claim(1, 500)];

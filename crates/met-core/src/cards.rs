@@ -336,6 +336,7 @@ impl Cards {
         if parts.is_empty() {
             self.claim(index, map, &mut claims);
             unseen = self.known[index].claim_unseen(&mut claims);
+            unseen &= !self.adopt_unknown(index, &mut claims);
         }
         for part in parts {
             let first = claims.len();
@@ -364,6 +365,26 @@ impl Cards {
         card.claimed = (sum(|claim| claim.active), sum(|claim| claim.held));
         card.claims = claims;
         self.joined = joined;
+    }
+
+    /// What nobody is known to have computed was computed by who alone holds the card and computed there lately,
+    /// unless somebody else has it open: by processes that come and go between two lists. Whether there was such.
+    fn adopt_unknown(&self, index: usize, claims: &mut Vec<Claim>) -> bool {
+        let mut holders = claims.iter().filter(|claim| claim.who.is_some() && claim.held > 0);
+        let Some(holder) = holders.next().filter(|_| holders.next().is_none()).and_then(|claim| claim.who)
+        else {
+            return false;
+        };
+        let mut open = self.known[index].present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
+        let computed_lately = || self.subjects.values().any(|known| known.slot == Some(holder));
+        let unknown = claims.iter().find(|claim| claim.who.is_none() && claim.active > 0).copied();
+        let Some(unknown) = unknown else { return false };
+        if open.any(|presence| presence.slot.is_none()) || !computed_lately() {
+            return false;
+        }
+        claims.retain(|claim| claim.who.is_some());
+        put_active(claims, Some(holder), unknown.active);
+        true
     }
 
     /// What jobs and others claim of one card or part.

@@ -404,6 +404,19 @@ fn who_only_holds_a_card_does_not_pay_for_what_unseen_others_compute() {
 }
 
 #[test]
+fn who_has_a_card_alone_pays_for_its_processes_that_come_and_go_between_two_lists() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
+    machine.map.assign(task(100), 1);
+    machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 900)]);
+    for _ in 0..10 {
+        machine.second(&[(0, 300_000, 900)], &[]);
+    }
+    let usage = machine.cards.leave(1).remove(0);
+    assert_eq!((usage.energy_active_uj, usage.energy_idle_uj), (2_000_000_000, 1_000_000_000));
+}
+
+#[test]
 fn a_part_counts_by_its_slices_and_not_by_its_processes() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-1"), (2, "CUDA_VISIBLE_DEVICES=MIG-2")]);
     machine.cards.recall_idle("GPU-a".to_owned(), Some(70_000), None);
