@@ -385,3 +385,104 @@ fn hostile_names_are_jobs_like_others_or_none() {
     assert_eq!(ended, 6);
     assert_eq!(machine.discovery.as_ref().unwrap().health().jobs, [("slurm".to_owned(), 1)]);
 }
+
+/// The home of a user's containers, which is his own.
+fn slice_of(uid: u32) -> String {
+    format!("{CPUACCT}/user.slice/user-{uid}.slice/user@{uid}.service/user.slice")
+}
+
+#[test]
+fn a_user_who_makes_directories_without_end_hides_no_job_of_others() {
+    let mut machine = Machine::new();
+    let flooded = slice_of(1000);
+    machine.make(&flooded, 0);
+    machine.make(&slice_of(1001), 0);
+    machine.open_builtin();
+    machine.work();
+    let made = places::IN_HOME_OF_USER + 20;
+    for number in 0..made {
+        fs::create_dir(machine.root.path().join(format!("{flooded}/libpod-{number:064x}.scope"))).unwrap();
+    }
+    let found = machine.work().iter().filter(|event| matches!(event, Event::Found(_))).count();
+    assert_eq!(found, places::IN_HOME_OF_USER);
+    assert!(machine.discovery.as_mut().unwrap().take_news());
+    let left_out = machine.discovery.as_ref().unwrap().health().left_out;
+    assert_eq!(left_out, [(PathBuf::from("/").join(&flooded), 20)]);
+    machine.make(&format!("{}/libpod-{:064x}.scope", slice_of(1001), 1), 0);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
+    let found: Vec<String> = (machine.work().iter())
+        .filter_map(|event| match event {
+            Event::Found(found) => Some(found.manager.clone()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(found, ["podman", "slurm"]);
+    // There is room again when some are gone: the next look at everything finds the others.
+    for number in 0..30 {
+        fs::remove_dir(machine.root.path().join(format!("{flooded}/libpod-{number:064x}.scope"))).unwrap();
+    }
+    machine.work();
+    let discovery = machine.discovery.as_mut().unwrap();
+    discovery.rescan(false, clock::boottime_ns());
+    let health = discovery.health();
+    assert_eq!(health.left_out, []);
+    assert_eq!(health.jobs, [("podman".to_owned(), made - 30 + 1), ("slurm".to_owned(), 1)]);
+}
+
+#[test]
+fn a_job_that_makes_directories_without_end_hides_no_other() {
+    let mut machine = Machine::new();
+    let job = format!("{CPUACCT}/slurm/uid_7/job_5");
+    machine.make(&job, 0);
+    machine.open_builtin();
+    machine.work();
+    for number in 0..places::IN_JOB + 5 {
+        fs::create_dir(machine.root.path().join(format!("{job}/step_{number}"))).unwrap();
+    }
+    machine.work();
+    let left_out = machine.discovery.as_ref().unwrap().health().left_out;
+    assert_eq!(left_out, [(PathBuf::from("/").join(&job), 5)]);
+    machine.remove(&job);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6/step_0"), 0);
+    machine.work();
+    let health = machine.discovery.as_ref().unwrap().health();
+    assert_eq!((health.jobs, health.left_out), (vec![("slurm".to_owned(), 1)], Vec::new()));
+}
+
+#[test]
+fn every_resource_manager_is_known_by_its_directory_alone() {
+    let homes = [
+        ("slurm", "slurm"),
+        ("slurm_n1", "slurm"),
+        ("slurmstepd.scope", "slurm"),
+        ("system.slice/slurmstepd.scope", "slurm"),
+        ("system.slice/n1_slurmstepd.scope", "slurm"),
+        ("oar", "oar"),
+        ("pbs_jobs.service", "pbs"),
+        ("system.slice/pbs.service", "pbs"),
+        ("pbs.slice", "pbs"),
+        ("lsf", "lsf"),
+        ("htcondor", "htcondor"),
+        ("system.slice/condor.service", "htcondor"),
+        ("mine", "mine"),
+    ];
+    for (home, manager) in homes {
+        for hierarchy in [CPUACCT, FREEZER] {
+            let mut machine = Machine::new();
+            let own = Layout::parse("mine", "mine/job-{id}", "").unwrap();
+            machine.make(&format!("{CPUACCT}/system.slice/docker-{:064x}.scope", 1), 0);
+            machine.open(&Layouts::with(vec![own]), None);
+            machine.work();
+            assert!(machine.discovery.as_mut().unwrap().take_news());
+            assert!(machine.discovery.as_ref().unwrap().health().managers.is_empty());
+            machine.make(&format!("{hierarchy}/{home}"), 0);
+            machine.work();
+            assert!(machine.discovery.as_mut().unwrap().take_news(), "{home}: it came later");
+            assert_eq!(machine.discovery.as_ref().unwrap().health().managers, [manager], "{hierarchy}/{home}");
+            machine.remove(&format!("{hierarchy}/{home}"));
+            machine.work();
+            assert!(machine.discovery.as_mut().unwrap().take_news(), "{home}: it is gone");
+            assert!(machine.discovery.as_ref().unwrap().health().managers.is_empty());
+        }
+    }
+}
