@@ -1,5 +1,6 @@
 //! The thread that looks for jobs: it waits for the kernel's notices and tells the daemon what happened.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -20,6 +21,8 @@ const QUEUE_BATCHES: usize = 1 << 14;
 /// Before nearly everybody else; the limit counts from the lowest priority.
 const NICE: i32 = -10;
 const NICE_LIMIT: u64 = 30;
+/// Places that are complained of: a log is for people.
+const COMPLAINTS_MAX: usize = 1000;
 
 /// The daemon's end of the thread.
 pub struct Finding {
@@ -104,21 +107,17 @@ fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, teller: &Teller)
             return;
         }
     };
-    let mut refused = None;
+    let mut complaints = Complaints::default();
     loop {
         let events = discovery.work();
-        if !events.is_empty() {
+        if discovery.take_news() || !events.is_empty() {
             let health = discovery.health();
-            if health.refused != refused {
-                tracing::warn!(
-                    "not every cgroup is watched: {}",
-                    health.refused.as_deref().unwrap_or_default()
-                );
-                refused.clone_from(&health.refused);
-            }
+            complaints.make(&health);
             if let Ok(mut shown) = teller.health.lock() {
                 *shown = health;
             }
+        }
+        if !events.is_empty() {
             if teller.events.send(events).is_err() {
                 return;
             }
@@ -126,6 +125,29 @@ fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, teller: &Teller)
         }
         if wait(&discovery, teller) {
             return;
+        }
+    }
+}
+
+/// What was said about the search for jobs, which is not said again.
+#[derive(Default)]
+struct Complaints {
+    refused: Option<String>,
+    crowded: HashSet<PathBuf>,
+}
+
+impl Complaints {
+    fn make(&mut self, health: &Health) {
+        if health.refused != self.refused {
+            let why = health.refused.as_deref().unwrap_or_default();
+            tracing::warn!("not every cgroup is watched: {why}");
+            self.refused.clone_from(&health.refused);
+        }
+        for (place, count) in &health.left_out {
+            if self.crowded.len() < COMPLAINTS_MAX && self.crowded.insert(place.clone()) {
+                let place = place.display();
+                tracing::warn!("{place} has {count} cgroups more than are followed: jobs in it may be missed");
+            }
         }
     }
 }
