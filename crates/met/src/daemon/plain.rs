@@ -366,6 +366,58 @@ fn boot_number(boot_id: &str) -> i64 {
 mod tests {
     use super::*;
 
+    /// A process of a login that began with the machine and leads its session.
+    fn log_in(root: &Path, pid: u32) {
+        let folder = root.join(format!("proc/{pid}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let stat = format!("{pid} (sh) S 1 {pid} {pid} 34816 {pid} 0 0 0 0 0 500 0 0 0 20 0 1 0 1 0 0 0");
+        std::fs::write(folder.join("stat"), stat).unwrap();
+        std::fs::write(folder.join("status"), "Name:\tsh\nUid:\t4711\t4711\t4711\t4711\n").unwrap();
+        std::fs::write(folder.join("loginuid"), "4711").unwrap();
+        std::fs::write(folder.join("cgroup"), "0::/\n").unwrap();
+    }
+
+    #[test]
+    fn groups_that_are_jobs_are_followed_to_their_end_when_a_resource_manager_comes() {
+        let root = tempfile::tempdir().unwrap();
+        let mut keeping = super::super::unwritten::tests::keeping(root.path());
+        let place = Place { system: true, ..keeping.place.clone() };
+        let mut groups = Groups::of(&keeping.host, &Jobs::default(), &place, true).unwrap();
+        assert!(groups.unless_managed);
+        let running = |keeping: &Keeping| {
+            let ids = keeping.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
+            ids.collect::<std::collections::BTreeSet<String>>()
+        };
+        let expected = |pids: &[u32]| pids.iter().map(u32::to_string).collect();
+        log_in(root.path(), 70);
+        keeping.look_at_groups(&mut groups, true);
+        assert_eq!(running(&keeping), expected(&[70]));
+        // A resource manager is there.
+        log_in(root.path(), 80);
+        keeping.look_at_groups(&mut groups, false);
+        assert_eq!(running(&keeping), expected(&[70]), "nobody else becomes a job");
+        assert!(groups.has_jobs());
+        std::fs::remove_dir_all(root.path().join("proc/70")).unwrap();
+        keeping.look_at_groups(&mut groups, false);
+        assert_eq!(running(&keeping), expected(&[]), "its end is noticed");
+        assert!(!groups.has_jobs());
+        let ended = keeping.writer.find(Some("session"), "70").unwrap();
+        assert_eq!(ended.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
+        // It is gone again.
+        keeping.look_at_groups(&mut groups, true);
+        assert_eq!(running(&keeping), expected(&[80]));
+        // An earlier daemon's job goes on, though there is a resource manager.
+        let record = keeping.jobs.values().next().unwrap().record.clone();
+        let mut later = Groups::of(&keeping.host, &Jobs::default(), &place, true).unwrap();
+        later.resumable.push(record);
+        log_in(root.path(), 90);
+        assert!(later.has_jobs());
+        keeping.look_at_groups(&mut later, false);
+        assert!(later.resumable.is_empty() && later.jobs.len() == 1, "it is continued");
+        assert_eq!(later.passed_over.len(), 1);
+        keeping.close();
+    }
+
     #[test]
     fn a_boot_has_its_own_number() {
         let [one, other] = ["0f1c", "0f1d"].map(boot_number);
