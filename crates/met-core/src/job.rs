@@ -297,7 +297,52 @@ pub struct Part {
     pub start_ns: Option<i64>,
     pub end_ns: Option<i64>,
     pub exit_code: Option<i32>,
+    /// For how many this one stands, none of which has a line of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folded: Option<u64>,
     pub totals: Totals,
+}
+
+impl Part {
+    /// The step, and the task, of the part that stands for many.
+    pub const OTHERS: &'static str = "others";
+
+    /// Stands for no part yet: for steps, or for tasks, which are in their steps, too.
+    pub fn others(node: String, of_tasks: bool) -> Part {
+        let task = of_tasks.then(|| Part::OTHERS.to_owned());
+        Part { node, step: Part::OTHERS.to_owned(), task, folded: Some(0), ..Part::default() }
+    }
+
+    /// Stands for one more: CPU time is the sum, memory that of the one that had most. It ends with the last.
+    pub fn take_in(&mut self, part: &Part) {
+        let before = self.folded.unwrap_or(1);
+        self.folded = Some(before.saturating_add(part.folded.unwrap_or(1)));
+        if before == 0 {
+            (self.start_ns, self.end_ns, self.totals) = (part.start_ns, part.end_ns, part.totals.clone());
+            return;
+        }
+        self.start_ns = self.start_ns.into_iter().chain(part.start_ns).min();
+        self.end_ns = self.end_ns.zip(part.end_ns).map(|(one, other)| one.max(other));
+        for column in 0..crate::JOB.columns.len() {
+            let known = [self.totals.figure(column), part.totals.figure(column)];
+            let [Some(figure), other] = known else {
+                if let [None, Some(figure)] = known {
+                    let Figure { value, source, .. } = figure.clone();
+                    self.totals.set(column, value, QualityKind::LowerBound, source);
+                }
+                continue;
+            };
+            let source = figure.source.clone();
+            let (value, kind) = match other {
+                Some(other) if column == crate::job_table::CPU => {
+                    (figure.value.saturating_add(other.value), figure.kind.max(other.kind))
+                }
+                Some(other) => (figure.value.max(other.value), figure.kind.max(other.kind)),
+                None => (figure.value, QualityKind::LowerBound),
+            };
+            self.totals.set(column, value, kind, source);
+        }
+    }
 }
 
 /// Where a local job's processes, files and supervisor are.

@@ -116,6 +116,7 @@ fn part(part: &Part) -> Value {
         "start": part.start_ns.and_then(time),
         "end": part.end_ns.and_then(time),
         "exit_code": part.exit_code,
+        "folded": part.folded,
         "totals": by_name(&figures, |column, figure| number(column, figure.value)),
         "quality": by_name(&figures, quality),
     })

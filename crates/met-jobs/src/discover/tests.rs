@@ -486,3 +486,49 @@ fn every_resource_manager_is_known_by_its_directory_alone() {
         }
     }
 }
+
+#[test]
+fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
+    let mut machine = Machine::new();
+    let job = format!("{CPUACCT}/slurm/uid_7/job_5");
+    let steps = followed::LINES_MAX as u64 + 60;
+    machine.make(&job, 0);
+    machine.open_builtin();
+    machine.work();
+    for number in 0..steps {
+        machine.make(&format!("{job}/step_{number}/task_0"), 10);
+        machine.make(&format!("{job}/step_{number}"), 10);
+        machine.make(&job, 10 * (number + 1));
+        machine.work();
+        if number % 2 == 0 {
+            machine.remove(&format!("{job}/step_{number}"));
+            machine.work();
+        }
+    }
+    let discovery = machine.discovery.as_mut().unwrap();
+    discovery.read_parts(clock::boottime_ns());
+    let events = machine.work();
+    let [.., Event::Parts(1, so_far)] = &events[..] else { panic!("{events:?}") };
+    let sum_of = |parts: &[Part], of_tasks: bool| {
+        let parts = parts.iter().filter(|part| part.task.is_some() == of_tasks);
+        let figures = parts.map(|part| (part.folded.unwrap_or(1), part.totals.get(met_core::job_table::CPU)));
+        figures.fold((0, 0), |sum, (count, cpu)| (sum.0 + count, sum.1 + cpu.unwrap_or(0)))
+    };
+    for of_tasks in [false, true] {
+        assert_eq!(sum_of(so_far, of_tasks), (steps, 10 * steps as i64));
+    }
+    assert!(so_far.len() <= followed::LINES_MAX + 2);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7"), 10 * steps);
+    machine.make(&format!("{CPUACCT}/slurm"), 10 * steps);
+    machine.remove(&job);
+    let events = machine.work();
+    let [.., Event::Ended(ended)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(ended.cpu.as_ref().map(|cpu| cpu.value), Some(10 * steps as i64));
+    assert_eq!(ended.parts.len(), followed::LINES_MAX + 2);
+    for of_tasks in [false, true] {
+        assert_eq!(sum_of(&ended.parts, of_tasks), (steps, 10 * steps as i64));
+    }
+    let others = ended.parts.iter().filter_map(|part| Some((part.task.as_deref(), part.folded?)));
+    let half = steps - followed::LINES_MAX as u64 / 2;
+    assert_eq!(others.collect::<Vec<_>>(), [(None, half), (Some("others"), half)]);
+}

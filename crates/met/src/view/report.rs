@@ -256,6 +256,10 @@ fn part_cells(part: &PartLine, several_nodes: bool) -> [String; 6] {
     let known = |value: &Option<Amount>| value.as_ref().map_or("-".to_owned(), marked);
     let step = match &part.task {
         _ if part.step.is_empty() => "all".to_owned(),
+        task if part.folded.is_some() => {
+            let what = if task.is_some() { "tasks" } else { "steps" };
+            format!("{} other {what}", part.folded.unwrap_or_default())
+        }
         Some(task) => format!("{}, task {}", text::escape(&part.step), text::escape(task)),
         None => text::escape(&part.step),
     };
