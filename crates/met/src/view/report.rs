@@ -561,6 +561,20 @@ mod tests {
     }
 
     #[test]
+    fn steps_without_a_line_of_their_own_are_counted() {
+        let mut record = sample::scheduled();
+        for of_tasks in [false, true] {
+            let mut others = met_core::job::Part::others("n1".to_owned(), of_tasks);
+            (0..3000).for_each(|_| others.take_in(&record.parts[3]));
+            record.parts.push(others);
+        }
+        let shown = draw(&record, &Style::plain());
+        for what in ["3000 other steps", "3000 other tasks"] {
+            assert!(shown.contains(what), "{shown}");
+        }
+    }
+
+    #[test]
     fn a_wide_terminal_does_not_stretch_the_page() {
         let [at_80, at_120] = [80, 120]
             .map(|width| draw(&sample::full(42, "train"), &Style { width: Some(width), ..Style::plain() }));
