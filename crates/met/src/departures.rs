@@ -472,9 +472,10 @@ mod tests {
         };
         let exit = Exit { begin_s: 1450, ..Exit::default() };
         assert_eq!(clocks.monotonic_begin_s(&exit), 350);
-        assert_eq!([45_000, 45_100, 49_000, 100].map(|ticks| clocks.is_later(ticks, &exit)), [
-            false, false, true, false
-        ]);
+        assert_eq!(
+            [45_000, 45_100, 49_000, 100].map(|ticks| clocks.is_later(ticks, &exit)),
+            [false, false, true, false]
+        );
     }
 
     #[test]

@@ -478,7 +478,11 @@ fn every_resource_manager_is_known_by_its_directory_alone() {
             machine.make(&format!("{hierarchy}/{home}"), 0);
             machine.work();
             assert!(machine.discovery.as_mut().unwrap().take_news(), "{home}: it came later");
-            assert_eq!(machine.discovery.as_ref().unwrap().health().managers, [manager], "{hierarchy}/{home}");
+            assert_eq!(
+                machine.discovery.as_ref().unwrap().health().managers,
+                [manager],
+                "{hierarchy}/{home}"
+            );
             machine.remove(&format!("{hierarchy}/{home}"));
             machine.work();
             assert!(machine.discovery.as_mut().unwrap().take_news(), "{home}: it is gone");

@@ -279,10 +279,12 @@ impl Ears {
         let exit = exit_of(record, pid, self.tick_ns, self.delays);
         let is_last = record.last_of_group.unwrap_or(whole || record.tid == pid);
         let ended = match is_last {
-            true => self.news.ends.len() < KEPT_MAX && {
-                self.news.ends.push(self.threads.whole(exit));
-                true
-            },
+            true => {
+                self.news.ends.len() < KEPT_MAX && {
+                    self.news.ends.push(self.threads.whole(exit));
+                    true
+                }
+            }
             false => self.threads.part(exit),
         };
         self.news.losses += u64::from(!ended);
@@ -453,7 +455,8 @@ mod tests {
 
     #[test]
     fn threads_whose_process_was_not_heard_to_end_are_no_part_of_the_next_with_its_number() {
-        let thread = |pid: u32, cpu_ns: i64| Exit { pid, inherited: [cpu_ns; INHERITED.len()], ..Exit::default() };
+        let thread =
+            |pid: u32, cpu_ns: i64| Exit { pid, inherited: [cpu_ns; INHERITED.len()], ..Exit::default() };
         let birth = |tid: u32, pid: u32| Birth { parent_pid: 1, tid, pid };
         let mut threads = Threads::default();
         assert!(threads.part(thread(7, 100)) && threads.part(thread(7, 10)));

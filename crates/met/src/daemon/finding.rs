@@ -146,7 +146,9 @@ impl Complaints {
         for (place, count) in &health.left_out {
             if self.crowded.len() < COMPLAINTS_MAX && self.crowded.insert(place.clone()) {
                 let place = place.display();
-                tracing::warn!("{place} has {count} cgroups more than are followed: jobs in it may be missed");
+                tracing::warn!(
+                    "{place} has {count} cgroups more than are followed: jobs in it may be missed"
+                );
             }
         }
     }

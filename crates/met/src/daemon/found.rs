@@ -276,7 +276,8 @@ impl Directory {
     /// Brings the parts of a job up to date. The discovery tells all it knows each time; what an earlier daemon
     /// saw is added, and of a job that many daemons followed further parts have no line of their own.
     fn put_parts(&self, known: &mut Vec<Part>, told: Vec<Part>) {
-        let lines_before: HashSet<Name> = known.iter().filter(|part| part.folded.is_none()).map(name).collect();
+        let lines_before: HashSet<Name> =
+            known.iter().filter(|part| part.folded.is_none()).map(name).collect();
         let mut room = LINES_MAX.saturating_sub(lines_before.len());
         let (mut lines, mut others) = (Vec::new(), Vec::<Part>::new());
         for part in told.iter().chain(&self.folded) {
