@@ -89,7 +89,8 @@ def a_resource_manager_that_comes_later_lets_sessions_end_and_none_begin(world):
         eventually(lambda: state_of(before) == "finished", "the end of the first one is seen")
         check(session_of(world, later) is None, "a session became a job beside a resource manager")
         # His directory is all there was of him.
-        manager.remove(manager.home)
+        for point in manager.points:
+            os.rmdir(point + manager.home)
         eventually(lambda: state_of(later) == "running", "it is a job when he is gone")
     finally:
         for pid, terminal in started:

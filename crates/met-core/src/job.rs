@@ -672,3 +672,38 @@ impl<'de> Deserialize<'de> for Summaries {
         Ok(Summaries { by_column: deserialize_by_name(from)? })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job_table::{CPU, MEMORY_PEAK};
+
+    #[test]
+    fn a_part_that_stands_for_many_is_as_good_as_the_worst_of_them() {
+        let part = |cpu: Option<i64>, peak: i64, end_ns: Option<i64>| {
+            let mut part = Part { start_ns: Some(peak), end_ns, ..Part::default() };
+            cpu.into_iter().for_each(|cpu| part.totals.set(CPU, cpu, QualityKind::Measured, "cgroup"));
+            part.totals.set(MEMORY_PEAK, peak, QualityKind::Sampled, "cgroup");
+            part
+        };
+        let mut others = Part::others("n1".to_owned(), false);
+        let shown = |others: &Part| {
+            let figure = |column| others.totals.figure(column).map(|figure| (figure.value, figure.kind));
+            (others.folded, figure(CPU), figure(MEMORY_PEAK), others.start_ns, others.end_ns)
+        };
+        others.take_in(&part(Some(10), 7, Some(20)));
+        others.take_in(&part(Some(5), 9, Some(15)));
+        let peak = Some((9, QualityKind::Sampled));
+        assert_eq!(shown(&others), (Some(2), Some((15, QualityKind::Measured)), peak, Some(7), Some(20)));
+        others.take_in(&part(None, 3, None));
+        let at_least = Some((15, QualityKind::LowerBound));
+        assert_eq!(shown(&others), (Some(3), at_least, peak, Some(3), None), "one of them goes on");
+        let mut twice = others.clone();
+        twice.take_in(&others);
+        assert_eq!((twice.folded, twice.totals.get(CPU)), (Some(6), Some(30)));
+        let mut unknown = Part::others("n1".to_owned(), true);
+        unknown.take_in(&part(None, 1, None));
+        unknown.take_in(&part(Some(4), 1, None));
+        assert_eq!(unknown.totals.figure(CPU).map(|cpu| cpu.kind), Some(QualityKind::LowerBound));
+    }
+}

@@ -288,9 +288,12 @@ impl Discovery {
     /// is believed to have those.
     pub fn rescan(&mut self, full: bool, now_ns: i64) {
         self.rescans += 1;
-        self.places.forget_left_out();
+        let flooded = self.places.begin_look();
         for root in self.roots() {
             self.reconcile(root, full, now_ns);
+        }
+        for id in flooded {
+            self.descend(id, false, None, now_ns);
         }
         if full {
             // Notices that were lost do not come any more.

@@ -11,6 +11,9 @@ pub(super) const IN_HIERARCHY: usize = 1 << 17;
 pub(super) const IN_HOME: usize = 1 << 15;
 /// Where the directory that keeps the jobs is a user's own.
 pub(super) const IN_HOME_OF_USER: usize = 1 << 10;
+/// In such a one, of those that are made between two looks at everything. Whoever makes more, and removes them
+/// as fast, is no longer listened to until the next look: notices of others would come late, or not at all.
+pub(super) const MADE_IN_HOME_OF_USER: usize = 1 << 12;
 /// Of one job.
 pub(super) const IN_JOB: usize = 1 << 10;
 
@@ -25,15 +28,24 @@ struct Place {
     room: usize,
     /// Followed in it, those in the places inside included.
     directories: usize,
-    /// Not followed for want of room, since the last look at everything.
+    /// Made since the last look at everything, and how many may be.
+    made: usize,
+    made_max: usize,
+    /// Not followed for want of room, since then.
     left_out: u64,
     /// Its directory is gone, and some in it are not forgotten yet.
     closed: bool,
 }
 
 impl Places {
-    pub(super) fn open(&mut self, id: u32, outer: Option<u32>, room: usize) {
-        self.places.insert(id, Place { outer, room, directories: 0, left_out: 0, closed: false });
+    pub(super) fn open(&mut self, id: u32, outer: Option<u32>, room: usize, made_max: usize) {
+        let place = Place { outer, room, directories: 0, made: 0, made_max, left_out: 0, closed: false };
+        self.places.insert(id, place);
+    }
+
+    /// Whether more was made in it than is listened to.
+    pub(super) fn is_flooded(&self, id: u32) -> bool {
+        self.places.get(&id).is_some_and(|place| place.made >= place.made_max)
     }
 
     pub(super) fn is_place(&self, id: u32) -> bool {
@@ -42,7 +54,7 @@ impl Places {
 
     /// Makes room for one more directory, in all places around it. Without room it is counted, and nothing else.
     pub(super) fn take(&mut self, id: u32) -> bool {
-        let is_full = |place: &Place| place.directories >= place.room;
+        let is_full = |place: &Place| place.directories >= place.room || place.made >= place.made_max;
         let full = self.around(id).find(|id| self.places.get(id).is_some_and(is_full));
         if let Some(place) = full.and_then(|full| self.places.get_mut(&full)) {
             place.left_out += 1;
@@ -51,6 +63,7 @@ impl Places {
         for id in self.around(id).collect::<Vec<_>>() {
             if let Some(place) = self.places.get_mut(&id) {
                 place.directories += 1;
+                place.made += 1;
             }
         }
         true
@@ -77,9 +90,14 @@ impl Places {
         true
     }
 
-    /// Before everything is looked at: what is left out will be counted again.
-    pub(super) fn forget_left_out(&mut self) {
-        self.places.values_mut().for_each(|place| place.left_out = 0);
+    /// Everything is about to be looked at: what is left out will be counted again. Returns the places that
+    /// were flooded.
+    pub(super) fn begin_look(&mut self) -> Vec<u32> {
+        let flooded = self.ids().filter(|id| self.is_flooded(*id)).collect();
+        for place in self.places.values_mut() {
+            (place.made, place.left_out) = (0, 0);
+        }
+        flooded
     }
 
     /// Those that are there.
@@ -105,9 +123,9 @@ mod tests {
     #[test]
     fn a_place_that_is_full_leaves_room_in_the_others() {
         let mut places = Places::default();
-        places.open(0, None, 5);
-        places.open(1, Some(0), 2);
-        places.open(2, Some(0), 4);
+        places.open(0, None, 5, usize::MAX);
+        places.open(1, Some(0), 2, usize::MAX);
+        places.open(2, Some(0), 4, usize::MAX);
         assert_eq!([1, 1, 1, 1].map(|id| places.take(id)), [true, true, false, false]);
         assert_eq!([2, 2, 2, 2].map(|id| places.take(id)), [true, true, true, false], "all are five");
         let mut left_out: Vec<_> = places.left_out().collect();
@@ -120,8 +138,8 @@ mod tests {
     #[test]
     fn a_place_that_is_gone_before_what_is_in_it_gives_all_back() {
         let mut places = Places::default();
-        places.open(0, None, 2);
-        places.open(1, Some(0), 2);
+        places.open(0, None, 2, usize::MAX);
+        places.open(1, Some(0), 2, usize::MAX);
         assert!(places.take(1) && places.take(1));
         assert!(places.close(1) && places.ids().eq([0]));
         places.leave(1);

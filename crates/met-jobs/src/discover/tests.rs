@@ -536,3 +536,43 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
     let half = steps - followed::LINES_MAX as u64 / 2;
     assert_eq!(others.collect::<Vec<_>>(), [(None, half), (Some("others"), half)]);
 }
+
+#[test]
+fn a_user_who_makes_and_removes_directories_without_end_is_not_listened_to_for_a_while() {
+    let mut machine = Machine::new();
+    let flooded = slice_of(1000);
+    machine.make(&flooded, 0);
+    machine.open_builtin();
+    machine.work();
+    let watches = |machine: &Machine| machine.discovery.as_ref().unwrap().health().watches;
+    let before = watches(&machine);
+    let path = machine.root.path().join(format!("{flooded}/noise"));
+    let churn = |times: usize| {
+        for _ in 0..times {
+            fs::create_dir(&path).unwrap();
+            fs::remove_dir(&path).unwrap();
+        }
+    };
+    for _ in 0..places::MADE_IN_HOME_OF_USER / 256 {
+        churn(256);
+        machine.work();
+    }
+    assert_eq!(watches(&machine), before);
+    churn(1);
+    machine.work();
+    assert_eq!(watches(&machine), before - 1);
+    churn(256);
+    assert_eq!(machine.discovery.as_mut().unwrap().watcher.drain(), [], "nothing is heard of it");
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
+    machine.make(&format!("{flooded}/libpod-{:064x}.scope", 1), 0);
+    machine.work();
+    let discovery = machine.discovery.as_mut().unwrap();
+    assert_eq!(discovery.health().jobs, [("slurm".to_owned(), 1)]);
+    // The next look finds what is there, and listens again.
+    discovery.rescan(false, clock::boottime_ns());
+    assert_eq!(discovery.health().jobs, [("podman".to_owned(), 1), ("slurm".to_owned(), 1)]);
+    machine.make(&format!("{flooded}/libpod-{:064x}.scope", 2), 0);
+    machine.work();
+    let health = machine.discovery.as_ref().unwrap().health();
+    assert_eq!(health.jobs, [("podman".to_owned(), 2), ("slurm".to_owned(), 1)]);
+}

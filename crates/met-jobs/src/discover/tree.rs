@@ -102,7 +102,7 @@ impl Discovery {
         let way = |route| Way { route, at: 0, captures: Captures::default() };
         let role = Role::Way((0..self.routes.len()).map(way).collect());
         let id = self.insert(hierarchy, None, PathBuf::new(), role);
-        self.places.open(id, None, places::IN_HIERARCHY);
+        self.places.open(id, None, places::IN_HIERARCHY, usize::MAX);
         self.homes.entry(PathBuf::new()).or_default().insert(hierarchy);
         self.descend(id, true, None, now_ns);
     }
@@ -161,21 +161,21 @@ impl Discovery {
     /// Opens a place where a directory is one: it outlives its jobs, or is a job.
     fn open_place(&mut self, id: u32) {
         let Some(node) = self.nodes.get(&id) else { return };
-        let room = match &node.role {
-            Role::Job => places::IN_JOB,
+        let (room, made_max) = match &node.role {
+            Role::Job => (places::IN_JOB, usize::MAX),
             Role::Way(ways) => {
                 let mut homes = ways.iter().filter(|way| self.ends_at_home(way)).peekable();
                 if homes.peek().is_none() {
                     return;
                 }
                 match homes.any(|way| way.captures.uid.is_some()) {
-                    true => places::IN_HOME_OF_USER,
-                    false => places::IN_HOME,
+                    true => (places::IN_HOME_OF_USER, places::MADE_IN_HOME_OF_USER),
+                    false => (places::IN_HOME, usize::MAX),
                 }
             }
             Role::Part { .. } | Role::Beside => return,
         };
-        self.places.open(id, Some(node.place), room);
+        self.places.open(id, Some(node.place), room, made_max);
         self.has_news = true;
     }
 
@@ -307,15 +307,28 @@ impl Discovery {
 
     /// Room for one more directory. What one without room uses is not told from what its neighbours do.
     fn make_room(&mut self, parent: u32) -> bool {
-        let has_room = self.place_in(parent).is_some_and(|place| self.places.take(place));
+        let Some(place) = self.place_in(parent) else { return false };
+        let has_room = self.places.take(place);
         if !has_room {
             self.has_news = true;
+            if self.places.is_flooded(place) {
+                self.stop_listening_to(place);
+            }
             self.ledger.set_inhabited(parent, true);
             if let Some(node) = self.nodes.get_mut(&parent) {
                 node.is_crowded = true;
             }
         }
         has_room
+    }
+
+    /// Until the next look at everything nothing is noticed of what happens in a directory.
+    fn stop_listening_to(&mut self, id: u32) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        for watch in std::mem::take(&mut node.watches) {
+            self.watched.remove(&watch);
+            self.watcher.remove(watch);
+        }
     }
 
     /// What a directory is to its parent; `None` if it is of no interest.
@@ -414,7 +427,7 @@ impl Discovery {
     }
 
     /// Watches a directory, unless it is already, then lists what was made in it before.
-    fn descend(&mut self, id: u32, existing: bool, ahead: Option<Watch>, now_ns: i64) {
+    pub(super) fn descend(&mut self, id: u32, existing: bool, ahead: Option<Watch>, now_ns: i64) {
         let Some(node) = self.nodes.get(&id) else { return };
         let wanted = match &node.role {
             Role::Way(ways) => ways.iter().any(|way| self.leads_on(node, way)),
@@ -510,11 +523,8 @@ impl Discovery {
         }
         if let Some(node) = self.nodes.get_mut(&id) {
             node.children.clear();
-            for watch in std::mem::take(&mut node.watches) {
-                self.watched.remove(&watch);
-                self.watcher.remove(watch);
-            }
         }
+        self.stop_listening_to(id);
     }
 
     fn node_at(&self, hierarchy: usize, path: &Path) -> Option<u32> {
