@@ -107,7 +107,7 @@ impl AllJobs {
                     let mut steps: Vec<&str> = record.parts.iter().map(|part| part.step.as_str()).collect();
                     steps.retain(|step| !step.is_empty());
                     steps.dedup();
-                    let known = if steps.is_empty() { "none is".to_owned() } else { steps.join(", ") };
+                    let known = reference::steps_in_words(&steps);
                     Failure::usage(format!("job {label} has no step {step}; known: {known}"))
                 });
             }

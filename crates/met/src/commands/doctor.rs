@@ -665,6 +665,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn places_with_too_many_cgroups_are_named() {
+        let mut status = DiscoveryStatus::default();
+        assert_eq!(left_out(&status), "");
+        (status.left_out, status.crowded) = (7, vec!["/cg/a".into()]);
+        assert_eq!(left_out(&status), "; 7 cgroups too many are left out in /cg/a");
+        status.crowded = (0..5).map(|place| place.to_string().into()).collect();
+        assert_eq!(left_out(&status), "; 7 cgroups too many are left out in 0, 1, 2, 2 more");
+        // A daemon of an earlier version does not tell where.
+        status.crowded.clear();
+        assert_eq!(left_out(&status), "; 7 cgroups too many are left out");
+    }
+
+    #[test]
     fn batches_that_were_refused_are_less_than_good() {
         let well = forward::Status { acknowledged_ns: Some(1), ..forward::Status::default() };
         assert!(health_of_sending(&well) == Health::Good);

@@ -98,6 +98,16 @@ pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
     })
 }
 
+/// A job may have hundreds; whoever mistyped one looks for it among a few.
+pub(super) fn steps_in_words(steps: &[&str]) -> String {
+    const SHOWN: usize = 16;
+    match steps {
+        [] => "none is".to_owned(),
+        [shown @ .., _] if shown.len() < SHOWN => steps.join(", "),
+        _ => format!("{} and {} more", steps[..SHOWN].join(", "), steps.len() - SHOWN),
+    }
+}
+
 /// A number that several managers gave is nobody's.
 pub(super) fn one_managers(text: &str, found: &[Record]) -> Result<()> {
     let mut names: Vec<String> =
@@ -162,6 +172,16 @@ mod tests {
         assert!(one_managers("1240", std::slice::from_ref(&slurm)).is_ok());
         let error = one_managers("1240", &[ours, slurm]).unwrap_err().to_string();
         assert_eq!(error, "job 1240 is ambiguous: local:1240 or slurm:1234_7");
+    }
+
+    #[test]
+    fn a_few_steps_of_many_are_named() {
+        let names: Vec<String> = (0..20).map(|step| step.to_string()).collect();
+        let steps: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(steps_in_words(&[]), "none is");
+        assert_eq!(steps_in_words(&steps[..2]), "0, 1");
+        assert!(steps_in_words(&steps[..16]).ends_with("14, 15"));
+        assert!(steps_in_words(&steps).ends_with("15 and 4 more"));
     }
 
     #[test]
