@@ -457,6 +457,27 @@ def hostile_names_change_nothing_but_their_own(world, manager):
     equal(len(world.jobs()), len(names) + 1, "jobs")
 
 
+@with_manager
+def a_user_who_fills_his_own_slice_hides_nobody_elses_job(world, manager):
+    world.start_system_daemon()
+    own = f"{manager.below}/user.slice/user-1000.slice/user@1000.service/user.slice"
+    manager.make(own)
+    # He may make as many as he likes; so many of one user are followed.
+    for number in range(1024 + 50):
+        os.mkdir(f"{manager.points[0]}{own}/noise-{number}")
+
+    def found_jobs():
+        lines = json.loads(world.met("doctor", "--json").ok().out)
+        return next(line["detail"] for line in lines if line["what"] == "found jobs")
+
+    eventually(lambda: "cgroups too many are left out in" in found_jobs(), "doctor says that there are too many")
+    check(found_jobs().endswith(own), "doctor says where", found_jobs())
+    manager.job(5)
+    eventually(lambda: "5" in slurm(world), "a job elsewhere is seen")
+    manager.make(f"{manager.below}/user.slice/user-1001.slice/user@1001.service/user.slice/libpod-{'a' * 64}.scope")
+    eventually(lambda: any(job["job"]["manager"] == "podman" for job in world.jobs()), "another user's, too")
+
+
 def run_jobs(manager, numbers):
     """In a process of its own: jobs one after the other, each with a process that works for a moment."""
     pid = os.fork()

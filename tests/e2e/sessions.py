@@ -4,6 +4,7 @@ import os
 import pty
 import signal
 
+from discovery import managed
 from harness import alive, check, close_to, equal, eventually, need_root, test
 
 #: Of nobody on the machine, and of a person by its number.
@@ -60,3 +61,43 @@ def a_session_is_a_job_and_its_short_commands_count(world):
                        "its end is seen")
     close_to(ended["totals"]["cpu_seconds"], used.ru_utime + used.ru_stime, 0.05, "CPU of twenty short commands")
     check(ended["quality"]["cpu_seconds"]["kind"] in ("lower_bound", "attributed"), "its quality")
+
+
+@test
+def a_resource_manager_that_comes_later_lets_sessions_end_and_none_begin(world):
+    need_root()
+    manager = managed(world, "  plain: auto\n  plain_after: 1s\n")
+    started = []
+
+    def session(script):
+        pid, terminal = login(world.python, script)
+        started.append((pid, terminal))
+        return pid
+
+    def state_of(pid):
+        job = session_of(world, pid)
+        return job and job["job"]["state"]
+
+    try:
+        world.start_system_daemon()
+        before = session("sleep 1000")
+        eventually(lambda: state_of(before) == "running", "a session is a job where there is no resource manager")
+        manager.make(manager.home)
+        later = session("sleep 1000")
+        os.killpg(before, signal.SIGKILL)
+        os.waitpid(before, 0)
+        eventually(lambda: state_of(before) == "finished", "the end of the first one is seen")
+        check(session_of(world, later) is None, "a session became a job beside a resource manager")
+        # His directory is all there was of him.
+        for point in manager.points:
+            os.rmdir(point + manager.home)
+        eventually(lambda: state_of(later) == "running", "it is a job when he is gone")
+    finally:
+        for pid, terminal in started:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except OSError:
+                pass
+            os.close(terminal)
+        manager.close()

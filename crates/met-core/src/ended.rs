@@ -3,8 +3,11 @@
 //! A parent that waits for its child takes over the child's figures, and shows them as its own from then
 //! on. So a process that ended is added to its job only if no living process of the job shows it: the
 //! figures follow the tree upwards until they meet somebody who is not of the job, or who waits for nobody.
+//!
+//! Numbers of processes are given again, and an end may be lost. So what is known of a number is of a process
+//! that began before it was noted, and of none that began later.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::job_table::*;
 
@@ -16,6 +19,13 @@ pub const INHERITED: [usize; 9] =
 /// Figures that stay with the process that made them and end with it.
 pub const OWN: [usize; 5] =
     [RUN_QUEUE_WAIT, SWITCHES_VOLUNTARY, SWITCHES_INVOLUNTARY, DELAY_IO, DELAY_MEMORY];
+
+/// When a process began is told to a second, and rounded.
+const BEGIN_DOUBT_S: i64 = 2;
+
+/// Processes of which something is noted, and ends of those that are still listed: so many are more than run
+/// on one machine.
+const NOTED_MAX: usize = 1 << 18;
 
 /// A process that is over: all its threads together, nothing of its children.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +57,8 @@ impl Exit {
         add(&mut self.own, &thread.own);
         self.cpu_doubt_ns = self.cpu_doubt_ns.saturating_add(thread.cpu_doubt_ns);
         self.lacks_delays |= thread.lacks_delays;
+        // The first of them began when the process did.
+        self.begin_s = self.begin_s.min(thread.begin_s);
         self.elapsed_ns = self.elapsed_ns.max(thread.elapsed_ns);
         self.resident_peak_bytes = self.resident_peak_bytes.max(thread.resident_peak_bytes);
         self.virtual_peak_bytes = self.virtual_peak_bytes.max(thread.virtual_peak_bytes);
@@ -63,10 +75,17 @@ fn add<const N: usize>(sum: &mut [i64; N], more: &[i64; N]) {
 pub trait Living {
     /// The job of a process at the last look at the machine, its supervisor included.
     fn job_of(&self, pid: u32) -> Option<u32>;
-    /// Whether the process is still read, though it may have ended since: a zombie shows all it did.
-    fn is_listed(&self, pid: u32) -> bool;
-    /// A supervisor: what it does itself is not the job's.
-    fn is_keeper(&self, pid: u32) -> bool;
+    /// Whether the process is still read, though it may have ended since: a zombie shows all it did. One that
+    /// began later is another one.
+    fn is_listed(&self, exit: &Exit) -> bool;
+    /// Seconds on a clock that nobody sets,
+    fn now_s(&self) -> i64;
+    /// and when a process began on it.
+    fn begin_s(&self, exit: &Exit) -> i64;
+    /// The same of one that is over, and not of another that has its number since.
+    fn job_of_ended(&self, exit: &Exit) -> Option<u32>;
+    /// A supervisor: what it did itself is not the job's.
+    fn is_keeper(&self, exit: &Exit) -> bool;
     fn outer(&self, job: u32) -> Option<u32>;
     /// Whether it waits for its children: one that ignores SIGCHLD does not, and nobody takes them over.
     fn reaps(&mut self, pid: u32) -> bool;
@@ -84,16 +103,32 @@ pub struct Gone {
     pub lacks_delays: bool,
 }
 
+/// What is known of the process that has a number.
+#[derive(Clone, Copy, Debug)]
+struct Noted<T> {
+    what: T,
+    at_s: i64,
+}
+
+impl<T> Noted<T> {
+    /// Whether it may be of a process that began then.
+    fn fits(&self, begin_s: i64) -> bool {
+        begin_s <= self.at_s.saturating_add(BEGIN_DOUBT_S)
+    }
+}
+
 /// The books: one page per job.
 #[derive(Debug, Default)]
 pub struct Ledger {
     jobs: HashMap<u32, Gone>,
     /// The job of processes that were born since the last look at the machine.
-    born: HashMap<u32, u32>,
+    born: HashMap<u32, Noted<u32>>,
     /// What living processes took over, to be passed on when they end.
-    taken_over: HashMap<u32, [i64; INHERITED.len()]>,
+    taken_over: HashMap<u32, Noted<[i64; INHERITED.len()]>>,
     /// Ended, but still listed.
     listed: Vec<Exit>,
+    /// How often there was no room to note something, or nobody heard of the end of what was noted.
+    losses: u64,
 }
 
 impl Ledger {
@@ -102,8 +137,13 @@ impl Ledger {
     }
 
     pub fn close_page(&mut self, job: u32) -> Option<Gone> {
-        self.born.retain(|_, owner| *owner != job);
-        self.jobs.remove(&job)
+        self.born.retain(|_, owner| owner.what != job);
+        let page = self.jobs.remove(&job);
+        if self.jobs.is_empty() {
+            // Ends are not listened to any more, so that these would stay.
+            *self = Ledger { losses: self.losses, ..Ledger::default() };
+        }
+        page
     }
 
     pub fn page(&self, job: u32) -> Option<&Gone> {
@@ -119,6 +159,17 @@ impl Ledger {
         !self.listed.is_empty()
     }
 
+    /// Grows whenever something is not in the books that should be.
+    pub fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    /// Forgets those whose end was not heard of, after some ends were lost.
+    pub fn forget_dead(&mut self, mut is_alive: impl FnMut(u32) -> bool) {
+        self.born.retain(|&pid, _| is_alive(pid));
+        self.taken_over.retain(|&pid, _| is_alive(pid));
+    }
+
     /// Enters births and deaths since the last call, births in their order. `ended` is told of each process
     /// of a job that is no longer shown, and of those that were nobody's.
     pub fn enter(
@@ -128,33 +179,80 @@ impl Ledger {
         living: &mut impl Living,
         mut ended: impl FnMut(Option<u32>, &Exit),
     ) {
+        let mut round = Round::new(deaths);
+        for exit in std::mem::take(&mut self.listed) {
+            self.enter_end(&exit, &mut round, living, &mut ended);
+        }
         for &(parent, child) in births {
+            // Its number was another's, whose end is entered first, unless it was lost.
+            if let Some(at_s) = self.noted_at_s(child) {
+                let is_its = |exit: &Exit| living.begin_s(exit) <= at_s.saturating_add(BEGIN_DOUBT_S);
+                if let Some(exit) = round.take_end_of(child, is_its) {
+                    self.enter_end(exit, &mut round, living, &mut ended);
+                }
+                self.forget_number(child);
+            }
             if let Some(job) = self.job_of(parent, living) {
-                self.born.insert(child, job);
+                self.note_birth(child, job, living.now_s());
             }
         }
-        let before = std::mem::take(&mut self.listed);
-        for exit in before.iter().chain(deaths) {
-            if living.is_listed(exit.pid) {
-                self.listed.push(*exit);
-                continue;
+        for (index, exit) in deaths.iter().enumerate() {
+            if !round.taken.contains(&index) {
+                self.enter_end(exit, &mut round, living, &mut ended);
             }
-            ended(self.settle(exit, living), exit);
         }
+    }
+
+    fn enter_end(
+        &mut self,
+        exit: &Exit,
+        round: &mut Round<'_>,
+        living: &mut impl Living,
+        ended: &mut impl FnMut(Option<u32>, &Exit),
+    ) {
+        if living.is_listed(exit) && self.listed.len() < NOTED_MAX {
+            self.listed.push(*exit);
+            return;
+        }
+        let is_first = round.ended.insert(exit.pid);
+        ended(self.settle(exit, is_first, living), exit);
+    }
+
+    fn note_birth(&mut self, pid: u32, job: u32, at_s: i64) {
+        if self.born.len() < NOTED_MAX {
+            self.born.insert(pid, Noted { what: job, at_s });
+        } else {
+            self.losses += 1;
+        }
+    }
+
+    /// When something was last noted of the process that has this number.
+    fn noted_at_s(&self, pid: u32) -> Option<i64> {
+        let born = self.born.get(&pid).map(|born| born.at_s);
+        born.max(self.taken_over.get(&pid).map(|taken_over| taken_over.at_s))
+    }
+
+    /// A number was given again, and the end of who had it before was not heard of.
+    fn forget_number(&mut self, pid: u32) {
+        let was_noted = [self.born.remove(&pid).is_some(), self.taken_over.remove(&pid).is_some()];
+        self.losses += u64::from(was_noted.contains(&true));
     }
 
     fn job_of(&self, pid: u32, living: &impl Living) -> Option<u32> {
-        living.job_of(pid).or_else(|| self.born.get(&pid).copied())
+        living.job_of(pid).or_else(|| self.born.get(&pid).map(|born| born.what))
     }
 
-    fn settle(&mut self, exit: &Exit, living: &mut impl Living) -> Option<u32> {
-        let mut whole = self.taken_over.remove(&exit.pid).unwrap_or_default();
+    /// `is_first`: no other process with its number ended since the last look at the machine.
+    fn settle(&mut self, exit: &Exit, is_first: bool, living: &mut impl Living) -> Option<u32> {
+        let begin_s = living.begin_s(exit);
+        let taken_over = self.taken_over.remove(&exit.pid).filter(|noted| noted.fits(begin_s));
+        let mut whole = taken_over.map_or([0; INHERITED.len()], |noted| noted.what);
         let parent_job = self.job_of(exit.parent_pid, living);
-        let seen = living.job_of(exit.pid);
-        let born = self.born.remove(&exit.pid);
+        let seen = living.job_of_ended(exit).filter(|_| is_first);
+        let born = self.born.remove(&exit.pid).filter(|noted| noted.fits(begin_s)).map(|noted| noted.what);
         // Nobody told of its birth: its parent says whose it is, if it is not a supervisor.
         let job = seen.or(born).or(parent_job)?;
-        if living.is_keeper(exit.pid) {
+        if is_first && living.is_keeper(exit) {
             return None;
         }
         add(&mut whole, &exit.inherited);
@@ -174,9 +272,51 @@ impl Ledger {
             }
         }
         if shown {
-            add(self.taken_over.entry(exit.parent_pid).or_default(), &whole);
+            self.hand_over(exit.parent_pid, &whole, living.now_s());
         }
         Some(job)
+    }
+
+    fn hand_over(&mut self, parent: u32, whole: &[i64; INHERITED.len()], at_s: i64) {
+        if self.taken_over.len() >= NOTED_MAX && !self.taken_over.contains_key(&parent) {
+            self.losses += 1;
+            return;
+        }
+        let noted = self.taken_over.entry(parent).or_insert(Noted { what: [0; INHERITED.len()], at_s });
+        noted.at_s = at_s;
+        add(&mut noted.what, whole);
+    }
+}
+
+/// The deaths of one call, some of which are entered before their turn.
+struct Round<'a> {
+    deaths: &'a [Exit],
+    /// By their numbers, once that is asked for.
+    by_pid: Option<HashMap<u32, VecDeque<usize>>>,
+    taken: HashSet<usize>,
+    /// Numbers of those that were entered.
+    ended: HashSet<u32>,
+}
+
+impl<'a> Round<'a> {
+    fn new(deaths: &'a [Exit]) -> Round<'a> {
+        Round { deaths, by_pid: None, taken: HashSet::new(), ended: HashSet::new() }
+    }
+
+    /// The first end of a process with this number that has not had its turn, if it is of the one meant.
+    fn take_end_of(&mut self, pid: u32, is_its: impl Fn(&Exit) -> bool) -> Option<&'a Exit> {
+        let deaths = self.deaths;
+        let by_pid = self.by_pid.get_or_insert_with(|| {
+            let mut by_pid: HashMap<u32, VecDeque<usize>> = HashMap::new();
+            for (index, exit) in deaths.iter().enumerate() {
+                by_pid.entry(exit.pid).or_default().push_back(index);
+            }
+            by_pid
+        });
+        let indices = by_pid.get_mut(&pid)?;
+        let exit = deaths.get(*indices.front()?).filter(|exit| is_its(exit))?;
+        self.taken.extend(indices.pop_front());
+        Some(exit)
     }
 }
 

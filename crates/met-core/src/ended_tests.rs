@@ -11,17 +11,27 @@ struct World {
     keepers: HashSet<u32>,
     outer: HashMap<u32, u32>,
     ignoring: HashSet<u32>,
+    now_s: i64,
 }
 
 impl Living for World {
     fn job_of(&self, pid: u32) -> Option<u32> {
         self.jobs.get(&pid).copied()
     }
-    fn is_listed(&self, pid: u32) -> bool {
-        self.listed.contains(&pid)
+    fn job_of_ended(&self, exit: &Exit) -> Option<u32> {
+        self.job_of(exit.pid)
     }
-    fn is_keeper(&self, pid: u32) -> bool {
-        self.keepers.contains(&pid)
+    fn is_listed(&self, exit: &Exit) -> bool {
+        self.listed.contains(&exit.pid)
+    }
+    fn is_keeper(&self, exit: &Exit) -> bool {
+        self.keepers.contains(&exit.pid)
+    }
+    fn now_s(&self) -> i64 {
+        self.now_s
+    }
+    fn begin_s(&self, exit: &Exit) -> i64 {
+        exit.begin_s
     }
     fn outer(&self, job: u32) -> Option<u32> {
         self.outer.get(&job).copied()
@@ -115,6 +125,64 @@ fn a_nested_job_is_part_of_the_outer_one() {
     ledger.enter(&[], &[exit(10, 1, 1)], &mut world, |_, _| {});
     assert_eq!(gone(&ledger, 1), (8, 8, 2));
     assert_eq!(gone(&ledger, 2), (7, 7, 1));
+}
+
+#[test]
+fn a_number_that_is_given_again_is_nobodys_once_an_end_was_lost() {
+    let (mut ledger, mut world) = world(&[10]);
+    // 11 took over what 12 did, and its own end is lost.
+    ledger.enter(&[(10, 11), (11, 12)], &[exit(12, 11, 5)], &mut world, |_, _| {});
+    assert_eq!((gone(&ledger, 1), ledger.losses()), ((0, 5, 1), 0));
+    let mut told = Vec::new();
+    let later = Exit { begin_s: 50, ..exit(11, 99, 7) };
+    ledger.enter(&[(99, 11)], &[later], &mut world, |job, exit| told.push((job, exit.pid)));
+    assert_eq!(told, [(None, 11)]);
+    assert_eq!((gone(&ledger, 1), ledger.losses()), ((0, 5, 1), 1), "it is told that one was lost");
+}
+
+#[test]
+fn who_began_after_it_was_noted_is_another_one() {
+    let (mut ledger, mut world) = world(&[10]);
+    world.now_s = 100;
+    ledger.enter(&[(10, 11), (11, 12)], &[exit(12, 11, 5)], &mut world, |_, _| {});
+    // Neither the end of 11 nor the next birth with its number was heard of.
+    world.now_s = 200;
+    let mut told = Vec::new();
+    let later = Exit { begin_s: 150, ..exit(11, 99, 7) };
+    ledger.enter(&[], &[later], &mut world, |job, exit| told.push((job, exit.pid)));
+    assert_eq!((told, gone(&ledger, 1)), (vec![(None, 11)], (0, 5, 1)));
+}
+
+#[test]
+fn a_number_that_is_given_twice_between_two_looks_is_two_processes() {
+    let (mut ledger, mut world) = world(&[10, 11]);
+    ledger.enter(&[(11, 12)], &[exit(12, 11, 5)], &mut world, |_, _| {});
+    let mut told = Vec::new();
+    let deaths = [exit(11, 10, 7), exit(11, 99, 50)];
+    ledger.enter(&[(99, 11)], &deaths, &mut world, |job, exit| told.push((job, exit.parent_pid)));
+    assert_eq!(told, [(Some(1), 10), (None, 99)]);
+    ledger.enter(&[], &[exit(10, 1, 1)], &mut world, |_, _| {});
+    assert_eq!((gone(&ledger, 1), ledger.losses()), ((13, 13, 3), 0));
+}
+
+#[test]
+fn nothing_is_left_in_the_books_of_those_whose_end_was_lost() {
+    let (mut ledger, mut world) = world(&[10]);
+    let births: Vec<(u32, u32)> = (11..1000).map(|pid| (10, pid)).collect();
+    ledger.enter(&births, &[exit(2000, 11, 5)], &mut world, |_, _| {});
+    assert_eq!((ledger.born.len(), ledger.taken_over.len()), (989, 1));
+    ledger.forget_dead(|pid| pid == 12);
+    assert_eq!((ledger.born.len(), ledger.taken_over.len()), (1, 0));
+}
+
+#[test]
+fn the_books_are_empty_with_the_last_job() {
+    let (mut ledger, mut world) = world(&[10]);
+    world.listed.insert(10);
+    ledger.enter(&[(10, 11)], &[exit(11, 10, 7), exit(10, 1, 1)], &mut world, |_, _| {});
+    assert!(ledger.is_waiting() && ledger.taken_over.len() == 1);
+    ledger.close_page(1);
+    assert!(!ledger.is_waiting() && ledger.taken_over.is_empty() && ledger.born.is_empty());
 }
 
 proptest! {

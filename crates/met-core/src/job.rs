@@ -297,7 +297,52 @@ pub struct Part {
     pub start_ns: Option<i64>,
     pub end_ns: Option<i64>,
     pub exit_code: Option<i32>,
+    /// For how many this one stands, none of which has a line of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folded: Option<u64>,
     pub totals: Totals,
+}
+
+impl Part {
+    /// The step, and the task, of the part that stands for many.
+    pub const OTHERS: &'static str = "others";
+
+    /// Stands for no part yet: for steps, or for tasks, which are in their steps, too.
+    pub fn others(node: String, of_tasks: bool) -> Part {
+        let task = of_tasks.then(|| Part::OTHERS.to_owned());
+        Part { node, step: Part::OTHERS.to_owned(), task, folded: Some(0), ..Part::default() }
+    }
+
+    /// Stands for one more: CPU time is the sum, memory that of the one that had most. It ends with the last.
+    pub fn take_in(&mut self, part: &Part) {
+        let before = self.folded.unwrap_or(1);
+        self.folded = Some(before.saturating_add(part.folded.unwrap_or(1)));
+        if before == 0 {
+            (self.start_ns, self.end_ns, self.totals) = (part.start_ns, part.end_ns, part.totals.clone());
+            return;
+        }
+        self.start_ns = self.start_ns.into_iter().chain(part.start_ns).min();
+        self.end_ns = self.end_ns.zip(part.end_ns).map(|(one, other)| one.max(other));
+        for column in 0..crate::JOB.columns.len() {
+            let known = [self.totals.figure(column), part.totals.figure(column)];
+            let [Some(figure), other] = known else {
+                if let [None, Some(figure)] = known {
+                    let Figure { value, source, .. } = figure.clone();
+                    self.totals.set(column, value, QualityKind::LowerBound, source);
+                }
+                continue;
+            };
+            let source = figure.source.clone();
+            let (value, kind) = match other {
+                Some(other) if column == crate::job_table::CPU => {
+                    (figure.value.saturating_add(other.value), figure.kind.max(other.kind))
+                }
+                Some(other) => (figure.value.max(other.value), figure.kind.max(other.kind)),
+                None => (figure.value, QualityKind::LowerBound),
+            };
+            self.totals.set(column, value, kind, source);
+        }
+    }
 }
 
 /// Where a local job's processes, files and supervisor are.
@@ -625,5 +670,40 @@ impl Serialize for Summaries {
 impl<'de> Deserialize<'de> for Summaries {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         Ok(Summaries { by_column: deserialize_by_name(from)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job_table::{CPU, MEMORY_PEAK};
+
+    #[test]
+    fn a_part_that_stands_for_many_is_as_good_as_the_worst_of_them() {
+        let part = |cpu: Option<i64>, peak: i64, end_ns: Option<i64>| {
+            let mut part = Part { start_ns: Some(peak), end_ns, ..Part::default() };
+            cpu.into_iter().for_each(|cpu| part.totals.set(CPU, cpu, QualityKind::Measured, "cgroup"));
+            part.totals.set(MEMORY_PEAK, peak, QualityKind::Sampled, "cgroup");
+            part
+        };
+        let mut others = Part::others("n1".to_owned(), false);
+        let shown = |others: &Part| {
+            let figure = |column| others.totals.figure(column).map(|figure| (figure.value, figure.kind));
+            (others.folded, figure(CPU), figure(MEMORY_PEAK), others.start_ns, others.end_ns)
+        };
+        others.take_in(&part(Some(10), 7, Some(20)));
+        others.take_in(&part(Some(5), 9, Some(15)));
+        let peak = Some((9, QualityKind::Sampled));
+        assert_eq!(shown(&others), (Some(2), Some((15, QualityKind::Measured)), peak, Some(7), Some(20)));
+        others.take_in(&part(None, 3, None));
+        let at_least = Some((15, QualityKind::LowerBound));
+        assert_eq!(shown(&others), (Some(3), at_least, peak, Some(3), None), "one of them goes on");
+        let mut twice = others.clone();
+        twice.take_in(&others);
+        assert_eq!((twice.folded, twice.totals.get(CPU)), (Some(6), Some(30)));
+        let mut unknown = Part::others("n1".to_owned(), true);
+        unknown.take_in(&part(None, 1, None));
+        unknown.take_in(&part(Some(4), 1, None));
+        assert_eq!(unknown.totals.figure(CPU).map(|cpu| cpu.kind), Some(QualityKind::LowerBound));
     }
 }

@@ -6,6 +6,11 @@ pub fn boottime_ns() -> i64 {
     nanoseconds(clock_gettime(ClockId::Boottime))
 }
 
+/// Stands still while the machine sleeps; the kernel counts by it for how long a process lived.
+pub fn monotonic_ns() -> i64 {
+    nanoseconds(clock_gettime(ClockId::Monotonic))
+}
+
 pub fn realtime_ns() -> i64 {
     nanoseconds(clock_gettime(ClockId::Realtime))
 }

@@ -77,6 +77,8 @@ pub struct PartLine {
     pub memory: Option<Amount>,
     pub duration: Option<Amount>,
     pub exit_code: Option<i32>,
+    /// How many have this line together.
+    pub folded: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -347,6 +349,7 @@ impl Reader<'_> {
                 memory: peak.into_iter().find_map(|index| figure(index, Measure::Bytes)),
                 duration: seconds().map(|seconds| measured(seconds, Measure::Seconds)),
                 exit_code: part.exit_code,
+                folded: part.folded,
             }
         };
         // All of a job on its only node is the job.

@@ -112,6 +112,7 @@ fn part(step: &str, task: Option<String>, cpu_ns: i64, exit_code: i32) -> Part {
         start_ns: Some(START_NS),
         end_ns: Some(START_NS + 3_000_000_000),
         exit_code: Some(exit_code),
+        folded: None,
         totals,
     }
 }

@@ -214,6 +214,11 @@ impl Layout {
         &self.manager
     }
 
+    /// Whether its jobs are a resource manager's.
+    pub(crate) fn is_managed(&self) -> bool {
+        self.class == Class::Managed
+    }
+
     /// The patterns of the directories from the top of a hierarchy, with and without the optional ones,
     /// and how many of them lead to the directory that outlives its jobs.
     pub(crate) fn routes(&self) -> Vec<(&[Segment], usize)> {

@@ -14,6 +14,12 @@ const DEPARTED_MAX: usize = 4096;
 /// Users whose processes ended as nobody's are told apart up to this many.
 const STRANGERS_MAX: usize = 4096;
 
+/// After an end was lost, so much later is looked for those that are gone and still in the books.
+const FORGET_AFTER_NS: i64 = 10_000_000_000;
+
+/// When a process began is told to a second, and rounded.
+const BEGIN_DOUBT_NS: i64 = 2_000_000_000;
+
 /// Processes whose dealing with children is looked up at one tick; each costs about 20 µs.
 const ASKED_MAX: usize = 32;
 
@@ -28,6 +34,8 @@ pub struct Departures {
     news: News,
     reaping: Reaping,
     strangers: Strangers,
+    /// When those are looked for whose end was lost.
+    forget_at_ns: Option<i64>,
     /// CPU time of this, and of listeners that are no more.
     spent_ns: i64,
     spent_listening_ns: i64,
@@ -37,6 +45,7 @@ pub struct Departures {
 struct Member {
     slot: u32,
     keeper: bool,
+    start_ticks: u64,
 }
 
 /// How far the ends of a job's processes can be relied on.
@@ -83,7 +92,7 @@ impl Departures {
             }
             Beginning::Unknown => (false, None),
         };
-        Watch { losses: self.news.losses, complete, entered_since_ns }
+        Watch { losses: self.losses(), complete, entered_since_ns }
     }
 
     /// Closes the books of a job, and stops listening with the last of them.
@@ -94,7 +103,14 @@ impl Departures {
             self.exits = None;
             self.news = News::default();
             self.reaping = Reaping::default();
+            self.before = HashMap::new();
+            self.forget_at_ns = None;
         }
+    }
+
+    /// How often something was lost that should be in the books.
+    fn losses(&self) -> u64 {
+        self.news.losses + self.ledger.losses()
     }
 
     /// CPU time spent in entering what was heard.
@@ -121,7 +137,7 @@ impl Departures {
         let doubtful = |since_ns| self.strangers.ended_since(since_ns, owner_uid);
         self.is_listening()
             && watch.complete
-            && watch.losses == self.news.losses
+            && watch.losses == self.losses()
             && !watch.entered_since_ns.is_some_and(doubtful)
     }
 
@@ -134,7 +150,11 @@ impl Departures {
     pub fn hear(&mut self, targets: &Targets, map: &JobMap) {
         let Some(exits) = &self.exits else { return };
         let begin_ns = clock::thread_cpu_ns();
+        let losses = self.news.losses;
         self.news = exits.take();
+        if self.news.losses > losses {
+            self.forget_at_ns.get_or_insert(clock::boottime_ns() + FORGET_AFTER_NS);
+        }
         self.before = match self.news.is_empty() {
             true => HashMap::new(),
             false => members(targets, map),
@@ -152,6 +172,7 @@ impl Departures {
         leaving: Option<u32>,
         mut ended: impl FnMut(u32, &Exit),
     ) {
+        self.forget_dead_if_due(host);
         if self.exits.is_none() || (self.news.is_empty() && !self.ledger.is_waiting()) {
             return;
         }
@@ -163,6 +184,7 @@ impl Departures {
             host,
             leaving,
             reaping: &mut self.reaping,
+            clocks: Clocks::now(host),
         };
         let (strangers, now_ns) = (&mut self.strangers, clock::boottime_ns());
         self.ledger.enter(&self.news.births, &self.news.ends, &mut living, |job, exit| match job {
@@ -173,6 +195,47 @@ impl Departures {
         self.news.births.clear();
         self.news.ends.clear();
         self.spent_ns += clock::thread_cpu_ns() - begin_ns;
+    }
+
+    fn forget_dead_if_due(&mut self, host: &Host) {
+        if self.forget_at_ns.is_some_and(|due_ns| due_ns <= clock::boottime_ns()) {
+            self.forget_at_ns = None;
+            self.ledger.forget_dead(|pid| host.proc_dir().look_at(pid.to_string()).is_ok());
+        }
+    }
+}
+
+/// The clocks by which processes begin, at one moment.
+#[derive(Clone, Copy)]
+struct Clocks {
+    monotonic_ns: i64,
+    boot_ns: i64,
+    unix_ns: i64,
+    tick_ns: i64,
+}
+
+impl Clocks {
+    fn now(host: &Host) -> Clocks {
+        Clocks {
+            monotonic_ns: clock::monotonic_ns(),
+            boot_ns: clock::boottime_ns(),
+            unix_ns: clock::realtime_ns(),
+            tick_ns: 1_000_000_000 / host.facts().ticks_per_second.max(1),
+        }
+    }
+
+    /// The kernel tells the beginning by how long a process lived while the machine was awake, and by the
+    /// clock as it was set at its end.
+    fn monotonic_begin_s(&self, exit: &Exit) -> i64 {
+        exit.begin_s - (self.unix_ns - self.monotonic_ns) / 1_000_000_000
+    }
+
+    /// Whether a process that is listed is a later one than that which ended. If the machine has slept since
+    /// then, nobody can tell.
+    fn is_later(&self, start_ticks: u64, exit: &Exit) -> bool {
+        let start_ns = i64::try_from(start_ticks).unwrap_or(i64::MAX).saturating_mul(self.tick_ns);
+        let begin_ns = exit.begin_s.saturating_mul(1_000_000_000).saturating_sub(self.unix_ns - self.boot_ns);
+        start_ns.saturating_sub(begin_ns) > BEGIN_DOUBT_NS
     }
 }
 
@@ -206,7 +269,7 @@ impl Strangers {
 fn members(targets: &Targets, map: &JobMap) -> HashMap<u32, Member> {
     let member = |&TaskTarget { pid, start_ticks, role, .. }: &TaskTarget| {
         let slot = map.owner(Subject::Task { pid, start_ticks })?;
-        Some((pid, Member { slot, keeper: role == TaskRole::Keeper }))
+        Some((pid, Member { slot, keeper: role == TaskRole::Keeper, start_ticks }))
     };
     targets.tasks.iter().filter_map(member).collect()
 }
@@ -218,11 +281,19 @@ struct View<'a> {
     host: &'a Host,
     leaving: Option<u32>,
     reaping: &'a mut Reaping,
+    clocks: Clocks,
 }
 
 impl View<'_> {
     fn member(&self, pid: u32) -> Option<Member> {
         self.now.get(&pid).or_else(|| self.before.get(&pid)).copied()
+    }
+
+    /// Not another one that has its number since.
+    fn ended_member(&self, exit: &Exit) -> Option<Member> {
+        let looks = [&self.now, self.before];
+        let mut found = looks.into_iter().filter_map(|look| look.get(&exit.pid)).copied();
+        found.find(|member| !self.clocks.is_later(member.start_ticks, exit))
     }
 }
 
@@ -231,12 +302,26 @@ impl Living for View<'_> {
         self.member(pid).map(|member| member.slot)
     }
 
-    fn is_listed(&self, pid: u32) -> bool {
-        self.now.get(&pid).is_some_and(|member| Some(member.slot) != self.leaving)
+    fn job_of_ended(&self, exit: &Exit) -> Option<u32> {
+        self.ended_member(exit).map(|member| member.slot)
     }
 
-    fn is_keeper(&self, pid: u32) -> bool {
-        self.member(pid).is_some_and(|member| member.keeper)
+    fn is_listed(&self, exit: &Exit) -> bool {
+        self.now.get(&exit.pid).is_some_and(|member| {
+            Some(member.slot) != self.leaving && !self.clocks.is_later(member.start_ticks, exit)
+        })
+    }
+
+    fn is_keeper(&self, exit: &Exit) -> bool {
+        self.ended_member(exit).is_some_and(|member| member.keeper)
+    }
+
+    fn now_s(&self) -> i64 {
+        self.clocks.monotonic_ns / 1_000_000_000
+    }
+
+    fn begin_s(&self, exit: &Exit) -> i64 {
+        self.clocks.monotonic_begin_s(exit)
     }
 
     fn outer(&self, job: u32) -> Option<u32> {
@@ -244,7 +329,7 @@ impl Living for View<'_> {
     }
 
     fn reaps(&mut self, pid: u32) -> bool {
-        if self.is_keeper(pid) {
+        if self.member(pid).is_some_and(|member| member.keeper) {
             return true;
         }
         self.reaping.ask(self.host, pid)
@@ -316,7 +401,9 @@ impl OwnFigures {
         let fresh = Seen { start_ticks, cells: [0; OWN.len()] };
         let seen = self.living.entry(pid).or_insert(fresh);
         if seen.start_ticks != start_ticks {
-            *seen = fresh;
+            // The number is another's by now, and the end of the first was lost.
+            let lost = std::mem::replace(seen, fresh);
+            add_cells(&mut self.ended, &lost);
         }
         seen.cells[index] = seen.cells[index].max(cell);
     }
@@ -330,20 +417,16 @@ impl OwnFigures {
 
     /// Puts those aside that are no longer listed; `told` whether their ends are heard of.
     pub fn depart(&mut self, told: bool, is_listed: impl Fn(Subject) -> bool) {
-        let OwnFigures { living, departed, .. } = self;
+        let OwnFigures { living, departed, ended } = self;
         living.retain(|&pid, seen| {
             let listed = is_listed(Subject::Task { pid, start_ticks: seen.start_ticks });
-            if !listed {
-                departed.insert(pid, *seen);
+            if !listed && let Some(lost) = departed.insert(pid, *seen) {
+                add_cells(ended, &lost);
             }
             listed
         });
         if !told || self.departed.len() > DEPARTED_MAX {
-            for (_, seen) in self.departed.drain() {
-                for (sum, cell) in self.ended.iter_mut().zip(seen.cells) {
-                    *sum = sum.saturating_add(cell);
-                }
-            }
+            self.departed.drain().for_each(|(_, seen)| add_cells(&mut self.ended, &seen));
         }
     }
 
@@ -353,9 +436,47 @@ impl OwnFigures {
     }
 }
 
+fn add_cells(sums: &mut [i64; OWN.len()], seen: &Seen) {
+    for (sum, cell) in sums.iter_mut().zip(seen.cells) {
+        *sum = sum.saturating_add(cell);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_process_did_whose_end_was_lost_stays_when_its_number_is_given_again() {
+        let mut own = OwnFigures::default();
+        own.see(7, 1, 0, 10);
+        own.see(7, 90, 0, 4);
+        assert_eq!(own.total(0), 14);
+        own.depart(true, |_| false);
+        own.see(7, 95, 0, 1);
+        own.depart(true, |_| false);
+        assert_eq!(own.total(0), 15);
+        own.end(7);
+        assert_eq!(own.total(0), 14, "the end of the last one was told");
+    }
+
+    #[test]
+    fn a_process_that_has_the_number_of_another_is_told_from_it() {
+        const SECOND_NS: i64 = 1_000_000_000;
+        // Booted at 1000, up for 500 seconds of which it slept 100.
+        let clocks = Clocks {
+            monotonic_ns: 400 * SECOND_NS,
+            boot_ns: 500 * SECOND_NS,
+            unix_ns: 1500 * SECOND_NS,
+            tick_ns: SECOND_NS / 100,
+        };
+        let exit = Exit { begin_s: 1450, ..Exit::default() };
+        assert_eq!(clocks.monotonic_begin_s(&exit), 350);
+        assert_eq!(
+            [45_000, 45_100, 49_000, 100].map(|ticks| clocks.is_later(ticks, &exit)),
+            [false, false, true, false]
+        );
+    }
 
     #[test]
     fn a_process_that_vanished_counts_as_last_seen_until_its_end_is_told() {

@@ -225,6 +225,9 @@ pub struct DiscoveryStatus {
     /// Why not everything is watched.
     pub refused: Option<String>,
     pub left_out: u64,
+    /// Where there are more than are followed.
+    #[serde(default)]
+    pub crowded: Vec<std::path::PathBuf>,
     /// Directories of users that were gone before a job was seen in them, and what was used unseen.
     #[serde(default)]
     pub unseen_directories: u64,
@@ -246,7 +249,8 @@ impl From<met_jobs::discover::Health> for DiscoveryStatus {
             homes,
             watches,
             refused,
-            left_out,
+            left_out: left_out.iter().map(|(_, count)| count).sum(),
+            crowded: left_out.into_iter().map(|(place, _)| place).collect(),
             unseen_directories,
             unseen_cpu_ns,
             ..DiscoveryStatus::default()

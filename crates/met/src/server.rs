@@ -1,10 +1,11 @@
 //! `met server` at work: HTTP in front, one writer behind, schedulers asked beside.
 
+mod hearing;
 pub mod page;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record};
@@ -16,7 +17,7 @@ use met_server::http::{Address, Options, Server};
 use met_store::StoreError;
 use met_store::cluster::{Bearer, Log};
 use met_wire::batch::PACKED_BYTES_MAX;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 
 use crate::config::{Config, Scope};
@@ -28,6 +29,7 @@ use crate::paths::create_private;
 use crate::protocol::{NodeStatus, Reply, Request, WireCourse};
 use crate::setting::Setting;
 use crate::supervise::Signals;
+use hearing::Hearing;
 
 /// Where a server listens that was told nothing: on this machine alone.
 const LISTEN: &str = "127.0.0.1:9317";
@@ -82,7 +84,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());
     }
-    work(&signals, &schedulers, &api);
+    work(&signals, &schedulers, &api, Hearing::new()?);
     server.stop();
     if let Some(api) = Arc::into_inner(api) {
         api.keeper.stop();
@@ -127,24 +129,28 @@ fn listen(setting: &Setting, api: &Arc<Api>, pages: page::Pages) -> Result<Serve
 }
 
 /// Hands what schedulers tell to the writer, until a signal comes.
-fn work(signals: &Signals, schedulers: &Schedulers, api: &Api) {
+fn work(signals: &Signals, schedulers: &Schedulers, api: &Api, mut hearing: Hearing) {
+    let submit = |work: hearing::Work| api.keeper.with_writer(work);
     loop {
-        let bell = schedulers.bell();
-        let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
+        let bell = schedulers.bell().filter(|_| hearing.is_idle());
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN), PollFd::new(&hearing, PollFlags::IN)];
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
-        if poll(&mut fds, None).is_err() {
+        let timeout = hearing.patience().and_then(|patience| Timespec::try_from(patience).ok());
+        if poll(&mut fds, timeout.as_ref()).is_err() {
             continue;
         }
-        let told = fds.get(1).is_some_and(|bell| !bell.revents().is_empty());
-        if !fds[0].revents().is_empty() && ends(signals) {
+        let [signalled, settled, told] =
+            [0, 1, 2].map(|index| fds.get(index).is_some_and(|fd| !fd.revents().is_empty()));
+        drop(fds);
+        if signalled && ends(signals) {
             return;
         }
+        if settled {
+            hearing.settle();
+        }
+        hearing.retry(Instant::now(), submit);
         if let Some(told) = told.then(|| schedulers.take()).flatten() {
-            api.keeper.with_writer(move |writer| {
-                if let Err(error) = told::keep(writer, &told) {
-                    tracing::warn!("what {} told is lost: {error:#}", told.manager);
-                }
-            });
+            hearing.keep(told, submit);
         }
     }
 }

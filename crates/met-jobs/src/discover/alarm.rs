@@ -47,6 +47,8 @@ pub(crate) struct Bell {
     bell: OwnedFd,
     /// By node, the cgroups that ring it.
     pub(crate) hung: HashMap<u32, PathBuf>,
+    /// Those that rang it and are forgotten.
+    taken_down: u64,
     rings: u64,
 }
 
@@ -54,11 +56,16 @@ impl Bell {
     pub(crate) fn new(ear: &Ear, node: u32) -> Option<Bell> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
         epoll::add(&ear.epoll, &bell, EventData::new_u64(u64::from(node)), EventFlags::IN).ok()?;
-        Some(Bell { bell, hung: HashMap::new(), rings: 0 })
+        Some(Bell { bell, hung: HashMap::new(), taken_down: 0, rings: 0 })
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.bell
+    }
+
+    /// A cgroup is gone: it has rung for that, or will.
+    pub(crate) fn take_down(&mut self, node: u32) {
+        self.taken_down += u64::from(self.hung.remove(&node).is_some());
     }
 
     /// Whether it rang more often than its cgroups were removed.
@@ -69,6 +76,6 @@ impl Bell {
         }
         // Looked at after the reading: who is found to be there has not rung for his removal before it.
         let removed = self.hung.values().filter(|path| !is_there(path)).count();
-        self.rings > removed as u64
+        self.rings > self.taken_down.saturating_add(removed as u64)
     }
 }

@@ -24,6 +24,18 @@ const FULL_LOOKS: u32 = 16;
 /// A job that nobody can name yet is looked at again this often.
 const NAMELESS_NS: i64 = 1_000_000_000;
 
+/// So many parts of a job have a line of their own, the first ones; the others have one together.
+pub(super) const LINES_MAX: usize = 256;
+
+/// A part that is there.
+#[derive(Clone, Copy)]
+struct Living {
+    start_ns: i64,
+    /// The highest.
+    memory: Memory,
+    has_line: bool,
+}
+
 /// A job whose directory is there.
 pub(super) struct Job {
     pub(super) number: u64,
@@ -47,9 +59,15 @@ pub(super) struct Job {
     bell: Option<Bell>,
     out_of_memory: bool,
     cpu_ns: Option<u64>,
-    /// Of parts that are there, by node: since when, and the highest memory.
-    parts: HashMap<u32, (i64, Memory)>,
+    /// Of parts that are there, by node.
+    parts: HashMap<u32, Living>,
+    /// Those that had a line of their own.
     ended: Vec<Part>,
+    /// Steps without one, and tasks, that have ended.
+    other_steps: Option<Part>,
+    other_tasks: Option<Part>,
+    /// Lines given so far.
+    lines: usize,
 }
 
 impl Job {
@@ -64,6 +82,19 @@ impl Job {
 
     pub(super) fn has_parts(&self) -> bool {
         !self.parts.is_empty()
+    }
+
+    fn end_part(&mut self, id: u32, part: Part) {
+        let Some(living) = self.parts.remove(&id) else { return };
+        if let Some(bell) = &mut self.bell {
+            bell.take_down(id);
+        }
+        match living.has_line {
+            true => self.ended.push(part),
+            false => {
+                fold(if part.task.is_some() { &mut self.other_tasks } else { &mut self.other_steps }, &part);
+            }
+        }
     }
 }
 
@@ -99,6 +130,9 @@ impl Discovery {
             cpu_ns: None,
             parts: HashMap::new(),
             ended: Vec::new(),
+            other_steps: None,
+            other_tasks: None,
+            lines: 0,
         };
         self.jobs.insert(id, job);
     }
@@ -270,8 +304,8 @@ impl Discovery {
             hang(&self.files, job, part, &node.path);
             // On v1 each cgroup counts the kills in itself alone.
             job.memory.oom_kills = job.memory.oom_kills.max(memory.oom_kills);
-            if let Some((_, highest)) = job.parts.get_mut(&part) {
-                highest.raise(memory);
+            if let Some(living) = job.parts.get_mut(&part) {
+                living.memory.raise(memory);
             }
         }
     }
@@ -282,10 +316,24 @@ impl Discovery {
         for id in ids {
             self.read_parts_of(id, now_ns);
             let Some(job) = self.jobs.get(&id).filter(|job| job.told) else { continue };
-            let living = job.parts.keys().filter_map(|&part| self.part(job, part, None, None));
-            let parts = job.ended.iter().cloned().chain(living).collect();
+            let parts = self.parts_so_far(job);
             self.events.push(Event::Parts(job.number, parts));
         }
+    }
+
+    /// Parts that have ended and those that are there, each with its own line or among the others.
+    fn parts_so_far(&self, job: &Job) -> Vec<Part> {
+        let mut parts = job.ended.clone();
+        let (mut steps, mut tasks) = (job.other_steps.clone(), job.other_tasks.clone());
+        for (&id, living) in &job.parts {
+            let Some(part) = self.part(job, id, None, None) else { continue };
+            match living.has_line {
+                true => parts.push(part),
+                false => fold(if part.task.is_some() { &mut tasks } else { &mut steps }, &part),
+            }
+        }
+        parts.extend(steps.into_iter().chain(tasks));
+        parts
     }
 
     pub(super) fn read_all(&mut self, now_ns: i64) {
@@ -301,7 +349,9 @@ impl Discovery {
     pub(super) fn add_part(&mut self, id: u32, job: u32, now_ns: i64) {
         if let Some(job) = self.jobs.get_mut(&job) {
             let start_ns = if job.existed { job.found_ns } else { now_ns };
-            job.parts.insert(id, (start_ns, Memory::UNKNOWN));
+            let has_line = job.lines < LINES_MAX;
+            job.lines += usize::from(has_line);
+            job.parts.insert(id, Living { start_ns, memory: Memory::UNKNOWN, has_line });
         }
     }
 
@@ -340,8 +390,7 @@ impl Discovery {
             && let Some(part) = self.part(job, id, closed, Some(now_ns))
             && let Some(job) = self.jobs.get_mut(&owner.clone())
         {
-            job.parts.remove(&id);
-            job.ended.push(part);
+            job.end_part(id, part);
         }
         let parent =
             self.nodes.get(&id).and_then(|node| Some((node.parent?, node.path.file_name()?.to_owned())));
@@ -374,13 +423,13 @@ impl Discovery {
             cpu: closed.map(cpu_figure).or_else(last),
             memory_peak: known(job.memory.peak_bytes),
             oom_kills: job.oom_kills(),
-            parts: job.ended,
+            parts: job.ended.into_iter().chain(job.other_steps).chain(job.other_tasks).collect(),
         })));
     }
 
     fn part(&self, job: &Job, id: u32, closed: Option<&Closed>, end_ns: Option<i64>) -> Option<Part> {
         let Role::Part { captures, is_part: true, .. } = &self.nodes.get(&id)?.role else { return None };
-        let (start_ns, memory) = *job.parts.get(&id)?;
+        let Living { start_ns, memory, .. } = *job.parts.get(&id)?;
         let offset_ns = clock::unix_offset_ns();
         let mut totals = Totals::default();
         let so_far = self.ledger.last_ns(id).and_then(|last_ns| i64::try_from(last_ns).ok());
@@ -406,6 +455,11 @@ impl Discovery {
             ..Part::default()
         })
     }
+}
+
+/// Adds a part to those that have a line together.
+fn fold(others: &mut Option<Part>, part: &Part) {
+    others.get_or_insert_with(|| Part::others(part.node.clone(), part.task.is_some())).take_in(part);
 }
 
 /// Lets a cgroup ring the bell of its job, once it is there.

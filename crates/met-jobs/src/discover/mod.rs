@@ -9,6 +9,7 @@ mod alarm;
 mod files;
 mod followed;
 mod ledger;
+mod places;
 mod tree;
 mod watch;
 
@@ -28,6 +29,7 @@ use alarm::Ear;
 use files::Files;
 use followed::Job;
 use ledger::Ledger;
+use places::Places;
 use tree::{Node, Route, Watched};
 use watch::{Notice, Watch, Watcher};
 
@@ -44,8 +46,6 @@ const UNWATCHED_RESCAN_EVERY_NS: i64 = 1_000_000_000;
 const NOTICE_ROUNDS_MAX: usize = 64;
 /// Notices of removals that are waited for: more were lost.
 const AWAITED_MAX: usize = 1 << 14;
-/// A directory of its own for each of so many jobs and steps is more than a machine has.
-const NODES_MAX: usize = 1 << 17;
 
 /// Something that happened to a job. Jobs go by numbers that are used once.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,11 +94,13 @@ pub struct Health {
     pub jobs: Vec<(String, usize)>,
     /// Directories in which managers keep their jobs.
     pub homes: Vec<PathBuf>,
+    /// Resource managers whose directories are there, with jobs in them or without.
+    pub managers: Vec<String>,
     pub watches: usize,
     /// Why not all is watched.
     pub refused: Option<String>,
-    /// Directories that are not followed because there are too many.
-    pub left_out: u64,
+    /// Places with more directories than are followed, and how many are not.
+    pub left_out: Vec<(PathBuf, u64)>,
     pub unseen: Unseen,
     pub rescans: u64,
 }
@@ -123,6 +125,7 @@ pub struct Discovery {
     next_node: u32,
     /// The hierarchies in which a directory that outlives its jobs is there; the first is followed.
     homes: HashMap<PathBuf, BTreeSet<usize>>,
+    places: Places,
     ledger: Ledger,
     /// By node.
     jobs: HashMap<u32, Job>,
@@ -138,8 +141,9 @@ pub struct Discovery {
     next_jobs_ns: i64,
     next_rescan_ns: i64,
     rescans: u64,
-    left_out: u64,
     unseen: Unseen,
+    /// Whether there is something new to say about the discovery itself.
+    has_news: bool,
     /// Directories that were found to be gone, by their parents: the notice of it is to come.
     awaited: HashSet<(u32, OsString)>,
     buffer: Vec<u8>,
@@ -162,6 +166,7 @@ impl Discovery {
             nodes: HashMap::new(),
             next_node: 0,
             homes: HashMap::new(),
+            places: Places::default(),
             ledger: Ledger::default(),
             jobs: HashMap::new(),
             next_job: 1,
@@ -173,7 +178,7 @@ impl Discovery {
             next_jobs_ns: now_ns + JOBS_EVERY_NS,
             next_rescan_ns: now_ns + RESCAN_EVERY_NS,
             rescans: 0,
-            left_out: 0,
+            has_news: true,
             unseen: Unseen::default(),
             awaited: HashSet::new(),
             buffer: Vec::new(),
@@ -283,8 +288,12 @@ impl Discovery {
     /// is believed to have those.
     pub fn rescan(&mut self, full: bool, now_ns: i64) {
         self.rescans += 1;
+        let flooded = self.places.begin_look();
         for root in self.roots() {
             self.reconcile(root, full, now_ns);
+        }
+        for id in flooded {
+            self.descend(id, false, None, now_ns);
         }
         if full {
             // Notices that were lost do not come any more.
@@ -301,6 +310,11 @@ impl Discovery {
         self.next_rescan_ns = now_ns + every_ns;
     }
 
+    /// Whether managers came or went, or places became too full, since the last call.
+    pub fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
+    }
+
     pub fn health(&self) -> Health {
         let mut jobs: HashMap<&str, usize> = HashMap::new();
         for job in self.jobs.values() {
@@ -312,9 +326,10 @@ impl Discovery {
         Health {
             jobs,
             homes: self.home_paths(),
+            managers: self.managers_here(),
             watches: self.watched.len(),
             refused: self.watcher.refused().map(|error| error.to_string()),
-            left_out: self.left_out,
+            left_out: self.crowded_places(),
             unseen: self.unseen,
             rescans: self.rescans,
         }

@@ -385,3 +385,194 @@ fn hostile_names_are_jobs_like_others_or_none() {
     assert_eq!(ended, 6);
     assert_eq!(machine.discovery.as_ref().unwrap().health().jobs, [("slurm".to_owned(), 1)]);
 }
+
+/// The home of a user's containers, which is his own.
+fn slice_of(uid: u32) -> String {
+    format!("{CPUACCT}/user.slice/user-{uid}.slice/user@{uid}.service/user.slice")
+}
+
+#[test]
+fn a_user_who_makes_directories_without_end_hides_no_job_of_others() {
+    let mut machine = Machine::new();
+    let flooded = slice_of(1000);
+    machine.make(&flooded, 0);
+    machine.make(&slice_of(1001), 0);
+    machine.open_builtin();
+    machine.work();
+    let made = places::IN_HOME_OF_USER + 20;
+    for number in 0..made {
+        fs::create_dir(machine.root.path().join(format!("{flooded}/libpod-{number:064x}.scope"))).unwrap();
+    }
+    let found = machine.work().iter().filter(|event| matches!(event, Event::Found(_))).count();
+    assert_eq!(found, places::IN_HOME_OF_USER);
+    assert!(machine.discovery.as_mut().unwrap().take_news());
+    let left_out = machine.discovery.as_ref().unwrap().health().left_out;
+    assert_eq!(left_out, [(PathBuf::from("/").join(&flooded), 20)]);
+    machine.make(&format!("{}/libpod-{:064x}.scope", slice_of(1001), 1), 0);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
+    let found: Vec<String> = (machine.work().iter())
+        .filter_map(|event| match event {
+            Event::Found(found) => Some(found.manager.clone()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(found, ["podman", "slurm"]);
+    // There is room again when some are gone: the next look at everything finds the others.
+    for number in 0..30 {
+        fs::remove_dir(machine.root.path().join(format!("{flooded}/libpod-{number:064x}.scope"))).unwrap();
+    }
+    machine.work();
+    let discovery = machine.discovery.as_mut().unwrap();
+    discovery.rescan(false, clock::boottime_ns());
+    let health = discovery.health();
+    assert_eq!(health.left_out, []);
+    assert_eq!(health.jobs, [("podman".to_owned(), made - 30 + 1), ("slurm".to_owned(), 1)]);
+}
+
+#[test]
+fn a_job_that_makes_directories_without_end_hides_no_other() {
+    let mut machine = Machine::new();
+    let job = format!("{CPUACCT}/slurm/uid_7/job_5");
+    machine.make(&job, 0);
+    machine.open_builtin();
+    machine.work();
+    for number in 0..places::IN_JOB + 5 {
+        fs::create_dir(machine.root.path().join(format!("{job}/step_{number}"))).unwrap();
+    }
+    machine.work();
+    let left_out = machine.discovery.as_ref().unwrap().health().left_out;
+    assert_eq!(left_out, [(PathBuf::from("/").join(&job), 5)]);
+    machine.remove(&job);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6/step_0"), 0);
+    machine.work();
+    let health = machine.discovery.as_ref().unwrap().health();
+    assert_eq!((health.jobs, health.left_out), (vec![("slurm".to_owned(), 1)], Vec::new()));
+}
+
+#[test]
+fn every_resource_manager_is_known_by_its_directory_alone() {
+    let homes = [
+        ("slurm", "slurm"),
+        ("slurm_n1", "slurm"),
+        ("slurmstepd.scope", "slurm"),
+        ("system.slice/slurmstepd.scope", "slurm"),
+        ("system.slice/n1_slurmstepd.scope", "slurm"),
+        ("oar", "oar"),
+        ("pbs_jobs.service", "pbs"),
+        ("system.slice/pbs.service", "pbs"),
+        ("pbs.slice", "pbs"),
+        ("lsf", "lsf"),
+        ("htcondor", "htcondor"),
+        ("system.slice/condor.service", "htcondor"),
+        ("mine", "mine"),
+    ];
+    for (home, manager) in homes {
+        for hierarchy in [CPUACCT, FREEZER] {
+            let mut machine = Machine::new();
+            let own = Layout::parse("mine", "mine/job-{id}", "").unwrap();
+            machine.make(&format!("{CPUACCT}/system.slice/docker-{:064x}.scope", 1), 0);
+            machine.open(&Layouts::with(vec![own]), None);
+            machine.work();
+            assert!(machine.discovery.as_mut().unwrap().take_news());
+            assert!(machine.discovery.as_ref().unwrap().health().managers.is_empty());
+            machine.make(&format!("{hierarchy}/{home}"), 0);
+            machine.work();
+            assert!(machine.discovery.as_mut().unwrap().take_news(), "{home}: it came later");
+            assert_eq!(
+                machine.discovery.as_ref().unwrap().health().managers,
+                [manager],
+                "{hierarchy}/{home}"
+            );
+            machine.remove(&format!("{hierarchy}/{home}"));
+            machine.work();
+            assert!(machine.discovery.as_mut().unwrap().take_news(), "{home}: it is gone");
+            assert!(machine.discovery.as_ref().unwrap().health().managers.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
+    let mut machine = Machine::new();
+    let job = format!("{CPUACCT}/slurm/uid_7/job_5");
+    let steps = followed::LINES_MAX as u64 + 60;
+    machine.make(&job, 0);
+    machine.open_builtin();
+    machine.work();
+    for number in 0..steps {
+        machine.make(&format!("{job}/step_{number}/task_0"), 10);
+        machine.make(&format!("{job}/step_{number}"), 10);
+        machine.make(&job, 10 * (number + 1));
+        machine.work();
+        if number % 2 == 0 {
+            machine.remove(&format!("{job}/step_{number}"));
+            machine.work();
+        }
+    }
+    let discovery = machine.discovery.as_mut().unwrap();
+    discovery.read_parts(clock::boottime_ns());
+    let events = machine.work();
+    let [.., Event::Parts(1, so_far)] = &events[..] else { panic!("{events:?}") };
+    let sum_of = |parts: &[Part], of_tasks: bool| {
+        let parts = parts.iter().filter(|part| part.task.is_some() == of_tasks);
+        let figures = parts.map(|part| (part.folded.unwrap_or(1), part.totals.get(met_core::job_table::CPU)));
+        figures.fold((0, 0), |sum, (count, cpu)| (sum.0 + count, sum.1 + cpu.unwrap_or(0)))
+    };
+    for of_tasks in [false, true] {
+        assert_eq!(sum_of(so_far, of_tasks), (steps, 10 * steps as i64));
+    }
+    assert!(so_far.len() <= followed::LINES_MAX + 2);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7"), 10 * steps);
+    machine.make(&format!("{CPUACCT}/slurm"), 10 * steps);
+    machine.remove(&job);
+    let events = machine.work();
+    let [.., Event::Ended(ended)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(ended.cpu.as_ref().map(|cpu| cpu.value), Some(10 * steps as i64));
+    assert_eq!(ended.parts.len(), followed::LINES_MAX + 2);
+    for of_tasks in [false, true] {
+        assert_eq!(sum_of(&ended.parts, of_tasks), (steps, 10 * steps as i64));
+    }
+    let others = ended.parts.iter().filter_map(|part| Some((part.task.as_deref(), part.folded?)));
+    let half = steps - followed::LINES_MAX as u64 / 2;
+    assert_eq!(others.collect::<Vec<_>>(), [(None, half), (Some("others"), half)]);
+}
+
+#[test]
+fn a_user_who_makes_and_removes_directories_without_end_is_not_listened_to_for_a_while() {
+    let mut machine = Machine::new();
+    let flooded = slice_of(1000);
+    machine.make(&flooded, 0);
+    machine.open_builtin();
+    machine.work();
+    let watches = |machine: &Machine| machine.discovery.as_ref().unwrap().health().watches;
+    let before = watches(&machine);
+    let path = machine.root.path().join(format!("{flooded}/noise"));
+    let churn = |times: usize| {
+        for _ in 0..times {
+            fs::create_dir(&path).unwrap();
+            fs::remove_dir(&path).unwrap();
+        }
+    };
+    for _ in 0..places::MADE_IN_HOME_OF_USER / 256 {
+        churn(256);
+        machine.work();
+    }
+    assert_eq!(watches(&machine), before);
+    churn(1);
+    machine.work();
+    assert_eq!(watches(&machine), before - 1);
+    churn(256);
+    assert_eq!(machine.discovery.as_mut().unwrap().watcher.drain(), [], "nothing is heard of it");
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
+    machine.make(&format!("{flooded}/libpod-{:064x}.scope", 1), 0);
+    machine.work();
+    let discovery = machine.discovery.as_mut().unwrap();
+    assert_eq!(discovery.health().jobs, [("slurm".to_owned(), 1)]);
+    // The next look finds what is there, and listens again.
+    discovery.rescan(false, clock::boottime_ns());
+    assert_eq!(discovery.health().jobs, [("podman".to_owned(), 1), ("slurm".to_owned(), 1)]);
+    machine.make(&format!("{flooded}/libpod-{:064x}.scope", 2), 0);
+    machine.work();
+    let health = machine.discovery.as_ref().unwrap().health();
+    assert_eq!(health.jobs, [("podman".to_owned(), 2), ("slurm".to_owned(), 1)]);
+}

@@ -9,16 +9,20 @@ use met_host::KeptFile;
 use super::followed::Job;
 use super::ledger::{Ledger, Reading};
 use super::watch::{Trail, Watch};
-use super::{AWAITED_MAX, Discovery, NODES_MAX, literals};
+use super::{AWAITED_MAX, Discovery, literals, places};
 use crate::layouts::{Captures, Layouts, Segment};
 
 /// One layout from the top of a hierarchy.
 pub(super) struct Route {
     pub(super) manager: String,
+    /// Of a resource manager.
+    is_managed: bool,
     segments: Vec<Segment>,
     parts: Vec<Segment>,
     /// So many directories lead to the one that outlives its jobs, itself included.
     home: usize,
+    /// That directory is of this manager alone, and says that he is there.
+    has_own_home: bool,
 }
 
 /// In order of precedence.
@@ -29,9 +33,11 @@ pub(super) fn routes(layouts: &Layouts, below: Option<&Path>) -> Vec<Route> {
         for (segments, home) in layout.routes() {
             routes.push(Route {
                 manager: layout.manager().to_owned(),
+                is_managed: layout.is_managed(),
                 segments: above.iter().chain(segments).cloned().collect(),
                 parts: layout.parts().to_vec(),
                 home: above.len() + home,
+                has_own_home: home > 0,
             });
         }
     }
@@ -53,7 +59,11 @@ pub(super) struct Node {
     pub(super) path: PathBuf,
     pub(super) role: Role,
     inode: u64,
+    /// In which it is counted.
+    place: u32,
     children: HashMap<OsString, u32>,
+    /// Whether some of its directories are not followed for want of room.
+    is_crowded: bool,
     /// Whether it was made while it was looked at, and nothing was ever seen in it.
     pub(super) unexplored: bool,
     watches: Vec<Watch>,
@@ -92,6 +102,7 @@ impl Discovery {
         let way = |route| Way { route, at: 0, captures: Captures::default() };
         let role = Role::Way((0..self.routes.len()).map(way).collect());
         let id = self.insert(hierarchy, None, PathBuf::new(), role);
+        self.places.open(id, None, places::IN_HIERARCHY, usize::MAX);
         self.homes.entry(PathBuf::new()).or_default().insert(hierarchy);
         self.descend(id, true, None, now_ns);
     }
@@ -113,6 +124,66 @@ impl Discovery {
         homes.into_iter().collect()
     }
 
+    /// Resource managers whose own directories are there, in whichever hierarchy, or jobs of them.
+    pub(super) fn managers_here(&self) -> Vec<String> {
+        let of_jobs = self.jobs.values().map(|job| job.route);
+        let ways = self.places.ids().filter_map(|id| match &self.nodes.get(&id)?.role {
+            Role::Way(ways) => Some(ways),
+            _ => None,
+        });
+        let of_homes = ways.flatten().filter(|way| self.ends_at_home(way)).map(|way| way.route);
+        let routes = of_jobs.chain(of_homes.filter(|&route| self.routes[route].has_own_home));
+        let managed = routes.filter(|&route| self.routes[route].is_managed);
+        let names: BTreeSet<&str> = managed.map(|route| self.routes[route].manager.as_str()).collect();
+        names.into_iter().map(str::to_owned).collect()
+    }
+
+    /// The places with more directories than are followed.
+    pub(super) fn crowded_places(&self) -> Vec<(PathBuf, u64)> {
+        let path = |id: u32| {
+            let node = self.nodes.get(&id)?;
+            Some(self.files.hierarchies[node.hierarchy].point.join(&node.path))
+        };
+        let mut places: Vec<(PathBuf, u64)> =
+            self.places.left_out().filter_map(|(id, count)| Some((path(id)?, count))).collect();
+        places.sort();
+        places
+    }
+
+    /// The place in which a directory of this one is counted.
+    fn place_in(&self, id: u32) -> Option<u32> {
+        match self.places.is_place(id) {
+            true => Some(id),
+            false => self.nodes.get(&id).map(|node| node.place),
+        }
+    }
+
+    /// Opens a place where a directory is one: it outlives its jobs, or is a job.
+    fn open_place(&mut self, id: u32) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        let (room, made_max) = match &node.role {
+            Role::Job => (places::IN_JOB, usize::MAX),
+            Role::Way(ways) => {
+                let mut homes = ways.iter().filter(|way| self.ends_at_home(way)).peekable();
+                if homes.peek().is_none() {
+                    return;
+                }
+                match homes.any(|way| way.captures.uid.is_some()) {
+                    true => (places::IN_HOME_OF_USER, places::MADE_IN_HOME_OF_USER),
+                    false => (places::IN_HOME, usize::MAX),
+                }
+            }
+            Role::Part { .. } | Role::Beside => return,
+        };
+        self.places.open(id, Some(node.place), room, made_max);
+        self.has_news = true;
+    }
+
+    /// Whether this is the directory that outlives the jobs of a route.
+    fn ends_at_home(&self, way: &Way) -> bool {
+        way.at == self.routes[way.route].home
+    }
+
     fn insert(&mut self, hierarchy: usize, parent: Option<u32>, path: PathBuf, role: Role) -> u32 {
         let id = self.next_node;
         self.next_node += 1;
@@ -123,7 +194,9 @@ impl Discovery {
             path,
             role,
             inode,
+            place: parent.and_then(|parent| self.place_in(parent)).unwrap_or(id),
             children: HashMap::new(),
+            is_crowded: false,
             unexplored: false,
             watches: Vec::new(),
             counter: None,
@@ -203,9 +276,8 @@ impl Discovery {
 
     /// Follows a directory, if it is of interest, and those below it.
     fn add_child(&mut self, parent: u32, name: &OsStr, existing: bool, ahead: Option<Watch>, now_ns: i64) {
-        let has_room = self.nodes.len() < NODES_MAX;
-        let Some((role, found)) = self.role_of(parent, name).filter(|_| has_room) else {
-            self.left_out += u64::from(!has_room);
+        let role = self.role_of(parent, name).filter(|_| self.make_room(parent));
+        let Some((role, found)) = role else {
             return ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead));
         };
         let Some(node) = self.nodes.get(&parent) else { return };
@@ -227,9 +299,36 @@ impl Discovery {
         {
             self.add_part(id, *job, now_ns);
         }
+        self.open_place(id);
         self.register_home(id);
         self.descend(id, existing, ahead, now_ns);
         self.end_unmoved(now_ns);
+    }
+
+    /// Room for one more directory. What one without room uses is not told from what its neighbours do.
+    fn make_room(&mut self, parent: u32) -> bool {
+        let Some(place) = self.place_in(parent) else { return false };
+        let has_room = self.places.take(place);
+        if !has_room {
+            self.has_news = true;
+            if self.places.is_flooded(place) {
+                self.stop_listening_to(place);
+            }
+            self.ledger.set_inhabited(parent, true);
+            if let Some(node) = self.nodes.get_mut(&parent) {
+                node.is_crowded = true;
+            }
+        }
+        has_room
+    }
+
+    /// Until the next look at everything nothing is noticed of what happens in a directory.
+    fn stop_listening_to(&mut self, id: u32) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        for watch in std::mem::take(&mut node.watches) {
+            self.watched.remove(&watch);
+            self.watcher.remove(watch);
+        }
     }
 
     /// What a directory is to its parent; `None` if it is of no interest.
@@ -289,7 +388,7 @@ impl Discovery {
     /// Whether a directory outlives jobs, and its children are to be followed.
     fn is_active_home(&self, node: &Node) -> bool {
         let Role::Way(ways) = &node.role else { return false };
-        let ends_here = |way: &&Way| way.at > 0 && way.at == self.routes[way.route].home;
+        let ends_here = |way: &&Way| way.at > 0 && self.ends_at_home(way);
         ways.iter().filter(ends_here).any(|way| self.leads_on(node, way))
     }
 
@@ -328,7 +427,7 @@ impl Discovery {
     }
 
     /// Watches a directory, unless it is already, then lists what was made in it before.
-    fn descend(&mut self, id: u32, existing: bool, ahead: Option<Watch>, now_ns: i64) {
+    pub(super) fn descend(&mut self, id: u32, existing: bool, ahead: Option<Watch>, now_ns: i64) {
         let Some(node) = self.nodes.get(&id) else { return };
         let wanted = match &node.role {
             Role::Way(ways) => ways.iter().any(|way| self.leads_on(node, way)),
@@ -395,7 +494,7 @@ impl Discovery {
     fn register_home(&mut self, id: u32) {
         let Some(node) = self.nodes.get(&id) else { return };
         let Role::Way(ways) = &node.role else { return };
-        if !ways.iter().any(|way| way.at == self.routes[way.route].home) {
+        if !ways.iter().any(|way| self.ends_at_home(way)) {
             return;
         }
         let (hierarchy, path) = (node.hierarchy, node.path.clone());
@@ -424,11 +523,8 @@ impl Discovery {
         }
         if let Some(node) = self.nodes.get_mut(&id) {
             node.children.clear();
-            for watch in std::mem::take(&mut node.watches) {
-                self.watched.remove(&watch);
-                self.watcher.remove(watch);
-            }
         }
+        self.stop_listening_to(id);
     }
 
     fn node_at(&self, hierarchy: usize, path: &Path) -> Option<u32> {
@@ -469,6 +565,8 @@ impl Discovery {
     /// Forgets a node and its watches; its place in its parent is given free if it still holds it.
     pub(super) fn drop_node(&mut self, id: u32) -> Option<Node> {
         let node = self.nodes.remove(&id)?;
+        self.has_news |= self.places.close(id);
+        self.places.leave(node.place);
         if !self.awaited.is_empty() {
             self.awaited.retain(|(parent, _)| *parent != id);
         }
@@ -506,6 +604,9 @@ impl Discovery {
         }
         let Ok(listed) = self.files.list(hierarchy, &path, &mut self.buffer) else { return };
         let listed: HashMap<OsString, u64> = listed.into_iter().collect();
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.is_crowded = false;
+        }
         let Some(node) = self.nodes.get(&id) else { return };
         let is_there = |name: &OsString, child: &u32| {
             let inode = self.nodes.get(child).map(|child| child.inode);
@@ -539,7 +640,8 @@ impl Discovery {
     pub(super) fn mark_own_processes(&mut self) {
         for (id, node) in &self.nodes {
             if self.ledger.follows(*id) && matches!(node.role, Role::Way(_)) {
-                let own = self.files.has_own_processes(node.hierarchy, &node.path, &mut self.buffer);
+                let own = node.is_crowded
+                    || self.files.has_own_processes(node.hierarchy, &node.path, &mut self.buffer);
                 self.ledger.set_inhabited(*id, own);
             }
         }

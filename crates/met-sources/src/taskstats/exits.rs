@@ -61,11 +61,7 @@ struct Ears {
     ends: Socket,
     births: Option<Socket>,
     heard: Datagrams,
-    /// Threads that ended of processes that go on.
-    parted: HashMap<u32, Exit>,
-    /// Processes of threads, for kernels whose records do not say.
-    processes: HashMap<u32, u32>,
-    records_say_process: bool,
+    threads: Threads,
     tick_ns: i64,
     news: News,
     delays: bool,
@@ -210,9 +206,7 @@ impl Ears {
             ends: socket,
             births,
             heard: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
-            parted: HashMap::new(),
-            processes: HashMap::new(),
-            records_say_process: false,
+            threads: Threads::default(),
             tick_ns: tick_ns(),
             news: News::default(),
             delays: accounts_delays(host, &mut Vec::new()),
@@ -261,11 +255,11 @@ impl Ears {
                     for birth in
                         self.heard.iter().flat_map(netlink::messages).filter_map(|one| birth_of(one.body))
                     {
+                        self.news.losses += self.threads.born(&birth);
                         if birth.tid != birth.pid {
-                            if !self.records_say_process && self.processes.len() < KEPT_MAX {
-                                self.processes.insert(birth.tid, birth.pid);
-                            }
-                        } else if self.news.births.len() < KEPT_MAX {
+                            continue;
+                        }
+                        if self.news.births.len() < KEPT_MAX {
                             self.news.births.push((birth.parent_pid, birth.pid));
                         } else {
                             self.news.losses += 1;
@@ -281,27 +275,73 @@ impl Ears {
     }
 
     fn end(&mut self, record: &Record, whole: bool) {
-        self.records_say_process |= record.pid.is_some();
-        let told = self.processes.remove(&record.tid);
-        let pid = record.pid.or(told).unwrap_or(record.tid);
-        let mut exit = exit_of(record, pid, self.tick_ns, self.delays);
+        let pid = self.threads.process_of(record);
+        let exit = exit_of(record, pid, self.tick_ns, self.delays);
         let is_last = record.last_of_group.unwrap_or(whole || record.tid == pid);
-        if !is_last {
-            if self.parted.len() < KEPT_MAX {
-                self.parted.entry(pid).and_modify(|sum| sum.add_thread(&exit)).or_insert(exit);
-            } else {
-                self.news.losses += 1;
+        let ended = match is_last {
+            true => {
+                self.news.ends.len() < KEPT_MAX && {
+                    self.news.ends.push(self.threads.whole(exit));
+                    true
+                }
             }
-            return;
+            false => self.threads.part(exit),
+        };
+        self.news.losses += u64::from(!ended);
+    }
+}
+
+/// What is known of threads until their processes end.
+#[derive(Debug, Default)]
+struct Threads {
+    /// Those that ended of processes that go on, by process.
+    parted: HashMap<u32, Exit>,
+    /// Processes of threads, for kernels whose records do not say.
+    processes: HashMap<u32, u32>,
+    records_say_process: bool,
+}
+
+impl Threads {
+    /// A number is given again only after its last owner is gone: what is still known of that was never told
+    /// to have ended. Returns how much was lost.
+    fn born(&mut self, birth: &Birth) -> u64 {
+        if birth.tid == birth.pid {
+            let parted = self.parted.remove(&birth.pid).is_some();
+            return u64::from(self.processes.remove(&birth.pid).is_some() || parted);
         }
-        if let Some(parted) = self.parted.remove(&pid) {
-            exit.add_thread(&parted);
+        if self.records_say_process {
+            return 0;
         }
-        if self.news.ends.len() < KEPT_MAX {
-            self.news.ends.push(exit);
-        } else {
-            self.news.losses += 1;
+        let was_full = self.processes.len() >= KEPT_MAX && !self.processes.contains_key(&birth.tid);
+        if !was_full {
+            self.processes.insert(birth.tid, birth.pid);
         }
+        u64::from(was_full)
+    }
+
+    fn process_of(&mut self, record: &Record) -> u32 {
+        if record.pid.is_some() && !std::mem::replace(&mut self.records_say_process, true) {
+            self.processes = HashMap::new();
+        }
+        let told = self.processes.remove(&record.tid);
+        record.pid.or(told).unwrap_or(record.tid)
+    }
+
+    /// A thread of a process that goes on; false if there is no room for it.
+    fn part(&mut self, thread: Exit) -> bool {
+        let has_room = self.parted.len() < KEPT_MAX || self.parted.contains_key(&thread.pid);
+        if has_room {
+            self.parted.entry(thread.pid).and_modify(|sum| sum.add_thread(&thread)).or_insert(thread);
+        }
+        has_room
+    }
+
+    /// The process whose last thread this is.
+    fn whole(&mut self, mut last: Exit) -> Exit {
+        if let Some(parted) = self.parted.remove(&last.pid) {
+            last.add_thread(&parted);
+        }
+        last
     }
 }
 
@@ -411,6 +451,27 @@ mod tests {
     fn record(elapsed_us: i64, wait_ns: i64, counted_ns: i64, voluntary: i64) -> Record {
         let record = Record::parse(&bytes(16, 70)).unwrap();
         Record { elapsed_us, cpu_wait_ns: wait_ns, cpu_run_ns: counted_ns, voluntary, ..record }
+    }
+
+    #[test]
+    fn threads_whose_process_was_not_heard_to_end_are_no_part_of_the_next_with_its_number() {
+        let thread =
+            |pid: u32, cpu_ns: i64| Exit { pid, inherited: [cpu_ns; INHERITED.len()], ..Exit::default() };
+        let birth = |tid: u32, pid: u32| Birth { parent_pid: 1, tid, pid };
+        let mut threads = Threads::default();
+        assert!(threads.part(thread(7, 100)) && threads.part(thread(7, 10)));
+        assert_eq!(threads.whole(thread(7, 1)).inherited[0], 111);
+        // The last thread of 8 is lost.
+        assert!(threads.part(thread(8, 100)));
+        assert_eq!((threads.born(&birth(8, 8)), threads.born(&birth(8, 8))), (1, 0));
+        assert_eq!(threads.whole(thread(8, 1)).inherited[0], 1);
+        // Without room it is told that something is missing.
+        let kept = (0..KEPT_MAX as u32 + 5).map(|pid| threads.part(thread(pid, 1))).filter(|kept| *kept);
+        assert_eq!(kept.count(), KEPT_MAX);
+        let lost: u64 = (0..KEPT_MAX as u32 + 5).map(|tid| threads.born(&birth(tid + 10, 1))).sum();
+        assert_eq!(lost, 5);
+        let record = Record::parse(&bytes(16, 70)).unwrap();
+        assert_eq!((threads.process_of(&record), threads.processes.len()), (46_000, 0), "the records say it");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::cli::DoctorArgs;
 use crate::daemon;
 use crate::jobs::{self, AllJobs, JobsFilter};
 use crate::node_energy;
-use crate::protocol::{Reply, Request, SchedulerStatus};
+use crate::protocol::{DiscoveryStatus, Reply, Request, SchedulerStatus};
 use crate::sampler::{self, Cost, Sampler};
 use crate::setting::Setting;
 use crate::supervise::perf_allowed;
@@ -571,8 +571,9 @@ fn found_jobs(setting: &Setting) -> Finding {
                 "sudo sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512".to_owned(),
             ),
         ),
-        (None, left_out) => (Health::Less, format!("; {left_out} cgroups too many are left out"), None),
+        (None, _) => (Health::Less, String::new(), None),
     };
+    trouble += &left_out(&status);
     if status.unseen_directories > 0 || status.unseen_cpu_ns > 0 {
         health = Health::Less;
         trouble += &format!(
@@ -589,6 +590,21 @@ fn found_jobs(setting: &Setting) -> Finding {
         trouble += &format!("; events of jobs on cgroup v1 are not counted: {why}");
     }
     Finding { what, health, detail: format!("{jobs}; {} watches{trouble}", status.watches), remedy }
+}
+
+/// Where there are more cgroups than are followed.
+fn left_out(status: &DiscoveryStatus) -> String {
+    const NAMED_MAX: usize = 3;
+    if status.left_out == 0 {
+        return String::new();
+    }
+    let mut places: Vec<String> =
+        status.crowded.iter().take(NAMED_MAX).map(|place| place.display().to_string()).collect();
+    if status.crowded.len() > NAMED_MAX {
+        places.push(format!("{} more", status.crowded.len() - NAMED_MAX));
+    }
+    let places = if places.is_empty() { String::new() } else { format!(" in {}", places.join(", ")) };
+    format!("; {} cgroups too many are left out{places}", status.left_out)
 }
 
 fn store(setting: &Setting) -> Finding {
@@ -647,6 +663,19 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
+
+    #[test]
+    fn places_with_too_many_cgroups_are_named() {
+        let mut status = DiscoveryStatus::default();
+        assert_eq!(left_out(&status), "");
+        (status.left_out, status.crowded) = (7, vec!["/cg/a".into()]);
+        assert_eq!(left_out(&status), "; 7 cgroups too many are left out in /cg/a");
+        status.crowded = (0..5).map(|place| place.to_string().into()).collect();
+        assert_eq!(left_out(&status), "; 7 cgroups too many are left out in 0, 1, 2, 2 more");
+        // A daemon of an earlier version does not tell where.
+        status.crowded.clear();
+        assert_eq!(left_out(&status), "; 7 cgroups too many are left out");
+    }
 
     #[test]
     fn batches_that_were_refused_are_less_than_good() {

@@ -1,5 +1,6 @@
 //! The thread that looks for jobs: it waits for the kernel's notices and tells the daemon what happened.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -20,6 +21,8 @@ const QUEUE_BATCHES: usize = 1 << 14;
 /// Before nearly everybody else; the limit counts from the lowest priority.
 const NICE: i32 = -10;
 const NICE_LIMIT: u64 = 30;
+/// Places that are complained of: a log is for people.
+const COMPLAINTS_MAX: usize = 1000;
 
 /// The daemon's end of the thread.
 pub struct Finding {
@@ -104,21 +107,19 @@ fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, teller: &Teller)
             return;
         }
     };
-    let mut refused = None;
+    let mut complaints = Complaints::default();
     loop {
         let events = discovery.work();
-        if !events.is_empty() {
+        if discovery.take_news() || !events.is_empty() {
             let health = discovery.health();
-            if health.refused != refused {
-                tracing::warn!(
-                    "not every cgroup is watched: {}",
-                    health.refused.as_deref().unwrap_or_default()
-                );
-                refused.clone_from(&health.refused);
+            for complaint in complaints.about(&health) {
+                tracing::warn!("{complaint}");
             }
             if let Ok(mut shown) = teller.health.lock() {
                 *shown = health;
             }
+        }
+        if !events.is_empty() {
             if teller.events.send(events).is_err() {
                 return;
             }
@@ -130,6 +131,34 @@ fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, teller: &Teller)
     }
 }
 
+/// What was said about the search for jobs, which is not said again.
+#[derive(Default)]
+struct Complaints {
+    refused: Option<String>,
+    crowded: HashSet<PathBuf>,
+}
+
+impl Complaints {
+    /// What is to be said now.
+    fn about(&mut self, health: &Health) -> Vec<String> {
+        let mut now = Vec::new();
+        if health.refused != self.refused {
+            self.refused.clone_from(&health.refused);
+            let why = health.refused.as_deref();
+            now.extend(why.map(|why| format!("not every cgroup is watched: {why}")));
+        }
+        for (place, count) in &health.left_out {
+            if self.crowded.len() < COMPLAINTS_MAX && self.crowded.insert(place.clone()) {
+                let place = place.display();
+                now.push(format!(
+                    "{place} has {count} cgroups more than are followed: jobs in it may be missed"
+                ));
+            }
+        }
+        now
+    }
+}
+
 /// Until something is noticed or due; true when told to stop.
 fn wait(discovery: &Discovery, teller: &Teller) -> bool {
     let mut fds = vec![PollFd::new(&*teller.stop, PollFlags::IN)];
@@ -137,4 +166,25 @@ fn wait(discovery: &Discovery, teller: &Teller) -> bool {
     let timeout = Timespec::try_from(discovery.patience()).ok();
     // An interrupted wait is one that was short.
     poll(&mut fds, timeout.as_ref()).is_ok() && !fds[0].revents().is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_with_too_many_cgroups_is_complained_of_once() {
+        let mut complaints = Complaints::default();
+        let mut health = Health { left_out: vec![("/cg/a".into(), 5)], ..Health::default() };
+        let about_a = "/cg/a has 5 cgroups more than are followed: jobs in it may be missed";
+        assert_eq!(complaints.about(&health), [about_a]);
+        health.left_out = vec![("/cg/a".into(), 9), ("/cg/b".into(), 1)];
+        health.refused = Some("no space".to_owned());
+        let now = complaints.about(&health);
+        assert_eq!(now.len(), 2, "{now:?}");
+        assert!(now[0].contains("no space") && now[1].starts_with("/cg/b has 1 "));
+        assert!(complaints.about(&health).is_empty());
+        health.left_out = (0..2 * COMPLAINTS_MAX).map(|place| (place.to_string().into(), 1)).collect();
+        assert_eq!(complaints.about(&health).len(), COMPLAINTS_MAX - 2);
+    }
 }

@@ -1,6 +1,6 @@
 //! Jobs that somebody else started, from their discovery to their end.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 
 use met_core::job::{CgroupPaths, Figure, JobKey, Local, Origin, Part, QualityKind, Record, State};
@@ -31,9 +31,9 @@ impl Keeping {
                 Event::Inhabited(job) => self.identify(job),
                 Event::Named(job, id) => self.rename(job, &id),
                 Event::Parts(job, parts) => {
-                    let key = self.found.get(&job).map(|directory| &directory.key);
-                    if let Some(kept) = key.and_then(|key| self.jobs.get_mut(key)) {
-                        put_parts(&mut kept.record.parts, parts);
+                    let Some(directory) = self.found.get(&job) else { continue };
+                    if let Some(kept) = self.jobs.get_mut(&directory.key) {
+                        directory.put_parts(&mut kept.record.parts, parts);
                     }
                 }
                 Event::Ended(ended) => self.found_ended(*ended),
@@ -56,7 +56,9 @@ impl Keeping {
             }
             None => self.adopt(self.new_record(&found)),
         };
-        self.found.insert(found.job, Directory::of(&found, record.key.clone()));
+        let is_folded_here = |part: &&Part| part.folded.is_some() && part.node == node_of(&found);
+        let folded = record.parts.iter().filter(is_folded_here).cloned().collect();
+        self.found.insert(found.job, Directory { folded, ..Directory::of(&found, record.key.clone()) });
         let key = record.key.clone();
         self.watch(record);
         self.follow_allocation(&key);
@@ -205,9 +207,10 @@ impl Keeping {
     }
 
     fn found_ended(&mut self, ended: Ended) {
-        let Some(Directory { key, node, start_ns, cgroup }) = self.found.remove(&ended.job) else { return };
-        let Some(kept) = self.jobs.get_mut(&key) else { return };
-        put_parts(&mut kept.record.parts, ended.parts.clone());
+        let Some(directory) = self.found.remove(&ended.job) else { return };
+        let Some(kept) = self.jobs.get_mut(&directory.key) else { return };
+        directory.put_parts(&mut kept.record.parts, ended.parts.clone());
+        let Directory { key, node, start_ns, cgroup, .. } = directory;
         let cpu_ns = ended.cpu.as_ref().map(|cpu| cpu.value);
         kept.gone.push(Gone { node, start_ns, ended });
         if self.found.values().any(|other| other.key == key) {
@@ -255,13 +258,52 @@ pub(super) struct Directory {
     pub(super) node: String,
     pub(super) cgroup: CgroupPaths,
     start_ns: i64,
+    /// Parts without a line of their own that an earlier daemon saw.
+    folded: Vec<Part>,
 }
 
 impl Directory {
     fn of(found: &Found, key: JobKey) -> Directory {
-        Directory { key, node: node_of(found), cgroup: found.cgroup.clone(), start_ns: found.start_ns }
+        Directory {
+            key,
+            node: node_of(found),
+            cgroup: found.cgroup.clone(),
+            start_ns: found.start_ns,
+            folded: Vec::new(),
+        }
+    }
+
+    /// Brings the parts of a job up to date. The discovery tells all it knows each time; what an earlier daemon
+    /// saw is added, and of a job that many daemons followed further parts have no line of their own.
+    fn put_parts(&self, known: &mut Vec<Part>, told: Vec<Part>) {
+        let lines_before: HashSet<Name> =
+            known.iter().filter(|part| part.folded.is_none()).map(name).collect();
+        let mut room = LINES_MAX.saturating_sub(lines_before.len());
+        let (mut lines, mut others) = (Vec::new(), Vec::<Part>::new());
+        for part in told.iter().chain(&self.folded) {
+            let has_line = part.folded.is_none() && (lines_before.contains(&name(part)) || room > 0);
+            if has_line {
+                room = room.saturating_sub(usize::from(!lines_before.contains(&name(part))));
+                lines.push(part.clone());
+                continue;
+            }
+            let of_tasks = part.task.is_some();
+            match others.iter_mut().find(|others| others.task.is_some() == of_tasks) {
+                Some(others) => others.take_in(part),
+                None => {
+                    let mut fresh = Part::others(part.node.clone(), of_tasks);
+                    fresh.take_in(part);
+                    others.push(fresh);
+                }
+            }
+        }
+        lines.extend(others);
+        put_parts(known, lines);
     }
 }
+
+/// Parts of a job that have a line of their own. One daemon gives half as many on each node.
+const LINES_MAX: usize = 512;
 
 /// What a job did in a directory that is gone.
 pub(super) struct Gone {
@@ -287,12 +329,14 @@ fn user_inside(host: &Host, found: &Found) -> Option<u32> {
     identity::identify(host, &question).uid.filter(|&uid| uid != 0)
 }
 
+type Name<'a> = (&'a str, &'a str, Option<&'a str>);
+
+fn name(part: &Part) -> Name<'_> {
+    (&part.node, &part.step, part.task.as_deref())
+}
+
 /// Parts as they are now in the place of what was known of the same ones.
 pub(super) fn put_parts(parts: &mut Vec<Part>, now: Vec<Part>) {
-    type Name<'a> = (&'a str, &'a str, Option<&'a str>);
-    fn name(part: &Part) -> Name<'_> {
-        (&part.node, &part.step, part.task.as_deref())
-    }
     let at: HashMap<Name, usize> = parts.iter().enumerate().map(|(at, part)| (name(part), at)).collect();
     let places: Vec<Option<usize>> = now.iter().map(|part| at.get(&name(part)).copied()).collect();
     for (mut part, place) in now.into_iter().zip(places) {
@@ -466,6 +510,48 @@ mod tests {
         let expected =
             [part("0", Some("solve"), Some(9)), part("met:7", None, None), part("batch", None, None)];
         assert_eq!(parts, expected);
+    }
+
+    #[test]
+    fn parts_of_many_daemons_are_as_few_and_count_all() {
+        let part = |step: usize| {
+            let mut part = Part {
+                node: "n1".to_owned(),
+                step: step.to_string(),
+                start_ns: Some(step as i64),
+                end_ns: Some(step as i64 + 1),
+                ..Part::default()
+            };
+            part.totals.set(CPU, 10, QualityKind::Measured, "cgroup");
+            part
+        };
+        let all = |parts: &[Part]| {
+            let counts = parts.iter().map(|part| (part.folded.unwrap_or(1), part.totals.get(CPU).unwrap()));
+            counts.fold((0, 0), |sum, (count, cpu)| (sum.0 + count, sum.1 + cpu))
+        };
+        let directory = |folded: &[Part]| Directory {
+            key: crate::view::sample::bare(1, "x").key,
+            node: "n1".to_owned(),
+            cgroup: CgroupPaths::default(),
+            start_ns: 0,
+            folded: folded.to_vec(),
+        };
+        let mut parts: Vec<Part> = Vec::new();
+        for daemon in 0..4 {
+            let begin = daemon * 300;
+            let folded: Vec<Part> = parts.iter().filter(|part| part.folded.is_some()).cloned().collect();
+            let mut others = Part::others("n1".to_owned(), false);
+            (begin + 250..begin + 300).for_each(|step| others.take_in(&part(step)));
+            for _ in 0..3 {
+                let told = (begin..begin + 250).map(part).chain([others.clone()]).collect();
+                directory(&folded).put_parts(&mut parts, told);
+                let count = begin as u64 + 300;
+                assert_eq!(all(&parts), (count, 10 * count as i64), "however often it is told");
+            }
+        }
+        assert_eq!(parts.len(), LINES_MAX + 1);
+        let others = parts.iter().find(|part| part.folded.is_some()).unwrap();
+        assert_eq!((others.folded, others.end_ns), (Some(1200 - LINES_MAX as u64), Some(1200)));
     }
 
     #[test]

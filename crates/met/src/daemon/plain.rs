@@ -26,17 +26,15 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// By then the discovery has seen whether there is a resource manager.
 const FIRST_LOOK_AFTER: Duration = Duration::from_secs(1);
 const LOOK_EVERY_WITH_JOBS: Duration = Duration::from_secs(2);
-/// How the directories begin in which resource managers keep their jobs.
-const MANAGERS: [&str; 7] =
-    ["slurm", "oar", "pbs", "lsf", "htcondor", "condor.service", "system.slice/slurm"];
-
 /// The groups of this machine and the jobs that they are.
 pub(super) struct Groups {
     grouping: Grouping,
     table: ProcessTable,
     layouts: Layouts,
-    /// Look only while no resource manager is there.
+    /// New ones are jobs only while no resource manager is there.
     unless_managed: bool,
+    /// Groups that would have been jobs by now, had there been no resource manager.
+    passed_over: HashSet<GroupId>,
     jobs: HashMap<GroupId, Followed>,
     /// Jobs that an earlier daemon followed, until the first look.
     resumable: Vec<Record>,
@@ -77,10 +75,16 @@ impl Groups {
             table: ProcessTable::default(),
             layouts: Layouts::with(jobs.layouts.clone()),
             unless_managed: jobs.plain == Plain::Auto,
+            passed_over: HashSet::new(),
             jobs: HashMap::new(),
             resumable: Vec::new(),
             next: Instant::now() + FIRST_LOOK_AFTER,
         })
+    }
+
+    /// Whether somebody is followed, or was by an earlier daemon.
+    fn has_jobs(&self) -> bool {
+        !self.jobs.is_empty() || !self.resumable.is_empty()
     }
 
     /// Looks at the machine and says what changed; nothing while it cannot be read.
@@ -141,9 +145,10 @@ impl Keeping {
     pub fn look_at_groups_if_due(&mut self) {
         let Some(mut groups) = self.groups.take() else { return };
         if groups.next <= Instant::now() {
-            let homes = self.finding.as_ref().map(|finding| finding.health().homes).unwrap_or_default();
-            if !(groups.unless_managed && homes.iter().any(|home| is_of_manager(home))) {
-                self.look_at_groups(&mut groups);
+            let is_managed = groups.unless_managed && self.has_resource_manager();
+            // Those that are jobs already are followed to their end, whoever comes.
+            if !is_managed || groups.has_jobs() {
+                self.look_at_groups(&mut groups, !is_managed);
             }
             for record in std::mem::take(&mut groups.resumable) {
                 self.close_as_last_known(record);
@@ -154,22 +159,32 @@ impl Keeping {
         self.groups = Some(groups);
     }
 
-    fn look_at_groups(&mut self, groups: &mut Groups) {
+    fn has_resource_manager(&self) -> bool {
+        self.finding.as_ref().is_some_and(|finding| !finding.health().managers.is_empty())
+    }
+
+    /// `admits`: whether groups that are no jobs yet may become some.
+    fn look_at_groups(&mut self, groups: &mut Groups, admits: bool) {
         let ours: Vec<u32> = self.own_processes().collect();
         let others = self.jobs.values().map(|kept| &kept.record).filter(|record| !is_plain(record));
         groups.busy.extend(others.filter_map(|record| record.uid));
         let changes = groups.look(&self.host, &|process| ours.contains(&process.id.pid));
         groups.busy.clear();
+        if admits {
+            for id in std::mem::take(&mut groups.passed_over) {
+                self.group_began(groups, id, admits);
+            }
+        }
         for change in changes {
             match change {
-                Change::Began(id) => self.group_began(groups, id),
+                Change::Began(id) => self.group_began(groups, id, admits),
                 Change::Joined(id, process) => {
                     if let Some(followed) = groups.jobs.get(&id).filter(|followed| !followed.counts_by_cgroup)
                     {
                         self.sampling.add_root(&followed.key, process);
                     }
                 }
-                Change::Ended(_) => {}
+                Change::Ended(id) => drop(groups.passed_over.remove(&id)),
             }
         }
         for (id, followed) in &groups.jobs {
@@ -189,10 +204,14 @@ impl Keeping {
         }
     }
 
-    fn group_began(&mut self, groups: &mut Groups, id: GroupId) {
+    fn group_began(&mut self, groups: &mut Groups, id: GroupId, admits: bool) {
         let Some(group) = groups.grouping.group(id) else { return };
         let mut record = new_record(&self.host, group);
         let continued = groups.resumable.iter().position(|other| other.key == record.key);
+        if !admits && continued.is_none() {
+            groups.passed_over.insert(id);
+            return;
+        }
         let known = match continued {
             Some(index) => Some(groups.resumable.swap_remove(index)),
             None => self.writer.get(&record.key).ok().flatten(),
@@ -242,11 +261,6 @@ impl Keeping {
         let pids = own.flat_map(|local| local.supervisor.into_iter().chain(local.main));
         pids.map(|process| process.pid).chain([std::process::id()])
     }
-}
-
-fn is_of_manager(home: &Path) -> bool {
-    let name = home.file_name().unwrap_or_default().to_string_lossy();
-    MANAGERS.iter().any(|manager| name.starts_with(manager)) || name.ends_with("slurmstepd.scope")
 }
 
 /// Writes down what a group has used. A cgroup counts better than its processes do.
@@ -352,16 +366,56 @@ fn boot_number(boot_id: &str) -> i64 {
 mod tests {
     use super::*;
 
+    /// A process of a login that began with the machine and leads its session.
+    fn log_in(root: &Path, pid: u32) {
+        let folder = root.join(format!("proc/{pid}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let stat = format!("{pid} (sh) S 1 {pid} {pid} 34816 {pid} 0 0 0 0 0 500 0 0 0 20 0 1 0 1 0 0 0");
+        std::fs::write(folder.join("stat"), stat).unwrap();
+        std::fs::write(folder.join("status"), "Name:\tsh\nUid:\t4711\t4711\t4711\t4711\n").unwrap();
+        std::fs::write(folder.join("loginuid"), "4711").unwrap();
+        std::fs::write(folder.join("cgroup"), "0::/\n").unwrap();
+    }
+
     #[test]
-    fn the_directories_of_resource_managers_are_told_from_others() {
-        for home in
-            ["/sys/fs/cgroup/memory/slurm_n7", "/sys/fs/cgroup/system.slice/slurmstepd.scope", "/x/oar"]
-        {
-            assert!(is_of_manager(Path::new(home)), "{home}");
-        }
-        for home in ["/sys/fs/cgroup/docker", "/sys/fs/cgroup/kubepods.slice", "/sys/fs/cgroup"] {
-            assert!(!is_of_manager(Path::new(home)), "{home}");
-        }
+    fn groups_that_are_jobs_are_followed_to_their_end_when_a_resource_manager_comes() {
+        let root = tempfile::tempdir().unwrap();
+        let mut keeping = super::super::unwritten::tests::keeping(root.path());
+        let place = Place { system: true, ..keeping.place.clone() };
+        let mut groups = Groups::of(&keeping.host, &Jobs::default(), &place, true).unwrap();
+        assert!(groups.unless_managed);
+        let running = |keeping: &Keeping| {
+            let ids = keeping.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
+            ids.collect::<std::collections::BTreeSet<String>>()
+        };
+        let expected = |pids: &[u32]| pids.iter().map(u32::to_string).collect();
+        log_in(root.path(), 70);
+        keeping.look_at_groups(&mut groups, true);
+        assert_eq!(running(&keeping), expected(&[70]));
+        // A resource manager is there.
+        log_in(root.path(), 80);
+        keeping.look_at_groups(&mut groups, false);
+        assert_eq!(running(&keeping), expected(&[70]), "nobody else becomes a job");
+        assert!(groups.has_jobs());
+        std::fs::remove_dir_all(root.path().join("proc/70")).unwrap();
+        keeping.look_at_groups(&mut groups, false);
+        assert_eq!(running(&keeping), expected(&[]), "its end is noticed");
+        assert!(!groups.has_jobs());
+        let ended = keeping.writer.find(Some("session"), "70").unwrap();
+        assert_eq!(ended.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
+        // It is gone again.
+        keeping.look_at_groups(&mut groups, true);
+        assert_eq!(running(&keeping), expected(&[80]));
+        // An earlier daemon's job goes on, though there is a resource manager.
+        let record = keeping.jobs.values().next().unwrap().record.clone();
+        let mut later = Groups::of(&keeping.host, &Jobs::default(), &place, true).unwrap();
+        later.resumable.push(record);
+        log_in(root.path(), 90);
+        assert!(later.has_jobs());
+        keeping.look_at_groups(&mut later, false);
+        assert!(later.resumable.is_empty() && later.jobs.len() == 1, "it is continued");
+        assert_eq!(later.passed_over.len(), 1);
+        keeping.close();
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl Keeping {
                     self.sampling.allocate(record);
                 }
             }),
-            Err(error) if error.downcast_ref().is_some_and(unwritten::is_hopeless) => {
+            Err(error) if is_hopeless(&error) => {
                 tracing::warn!("what {} told is lost: {error:#}", told.manager);
             }
             Err(error) => {
@@ -41,6 +41,11 @@ impl Keeping {
             }
         }
     }
+}
+
+/// The same again will not do.
+pub fn is_hopeless(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(unwritten::is_hopeless)
 }
 
 /// Joins what a scheduler told with what is known, keeps it, and returns what was written.

@@ -55,7 +55,7 @@ pub(super) fn is_hopeless(error: &StoreError) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::Path;
 
     use met_core::job::{Origin, State};
@@ -103,7 +103,7 @@ mod tests {
     }
 
     /// A daemon's keeping, of a machine without anything.
-    fn keeping(root: &Path) -> Keeping {
+    pub(in crate::daemon) fn keeping(root: &Path) -> Keeping {
         std::fs::create_dir_all(root.join("proc")).unwrap();
         std::fs::write(root.join("proc/stat"), "cpu 0 0 0 0\ncpu0 0 0 0 0\n").unwrap();
         std::fs::write(root.join("proc/meminfo"), "MemTotal: 8000000 kB\n").unwrap();

@@ -256,6 +256,10 @@ fn part_cells(part: &PartLine, several_nodes: bool) -> [String; 6] {
     let known = |value: &Option<Amount>| value.as_ref().map_or("-".to_owned(), marked);
     let step = match &part.task {
         _ if part.step.is_empty() => "all".to_owned(),
+        task if part.folded.is_some() => {
+            let what = if task.is_some() { "tasks" } else { "steps" };
+            format!("{} other {what}", part.folded.unwrap_or_default())
+        }
         Some(task) => format!("{}, task {}", text::escape(&part.step), text::escape(task)),
         None => text::escape(&part.step),
     };
@@ -554,6 +558,20 @@ mod tests {
         let terminal = draw(&record, &Style { width: Some(80), ..Style::plain() });
         assert!(terminal.contains("10 more; --json has all"), "{terminal}");
         assert!(draw(&record, &Style::plain()).contains("\n            29  "));
+    }
+
+    #[test]
+    fn steps_without_a_line_of_their_own_are_counted() {
+        let mut record = sample::scheduled();
+        for of_tasks in [false, true] {
+            let mut others = met_core::job::Part::others("n1".to_owned(), of_tasks);
+            (0..3000).for_each(|_| others.take_in(&record.parts[3]));
+            record.parts.push(others);
+        }
+        let shown = draw(&record, &Style::plain());
+        for what in ["3000 other steps", "3000 other tasks"] {
+            assert!(shown.contains(what), "{shown}");
+        }
     }
 
     #[test]

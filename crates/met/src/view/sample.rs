@@ -154,6 +154,7 @@ pub fn scheduled() -> Record {
             start_ns: Some(START_NS),
             end_ns: exit_code.map(|_| START_NS + 61 * SECOND_NS),
             exit_code,
+            folded: None,
             totals,
         }
     };

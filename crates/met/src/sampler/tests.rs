@@ -1,9 +1,13 @@
 //! The sampler on a machine whose NVIDIA library plays a script.
 
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Instant;
+
+use met_core::gpu::card::label;
+use met_core::job::{GpuUse, QualityKind};
+use met_sources::self_cost;
 
 use super::*;
 use crate::view::sample;
@@ -139,7 +143,7 @@ fn energy_that_was_charged_stays_when_the_library_is_gone() {
     second.look();
     let sampled = second.remove(slot, Known::default()).unwrap();
     let figure = sampled.totals.figure(GPU_ENERGY).unwrap();
-    assert_eq!((figure.value, figure.kind), (energy_uj(&before), LowerBound));
+    assert_eq!((figure.value, figure.kind), (energy_uj(&before), QualityKind::LowerBound));
 }
 
 #[test]

@@ -1,0 +1,196 @@
+//! Jobs in the files of their user, where no daemon runs.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use met_core::course::Course;
+use met_core::job::{JobKey, Record, State};
+use met_host::Host;
+use met_store::{NodePart, Queries, Reader, Retention, StoreError, Writer, inbox};
+
+use super::reference::{self, JobRef};
+use super::settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
+use super::{FromDaemon, JobSource, JobsFilter, card_course, now_ns, table_named};
+use crate::client::Client;
+use crate::config::Storage;
+use crate::failure::Failure;
+use crate::sampler::Live;
+use crate::setting::Setting;
+
+const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
+/// How long one waits for another writer of the store.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The store as it lies on disk, where no daemon runs.
+pub(super) struct FromFiles {
+    host: Host,
+    state: PathBuf,
+    /// Where a daemon would answer.
+    daemon: PathBuf,
+    store: Files,
+}
+
+enum Files {
+    /// Nobody else writes: what waits in the inbox is imported.
+    Ours(Box<Writer>),
+    /// Somebody writes at this moment.
+    Theirs(Box<Reader>),
+}
+
+impl FromFiles {
+    pub(super) fn open(setting: &Setting) -> Result<FromFiles> {
+        let state = &setting.user.state;
+        let host = setting.host.clone();
+        let store = match Writer::open(state) {
+            Ok(mut writer) => {
+                retain_daily(&mut writer, setting);
+                // What cannot be imported, on a full disk, is read where it lies.
+                if let Err(error) = import(&mut writer, state, &host) {
+                    tracing::warn!("{error:#}");
+                }
+                Files::Ours(Box::new(writer))
+            }
+            Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open(state)?)),
+            Err(error @ (StoreError::Io { .. } | StoreError::Database { .. })) => {
+                tracing::warn!("{error}");
+                Files::Theirs(Box::new(Reader::open(state)?))
+            }
+            Err(error) => return Err(Failure::usage(error.to_string())),
+        };
+        Ok(FromFiles { host, state: state.clone(), daemon: setting.user.socket(), store })
+    }
+
+    fn queries(&self) -> &Queries {
+        match &self.store {
+            Files::Ours(writer) => writer,
+            Files::Theirs(reader) => reader,
+        }
+    }
+
+    fn up_to_date(&self, mut jobs: Vec<Record>) -> Vec<Record> {
+        for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
+            settle_or_end(&self.host, self.queries(), record);
+            if record.state.is_live() {
+                let live = Live::now(&self.host, record);
+                overlay(record, live);
+            }
+        }
+        remove_empty_cgroups(&self.host, &jobs);
+        jobs
+    }
+}
+
+impl JobSource for FromFiles {
+    fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
+        let jobs = self.queries().jobs(&filter.to_store())?;
+        let mut jobs = self.up_to_date(jobs);
+        filter.retain(&mut jobs);
+        Ok(jobs)
+    }
+
+    fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
+        let jobs = reference::find(self.queries(), job)?;
+        Ok(self.up_to_date(jobs))
+    }
+
+    fn course(&mut self, key: &JobKey) -> Result<Course> {
+        Ok(self.queries().course(key)?)
+    }
+
+    fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
+        Ok(card_course(self.queries(), key, uuid, i64::MIN)?)
+    }
+
+    fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
+        let mut courses = Vec::new();
+        for part in self.queries().node_parts_between(since_ms, i64::MAX)? {
+            let Some(table) = table_named(&part.table) else { continue };
+            let course = self.queries().node_course(table, &part.part, since_ms, i64::MAX)?;
+            courses.push((part, course));
+        }
+        Ok(courses)
+    }
+
+    fn remove(&mut self, key: &JobKey) -> Result<()> {
+        if let Files::Ours(writer) = &mut self.store {
+            return Ok(writer.remove(key)?);
+        }
+        // Who writes is done in a moment, or is a daemon that was just starting: then it is the one to ask.
+        let begin = Instant::now();
+        loop {
+            match Writer::open(&self.state) {
+                Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
+                opened => return Ok(opened?.remove(key)?),
+            }
+            if let Ok(client) = Client::connect(&self.daemon) {
+                return FromDaemon { client: Box::new(client) }.remove(key);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Opens the store for writing; a command that lists jobs holds it for a moment, too.
+pub fn open_writer(state: &Path) -> Result<Writer, StoreError> {
+    let begin = Instant::now();
+    loop {
+        match Writer::open(state) {
+            Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Where no daemon runs, whoever lists jobs removes the old ones, once a day.
+fn retain_daily(writer: &mut Writer, setting: &Setting) {
+    let mark = setting.user.state.join("retained");
+    let age =
+        std::fs::metadata(&mark).and_then(|mark| mark.modified()).ok().and_then(|time| time.elapsed().ok());
+    if age.is_some_and(|age| age < RETAIN_EVERY) {
+        return;
+    }
+    let result = writer.retain(&retention(&setting.config.storage), now_ns()).map_err(anyhow::Error::from);
+    if let Err(error) = result.and_then(|_| Ok(std::fs::write(&mark, "")?)) {
+        tracing::warn!("old jobs could not be removed: {error:#}");
+    }
+}
+
+pub fn retention(storage: &Storage) -> Retention {
+    Retention { max_age_ns: i64::try_from(storage.keep.as_nanos()).ok(), max_bytes: Some(storage.max_bytes) }
+}
+
+/// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost.
+pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
+    if let Some(aside) = writer.moved_aside.take() {
+        tracing::warn!("the store was damaged; it was moved to {} and a new one begun", aside.display());
+    }
+    let imported = writer.import()?;
+    for problem in &imported.problems {
+        tracing::warn!("{problem}");
+    }
+    let mut ended_meanwhile = false;
+    for mut record in imported.live {
+        settle(host, &mut record);
+        let Some(folder) = record.key.id.parse().ok().map(|id| inbox::JobDir::open(state, id)) else {
+            continue;
+        };
+        if record.state != State::Lost {
+            continue;
+        }
+        // Between the listing and the look at its supervisor it may have written its end and gone. A
+        // supervisor that is dead now writes no more.
+        if folder.read().end.is_some() {
+            ended_meanwhile = true;
+        } else {
+            writer.put(&record)?;
+            folder.remove()?;
+        }
+    }
+    if ended_meanwhile {
+        writer.import()?;
+    }
+    Ok(())
+}

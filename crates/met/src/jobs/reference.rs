@@ -1,0 +1,208 @@
+//! How people name a job, and which one is meant.
+
+use anyhow::Result;
+use met_core::job::{LOCAL, Record};
+use met_jobs::layouts::Layout;
+use met_store::{Queries, StoreError};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// The managers whose name may stand before an id.
+const MANAGERS: [&str; 13] = [
+    LOCAL,
+    "slurm",
+    "oar",
+    "pbs",
+    "lsf",
+    "condor",
+    "htcondor",
+    "kubernetes",
+    "docker",
+    "podman",
+    "systemd",
+    "session",
+    "group",
+];
+/// Steps of a job that have a name instead of a number.
+const STEPS: [&str; 3] = ["batch", "extern", "interactive"];
+
+/// How a user names a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobRef {
+    /// The newest of all.
+    Last,
+    Id {
+        manager: Option<String>,
+        id: String,
+        /// Of a cluster: the node, where ids are those of nodes.
+        #[serde(default)]
+        node: Option<String>,
+    },
+    /// The newest of this name.
+    Name(String),
+}
+
+impl JobRef {
+    /// `own`: managers that the configuration names.
+    pub fn parse(text: &str, own: &[Layout]) -> Result<JobRef> {
+        if text == "@last" {
+            return Ok(JobRef::Last);
+        }
+        if text.is_empty() || text.starts_with('@') {
+            return Err(Failure::usage(format!("{text:?} is no job; write 12, local:12, a name or @last")));
+        }
+        let (whole, node) = match text.rsplit_once('@') {
+            Some((whole, node)) if !node.is_empty() => (whole, Some(node.to_owned())),
+            _ => (text, None),
+        };
+        if let Some((manager, id)) = whole.split_once(':')
+            && (MANAGERS.contains(&manager) || own.iter().any(|layout| layout.manager() == manager))
+            && !id.is_empty()
+        {
+            return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned(), node });
+        }
+        if is_number(whole) {
+            return Ok(JobRef::Id { manager: None, id: whole.to_owned(), node });
+        }
+        Ok(JobRef::Name(text.to_owned()))
+    }
+}
+
+/// `12`, `1234_7`, `1234+1`, `17[3]`, and a step of one of them: `1234.0`, `1234.batch`.
+fn is_number(text: &str) -> bool {
+    let step = text.rsplit_once('.').filter(|(_, step)| STEPS.contains(step));
+    let number = step.map_or(text, |(job, _)| job);
+    let of_it = |byte: u8| byte.is_ascii_digit() || b"_.+[]".contains(&byte);
+    number.bytes().next().is_some_and(|first| first.is_ascii_digit()) && number.bytes().all(of_it)
+}
+
+/// What a reference turned out to mean.
+pub enum Meant {
+    Job(Record),
+    /// A step, in the form of a job.
+    Step(Record),
+}
+
+/// The candidates for a reference, newest first.
+pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
+    Ok(match job {
+        JobRef::Last => store.newest()?.into_iter().collect(),
+        JobRef::Id { manager, id, node } => {
+            let mut found = store.find(manager.as_deref(), id)?;
+            found.retain(|record| node.as_ref().is_none_or(|node| record.nodes.contains(node)));
+            found
+        }
+        JobRef::Name(name) => store.newest_named(name)?.into_iter().collect(),
+    })
+}
+
+/// A job may have hundreds; whoever mistyped one looks for it among a few.
+pub(super) fn steps_in_words(steps: &[&str]) -> String {
+    const SHOWN: usize = 16;
+    match steps {
+        [] => "none is".to_owned(),
+        [shown @ .., _] if shown.len() < SHOWN => steps.join(", "),
+        _ => format!("{} and {} more", steps[..SHOWN].join(", "), steps.len() - SHOWN),
+    }
+}
+
+/// A number that several managers gave is nobody's.
+pub(super) fn one_managers(text: &str, found: &[Record]) -> Result<()> {
+    let mut names: Vec<String> =
+        found.iter().map(|record| format!("{}:{}", record.key.manager, record.shown_id())).collect();
+    let mut managers: Vec<&str> = found.iter().map(|record| record.key.manager.as_str()).collect();
+    managers.sort_unstable();
+    managers.dedup();
+    if managers.len() < 2 {
+        return Ok(());
+    }
+    names.sort_unstable();
+    names.dedup();
+    Err(Failure::usage(format!("job {text} is ambiguous: {}", names.join(" or "))))
+}
+
+/// A number that several nodes gave is nobody's.
+pub(super) fn one_nodes(text: &str, id: &str, found: &[Record]) -> Result<()> {
+    const SHOWN: usize = 4;
+    let mut nodes: Vec<&str> = found.iter().filter_map(|record| record.own_node()).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    if nodes.len() < 2 {
+        return Ok(());
+    }
+    let names: Vec<String> = nodes.iter().take(SHOWN).map(|node| format!("{id}@{node}")).collect();
+    let more = if nodes.len() > SHOWN { ", …" } else { "" };
+    Err(Failure::usage(format!(
+        "job {text} is ambiguous on {} nodes: {}{more}",
+        nodes.len(),
+        names.join(", ")
+    )))
+}
+
+/// Users have numbers of their own. Who sees several users' jobs means his own, if he has one.
+pub(super) fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Record]) -> Result<Record> {
+    let me = Some(rustix::process::getuid().as_raw());
+    let of_id = matches!(job, JobRef::Id { .. });
+    if let Some(mine) = found.iter().find(|record| record.uid == me).filter(|_| of_id) {
+        return Ok(mine.clone());
+    }
+    if let Some(other) = found.iter().find(|record| record.uid != newest.uid).filter(|_| of_id) {
+        let user = |record: &Record| record.user.clone().unwrap_or_else(|| "somebody".to_owned());
+        let (one, other) = (user(newest), user(other));
+        return Err(Failure::usage(format!(
+            "job {text} is ambiguous: {one} and {other} have one; say it by name"
+        )));
+    }
+    Ok(newest.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(manager: Option<&str>, id: &str) -> JobRef {
+        JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned(), node: None }
+    }
+
+    #[test]
+    fn a_number_of_two_managers_names_both() {
+        let [slurm, ours] = [crate::view::sample::scheduled(), crate::view::sample::full(1240, "train")];
+        assert!(one_managers("1240", std::slice::from_ref(&slurm)).is_ok());
+        let error = one_managers("1240", &[ours, slurm]).unwrap_err().to_string();
+        assert_eq!(error, "job 1240 is ambiguous: local:1240 or slurm:1234_7");
+    }
+
+    #[test]
+    fn a_few_steps_of_many_are_named() {
+        let names: Vec<String> = (0..20).map(|step| step.to_string()).collect();
+        let steps: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(steps_in_words(&[]), "none is");
+        assert_eq!(steps_in_words(&steps[..2]), "0, 1");
+        assert!(steps_in_words(&steps[..16]).ends_with("14, 15"));
+        assert!(steps_in_words(&steps).ends_with("15 and 4 more"));
+    }
+
+    #[test]
+    fn jobs_are_named_in_four_ways() {
+        let parse = |text| JobRef::parse(text, &[]).unwrap();
+        assert_eq!(parse("12"), id(None, "12"));
+        assert_eq!(parse("local:12"), id(Some("local"), "12"));
+        assert_eq!(parse("slurm:1234_7"), id(Some("slurm"), "1234_7"));
+        assert_eq!(parse("1234.0"), id(None, "1234.0"));
+        assert_eq!(parse("1234_7.batch"), id(None, "1234_7.batch"));
+        assert_eq!(parse("1234+1"), id(None, "1234+1"));
+        assert_eq!(parse("17[3]"), id(None, "17[3]"));
+        assert_eq!(parse("2024.run"), JobRef::Name("2024.run".to_owned()));
+        assert_eq!(parse("@last"), JobRef::Last);
+        assert_eq!(parse("train"), JobRef::Name("train".to_owned()));
+        assert_eq!(parse("a:b"), JobRef::Name("a:b".to_owned()));
+        assert!(JobRef::parse("", &[]).is_err() && JobRef::parse("@first", &[]).is_err());
+        // A manager that the configuration names.
+        let own = [Layout::parse("mysched", "mysched/{id}", "").unwrap()];
+        assert_eq!(JobRef::parse("mysched:12", &own).unwrap(), id(Some("mysched"), "12"));
+        assert_eq!(JobRef::parse("mysched:", &own).unwrap(), JobRef::Name("mysched:".to_owned()));
+        assert_eq!(parse("mysched:12"), JobRef::Name("mysched:12".to_owned()));
+    }
+}

@@ -1,0 +1,160 @@
+//! What became of a job that its last record calls running.
+
+use met_core::job::{CgroupPaths, Local, Origin, ProcessId, Record, State};
+use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
+use met_host::{Host, parse};
+use met_store::Queries;
+
+use crate::sampler::Live;
+
+/// A job that nobody waits for any more is lost, whatever its last record says.
+pub fn settle(host: &Host, record: &mut Record) {
+    let Some(local) = record.local.as_ref().filter(|_| record.state.is_live()) else { return };
+    if local.origin == Origin::Found {
+        record.state = found_state(host, local);
+        return;
+    }
+    let waited_for = local.boot_id == host.facts().boot_id
+        && local.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
+    record.state = match waited_for {
+        false => State::Lost,
+        true if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
+        true => State::Running,
+    };
+}
+
+/// A job that somebody else started lives as long as its cgroup does, in this boot.
+fn found_state(host: &Host, local: &Local) -> State {
+    let CgroupPaths { unified, cpuacct, memory } = &local.cgroup;
+    let Some(path) = unified.as_ref().or(cpuacct.as_ref()).or(memory.as_ref()) else {
+        // One without a cgroup of its own is known by its first process alone.
+        let alive =
+            local.boot_id == host.facts().boot_id && local.main.is_some_and(|main| host.is_alive(main));
+        return if alive { State::Running } else { State::Lost };
+    };
+    if local.boot_id != host.facts().boot_id || host.cgroup_dir(path).is_err() {
+        return State::Lost;
+    }
+    let mut text = Vec::new();
+    let frozen_v2 = unified.as_ref().is_some_and(|path| {
+        host.read_small(path.join("cgroup.events"), &mut text).is_ok()
+            && parse::value_of(&text, "frozen") == 1
+    });
+    let hierarchies = host.hierarchies();
+    let freezer = hierarchies.other("freezer").and_then(|freezer| hierarchies.same_in(path, freezer));
+    let frozen_v1 = freezer.is_some_and(|path| {
+        host.read_small(path.join("freezer.state"), &mut text).is_ok() && text.trim_ascii() == b"FROZEN"
+    });
+    if frozen_v1 || frozen_v2 { State::Suspended } else { State::Running }
+}
+
+/// The same for a record that was read a moment ago: its supervisor may have written the end and gone since.
+/// One that is dead writes no more, so a second look is final.
+pub fn settle_or_end(host: &Host, store: &Queries, record: &mut Record) {
+    settle(host, record);
+    if record.state == State::Lost
+        && let Ok(Some(now)) = store.get(&record.key)
+        && !now.state.is_live()
+    {
+        *record = now;
+    }
+}
+
+fn is_stopped(host: &Host, process: ProcessId) -> bool {
+    let mut text = Vec::new();
+    let read = host.read_small(format!("/proc/{}/stat", process.pid), &mut text);
+    let stat = parse::stat(&text).filter(|stat| read.is_ok() && stat.start_ticks == process.start_ticks);
+    stat.is_some_and(|stat| matches!(stat.state, b'T' | b't'))
+}
+
+/// Processes that outlived their job, or a daemon that was just leaving it, kept its cgroup; it goes when
+/// they are gone, too.
+pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
+    for record in jobs.iter().filter(|record| !record.state.is_live()) {
+        let ours = |local: &&Local| local.origin != Origin::Found && local.boot_id == host.facts().boot_id;
+        if let Some(local) = record.local.as_ref().filter(ours) {
+            met_jobs::enclosure::remove(&local.cgroup);
+        }
+    }
+}
+
+/// Adds what is known of a running job to its record.
+pub fn overlay(record: &mut Record, live: Live) {
+    for column in [GPU_ENERGY, GPU_ENERGY_IDLE] {
+        // Written now and then for the next daemon; who samples knows more by now.
+        if live.totals.get(column).is_some() {
+            record.totals.remove(column);
+        }
+    }
+    record.totals.fill_from(&live.totals);
+    if record.summaries.is_empty() {
+        record.summaries = live.summaries;
+    }
+    if !live.events.is_empty() {
+        record.events = live.events;
+    }
+    if !live.gpus.is_empty() {
+        record.gpus = live.gpus;
+    }
+    record.emission = record.emission.take().or(live.emission);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_of_an_earlier_boot_or_without_its_supervisor_is_lost() {
+        let host = Host::real().unwrap();
+        let mut record = crate::view::sample::full(1, "train");
+        let local = record.local.as_mut().unwrap();
+        local.supervisor = host.process(std::process::id()).ok();
+        local.boot_id.clone_from(&host.facts().boot_id);
+        local.main = None;
+        record.state = State::Running;
+        let settled = |record: &Record| {
+            let mut record = record.clone();
+            settle(&host, &mut record);
+            record.state
+        };
+        assert_eq!(settled(&record), State::Running);
+        let mut rebooted = record.clone();
+        rebooted.local.as_mut().unwrap().boot_id = "before".to_owned();
+        assert_eq!(settled(&rebooted), State::Lost);
+        let mut reused = record.clone();
+        reused.local.as_mut().unwrap().supervisor.as_mut().unwrap().start_ticks += 1;
+        assert_eq!(settled(&reused), State::Lost, "the pid is somebody else's now");
+        record.state = State::Finished;
+        assert_eq!(settled(&record), State::Finished);
+    }
+
+    #[test]
+    fn a_job_that_was_found_runs_as_long_as_its_cgroup_or_its_first_process() {
+        let host = Host::real().unwrap();
+        let mut record = crate::view::sample::scheduled();
+        record.state = State::Running;
+        let local = record.local.as_mut().unwrap();
+        (local.origin, local.supervisor, local.main) = (Origin::Found, None, None);
+        local.boot_id.clone_from(&host.facts().boot_id);
+        let folder = tempfile::tempdir().unwrap();
+        local.cgroup.memory = Some(folder.path().to_owned());
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Running);
+        let path = folder.path().to_owned();
+        let mut ended = record.clone();
+        ended.state = State::Finished;
+        remove_empty_cgroups(&host, &[ended]);
+        assert!(path.is_dir(), "the manager cleans up itself");
+        folder.close().unwrap();
+        let mut gone = record.clone();
+        settle(&host, &mut gone);
+        assert_eq!(gone.state, State::Lost);
+        let local = record.local.as_mut().unwrap();
+        (local.cgroup, local.main) = (CgroupPaths::default(), host.process(std::process::id()).ok());
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Running);
+        record.local.as_mut().unwrap().main = None;
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Lost);
+    }
+}

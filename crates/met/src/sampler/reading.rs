@@ -1,0 +1,81 @@
+//! The counters of a job, read once.
+
+use std::sync::Arc;
+
+use met_core::attribute::{Fold, JobMap};
+use met_core::job::{ProcessId, Record};
+use met_core::{Batch, JOB, MISSING, Subject};
+use met_host::cgroup::CgroupDirs;
+use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget};
+use met_jobs::Members;
+use met_sources::{Options, Runner, TickInfo};
+
+use crate::processes;
+
+/// What counts for a job that is read once; its cards are followed or not known.
+const COUNTERS: &[&str] = &["cgroup", "process"];
+
+/// The counters of one job, read once. What is not known is missing.
+pub struct Reading {
+    pub cgroup: Vec<i64>,
+    pub processes: Vec<i64>,
+}
+
+impl Reading {
+    /// Of a job with living processes.
+    pub fn of_job(host: &Host, record: &Record) -> Reading {
+        let Some(spec) = processes::spec(host, record, 0) else { return Reading::nothing() };
+        let mut members = Members::default();
+        members.add(spec);
+        if members.refresh(host).is_err() {
+            return Reading::nothing();
+        }
+        let (mut targets, mut map) = (Targets::default(), JobMap::default());
+        members.fill(&mut targets, &mut map);
+        Reading::of_targets(host, &targets, &map)
+    }
+
+    /// Of a job whose last process was reaped: its cgroup and its supervisor hold all there is.
+    pub fn after_end(host: &Host, record: &Record) -> Reading {
+        let Some(spec) = processes::spec(host, record, 0) else { return Reading::nothing() };
+        let (mut targets, mut map) = (Targets::default(), JobMap::default());
+        map.add_job(spec.slot, None);
+        if let Ok(dirs) = CgroupDirs::open(host, &spec.cgroup) {
+            map.assign(Subject::Cgroup(dirs.id), spec.slot);
+            let dirs = Arc::new(dirs);
+            targets.cgroups.push(CgroupTarget {
+                dirs,
+                counted: true,
+                counted_in: None,
+                events: None,
+                young: true,
+            });
+        }
+        if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
+            map.assign(Subject::Task { pid, start_ticks }, spec.slot);
+            targets.tasks.push(TaskTarget { pid, start_ticks, role: TaskRole::Keeper, young: true });
+        }
+        Reading::of_targets(host, &targets, &map)
+    }
+
+    fn of_targets(host: &Host, targets: &Targets, map: &JobMap) -> Reading {
+        let mut runner = Runner::open(host, &Options { only: Some(COUNTERS), ..Options::default() });
+        runner.read(targets, &TickInfo { slow: true, cgroups_only: false });
+        let mut reading = Reading::nothing();
+        let mut out = Batch::new(&JOB);
+        for batch in runner.batches() {
+            Fold::new().jobs(std::slice::from_ref(batch), map, &mut out);
+            let Some((_, cells)) = out.rows().next() else { continue };
+            match batch.table.name {
+                "cgroup" => reading.cgroup = cells.to_vec(),
+                _ => reading.processes = cells.to_vec(),
+            }
+        }
+        reading
+    }
+
+    fn nothing() -> Reading {
+        let cells = vec![MISSING; JOB.columns.len()];
+        Reading { cgroup: cells.clone(), processes: cells }
+    }
+}

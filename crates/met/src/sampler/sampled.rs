@@ -1,0 +1,214 @@
+//! What samples know of a job at its end.
+
+use std::time::Duration;
+
+use met_core::course::Course;
+use met_core::ended::{INHERITED, OWN};
+use met_core::job::QualityKind::{LowerBound, Measured};
+use met_core::job::{Emission, EventCount, GpuUse, QualityKind, Record, Totals};
+use met_core::job_table::*;
+use met_core::{JOB, Kind, MISSING};
+
+use super::totals::totals;
+use super::tracked::Profile;
+use super::{PEAK_SPAN_MS, gap_ms};
+use crate::node_energy::{self};
+use crate::running::Running;
+
+/// Kernel memory and the code of a process are in the peak and not in what is needed.
+const UNEXPLAINED_BYTES: i64 = 12 << 20;
+
+/// What is known of a job at its end, beside its samples.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known {
+    pub cpu_ns: Option<i64>,
+    pub uid: Option<u32>,
+}
+
+impl Known {
+    pub fn of(record: &Record) -> Known {
+        Known { cpu_ns: record.totals.get(CPU), uid: record.uid }
+    }
+}
+
+/// What samples know of a job at its end.
+pub struct Sampled {
+    /// Samples that were not taken out before.
+    pub course: Course,
+    pub(super) totals: Totals,
+    pub(super) gpus: Vec<GpuUse>,
+    pub(super) events: Vec<EventCount>,
+    pub(super) emission: Option<Emission>,
+    pub(super) attached: bool,
+    pub(super) ends: Ends,
+    /// The longest time between two samples that was no gap while the job ran.
+    pub(super) gap_ms: i64,
+}
+
+/// How well the ends of a job's processes are known.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ends {
+    /// All of them were heard, from the first process on.
+    pub(super) complete: bool,
+    pub(super) cpu_doubt_ns: i64,
+    pub(super) lacks_delays: bool,
+    /// Of a supervised job: what processes did whom nobody waited for.
+    pub(super) unwaited: Option<[i64; INHERITED.len()]>,
+}
+
+impl Ends {
+    /// How good a counter is that samples and exit records make together.
+    fn quality(self, column: usize, value: i64) -> QualityKind {
+        let counted = INHERITED.contains(&column) || OWN.contains(&column);
+        let is_cpu = matches!(column, CPU | CPU_USER | CPU_SYSTEM);
+        // Of each thread up to a kilobyte of calls is not told; storage is written by whole pages.
+        let rounded = matches!(column, READ_CALL | WRITE_CALL);
+        let unknown_wait = self.lacks_delays && matches!(column, DELAY_IO | DELAY_MEMORY);
+        let doubtful = rounded || unknown_wait || is_cpu && self.cpu_doubt_ns > value / 50;
+        if self.complete && counted && !doubtful { Measured } else { LowerBound }
+    }
+
+    /// A supervisor counts whom it and its descendants waited for; the others are in exit records alone.
+    fn add_unwaited(self, totals: &mut Totals) {
+        let Some(unwaited) = self.unwaited else { return };
+        for (&column, more) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more > 0) {
+            let Some(figure) = totals.figure(column).cloned() else { continue };
+            // A cgroup counts everybody's CPU time, and so does a clock even where it was disturbed.
+            let by_clock = figure.kind != LowerBound || figure.source.starts_with("perf");
+            if matches!(column, CPU | CPU_USER | CPU_SYSTEM) && by_clock {
+                continue;
+            }
+            let value = figure.value.saturating_add(more);
+            let source = format!("{} and taskstats", figure.source);
+            totals.set(column, value, self.quality(column, value), source);
+        }
+    }
+}
+
+impl Default for Sampled {
+    fn default() -> Sampled {
+        Sampled {
+            course: Course::new(&JOB),
+            totals: Totals::default(),
+            gpus: Vec::new(),
+            emission: None,
+            events: Vec::new(),
+            attached: false,
+            ends: Ends::default(),
+            gap_ms: 0,
+        }
+    }
+}
+
+impl Sampled {
+    /// Of a job that is gone, by what was stored of its course.
+    pub fn of_course(course: &Course, record: &Record) -> Sampled {
+        let Some(local) = &record.local else { return Sampled::default() };
+        let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        for (index, &time_ms) in course.times_ms.iter().enumerate() {
+            for (cell, column) in cells.iter_mut().zip(&course.columns) {
+                *cell = column[index];
+            }
+            running.push(time_ms, &cells);
+        }
+        Sampled { totals: totals(&running, Profile::of(local)), ..Sampled::default() }
+    }
+
+    /// Adds the totals that are not known otherwise. Of a counter the last sample is not its end.
+    pub fn fill(&self, record: &mut Record) {
+        for (column, figure) in self.totals.iter() {
+            if record.totals.get(column).is_none() {
+                let counter = JOB.columns[column].kind == Kind::Counter;
+                // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
+                let final_already =
+                    matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || node_energy::COLUMNS.contains(&column);
+                // The last sample of a counter is not its end, unless the ends of its processes were heard.
+                let kind = match counter && !final_already {
+                    true => self.ends.quality(column, figure.value),
+                    false => figure.kind,
+                };
+                let source = if kind == Measured { "taskstats".into() } else { figure.source.clone() };
+                record.totals.set(column, figure.value, kind, source);
+            }
+        }
+    }
+
+    /// A sample may be later than the last reading of a job whose end nobody could wait for.
+    fn raise_peaks(&self, record: &mut Record) {
+        for column in [MEMORY_PEAK, OOM_KILLS] {
+            if let (Some(known), Some(seen)) = (record.totals.get(column), self.totals.figure(column))
+                && seen.value > known
+            {
+                record.totals.set(column, seen.value, seen.kind, seen.source.clone());
+            }
+        }
+    }
+
+    /// Ends the course with the counters as they were at the end of the job: they are exact, and the last
+    /// slow tick may be long ago.
+    pub fn close_course(&mut self, record: &Record) {
+        let Some(end_ms) = record.end_ns.map(|end_ns| end_ns / 1_000_000) else { return };
+        let never_sampled = self.totals.iter().next().is_none();
+        if self.attached
+            || never_sampled
+            || self.course.times_ms.last().is_some_and(|&last_ms| last_ms >= end_ms)
+        {
+            return;
+        }
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        for (column, figure) in record.totals.iter() {
+            if JOB.columns[column].kind == Kind::Counter && column != WALL && column != PROCESSES {
+                cells[column] = figure.value;
+            }
+        }
+        self.course.push(end_ms, &cells);
+    }
+
+    /// Adds to the record of a job that is over what only samples know. `course` is the whole of it.
+    pub fn complete(&self, record: &mut Record, course: &Course, interval: Duration) {
+        if !course.is_empty() {
+            record.summaries = course.summaries(gap_ms(interval).max(self.gap_ms));
+        }
+        let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
+        self.fill(record);
+        self.raise_peaks(record);
+        self.ends.add_unwaited(&mut record.totals);
+        // What a supervisor counts, it counts from the beginning.
+        for event in &self.events {
+            if !record.events.iter().any(|known| known.name == event.name) {
+                record.events.push(event.clone());
+            }
+        }
+        if !self.gpus.is_empty() {
+            record.gpus = self.gpus.clone();
+        }
+        record.emission = record.emission.take().or_else(|| self.emission.clone());
+        if let Some(seen) = seen {
+            record.totals.set(PROCESSES, seen, LowerBound, "/proc");
+        }
+        doubt_needed_memory(&mut record.totals, course);
+        if let (Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CPU), record.totals.get(WALL))
+            && wall_ns > 0
+        {
+            // Spans do not cover the job from end to end, and a short one has none: its mean is a peak, too.
+            let average = (cpu_ns as f64 / wall_ns as f64 * 1000.0).round() as i64;
+            if record.totals.get(CORES_PEAK).is_none_or(|peak| peak < average) {
+                record.totals.set(CORES_PEAK, average, LowerBound, "cpu / wall");
+            }
+        }
+    }
+}
+
+/// Needed memory is only sampled. Where the kernel saw clearly more held at once than any sample explains,
+/// the highest came between two of them.
+fn doubt_needed_memory(totals: &mut Totals, course: &Course) {
+    let cache = course.maximum(MEMORY_CACHE).unwrap_or(0);
+    let (Some(peak), Some(needed)) = (totals.get(MEMORY_PEAK), totals.figure(MEMORY_NEEDED_PEAK).cloned())
+    else {
+        return;
+    };
+    if peak > needed.value + cache + peak / 10 + UNEXPLAINED_BYTES {
+        totals.set(MEMORY_NEEDED_PEAK, needed.value, LowerBound, needed.source);
+    }
+}

@@ -1,0 +1,82 @@
+//! Totals by what was sampled.
+
+use met_core::ended::{INHERITED, OWN};
+use met_core::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
+use met_core::job::{GpuUse, QualityKind, Totals};
+use met_core::job_table::*;
+
+use super::OF_NETWORK;
+use super::tracked::Profile;
+use crate::running::Running;
+
+/// What samples say: counters as last read, levels at their highest.
+pub(super) fn totals(running: &Running, profile: Profile) -> Totals {
+    let mut totals = Totals::default();
+    let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
+    for (column, value) in running.counters(profile.attached) {
+        let source = match column {
+            SWITCHES_VOLUNTARY | SWITCHES_INVOLUNTARY | DELAY_IO | DELAY_MEMORY => "taskstats",
+            CPU | CPU_USER | CPU_SYSTEM => counters,
+            _ if INHERITED.contains(&column) || OWN.contains(&column) => "/proc",
+            _ => counters,
+        };
+        totals.set(column, value, SampledKind, source);
+    }
+    // A network may be older than the job: what it did since it was first looked at is the job's at least.
+    for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
+        totals.set(column, value, LowerBound, "/proc/PID/net/dev");
+    }
+    if let Some(peak) = running.maximum(MEMORY_NEEDED) {
+        match profile.counts_memory {
+            true => totals.set(MEMORY_NEEDED_PEAK, peak, SampledKind, "cgroup"),
+            false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, "/proc/PID/statm"),
+        }
+    }
+    // The kernel's own peak is read at slow ticks only; meanwhile the samples may know better.
+    if let Some(peak) = running.maximum(MEMORY_PEAK) {
+        let peak = peak.max(running.maximum(MEMORY_NEEDED).unwrap_or(0));
+        totals.set(MEMORY_PEAK, peak, SampledKind, "cgroup");
+    }
+    for (level, peak) in [(PROCESSES_RUNNING, PROCESSES_PEAK), (THREADS_RUNNING, THREADS_PEAK)] {
+        if let Some(value) = running.maximum(level) {
+            totals.set(peak, value, SampledKind, "/proc");
+        }
+    }
+    if let Some(cores) = running.peak_cores() {
+        totals.set(CORES_PEAK, (cores * 1000.0).round() as i64, SampledKind, counters);
+    }
+    if let Some(peak) = running.maximum(GPU_MEMORY) {
+        totals.set(GPU_MEMORY_PEAK, peak, SampledKind, "cards");
+    }
+    totals
+}
+
+/// The ledger of the cards knows better than samples what a job is charged.
+pub(super) fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
+    totals.remove(GPU_ENERGY);
+    totals.remove(GPU_ENERGY_IDLE);
+    let Some(worst) = gpus.iter().filter_map(|gpu| gpu.energy_kind).max_by_key(|kind| rank(*kind)) else {
+        // No card any more, for whatever reason: what it was charged before, it was charged.
+        if before_uj.0 > 0 {
+            totals.set(GPU_ENERGY, before_uj.0, LowerBound, "samples");
+            totals.set(GPU_ENERGY_IDLE, before_uj.1, LowerBound, "samples");
+        }
+        return;
+    };
+    // Few texts: which part of it each card's counter stands for is said with the card.
+    let says =
+        |words: &str| gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).any(|s| s.contains(words));
+    let source = match (says("counter"), says("integral")) {
+        (true, true) => "energy counter, integral of power",
+        (true, false) => "energy counter",
+        (false, _) => "integral of power",
+    };
+    let energy_uj: i64 = gpus.iter().map(GpuUse::energy_uj).sum();
+    let idle_uj: i64 = gpus.iter().map(|gpu| gpu.energy_idle_uj).sum();
+    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source);
+    totals.set(GPU_ENERGY_IDLE, before_uj.1 + idle_uj, worst, source);
+}
+
+fn rank(kind: QualityKind) -> Option<usize> {
+    QualityKind::ALL.iter().position(|&known| known == kind)
+}

@@ -1,0 +1,120 @@
+//! A job while it is sampled.
+
+use std::path::PathBuf;
+
+use met_core::course::Course;
+use met_core::ended::{Gone, INHERITED, OWN};
+use met_core::job::{EventCount, GpuUse, JobKey, Local, Origin, ProcessId};
+use met_core::job_table::*;
+use met_core::{JOB, Kind, MISSING, Table};
+use met_jobs::enclosure;
+
+use crate::departures::{OwnFigures, Watch};
+use crate::running::Running;
+
+pub(super) struct Tracked {
+    pub(super) key: JobKey,
+    pub(super) profile: Profile,
+    pub(super) born_ns: i64,
+    pub(super) early_taken: usize,
+    /// Unix time minus boot time when the job began: its samples stay in line if the clock is set.
+    pub(super) unix_offset_ns: i64,
+    pub(super) course: Course,
+    pub(super) running: Running,
+    pub(super) own: OwnFigures,
+    pub(super) watch: Watch,
+    /// What was counted in directories that are gone, while it has others.
+    pub(super) left: Vec<i64>,
+    /// The highest reading of each counter.
+    pub(super) floors: Vec<i64>,
+    /// Its first process, until its environment has been read for the last time.
+    pub(super) main: Option<ProcessId>,
+    /// Energy of cards, and its idle part, that an earlier daemon saw.
+    pub(super) gpu_before_uj: (i64, i64),
+    /// What the job had done with its cards when an earlier daemon last wrote it down.
+    pub(super) gpus_before: Vec<GpuUse>,
+    /// At its end none of its processes was left.
+    pub(super) all_ended: bool,
+    /// Counted in its cgroup, where no supervisor counts.
+    pub(super) events: Vec<EventCount>,
+}
+
+impl Tracked {
+    /// Of the energy that an earlier daemon saw, what is in its samples and not in what it wrote of the cards.
+    pub(super) fn gpu_untold_uj(&self) -> (i64, i64) {
+        let told = |energy_uj: fn(&GpuUse) -> i64| self.gpus_before.iter().map(energy_uj).sum::<i64>();
+        let (all_uj, idle_uj) = self.gpu_before_uj;
+        ((all_uj - told(GpuUse::energy_uj)).max(0), (idle_uj - told(|gpu| gpu.energy_idle_uj)).max(0))
+    }
+
+    /// Adds what no living process shows.
+    pub(super) fn add_gone(&self, gone: Option<&Gone>, cells: &mut [i64]) {
+        let nothing = Gone::default();
+        let gone = gone.unwrap_or(&nothing);
+        for (index, &column) in INHERITED.iter().enumerate() {
+            let by_cgroup = self.profile.counts_cpu && matches!(column, CPU | CPU_USER | CPU_SYSTEM);
+            if cells[column] != MISSING && !by_cgroup {
+                cells[column] = cells[column].saturating_add(gone.inherited[index]);
+            }
+        }
+        for (index, &column) in OWN.iter().enumerate() {
+            if cells[column] != MISSING {
+                cells[column] = self.own.total(index).saturating_add(gone.own[index]);
+            }
+        }
+        cells[PROCESSES] = cells[PROCESSES].saturating_add(gone.unseen as i64);
+    }
+
+    /// Keeps what was counted in a directory that is gone; `cpu_ns` is better than its last reading.
+    pub(super) fn leave(&mut self, table: &'static Table, cells: &[i64], cpu_ns: Option<i64>) {
+        for (column, &cell) in table.columns.iter().zip(cells) {
+            let to = column.feeds.and_then(|feeds| JOB.column(feeds));
+            let Some(to) = to.filter(|_| column.kind == Kind::Counter) else { continue };
+            let cell = cpu_ns.filter(|_| to == CPU).unwrap_or(cell);
+            if cell != MISSING {
+                self.left[to] = self.left[to].saturating_add(cell);
+            }
+        }
+    }
+
+    pub(super) fn add_left(&self, cells: &mut [i64]) {
+        for (cell, left) in cells.iter_mut().zip(&self.left).filter(|(_, left)| **left > 0) {
+            *cell = if *cell == MISSING { *left } else { cell.saturating_add(*left) };
+        }
+    }
+
+    /// A child that ends between the listing and the reading is missing from one sum and back, by its
+    /// parent, in the next: not a restart, and not a peak.
+    pub(super) fn hold_counters(&mut self, cells: &mut [i64]) {
+        for ((floor, cell), column) in self.floors.iter_mut().zip(cells).zip(JOB.columns) {
+            if *cell != MISSING && column.kind == Kind::Counter {
+                *floor = (*floor).max(*cell);
+                *cell = *floor;
+            }
+        }
+    }
+}
+
+/// What decides how good a job's samples are.
+#[derive(Clone, Copy)]
+pub(super) struct Profile {
+    /// Counters have a history before the job began.
+    pub(super) attached: bool,
+    pub(super) counts_cpu: bool,
+    pub(super) counts_memory: bool,
+    /// A supervisor reaps its processes.
+    pub(super) kept: bool,
+}
+
+impl Profile {
+    pub(super) fn of(local: &Local) -> Profile {
+        let has_controller = |unified: &PathBuf| unified.join("memory.stat").exists();
+        Profile {
+            attached: local.origin == Origin::Attach,
+            counts_cpu: enclosure::counts_cpu(&local.cgroup),
+            counts_memory: local.cgroup.memory.is_some()
+                || local.cgroup.unified.as_ref().is_some_and(has_controller),
+            kept: matches!(local.origin, Origin::Run | Origin::Time),
+        }
+    }
+}
