@@ -1,10 +1,11 @@
 //! A load generator: many nodes that send to a real `met server` over loopback, as daemons do.
 //!
-//! `MET=target/release/met cluster [--nodes 2000] [--jobs 10] [--seconds 300] [--every 60] [--connections 8]`
+//! `MET=target/release/met cluster [--nodes 2000] [--jobs 10] [--seconds 300] [--every 60] [--connections 8] [--rounds 4]`
 //!
 //! First at the pace of a cluster: every node sends a batch of `--every` seconds, a sample every 10 s of 40
-//! metrics for each job, spread evenly. Then the same batches as fast as the server takes them. Every batch that
-//! was acknowledged must be in its files afterwards, once.
+//! metrics for each job, spread evenly. Then `--rounds` batches of up to 500 nodes as fast as the server takes them;
+//! 60 of them are an hour, as blocks in the store are. Every batch that was acknowledged must be in its files
+//! afterwards, once.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -35,6 +36,7 @@ struct Load {
     seconds: u64,
     every_s: i64,
     connections: u64,
+    rounds: u64,
 }
 
 fn main() -> Result<()> {
@@ -51,7 +53,7 @@ fn main() -> Result<()> {
 }
 
 fn load() -> Result<Load> {
-    let mut load = Load { nodes: 2000, jobs: 10, seconds: 300, every_s: 60, connections: 8 };
+    let mut load = Load { nodes: 2000, jobs: 10, seconds: 300, every_s: 60, connections: 8, rounds: 4 };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
         let value: u64 = arguments.next().context("a number is missing")?.parse()?;
@@ -61,6 +63,7 @@ fn load() -> Result<Load> {
             "--seconds" => load.seconds = value,
             "--every" => load.every_s = value as i64,
             "--connections" => load.connections = value,
+            "--rounds" => load.rounds = value,
             _ => bail!("{name} is no option"),
         }
     }
@@ -275,13 +278,12 @@ fn samples_per_batch(load: Load) -> u64 {
 
 /// Batches made beforehand, sent as fast as they are taken.
 fn flat_out(server: &Server, load: Load, tokens: &[String]) -> Result<u64> {
-    const ROUNDS: u64 = 4;
     let mut work: Vec<Vec<(Node, Vec<Vec<u8>>)>> = (0..load.connections).map(|_| Vec::new()).collect();
     for number in 0..load.nodes.min(500) {
         let mut node = Node::open(number, &tokens[number as usize], load.jobs)?;
         // Behind what was sent at a pace.
         (node.sequence, node.at_s) = (1_000_000, BEGIN_S + 86_400);
-        let batches = (0..ROUNDS).map(|_| Ok(node.batch(load).pack()?.bytes)).collect::<Result<_>>()?;
+        let batches = (0..load.rounds).map(|_| Ok(node.batch(load).pack()?.bytes)).collect::<Result<_>>()?;
         work[(number % load.connections) as usize].push((node, batches));
     }
     let (_, before_s) = server.cost()?;
@@ -292,7 +294,7 @@ fn flat_out(server: &Server, load: Load, tokens: &[String]) -> Result<u64> {
             .map(|nodes| {
                 scope.spawn(move || -> Result<u64> {
                     let mut sent = 0;
-                    for round in 0..ROUNDS as usize {
+                    for round in 0..load.rounds as usize {
                         for (node, batches) in nodes {
                             send(node, &batches[round])?;
                             sent += 1;
