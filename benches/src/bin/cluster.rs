@@ -333,6 +333,7 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<()> {
         table: |name| (name == JOB.name).then_some(&JOB),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
+        lost_after: Duration::from_secs(7 * 86_400),
         adopt: |job, _| (vec![job.clone()], Vec::new()),
     })?;
     keeper.move_all();

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use met_core::job::{JobKey, Record};
-use rusqlite::{Connection, OptionalExtension, Result as Answer, params};
+use rusqlite::{Connection, OptionalExtension, Result as Answer, Row, params};
 
 use crate::days::in_transaction;
 use crate::error::StoreError;
@@ -33,6 +33,15 @@ pub struct About<'a> {
     pub memory_bytes: Option<i64>,
     pub clock_offset_ns: Option<i64>,
     pub dropped_samples: u64,
+}
+
+/// A batch as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    pub number: i64,
+    pub node: String,
+    pub received_ns: i64,
+    pub data: Vec<u8>,
 }
 
 /// Whether a batch was news.
@@ -99,7 +108,29 @@ pub struct Told {
     pub node: String,
     pub whole: i64,
     pub record: Record,
+    /// When it was told, by the server's clock, where that is known.
+    pub heard_ns: Option<i64>,
+    /// It lives as far as was told, and the job is called lost, because its node fell silent.
+    pub given_up: bool,
 }
+
+/// One of these, by what names it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ToldKey {
+    pub manager: String,
+    pub id: String,
+    pub node: String,
+    pub incarnation: i64,
+    pub whole: i64,
+}
+
+/// How it stands with what was told of a job, as it is in the file.
+const ENDED: i64 = 0;
+const LIVES: i64 = 1;
+const GIVEN_UP: i64 = 2;
+
+/// Spools of one node whose numbers are remembered, however young they are.
+const SPOOLS_MAX: i64 = 1000;
 
 /// The server's own file. Several processes may have it open: `met server enroll` writes beside a running server.
 pub struct Log {
@@ -195,12 +226,13 @@ impl Log {
     }
 
     /// Batches that came after this one, oldest first.
-    pub fn after(&self, number: i64, limit: usize) -> Result<Vec<(i64, String, Vec<u8>)>, StoreError> {
+    pub fn after(&self, number: i64, limit: usize) -> Result<Vec<Kept>, StoreError> {
         self.ask(|connection| {
-            let sql = "SELECT number, node, data FROM batch WHERE number > ?1 ORDER BY number LIMIT ?2";
+            let sql = "SELECT number, node, received_ns, data FROM batch WHERE number > ?1 ORDER BY number LIMIT ?2";
             let mut statement = connection.prepare_cached(sql)?;
             let rows = statement.query_map(params![number, limit as i64], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+                let (number, node) = (row.get(0)?, row.get(1)?);
+                Ok(Kept { number, node, received_ns: row.get(2)?, data: row.get(3)? })
             })?;
             rows.collect()
         })
@@ -260,15 +292,24 @@ impl Log {
         })
     }
 
-    /// Keeps what nodes tell of jobs, and up to which batch that is.
+    /// Keeps what nodes tell of jobs, and up to which batch that is. A job that ended stays ended: that it lives is
+    /// then old news, which came late.
     pub fn note(&mut self, told: &[Told], applied: i64) -> Result<(), StoreError> {
         self.write(false, |connection| {
             for told in told {
                 let JobKey { manager, id, incarnation, .. } = &told.record.key;
                 let record = serde_json::to_string(&told.record).unwrap_or_default();
-                let sql = "INSERT INTO told (manager, id, node, incarnation, whole, record) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-                           ON CONFLICT DO UPDATE SET whole = excluded.whole, record = excluded.record";
-                let values = params![manager, id, told.node, incarnation, told.whole, record];
+                let standing = if told.record.state.is_live() { LIVES } else { ENDED };
+                // That it was given up is taken back when the job has been written as it is.
+                let sql =
+                    "INSERT INTO told (manager, id, node, incarnation, whole, record, standing, heard_ns)
+                           VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+                           ON CONFLICT DO UPDATE SET whole = excluded.whole, record = excluded.record,
+                               heard_ns = excluded.heard_ns,
+                               standing = CASE WHEN excluded.standing = 0 THEN 0 ELSE standing END
+                           WHERE excluded.standing = 0 OR standing <> 0";
+                let values =
+                    params![manager, id, told.node, incarnation, told.whole, record, standing, told.heard_ns];
                 connection.prepare_cached(sql)?.execute(values)?;
             }
             let sql = "INSERT OR REPLACE INTO meta (name, value) VALUES ('applied', ?1)";
@@ -279,17 +320,103 @@ impl Log {
     /// What every node tells of the jobs with this id.
     pub fn told(&self, manager: &str, id: &str) -> Result<Vec<Told>, StoreError> {
         self.ask(|connection| {
-            let sql = "SELECT node, whole, record FROM told WHERE manager = ?1 AND id = ?2 ORDER BY node";
+            let sql =
+                "SELECT node, whole, record, heard_ns, standing FROM told WHERE manager = ?1 AND id = ?2
+                       ORDER BY node";
             let mut statement = connection.prepare_cached(sql)?;
             let mut rows = statement.query([manager, id])?;
             let mut told = Vec::new();
             while let Some(row) = rows.next()? {
                 // What cannot be read is told again by its node, or was never a record.
                 if let Ok(record) = serde_json::from_str(row.get_ref(2)?.as_str()?) {
-                    told.push(Told { node: row.get(0)?, whole: row.get(1)?, record });
+                    let given_up = row.get::<_, i64>(4)? == GIVEN_UP;
+                    let (node, whole, heard_ns) = (row.get(0)?, row.get(1)?, row.get(3)?);
+                    told.push(Told { node, whole, record, heard_ns, given_up });
                 }
             }
             Ok(told)
+        })
+    }
+
+    /// The nodes that have jobs which are not over: those that are believed to live, or those that were given up.
+    pub fn nodes_with_jobs(&self, given_up: bool) -> Result<Vec<String>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT DISTINCT node FROM told WHERE standing > 0 AND standing = ?1";
+            let mut statement = connection.prepare_cached(sql)?;
+            let rows = statement.query_map([standing(given_up)], |row| row.get(0))?;
+            rows.collect()
+        })
+    }
+
+    /// What such a node told of these jobs.
+    pub fn unfinished(&self, node: &str, given_up: bool) -> Result<Vec<ToldKey>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT manager, id, node, incarnation, whole FROM told
+                       WHERE node = ?1 AND standing > 0 AND standing = ?2";
+            connection.prepare_cached(sql)?.query_map(params![node, standing(given_up)], told_key)?.collect()
+        })
+    }
+
+    /// Gives jobs up, or takes that back. What ended meanwhile stays as it is.
+    pub fn give_up(&mut self, told: &[ToldKey], given_up: bool) -> Result<(), StoreError> {
+        self.write(false, |connection| {
+            for ToldKey { manager, id, node, incarnation, .. } in told {
+                let sql = "UPDATE told SET standing = ?5
+                           WHERE manager = ?1 AND id = ?2 AND node = ?3 AND incarnation = ?4 AND standing > 0";
+                let values = params![manager, id, node, incarnation, standing(given_up)];
+                connection.prepare_cached(sql)?.execute(values)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Some of what was told of jobs that are over or given up, in the order of their names, after this one.
+    pub fn over_after(&self, last: Option<&ToldKey>, limit: usize) -> Result<Vec<ToldKey>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT manager, id, node, incarnation, whole FROM told
+                       WHERE (manager, id, node, incarnation) > (?1, ?2, ?3, ?4) AND standing <> 1
+                       ORDER BY manager, id, node, incarnation LIMIT ?5";
+            let (manager, id, node, incarnation) = match last {
+                Some(last) => (&*last.manager, &*last.id, &*last.node, last.incarnation),
+                None => ("", "", "", i64::MIN),
+            };
+            let values = params![manager, id, node, incarnation, limit as i64];
+            connection.prepare_cached(sql)?.query_map(values, told_key)?.collect()
+        })
+    }
+
+    /// Forgets what was told of jobs that are no longer kept.
+    pub fn forget_told(&mut self, told: &[ToldKey]) -> Result<(), StoreError> {
+        self.write(false, |connection| {
+            for ToldKey { manager, id, node, incarnation, .. } in told {
+                let sql =
+                    "DELETE FROM told WHERE manager = ?1 AND id = ?2 AND node = ?3 AND incarnation = ?4";
+                connection.prepare_cached(sql)?.execute(params![manager, id, node, incarnation])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Forgets how far spools got that sent nothing since: each start of a daemon has one of its own. The newest of
+    /// every node stays, and of the others so many that a batch which is met again on its way is recognised. Of one
+    /// that is sent after all this the content is recognised.
+    pub fn forget_spools(&mut self, before_ns: i64) -> Result<usize, StoreError> {
+        self.write(false, |connection| {
+            let sql = "DELETE FROM spool WHERE (node, id) IN (
+                           SELECT node, id FROM (
+                               SELECT node, id, seen_ns, row_number() OVER (
+                                   PARTITION BY node ORDER BY seen_ns DESC, sequence DESC) AS place
+                               FROM spool)
+                           WHERE place > 1 AND seen_ns < ?1 OR place > ?2)";
+            connection.prepare_cached(sql)?.execute([before_ns, SPOOLS_MAX])
+        })
+    }
+
+    /// Bytes of the file.
+    pub fn bytes(&self) -> Result<i64, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size";
+            connection.query_row(sql, [], |row| row.get(0))
         })
     }
 
@@ -301,14 +428,15 @@ impl Log {
             rows.collect()
         })
     }
+}
 
-    /// Forgets what was told of jobs that ended before this, which are no longer kept either.
-    pub fn forget_ended_before(&mut self, end_ns: i64) -> Result<(), StoreError> {
-        self.write(false, |connection| {
-            let sql = "DELETE FROM told WHERE json_extract(record, '$.end_ns') < ?1";
-            connection.execute(sql, [end_ns]).map(drop)
-        })
-    }
+fn standing(given_up: bool) -> i64 {
+    if given_up { GIVEN_UP } else { LIVES }
+}
+
+fn told_key(row: &Row<'_>) -> Answer<ToldKey> {
+    let (manager, id, node) = (row.get(0)?, row.get(1)?, row.get(2)?);
+    Ok(ToldKey { manager, id, node, incarnation: row.get(3)?, whole: row.get(4)? })
 }
 
 fn take(connection: &Connection, batch: &Arrived<'_>) -> Answer<Arrival> {
@@ -330,9 +458,11 @@ fn take(connection: &Connection, batch: &Arrived<'_>) -> Answer<Arrival> {
         return Ok(Arrival::Stranger);
     }
     let sequence = i64::try_from(batch.sequence).unwrap_or(i64::MAX);
-    let sql = "INSERT INTO spool (node, id, sequence) VALUES (?1, ?2, ?3)
-               ON CONFLICT DO UPDATE SET sequence = excluded.sequence WHERE excluded.sequence > sequence";
-    if connection.prepare_cached(sql)?.execute(params![batch.node, batch.spool, sequence])? == 0 {
+    let sql = "INSERT INTO spool (node, id, sequence, seen_ns) VALUES (?1, ?2, ?3, ?4)
+               ON CONFLICT DO UPDATE SET sequence = excluded.sequence, seen_ns = excluded.seen_ns
+               WHERE excluded.sequence > sequence";
+    let values = params![batch.node, batch.spool, sequence, batch.received_ns];
+    if connection.prepare_cached(sql)?.execute(values)? == 0 {
         return Ok(Arrival::Known);
     }
     let sql = "INSERT INTO batch (node, received_ns, data) VALUES (?1, ?2, ?3)";
@@ -343,7 +473,7 @@ fn take(connection: &Connection, batch: &Arrived<'_>) -> Answer<Arrival> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples::{MIDNIGHT_S, finished};
+    use crate::samples::{MIDNIGHT_S, finished, running};
 
     fn arrived<'a>(node: &'a str, spool: &'a str, sequence: u64) -> Arrived<'a> {
         let about = About { version: "1", clock_offset_ns: Some(5), ..About::default() };
@@ -369,7 +499,7 @@ mod tests {
         let mut log = Log::open(state.path()).unwrap();
         let again = [arrived("n1", "a", 2), arrived("n1", "b", 1), arrived("n3", "a", 1)];
         assert_eq!(log.take(&again).unwrap(), [Arrival::Known, Arrival::New(4), Arrival::Stranger]);
-        let numbers: Vec<i64> = log.after(1, 10).unwrap().iter().map(|(number, ..)| *number).collect();
+        let numbers: Vec<i64> = log.after(1, 10).unwrap().iter().map(|kept| kept.number).collect();
         assert_eq!(numbers, [2, 3, 4]);
         log.forget("n1", 2).unwrap();
         assert_eq!(log.waiting("n1", i64::MAX).unwrap(), [(4, b"bytes".to_vec())]);
@@ -399,15 +529,91 @@ mod tests {
         let told = |node: &str, name: &str| {
             let mut record = finished(1, MIDNIGHT_S);
             name.clone_into(&mut record.name);
-            Told { node: node.to_owned(), whole: 5, record }
+            Told { node: node.to_owned(), whole: 5, record, heard_ns: Some(9), given_up: false }
         };
         log.note(&[told("n2", "old"), told("n1", "x"), told("n2", "new")], 3).unwrap();
         assert_eq!(log.applied().unwrap(), 3);
         assert_eq!(log.told("local", "1").unwrap(), [told("n1", "x"), told("n2", "new")]);
-        let end_ns = finished(1, MIDNIGHT_S).end_ns.unwrap();
-        log.forget_ended_before(end_ns).unwrap();
-        assert_eq!(log.told("local", "1").unwrap().len(), 2);
-        log.forget_ended_before(end_ns + 1).unwrap();
-        assert_eq!(log.told("local", "1").unwrap(), []);
+        // A batch that comes very late, and says that the job lives.
+        let late = Told { record: running(1, MIDNIGHT_S), ..told("n2", "new") };
+        log.note(&[late], 3).unwrap();
+        assert_eq!(log.told("local", "1").unwrap()[1], told("n2", "new"));
+        let over = log.over_after(None, 10).unwrap();
+        assert_eq!(over.iter().map(|told| told.node.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
+        assert_eq!(log.over_after(Some(&over[0]), 10).unwrap(), [over[1].clone()]);
+        log.forget_told(&over[..1]).unwrap();
+        assert_eq!(log.told("local", "1").unwrap(), [told("n2", "new")]);
+    }
+
+    #[test]
+    fn a_job_is_given_up_until_its_node_speaks_again() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = log(state.path());
+        let told = |id: u64| {
+            let record = running(id, MIDNIGHT_S);
+            Told { node: "n1".to_owned(), whole: 5, record, heard_ns: Some(9), given_up: false }
+        };
+        log.note(&[told(1), told(2)], 1).unwrap();
+        assert_eq!(log.nodes_with_jobs(false).unwrap(), ["n1"]);
+        let unfinished = log.unfinished("n1", false).unwrap();
+        assert_eq!(unfinished.len(), 2);
+        log.give_up(&unfinished, true).unwrap();
+        assert!(log.told("local", "1").unwrap()[0].given_up);
+        assert_eq!(log.over_after(None, 10).unwrap(), unfinished, "they are as good as over");
+        // It ended after all; of the other one only that it lives is told again.
+        let ended = Told { record: finished(1, MIDNIGHT_S), ..told(1) };
+        log.note(&[ended.clone(), told(2)], 2).unwrap();
+        assert_eq!(log.nodes_with_jobs(true).unwrap(), ["n1"]);
+        log.give_up(&log.unfinished("n1", true).unwrap(), false).unwrap();
+        assert_eq!(log.told("local", "1").unwrap(), [ended]);
+        assert_eq!(log.told("local", "2").unwrap(), [told(2)]);
+        assert!(log.nodes_with_jobs(true).unwrap().is_empty());
+    }
+
+    #[test]
+    fn spools_of_the_past_are_forgotten_but_the_newest() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = log(state.path());
+        for start in 1..=5 {
+            let id = format!("spool-{start}");
+            let batch = Arrived { received_ns: start, ..arrived("n1", &id, start as u64) };
+            assert!(matches!(log.take(&[batch]).unwrap()[0], Arrival::New(_)));
+        }
+        log.take(&[Arrived { received_ns: 1, ..arrived("n2", "a", 1) }]).unwrap();
+        assert_eq!(log.forget_spools(4).unwrap(), 3);
+        for (id, sequence, kind) in [("spool-4", 4, Arrival::Known), ("spool-5", 5, Arrival::Known)] {
+            assert_eq!(log.take(&[arrived("n1", id, sequence)]).unwrap(), [kind]);
+        }
+        assert_eq!(log.forget_spools(i64::MAX).unwrap(), 1);
+        assert_eq!(log.take(&[arrived("n2", "a", 1)]).unwrap(), [Arrival::Known], "however old it is");
+        // Started over and over again, all of them young.
+        for start in 0..SPOOLS_MAX + 50 {
+            log.take(&[Arrived { received_ns: 100 + start, ..arrived("n1", &start.to_string(), 9) }])
+                .unwrap();
+        }
+        log.forget_spools(0).unwrap();
+        assert_eq!(log.take(&[arrived("n1", "50", 9)]).unwrap(), [Arrival::Known]);
+        assert!(matches!(log.take(&[arrived("n1", "49", 9)]).unwrap()[..], [Arrival::New(_)]));
+    }
+
+    #[test]
+    fn a_file_of_the_first_version_knows_what_lives() {
+        let state = tempfile::tempdir().unwrap();
+        let connection = Connection::open(state.path().join(FILE)).unwrap();
+        connection.execute_batch(include_str!("schema/cluster-1.sql")).unwrap();
+        for record in [running(1, MIDNIGHT_S), finished(2, MIDNIGHT_S)] {
+            let text = serde_json::to_string(&record).unwrap();
+            let sql = "INSERT INTO told VALUES ('local', ?1, 'n1', 1, 1, ?2)";
+            connection.execute(sql, params![record.key.id, text]).unwrap();
+        }
+        connection.execute("INSERT INTO spool VALUES ('n1', 'a', 7), ('n1', 'b', 8)", []).unwrap();
+        connection.pragma_update(None, "user_version", 1).unwrap();
+        connection.pragma_update(None, "application_id", i32::from_be_bytes(*b"metl")).unwrap();
+        drop(connection);
+        let mut log = Log::open(state.path()).unwrap();
+        let lives = log.unfinished("n1", false).unwrap();
+        assert_eq!(lives.iter().map(|told| told.id.as_str()).collect::<Vec<_>>(), ["1"]);
+        assert_eq!(log.told("local", "1").unwrap()[0].heard_ns, None);
+        assert_eq!(log.forget_spools(1_000_000_000_000_000_000).unwrap(), 0, "as if they had sent just now");
     }
 }

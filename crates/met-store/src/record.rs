@@ -194,6 +194,15 @@ pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result
     write_figures(sql, terms, key, record)
 }
 
+/// A job that was called lost lives: what is written of it next is believed.
+pub(crate) fn revive(sql: &dyn Sql, key: &JobKey) -> Result<()> {
+    let Some(stored) = exact(sql, key, Parts::NONE)? else { return Ok(()) };
+    if stored.record.state != State::Lost {
+        return Ok(());
+    }
+    write_row(sql, &Record { state: State::Running, end_ns: None, ..stored.record }).map(drop)
+}
+
 /// Removes a job's row with its totals; its samples, if any, stay.
 pub(crate) fn delete(sql: &dyn Sql, key: &JobKey) -> Result<u64> {
     sql.execute(&format!("DELETE FROM job WHERE {EXACT}"), &key_values(key))

@@ -133,6 +133,17 @@ impl Writer {
         result
     }
 
+    /// As [`Writer::put_instead`], where some were only believed to be lost and live: of these that is taken back.
+    pub fn put_revived(
+        &mut self,
+        records: &[Record],
+        instead_of: &[JobKey],
+        revived: &[JobKey],
+    ) -> Result<(), StoreError> {
+        self.in_catalogue(|sql| revived.iter().try_for_each(|key| record::revive(sql, key)))?;
+        self.put_instead(records, instead_of)
+    }
+
     /// Writes to the catalogue, in one transaction that a crash may undo.
     pub(crate) fn in_catalogue<T: Default>(
         &mut self,

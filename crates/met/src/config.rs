@@ -232,10 +232,17 @@ pub struct Http {
 }
 
 /// What is a server's own.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
     /// `None`: by where they are moved to.
     pub move_after: Option<Duration>,
+    pub lost_after: Duration,
+}
+
+impl Default for Server {
+    fn default() -> Server {
+        Server { move_after: None, lost_after: Duration::from_secs(7 * 86_400) }
+    }
 }
 
 /// How `met --server` shows who is asking.
@@ -601,7 +608,7 @@ mod tests {
              \x20 jobs_max: 10, keep_ended: 1m}\n\
              forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
              \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
-             server: {move_after: 5m}\n\
+             server: {move_after: 5m, lost_after: 2d}\n\
              client: {token_file: /t, ca_file: /ca, plain: true}\n",
         );
         let path = |text: &str| Some(PathBuf::from(text));
@@ -619,6 +626,7 @@ mod tests {
         };
         assert_eq!(config.forward, expected);
         assert_eq!(config.server.move_after, Some(Duration::from_secs(300)));
+        assert_eq!(config.server.lost_after, Duration::from_secs(2 * 86_400));
         assert_eq!(config.client, Client { token_file: path("/t"), ca_file: path("/ca"), plain: true });
         let expected = Http {
             listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),

@@ -64,6 +64,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         table: table_named,
         gap_ms: GAP_MS,
         move_after: move_after(&setting.config),
+        lost_after: setting.config.server.lost_after,
         adopt: |measured, known| {
             let joined = join::adopt(measured, known);
             (joined.write, joined.remove)

@@ -1,5 +1,8 @@
 //! The one thread that writes: it makes batches durable, then records of them, and moves series to the store.
 
+mod absent;
+mod clearing;
+
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
@@ -10,7 +13,7 @@ use met_core::course::Course;
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::whole::{distance_ns, spans_nodes, together, whole};
 use met_core::{JOB, Table};
-use met_store::cluster::{About, Arrival, Arrived, Log, Told};
+use met_store::cluster::{About, Arrival, Arrived, Kept, Log, Told, ToldKey};
 use met_store::{Backends, Retention, StoreError, Writer, device_on};
 use met_wire::batch::{Batch, Piece, Subject};
 use met_wire::block;
@@ -35,6 +38,8 @@ const MOVE_BYTES: i64 = 4 << 20;
 /// How often it is looked what there is to move, and what is too old.
 const LOOK_EVERY: Duration = Duration::from_secs(20);
 const RETAIN_EVERY: Duration = Duration::from_secs(3600);
+/// How long a server that starts looks up how jobs stood, before it listens.
+const RECALL_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a keeper needs to know.
 pub struct Plan {
@@ -48,6 +53,8 @@ pub struct Plan {
     pub gap_ms: i64,
     /// Series of a node are moved to the store when the oldest has waited for so long.
     pub move_after: Duration,
+    /// Jobs of a node that was not heard of for so long are lost.
+    pub lost_after: Duration,
     /// Joins a job that nodes told of with what a scheduler told before.
     pub adopt: Adopt,
 }
@@ -92,28 +99,11 @@ pub struct Keeper {
 }
 
 impl Keeper {
+    /// Everything is as the last server left it when this returns, so whoever asks then is told all of it.
     pub fn start(plan: Plan) -> Result<Keeper, StoreError> {
-        let mut writer = Writer::open_with(&plan.state, &plan.backends)?;
-        // Nodes are told that it is kept, and remove their copy.
-        writer.always_durable = true;
-        let log = Log::open(&plan.state)?;
+        let mut work = Work::open(plan)?;
+        let latest = work.latest.clone();
         let (orders, receiver) = mpsc::sync_channel(QUEUE);
-        let latest = Latest::default();
-        let mut work = Work {
-            applied: log.applied()?,
-            behind: false,
-            writer,
-            log,
-            plan,
-            latest: latest.clone(),
-            next_look: Instant::now(),
-            next_retain: Instant::now() + RETAIN_EVERY,
-        };
-        if let Some(aside) = work.writer.moved_aside.take() {
-            tracing::error!("the catalogue was damaged; it is kept as {}, and begun anew", aside.display());
-            work.tell_again()?;
-        }
-        work.recall();
         let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || work.run(&receiver));
         let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
         Ok(Keeper { orders, thread: Some(thread), latest })
@@ -164,6 +154,7 @@ impl Keeper {
 /// A batch that is durable.
 struct Received {
     node: String,
+    received_ns: i64,
     batch: Batch,
 }
 
@@ -176,11 +167,42 @@ struct Work {
     applied: i64,
     /// Some could not be written, and are to be before later ones.
     behind: bool,
+    /// Nodes that are not here, of those that jobs were seen on.
+    gone: HashSet<String>,
+    started_ns: i64,
+    /// Up to which part of a job it was looked whether the job is still kept.
+    swept: Option<ToldKey>,
     next_look: Instant,
     next_retain: Instant,
 }
 
 impl Work {
+    fn open(plan: Plan) -> Result<Work, StoreError> {
+        let mut writer = Writer::open_with(&plan.state, &plan.backends)?;
+        // Nodes are told that it is kept, and remove their copy.
+        writer.always_durable = true;
+        let log = Log::open(&plan.state)?;
+        let mut work = Work {
+            applied: log.applied()?,
+            gone: absent::given_up(&log)?,
+            behind: false,
+            writer,
+            log,
+            plan,
+            latest: Latest::default(),
+            started_ns: now_ns(),
+            swept: None,
+            next_look: Instant::now(),
+            next_retain: Instant::now() + RETAIN_EVERY,
+        };
+        if let Some(aside) = work.writer.moved_aside.take() {
+            tracing::error!("the catalogue was damaged; it is kept as {}, and begun anew", aside.display());
+            work.tell_again()?;
+        }
+        work.recall();
+        Ok(work)
+    }
+
     /// Learns how the jobs stood that run, and applies what an earlier server had no time for.
     fn recall(&mut self) {
         let mut number = 0;
@@ -188,6 +210,9 @@ impl Work {
             self.learn(&group);
         }
         self.catch_up();
+        if let Err(error) = self.recall_moved(RECALL_WITHIN) {
+            tracing::warn!("how jobs stood cannot be read, and comes with the next batches: {error}");
+        }
     }
 
     /// Applies, in the order of arrival, what is not in the store yet.
@@ -211,11 +236,11 @@ impl Work {
                 return None;
             }
         };
-        *number = batches.last()?.0;
+        *number = batches.last()?.number;
         let mut group = Vec::new();
-        for (at, node, data) in batches {
+        for Kept { number: at, node, received_ns, data } in batches {
             match Batch::unpack(&data) {
-                Ok(batch) => group.push(Received { node, batch }),
+                Ok(batch) => group.push(Received { node, received_ns, batch }),
                 Err(error) => tracing::error!("batch {at} of {node} is passed over: {error}"),
             }
         }
@@ -281,7 +306,9 @@ impl Work {
                 Arrival::Known => Ok(()),
                 Arrival::New(number) => {
                     last = last.max(number);
-                    fresh.push(Received { node, batch: incoming.batch });
+                    // Its word counts again; jobs that it does not tell of follow at the next look.
+                    self.gone.remove(&node);
+                    fresh.push(Received { node, received_ns: incoming.received_ns, batch: incoming.batch });
                     Ok(())
                 }
             };
@@ -296,7 +323,7 @@ impl Work {
 
     /// What running jobs showed last.
     fn learn(&mut self, group: &[Received]) {
-        for Received { node, batch } in group {
+        for Received { node, batch, .. } in group {
             for piece in batch.pieces.iter().filter(|piece| piece.table == JOB.name) {
                 if let Subject::Job(key) = &piece.subject
                     && let Some(course) = readable(piece, &JOB)
@@ -324,9 +351,10 @@ impl Work {
 
     fn apply_records(&mut self, group: &[Received], last: i64) -> Result<(), StoreError> {
         let mut told = Vec::new();
-        for Received { node, batch } in group {
+        for Received { node, received_ns, batch } in group {
             for record in &batch.records {
-                told.push(self.place(node, record.clone(), &told)?);
+                let heard_ns = Some(*received_ns);
+                told.push(Told { heard_ns, ..self.place(node, record.clone(), &told)? });
             }
         }
         // Noted as applied when it is: what is told twice changes nothing.
@@ -338,9 +366,12 @@ impl Work {
 
     /// Writes jobs as they are by all that was told of them.
     fn put_wholes(&mut self, keys: impl IntoIterator<Item = JobKey>) -> Result<(), StoreError> {
-        let (mut write, mut instead_of) = (Vec::new(), Vec::new());
+        let (mut write, mut instead_of, mut revived) = (Vec::new(), Vec::new(), Vec::new());
         for key in keys {
-            let Some(job) = self.whole(key)? else { continue };
+            let Some((job, was_given_up)) = self.whole(key)? else { continue };
+            if was_given_up && job.state.is_live() {
+                revived.push(job.key.clone());
+            }
             if !spans_nodes(&job.key.manager) {
                 write.push(job);
                 continue;
@@ -351,7 +382,7 @@ impl Work {
             write.extend(records);
             instead_of.extend(removed);
         }
-        self.writer.put_instead(&write, &instead_of)
+        self.writer.put_revived(&write, &instead_of, &revived)
     }
 
     /// Everything that nodes ever told, for a catalogue that was begun anew.
@@ -365,7 +396,8 @@ impl Work {
 
     /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
     fn place(&self, node: &str, record: Record, group: &[Told]) -> Result<Told, StoreError> {
-        let mut placed = Told { node: node.to_owned(), whole: record.key.incarnation, record };
+        let whole = record.key.incarnation;
+        let mut placed = Told { node: node.to_owned(), whole, record, heard_ns: None, given_up: false };
         let key = &placed.record.key;
         if !spans_nodes(&key.manager) {
             return Ok(placed);
@@ -388,17 +420,22 @@ impl Work {
         Ok(placed)
     }
 
-    fn whole(&self, key: JobKey) -> Result<Option<Record>, StoreError> {
+    /// A job by all that was told of it, and whether it was called lost because of a node that is here again.
+    fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
         let mut told = self.log.told(&key.manager, &key.id)?;
         told.retain(|told| whole_key(told) == key);
-        let parts: Vec<(String, Record)> = told.into_iter().map(|told| (told.node, told.record)).collect();
-        let several = (2..=SUMMED_PARTS_MAX).contains(&parts.len());
+        let is_gone = |told: &Told| self.gone.contains(&told.node);
+        let was_given_up = told.iter().any(|told| told.given_up && !is_gone(told));
+        // Its own node would have computed them at the end.
+        let is_lost = told.iter().any(|told| told.record.state.is_live() && is_gone(told));
+        let parts: Vec<(String, Record)> = told.into_iter().map(|told| self.as_known(told)).collect();
+        let summed = (2..=SUMMED_PARTS_MAX).contains(&parts.len()) || is_lost && parts.len() == 1;
         let mut job = whole(key, &parts);
-        if let Some(job) = job.as_mut().filter(|job| several && !job.state.is_live()) {
+        if let Some(job) = job.as_mut().filter(|job| summed && !job.state.is_live()) {
             // Without its course, which an engine that is away may have, a job is still a job.
             job.summaries = self.course_of(&parts).unwrap_or_default();
         }
-        Ok(job)
+        Ok(job.map(|job| (job, was_given_up)))
     }
 
     /// The means and peaks of a job on several nodes.
@@ -432,20 +469,18 @@ impl Work {
         }
         let move_after_ns = i64::try_from(self.plan.move_after.as_nanos()).unwrap_or(i64::MAX);
         self.move_due(now_ns().saturating_sub(move_after_ns));
+        let now_ns = now_ns();
+        if let Err(error) = self.look_for_nodes(now_ns) {
+            tracing::warn!("jobs of nodes that are gone stay as they are for now: {error}");
+        }
+        if let Err(error) = self.forget_removed() {
+            tracing::warn!("what was told of removed jobs stays for now: {error}");
+        }
         if now >= self.next_retain {
             self.next_retain = now + RETAIN_EVERY;
-            if let Err(error) = self.retain() {
+            if let Err(error) = self.retain(now_ns) {
                 tracing::warn!("old jobs could not be removed: {error}");
             }
-        }
-    }
-
-    fn retain(&mut self) -> Result<(), StoreError> {
-        let now_ns = now_ns();
-        self.writer.retain(&self.plan.retention, now_ns)?;
-        match self.plan.retention.max_age_ns {
-            Some(max_age_ns) => self.log.forget_ended_before(now_ns.saturating_sub(max_age_ns)),
-            None => Ok(()),
         }
     }
 
@@ -575,11 +610,16 @@ fn node_key(node: &str, part: &str) -> JobKey {
 
 /// The job that a part belongs to; a job of one node is kept under that node's name.
 fn whole_key(told: &Told) -> JobKey {
-    let key = &told.record.key;
-    match spans_nodes(&key.manager) {
-        true => JobKey { cluster: None, incarnation: told.whole, ..key.clone() },
-        false => series_key(&told.node, key),
-    }
+    let JobKey { manager, id, incarnation, .. } = told.record.key.clone();
+    key_of_whole(&ToldKey { manager, id, node: told.node.clone(), incarnation, whole: told.whole })
+}
+
+fn key_of_whole(told: &ToldKey) -> JobKey {
+    let (cluster, incarnation) = match spans_nodes(&told.manager) {
+        true => (None, told.whole),
+        false => (Some(told.node.clone()), told.incarnation),
+    };
+    JobKey { cluster, manager: told.manager.clone(), id: told.id.clone(), incarnation }
 }
 
 /// The keys under which the series of a job's parts are kept.

@@ -19,6 +19,7 @@ fn plan(state: &std::path::Path) -> Plan {
         table: |name| (name == JOB.name).then_some(&JOB),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
+        lost_after: Duration::from_secs(7 * 86_400),
         adopt: |job, _| (vec![job.clone()], Vec::new()),
     }
 }
@@ -256,4 +257,159 @@ fn samples_of_an_impossible_time_are_left_out() {
         1,
         "one day"
     );
+}
+
+fn enrolled(state: &std::path::Path, nodes: &[&str]) -> Work {
+    let mut log = Log::open(state).unwrap();
+    for node in nodes {
+        log.enroll(&Bearer::Node((*node).to_owned()), node.as_bytes(), now_ns()).unwrap();
+    }
+    Work::open(plan(state)).unwrap()
+}
+
+fn give(work: &mut Work, node: &str, sequence: u64, records: Vec<Record>, pieces: Vec<Piece>) {
+    let header = Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() };
+    let batch = Batch { header, records, pieces };
+    let packed = batch.pack().unwrap().bytes;
+    let (reply, mut kept) = oneshot::channel();
+    work.take(vec![Incoming { batch, packed, received_ns: now_ns(), clock_offset_ns: None, reply }]);
+    kept.try_recv().unwrap().unwrap();
+}
+
+fn only(work: &Work) -> Record {
+    let mut jobs = work.writer.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap();
+    assert_eq!(jobs.len(), 1);
+    jobs.remove(0)
+}
+
+const DAY_NS: i64 = 86_400 * SECOND_NS;
+
+#[test]
+fn jobs_of_a_silent_node_are_lost_until_it_speaks_again() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1"]);
+    let running = record(LOCAL, "1", START_S, State::Running, 0);
+    give(&mut work, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 30)]);
+    let now = now_ns();
+    work.look_for_nodes(now + 6 * DAY_NS).unwrap();
+    assert_eq!(only(&work).state, State::Running);
+    work.look_for_nodes(now + 8 * DAY_NS).unwrap();
+    let lost = only(&work);
+    assert_eq!((lost.state, lost.exit_code), (State::Lost, None));
+    assert!(
+        lost.end_ns.unwrap() >= now - 60 * SECOND_NS && lost.end_ns.unwrap() <= now,
+        "when it was heard of"
+    );
+    let cpu = lost.totals.figure(CPU).unwrap();
+    assert_eq!((cpu.value, cpu.kind), (29 * SECOND_NS, QualityKind::LowerBound));
+    assert_eq!(lost.summaries.get(MEMORY_NEEDED).unwrap().mean, 1000.0);
+    // Also by the next server, as long as it is silent.
+    drop(work);
+    let mut work = Work::open(plan(state.path())).unwrap();
+    work.look_for_nodes(now + 8 * DAY_NS).unwrap();
+    assert_eq!(only(&work).state, State::Lost);
+    // It says only that it is here.
+    give(&mut work, "n1", 2, Vec::new(), Vec::new());
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!((only(&work).state, only(&work).end_ns), (State::Running, None));
+    work.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
+    assert_eq!(only(&work).state, State::Lost);
+    give(&mut work, "n1", 3, vec![record(LOCAL, "1", START_S, State::Finished, 40)], Vec::new());
+    let ended = only(&work);
+    assert_eq!((ended.state, ended.end_ns), (State::Finished, Some((START_S + 60) * SECOND_NS)));
+    assert_eq!(ended.totals.figure(CPU).unwrap().kind, QualityKind::Measured);
+    work.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
+    assert_eq!(only(&work).state, State::Finished);
+}
+
+#[test]
+fn a_server_that_was_away_does_not_call_its_nodes_silent() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1"]);
+    give(&mut work, "n1", 1, vec![record(LOCAL, "1", START_S, State::Running, 0)], Vec::new());
+    let much_later_ns = now_ns() + 30 * DAY_NS;
+    work.started_ns = much_later_ns;
+    work.look_for_nodes(much_later_ns + 60 * SECOND_NS).unwrap();
+    assert_eq!(only(&work).state, State::Running);
+    work.look_for_nodes(much_later_ns + 3600 * SECOND_NS).unwrap();
+    assert_eq!(only(&work).state, State::Lost);
+}
+
+#[test]
+fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1", "n2"]);
+    for node in ["n1", "n2"] {
+        give(&mut work, node, 1, vec![record("slurm", "77", START_S, State::Running, 0)], Vec::new());
+    }
+    let mut log = Log::open(state.path()).unwrap();
+    log.expel(&Bearer::Node("n1".into())).unwrap();
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!(only(&work).state, State::Running, "the other part runs on");
+    give(&mut work, "n2", 2, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
+    let ended = only(&work);
+    assert_eq!((ended.state, ended.totals.figure(CPU).unwrap().kind), (State::Lost, QualityKind::LowerBound));
+    // What its scheduler knows counts at once, and nothing changes it afterwards.
+    let mut known = ended;
+    (known.state, known.exit_code, known.end_ns) = (State::Failed, Some(3), Some((START_S + 70) * SECOND_NS));
+    known.scheduling.asked_ns = Some(now_ns());
+    work.writer.put(&known).unwrap();
+    log.enroll(&Bearer::Node("n1".into()), b"again", now_ns()).unwrap();
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!((only(&work).state, only(&work).exit_code), (State::Failed, Some(3)));
+    give(&mut work, "n1", 2, vec![record("slurm", "77", START_S, State::Finished, 5)], Vec::new());
+    let ended = only(&work);
+    assert_eq!((ended.state, ended.totals.get(CPU)), (State::Failed, Some(12 * SECOND_NS)));
+}
+
+#[test]
+fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1", "n2"]);
+    // One part of it was over long ago, and the job runs.
+    give(&mut work, "n2", 1, vec![record("slurm", "77", START_S, State::Running, 0)], Vec::new());
+    give(&mut work, "n1", 1, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
+    give(&mut work, "n2", 2, vec![record(LOCAL, "1", START_S, State::Finished, 1)], Vec::new());
+    work.plan.retention.max_age_ns = Some(DAY_NS);
+    let later_ns = (START_S + 10 * 86_400) * SECOND_NS;
+    work.retain(later_ns).unwrap();
+    work.forget_removed().unwrap();
+    assert_eq!(work.log.told("slurm", "77").unwrap().len(), 2);
+    assert_eq!(work.log.told(LOCAL, "1").unwrap(), []);
+    give(&mut work, "n2", 3, vec![record("slurm", "77", START_S, State::Finished, 5)], Vec::new());
+    assert_eq!(only(&work).totals.get(CPU), Some(12 * SECOND_NS));
+    work.retain(later_ns).unwrap();
+    work.forget_removed().unwrap();
+    assert_eq!(work.log.told("slurm", "77").unwrap(), []);
+    // The same where it is the room that is short, and where the end was never told.
+    give(&mut work, "n1", 2, vec![record(LOCAL, "9", START_S, State::Running, 0)], Vec::new());
+    Log::open(state.path()).unwrap().expel(&Bearer::Node("n1".into())).unwrap();
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!(only(&work).state, State::Lost);
+    work.plan.retention = Retention { max_age_ns: None, max_bytes: Some(0) };
+    work.retain(now_ns()).unwrap();
+    work.forget_removed().unwrap();
+    assert_eq!(work.log.told(LOCAL, "9").unwrap(), []);
+}
+
+#[test]
+fn a_server_knows_how_jobs_stand_before_anybody_can_ask_it() {
+    for moved in [false, true] {
+        let state = tempfile::tempdir().unwrap();
+        let (keeper, _) = start(state.path(), &["n1"]);
+        let start_s = now_ns() / SECOND_NS - 60;
+        let running = record(LOCAL, "1", start_s, State::Running, 0);
+        send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, start_s, 10)]).unwrap();
+        if moved {
+            keeper.move_all();
+        }
+        keeper.stop();
+        let (keeper, view) = start(state.path(), &["n1"]);
+        let cpu = (start_s + 9 - START_S) * SECOND_NS;
+        assert_eq!(all(&view)[0].totals.get(CPU), Some(cpu), "moved: {moved}");
+        // What was acknowledged is no news to it either.
+        send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, start_s + 20, 10)]).unwrap();
+        assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 10);
+        keeper.stop();
+    }
 }

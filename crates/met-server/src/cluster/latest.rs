@@ -73,8 +73,8 @@ impl Latest {
         self.lock().get(key).cloned()
     }
 
-    /// Puts what was last seen of a running job into its totals, where nothing better is known.
-    pub fn complete(&self, keys: &[JobKey], record: &mut Record) {
+    /// Puts what was last seen of a job into its totals.
+    pub fn complete(&self, keys: &[JobKey], record: &mut Record, kind: QualityKind) {
         let jobs = self.lock();
         let samples: Vec<&Sample> = keys.iter().filter_map(|key| jobs.get(key)).collect();
         for (column, definition) in JOB.columns.iter().enumerate() {
@@ -84,7 +84,7 @@ impl Latest {
                 _ => known.reduce(i64::saturating_add),
             };
             if let Some(value) = value {
-                record.totals.set(column, value, QualityKind::Sampled, "last sample");
+                record.totals.set(column, value, kind, "last sample");
             }
         }
     }

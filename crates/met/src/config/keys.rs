@@ -560,12 +560,20 @@ pub static SECTIONS: &[Section] = &[
     Section {
         name: "server",
         help: "What is a server's own. Where it listens is in `http`, where it keeps things in `store` and `storage`.",
-        keys: &[Key {
-            name: "move_after",
-            form: Form::Duration(|config, span| config.server.move_after = Some(span)),
-            default: "",
-            help: "how long series wait as they were received before they are moved to the store; an hour if that is files, which makes them small, and 30 s if it is an engine (`store.series`)",
-        }],
+        keys: &[
+            Key {
+                name: "move_after",
+                form: Form::Duration(|config, span| config.server.move_after = Some(span)),
+                default: "",
+                help: "how long series wait as they were received before they are moved to the store; an hour if that is files, which makes them small, and 30 s if it is an engine (`store.series`)",
+            },
+            Key {
+                name: "lost_after",
+                form: Form::Duration(|config, span| config.server.lost_after = span),
+                default: "7d",
+                help: "jobs of a node that was not heard of for so long are called lost, until it speaks again; those of a node that was expelled at once",
+            },
+        ],
     },
     Section {
         name: "client",
