@@ -37,6 +37,8 @@ const CELLS_MAX: usize = 400_000;
 const RECORDS_PER_BATCH: usize = 100;
 /// Who ends is told this soon, together with who ends right after.
 const END_WITHIN: Duration = Duration::from_millis(300);
+/// The course of the machine is sent this often: with one sample of each part its names are most of it.
+const NODE_EVERY: Duration = Duration::from_secs(60);
 const STACK_BYTES: usize = 512 << 10;
 
 columns! { COLUMNS:
@@ -207,6 +209,8 @@ impl Forward {
             spooled: Instant::now(),
             header: plan.header,
             held: HashMap::new(),
+            of_node: HashMap::new(),
+            node_due: Instant::now() + NODE_EVERY,
             cells: 0,
         };
         let maker = spawn("forward-make", Box::new(move || maker.work(&offered)))?;
@@ -255,6 +259,10 @@ fn samples_in(course: &Course) -> u64 {
     course.columns.iter().map(known).sum()
 }
 
+fn cells_of(held: &Held) -> usize {
+    held.values().map(|course| course.len() * course.columns.len()).sum()
+}
+
 struct Maker {
     shared: Arc<Shared>,
     outbox: Box<dyn Outbox>,
@@ -265,9 +273,14 @@ struct Maker {
     spooled: Instant,
     header: Header,
     /// What was offered since the last batch.
-    held: HashMap<(Subject, &'static str), Course>,
+    held: Held,
+    /// The same of the machine: many parts with a sample now and then, which are little only when some are sent together.
+    of_node: Held,
+    node_due: Instant,
     cells: usize,
 }
+
+type Held = HashMap<(Subject, &'static str), Course>;
 
 impl Maker {
     fn work(&mut self, offered: &Receiver<Message>) {
@@ -277,6 +290,7 @@ impl Maker {
                 Ok(Message::Course(subject, course)) => self.hold(subject, &course),
                 Ok(Message::Hurry) => due = due.min(Instant::now() + END_WITHIN),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    self.node_due = Instant::now();
                     self.make_all();
                     return;
                 }
@@ -286,6 +300,7 @@ impl Maker {
                 }
             }
             if self.cells > CELLS_MAX {
+                self.node_due = Instant::now();
                 self.make_all();
                 due = Instant::now() + self.every;
             }
@@ -294,13 +309,26 @@ impl Maker {
 
     fn hold(&mut self, subject: Subject, course: &Course) {
         self.cells += course.len() * course.columns.len();
-        let held = self.held.entry((subject, course.table.name)).or_insert_with(|| Course::new(course.table));
+        let held = if matches!(subject, Subject::Node(_)) { &mut self.of_node } else { &mut self.held };
+        let held = held.entry((subject, course.table.name)).or_insert_with(|| Course::new(course.table));
         held.append(course);
+    }
+
+    /// The machine's own series go with the next batch if it is time.
+    fn add_node(&mut self, now: Instant) {
+        if now >= self.node_due {
+            self.node_due = now + NODE_EVERY;
+            for (whose, course) in self.of_node.drain() {
+                // Some may have found no room on disk before.
+                self.held.entry(whose).or_insert_with(|| Course::new(course.table)).append(&course);
+            }
+        }
     }
 
     /// Batches until no record is left that was not sent.
     fn make_all(&mut self) {
         self.count_lost();
+        self.add_node(Instant::now());
         loop {
             let mark = self.shared.lock().spool.mark();
             let changed = match self.outbox.changed_after(mark, RECORDS_PER_BATCH) {
@@ -346,7 +374,7 @@ impl Maker {
                 drop(inner);
                 self.spooled = Instant::now();
                 self.held.clear();
-                self.cells = 0;
+                self.cells = cells_of(&self.of_node);
                 self.shared.changed.notify_all();
                 true
             }
@@ -362,7 +390,7 @@ impl Maker {
                     inner.spool.count_dropped(samples);
                     drop(inner);
                     self.held.clear();
-                    self.cells = 0;
+                    self.cells = cells_of(&self.of_node);
                 }
                 false
             }

@@ -160,15 +160,15 @@ impl Series for DayFiles {
         Ok(course)
     }
 
-    fn subjects(
+    fn node_parts(
         &self,
-        manager: &str,
-        begins: &str,
+        node: &str,
+        _: &[&'static Table],
         (first_day, last_day): (i64, i64),
     ) -> Result<BTreeSet<(String, String)>, StoreError> {
         let mut found = BTreeSet::new();
         for day in self.file_days()?.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
-            self.ask_day(day, |connection| series::subjects(connection, manager, begins, &mut found))?;
+            self.ask_day(day, |connection| series::node_parts(connection, node, &mut found))?;
         }
         Ok(found)
     }

@@ -5,6 +5,7 @@
 //! samples as they were written, at their own times.
 
 use std::collections::BTreeSet;
+use std::io::{BufReader, Read};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use crate::backends::{Credentials, Engine, certificates};
 
 use crate::device::DEVICE;
 use crate::error::StoreError;
-use crate::promql::{read_course, selector};
+use crate::node::NODE;
+use crate::promql::{PART, read_course, read_parts, selector};
 use crate::series::Series;
 
 /// Samples in one request: half a megabyte before it is compressed.
@@ -34,12 +36,15 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A week of a job at one sample a second is about half of it.
 const ANSWER_BYTES_MAX: u64 = 1 << 30;
+/// The names of all series of a machine.
+const NAMES_BYTES_MAX: u64 = 16 << 20;
 const COMPLAINT_BYTES_MAX: u64 = 1 << 10;
 const DAY_MS: i64 = 86_400_000;
 
 pub(crate) struct Remote {
     agent: Agent,
     query_url: String,
+    series_url: String,
     write_url: String,
     delete_url: String,
     /// Names and values that go with every request.
@@ -86,6 +91,7 @@ impl Remote {
         Ok(Remote {
             agent: agent(engine)?,
             query_url: format!("{url}/api/v1/query"),
+            series_url: format!("{url}/api/v1/series"),
             delete_url: format!("{url}/api/v1/admin/tsdb/delete_series"),
             write_url,
             headers,
@@ -158,6 +164,19 @@ impl Remote {
         request
             .send_form(form.iter().copied())
             .map_err(|error| StoreError::Unreachable { at: url.to_owned(), error: error.to_string() })
+    }
+
+    /// What it answers, if that is an answer.
+    fn answer(&self, url: &str, form: &[(&str, &str)], bytes_max: u64) -> Result<impl Read, StoreError> {
+        let mut response = self.form(url, form)?;
+        if !response.status().is_success() {
+            let (at, status, error) = (url.to_owned(), response.status(), complaint(&mut response));
+            return Err(match is_final(status) {
+                true => StoreError::Refused { at, error },
+                false => StoreError::Unreachable { at, error },
+            });
+        }
+        Ok(BufReader::new(response.into_body().into_with_config().limit(bytes_max).reader()))
     }
 
     /// Sends pieces; those that are not wanted are lost and counted, and no others with them.
@@ -245,22 +264,28 @@ impl Series for Remote {
         let time = format!("{}.{:03}", end_ms / 1000, end_ms % 1000);
         // Else one of them leaves out the last half minute.
         let form = [("query", query.as_str()), ("time", &time), ("nocache", "1")];
-        let mut response = self.form(&self.query_url, &form)?;
-        if !response.status().is_success() {
-            let (at, status, error) = (self.query_url.clone(), response.status(), complaint(&mut response));
-            return Err(match is_final(status) {
-                true => StoreError::Refused { at, error },
-                false => StoreError::Unreachable { at, error },
-            });
-        }
-        let body = response.into_body().into_with_config().limit(ANSWER_BYTES_MAX).reader();
-        read_course(std::io::BufReader::new(body), table)
+        let body = self.answer(&self.query_url, &form, ANSWER_BYTES_MAX)?;
+        read_course(body, table)
             .map_err(|error| StoreError::Unreachable { at: self.query_url.clone(), error })
     }
 
-    /// The machine's own series are a daemon's, which keeps them in files.
-    fn subjects(&self, _: &str, _: &str, _: (i64, i64)) -> Result<BTreeSet<(String, String)>, StoreError> {
-        Ok(BTreeSet::new())
+    fn node_parts(
+        &self,
+        node: &str,
+        tables: &[&'static Table],
+        (first_day, last_day): (i64, i64),
+    ) -> Result<BTreeSet<(String, String)>, StoreError> {
+        let names = tables.iter().map(|table| table.name).collect::<Vec<_>>().join("|");
+        // Series that were scraped have an instance, and those of cards a uuid.
+        let wanted = [("cluster", node), ("instance", ""), ("uuid", ""), ("id", "")];
+        let series = selector(&format!("met_({names})_.+"), &wanted);
+        let begin_s = first_day.max(0).saturating_mul(DAY_MS / 1000);
+        let end_s = last_day.saturating_add(1).saturating_mul(DAY_MS / 1000).min((now_ms() + DAY_MS) / 1000);
+        let (begin, end) = (begin_s.to_string(), end_s.to_string());
+        let form = [("match[]", series.as_str()), ("start", &begin), ("end", &end)];
+        let body = self.answer(&self.series_url, &form, NAMES_BYTES_MAX)?;
+        let found = read_parts(body, tables);
+        found.map_err(|error| StoreError::Unreachable { at: self.series_url.clone(), error })
     }
 
     /// Where the engine does not remove on request, samples go when it removes old ones.
@@ -324,6 +349,10 @@ fn pieces<'c>(key: &'c JobKey, course: &'c Course) -> impl Iterator<Item = Piece
 /// What tells the series of one job or device from those of every other.
 fn labels(key: &JobKey) -> Vec<(&'static str, String)> {
     let cluster = ("cluster", key.cluster.clone().unwrap_or_default());
+    if let Some(part) = key.id.strip_prefix(NODE).filter(|_| key.manager == DEVICE) {
+        // Where there is one of its kind, nothing else tells them from cards' and jobs'.
+        return vec![cluster, (PART, part.to_owned()), ("uuid", String::new()), ("id", String::new())];
+    }
     if key.manager == DEVICE {
         return vec![cluster, ("uuid", key.id.clone())];
     }

@@ -38,6 +38,6 @@ pub use device::{Allocation, Device, device_on};
 pub use error::StoreError;
 pub use met_wire::{block, column};
 pub use network::is_network;
-pub use node::NodePart;
+pub use node::{NodePart, node_on};
 pub use query::{Filter, Queries, Reader};
 pub use store::{Imported, Retained, Retention, Writer};

@@ -11,7 +11,7 @@ use crate::query::Queries;
 use crate::store::Writer;
 
 /// Stands before the label of a part; no card has such a uuid.
-const NODE: &str = "node:";
+pub(crate) const NODE: &str = "node:";
 
 /// Something of the machine that has a course.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,10 +37,30 @@ impl Queries {
 
     /// The same with samples between two times, to the day.
     pub fn node_parts_between(&self, begin_ms: i64, end_ms: i64) -> Result<Vec<NodePart>, StoreError> {
+        self.parts_of("", &[], begin_ms, end_ms)
+    }
+
+    /// The same on a server, of one of its nodes. An engine is asked for these tables alone.
+    pub fn node_parts_on(
+        &self,
+        node: &str,
+        tables: &[&'static Table],
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Vec<NodePart>, StoreError> {
+        self.parts_of(node, tables, begin_ms, end_ms)
+    }
+
+    fn parts_of(
+        &self,
+        node: &str,
+        tables: &[&'static Table],
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Vec<NodePart>, StoreError> {
         let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
-        let found = self.series.subjects(DEVICE, NODE, days)?;
-        let part = |(table, id): (String, String)| NodePart { table, part: id[NODE.len()..].to_owned() };
-        Ok(found.into_iter().map(part).collect())
+        let found = self.series.node_parts(node, tables, days)?;
+        Ok(found.into_iter().map(|(table, part)| NodePart { table, part }).collect())
     }
 
     /// The samples of a part from `begin_ms` to `end_ms`, both included.
@@ -53,6 +73,23 @@ impl Queries {
     ) -> Result<Course, StoreError> {
         self.series_between(&series_key(part), table, begin_ms, end_ms)
     }
+
+    /// The same on a server, of one of its nodes.
+    pub fn node_course_on(
+        &self,
+        node: &str,
+        table: &'static Table,
+        part: &str,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Course, StoreError> {
+        self.series_between(&node_on(node, part), table, begin_ms, end_ms)
+    }
+}
+
+/// Under which key the series of a node's part are kept on a server.
+pub fn node_on(node: &str, part: &str) -> JobKey {
+    JobKey { cluster: Some(node.to_owned()), ..series_key(part) }
 }
 
 fn series_key(part: &str) -> JobKey {

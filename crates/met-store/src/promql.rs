@@ -1,5 +1,6 @@
 //! PromQL from and back: which series are asked for, and what the answer says.
 
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io::Read;
 
@@ -67,6 +68,37 @@ impl<'de> Deserialize<'de> for Decimal {
         }
         from.deserialize_str(Text)
     }
+}
+
+/// The label of a part of a machine.
+pub(crate) const PART: &str = "part";
+
+#[derive(Deserialize)]
+struct Names {
+    data: Vec<Name>,
+}
+
+#[derive(Deserialize)]
+struct Name {
+    #[serde(rename = "__name__", default)]
+    name: String,
+    #[serde(default)]
+    part: String,
+}
+
+/// Which parts of these tables there are, by the names of their series.
+pub(crate) fn read_parts(
+    body: impl Read,
+    tables: &[&'static Table],
+) -> Result<BTreeSet<(String, String)>, String> {
+    let Names { data } = serde_json::from_reader(body).map_err(|error| error.to_string())?;
+    let mut tables_by_name: HashMap<String, &str> = HashMap::new();
+    for table in tables {
+        let names = table.columns.iter().map(|column| (table.prometheus_name(column), table.name));
+        tables_by_name.extend(names);
+    }
+    let known = |found: Name| Some(((*tables_by_name.get(&found.name)?).to_owned(), found.part));
+    Ok(data.into_iter().filter_map(known).collect())
 }
 
 /// The cells of a course as they come: column by column, each with times of its own.

@@ -14,8 +14,10 @@ use rusqlite::{Connection, OptionalExtension, Result, params};
 use crate::backends::Backends;
 use crate::day;
 use crate::days::DayFiles;
+use crate::device::DEVICE;
 use crate::engine::Remote;
 use crate::error::StoreError;
+use crate::node::NODE;
 use crate::schema::beside;
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 
@@ -39,11 +41,12 @@ pub(crate) trait Series: Send {
 
     fn remove(&mut self, key: &JobKey) -> std::result::Result<(), StoreError>;
 
-    /// What has samples on these days: its table and id, of those with this manager and beginning of their id.
-    fn subjects(
+    /// What of a machine has samples on these days, by its table and part: of this one if there is no name. Who cannot
+    /// say by himself which table a series is of looks for these.
+    fn node_parts(
         &self,
-        manager: &str,
-        begins: &str,
+        node: &str,
+        tables: &[&'static Table],
         days: (i64, i64),
     ) -> std::result::Result<BTreeSet<(String, String)>, StoreError>;
 
@@ -226,19 +229,19 @@ pub(crate) fn blocks(
     Ok(())
 }
 
-/// Table and id of what has blocks, of those with this manager and beginning of their id.
-pub(crate) fn subjects(
+/// Table and part of what has blocks of a machine.
+pub(crate) fn node_parts(
     connection: &Connection,
-    manager: &str,
-    begins: &str,
+    node: &str,
     out: &mut BTreeSet<(String, String)>,
 ) -> Result<()> {
     let sql = "SELECT DISTINCT table_name, id FROM subject JOIN block ON subject = subject.key
-               WHERE manager = ?1 AND substr(id, 1, length(?2)) = ?2";
+               WHERE cluster = ?1 AND manager = ?2 AND substr(id, 1, length(?3)) = ?3";
     let mut statement = connection.prepare_cached(sql)?;
-    let mut rows = statement.query([manager, begins])?;
+    let mut rows = statement.query([node, DEVICE, NODE])?;
     while let Some(row) = rows.next()? {
-        out.insert((row.get(0)?, row.get(1)?));
+        let id: String = row.get(1)?;
+        out.insert((row.get(0)?, id.strip_prefix(NODE).unwrap_or(&id).to_owned()));
     }
     Ok(())
 }

@@ -58,7 +58,9 @@ pub enum Command {
     #[command(after_help = "Example:\n  met gpus")]
     Gpus(GpusArgs),
     /// Show the machine now: load, memory, pressure, disks, networks, power, temperatures
-    #[command(after_help = "Example:\n  met node")]
+    #[command(
+        after_help = "Examples:\n  met node\n  met --server https://met.example:9317 node n1 --since 1h"
+    )]
     Node(NodeArgs),
     /// Print what a job wrote
     #[command(after_help = "Example:\n  met logs -f 12")]
@@ -118,7 +120,12 @@ pub enum Command {
 impl Command {
     /// Whether it can be asked of a server.
     pub fn asks_a_server(&self) -> bool {
-        matches!(self, Command::List(_) | Command::Show(_) | Command::Nodes(_))
+        match self {
+            Command::List(_) | Command::Show(_) | Command::Nodes(_) => true,
+            // Without a name it is about this one.
+            Command::Node(args) => args.node.is_some(),
+            _ => false,
+        }
     }
 
     /// As it is written.
@@ -260,6 +267,9 @@ pub struct GpusArgs {
 
 #[derive(Debug, Args)]
 pub struct NodeArgs {
+    /// A node of the cluster, with --server and --since
+    #[arg(value_name = "NODE", requires = "since")]
+    pub node: Option<String>,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,

@@ -17,7 +17,7 @@ use met_store::{NodePart, Queries, StoreError, inbox};
 
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::protocol::{Reply, Request, WireCourse};
+use crate::protocol::{NodeCourses, Reply, Request, WireCourse};
 use crate::setting::Setting;
 use files::FromFiles;
 use reference::{one_managers, one_nodes, one_users};
@@ -36,6 +36,10 @@ trait JobSource {
     fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course>;
     /// Of the machine, since a time: every part of which there are samples.
     fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>>;
+    /// Of another one; only a server knows of any.
+    fn courses_of(&mut self, _node: &str, _since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
+        Ok(Vec::new())
+    }
     fn remove(&mut self, key: &JobKey) -> Result<()>;
     /// Takes over an end that another source knows.
     fn learn(&mut self, _end: &Record) {}
@@ -169,6 +173,15 @@ impl AllJobs {
         let mut parts = BTreeMap::new();
         for source in &mut self.sources {
             parts.extend(source.node_courses(since_ms)?);
+        }
+        Ok(parts.into_iter().collect())
+    }
+
+    /// The same of a node of a cluster.
+    pub fn courses_of(&mut self, node: &str, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
+        let mut parts = BTreeMap::new();
+        for source in &mut self.sources {
+            parts.extend(source.courses_of(node, since_ms)?);
         }
         Ok(parts.into_iter().collect())
     }
@@ -321,6 +334,27 @@ impl JobSource for FromDaemon {
             courses.push((NodePart { table, part }, course));
         }
         Ok(courses)
+    }
+
+    fn courses_of(&mut self, node: &str, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
+        let mut courses: BTreeMap<NodePart, Course> = BTreeMap::new();
+        let mut after_ms = Some(since_ms.saturating_sub(1));
+        while let Some(after) = after_ms {
+            let Reply::NodeCourses(NodeCourses { parts, until_ms }) =
+                self.ask(&Request::NodeCourses { node: node.to_owned(), after_ms: after })?
+            else {
+                bail!("{} did not answer", self.client.what())
+            };
+            for (table, part, course) in parts {
+                // What a newer or older program measured has no name here.
+                let Some(known) = table_named(&table) else { continue };
+                let whole = courses.entry(NodePart { table, part }).or_insert_with(|| Course::new(known));
+                whole.append(&course.into_course(known));
+            }
+            // A server that does not get on is not asked for ever.
+            after_ms = until_ms.filter(|&until_ms| until_ms > after);
+        }
+        Ok(courses.into_iter().collect())
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {

@@ -62,7 +62,7 @@ fn run(cli: Cli) -> Result<i32> {
         (&cli.server, cli.command.as_ref().filter(|command| !command.asks_a_server()))
     {
         return Err(Failure::usage(format!(
-            "met {} is about this machine; --server goes with list, show and nodes",
+            "met {} is about this machine; --server goes with list, show, nodes and node NODE",
             command.name()
         )));
     }
@@ -78,7 +78,11 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Show(args)) => commands::show::show(&asking()?, &args),
         Some(Command::Ps(args)) => commands::ps::ps(&setting()?, &args),
         Some(Command::Gpus(args)) => commands::gpus::gpus(&setting()?, &args),
-        Some(Command::Node(args)) => commands::node::node(&setting()?, &args),
+        Some(Command::Node(args)) => {
+            // Without a name it is this machine, whichever server is asked for jobs.
+            let setting = if args.node.is_some() { asking()? } else { setting()? };
+            commands::node::node(&setting, &args)
+        }
         Some(Command::Logs(args)) => commands::logs::logs(&setting()?, &args),
         Some(Command::Wait(args)) => commands::wait::wait(&setting()?, &args),
         Some(Command::Cancel(args)) => commands::cancel::cancel(&setting()?, &args),

@@ -61,6 +61,11 @@ pub enum Request {
         part: String,
         after_ms: i64,
     },
+    /// The samples of all parts of a node after a time, as many as fit a reply; asked of a server.
+    NodeCourses {
+        node: String,
+        after_ms: i64,
+    },
     Remove(JobKey),
     /// The factors of emissions that were told, in the order of time.
     Factors,
@@ -92,6 +97,7 @@ pub enum Reply {
     Course(WireCourse),
     /// By table and label.
     NodeParts(Vec<(String, String)>),
+    NodeCourses(NodeCourses),
     Status(Box<Status>),
     Factors(Vec<Factor>),
     Corrected {
@@ -105,6 +111,14 @@ pub enum Reply {
     Error {
         message: String,
     },
+}
+
+/// A span of the courses of a node, by table and part.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct NodeCourses {
+    pub parts: Vec<(String, String, WireCourse)>,
+    /// Up to here there is nothing else; `None` at the end.
+    pub until_ms: Option<i64>,
 }
 
 /// A live change, in the words of the configuration file.

@@ -14,8 +14,8 @@ use met_jobs::scheduler::join;
 use met_server::cluster::api::{self, Api, Unanswered};
 use met_server::cluster::{ClusterView, Keeper, Plan};
 use met_server::http::{Address, Options, Server};
-use met_store::StoreError;
 use met_store::cluster::{Bearer, Log};
+use met_store::{NodePart, StoreError};
 use met_wire::batch::PACKED_BYTES_MAX;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
@@ -26,7 +26,7 @@ use crate::daemon::told;
 use crate::failure::Failure;
 use crate::jobs::{self, JobsFilter};
 use crate::paths::create_private;
-use crate::protocol::{NodeStatus, Reply, Request, WireCourse};
+use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::setting::Setting;
 use crate::supervise::Signals;
 use hearing::Hearing;
@@ -40,6 +40,8 @@ const GAP_MS: i64 = 60_000;
 const CONNECTIONS_MAX: usize = 4096;
 /// Samples in one reply: some ten megabytes.
 const PAGE_SAMPLES: usize = 50_000;
+/// What one reply has of a node: some hundred parts at ten seconds.
+const NODE_SPAN_MS: i64 = 6 * 3_600_000;
 
 /// Where a server keeps things: beside what a daemon of the same machine keeps.
 pub fn state(setting: &Setting) -> PathBuf {
@@ -180,8 +182,8 @@ fn answer_bytes(view: &ClusterView, bearer: &Bearer, question: &[u8]) -> Result<
 }
 
 fn is_for_a_server(request: &Request) -> bool {
-    use Request::{CardCourse, Course, Find, Jobs, Nodes};
-    matches!(request, Jobs(_) | Find(_) | Course { .. } | CardCourse { .. } | Nodes)
+    use Request::{CardCourse, Course, Find, Jobs, NodeCourses, Nodes};
+    matches!(request, Jobs(_) | Find(_) | Course { .. } | CardCourse { .. } | NodeCourses { .. } | Nodes)
 }
 
 fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply> {
@@ -223,6 +225,9 @@ fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply
             course.truncate(PAGE_SAMPLES);
             Ok(Reply::Course(WireCourse::of(&course)))
         }
+        Request::NodeCourses { node, after_ms } => {
+            Ok(Reply::NodeCourses(node_courses(view, &node, after_ms, jobs::now_ns() / 1_000_000)?))
+        }
         Request::Nodes => Ok(Reply::Nodes(nodes(view)?)),
         _ => bail!("this is not asked of a server, but of a daemon on its node"),
     }
@@ -261,6 +266,17 @@ fn card_course(
     let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
     let end_ms = had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000);
     Ok(view.card_course(&record.nodes, uuid, begin_ms, end_ms)?)
+}
+
+/// A span of the courses of a node, which are nobody's secret.
+fn node_courses(view: &ClusterView, node: &str, after_ms: i64, now_ms: i64) -> Result<NodeCourses> {
+    let begin_ms = after_ms.saturating_add(1).max(0);
+    let end_ms = begin_ms.saturating_add(NODE_SPAN_MS);
+    // A clock may be ahead of this one.
+    let is_last = end_ms > now_ms.saturating_add(NODE_SPAN_MS);
+    let courses = view.node_courses(node, &met_sources::catalogue(), begin_ms, end_ms)?;
+    let wire = |(part, course): (NodePart, _)| (part.table, part.part, WireCourse::of(&course));
+    Ok(NodeCourses { parts: courses.into_iter().map(wire).collect(), until_ms: (!is_last).then_some(end_ms) })
 }
 
 fn nodes(view: &ClusterView) -> Result<Vec<NodeStatus>> {

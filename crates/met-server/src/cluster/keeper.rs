@@ -14,7 +14,7 @@ use met_core::job::{JobKey, Record, Summaries};
 use met_core::whole::{distance_ns, spans_nodes, together, whole};
 use met_core::{JOB, Table};
 use met_store::cluster::{About, Arrival, Arrived, Kept, Log, Told, ToldKey};
-use met_store::{Backends, Retention, StoreError, Writer, device_on};
+use met_store::{Backends, Retention, StoreError, Writer, device_on, node_on};
 use met_wire::batch::{Batch, Piece, Subject};
 use met_wire::block;
 use tokio::sync::oneshot;
@@ -553,9 +553,9 @@ fn arrived(incoming: &Incoming) -> Arrived<'_> {
 }
 
 /// Adds pieces to the courses that they continue, and says how many samples they have. What cannot be read is a gap.
-fn gather(
+pub(super) fn gather(
     pieces: Vec<Piece>,
-    table: fn(&str) -> Option<&'static Table>,
+    table: impl Fn(&str) -> Option<&'static Table>,
     into: &mut HashMap<(Subject, &'static str), Course>,
 ) -> usize {
     let mut samples = 0;
@@ -582,7 +582,7 @@ fn subject_key(node: &str, subject: Subject) -> JobKey {
     match subject {
         Subject::Job(key) => series_key(node, &key),
         Subject::Device(uuid) => device_on(node, &uuid),
-        Subject::Node(part) => node_key(node, &part),
+        Subject::Node(part) => node_on(node, &part),
     }
 }
 
@@ -601,11 +601,6 @@ pub(super) fn add_waiting(data: &[u8], subject: &Subject, course: &mut Course) {
 /// Under which key the series of a node's part of a job are kept: ids of nodes' own jobs are not unique.
 pub(super) fn series_key(node: &str, key: &JobKey) -> JobKey {
     JobKey { cluster: Some(node.to_owned()), ..key.clone() }
-}
-
-fn node_key(node: &str, part: &str) -> JobKey {
-    let id = part.to_owned();
-    JobKey { cluster: Some(node.to_owned()), manager: "node".to_owned(), id, incarnation: 0 }
 }
 
 /// The job that a part belongs to; a job of one node is kept under that node's name.

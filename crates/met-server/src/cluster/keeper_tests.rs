@@ -1,6 +1,7 @@
-use met_core::MISSING;
 use met_core::job::{LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
+use met_core::table::MILLI;
+use met_core::{Column, MISSING, Unit};
 use met_store::Filter;
 use met_store::cluster::Bearer;
 use met_wire::batch::Header;
@@ -11,12 +12,15 @@ use crate::cluster::ClusterView;
 const SECOND_NS: i64 = 1_000_000_000;
 const START_S: i64 = 1_794_700_800;
 
+static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
+static METER: Table = Table { name: "meter", subject: "", labels: &["name"], columns: POWER };
+
 fn plan(state: &std::path::Path) -> Plan {
     Plan {
         state: state.to_path_buf(),
         backends: Backends::default(),
         retention: Retention::default(),
-        table: |name| (name == JOB.name).then_some(&JOB),
+        table: |name| [&JOB, &METER].into_iter().find(|table| table.name == name),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
@@ -412,4 +416,30 @@ fn a_server_knows_how_jobs_stand_before_anybody_can_ask_it() {
         assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 10);
         keeper.stop();
     }
+}
+
+#[test]
+fn the_parts_of_a_node_have_a_course_from_what_waits_and_what_was_moved() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &["n1", "n2"]);
+    let power = |part: &str, from_s: i64, samples: i64| {
+        let mut course = Course::new(&METER);
+        (0..samples).for_each(|at| course.push((from_s + at) * 1000, &[at]));
+        let mut block = Vec::new();
+        block::encode(&course, 0..course.len(), &mut block);
+        Piece { subject: Subject::Node(part.to_owned()), table: METER.name.to_owned(), block }
+    };
+    send(&keeper, "n1", 1, Vec::new(), vec![power("psu 1", START_S, 5), power("psu 2", START_S, 2)]).unwrap();
+    send(&keeper, "n2", 1, Vec::new(), vec![power("psu 1", START_S + 100, 5)]).unwrap();
+    keeper.move_all();
+    send(&keeper, "n1", 2, Vec::new(), vec![power("psu 1", START_S + 5, 5)]).unwrap();
+    let times = |begin_s: i64, end_s: i64| -> Vec<(String, Vec<i64>)> {
+        let courses = view.node_courses("n1", &[&METER], begin_s * 1000, end_s * 1000).unwrap();
+        let seconds = |course: Course| course.times_ms.iter().map(|ms| ms / 1000 - START_S).collect();
+        courses.into_iter().map(|(part, course)| (part.part, seconds(course))).collect()
+    };
+    let all = [("psu 1".to_owned(), (0..10).collect()), ("psu 2".to_owned(), vec![0, 1])];
+    assert_eq!(times(START_S, START_S + 50), all);
+    assert_eq!(times(START_S + 4, START_S + 6), [("psu 1".to_owned(), vec![4, 5, 6])]);
+    keeper.stop();
 }

@@ -178,6 +178,37 @@ fn what_could_not_be_sent_waits_for_the_next_daemon() {
 }
 
 #[test]
+fn the_course_of_the_machine_is_sent_in_longer_pieces() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (first, second) = (plan(folder.path(), &listener), plan(folder.path(), &listener));
+    let arrived: Arc<Mutex<Vec<Piece>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    serve(listener, move |batch| {
+        let answer = acknowledge(&batch);
+        kept.lock().unwrap().extend(batch.pieces);
+        answer
+    });
+    let records = Records::default();
+    let forward = Forward::start(first, Box::new(records.clone())).unwrap();
+    for from_ms in [0, 10_000] {
+        forward.offer(Subject::Node("psu 1".into()), &course(from_ms, 1));
+        forward.offer(Subject::Job(key("1")), &course(from_ms, 1));
+        let samples = from_ms / 10_000 + 1;
+        until("the job's arrive", || arrived.lock().unwrap().len() as i64 == samples);
+    }
+    assert!(arrived.lock().unwrap().iter().all(|piece| piece.subject == Subject::Job(key("1"))));
+    forward.stop();
+    let forward = Forward::start(second, Box::new(records)).unwrap();
+    // The first one may be sending it still.
+    until("what was held is sent after all", || arrived.lock().unwrap().len() >= 3);
+    let arrived = arrived.lock().unwrap();
+    assert_eq!(arrived[2].subject, Subject::Node("psu 1".into()));
+    assert_eq!(block::decode(&arrived[2].block, &JOB).unwrap().times_ms, [0, 10_000]);
+    forward.stop();
+}
+
+#[test]
 fn a_batch_that_will_never_be_taken_stops_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -8,9 +8,10 @@ use met_core::energy::emission::Factor;
 use met_core::gpu::card;
 use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State, Summary};
 use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, READ};
-use met_core::{JOB, MISSING};
+use met_core::table::{MILLI, ONE};
+use met_core::{Column, JOB, MISSING, Table, Unit};
 use met_store::inbox::JobDir;
-use met_store::{Backends, Device, Filter, Reader, Retention, StoreError, Writer};
+use met_store::{Backends, Device, Filter, Reader, Retention, StoreError, Writer, device_on, node_on};
 use tempfile::TempDir;
 
 #[path = "../../src/samples.rs"]
@@ -79,6 +80,7 @@ claims! {
     CATALOGUE:
         a_job_comes_back_whole,
         an_end_is_not_overwritten_by_a_late_live_record,
+        a_job_that_was_only_believed_lost_lives_again,
         a_node_and_a_scheduler_tell_of_one_job_in_any_order,
         a_job_is_found_by_the_id_its_users_know,
         one_record_takes_the_place_of_another,
@@ -103,6 +105,7 @@ claims! {
         large_counters_come_back,
         removing_a_job_removes_its_samples,
         the_series_of_a_device_is_stored_once_and_cut_for_each_job,
+        a_server_has_the_parts_of_each_node,
     ;
 }
 
@@ -567,4 +570,52 @@ pub fn factors_are_kept_replaced_and_forgotten(place: &Place) {
     assert_eq!(told(), [(10, 10), (15, 99), (30, 30)]);
     writer.retain(&Retention { max_age_ns: Some(10), max_bytes: None }, 35).unwrap();
     assert_eq!(told(), [(15, 99), (30, 30)], "what held 10 ns ago began before");
+}
+
+pub fn a_job_that_was_only_believed_lost_lives_again(place: &Place) {
+    let mut writer = place.writer();
+    let lives = running(1, place.start_s);
+    let lost = Record { state: State::Lost, end_ns: Some(place.start_s * SECOND_NS + 1), ..lives.clone() };
+    writer.put_all(&[lost, finished(2, place.start_s)]).unwrap();
+    writer.put(&lives).unwrap();
+    assert_eq!(writer.get(&lives.key).unwrap().unwrap().state, State::Lost, "that it lived is old news");
+    let keys = [lives.key.clone(), finished(2, place.start_s).key];
+    writer.put_revived(std::slice::from_ref(&lives), &[], &keys).unwrap();
+    let again = writer.get(&lives.key).unwrap().unwrap();
+    assert_eq!((again.state, again.end_ns), (State::Running, None));
+    assert_eq!(writer.get(&keys[1]).unwrap().unwrap().state, State::Finished, "what really ended");
+}
+
+static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
+static METER: Table = Table { name: "meter", subject: "", labels: &["name"], columns: POWER };
+static LOAD: &[Column] = &[Column::gauge("load", Unit::Count, ONE, "")];
+static MACHINE: Table = Table { name: "node", subject: "", labels: &[], columns: LOAD };
+
+pub fn a_server_has_the_parts_of_each_node(place: &Place) {
+    let mut writer = place.writer();
+    // Engines are shared by places.
+    let (one, other) = (format!("n{}", place.start_s), format!("m{}", place.start_s));
+    let course = |table: &'static Table, from: i64| {
+        let mut course = Course::new(table);
+        (from..from + 3).for_each(|at| course.push((place.start_s + at) * 1000, &[at * 1000]));
+        course
+    };
+    let of_meter = (node_on(&one, "psu 1"), course(&METER, 0));
+    let of_node = (node_on(&one, ""), course(&MACHINE, 10));
+    let elsewhere = (node_on(&other, ""), course(&MACHINE, 20));
+    let card = (device_on(&one, "GPU-a"), course(&METER, 30));
+    let all = [&of_meter, &of_node, &elsewhere, &card].map(|(key, course)| (key, course));
+    writer.append_courses(&all).unwrap();
+    let span = ((place.start_s - 60) * 1000, (place.start_s + 60) * 1000);
+    let parts = |node: &str| -> Vec<(String, String)> {
+        let parts = place.reader().node_parts_on(node, &[&METER, &MACHINE], span.0, span.1).unwrap();
+        parts.into_iter().map(|part| (part.table, part.part)).collect()
+    };
+    let expected = [("meter".to_owned(), "psu 1".to_owned()), ("node".to_owned(), String::new())];
+    place.eventually("its parts are listed", || parts(&one) == expected);
+    place.eventually("those of the other, too", || parts(&other) == expected[1..]);
+    let reader = place.reader();
+    let read = |table, part: &str| reader.node_course_on(&one, table, part, span.0, span.1).unwrap();
+    place.eventually("samples come back", || same(&read(&METER, "psu 1"), &of_meter.1));
+    place.eventually("of the machine as a whole", || same(&read(&MACHINE, ""), &of_node.1));
 }

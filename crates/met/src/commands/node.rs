@@ -66,13 +66,22 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
     let now_ns = jobs::now_ns();
     let since_ns = units::parse_since(since, now_ns, &jiff::tz::TimeZone::system())
         .map_err(|error| Failure::usage(format!("--since: {error}")))?;
-    let mut parts = AllJobs::open(setting)?.node_courses(since_ns / 1_000_000)?;
+    let since_ms = since_ns / 1_000_000;
+    let mut parts = match &args.node {
+        Some(_) if setting.server_client()?.is_none() => {
+            return Err(Failure::usage(
+                "which server? met --server URL node NODE --since 1h, or set MET_SERVER",
+            ));
+        }
+        Some(node) => AllJobs::open(setting)?.courses_of(node, since_ms)?,
+        None => AllJobs::open(setting)?.node_courses(since_ms)?,
+    };
     parts.retain(|(_, course)| !course.is_empty());
     let mut stdout = io::stdout().lock();
     if args.json {
         let object = json!({
             "version": 1,
-            "node": setting.host.facts().hostname,
+            "node": args.node.as_ref().unwrap_or(&setting.host.facts().hostname),
             "since": met_insight::json::time(since_ns),
             "time": met_insight::json::time(now_ns),
             "series": node_course::object(&parts),

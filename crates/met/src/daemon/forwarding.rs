@@ -188,6 +188,12 @@ pub fn offer_card(forward: Option<&Forward>, uuid: &str, course: &Course) {
     }
 }
 
+pub fn offer_node(forward: Option<&Forward>, part: &str, course: &Course) {
+    if let Some(forward) = forward {
+        forward.offer(Subject::Node(part.to_owned()), course);
+    }
+}
+
 /// The records of this node's catalogue in the order of change, read beside the one who writes.
 struct Catalogue {
     state: PathBuf,

@@ -262,7 +262,9 @@ impl Keeping {
             Request::InForce => Ok(self.in_force(peer)),
             Request::Configure(change) => self.configure(&change, peer),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
-            Request::Hello { .. } | Request::Stop | Request::Nodes => bail!("not a question about jobs"),
+            Request::Hello { .. } | Request::Stop | Request::Nodes | Request::NodeCourses { .. } => {
+                bail!("not a question about jobs")
+            }
         }
     }
 
@@ -719,6 +721,7 @@ impl Keeping {
             }
         }
         for (table, part, course) in drained.node {
+            forwarding::offer_node(self.forward.as_ref(), &part, &course);
             if let Err(error) = self.writer.append_node(&part, &course) {
                 tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
             }
