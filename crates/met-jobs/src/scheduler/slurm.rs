@@ -318,7 +318,9 @@ fn job(row: &Row) -> Option<Recorded> {
     job.cluster = row.owned("Cluster");
     job.name = row.raw("JobName").to_owned();
     job.user = row.owned("User");
-    job.uid = row.said("UID").and_then(|uid| uid.parse().ok());
+    // Where a step is told to the accounts before its job, the job is anybody's and asks for nothing as yet.
+    let is_filled_in = |uid: &u32| *uid != 0 || job.user.as_deref().is_none_or(|user| user == "root");
+    job.uid = row.said("UID").and_then(|uid| uid.parse().ok()).filter(is_filled_in);
     job.account = row.owned("Account");
     (job.start_ns, job.end_ns) = (row.time("Start"), row.time("End"));
     job.nodes = hosts(row.raw("NodeList"));
@@ -367,8 +369,9 @@ fn asked_for(job: &mut Recorded, row: &Row) {
     }
     job.requested.time_limit_ns = span_ns(row.raw("Timelimit"), 60 * super::text::SECOND_NS);
     let requested = &mut job.requested;
-    requested.cpus = requested.cpus.or_else(|| row.number("ReqCPUS"));
-    requested.nodes = requested.nodes.or_else(|| row.number("ReqNodes")).or_else(|| row.number("NNodes"));
+    let wanted = |name: &str| row.number(name).filter(|&wanted| wanted > 0);
+    requested.cpus = requested.cpus.or_else(|| wanted("ReqCPUS"));
+    requested.nodes = requested.nodes.or_else(|| wanted("ReqNodes")).or_else(|| wanted("NNodes"));
     if requested.memory_bytes.is_none() {
         requested.memory_bytes = size(row.raw("ReqMem"), MEGABYTE).and_then(|(bytes, per)| {
             let times = match per {

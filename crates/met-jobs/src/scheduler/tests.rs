@@ -304,6 +304,23 @@ fn slurm_without_accounting_is_asked_for_its_queue() {
 }
 
 #[test]
+fn a_job_whose_step_is_in_the_accounts_first_is_not_somebody_elses() {
+    let answer = "JobIDRaw|JobID|State|JobName|User|UID|Submit|Start|ReqCPUS|ReqNodes\n\
+                  7|7|PENDING|allocation|ada|0|1794746558|Unknown|0|0\n\
+                  8|8|PENDING|allocation|root|0|1794746558|Unknown|1|1\n";
+    let found = slurm::parse_sacct(answer.as_bytes(), "|");
+    assert_eq!(found.iter().map(|run| run.uid).collect::<Vec<_>>(), [None, Some(0)]);
+    assert_eq!((found[0].requested.cpus, found[0].requested.nodes), (None, None));
+    // So it is joined with what its node saw, whichever comes first, and not left waiting for ever.
+    let mut measured = measured(1_794_746_560, None);
+    (measured.key.id, measured.uid) = ("7".to_owned(), Some(1000));
+    let first = join(&[], &found[..1], 1);
+    assert_eq!(adopt(&measured, &first.write).remove, [first.write[0].key.clone()]);
+    let second = join(std::slice::from_ref(&measured), &found[..1], 1);
+    assert_eq!(second.write.iter().map(|record| &record.key).collect::<Vec<_>>(), [&measured.key]);
+}
+
+#[test]
 fn a_name_cannot_become_another_job_or_field() {
     let header = "JobIDRaw<?>JobID<?>State<?>JobName\n";
     let forged = "1<?>1<?>RUNNING<?>x\n2|2|FAILED|y\x1f\n\x1b[31m\n\n";
