@@ -1,11 +1,13 @@
 """Jobs of a real Slurm: found as soon as they start, exact to the end, and joined with what Slurm records."""
 
+import contextlib
 import os
 import pwd
 import re
+import socket
 
 from accounting import CPU_SHARE, truth
-from harness import Ground, alive, check, close_to, equal, eventually, test
+from harness import DEADLINE_S, Ground, alive, check, close_to, equal, eventually, test
 
 GROUND = Ground("slurm")
 
@@ -269,3 +271,69 @@ def jobs_of_a_slurmd_that_starts_after_the_daemon_are_found(world):
     finally:
         with open(GROUND.path(f"run/slurmd-{late}.pid")) as file:
             os.kill(int(file.read()), 15)
+
+
+@contextlib.contextmanager
+def served(world):
+    """A server that asks this Slurm, and a root daemon that does not, but finds its jobs and sends them there. Yields
+    the owner of the jobs, and what asks the server."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    folder = os.path.join(world.root, "server")
+    os.mkdir(folder, 0o700)
+    config = os.path.join(folder, "met.yaml")
+    with open(config, "w") as file:
+        file.write(
+            f"system:\n  runtime: {folder}/run\n  state: {folder}/state\nhttp:\n  listen: 127.0.0.1:{port}\n"
+            f"schedulers:\n  slurm: true\n  oar: false\n  interval: {PERIOD_S}s\n  path: {GROUND.path('bin')}\n"
+            f"client:\n  token_file: {folder}/operator\n")
+    for name, options in (("operator", ["--operator"]), (node(), [])):
+        token = world.me.met("-c", config, "server", "enroll", name, *options).ok().out
+        with open(os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+            file.write(token)
+    with open(os.path.join(folder, "log"), "ab") as log:
+        server = world.me.spawn("-c", config, "server", stdout=log, stderr=log)
+    try:
+        world.configure(
+            f"sampling:\n  interval: {PERIOD_S}s\njobs:\n  discover: true\n  plain: off\n"
+            "schedulers:\n  slurm: false\n  oar: false\n  pbs: false\n  lsf: false\n"
+            f"forward:\n  url: http://127.0.0.1:{port}\n  node: {node()}\n  token_file: {folder}/{node()}\n  interval: 1s\n")
+        world.start_system_daemon()
+        user = world.user(pwd.getpwnam(GROUND.user).pw_uid)
+        yield user, lambda *question: world.me.met("-c", config, "--server", f"http://127.0.0.1:{port}", *question)
+    except BaseException:
+        with open(os.path.join(folder, "log")) as file:
+            print(file.read())
+        raise
+    finally:
+        server.terminate()
+        server.wait(DEADLINE_S)
+
+
+def incarnations_on(ask, job):
+    return [one for one in ask("list", "--json").ok().json() if one["job"]["id"] == job]
+
+
+@test
+def on_a_server_a_slurm_job_is_one_with_slurms_word_and_the_nodes_totals(world):
+    with served(world) as (user, ask):
+        good = submit(user, *world.workload("burning", "cpu.good", 2), options=("-J", "demo"))
+        bad = submit(user, *world.workload("burning", "cpu.bad", 1, 7))
+
+        def told(job):
+            """What the server says, once Slurm and the node have told it."""
+            near, far = world.met("show", f"slurm:{job}", "--json"), ask("show", f"slurm:{job}", "--json")
+            if near.code or far.code:
+                return None
+            near, far = near.json(), far.json()
+            is_over = near["job"]["state"] != "running" and far["scheduling"].get("cpu_seconds") is not None
+            same = near["totals"].get("cpu_seconds") == far["totals"].get("cpu_seconds")
+            return far if is_over and same and (far["job"]["manager_state"] or "") in ("COMPLETED", "FAILED") else None
+
+        for job, used, state, code in ((good, "cpu.good", "finished", 0), (bad, "cpu.bad", "failed", 7)):
+            record = eventually(lambda: told(job), lambda: f"{job} is told by both: {[world.met('show', f'slurm:{job}', '--json').out, *incarnations_on(ask, job)]}")
+            check_account(record, truth(user, used), state=state)
+            equal((record["job"]["exit_code"], record["job"]["nodes"]), (code, [node()]), "exit code and nodes")
+            equal(record["quality"]["cpu_seconds"]["kind"], "measured", "how the CPU time is known")
+            check(any(part["node"] == node() and not part["step"] for part in record["parts"]), f"parts: {record['parts']}")
+            equal(len(incarnations_on(ask, job)), 1, f"records of {job}")
