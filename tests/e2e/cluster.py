@@ -440,6 +440,125 @@ def a_full_spool_loses_no_job(world):
             subprocess.run(["umount", "-l", spool], check=False)
 
 
+@contextlib.contextmanager
+def small_disk(folder, size):
+    """A file system of its own, of this size, at a folder."""
+    os.makedirs(folder, 0o700, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=False)
+
+
+def fill(path):
+    """Takes all the room that is left where this file is."""
+    with open(path, "ab", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(bytes(4096))
+
+
+@test
+def a_server_without_room_loses_nothing(world):
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(cluster(
+            world, 2, prepare=lambda server: stack.enter_context(small_disk(server.state, "12m"))))
+        for node in made.nodes:
+            node.met("run", "--wait", "--", "true").ok()
+        all_the_same(made)
+        ballast = os.path.join(made.server.state, "ballast")
+        fill(ballast)
+        for _ in range(3):
+            for node in made.nodes:
+                node.met("run", "--wait", "--", *world.workload("burning", "cpu", "0.1")).ok()
+            fill(ballast)
+        for node in made.nodes:
+            eventually(lambda: "503" in node.met("daemon", "--status").out,
+                       lambda: f"it is told: {node.met('daemon', '--status').out}")
+            check("503" in node.met("doctor").out, "by the doctor, too")
+        node = made.nodes[0]
+        spool = os.path.join(node.state, "forward", "spool")
+        waiting = min(name for name in os.listdir(spool) if name.endswith(".batch"))
+        with open(os.path.join(spool, waiting), "rb") as file, open(os.path.join(node.state, "forward", "token")) as token:
+            answer = made.server.post("/api/v1/batches", file.read(), token.read())
+        equal(answer.status, 503, "what the server answers")
+        check(int(answer.headers["Retry-After"]) > 0 and "could not be written" in answer.read().decode(), "and when to come again")
+        check(made.server.process.poll() is None, "the server ended:", made.server.log())
+        os.remove(ballast)
+        equal(len(all_the_same(made)), 8, "jobs")
+        eventually(made.settled, "nothing waits", 90)
+        check(made.server.process.poll() is None, "the server ended:", made.server.log())
+        asked = lambda question: json.load(made.server.post("/api/v1/ask", json.dumps(question).encode(), made.token))
+        for record in asked({"jobs": {"states": []}})["jobs"]:
+            times = asked({"course": {"key": record["key"], "after_ms": 0}})["course"]["times_ms"]
+            check(len(times) == len(set(times)), f"samples of {record['key']}: {times}")
+
+
+@test
+def jobs_of_a_node_that_is_gone_are_lost_until_it_returns(world):
+    with cluster(world, 2, server_config="server: {lost_after: 4s, move_after: 1s}\n") as made:
+        gone, here = made.nodes
+        for node in made.nodes:
+            node.met("run", "-n", "steady", "--", *world.workload("steady", "cpu", "stop")).ok()
+        state = lambda node: (job := made.jobs().get(((node.name,), "local", "1"))) and job["job"]["state"]
+        used = lambda name: made.ask("show", f"1@{name}", "--json").json()["totals"].get("cpu_seconds", 0)
+        for node in made.nodes:
+            eventually(lambda: state(node) == "running" and used(node.name) > 0.2, "it is seen")
+        gone.cut()
+        eventually(lambda: state(gone) == "lost", "it is given up", 90, 0.5)
+        lost = made.ask("show", "1@n1", "--json").ok().json()
+        check(lost["job"]["end"] and lost["totals"]["cpu_seconds"] > 0, f"what is known of it: {lost}")
+        equal(lost["quality"]["cpu_seconds"]["kind"], "lower_bound", "how well")
+        equal(state(here), "running", "the other one")
+        gone.mend()
+        eventually(lambda: state(gone) == "running", "it is back", 90, 0.5)
+        made.server.met("server", "expel", "n2").ok()
+        eventually(lambda: state(here) == "lost", "it is expelled", 90, 0.5)
+        for node in made.nodes:
+            open(os.path.join(node.work, "stop"), "w").close()
+        eventually(lambda: state(gone) == "finished", "it is over", 90, 0.5)
+        # Enrolled anew it tells how it really was.
+        here.met("daemon", "--stop").ok()
+        here.process.wait()
+        made.join(here)
+        all_the_same(made)
+
+
+@test
+def a_node_is_seen_over_time_from_afar(world):
+    with cluster(world, 2) as made:
+        near = {}
+        for node in made.nodes:
+            # A sample every ten seconds, and two make a plot.
+            node.met("run", "--wait", "--", "sleep", "11" if node.name == "n1" else "1").ok()
+            near[node.name] = node.met("node", "--since", "1h", "--json").ok().json()["series"]
+            # What is held for a minute is spooled at the latest when it leaves, and sent by the next one.
+            node.met("daemon", "--stop").ok()
+            node.process.wait()
+            node.serve("daemon")
+        for name, series in near.items():
+            check(any(one["table"] == "node" for one in series), f"the machine as a whole: {series}")
+            far = lambda: made.ask("node", name, "--since", "1h", "--json").ok().json()
+            eventually(lambda: all(holds(far()["series"], one) for one in series),
+                       lambda: f"{series} is on the server: {far()}")
+            equal(far()["node"], name, "node")
+        check("load" in made.ask("node", "n1", "--since", "1h").ok().out, "a plot")
+        equal(made.ask("node", "n9", "--since", "1h", "--json").ok().json()["series"], [], "of a node that there is not")
+        made.ask("node").refused("about this machine")
+        made.ask("node", "n1").refused("--since")
+
+
+def holds(series, one):
+    """Whether all samples of a part are among these."""
+    same = [other for other in series if (other["table"], other["part"]) == (one["table"], one["part"])]
+    if not same:
+        return False
+    there = same[0]
+    return all(
+        (time_, values[index]) in zip(there["times"], there["columns"][name])
+        for name, values in one["columns"].items() for index, time_ in enumerate(one["times"]))
+
+
 @test
 def a_job_on_two_nodes_is_one(world):
     manager = Manager(world)
@@ -532,6 +651,59 @@ def hostile_batches_are_refused_with_a_reason(world):
         equal(len(all_the_same(made)), 2, "it works on")
 
 
+def with_header(batch, change):
+    """A batch with something else in its header."""
+    plain = gzip.decompress(batch)
+    equal(plain[:5], b"MET\x01H", "how a batch begins")
+    length, at, shift = 0, 5, 0
+    while True:
+        byte = plain[at]
+        length, at, shift = length | (byte & 0x7F) << shift, at + 1, shift + 7
+        if byte < 0x80:
+            break
+    header = json.loads(plain[at:at + length])
+    change(header)
+    text, size = json.dumps(header).encode(), b""
+    rest = len(text)
+    while rest >= 0x80:
+        size, rest = size + bytes([rest & 0x7F | 0x80]), rest >> 7
+    return gzip.compress(plain[:5] + size + bytes([rest]) + text + plain[at + length:])
+
+
+@test
+def batches_of_a_version_that_would_be_misread_wait(world):
+    with cluster(world, 1) as made:
+        node = made.nodes[0]
+        node.met("run", "--wait", "--", *world.workload("burning", "cpu", "0.3")).ok()
+        all_the_same(made)
+        spool = os.path.join(node.state, "forward", "spool")
+        node.met("daemon", "--stop").ok()
+        node.process.wait()
+        sent = [name for name in os.listdir(spool) if name.endswith(".sent")][0]
+        with open(os.path.join(spool, sent), "rb") as file, open(os.path.join(node.state, "forward", "token")) as token:
+            good, token = file.read(), token.read()
+
+        def post(change):
+            answer = made.server.post("/api/v1/batches", with_header(good, change), token)
+            return answer.status, answer.headers["Retry-After"], answer.read().decode()
+
+        def other_units(header):
+            header["version"] = "9.9.9"
+            described = header["tables"]["job"]
+            # Of the first column the same name, and another meaning.
+            header["tables"]["job"] = described[:4] + "{:04x}".format(int(described[4:8], 16) ^ 1) + described[8:]
+
+        status, again, said = post(other_units)
+        check(status == 409 and int(again) > 0 and "9.9.9" in said and "refused" not in said, f"{status} {again} {said}")
+        check("9.9.9" in made.ask("nodes").ok().out, "it is told who is to be updated")
+        equal(made.ask("nodes", "--json").ok().json()[0]["problem"], json.loads(said)["error"], "also to programs")
+        # What is only more is taken, and told.
+        equal(post(lambda header: header["tables"].update(fan="0123456789abcdef"))[0], 200, "a table that is not known here")
+        check("table fan" in made.ask("nodes").ok().out, "it is told what is passed over")
+        equal(post(lambda header: header.pop("tables"))[0], 200, "of a version that says nothing of it")
+        check("problem" not in made.ask("nodes", "--json").ok().json()[0], "all is well again")
+
+
 def victoria_metrics(server):
     program = shutil.which("victoria-metrics") or "/usr/bin/victoria-metrics"
     if not os.path.exists(program):
@@ -594,6 +766,13 @@ def a_server_keeps_series_in_victoria_metrics_and_jobs_in_postgresql(world):
         question = "http://127.0.0.1:8428/api/v1/query?query=count(last_over_time(met_job_cpu_seconds_total[1d]))"
         # It answers of what is half a minute old.
         eventually(lambda: json.loads(made.server.fetch(question))["data"]["result"], "series in the engine", 90, 1)
+        # So does that of the node, which is sent when its daemon leaves.
+        near = node.met("node", "--since", "1h", "--json").ok().json()["series"]
+        node.met("daemon", "--stop").ok()
+        node.process.wait()
+        node.serve("daemon")
+        of_node = lambda: made.ask("node", "n1", "--since", "1h", "--json").ok().json()["series"]
+        eventually(lambda: near and all(holds(of_node(), one) for one in near), lambda: f"{near} and {of_node()}", 90, 1)
         # Both are away for a while, and nothing is lost.
         for name in ("victoria-metrics", "postgres"):
             made.server.stop(name)

@@ -7,8 +7,10 @@ pub mod access;
 pub mod api;
 mod keeper;
 mod latest;
+mod misunderstood;
 mod view;
 
 pub use keeper::{Busy, Keeper, Plan, Refusal};
 pub use latest::Latest;
+pub use misunderstood::Misunderstood;
 pub use view::ClusterView;

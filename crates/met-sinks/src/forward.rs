@@ -8,7 +8,7 @@ pub mod link;
 mod sender;
 pub mod spool;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
@@ -19,9 +19,10 @@ use std::time::{Duration, Instant, SystemTime};
 use met_core::course::Course;
 use met_core::job::Record;
 use met_core::table::{NANO, ONE};
-use met_core::{Column, MISSING, Table, Unit, columns};
+use met_core::{Column, JOB, MISSING, Table, Unit, columns};
 use met_wire::batch::{Batch, Header, Piece, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
+use met_wire::meaning;
 use serde::{Deserialize, Serialize};
 
 use link::{Address, BadAddress, Link};
@@ -365,7 +366,8 @@ impl Maker {
     /// True if it is on disk now.
     fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> bool {
         let (pieces, samples) = self.pieces();
-        let header = Header { mark, made_ns: now_ns(), ..self.header.clone() };
+        let tables = self.tables(!records.is_empty());
+        let header = Header { mark, made_ns: now_ns(), tables, ..self.header.clone() };
         let mut batch = Batch { header, records, pieces };
         let mut inner = self.shared.lock();
         match inner.spool.put(&mut batch, samples) {
@@ -395,6 +397,17 @@ impl Maker {
                 false
             }
         }
+    }
+
+    /// What is meant by the columns in a batch; totals of records are named as the columns of jobs are.
+    fn tables(&self, with_records: bool) -> BTreeMap<String, String> {
+        let of_jobs = with_records.then_some(&JOB);
+        let tables = self.held.values().map(|course| course.table).chain(of_jobs);
+        let mut described = BTreeMap::new();
+        for table in tables {
+            described.entry(table.name.to_owned()).or_insert_with(|| meaning::describe(table));
+        }
+        described
     }
 
     fn pieces(&self) -> (Vec<Piece>, u64) {

@@ -9,6 +9,7 @@
 //! On the way and on disk it is gzip in two members: records, then series. A spool that is full cuts the
 //! second one off, and what remains is a batch.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 
 use flate2::Compression;
@@ -60,6 +61,9 @@ pub struct Header {
     /// Samples that found no room since the spool was made.
     #[serde(default)]
     pub dropped_samples: u64,
+    /// What is meant by the columns of each table in this batch: see [`crate::meaning`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tables: BTreeMap<String, String>,
 }
 
 /// Whose a piece of a series is.

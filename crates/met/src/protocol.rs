@@ -214,6 +214,9 @@ pub struct NodeStatus {
     pub clock_offset_ns: Option<i64>,
     /// Samples that it had to give up.
     pub dropped_samples: i64,
+    /// What of its batches the server does not understand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// A resource manager that is asked about jobs.

@@ -12,7 +12,7 @@ use met_core::job::{JobKey, Record};
 use met_core::{Table, gpu};
 use met_jobs::scheduler::join;
 use met_server::cluster::api::{self, Api, Unanswered};
-use met_server::cluster::{ClusterView, Keeper, Plan};
+use met_server::cluster::{ClusterView, Keeper, Misunderstood, Plan};
 use met_server::http::{Address, Options, Server};
 use met_store::cluster::{Bearer, Log};
 use met_store::{NodePart, StoreError};
@@ -73,15 +73,21 @@ pub fn serve(setting: &Setting) -> Result<()> {
         },
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
-    let view =
-        ClusterView { state: state.clone(), backends, latest: keeper.latest().clone(), gap_ms: GAP_MS };
+    let (latest, misunderstood) = (keeper.latest().clone(), Misunderstood::default());
+    let view = ClusterView {
+        state: state.clone(),
+        backends,
+        latest,
+        misunderstood: misunderstood.clone(),
+        gap_ms: GAP_MS,
+    };
     let before = |manager: &str| view.ask(|store| Ok(told::before(store, manager))).unwrap_or_default();
     let root = rustix::process::getuid().is_root();
     let asked = &setting.config.schedulers;
     let schedulers = Schedulers::start(&setting.host, asked, root, Scope::Cluster, before)?;
     let asked = view.clone();
     let answering = Box::new(move |bearer: &Bearer, question: &[u8]| answer_bytes(&asked, bearer, question));
-    let api = Arc::new(Api::new(keeper, Log::open(&state)?, answering));
+    let api = Arc::new(Api::new(keeper, Log::open(&state)?, misunderstood, answering));
     let pages = page::Pages::new(view, setting.config.http.jobs_max);
     let server = listen(setting, &api, pages)?;
     for address in server.local_addrs() {
@@ -286,6 +292,7 @@ fn nodes(view: &ClusterView) -> Result<Vec<NodeStatus>> {
     let status = |node: met_store::cluster::Node| NodeStatus {
         jobs: running.iter().filter(|record| record.nodes.contains(&node.name)).count(),
         late: node.seen_ns.is_none_or(|seen_ns| now_ns - seen_ns > LATE_NS),
+        problem: view.misunderstood.of(&node.name),
         name: node.name,
         seen_ns: node.seen_ns,
         version: node.version,

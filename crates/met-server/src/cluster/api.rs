@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 
 use super::access;
 use super::keeper::{Keeper, Refusal, now_ns};
+use super::misunderstood::{self, Misunderstood, Trouble};
 use crate::http::{Asker, in_background};
 
 /// Everything under it looks at tokens by itself.
@@ -50,12 +51,14 @@ pub struct Api {
     log: Mutex<Log>,
     answering: Box<Answering>,
     room: Arc<Semaphore>,
+    misunderstood: Misunderstood,
 }
 
 impl Api {
     /// `log` is to look up tokens; the keeper has one of its own.
-    pub fn new(keeper: Keeper, log: Log, answering: Box<Answering>) -> Api {
-        Api { keeper, log: Mutex::new(log), answering, room: Arc::new(Semaphore::new(ROOM_UNITS)) }
+    pub fn new(keeper: Keeper, log: Log, misunderstood: Misunderstood, answering: Box<Answering>) -> Api {
+        let room = Arc::new(Semaphore::new(ROOM_UNITS));
+        Api { keeper, log: Mutex::new(log), answering, room, misunderstood }
     }
 
     /// Who is asking; nobody if that cannot be shown.
@@ -176,6 +179,11 @@ async fn batches(
         return Err(Problem::new(StatusCode::FORBIDDEN, reason));
     }
     check(&batch).map_err(|reason| Problem::never(StatusCode::BAD_REQUEST, reason))?;
+    let trouble = misunderstood::trouble(&batch.header, |name| api.keeper.table(name));
+    api.misunderstood.note(&node, trouble.as_ref());
+    if let Some(Trouble::Misread(what)) = trouble {
+        return Err(Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, what) });
+    }
     let sequence = batch.header.sequence;
     let offset = headers.get("Met-Clock-Offset-Ns").and_then(|offset| offset.to_str().ok()?.parse().ok());
     let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;

@@ -96,17 +96,23 @@ pub struct Keeper {
     orders: SyncSender<Order>,
     thread: Option<JoinHandle<()>>,
     latest: Latest,
+    table: fn(&str) -> Option<&'static Table>,
 }
 
 impl Keeper {
     /// Everything is as the last server left it when this returns, so whoever asks then is told all of it.
     pub fn start(plan: Plan) -> Result<Keeper, StoreError> {
         let mut work = Work::open(plan)?;
-        let latest = work.latest.clone();
+        let (latest, table) = (work.latest.clone(), work.plan.table);
         let (orders, receiver) = mpsc::sync_channel(QUEUE);
         let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || work.run(&receiver));
         let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
-        Ok(Keeper { orders, thread: Some(thread), latest })
+        Ok(Keeper { orders, thread: Some(thread), latest, table })
+    }
+
+    /// The table that a node means by its name.
+    pub fn table(&self, name: &str) -> Option<&'static Table> {
+        (self.table)(name)
     }
 
     pub fn latest(&self) -> &Latest {

@@ -13,6 +13,7 @@ use met_wire::batch::{Batch, Subject};
 
 use super::keeper::{add_waiting, gather, part_keys, series_key};
 use super::latest::Latest;
+use super::misunderstood::Misunderstood;
 
 /// Opens the files for each question: a server that writes is not disturbed.
 #[derive(Clone)]
@@ -20,6 +21,7 @@ pub struct ClusterView {
     pub state: PathBuf,
     pub backends: Backends,
     pub latest: Latest,
+    pub misunderstood: Misunderstood,
     pub gap_ms: i64,
 }
 

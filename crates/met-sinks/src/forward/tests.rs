@@ -1,7 +1,6 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 
-use met_core::JOB;
 use met_core::job::{JobKey, LOCAL};
 
 use super::*;

@@ -56,6 +56,9 @@ fn line(node: &NodeStatus, name_columns: usize, now_ns: i64, style: &Style) -> S
         let lost = format!("  {} samples given up", units::count(node.dropped_samples as f64));
         drawn.push_str(&style.paint(Paint::Red, &lost));
     }
+    if let Some(problem) = &node.problem {
+        drawn.push_str(&style.paint(Paint::Red, &format!("\n  {}", text::escape(problem))));
+    }
     drawn
 }
 
@@ -77,6 +80,7 @@ mod tests {
             memory_bytes: Some(256 << 30),
             clock_offset_ns: Some(offset_ms * 1_000_000),
             dropped_samples: i64::from(name == "n3") * 1200,
+            problem: (name == "n3").then(|| "by job.cpu it means something else".to_owned()),
         };
         let nodes = [node("n1", Some(995), 3), node("gpu-node-17", Some(100), -2500), node("n3", None, 900)];
         expect![[r#"
@@ -84,6 +88,7 @@ mod tests {
             n1           ok             5s     3     64   256 GiB         ok  0.1.0
             gpu-node-17  late        15m0s     3     64   256 GiB      +2.5s  0.1.0
             n3           never           -     3     64   256 GiB     -900ms  0.1.0  1,200 samples given up
+              by job.cpu it means something else
             3 nodes, 2 late
         "#]]
         .assert_eq(&list(&nodes, 1000 * 1_000_000_000, &Style::plain()));

@@ -1,0 +1,134 @@
+//! Nodes of another version, and what of theirs is not understood here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use met_core::Table;
+use met_wire::batch::Header;
+use met_wire::meaning::{Compared, compare};
+
+/// Beyond this nobody's cluster has nodes.
+const NODES_MAX: usize = 100_000;
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What is told of a node, by its name, since it last sent something.
+#[derive(Clone, Default)]
+pub struct Misunderstood {
+    nodes: Arc<Mutex<HashMap<String, String>>>,
+}
+
+/// What a batch says that is not understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It would be misread: it waits on its node until both are of one version.
+    Misread(String),
+    /// Something is passed over.
+    PassedOver(String),
+}
+
+impl Misunderstood {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, String>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn of(&self, node: &str) -> Option<String> {
+        self.lock().get(node).cloned()
+    }
+
+    /// Remembers what was found in the newest batch of a node.
+    pub fn note(&self, node: &str, trouble: Option<&Trouble>) {
+        let mut nodes = self.lock();
+        match trouble {
+            None => _ = nodes.remove(node),
+            Some(Trouble::Misread(what) | Trouble::PassedOver(what)) => {
+                if nodes.len() < NODES_MAX || nodes.contains_key(node) {
+                    nodes.insert(node.to_owned(), what.clone());
+                }
+            }
+        }
+    }
+}
+
+/// Whether what a batch says of its columns is what is meant by them here.
+pub fn trouble(header: &Header, named: impl Fn(&str) -> Option<&'static Table>) -> Option<Trouble> {
+    let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
+    for (name, said) in &header.tables {
+        match named(name).map(|table| compare(said, table)) {
+            Some(Compared::Same) => {}
+            Some(Compared::Differs(column)) => {
+                return Some(Trouble::Misread(format!(
+                    "by {name}.{column} version {} of node {} means something else than version {VERSION} of this \
+                     server; its batches wait there until the older of the two is updated",
+                    header.version, header.node
+                )));
+            }
+            Some(Compared::Unknown(columns)) => _ = unknown.insert(name, columns),
+            None => _ = unknown.insert(name, 0),
+        }
+    }
+    if unknown.is_empty() {
+        return None;
+    }
+    let words: Vec<String> = unknown
+        .into_iter()
+        .map(|(name, columns)| match columns {
+            0 => format!("table {name}"),
+            columns => format!("{columns} columns of {name}"),
+        })
+        .collect();
+    Some(Trouble::PassedOver(format!(
+        "this server, version {VERSION}, passes over what it does not know: {}",
+        words.join(", ")
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::table::{MICRO, MILLI};
+    use met_core::{Column, Unit};
+    use met_wire::meaning::describe;
+
+    use super::*;
+
+    static OURS: Table = Table {
+        name: "meter",
+        subject: "",
+        labels: &[],
+        columns: &[Column::gauge("power", Unit::Watts, MILLI, "")],
+    };
+    static OTHER: Table = Table { columns: &[Column::gauge("power", Unit::Watts, MICRO, "")], ..OURS_SHAPE };
+    const OURS_SHAPE: Table = Table { name: "meter", subject: "", labels: &[], columns: &[] };
+    static MORE: Table = Table {
+        columns: &[
+            Column::gauge("power", Unit::Watts, MILLI, ""),
+            Column::gauge("cap", Unit::Watts, MILLI, ""),
+        ],
+        ..OURS_SHAPE
+    };
+
+    fn header(tables: &[(&str, &Table)]) -> Header {
+        let tables = tables.iter().map(|(name, table)| ((*name).to_owned(), describe(table))).collect();
+        Header { node: "n1".to_owned(), version: "9".to_owned(), tables, ..Header::default() }
+    }
+
+    #[test]
+    fn what_is_unknown_is_passed_over_and_what_would_be_misread_is_not_taken() {
+        let named = |name: &str| (name == "meter").then_some(&OURS);
+        assert_eq!(trouble(&header(&[]), named), None, "an older node says nothing of it");
+        assert_eq!(trouble(&header(&[("meter", &OURS)]), named), None);
+        let Some(Trouble::PassedOver(what)) = trouble(&header(&[("meter", &MORE), ("fan", &OURS)]), named)
+        else {
+            panic!("it is taken, and told of")
+        };
+        assert!(what.ends_with("table fan, 1 columns of meter"), "{what}");
+        let Some(Trouble::Misread(what)) = trouble(&header(&[("meter", &OTHER)]), named) else {
+            panic!("it would be misread")
+        };
+        assert!(what.contains("meter.power version 9 of node n1"), "{what}");
+        let known = Misunderstood::default();
+        known.note("n1", Some(&Trouble::Misread(what.clone())));
+        assert_eq!(known.of("n1"), Some(what));
+        known.note("n1", None);
+        assert_eq!(known.of("n1"), None);
+    }
+}
