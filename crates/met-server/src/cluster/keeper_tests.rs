@@ -307,6 +307,7 @@ fn jobs_of_a_silent_node_are_lost_until_it_speaks_again() {
     );
     let cpu = lost.totals.figure(CPU).unwrap();
     assert_eq!((cpu.value, cpu.kind), (29 * SECOND_NS, QualityKind::LowerBound));
+    assert_eq!(lost.totals.get(MEMORY_NEEDED), None, "what it held is no total");
     assert_eq!(lost.summaries.get(MEMORY_NEEDED).unwrap().mean, 1000.0);
     // Also by the next server, as long as it is silent.
     drop(work);

@@ -9,7 +9,7 @@ use met_core::job_table::{
     GPU_MEMORY, GPU_MEMORY_PEAK, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, PROCESSES_PEAK, PROCESSES_RUNNING,
     THREADS_PEAK, THREADS_RUNNING,
 };
-use met_core::{JOB, MISSING};
+use met_core::{JOB, Kind, MISSING};
 
 /// Beyond this nobody's cluster runs jobs at once; those that come later have no figures until they end.
 const JOBS_MAX: usize = 400_000;
@@ -73,13 +73,33 @@ impl Latest {
         self.lock().get(key).cloned()
     }
 
-    /// Puts what was last seen of a job into its totals.
-    pub fn complete(&self, keys: &[JobKey], record: &mut Record, kind: QualityKind) {
+    /// Puts what was last seen of a running job into its totals.
+    pub fn complete(&self, keys: &[JobKey], record: &mut Record) {
+        let all = 0..JOB.columns.len();
+        self.put(keys, record, all, QualityKind::Sampled);
+    }
+
+    /// The same of a part of a job that is seen no more: it used at least so much. What it held at the time is no
+    /// total of it.
+    pub fn leave(&self, key: &JobKey, record: &mut Record) {
+        let is_peak = |column: usize| PEAKS.iter().any(|&(peak, _)| peak == column);
+        let is_total = |&column: &usize| JOB.columns[column].kind == Kind::Counter || is_peak(column);
+        let totals = (0..JOB.columns.len()).filter(is_total);
+        self.put(std::slice::from_ref(key), record, totals, QualityKind::LowerBound);
+    }
+
+    fn put(
+        &self,
+        keys: &[JobKey],
+        record: &mut Record,
+        columns: impl Iterator<Item = usize>,
+        kind: QualityKind,
+    ) {
         let jobs = self.lock();
         let samples: Vec<&Sample> = keys.iter().filter_map(|key| jobs.get(key)).collect();
-        for (column, definition) in JOB.columns.iter().enumerate() {
+        for column in columns {
             let known = samples.iter().map(|sample| sample.cells[column]).filter(|&cell| cell != MISSING);
-            let value = match definition.across {
+            let value = match JOB.columns[column].across {
                 met_core::Across::Max => known.max(),
                 _ => known.reduce(i64::saturating_add),
             };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use met_core::course::Course;
-use met_core::job::{JobKey, QualityKind, Record};
+use met_core::job::{JobKey, Record};
 use met_core::whole::together;
 use met_core::{Table, gpu};
 use met_store::cluster::{Log, Node};
@@ -46,7 +46,7 @@ impl ClusterView {
             for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
                 let parts = part_keys(&log, &record.key)?;
                 let keys: Vec<JobKey> = parts.iter().map(|(node, key)| series_key(node, key)).collect();
-                self.latest.complete(&keys, record, QualityKind::Sampled);
+                self.latest.complete(&keys, record);
             }
         }
         Ok(jobs)

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use met_core::job::{JobKey, QualityKind, Record, State};
+use met_core::job::{JobKey, Record, State};
 use met_store::StoreError;
 use met_store::cluster::{Log, Told};
 
@@ -68,7 +68,7 @@ impl Work {
         record.state = State::Lost;
         // When it ended nobody knows; it was last heard of then.
         record.end_ns = [sampled_ns, heard_ns, record.start_ns].into_iter().flatten().max();
-        self.latest.complete(&[key], &mut record, QualityKind::LowerBound);
+        self.latest.leave(&key, &mut record);
         (node, record)
     }
 
