@@ -138,6 +138,12 @@ pub struct Log {
     connection: Connection,
 }
 
+/// What the file of a server in this folder takes on disk; `None` where there is none. It is not opened.
+pub fn bytes_in(state: &Path) -> Option<u64> {
+    let path = state.join(FILE);
+    path.exists().then(|| crate::series::bytes_of(&path))
+}
+
 impl Log {
     pub fn open(state: &Path) -> Result<Log, StoreError> {
         crate::inbox::private_dir(state).map_err(StoreError::io(state))?;
@@ -412,14 +418,6 @@ impl Log {
         })
     }
 
-    /// Bytes of the file.
-    pub fn bytes(&self) -> Result<i64, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size";
-            connection.query_row(sql, [], |row| row.get(0))
-        })
-    }
-
     /// Manager and id of every job that a node told of.
     pub fn told_jobs(&self) -> Result<Vec<(String, String)>, StoreError> {
         self.ask(|connection| {
@@ -507,6 +505,8 @@ mod tests {
         assert_eq!(log.take(&[arrived("n1", "a", 2)]).unwrap(), [Arrival::Known], "also after it was moved");
         let nodes = log.nodes().unwrap();
         assert_eq!((nodes[0].seen_ns, nodes[0].clock_offset_ns), (Some(7), Some(5)));
+        assert!(bytes_in(state.path()).is_some_and(|bytes| bytes >= 4096));
+        assert_eq!(bytes_in(&state.path().join("none")), None);
     }
 
     #[test]

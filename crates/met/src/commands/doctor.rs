@@ -99,6 +99,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     findings.extend(servers_of_store(setting));
     findings.extend(schedulers(setting));
     findings.extend(forwarding(setting));
+    findings.extend(served(setting));
     let mut stdout = io::stdout().lock();
     if args.json {
         let object = |finding: &Finding| {
@@ -630,6 +631,14 @@ fn store(setting: &Setting) -> Finding {
         remedy: network
             .then(|| "export XDG_STATE_HOME=DIR    (a folder of yours on a local disk)".to_owned()),
     }
+}
+
+/// What a server on this machine holds of its nodes beside its store: it grows when it cannot get rid of it.
+fn served(setting: &Setting) -> Option<Finding> {
+    let state = crate::server::state(setting);
+    let bytes = met_store::cluster::bytes_in(&state)?;
+    let detail = format!("{} of what nodes sent and told in {}", units::bytes(bytes as f64), state.display());
+    Some(Finding { what: "cluster", health: Health::Good, detail, remedy: None })
 }
 
 /// The servers that `store` in the configuration names, asked for real.
