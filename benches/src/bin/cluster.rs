@@ -7,10 +7,11 @@
 //! 60 of them are an hour, as blocks in the store are. Every batch that was acknowledged must be in its files
 //! afterwards, once.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -190,11 +191,15 @@ impl Node {
             spool: "load".to_owned(),
             sequence: self.sequence,
             version: "load".to_owned(),
+            tables: BTreeMap::from([(JOB.name.to_owned(), MEANT.clone())]),
             ..Header::default()
         };
         Batch { header, records, pieces }
     }
 }
+
+/// What nodes say of their columns, which does not change.
+static MEANT: LazyLock<String> = LazyLock::new(|| met_wire::meaning::describe(&JOB));
 
 fn key(job: u64) -> JobKey {
     JobKey { cluster: None, manager: "local".to_owned(), id: job.to_string(), incarnation: BEGIN_S }

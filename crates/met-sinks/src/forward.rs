@@ -401,13 +401,21 @@ impl Maker {
 
     /// What is meant by the columns in a batch; totals of records are named as the columns of jobs are.
     fn tables(&self, with_records: bool) -> BTreeMap<String, String> {
-        let of_jobs = with_records.then_some(&JOB);
-        let tables = self.held.values().map(|course| course.table).chain(of_jobs);
-        let mut described = BTreeMap::new();
-        for table in tables {
-            described.entry(table.name.to_owned()).or_insert_with(|| meaning::describe(table));
+        let mut occurring: BTreeMap<&str, (&Table, Vec<bool>)> = BTreeMap::new();
+        if with_records {
+            occurring.insert(JOB.name, (&JOB, vec![true; JOB.columns.len()]));
         }
-        described
+        for course in self.held.values() {
+            let none = || (course.table, vec![false; course.table.columns.len()]);
+            let (_, occurs) = occurring.entry(course.table.name).or_insert_with(none);
+            for (occurs, cells) in occurs.iter_mut().zip(&course.columns) {
+                *occurs = *occurs || cells.iter().any(|&cell| cell != MISSING);
+            }
+        }
+        let describe = |(name, (table, occurs)): (&str, (&Table, Vec<bool>))| {
+            (name.to_owned(), meaning::describe_some(table, |column| occurs[column]))
+        };
+        occurring.into_iter().map(describe).collect()
     }
 
     fn pieces(&self) -> (Vec<Piece>, u64) {

@@ -11,7 +11,13 @@ const LETTERS: usize = 8;
 
 /// All columns of a table, as a sender says it.
 pub fn describe(table: &Table) -> String {
-    table.columns.iter().map(|column| format!("{:04x}{:04x}", name_of(column), meaning_of(column))).collect()
+    describe_some(table, |_| true)
+}
+
+/// Those that occur in what he sends.
+pub fn describe_some(table: &Table, occurs: impl Fn(usize) -> bool) -> String {
+    let columns = table.columns.iter().enumerate().filter(|(index, _)| occurs(*index));
+    columns.map(|(_, column)| format!("{:04x}{:04x}", name_of(column), meaning_of(column))).collect()
 }
 
 /// How what somebody said of a table is to ours.
