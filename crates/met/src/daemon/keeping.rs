@@ -1,28 +1,25 @@
-//! The jobs a daemon knows: who may ask for which, what happens when one starts, ends or is lost.
+//! The jobs a daemon knows, and what happens when one starts, ends or is lost.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use met_core::course::Course;
-use met_core::energy::emission::Factor;
-use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, QualityKind, Record, State};
-use met_core::job_table::{CPU, GPU_ENERGY, GPU_ENERGY_IDLE};
+use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, Record, State};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_jobs::layouts::Layouts;
 use met_sinks::forward::{self, Forward};
-use met_store::inbox::{self, JobDir};
-use met_store::{Device, Writer};
+use met_store::Writer;
+use met_store::inbox::JobDir;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::board::Board;
+use super::charging::Emitting;
 use super::claims::{self, Made};
 use super::finding::Finding;
 use super::forwarding;
-use super::found::{self, Directory, Gone};
+use super::found::{Directory, Gone};
 use super::identifying::Asking;
 use super::nesting::Outer;
 use super::plain::{self, Groups};
@@ -37,15 +34,12 @@ use crate::config::{Config, Presence, Scope};
 use crate::emissions;
 use crate::failure::Failure;
 use crate::jobs;
-use crate::node_energy::Charged;
 use crate::paths::Place;
-use crate::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
-use crate::sampler::{Known, Live};
+use crate::protocol::Reply;
+use crate::sampler::Known;
 use crate::setting::Setting;
 use crate::users;
 
-/// Samples in one reply: some ten megabytes.
-const PAGE_SAMPLES: usize = 50_000;
 /// How far a user's own ids may be ahead of everybody's.
 const ID_LEAP_MAX: u64 = 1_000_000;
 
@@ -70,30 +64,22 @@ pub struct Keeping {
     pub(super) asking: Vec<Asking>,
     /// Groups of processes, where there is no batch system.
     pub(super) groups: Option<Groups>,
-    made: Made,
+    pub(super) made: Made,
     /// Ids that were reserved and have no end yet, and for whom.
     given: HashMap<u64, u32>,
     pub(super) schedulers: Schedulers,
     pub(super) unwritten: Unwritten,
     /// Jobs that are over, and whose last share of energy is not known yet.
-    owed: HashSet<JobKey>,
+    pub(super) owed: HashSet<JobKey>,
     pub(super) emitting: Emitting,
     /// Where events of jobs are counted that have no v2 cgroup.
     pub(super) shadows: Shadows,
     /// Where others read of it, if somebody listens.
     pub(super) board: Option<Arc<Board>>,
     /// To the server of the cluster, where there is one.
-    forward: Option<Forward>,
+    pub(super) forward: Option<Forward>,
     /// Why there is none, though one was asked for.
-    not_sending: Option<Box<forward::Status>>,
-}
-
-/// What a kilowatt hour emits.
-#[derive(Default)]
-pub(super) struct Emitting {
-    pub(super) asking: Option<emissions::Asking>,
-    told: Vec<Factor>,
-    holds: Option<Factor>,
+    pub(super) not_sending: Option<Box<forward::Status>>,
 }
 
 pub(super) struct Kept {
@@ -214,72 +200,7 @@ impl Keeping {
         self.may_stop(peer) || operators.is_some_and(|group| users::is_in_group(peer.uid, group))
     }
 
-    pub fn answer(&mut self, request: Request, peer: Peer) -> Result<Reply> {
-        if !self.place.system && !self.may_stop(peer) {
-            bail!("this daemon serves another user");
-        }
-        match request {
-            Request::Reserve { at_least } => self.reserve(at_least, peer),
-            Request::Enclose { name, pid } => self.enclose(&name, pid, peer).map(Reply::Enclosed),
-            Request::Started(record) => self.started(*record, peer),
-            Request::Ended(record) => self.ended(*record, peer),
-            Request::Jobs(mut filter) => {
-                if !self.sees_all(peer) {
-                    filter.uid = Some(peer.uid);
-                }
-                self.refresh();
-                self.discovered();
-                let found = self.writer.jobs(&filter.to_store())?;
-                let mut found = self.with_live(found);
-                filter.retain(&mut found);
-                Ok(Reply::Jobs(found))
-            }
-            Request::Find(job) => {
-                self.refresh();
-                self.discovered();
-                let mut found = jobs::find(&self.writer, &job)?;
-                let sees_all = self.sees_all(peer);
-                if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
-                    found = self.find_own(&job, peer)?;
-                }
-                found.retain(|record| sees_all || record.uid == Some(peer.uid));
-                Ok(Reply::Jobs(self.with_live(found)))
-            }
-            Request::Course { key, after_ms } => self.course(&key, after_ms, peer),
-            Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, peer),
-            Request::Remove(key) => self.remove(&key, peer),
-            Request::NodeParts { since_ms } => self.node_parts(since_ms),
-            Request::NodeCourse { table, part, after_ms } => self.node_course(&table, &part, after_ms),
-            Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
-            Request::Correct(correction) if self.may_stop(peer) => {
-                let jobs = correction.apply(&mut self.writer, &self.config)?;
-                self.emitting.told = self.writer.factors()?;
-                self.follow_factor();
-                Ok(Reply::Corrected { jobs })
-            }
-            Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
-            Request::Correct(_) => bail!("only root may change the factors of the system daemon"),
-            Request::InForce => Ok(self.in_force(peer)),
-            Request::Configure(change) => self.configure(&change, peer),
-            Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
-            Request::Hello { .. } | Request::Stop | Request::Nodes | Request::NodeCourses { .. } => {
-                bail!("not a question about jobs")
-            }
-        }
-    }
-
-    /// The newest job of a user that fits, where the newest of all is somebody else's.
-    fn find_own(&mut self, job: &jobs::JobRef, peer: Peer) -> Result<Vec<Record>> {
-        let name = match job {
-            jobs::JobRef::Id { .. } => return Ok(Vec::new()),
-            jobs::JobRef::Name(name) => Some(name.clone()),
-            jobs::JobRef::Last => None,
-        };
-        let filter = jobs::JobsFilter { uid: Some(peer.uid), limit: Some(1), name, ..Default::default() };
-        Ok(self.writer.jobs(&filter.to_store())?)
-    }
-
-    fn reserve(&mut self, at_least: u64, peer: Peer) -> Result<Reply> {
+    pub(super) fn reserve(&mut self, at_least: u64, peer: Peer) -> Result<Reply> {
         let next = self.writer.next_local_id()?;
         // A user's own ids are not far from everybody's, unless he means to use them all up.
         if at_least > next + ID_LEAP_MAX {
@@ -291,7 +212,7 @@ impl Keeping {
     }
 
     /// Makes a cgroup inside the caller's own slice and moves his waiting child into it.
-    fn enclose(&mut self, name: &str, pid: u32, peer: Peer) -> Result<CgroupPaths> {
+    pub(super) fn enclose(&mut self, name: &str, pid: u32, peer: Peer) -> Result<CgroupPaths> {
         if !enclosure::is_valid_name(name) {
             bail!("{name:?} is no name for a job's cgroup");
         }
@@ -314,7 +235,7 @@ impl Keeping {
         Ok(paths)
     }
 
-    fn started(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
+    pub(super) fn started(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
         if record.key.manager != LOCAL {
             bail!("only local jobs are announced");
         }
@@ -347,7 +268,7 @@ impl Keeping {
         }
     }
 
-    fn check_owner(&self, record: &Record, peer: Peer) -> Result<()> {
+    pub(super) fn check_owner(&self, record: &Record, peer: Peer) -> Result<()> {
         if !self.may_stop(peer) && record.uid != Some(peer.uid) {
             bail!("no such job");
         }
@@ -379,7 +300,7 @@ impl Keeping {
     }
 
     /// Keeps the end of a job; it is on disk when this returns.
-    fn ended(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
+    pub(super) fn ended(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
         if record.state.is_live() {
             bail!("the job has not ended");
         }
@@ -437,96 +358,10 @@ impl Keeping {
         self.limit_count()
     }
 
-    fn keep_course(&mut self, key: &JobKey, course: &Course) {
-        if course.is_empty() {
-            return;
-        }
-        forwarding::offer_job(self.forward.as_ref(), key, course);
-        if let Err(error) = self.writer.append_course(key, course) {
-            tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
-        }
-    }
-
     /// The server hears soon of a job that began or ended.
     fn hurry(&self) {
         if let Some(forward) = &self.forward {
             forward.hurry();
-        }
-    }
-
-    pub fn is_owed(&self) -> bool {
-        !self.owed.is_empty()
-    }
-
-    /// Adds to jobs that are over what their last window of energy came to.
-    pub fn settle_energy(&mut self) {
-        if self.is_owed() {
-            let settled = self.sampling.settled();
-            self.put_energy(settled);
-        }
-    }
-
-    fn put_energy(&mut self, settled: Vec<(JobKey, Charged)>) {
-        for (key, charged) in settled {
-            self.owed.remove(&key);
-            if let Some(end) = self.unwritten.end_of(&key) {
-                charged.put(&mut end.totals);
-                end.emission = charged.emission();
-                continue;
-            }
-            let Ok(Some(mut record)) = self.writer.get(&key) else { continue };
-            charged.put(&mut record.totals);
-            record.emission = charged.emission();
-            if let Err(error) = self.writer.put(&record) {
-                tracing::warn!("job {}: its last share of energy is lost: {error}", key.id);
-            }
-            self.on_board(|board| board.knows(&record));
-        }
-    }
-
-    /// Takes up what a provider said.
-    pub fn hear_provider(&mut self) {
-        let answers = self.emitting.asking.as_ref().map(emissions::Asking::answers).unwrap_or_default();
-        for answer in answers {
-            match answer {
-                Ok(factors) => self.take_factors(factors),
-                Err(error) => tracing::warn!("no emission factor: {error}"),
-            }
-        }
-    }
-
-    fn take_factors(&mut self, factors: Vec<Factor>) {
-        if factors.len() > 1 {
-            let count = factors.len();
-            tracing::info!(
-                "{count} emission factors of the past; `met emissions recompute` applies them to jobs"
-            );
-        }
-        for factor in factors {
-            if let Err(error) = self.writer.put_factor(&factor) {
-                tracing::warn!("an emission factor is not kept: {error}");
-            }
-            // A provider says the same until it has measured again, and may correct itself.
-            self.emitting.told.retain(|told| told.since_ns != factor.since_ns);
-            self.emitting.told.push(factor);
-        }
-        self.emitting.told.sort_by_key(|told| told.since_ns);
-        self.follow_factor();
-    }
-
-    /// The time of the newest factor that a provider told.
-    pub(super) fn told_ns(&self) -> Option<i64> {
-        let by_provider = self.emitting.told.iter().filter(|told| told.source != emissions::BY_HAND);
-        by_provider.map(|told| told.since_ns).max()
-    }
-
-    /// Tells the sampler which factor holds now.
-    pub fn follow_factor(&mut self) {
-        let factors = emissions::course(&self.config.emissions, &self.emitting.told);
-        let holds = factors.at(jobs::now_ns()).cloned();
-        if let Some(factor) = holds.clone().filter(|_| holds != self.emitting.holds) {
-            self.sampling.set_factor(factor);
-            self.emitting.holds = holds;
         }
     }
 
@@ -577,245 +412,12 @@ impl Keeping {
     }
 
     /// What cannot be imported, on a full disk, is read where it lies.
-    fn refresh(&mut self) {
+    pub(super) fn refresh(&mut self) {
         if !self.place.system
             && let Err(error) = jobs::import(&mut self.writer, &self.place.state, &self.host)
         {
             tracing::warn!("{error:#}");
         }
-    }
-
-    fn with_live(&mut self, mut found: Vec<Record>) -> Vec<Record> {
-        for record in &mut found {
-            if let Some(end) = self.unwritten.end_of(&record.key) {
-                record.clone_from(end);
-            }
-        }
-        if found.iter().any(|record| record.state.is_live()) {
-            let mut live = self.sampling.live();
-            for record in found.iter_mut().filter(|record| record.state.is_live()) {
-                jobs::settle_or_end(&self.host, &self.writer, record);
-                // Its directory is gone, and the discovery is about to tell what became of it.
-                if let Some(kept) = self.jobs.get(&record.key).filter(|_| Keeping::is_found(record)) {
-                    // What the scheduler told of its steps is in the store alone.
-                    found::put_parts(&mut record.parts, kept.record.parts.clone());
-                    record.totals = kept.record.totals.clone();
-                    record.state = if record.state == State::Lost { State::Running } else { record.state };
-                }
-                if !record.state.is_live() {
-                    continue;
-                }
-                // A job in a terminal is sampled there, and one that has just begun not yet.
-                let sampled = live.remove(&record.key).filter(|live| live.totals.get(CPU).is_some());
-                let live = sampled.unwrap_or_else(|| Live::now(&self.host, record));
-                jobs::overlay(record, live);
-            }
-        }
-        jobs::remove_empty_cgroups(&self.host, &found);
-        found
-    }
-
-    fn visible(&mut self, key: &JobKey, peer: Peer) -> Result<Record> {
-        let record =
-            self.writer.get(key)?.filter(|record| self.sees_all(peer) || record.uid == Some(peer.uid));
-        record.context("no such job")
-    }
-
-    fn course(&mut self, key: &JobKey, after_ms: i64, peer: Peer) -> Result<Reply> {
-        // Whoever keeps the job has its course; here is none.
-        if self.visible(key, peer).is_err() {
-            return Ok(Reply::Course(WireCourse::default()));
-        }
-        if self.jobs.contains_key(key) && after_ms == i64::MIN {
-            self.flush();
-        }
-        let mut course = self.writer.course_between(key, after_ms.saturating_add(1), i64::MAX)?;
-        course.truncate(PAGE_SAMPLES);
-        Ok(Reply::Course(WireCourse::of(&course)))
-    }
-
-    /// The course of a card while the job had it. Nobody is told of a card that was never his.
-    fn card_course(&mut self, key: &JobKey, uuid: &str, after_ms: i64, peer: Peer) -> Result<Reply> {
-        if self.visible(key, peer).is_err() {
-            return Ok(Reply::Course(WireCourse::default()));
-        }
-        if self.jobs.contains_key(key) && after_ms == i64::MIN {
-            self.flush();
-        }
-        let mut course = jobs::card_course(&self.writer, key, uuid, after_ms)?;
-        course.truncate(PAGE_SAMPLES);
-        Ok(Reply::Course(WireCourse::of(&course)))
-    }
-
-    fn remove(&mut self, key: &JobKey, peer: Peer) -> Result<Reply> {
-        match self.visible(key, peer) {
-            Ok(record) => self.check_owner(&record, peer)?,
-            // Removed is removed, whoever kept it.
-            Err(_) => return Ok(Reply::Done),
-        }
-        if self.jobs.contains_key(key) {
-            bail!("the job still runs; `met cancel` ends it");
-        }
-        self.writer.remove(key)?;
-        Ok(Reply::Done)
-    }
-
-    fn status(&self) -> Result<Status> {
-        Ok(Status {
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            system: self.place.system,
-            jobs: self.jobs.len(),
-            interval_ms: self.config.sampling.interval.as_millis() as i64,
-            state: self.place.state.clone(),
-            sources: self.sampling.costs()?,
-            schedulers: self.schedulers.status(),
-            discovery: self.finding.as_ref().map(|finding| DiscoveryStatus {
-                shadows: self.shadows.count(),
-                shadows_refused: self.shadows.refused().cloned(),
-                ..finding.health().into()
-            }),
-            forward: match &self.forward {
-                Some(forward) => Some(forward.status()),
-                None => self.not_sending.as_deref().cloned(),
-            },
-        })
-    }
-
-    /// Samples go to disk this often: a killed daemon loses no more.
-    pub fn flush_every(&self) -> Duration {
-        let buffered = self.config.sampling.buffer_samples;
-        let by_size =
-            buffered.map(|samples| self.config.sampling.interval.saturating_mul(samples.min(100_000) as u32));
-        let every = match &self.forward {
-            Some(_) => self.config.storage.flush_interval.min(self.config.forward.interval),
-            None => self.config.storage.flush_interval,
-        };
-        by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
-    }
-
-    pub fn has_to_flush(&self) -> bool {
-        !self.jobs.is_empty() || !self.unwritten.is_empty()
-    }
-
-    /// Tries again what could not be written.
-    fn write_again(&mut self) {
-        let writer = &mut self.writer;
-        self.unwritten.write_ends(|record| writer.put(record));
-        if self.unwritten.told.is_some() {
-            self.hear();
-        }
-    }
-
-    pub fn flush(&mut self) {
-        self.write_again();
-        self.follow_shadows();
-        let drained = self.sampling.drain();
-        for (key, course) in drained.jobs {
-            self.keep_course(&key, &course);
-        }
-        for (uuid, course) in drained.cards {
-            forwarding::offer_card(self.forward.as_ref(), &uuid, &course);
-            if let Err(error) = self.writer.append_device(&uuid, &course) {
-                tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
-            }
-        }
-        for (table, part, course) in drained.node {
-            forwarding::offer_node(self.forward.as_ref(), &part, &course);
-            if let Err(error) = self.writer.append_node(&part, &course) {
-                tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
-            }
-        }
-        if !drained.devices.is_empty() {
-            self.keep_cards(&drained.devices);
-        }
-    }
-
-    /// Whether the course of the machine is kept.
-    pub(super) fn keeps_node(&self) -> bool {
-        match self.config.storage.node_series {
-            Presence::Auto => self.place.system,
-            Presence::Yes => true,
-            Presence::No => false,
-        }
-    }
-
-    /// A part of the machine over time, which is nobody's secret.
-    fn node_course(&mut self, table: &str, part: &str, after_ms: i64) -> Result<Reply> {
-        let known = met_sources::catalogue().into_iter().find(|known| known.name == table);
-        let Some(table) = known else { return Ok(Reply::Course(WireCourse::default())) };
-        let mut course = self.writer.node_course(table, part, after_ms.saturating_add(1), i64::MAX)?;
-        course.truncate(PAGE_SAMPLES);
-        Ok(Reply::Course(WireCourse::of(&course)))
-    }
-
-    fn node_parts(&mut self, since_ms: i64) -> Result<Reply> {
-        self.flush();
-        let parts = self.writer.node_parts_between(since_ms, i64::MAX)?;
-        Ok(Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect()))
-    }
-
-    /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
-    fn keep_cards(&mut self, devices: &[Device]) {
-        let live = self.sampling.live();
-        let records: Vec<Record> = live
-            .into_iter()
-            .filter(|(_, live)| !live.gpus.is_empty())
-            .filter_map(|(key, live)| {
-                let mut record = Record { gpus: live.gpus, ..self.jobs.get(&key)?.record.clone() };
-                for column in [GPU_ENERGY, GPU_ENERGY_IDLE] {
-                    // Should nobody see the end of it, this is what is known.
-                    if let Some(figure) = live.totals.figure(column) {
-                        record.totals.set(
-                            column,
-                            figure.value,
-                            QualityKind::LowerBound,
-                            figure.source.clone(),
-                        );
-                    }
-                }
-                Some(record)
-            })
-            .collect();
-        let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
-        if let Err(error) = result {
-            tracing::warn!("what jobs did with cards is not written: {error}");
-        }
-    }
-
-    /// Removes what supervisors left that died before they announced their job.
-    pub fn sweep(&mut self) {
-        let in_use = |paths: &CgroupPaths| {
-            self.jobs
-                .values()
-                .any(|kept| kept.record.local.as_ref().is_some_and(|local| local.cgroup == *paths))
-        };
-        let abandoned = self.made.abandoned(|pid| self.host.process(pid).is_err(), in_use);
-        for paths in abandoned {
-            enclosure::remove(&paths);
-            self.made.forget(&paths);
-        }
-    }
-
-    pub fn retain(&mut self) {
-        if let Err(error) = inbox::clean(&self.place.state) {
-            tracing::warn!("{}: {error}", self.place.state.display());
-        }
-        self.sweep();
-        let retention = jobs::retention(&self.config.storage);
-        if let Err(error) = self.writer.retain(&retention, jobs::now_ns()) {
-            tracing::warn!("old jobs could not be removed: {error}");
-        }
-    }
-
-    /// `storage.size`: at most so many finished jobs.
-    fn limit_count(&mut self) -> Result<()> {
-        let Some(most) = self.config.storage.jobs_max else { return Ok(()) };
-        let all = self.writer.jobs(&jobs::JobsFilter::default().to_store())?;
-        for record in all.iter().filter(|record| !record.state.is_live()).skip(most as usize) {
-            self.writer.remove(&record.key)?;
-        }
-        Ok(())
     }
 
     pub fn close(mut self) {

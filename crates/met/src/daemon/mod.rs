@@ -3,9 +3,12 @@
 //! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. A third
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
+mod answering;
 pub mod board;
+mod charging;
 mod claims;
 mod finding;
+mod flushing;
 pub mod forwarding;
 mod found;
 mod identifying;

@@ -1,0 +1,194 @@
+//! Questions to a daemon: who may ask for which jobs, and what he is told.
+
+use anyhow::{Context, Result, bail};
+use met_core::job::{JobKey, Record, State};
+use met_core::job_table::CPU;
+
+use super::found;
+use super::keeping::Keeping;
+use super::socket::Peer;
+use crate::jobs;
+use crate::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
+use crate::sampler::Live;
+
+/// Samples in one reply: some ten megabytes.
+const PAGE_SAMPLES: usize = 50_000;
+
+impl Keeping {
+    pub fn answer(&mut self, request: Request, peer: Peer) -> Result<Reply> {
+        if !self.place.system && !self.may_stop(peer) {
+            bail!("this daemon serves another user");
+        }
+        match request {
+            Request::Reserve { at_least } => self.reserve(at_least, peer),
+            Request::Enclose { name, pid } => self.enclose(&name, pid, peer).map(Reply::Enclosed),
+            Request::Started(record) => self.started(*record, peer),
+            Request::Ended(record) => self.ended(*record, peer),
+            Request::Jobs(mut filter) => {
+                if !self.sees_all(peer) {
+                    filter.uid = Some(peer.uid);
+                }
+                self.refresh();
+                self.discovered();
+                let found = self.writer.jobs(&filter.to_store())?;
+                let mut found = self.with_live(found);
+                filter.retain(&mut found);
+                Ok(Reply::Jobs(found))
+            }
+            Request::Find(job) => {
+                self.refresh();
+                self.discovered();
+                let mut found = jobs::find(&self.writer, &job)?;
+                let sees_all = self.sees_all(peer);
+                if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
+                    found = self.find_own(&job, peer)?;
+                }
+                found.retain(|record| sees_all || record.uid == Some(peer.uid));
+                Ok(Reply::Jobs(self.with_live(found)))
+            }
+            Request::Course { key, after_ms } => self.course(&key, after_ms, peer),
+            Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, peer),
+            Request::Remove(key) => self.remove(&key, peer),
+            Request::NodeParts { since_ms } => self.node_parts(since_ms),
+            Request::NodeCourse { table, part, after_ms } => self.node_course(&table, &part, after_ms),
+            Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
+            Request::Correct(correction) if self.may_stop(peer) => {
+                let jobs = correction.apply(&mut self.writer, &self.config)?;
+                self.emitting.told = self.writer.factors()?;
+                self.follow_factor();
+                Ok(Reply::Corrected { jobs })
+            }
+            Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
+            Request::Correct(_) => bail!("only root may change the factors of the system daemon"),
+            Request::InForce => Ok(self.in_force(peer)),
+            Request::Configure(change) => self.configure(&change, peer),
+            Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
+            Request::Hello { .. } | Request::Stop | Request::Nodes | Request::NodeCourses { .. } => {
+                bail!("not a question about jobs")
+            }
+        }
+    }
+
+    /// The newest job of a user that fits, where the newest of all is somebody else's.
+    fn find_own(&mut self, job: &jobs::JobRef, peer: Peer) -> Result<Vec<Record>> {
+        let name = match job {
+            jobs::JobRef::Id { .. } => return Ok(Vec::new()),
+            jobs::JobRef::Name(name) => Some(name.clone()),
+            jobs::JobRef::Last => None,
+        };
+        let filter = jobs::JobsFilter { uid: Some(peer.uid), limit: Some(1), name, ..Default::default() };
+        Ok(self.writer.jobs(&filter.to_store())?)
+    }
+
+    fn with_live(&mut self, mut found: Vec<Record>) -> Vec<Record> {
+        for record in &mut found {
+            if let Some(end) = self.unwritten.end_of(&record.key) {
+                record.clone_from(end);
+            }
+        }
+        if found.iter().any(|record| record.state.is_live()) {
+            let mut live = self.sampling.live();
+            for record in found.iter_mut().filter(|record| record.state.is_live()) {
+                jobs::settle_or_end(&self.host, &self.writer, record);
+                // Its directory is gone, and the discovery is about to tell what became of it.
+                if let Some(kept) = self.jobs.get(&record.key).filter(|_| Keeping::is_found(record)) {
+                    // What the scheduler told of its steps is in the store alone.
+                    found::put_parts(&mut record.parts, kept.record.parts.clone());
+                    record.totals = kept.record.totals.clone();
+                    record.state = if record.state == State::Lost { State::Running } else { record.state };
+                }
+                if !record.state.is_live() {
+                    continue;
+                }
+                // A job in a terminal is sampled there, and one that has just begun not yet.
+                let sampled = live.remove(&record.key).filter(|live| live.totals.get(CPU).is_some());
+                let live = sampled.unwrap_or_else(|| Live::now(&self.host, record));
+                jobs::overlay(record, live);
+            }
+        }
+        jobs::remove_empty_cgroups(&self.host, &found);
+        found
+    }
+
+    fn visible(&mut self, key: &JobKey, peer: Peer) -> Result<Record> {
+        let record =
+            self.writer.get(key)?.filter(|record| self.sees_all(peer) || record.uid == Some(peer.uid));
+        record.context("no such job")
+    }
+
+    fn course(&mut self, key: &JobKey, after_ms: i64, peer: Peer) -> Result<Reply> {
+        // Whoever keeps the job has its course; here is none.
+        if self.visible(key, peer).is_err() {
+            return Ok(Reply::Course(WireCourse::default()));
+        }
+        if self.jobs.contains_key(key) && after_ms == i64::MIN {
+            self.flush();
+        }
+        let mut course = self.writer.course_between(key, after_ms.saturating_add(1), i64::MAX)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(Reply::Course(WireCourse::of(&course)))
+    }
+
+    /// The course of a card while the job had it. Nobody is told of a card that was never his.
+    fn card_course(&mut self, key: &JobKey, uuid: &str, after_ms: i64, peer: Peer) -> Result<Reply> {
+        if self.visible(key, peer).is_err() {
+            return Ok(Reply::Course(WireCourse::default()));
+        }
+        if self.jobs.contains_key(key) && after_ms == i64::MIN {
+            self.flush();
+        }
+        let mut course = jobs::card_course(&self.writer, key, uuid, after_ms)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(Reply::Course(WireCourse::of(&course)))
+    }
+
+    /// A part of the machine over time, which is nobody's secret.
+    fn node_course(&mut self, table: &str, part: &str, after_ms: i64) -> Result<Reply> {
+        let known = met_sources::catalogue().into_iter().find(|known| known.name == table);
+        let Some(table) = known else { return Ok(Reply::Course(WireCourse::default())) };
+        let mut course = self.writer.node_course(table, part, after_ms.saturating_add(1), i64::MAX)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(Reply::Course(WireCourse::of(&course)))
+    }
+
+    fn node_parts(&mut self, since_ms: i64) -> Result<Reply> {
+        self.flush();
+        let parts = self.writer.node_parts_between(since_ms, i64::MAX)?;
+        Ok(Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect()))
+    }
+
+    fn remove(&mut self, key: &JobKey, peer: Peer) -> Result<Reply> {
+        match self.visible(key, peer) {
+            Ok(record) => self.check_owner(&record, peer)?,
+            // Removed is removed, whoever kept it.
+            Err(_) => return Ok(Reply::Done),
+        }
+        if self.jobs.contains_key(key) {
+            bail!("the job still runs; `met cancel` ends it");
+        }
+        self.writer.remove(key)?;
+        Ok(Reply::Done)
+    }
+
+    fn status(&self) -> Result<Status> {
+        Ok(Status {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            system: self.place.system,
+            jobs: self.jobs.len(),
+            interval_ms: self.config.sampling.interval.as_millis() as i64,
+            state: self.place.state.clone(),
+            sources: self.sampling.costs()?,
+            schedulers: self.schedulers.status(),
+            discovery: self.finding.as_ref().map(|finding| DiscoveryStatus {
+                shadows: self.shadows.count(),
+                shadows_refused: self.shadows.refused().cloned(),
+                ..finding.health().into()
+            }),
+            forward: match &self.forward {
+                Some(forward) => Some(forward.status()),
+                None => self.not_sending.as_deref().cloned(),
+            },
+        })
+    }
+}

@@ -1,0 +1,148 @@
+//! What a daemon writes from time to time: samples, what could not be written before, and what is too old.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use met_core::course::Course;
+use met_core::job::{CgroupPaths, JobKey, QualityKind, Record};
+use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
+use met_jobs::enclosure;
+use met_store::{Device, inbox};
+
+use super::forwarding;
+use super::keeping::Keeping;
+use crate::config::Presence;
+use crate::jobs;
+
+impl Keeping {
+    /// Samples go to disk this often: a killed daemon loses no more.
+    pub fn flush_every(&self) -> Duration {
+        let buffered = self.config.sampling.buffer_samples;
+        let by_size =
+            buffered.map(|samples| self.config.sampling.interval.saturating_mul(samples.min(100_000) as u32));
+        let every = match &self.forward {
+            Some(_) => self.config.storage.flush_interval.min(self.config.forward.interval),
+            None => self.config.storage.flush_interval,
+        };
+        by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
+    }
+
+    pub fn has_to_flush(&self) -> bool {
+        !self.jobs.is_empty() || !self.unwritten.is_empty()
+    }
+
+    /// Tries again what could not be written.
+    pub(super) fn write_again(&mut self) {
+        let writer = &mut self.writer;
+        self.unwritten.write_ends(|record| writer.put(record));
+        if self.unwritten.told.is_some() {
+            self.hear();
+        }
+    }
+
+    pub fn flush(&mut self) {
+        self.write_again();
+        self.follow_shadows();
+        let drained = self.sampling.drain();
+        for (key, course) in drained.jobs {
+            self.keep_course(&key, &course);
+        }
+        for (uuid, course) in drained.cards {
+            forwarding::offer_card(self.forward.as_ref(), &uuid, &course);
+            if let Err(error) = self.writer.append_device(&uuid, &course) {
+                tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
+            }
+        }
+        for (table, part, course) in drained.node {
+            forwarding::offer_node(self.forward.as_ref(), &part, &course);
+            if let Err(error) = self.writer.append_node(&part, &course) {
+                tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
+            }
+        }
+        if !drained.devices.is_empty() {
+            self.keep_cards(&drained.devices);
+        }
+    }
+
+    pub(super) fn keep_course(&mut self, key: &JobKey, course: &Course) {
+        if course.is_empty() {
+            return;
+        }
+        forwarding::offer_job(self.forward.as_ref(), key, course);
+        if let Err(error) = self.writer.append_course(key, course) {
+            tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
+        }
+    }
+
+    /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
+    fn keep_cards(&mut self, devices: &[Device]) {
+        let live = self.sampling.live();
+        let records: Vec<Record> = live
+            .into_iter()
+            .filter(|(_, live)| !live.gpus.is_empty())
+            .filter_map(|(key, live)| {
+                let mut record = Record { gpus: live.gpus, ..self.jobs.get(&key)?.record.clone() };
+                for column in [GPU_ENERGY, GPU_ENERGY_IDLE] {
+                    // Should nobody see the end of it, this is what is known.
+                    if let Some(figure) = live.totals.figure(column) {
+                        record.totals.set(
+                            column,
+                            figure.value,
+                            QualityKind::LowerBound,
+                            figure.source.clone(),
+                        );
+                    }
+                }
+                Some(record)
+            })
+            .collect();
+        let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
+        if let Err(error) = result {
+            tracing::warn!("what jobs did with cards is not written: {error}");
+        }
+    }
+
+    /// Whether the course of the machine is kept.
+    pub(super) fn keeps_node(&self) -> bool {
+        match self.config.storage.node_series {
+            Presence::Auto => self.place.system,
+            Presence::Yes => true,
+            Presence::No => false,
+        }
+    }
+
+    /// Removes what supervisors left that died before they announced their job.
+    pub fn sweep(&mut self) {
+        let in_use = |paths: &CgroupPaths| {
+            self.jobs
+                .values()
+                .any(|kept| kept.record.local.as_ref().is_some_and(|local| local.cgroup == *paths))
+        };
+        let abandoned = self.made.abandoned(|pid| self.host.process(pid).is_err(), in_use);
+        for paths in abandoned {
+            enclosure::remove(&paths);
+            self.made.forget(&paths);
+        }
+    }
+
+    pub fn retain(&mut self) {
+        if let Err(error) = inbox::clean(&self.place.state) {
+            tracing::warn!("{}: {error}", self.place.state.display());
+        }
+        self.sweep();
+        let retention = jobs::retention(&self.config.storage);
+        if let Err(error) = self.writer.retain(&retention, jobs::now_ns()) {
+            tracing::warn!("old jobs could not be removed: {error}");
+        }
+    }
+
+    /// `storage.size`: at most so many finished jobs.
+    pub(super) fn limit_count(&mut self) -> Result<()> {
+        let Some(most) = self.config.storage.jobs_max else { return Ok(()) };
+        let all = self.writer.jobs(&jobs::JobsFilter::default().to_store())?;
+        for record in all.iter().filter(|record| !record.state.is_live()).skip(most as usize) {
+            self.writer.remove(&record.key)?;
+        }
+        Ok(())
+    }
+}
