@@ -194,10 +194,12 @@ pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result
     write_figures(sql, terms, key, record)
 }
 
-/// A job that was called lost lives: what is written of it next is believed.
+/// A job that was called lost, or over before all of it was known, lives: what is written of it next is believed. What
+/// its scheduler said of its end stays.
 pub(crate) fn revive(sql: &dyn Sql, key: &JobKey) -> Result<()> {
     let Some(stored) = exact(sql, key, Parts::NONE)? else { return Ok(()) };
-    if stored.record.state != State::Lost {
+    let by_scheduler = stored.record.scheduling.asked_ns.is_some() && !is_unsettled(&stored.record);
+    if stored.record.state.is_live() || by_scheduler {
         return Ok(());
     }
     write_row(sql, &Record { state: State::Running, end_ns: None, ..stored.record }).map(drop)

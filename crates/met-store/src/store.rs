@@ -133,7 +133,8 @@ impl Writer {
         result
     }
 
-    /// As [`Writer::put_instead`], where some were only believed to be lost and live: of these that is taken back.
+    /// As [`Writer::put_instead`], where some were only believed to be over and live: of these that is taken back,
+    /// unless a scheduler said it.
     pub fn put_revived(
         &mut self,
         records: &[Record],

@@ -41,6 +41,9 @@ pub fn unpacked_max(packed: usize) -> usize {
 /// A record of a job with all its steps.
 pub const RECORD_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 255;
+/// Far more tables, and columns of one, than there are.
+const TABLES_MAX: usize = 256;
+const DESCRIPTION_BYTES_MAX: usize = 512 * 8;
 
 /// Who sends, and how far he is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -264,6 +267,12 @@ impl<'a> Frames<'a> {
                 let texts = [&header.node, &header.spool, &header.boot_id, &header.version];
                 if texts.iter().any(|text| text.len() > NAME_BYTES_MAX) || header.node.is_empty() {
                     return Err(BadBatch::Content("a header without proper names", at));
+                }
+                let is_long = |(name, said): (&String, &String)| {
+                    name.len() > NAME_BYTES_MAX || said.len() > DESCRIPTION_BYTES_MAX
+                };
+                if header.tables.len() > TABLES_MAX || header.tables.iter().any(is_long) {
+                    return Err(BadBatch::Content("a header that says too much of its tables", at));
                 }
                 Ok(header)
             }

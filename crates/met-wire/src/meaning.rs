@@ -5,7 +5,7 @@
 //! says with eight letters for each column what it means by it: four are of its name, and four of its kind, its unit
 //! and its scale. That is little beside the samples, and needs no memory of what was said before.
 
-use met_core::{Kind, Table};
+use met_core::{Column, Kind, Table};
 
 const LETTERS: usize = 8;
 
@@ -30,31 +30,42 @@ pub enum Compared {
     Differs(&'static str),
 }
 
-/// Compares what somebody said of a table with ours. What is no description says nothing.
-pub fn compare(said: &str, ours: &Table) -> Compared {
-    let half = |text: Option<&str>| u16::from_str_radix(text?, 16).ok();
-    let letters = said.as_bytes().chunks_exact(LETTERS).filter_map(|one| std::str::from_utf8(one).ok());
-    let theirs: Vec<(u16, u16)> =
-        letters.filter_map(|one| half(one.get(..4)).zip(half(one.get(4..)))).collect();
-    let is_named = |column: &&met_core::Column, name: u16| name_of(column) == name;
-    for column in ours.columns {
-        let mut named = theirs.iter().filter(|(name, _)| is_named(&column, *name)).peekable();
-        if named.peek().is_some() && !named.any(|(_, meaning)| *meaning == meaning_of(column)) {
-            return Compared::Differs(column.name);
-        }
+/// What is meant by a table here.
+pub struct Meaning {
+    table: &'static Table,
+    columns: Vec<(u16, u16)>,
+}
+
+impl Meaning {
+    pub fn of(table: &'static Table) -> Meaning {
+        let columns = table.columns.iter().map(|column| (name_of(column), meaning_of(column))).collect();
+        Meaning { table, columns }
     }
-    let is_unknown = |name: u16| !ours.columns.iter().any(|column| is_named(&column, name));
-    match theirs.iter().filter(|(name, _)| is_unknown(*name)).count() {
-        0 => Compared::Same,
-        unknown => Compared::Unknown(unknown),
+
+    /// Compares what somebody said of a table with it. What is no description says nothing.
+    pub fn compare(&self, said: &str) -> Compared {
+        let half = |text: Option<&str>| u16::from_str_radix(text?, 16).ok();
+        let letters = said.as_bytes().chunks_exact(LETTERS).filter_map(|one| std::str::from_utf8(one).ok());
+        let theirs: Vec<(u16, u16)> =
+            letters.filter_map(|one| half(one.get(..4)).zip(half(one.get(4..)))).collect();
+        for (ours, column) in self.columns.iter().zip(self.table.columns) {
+            if theirs.iter().any(|their| their.0 == ours.0) && !theirs.contains(ours) {
+                return Compared::Differs(column.name);
+            }
+        }
+        let is_unknown = |their: &&(u16, u16)| !self.columns.iter().any(|ours| ours.0 == their.0);
+        match theirs.iter().filter(is_unknown).count() {
+            0 => Compared::Same,
+            unknown => Compared::Unknown(unknown),
+        }
     }
 }
 
-fn name_of(column: &met_core::Column) -> u16 {
+fn name_of(column: &Column) -> u16 {
     folded(column.name.bytes())
 }
 
-fn meaning_of(column: &met_core::Column) -> u16 {
+fn meaning_of(column: &Column) -> u16 {
     let kind = match column.kind {
         Kind::Counter => b'c',
         Kind::Gauge => b'g',
@@ -73,7 +84,7 @@ fn folded(bytes: impl Iterator<Item = u8>) -> u16 {
 #[cfg(test)]
 mod tests {
     use met_core::table::{MICRO, MILLI, ONE};
-    use met_core::{Column, JOB, Unit};
+    use met_core::{JOB, Unit};
     use proptest::prelude::*;
 
     use super::*;
@@ -100,30 +111,30 @@ mod tests {
             Column::gauge("cap", Unit::Watts, MILLI, ""),
             Column::gauge("voltage", Unit::Count, MILLI, ""),
         ]);
-        assert_eq!(compare(&describe(&OURS), &OURS), Compared::Same);
-        assert_eq!(compare(&describe(&MOVED), &OURS), Compared::Same);
-        assert_eq!(compare(&describe(&FEWER), &OURS), Compared::Same);
-        assert_eq!(compare(&describe(&MORE), &OURS), Compared::Unknown(2));
+        assert_eq!(Meaning::of(&OURS).compare(&describe(&OURS)), Compared::Same);
+        assert_eq!(Meaning::of(&OURS).compare(&describe(&MOVED)), Compared::Same);
+        assert_eq!(Meaning::of(&OURS).compare(&describe(&FEWER)), Compared::Same);
+        assert_eq!(Meaning::of(&OURS).compare(&describe(&MORE)), Compared::Unknown(2));
         for changed in [
             Column { scale: MICRO, ..POWER },
             Column { unit: Unit::Joules, ..POWER },
             Column { kind: Kind::Counter, ..POWER },
         ] {
             let theirs = Table { columns: Box::leak(Box::new([changed])), ..table(&[]) };
-            assert_eq!(compare(&describe(&theirs), &OURS), Compared::Differs("power"));
+            assert_eq!(Meaning::of(&OURS).compare(&describe(&theirs)), Compared::Differs("power"));
         }
     }
 
     #[test]
     fn a_description_is_small() {
         assert_eq!(describe(&JOB).len(), JOB.columns.len() * LETTERS);
-        assert_eq!(compare(&describe(&JOB), &JOB), Compared::Same);
+        assert_eq!(Meaning::of(&JOB).compare(&describe(&JOB)), Compared::Same);
     }
 
     proptest! {
         #[test]
         fn any_text_is_compared(text in ".{0,200}", hex in "[0-9a-f]{0,200}") {
-            let _ = (compare(&text, &OURS), compare(&hex, &OURS));
+            let _ = (Meaning::of(&OURS).compare(&text), Meaning::of(&OURS).compare(&hex));
         }
     }
 }

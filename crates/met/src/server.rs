@@ -306,7 +306,7 @@ fn nodes(view: &ClusterView) -> Result<Vec<NodeStatus>> {
 
 #[cfg(test)]
 mod tests {
-    use met_wire::meaning::{Compared, compare, describe};
+    use met_wire::meaning::{Compared, Meaning, describe};
 
     /// Else a column that one version has and the other has not could be taken for another one.
     #[test]
@@ -317,7 +317,7 @@ mod tests {
                 (0..described.len()).step_by(8).map(|at| &described[at..at + 4]).collect();
             names.sort_unstable();
             assert!(names.is_sorted_by(|one, next| one < next), "{}: {names:?}", table.name);
-            assert_eq!(compare(&described, table), Compared::Same);
+            assert_eq!(Meaning::of(table).compare(&described), Compared::Same);
         }
     }
 }

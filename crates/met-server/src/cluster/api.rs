@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 
 use super::access;
 use super::keeper::{Keeper, Refusal, now_ns};
-use super::misunderstood::{self, Misunderstood, Trouble};
+use super::misunderstood::{Misunderstood, Trouble};
 use crate::http::{Asker, in_background};
 
 /// Everything under it looks at tokens by itself.
@@ -179,7 +179,7 @@ async fn batches(
         return Err(Problem::new(StatusCode::FORBIDDEN, reason));
     }
     check(&batch).map_err(|reason| Problem::never(StatusCode::BAD_REQUEST, reason))?;
-    let trouble = misunderstood::trouble(&batch.header, |name| api.keeper.table(name));
+    let trouble = api.misunderstood.trouble(&batch.header, |name| api.keeper.table(name));
     api.misunderstood.note(&node, trouble.as_ref());
     if let Some(Trouble::Misread(what)) = trouble {
         return Err(Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, what) });

@@ -374,8 +374,8 @@ impl Work {
     fn put_wholes(&mut self, keys: impl IntoIterator<Item = JobKey>) -> Result<(), StoreError> {
         let (mut write, mut instead_of, mut revived) = (Vec::new(), Vec::new(), Vec::new());
         for key in keys {
-            let Some((job, was_given_up)) = self.whole(key)? else { continue };
-            if was_given_up && job.state.is_live() {
+            let Some((job, may_have_ended)) = self.whole(key)? else { continue };
+            if may_have_ended && job.state.is_live() {
                 revived.push(job.key.clone());
             }
             if !spans_nodes(&job.key.manager) {
@@ -426,12 +426,14 @@ impl Work {
         Ok(placed)
     }
 
-    /// A job by all that was told of it, and whether it was called lost because of a node that is here again.
+    /// A job by all that was told of it, and whether it may have been called over though it is not: because of a
+    /// node that was gone, or one that was done before another one had said that it takes part.
     fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
         let mut told = self.log.told(&key.manager, &key.id)?;
         told.retain(|told| whole_key(told) == key);
         let is_gone = |told: &Told| self.gone.contains(&told.node);
-        let was_given_up = told.iter().any(|told| told.given_up && !is_gone(told));
+        let is_done = |told: &Told| !told.record.state.is_live();
+        let may_have_ended = told.iter().any(|told| told.given_up && !is_gone(told) || is_done(told));
         // Its own node would have computed them at the end.
         let is_lost = told.iter().any(|told| told.record.state.is_live() && is_gone(told));
         let parts: Vec<(String, Record)> = told.into_iter().map(|told| self.as_known(told)).collect();
@@ -441,7 +443,7 @@ impl Work {
             // Without its course, which an engine that is away may have, a job is still a job.
             job.summaries = self.course_of(&parts).unwrap_or_default();
         }
-        Ok(job.map(|job| (job, was_given_up)))
+        Ok(job.map(|job| (job, may_have_ended)))
     }
 
     /// The means and peaks of a job on several nodes.

@@ -372,9 +372,11 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
 fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
     let state = tempfile::tempdir().unwrap();
     let mut work = enrolled(state.path(), &["n1", "n2"]);
-    // One part of it was over long ago, and the job runs.
-    give(&mut work, "n2", 1, vec![record("slurm", "77", START_S, State::Running, 0)], Vec::new());
+    // One part of it was over long ago, before the other one was heard of, and the job runs.
     give(&mut work, "n1", 1, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
+    assert_eq!(only(&work).state, State::Finished, "as far as is known");
+    give(&mut work, "n2", 1, vec![record("slurm", "77", START_S, State::Running, 0)], Vec::new());
+    assert_eq!((only(&work).state, only(&work).end_ns), (State::Running, None));
     give(&mut work, "n2", 2, vec![record(LOCAL, "1", START_S, State::Finished, 1)], Vec::new());
     work.plan.retention.max_age_ns = Some(DAY_NS);
     let later_ns = (START_S + 10 * 86_400) * SECOND_NS;

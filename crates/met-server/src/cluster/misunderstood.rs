@@ -5,16 +5,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use met_core::Table;
 use met_wire::batch::Header;
-use met_wire::meaning::{Compared, compare};
+use met_wire::meaning::{Compared, Meaning};
 
 /// Beyond this nobody's cluster has nodes.
 const NODES_MAX: usize = 100_000;
+/// Of what is passed over so much is told.
+const TOLD_MAX: usize = 5;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What is told of a node, by its name, since it last sent something.
 #[derive(Clone, Default)]
 pub struct Misunderstood {
     nodes: Arc<Mutex<HashMap<String, String>>>,
+    /// What is meant by tables here, as it was first needed: every batch is compared with it.
+    meanings: Arc<Mutex<HashMap<&'static str, Meaning>>>,
 }
 
 /// What a batch says that is not understood.
@@ -47,13 +51,26 @@ impl Misunderstood {
             }
         }
     }
+
+    /// Whether what a batch says of its columns is what is meant by them here; `named` knows the tables there are.
+    pub fn trouble(
+        &self,
+        header: &Header,
+        named: impl Fn(&str) -> Option<&'static Table>,
+    ) -> Option<Trouble> {
+        let mut meanings = self.meanings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut compare = |name: &str, said: &str| {
+            let table = named(name)?;
+            Some(meanings.entry(table.name).or_insert_with(|| Meaning::of(table)).compare(said))
+        };
+        trouble(header, &mut compare)
+    }
 }
 
-/// Whether what a batch says of its columns is what is meant by them here.
-pub fn trouble(header: &Header, named: impl Fn(&str) -> Option<&'static Table>) -> Option<Trouble> {
+fn trouble(header: &Header, compare: &mut dyn FnMut(&str, &str) -> Option<Compared>) -> Option<Trouble> {
     let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
     for (name, said) in &header.tables {
-        match named(name).map(|table| compare(said, table)) {
+        match compare(name, said) {
             Some(Compared::Same) => {}
             Some(Compared::Differs(column)) => {
                 return Some(Trouble::Misread(format!(
@@ -75,6 +92,7 @@ pub fn trouble(header: &Header, named: impl Fn(&str) -> Option<&'static Table>) 
             0 => format!("table {name}"),
             columns => format!("{columns} columns of {name}"),
         })
+        .take(TOLD_MAX)
         .collect();
     Some(Trouble::PassedOver(format!(
         "this server, version {VERSION}, passes over what it does not know: {}",
@@ -113,19 +131,20 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_passed_over_and_what_would_be_misread_is_not_taken() {
+        let known = Misunderstood::default();
         let named = |name: &str| (name == "meter").then_some(&OURS);
-        assert_eq!(trouble(&header(&[]), named), None, "an older node says nothing of it");
-        assert_eq!(trouble(&header(&[("meter", &OURS)]), named), None);
-        let Some(Trouble::PassedOver(what)) = trouble(&header(&[("meter", &MORE), ("fan", &OURS)]), named)
+        assert_eq!(known.trouble(&header(&[]), named), None, "an older node says nothing of it");
+        assert_eq!(known.trouble(&header(&[("meter", &OURS)]), named), None);
+        let Some(Trouble::PassedOver(what)) =
+            known.trouble(&header(&[("meter", &MORE), ("fan", &OURS)]), named)
         else {
             panic!("it is taken, and told of")
         };
         assert!(what.ends_with("table fan, 1 columns of meter"), "{what}");
-        let Some(Trouble::Misread(what)) = trouble(&header(&[("meter", &OTHER)]), named) else {
+        let Some(Trouble::Misread(what)) = known.trouble(&header(&[("meter", &OTHER)]), named) else {
             panic!("it would be misread")
         };
         assert!(what.contains("meter.power version 9 of node n1"), "{what}");
-        let known = Misunderstood::default();
         known.note("n1", Some(&Trouble::Misread(what.clone())));
         assert_eq!(known.of("n1"), Some(what));
         known.note("n1", None);

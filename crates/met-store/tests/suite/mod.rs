@@ -576,14 +576,20 @@ pub fn a_job_that_was_only_believed_lost_lives_again(place: &Place) {
     let mut writer = place.writer();
     let lives = running(1, place.start_s);
     let lost = Record { state: State::Lost, end_ns: Some(place.start_s * SECOND_NS + 1), ..lives.clone() };
-    writer.put_all(&[lost, finished(2, place.start_s)]).unwrap();
+    writer.put(&lost).unwrap();
     writer.put(&lives).unwrap();
     assert_eq!(writer.get(&lives.key).unwrap().unwrap().state, State::Lost, "that it lived is old news");
-    let keys = [lives.key.clone(), finished(2, place.start_s).key];
+    let ended = told(&running(2, place.start_s), State::Finished, 7);
+    writer.put(&ended).unwrap();
+    let keys = [lives.key.clone(), ended.key];
     writer.put_revived(std::slice::from_ref(&lives), &[], &keys).unwrap();
     let again = writer.get(&lives.key).unwrap().unwrap();
     assert_eq!((again.state, again.end_ns), (State::Running, None));
-    assert_eq!(writer.get(&keys[1]).unwrap().unwrap().state, State::Finished, "what really ended");
+    assert_eq!(
+        writer.get(&keys[1]).unwrap().unwrap().state,
+        State::Finished,
+        "what its scheduler says has ended"
+    );
 }
 
 static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
