@@ -2,22 +2,26 @@
 
 mod absent;
 mod clearing;
+mod moving;
+mod wholes;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use met_core::course::Course;
-use met_core::job::{JobKey, Record, Summaries};
-use met_core::whole::{distance_ns, spans_nodes, together, whole};
+use met_core::job::{JobKey, Record};
 use met_core::{JOB, Table};
 use met_store::cluster::{About, Arrival, Arrived, Kept, Log, Told, ToldKey};
-use met_store::{Backends, Retention, StoreError, Writer, device_on, node_on};
-use met_wire::batch::{Batch, Piece, Subject};
-use met_wire::block;
+use met_store::{Backends, Retention, StoreError, Writer};
+use met_wire::batch::{Batch, Subject};
 use tokio::sync::oneshot;
+
+use moving::readable;
+pub(super) use moving::{add_waiting, gather};
+use wholes::whole_key;
+pub(super) use wholes::{part_keys, series_key};
 
 use super::latest::Latest;
 
@@ -27,14 +31,6 @@ const QUEUE: usize = 512;
 const GROUP: usize = 256;
 /// Batches that are held in memory when they are read again.
 const REPLAY_GROUP: usize = 16;
-/// Samples that are held when series are moved.
-const MOVE_SAMPLES: usize = 200_000;
-/// The means of a job on more nodes are not computed when it ends: others would wait for it.
-const SUMMED_PARTS_MAX: usize = 16;
-/// A clock that is further ahead is wrong.
-const AHEAD_MAX_MS: i64 = 86_400_000;
-/// Series of a node are moved early when so much waits.
-const MOVE_BYTES: i64 = 4 << 20;
 /// How often it is looked what there is to move, and what is too old.
 const LOOK_EVERY: Duration = Duration::from_secs(20);
 const RETAIN_EVERY: Duration = Duration::from_secs(3600);
@@ -370,102 +366,6 @@ impl Work {
         self.log.note(&[], last)
     }
 
-    /// Writes jobs as they are by all that was told of them.
-    fn put_wholes(&mut self, keys: impl IntoIterator<Item = JobKey>) -> Result<(), StoreError> {
-        let (mut write, mut instead_of, mut revived) = (Vec::new(), Vec::new(), Vec::new());
-        for key in keys {
-            let Some((job, may_have_ended)) = self.whole(key)? else { continue };
-            if may_have_ended && job.state.is_live() {
-                revived.push(job.key.clone());
-            }
-            if !spans_nodes(&job.key.manager) {
-                write.push(job);
-                continue;
-            }
-            let mut known = self.writer.find(Some(&job.key.manager), &job.key.id)?;
-            known.retain(|record| record.key != job.key);
-            let (records, removed) = (self.plan.adopt)(&job, &known);
-            write.extend(records);
-            instead_of.extend(removed);
-        }
-        self.writer.put_revived(&write, &instead_of, &revived)
-    }
-
-    /// Everything that nodes ever told, for a catalogue that was begun anew.
-    fn tell_again(&mut self) -> Result<(), StoreError> {
-        for (manager, id) in self.log.told_jobs()? {
-            let keys: HashSet<JobKey> = self.log.told(&manager, &id)?.iter().map(whole_key).collect();
-            self.put_wholes(keys)?;
-        }
-        Ok(())
-    }
-
-    /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
-    fn place(&self, node: &str, record: Record, group: &[Told]) -> Result<Told, StoreError> {
-        let whole = record.key.incarnation;
-        let mut placed = Told { node: node.to_owned(), whole, record, heard_ns: None, given_up: false };
-        let key = &placed.record.key;
-        if !spans_nodes(&key.manager) {
-            return Ok(placed);
-        }
-        let mut known = self.log.told(&key.manager, &key.id)?;
-        let in_group = |told: &&Told| told.record.key.manager == key.manager && told.record.key.id == key.id;
-        known.extend(group.iter().filter(in_group).cloned());
-        let is_mine = |told: &&Told| told.node == node && told.record.key.incarnation == key.incarnation;
-        if let Some(before) = known.iter().find(is_mine) {
-            placed.whole = before.whole;
-            return Ok(placed);
-        }
-        // A node has one part in a run: another one of it there means that the run is over.
-        let taken: HashSet<i64> =
-            known.iter().filter(|told| told.node == node).map(|told| told.whole).collect();
-        let free = known.iter().filter(|told| !taken.contains(&told.whole));
-        let near =
-            free.filter_map(|told| Some((distance_ns(&told.record, &placed.record)?, told.whole))).min();
-        placed.whole = near.map_or(placed.whole, |(_, whole)| whole);
-        Ok(placed)
-    }
-
-    /// A job by all that was told of it, and whether it may have been called over though it is not: because of a
-    /// node that was gone, or one that was done before another one had said that it takes part.
-    fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
-        let mut told = self.log.told(&key.manager, &key.id)?;
-        told.retain(|told| whole_key(told) == key);
-        let is_gone = |told: &Told| self.gone.contains(&told.node);
-        let is_done = |told: &Told| !told.record.state.is_live();
-        let may_have_ended = told.iter().any(|told| told.given_up && !is_gone(told) || is_done(told));
-        // Its own node would have computed them at the end.
-        let is_lost = told.iter().any(|told| told.record.state.is_live() && is_gone(told));
-        let parts: Vec<(String, Record)> = told.into_iter().map(|told| self.as_known(told)).collect();
-        let summed = (2..=SUMMED_PARTS_MAX).contains(&parts.len()) || is_lost && parts.len() == 1;
-        let mut job = whole(key, &parts);
-        if let Some(job) = job.as_mut().filter(|job| summed && !job.state.is_live()) {
-            // Without its course, which an engine that is away may have, a job is still a job.
-            job.summaries = self.course_of(&parts).unwrap_or_default();
-        }
-        Ok(job.map(|job| (job, may_have_ended)))
-    }
-
-    /// The means and peaks of a job on several nodes.
-    fn course_of(&self, parts: &[(String, Record)]) -> Result<Summaries, StoreError> {
-        let mut courses = Vec::new();
-        for (node, record) in parts {
-            let ms = |ns: Option<i64>, none: i64| ns.map_or(none, |ns| ns / 1_000_000);
-            let (begin_ms, end_ms) = (ms(record.start_ns, i64::MIN), ms(record.end_ns, i64::MAX));
-            let key = series_key(node, &record.key);
-            let mut course = self.writer.course_between(
-                &key,
-                begin_ms.saturating_sub(60_000),
-                end_ms.saturating_add(60_000),
-            )?;
-            for (_, data) in self.log.waiting(node, i64::MAX)? {
-                add_waiting(&data, &Subject::Job(record.key.clone()), &mut course);
-            }
-            courses.push(course);
-        }
-        Ok(together(&courses, self.plan.gap_ms).summaries(self.plan.gap_ms))
-    }
-
     fn keep_house(&mut self) {
         let now = Instant::now();
         if now < self.next_look {
@@ -491,54 +391,6 @@ impl Work {
             }
         }
     }
-
-    /// Moves the series of nodes whose oldest batch came before `before_ns`, or of which much waits.
-    fn move_due(&mut self, before_ns: i64) {
-        let backlog = match self.log.backlog() {
-            Ok(backlog) => backlog,
-            Err(error) => return tracing::error!("what was received cannot be read: {error}"),
-        };
-        for (node, _, _) in
-            backlog.into_iter().filter(|&(_, oldest_ns, bytes)| oldest_ns < before_ns || bytes > MOVE_BYTES)
-        {
-            if let Err(error) = self.move_series(&node) {
-                // What holds for one node holds for all: there is no room, or an engine is away.
-                return tracing::error!(
-                    "series stay where they are for now, node {node} is the first: {error}"
-                );
-            }
-        }
-    }
-
-    fn move_series(&mut self, node: &str) -> Result<(), StoreError> {
-        while self.move_some(node)? {}
-        Ok(())
-    }
-
-    /// Moves as much as fits in memory; false when nothing is left.
-    fn move_some(&mut self, node: &str) -> Result<bool, StoreError> {
-        let mut moved: HashMap<(Subject, &'static str), Course> = HashMap::new();
-        let (mut last, mut samples) = (None, 0);
-        while samples < MOVE_SAMPLES {
-            let after = last.unwrap_or(0);
-            let waiting = self.log.oldest_waiting(node, after, self.applied, REPLAY_GROUP)?;
-            let Some(&(newest, _)) = waiting.last() else { break };
-            for (number, data) in &waiting {
-                match Batch::unpack(data) {
-                    Ok(batch) => samples += gather(batch.pieces, self.plan.table, &mut moved),
-                    Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
-                }
-            }
-            last = Some(newest);
-        }
-        let Some(last) = last else { return Ok(false) };
-        let moved: Vec<(JobKey, Course)> =
-            moved.into_iter().map(|((subject, _), course)| (subject_key(node, subject), course)).collect();
-        let courses: Vec<(&JobKey, &Course)> = moved.iter().map(|(key, course)| (key, course)).collect();
-        self.writer.append_courses(&courses)?;
-        self.log.forget(node, last)?;
-        Ok(true)
-    }
 }
 
 fn arrived(incoming: &Incoming) -> Arrived<'_> {
@@ -558,78 +410,6 @@ fn arrived(incoming: &Incoming) -> Arrived<'_> {
             dropped_samples: header.dropped_samples,
         },
     }
-}
-
-/// Adds pieces to the courses that they continue, and says how many samples they have. What cannot be read is a gap.
-pub(super) fn gather(
-    pieces: Vec<Piece>,
-    table: impl Fn(&str) -> Option<&'static Table>,
-    into: &mut HashMap<(Subject, &'static str), Course>,
-) -> usize {
-    let mut samples = 0;
-    for piece in pieces {
-        let Some(table) = table(&piece.table) else { continue };
-        let Some(course) = readable(&piece, table) else { continue };
-        samples += course.len();
-        into.entry((piece.subject, table.name)).or_insert_with(|| Course::new(table)).append(&course);
-    }
-    samples
-}
-
-/// The samples of a piece, if their times can be true.
-fn readable(piece: &Piece, table: &'static Table) -> Option<Course> {
-    let course = block::decode(&piece.block, table).ok()?;
-    let now_ms = now_ns() / 1_000_000;
-    let is_true = course.times_ms.is_sorted_by(|one, next| one < next)
-        && course.times_ms.last().is_none_or(|&last_ms| last_ms <= now_ms.saturating_add(AHEAD_MAX_MS));
-    is_true.then_some(course)
-}
-
-/// Under which key a node's series are kept: under its own name, whatever it says.
-fn subject_key(node: &str, subject: Subject) -> JobKey {
-    match subject {
-        Subject::Job(key) => series_key(node, &key),
-        Subject::Device(uuid) => device_on(node, &uuid),
-        Subject::Node(part) => node_on(node, &part),
-    }
-}
-
-/// Adds what a batch has of a job to its course.
-pub(super) fn add_waiting(data: &[u8], subject: &Subject, course: &mut Course) {
-    let Ok(batch) = Batch::unpack(data) else { return };
-    for piece in
-        batch.pieces.iter().filter(|piece| piece.subject == *subject && piece.table == course.table.name)
-    {
-        if let Some(more) = readable(piece, course.table) {
-            course.append(&more);
-        }
-    }
-}
-
-/// Under which key the series of a node's part of a job are kept: ids of nodes' own jobs are not unique.
-pub(super) fn series_key(node: &str, key: &JobKey) -> JobKey {
-    JobKey { cluster: Some(node.to_owned()), ..key.clone() }
-}
-
-/// The job that a part belongs to; a job of one node is kept under that node's name.
-fn whole_key(told: &Told) -> JobKey {
-    let JobKey { manager, id, incarnation, .. } = told.record.key.clone();
-    key_of_whole(&ToldKey { manager, id, node: told.node.clone(), incarnation, whole: told.whole })
-}
-
-fn key_of_whole(told: &ToldKey) -> JobKey {
-    let (cluster, incarnation) = match spans_nodes(&told.manager) {
-        true => (None, told.whole),
-        false => (Some(told.node.clone()), told.incarnation),
-    };
-    JobKey { cluster, manager: told.manager.clone(), id: told.id.clone(), incarnation }
-}
-
-/// The keys under which the series of a job's parts are kept.
-pub(super) fn part_keys(log: &Log, key: &JobKey) -> Result<Vec<(String, JobKey)>, StoreError> {
-    let told = log.told(&key.manager, &key.id)?;
-    let parts = told.into_iter().filter(|told| whole_key(told) == *key);
-    Ok(parts.map(|told| (told.node.clone(), told.record.key)).collect())
 }
 
 pub(super) fn now_ns() -> i64 {

@@ -1,10 +1,12 @@
+use met_core::course::Course;
 use met_core::job::{LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
 use met_core::table::MILLI;
 use met_core::{Column, MISSING, Unit};
 use met_store::Filter;
 use met_store::cluster::Bearer;
-use met_wire::batch::Header;
+use met_wire::batch::{Header, Piece};
+use met_wire::block;
 
 use super::*;
 use crate::cluster::ClusterView;

@@ -10,7 +10,8 @@ use met_core::job::{JobKey, Record, State};
 use met_store::StoreError;
 use met_store::cluster::{Log, Told};
 
-use super::{Work, key_of_whole, now_ns, series_key};
+use super::wholes::{key_of_whole, series_key};
+use super::{Work, now_ns};
 
 /// A server that was away hears of its nodes within this time, and calls none of them silent before.
 const HEARD_WITHIN: Duration = Duration::from_secs(15 * 60);

@@ -6,7 +6,8 @@ use std::time::Duration;
 use met_core::job::JobKey;
 use met_store::StoreError;
 
-use super::{Work, key_of_whole};
+use super::Work;
+use super::wholes::key_of_whole;
 
 /// What was told of so many parts of jobs is looked at in one go: others have their turn in between.
 const SWEEP: usize = 500;

@@ -1,0 +1,116 @@
+//! Series on their way from batches to the store.
+
+use std::collections::HashMap;
+
+use met_core::Table;
+use met_core::course::Course;
+use met_core::job::JobKey;
+use met_store::{StoreError, device_on, node_on};
+use met_wire::batch::{Batch, Piece, Subject};
+use met_wire::block;
+
+use super::wholes::series_key;
+use super::{REPLAY_GROUP, Work, now_ns};
+
+/// Samples that are held when series are moved.
+const MOVE_SAMPLES: usize = 200_000;
+/// A clock that is further ahead is wrong.
+const AHEAD_MAX_MS: i64 = 86_400_000;
+/// Series of a node are moved early when so much waits.
+const MOVE_BYTES: i64 = 4 << 20;
+
+impl Work {
+    /// Moves the series of nodes whose oldest batch came before `before_ns`, or of which much waits.
+    pub(super) fn move_due(&mut self, before_ns: i64) {
+        let backlog = match self.log.backlog() {
+            Ok(backlog) => backlog,
+            Err(error) => return tracing::error!("what was received cannot be read: {error}"),
+        };
+        for (node, _, _) in
+            backlog.into_iter().filter(|&(_, oldest_ns, bytes)| oldest_ns < before_ns || bytes > MOVE_BYTES)
+        {
+            if let Err(error) = self.move_series(&node) {
+                // What holds for one node holds for all: there is no room, or an engine is away.
+                return tracing::error!(
+                    "series stay where they are for now, node {node} is the first: {error}"
+                );
+            }
+        }
+    }
+
+    pub(super) fn move_series(&mut self, node: &str) -> Result<(), StoreError> {
+        while self.move_some(node)? {}
+        Ok(())
+    }
+
+    /// Moves as much as fits in memory; false when nothing is left.
+    pub(super) fn move_some(&mut self, node: &str) -> Result<bool, StoreError> {
+        let mut moved: HashMap<(Subject, &'static str), Course> = HashMap::new();
+        let (mut last, mut samples) = (None, 0);
+        while samples < MOVE_SAMPLES {
+            let after = last.unwrap_or(0);
+            let waiting = self.log.oldest_waiting(node, after, self.applied, REPLAY_GROUP)?;
+            let Some(&(newest, _)) = waiting.last() else { break };
+            for (number, data) in &waiting {
+                match Batch::unpack(data) {
+                    Ok(batch) => samples += gather(batch.pieces, self.plan.table, &mut moved),
+                    Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
+                }
+            }
+            last = Some(newest);
+        }
+        let Some(last) = last else { return Ok(false) };
+        let moved: Vec<(JobKey, Course)> =
+            moved.into_iter().map(|((subject, _), course)| (subject_key(node, subject), course)).collect();
+        let courses: Vec<(&JobKey, &Course)> = moved.iter().map(|(key, course)| (key, course)).collect();
+        self.writer.append_courses(&courses)?;
+        self.log.forget(node, last)?;
+        Ok(true)
+    }
+}
+
+/// Adds pieces to the courses that they continue, and says how many samples they have. What cannot be read is a gap.
+pub(in crate::cluster) fn gather(
+    pieces: Vec<Piece>,
+    table: impl Fn(&str) -> Option<&'static Table>,
+    into: &mut HashMap<(Subject, &'static str), Course>,
+) -> usize {
+    let mut samples = 0;
+    for piece in pieces {
+        let Some(table) = table(&piece.table) else { continue };
+        let Some(course) = readable(&piece, table) else { continue };
+        samples += course.len();
+        into.entry((piece.subject, table.name)).or_insert_with(|| Course::new(table)).append(&course);
+    }
+    samples
+}
+
+/// The samples of a piece, if their times can be true.
+pub(super) fn readable(piece: &Piece, table: &'static Table) -> Option<Course> {
+    let course = block::decode(&piece.block, table).ok()?;
+    let now_ms = now_ns() / 1_000_000;
+    let is_true = course.times_ms.is_sorted_by(|one, next| one < next)
+        && course.times_ms.last().is_none_or(|&last_ms| last_ms <= now_ms.saturating_add(AHEAD_MAX_MS));
+    is_true.then_some(course)
+}
+
+/// Under which key a node's series are kept: under its own name, whatever it says.
+pub(super) fn subject_key(node: &str, subject: Subject) -> JobKey {
+    match subject {
+        Subject::Job(key) => series_key(node, &key),
+        Subject::Device(uuid) => device_on(node, &uuid),
+        Subject::Node(part) => node_on(node, &part),
+    }
+}
+
+/// Adds what a batch has of a job to its course.
+pub(in crate::cluster) fn add_waiting(data: &[u8], subject: &Subject, course: &mut Course) {
+    let Ok(batch) = Batch::unpack(data) else { return };
+    for piece in
+        batch.pieces.iter().filter(|piece| piece.subject == *subject && piece.table == course.table.name)
+    {
+        if let Some(more) = readable(piece, course.table) {
+            course.append(&more);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! One job of what its nodes told: which job a part belongs to, and what all parts of a job amount to.
+
+use std::collections::HashSet;
+
+use met_core::job::{JobKey, Record, Summaries};
+use met_core::whole::{distance_ns, spans_nodes, together, whole};
+use met_store::StoreError;
+use met_store::cluster::{Log, Told, ToldKey};
+use met_wire::batch::Subject;
+
+use super::Work;
+use super::moving::add_waiting;
+
+/// The means of a job on more nodes are not computed when it ends: others would wait for it.
+const SUMMED_PARTS_MAX: usize = 16;
+
+impl Work {
+    /// Writes jobs as they are by all that was told of them.
+    pub(super) fn put_wholes(&mut self, keys: impl IntoIterator<Item = JobKey>) -> Result<(), StoreError> {
+        let (mut write, mut instead_of, mut revived) = (Vec::new(), Vec::new(), Vec::new());
+        for key in keys {
+            let Some((job, may_have_ended)) = self.whole(key)? else { continue };
+            if may_have_ended && job.state.is_live() {
+                revived.push(job.key.clone());
+            }
+            if !spans_nodes(&job.key.manager) {
+                write.push(job);
+                continue;
+            }
+            let mut known = self.writer.find(Some(&job.key.manager), &job.key.id)?;
+            known.retain(|record| record.key != job.key);
+            let (records, removed) = (self.plan.adopt)(&job, &known);
+            write.extend(records);
+            instead_of.extend(removed);
+        }
+        self.writer.put_revived(&write, &instead_of, &revived)
+    }
+
+    /// Everything that nodes ever told, for a catalogue that was begun anew.
+    pub(super) fn tell_again(&mut self) -> Result<(), StoreError> {
+        for (manager, id) in self.log.told_jobs()? {
+            let keys: HashSet<JobKey> = self.log.told(&manager, &id)?.iter().map(whole_key).collect();
+            self.put_wholes(keys)?;
+        }
+        Ok(())
+    }
+
+    /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
+    pub(super) fn place(&self, node: &str, record: Record, group: &[Told]) -> Result<Told, StoreError> {
+        let whole = record.key.incarnation;
+        let mut placed = Told { node: node.to_owned(), whole, record, heard_ns: None, given_up: false };
+        let key = &placed.record.key;
+        if !spans_nodes(&key.manager) {
+            return Ok(placed);
+        }
+        let mut known = self.log.told(&key.manager, &key.id)?;
+        let in_group = |told: &&Told| told.record.key.manager == key.manager && told.record.key.id == key.id;
+        known.extend(group.iter().filter(in_group).cloned());
+        let is_mine = |told: &&Told| told.node == node && told.record.key.incarnation == key.incarnation;
+        if let Some(before) = known.iter().find(is_mine) {
+            placed.whole = before.whole;
+            return Ok(placed);
+        }
+        // A node has one part in a run: another one of it there means that the run is over.
+        let taken: HashSet<i64> =
+            known.iter().filter(|told| told.node == node).map(|told| told.whole).collect();
+        let free = known.iter().filter(|told| !taken.contains(&told.whole));
+        let near =
+            free.filter_map(|told| Some((distance_ns(&told.record, &placed.record)?, told.whole))).min();
+        placed.whole = near.map_or(placed.whole, |(_, whole)| whole);
+        Ok(placed)
+    }
+
+    /// A job by all that was told of it, and whether it may have been called over though it is not: because of a
+    /// node that was gone, or one that was done before another one had said that it takes part.
+    pub(super) fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
+        let mut told = self.log.told(&key.manager, &key.id)?;
+        told.retain(|told| whole_key(told) == key);
+        let is_gone = |told: &Told| self.gone.contains(&told.node);
+        let is_done = |told: &Told| !told.record.state.is_live();
+        let may_have_ended = told.iter().any(|told| told.given_up && !is_gone(told) || is_done(told));
+        // Its own node would have computed them at the end.
+        let is_lost = told.iter().any(|told| told.record.state.is_live() && is_gone(told));
+        let parts: Vec<(String, Record)> = told.into_iter().map(|told| self.as_known(told)).collect();
+        let summed = (2..=SUMMED_PARTS_MAX).contains(&parts.len()) || is_lost && parts.len() == 1;
+        let mut job = whole(key, &parts);
+        if let Some(job) = job.as_mut().filter(|job| summed && !job.state.is_live()) {
+            // Without its course, which an engine that is away may have, a job is still a job.
+            job.summaries = self.course_of(&parts).unwrap_or_default();
+        }
+        Ok(job.map(|job| (job, may_have_ended)))
+    }
+
+    /// The means and peaks of a job on several nodes.
+    pub(super) fn course_of(&self, parts: &[(String, Record)]) -> Result<Summaries, StoreError> {
+        let mut courses = Vec::new();
+        for (node, record) in parts {
+            let ms = |ns: Option<i64>, none: i64| ns.map_or(none, |ns| ns / 1_000_000);
+            let (begin_ms, end_ms) = (ms(record.start_ns, i64::MIN), ms(record.end_ns, i64::MAX));
+            let key = series_key(node, &record.key);
+            let mut course = self.writer.course_between(
+                &key,
+                begin_ms.saturating_sub(60_000),
+                end_ms.saturating_add(60_000),
+            )?;
+            for (_, data) in self.log.waiting(node, i64::MAX)? {
+                add_waiting(&data, &Subject::Job(record.key.clone()), &mut course);
+            }
+            courses.push(course);
+        }
+        Ok(together(&courses, self.plan.gap_ms).summaries(self.plan.gap_ms))
+    }
+}
+
+/// Under which key the series of a node's part of a job are kept: ids of nodes' own jobs are not unique.
+pub(in crate::cluster) fn series_key(node: &str, key: &JobKey) -> JobKey {
+    JobKey { cluster: Some(node.to_owned()), ..key.clone() }
+}
+
+/// The job that a part belongs to; a job of one node is kept under that node's name.
+pub(super) fn whole_key(told: &Told) -> JobKey {
+    let JobKey { manager, id, incarnation, .. } = told.record.key.clone();
+    key_of_whole(&ToldKey { manager, id, node: told.node.clone(), incarnation, whole: told.whole })
+}
+
+pub(super) fn key_of_whole(told: &ToldKey) -> JobKey {
+    let (cluster, incarnation) = match spans_nodes(&told.manager) {
+        true => (None, told.whole),
+        false => (Some(told.node.clone()), told.incarnation),
+    };
+    JobKey { cluster, manager: told.manager.clone(), id: told.id.clone(), incarnation }
+}
+
+/// The keys under which the series of a job's parts are kept.
+pub(in crate::cluster) fn part_keys(log: &Log, key: &JobKey) -> Result<Vec<(String, JobKey)>, StoreError> {
+    let told = log.told(&key.manager, &key.id)?;
+    let parts = told.into_iter().filter(|told| whole_key(told) == *key);
+    Ok(parts.map(|told| (told.node.clone(), told.record.key)).collect())
+}
