@@ -10,8 +10,8 @@ use met_core::job::{JobKey, Record, State};
 use met_store::StoreError;
 use met_store::cluster::{Log, Told};
 
+use super::Work;
 use super::wholes::{key_of_whole, series_key};
-use super::{Work, now_ns};
 
 /// A server that was away hears of its nodes within this time, and calls none of them silent before.
 const HEARD_WITHIN: Duration = Duration::from_secs(15 * 60);
@@ -71,31 +71,5 @@ impl Work {
         record.end_ns = [sampled_ns, heard_ns, record.start_ns].into_iter().flatten().max();
         self.latest.leave(&key, &mut record);
         (node, record)
-    }
-
-    /// How jobs stood whose samples have been moved to the store, which is what pages and lists show of them. For a
-    /// while: what is missing then comes with the next batch.
-    pub(super) fn recall_moved(&self, patience: Duration) -> Result<(), StoreError> {
-        const RECENT_MS: i64 = 3_600_000;
-        let begin = std::time::Instant::now();
-        let since_ms = now_ns() / 1_000_000 - RECENT_MS;
-        for node in self.log.nodes_with_jobs(false)? {
-            for told in self.log.unfinished(&node, false)? {
-                let JobKey { manager, id, .. } = key_of_whole(&told);
-                let incarnation = told.incarnation;
-                let key = JobKey { cluster: Some(node.clone()), manager, id, incarnation };
-                if self.latest.get(&key).is_some() {
-                    continue;
-                }
-                if begin.elapsed() >= patience {
-                    tracing::info!(
-                        "the newest figures of some jobs come with the next batches of their nodes"
-                    );
-                    return Ok(());
-                }
-                self.latest.learn(&key, &self.writer.course_between(&key, since_ms, i64::MAX)?);
-            }
-        }
-        Ok(())
     }
 }

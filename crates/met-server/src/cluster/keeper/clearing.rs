@@ -7,7 +7,7 @@ use met_core::job::JobKey;
 use met_store::StoreError;
 
 use super::Work;
-use super::wholes::key_of_whole;
+use super::wholes::{key_of_whole, series_of};
 
 /// What was told of so many parts of jobs is looked at in one go: others have their turn in between.
 const SWEEP: usize = 500;
@@ -38,9 +38,7 @@ impl Work {
         }
         let old: Vec<_> = some.into_iter().filter(|told| removed.contains(&key_of_whole(told))).collect();
         for told in &old {
-            let cluster = Some(told.node.clone());
-            let (manager, id, incarnation) = (told.manager.clone(), told.id.clone(), told.incarnation);
-            self.latest.forget(&JobKey { cluster, manager, id, incarnation });
+            self.latest.forget(&series_of(told));
         }
         self.log.forget_told(&old)
     }

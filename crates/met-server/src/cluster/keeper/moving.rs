@@ -1,6 +1,7 @@
 //! Series on their way from batches to the store.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use met_core::Table;
 use met_core::course::Course;
@@ -9,7 +10,7 @@ use met_store::{StoreError, device_on, node_on};
 use met_wire::batch::{Batch, Piece, Subject};
 use met_wire::block;
 
-use super::wholes::series_key;
+use super::wholes::{series_key, series_of};
 use super::{REPLAY_GROUP, Work, now_ns};
 
 /// Samples that are held when series are moved.
@@ -18,8 +19,33 @@ const MOVE_SAMPLES: usize = 200_000;
 const AHEAD_MAX_MS: i64 = 86_400_000;
 /// Series of a node are moved early when so much waits.
 const MOVE_BYTES: i64 = 4 << 20;
+/// A job that runs was seen in this time, or its node is away.
+const RECENT_MS: i64 = 3_600_000;
 
 impl Work {
+    /// How jobs stood whose samples are in the store already, which is what pages and lists show of them. For a while:
+    /// what is missing then comes with the next batches.
+    pub(super) fn recall_moved(&self, patience: Duration) -> Result<(), StoreError> {
+        let begin = Instant::now();
+        let since_ms = now_ns() / 1_000_000 - RECENT_MS;
+        for node in self.log.nodes_with_jobs(false)? {
+            for told in self.log.unfinished(&node, false)? {
+                let key = series_of(&told);
+                if self.latest.get(&key).is_some() {
+                    continue;
+                }
+                if begin.elapsed() >= patience {
+                    tracing::info!(
+                        "the newest figures of some jobs come with the next batches of their nodes"
+                    );
+                    return Ok(());
+                }
+                self.latest.learn(&key, &self.writer.course_between(&key, since_ms, i64::MAX)?);
+            }
+        }
+        Ok(())
+    }
+
     /// Moves the series of nodes whose oldest batch came before `before_ns`, or of which much waits.
     pub(super) fn move_due(&mut self, before_ns: i64) {
         let backlog = match self.log.backlog() {

@@ -131,6 +131,12 @@ pub(super) fn key_of_whole(told: &ToldKey) -> JobKey {
     JobKey { cluster, manager: told.manager.clone(), id: told.id.clone(), incarnation }
 }
 
+/// Under which key the series of a part are kept, by what names the part.
+pub(super) fn series_of(told: &ToldKey) -> JobKey {
+    let ToldKey { manager, id, node, incarnation, .. } = told.clone();
+    JobKey { cluster: Some(node), manager, id, incarnation }
+}
+
 /// The keys under which the series of a job's parts are kept.
 pub(in crate::cluster) fn part_keys(log: &Log, key: &JobKey) -> Result<Vec<(String, JobKey)>, StoreError> {
     let told = log.told(&key.manager, &key.id)?;
