@@ -122,8 +122,8 @@ fn latency(discovery: &mut Discovery, ground: &Ground) -> Result<()> {
 }
 
 fn rest(discovery: &mut Discovery) {
-    // The readings of young jobs are over then.
-    let settled = Instant::now() + Duration::from_secs(2);
+    // Young jobs are read and looked at more often.
+    let settled = Instant::now() + Duration::from_secs(60);
     while Instant::now() < settled {
         wait(discovery, settled);
     }

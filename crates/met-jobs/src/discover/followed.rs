@@ -191,7 +191,7 @@ impl Discovery {
             (false, _) if young => Some(now_ns + LOOK_AGAIN_NS),
             (false, _) if is_told_of && job.told && !job.nameless => None,
             // Nobody is in it yet, which may stay so for hours: looked at ever more rarely.
-            (false, _) => Some(now_ns + ((now_ns - job.found_ns) / 2).max(NAMELESS_NS)),
+            (false, _) => Some(now_ns + (now_ns - job.found_ns).max(NAMELESS_NS)),
         }
     }
 
