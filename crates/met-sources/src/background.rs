@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use met_core::{Batch, Window};
 use met_host::{Targets, clock};
 
-use crate::{ReadError, Source, SourceSpec, TickInfo};
+use crate::{ReadError, Shortfall, Source, SourceSpec, TickInfo};
 
 pub(crate) struct Background {
     shared: Arc<Shared>,
     labels: Vec<Vec<String>>,
+    shortfall: Option<Shortfall>,
     taken: u64,
     cpu_ns: i64,
 }
@@ -29,6 +30,7 @@ struct Shared {
 struct State {
     batches: Vec<Batch>,
     labels: Vec<Vec<String>>,
+    shortfall: Option<Shortfall>,
     error: Option<ReadError>,
     /// Counts finished readings.
     number: u64,
@@ -50,7 +52,7 @@ impl Background {
         std::thread::Builder::new()
             .name(spec.name.to_owned())
             .spawn(move || work(source, &theirs, &mut own, period))?;
-        Ok(Background { shared, labels: Vec::new(), taken: 0, cpu_ns: 0 })
+        Ok(Background { shared, labels: Vec::new(), shortfall: None, taken: 0, cpu_ns: 0 })
     }
 }
 
@@ -60,7 +62,9 @@ impl Source for Background {
         let mut state = match self.shared.state.try_lock() {
             Ok(state) => state,
             Err(std::sync::TryLockError::WouldBlock) => return Ok(()),
-            Err(std::sync::TryLockError::Poisoned(_)) => return Err(ReadError::Gone),
+            Err(std::sync::TryLockError::Poisoned(_)) => {
+                return Err(ReadError::Gone { why: "its thread ended".to_owned() });
+            }
         };
         state.asked = true;
         self.shared.changed.notify_all();
@@ -69,6 +73,7 @@ impl Source for Background {
         }
         self.taken = state.number;
         self.cpu_ns = state.cpu_ns;
+        self.shortfall.clone_from(&state.shortfall);
         self.labels.extend_from_slice(state.labels.get(self.labels.len()..).unwrap_or_default());
         for (theirs, ours) in state.batches.iter_mut().zip(out) {
             std::mem::swap(theirs, ours);
@@ -78,6 +83,10 @@ impl Source for Background {
 
     fn labels(&self) -> &[Vec<String>] {
         &self.labels
+    }
+
+    fn shortfall(&self) -> Option<Shortfall> {
+        self.shortfall.clone()
     }
 
     fn wait(&mut self, patience: Duration) {
@@ -126,7 +135,7 @@ fn work(mut source: Box<dyn Source>, shared: &Shared, batches: &mut [Batch], per
         }
         let result = source.read(&Targets::default(), &tick, batches);
         let window = Window { begin_ns, end_ns: clock::boottime_ns() };
-        let gone = matches!(result, Err(ReadError::Gone));
+        let gone = matches!(result, Err(ReadError::Gone { .. }));
         let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         for (theirs, ours) in state.batches.iter_mut().zip(&mut *batches) {
             ours.window = window;
@@ -134,6 +143,7 @@ fn work(mut source: Box<dyn Source>, shared: &Shared, batches: &mut [Batch], per
         }
         let known = state.labels.len();
         state.labels.extend_from_slice(source.labels().get(known..).unwrap_or_default());
+        state.shortfall = source.shortfall();
         state.error = result.err();
         state.number += 1;
         state.cpu_ns = clock::thread_cpu_ns();

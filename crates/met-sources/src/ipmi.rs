@@ -12,10 +12,10 @@ use met_core::table::MILLI;
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::{Host, Targets, parse};
 
-use self::bmc::{Ask, Device};
+use self::bmc::{Ask, Completion, Device};
 use self::sdr::{Quantity, Sensor};
 use crate::command;
-use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
+use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
     POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn now"),
@@ -42,6 +42,10 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 const DEVICES: [&str; 3] = ["/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0"];
 const NEED: &str = "root, or: sources.ipmi.command with a program that may ask";
+const REMEDY: &str =
+    "sources: {ipmi: {command: PROGRAM}}    (in met.yaml: one of the maker's that prints watts)";
+/// A list of sensors has hundreds of records: one that is not told after so many questions is not asked for again.
+const LIST_TRIES: u8 = 20;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn open(host: &Host, options: &Options) -> Opened {
@@ -53,7 +57,7 @@ fn open(host: &Host, options: &Options) -> Opened {
         return Err(Unavailable::Absent("no IPMI device".to_owned()));
     };
     match Device::open(&host.root().join(path.trim_start_matches('/'))) {
-        Ok(device) => Ok(Box::new(Controller { ask: Box::new(device), dcmi: true, sensors: None, labels })),
+        Ok(device) => Ok(Box::new(Controller::new(Box::new(device)))),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             Err(Unavailable::Denied { path: (*path).to_owned(), need: NEED })
         }
@@ -64,35 +68,63 @@ fn open(host: &Host, options: &Options) -> Opened {
 /// Asked by the kernel's device.
 struct Controller {
     ask: Box<dyn Ask>,
-    /// Until it said that it does not know DCMI.
-    dcmi: bool,
+    /// The completion code by which it said for good that it does not measure the node's power.
+    no_dcmi: Option<u8>,
     /// Found at the first reading, which takes long.
     sensors: Option<Vec<Sensor>>,
+    /// How often their list could not be told.
+    list_failures: u8,
     labels: Vec<Vec<String>>,
+}
+
+impl Controller {
+    fn new(ask: Box<dyn Ask>) -> Controller {
+        let labels = vec![vec!["node".to_owned()]];
+        Controller { ask, no_dcmi: None, sensors: None, list_failures: 0, labels }
+    }
+
+    /// The power of the node, unless it does not measure that now, or never.
+    fn power(&mut self) -> io::Result<Option<Power>> {
+        if self.no_dcmi.is_some() {
+            return Ok(None);
+        }
+        let question = [bmc::DCMI, 1, 0, 0];
+        let reply = self.ask.ask(bmc::GROUP_EXTENSION, bmc::POWER_READING, &question)?;
+        match bmc::complete(&reply) {
+            Completion::Done(answer) => power_reading(answer),
+            Completion::Later(code) => Err(bmc::not_now(code)),
+            Completion::Never(code) => {
+                self.no_dcmi = Some(code);
+                Ok(None)
+            }
+        }
+    }
 }
 
 impl Source for Controller {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let retry = |error| ReadError::Retry { path: "IPMI".to_owned(), error };
-        if self.dcmi {
-            let reply = self
-                .ask
-                .ask(bmc::GROUP_EXTENSION, bmc::POWER_READING, &[bmc::DCMI, 1, 0, 0])
-                .map_err(retry)?;
-            match power_reading(&reply) {
-                Ok(Some(power)) => power.fill(batch.push_part(Subject::Node, 0)),
-                // It knows DCMI and does not measure now: a gap.
-                Ok(None) => {}
-                Err(NotDcmi) => self.dcmi = false,
-            }
+        // Each on its own: a controller that is too busy for one question may answer the next.
+        let mut first_error = None;
+        match self.power() {
+            Ok(power) => power.into_iter().for_each(|power| power.fill(batch.push_part(Subject::Node, 0))),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(retry(error)),
+            Err(error) => first_error = Some(retry(error)),
         }
         if self.sensors.is_none() {
-            let found = sdr::sensors(self.ask.as_mut()).map_err(retry)?;
-            self.labels.extend(found.iter().map(|sensor| vec![sensor.name.clone()]));
-            self.sensors = Some(found);
+            match sdr::sensors(self.ask.as_mut()) {
+                Ok(found) => {
+                    self.labels.extend(found.iter().map(|sensor| vec![sensor.name.clone()]));
+                    self.sensors = Some(found);
+                }
+                Err(_) if self.list_failures >= LIST_TRIES => self.sensors = Some(Vec::new()),
+                Err(error) => {
+                    self.list_failures += 1;
+                    return Err(first_error.unwrap_or_else(|| retry(error)));
+                }
+            }
         }
-        let mut first_error = None;
         for (part, sensor) in (1..).zip(self.sensors.iter().flatten()) {
             let column = if sensor.quantity == Quantity::Watts { POWER } else { TEMPERATURE };
             match self.ask.ask(bmc::SENSOR_EVENT, bmc::SENSOR_READING, &[sensor.number]) {
@@ -104,14 +136,25 @@ impl Source for Controller {
                 Err(error) => drop(first_error.get_or_insert(retry(error))),
             }
         }
-        if !self.dcmi && self.sensors.as_ref().is_some_and(Vec::is_empty) {
-            return Err(ReadError::Gone);
+        if let Some(shortfall) = self.shortfall().filter(|_| self.sensors.as_ref().is_some_and(Vec::is_empty))
+        {
+            return Err(ReadError::Gone { why: shortfall.detail });
         }
         first_error.map_or(Ok(()), Err)
     }
 
     fn labels(&self) -> &[Vec<String>] {
         &self.labels
+    }
+
+    fn shortfall(&self) -> Option<Shortfall> {
+        let code = self.no_dcmi?;
+        let sensors = self.sensors.as_ref().map_or(0, Vec::len);
+        let detail = format!(
+            "the controller does not tell the power of the node (DCMI, code {code:#04x}); sensors of power and \
+             temperature: {sensors}"
+        );
+        Some(Shortfall { detail, remedy: Some(REMEDY.to_owned()) })
     }
 }
 
@@ -159,28 +202,21 @@ impl Power {
     }
 }
 
-/// The controller does not know the question.
-#[derive(Debug, PartialEq, Eq)]
-struct NotDcmi;
-
-/// The reply to Get Power Reading: completion code, group, four powers in watts, a time stamp, the period in
-/// milliseconds, and whether it measures at all.
-fn power_reading(reply: &[u8]) -> Result<Option<Power>, NotDcmi> {
-    match reply.first() {
-        Some(0) => {}
-        // Busy, or not at this moment: it may answer the next time.
-        Some(0xc0 | 0xc3 | 0xd5 | 0xff) => return Ok(None),
-        _ => return Err(NotDcmi),
-    }
-    const LENGTH_BYTES: usize = 19;
+/// The answer to Get Power Reading: group, four powers in watts, a time stamp, the period in milliseconds, and
+/// whether it measures at all. Nothing where it does not.
+fn power_reading(answer: &[u8]) -> io::Result<Option<Power>> {
+    const LENGTH_BYTES: usize = 18;
     const MEASURES: u8 = 0x40;
-    let Some(reply) = reply.first_chunk::<LENGTH_BYTES>().filter(|reply| reply[1] == bmc::DCMI) else {
-        return Err(NotDcmi);
+    let Some(answer) = answer.first_chunk::<LENGTH_BYTES>().filter(|answer| answer[0] == bmc::DCMI) else {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "an answer to the question for power that is none",
+        ));
     };
-    let watts = |index: usize| i64::from(u16::from_le_bytes([reply[index], reply[index + 1]])) * 1000;
-    let state = reply[LENGTH_BYTES - 1];
+    let watts = |index: usize| i64::from(u16::from_le_bytes([answer[index], answer[index + 1]])) * 1000;
+    let state = answer[LENGTH_BYTES - 1];
     // A machine that runs draws power: 0 is a controller without a meter.
-    let power = Power { now: watts(2), min: watts(4), max: watts(6), average: watts(8) };
+    let power = Power { now: watts(1), min: watts(3), max: watts(5), average: watts(7) };
     Ok((state & MEASURES != 0 && power.now > 0).then_some(power))
 }
 
@@ -227,7 +263,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     }
     let _ = printed_power(bytes);
     let ask = Box::new(Script(bytes.to_vec()));
-    let mut controller = Controller { ask, dcmi: true, sensors: None, labels: vec![vec!["node".to_owned()]] };
+    let mut controller = Controller::new(ask);
     for _ in 0..3 {
         let mut batches = [Batch::new(&TABLE)];
         let _ = controller.read(&Targets::default(), &TickInfo::default(), &mut batches);

@@ -234,7 +234,7 @@ pub struct Shortfall {
 #[derive(Debug)]
 pub enum ReadError {
     /// The source is gone for good: do not read it again.
-    Gone,
+    Gone { why: String },
     /// What could be read is in the batches; the rest is tried again at the next tick.
     Retry { path: String, error: io::Error },
 }
@@ -242,7 +242,7 @@ pub enum ReadError {
 impl std::fmt::Display for ReadError {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            ReadError::Gone => to.write_str("gone"),
+            ReadError::Gone { why } => write!(to, "given up: {why}"),
             ReadError::Retry { path, error } => write!(to, "{path}: {error}"),
         }
     }

@@ -348,7 +348,7 @@ impl Running {
         if let Err(error) = result {
             self.errors += 1;
             self.remember(&error, new);
-            if matches!(error, ReadError::Gone) {
+            if matches!(error, ReadError::Gone { .. }) {
                 self.source = None;
             }
         }
@@ -395,7 +395,7 @@ mod tests {
             Err(match self.0 {
                 1 | 2 => retry("/a"),
                 3 => retry("/b"),
-                _ => ReadError::Gone,
+                _ => ReadError::Gone { why: "unplugged".into() },
             })
         }
     }
@@ -410,7 +410,7 @@ mod tests {
             runner.read(&Targets::default(), &TickInfo::default());
             told.extend(runner.take_new_errors().into_iter().map(|error| error.message));
         }
-        assert_eq!(told, ["/a: other error", "/b: other error", "gone"]);
+        assert_eq!(told, ["/a: other error", "/b: other error", "given up: unplugged"]);
         assert_eq!(runner.batches().len(), 2);
         let costs: Vec<_> = runner.costs().rows().map(|(row, cells)| (row.part, cells[ERRORS])).collect();
         assert_eq!(costs, [(0, 4), (2, 0)]);
@@ -486,7 +486,7 @@ mod tests {
             self.0 += 1;
             self.1 = vec![vec!["label".to_owned()]];
             out[0].push(Subject::Node)[ROWS] = self.0;
-            if self.0 < 3 { Ok(()) } else { Err(ReadError::Gone) }
+            if self.0 < 3 { Ok(()) } else { Err(ReadError::Gone { why: "unplugged".into() }) }
         }
 
         fn labels(&self) -> &[Vec<String>] {
@@ -544,7 +544,7 @@ mod tests {
         // What came with the error is the last of it.
         assert_eq!(rows.last(), Some(&3));
         assert!(seen(&mut runner).is_empty());
-        assert_eq!(runner.take_new_errors()[0].message, "gone");
+        assert_eq!(runner.take_new_errors()[0].message, "given up: unplugged");
     }
 
     #[test]

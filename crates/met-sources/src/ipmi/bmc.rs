@@ -22,6 +22,42 @@ pub(super) const DCMI: u8 = 0xdc;
 const ANSWER_BYTES: usize = 272;
 const TIMEOUT: Duration = Duration::from_secs(15);
 
+/// What a controller made of a question.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Completion<'a> {
+    /// What follows the code.
+    Done(&'a [u8]),
+    /// It could not just now, and may the next time.
+    Later(u8),
+    /// It does not know the question, or will not answer it.
+    Never(u8),
+}
+
+/// Tells the completion codes of IPMI apart (specification 2.0, table 5-2). One without a code is an answer that was
+/// cut off on its way.
+pub(super) fn complete(reply: &[u8]) -> Completion<'_> {
+    const CUT_OFF: u8 = 0xff;
+    match reply {
+        [0, answer @ ..] => Completion::Done(answer),
+        // Busy, took too long, no room, reservation lost, no answer or the same question at the moment, being
+        // updated, starting, somebody behind it away, not in the present state, no reason given.
+        [code @ (0xc0 | 0xc3 | 0xc4 | 0xc5 | 0xce..=0xd3 | 0xd5 | 0xff), ..] => Completion::Later(*code),
+        [code, ..] => Completion::Never(*code),
+        [] => Completion::Later(CUT_OFF),
+    }
+}
+
+pub(super) fn not_now(code: u8) -> io::Error {
+    let why = match code {
+        0xc0 => "the controller is busy",
+        0xc3 => "the controller took too long",
+        0xd0..=0xd2 => "the controller is starting or being updated",
+        0xd5 => "the controller does not do this in its present state",
+        _ => "the controller did not answer this time",
+    };
+    io::Error::new(io::ErrorKind::WouldBlock, format!("{why} (code {code:#04x})"))
+}
+
 pub(super) trait Ask: Send {
     /// The answer, beginning with its completion code.
     fn ask(&mut self, function: u8, command: u8, data: &[u8]) -> io::Result<Vec<u8>>;

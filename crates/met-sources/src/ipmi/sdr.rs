@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::bmc::{self, Ask};
+use super::bmc::{self, Ask, Completion};
 
 /// More than any controller has; one whose list has no end is left.
 const RECORDS_MAX: usize = 1024;
@@ -31,7 +31,8 @@ pub(super) struct Sensor {
     result_exponent: i8,
 }
 
-/// All sensors of power and temperature. A controller without a list has none.
+/// All sensors of power and temperature. A controller without a list has none; one that could not tell it just now
+/// is asked again, and for all of it.
 pub(super) fn sensors(ask: &mut dyn Ask) -> io::Result<Vec<Sensor>> {
     let mut found = Vec::new();
     let Some(mut reservation) = reserve(ask)? else { return Ok(found) };
@@ -49,10 +50,11 @@ pub(super) fn sensors(ask: &mut dyn Ask) -> io::Result<Vec<Sensor>> {
 
 fn reserve(ask: &mut dyn Ask) -> io::Result<Option<[u8; 2]>> {
     let reply = ask.ask(bmc::STORAGE, bmc::RESERVE_SDR, &[])?;
-    Ok(match reply[..] {
-        [0, low, high, ..] => Some([low, high]),
-        _ => None,
-    })
+    match bmc::complete(&reply) {
+        Completion::Done([low, high, ..]) => Ok(Some([*low, *high])),
+        Completion::Later(code) => Err(bmc::not_now(code)),
+        Completion::Done(_) | Completion::Never(_) => Ok(None),
+    }
 }
 
 /// A record and the number of the next one.
@@ -65,19 +67,20 @@ fn record(ask: &mut dyn Ask, reservation: &mut [u8; 2], id: u16) -> io::Result<O
         let [[low, high], [id_low, id_high]] = [*reservation, id.to_le_bytes()];
         let question = [low, high, id_low, id_high, record.len() as u8, wanted as u8];
         let reply = ask.ask(bmc::STORAGE, bmc::GET_SDR, &question)?;
-        match reply[..] {
-            [0, low, high, ref piece @ ..] if !piece.is_empty() => {
-                next = u16::from_le_bytes([low, high]);
+        match bmc::complete(&reply) {
+            Completion::Done([low, high, piece @ ..]) if !piece.is_empty() => {
+                next = u16::from_le_bytes([*low, *high]);
                 record.extend_from_slice(&piece[..piece.len().min(wanted)]);
             }
             // Somebody else reads the list: begin again, but not for ever.
-            [RESERVATION_LOST, ..] if lost < 3 => {
+            Completion::Later(RESERVATION_LOST) if lost < 3 => {
                 lost += 1;
                 let Some(new) = reserve(ask)? else { return Ok(None) };
                 *reservation = new;
                 continue;
             }
-            _ => return Ok(None),
+            Completion::Later(code) => return Err(bmc::not_now(code)),
+            Completion::Done(_) | Completion::Never(_) => return Ok(None),
         }
         if record.len() == HEADER_BYTES {
             length = (HEADER_BYTES + usize::from(record[4])).min(RECORD_MAX_BYTES);

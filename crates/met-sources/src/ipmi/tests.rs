@@ -24,23 +24,33 @@ const SUPPLY: &[u8] = b"\x02\x00\x51\x01\x35\x20\x00\x09\x0a\x01\x7f\x68\x0b\x01
 #[test]
 fn a_power_reading_is_read_byte_by_byte() {
     let power = Power { now: 220_000, min: 4_000, max: 412_000, average: 215_000 };
-    assert_eq!(power_reading(&READING), Ok(Some(power)));
-    let longer = [&READING[..], &[9, 9]].concat();
-    assert_eq!(power_reading(&longer), Ok(Some(power)));
+    assert_eq!(power_reading(&READING[1..]).unwrap(), Some(power));
+    let longer = [&READING[1..], &[9, 9]].concat();
+    assert_eq!(power_reading(&longer).unwrap(), Some(power));
 }
 
 #[test]
 fn a_reading_that_is_none_is_a_gap_and_not_a_zero() {
     let mut idle = READING;
     idle[18] = 0;
-    assert_eq!(power_reading(&idle), Ok(None), "it does not measure");
+    assert_eq!(power_reading(&idle[1..]).unwrap(), None, "it does not measure");
     let mut zero = READING;
     (zero[2], zero[3]) = (0, 0);
-    assert_eq!(power_reading(&zero), Ok(None), "it has no meter");
-    assert_eq!(power_reading(&[0xc0]), Ok(None), "it is busy");
-    assert_eq!(power_reading(&[0xc1]), Err(NotDcmi), "it does not know the command");
-    assert_eq!(power_reading(&READING[..18]), Err(NotDcmi));
-    assert_eq!(power_reading(&[]), Err(NotDcmi));
+    assert_eq!(power_reading(&zero[1..]).unwrap(), None, "it has no meter");
+    assert!(power_reading(&READING[1..18]).is_err(), "cut off: the next one may be whole");
+    assert!(power_reading(&[]).is_err());
+}
+
+#[test]
+fn completion_codes_say_whether_to_ask_again() {
+    assert_eq!(bmc::complete(&READING), Completion::Done(&READING[1..]));
+    for code in [0xc0, 0xc3, 0xce, 0xd2, 0xd5, 0xff] {
+        assert_eq!(bmc::complete(&[code]), Completion::Later(code));
+    }
+    for code in [0x80, 0xc1, 0xc2, 0xc7, 0xcc, 0xd4, 0xd6] {
+        assert_eq!(bmc::complete(&[code]), Completion::Never(code));
+    }
+    assert!(matches!(bmc::complete(&[]), Completion::Later(_)));
 }
 
 #[test]
@@ -64,6 +74,8 @@ fn records_of_sensors_say_how_a_reading_becomes_a_value() {
 struct Script {
     records: Vec<&'static [u8]>,
     power: VecDeque<Vec<u8>>,
+    /// So many questions for the list are answered with this code first.
+    list_fails: (u32, u8),
 }
 
 impl Ask for Script {
@@ -71,6 +83,10 @@ impl Ask for Script {
         Ok(match (function, command, data) {
             (bmc::GROUP_EXTENSION, bmc::POWER_READING, [bmc::DCMI, 1, 0, 0]) => {
                 self.power.pop_front().ok_or(io::ErrorKind::TimedOut)?
+            }
+            (bmc::STORAGE, _, _) if self.list_fails.0 > 0 => {
+                self.list_fails.0 -= 1;
+                vec![self.list_fails.1]
             }
             (bmc::STORAGE, bmc::RESERVE_SDR, []) => vec![0, 7, 0],
             (bmc::STORAGE, bmc::GET_SDR, &[7, 0, id, 0, offset, count]) => {
@@ -88,9 +104,12 @@ impl Ask for Script {
 }
 
 fn controller(records: Vec<&'static [u8]>, power: &[&[u8]]) -> Controller {
+    controller_failing(records, power, (0, 0))
+}
+
+fn controller_failing(records: Vec<&'static [u8]>, power: &[&[u8]], list_fails: (u32, u8)) -> Controller {
     let power = power.iter().map(|reply| reply.to_vec()).collect();
-    let labels = vec![vec!["node".to_owned()]];
-    Controller { ask: Box::new(Script { records, power }), dcmi: true, sensors: None, labels }
+    Controller::new(Box::new(Script { records, power, list_fails }))
 }
 
 fn look(source: &mut dyn Source) -> String {
@@ -122,6 +141,7 @@ fn a_controller_tells_the_node_and_its_sensors() {
     expect![[r#"
         Inlet Temp temperature 23000
         PSU1 Input power 220000
+        error: IPMI: the controller is busy (code 0xc0)
     "#]]
     .assert_eq(&look(&mut source));
     expect![[r#"
@@ -131,8 +151,55 @@ fn a_controller_tells_the_node_and_its_sensors() {
 }
 
 #[test]
-fn a_controller_without_anything_is_given_up() {
-    assert_eq!(look(&mut controller(vec![&[0, 0, 0x51, 2, 0]], &[&[0xc1]])), "error: gone\n");
+fn a_controller_without_anything_is_given_up_and_says_why() {
+    expect![[r#"
+        error: given up: the controller does not tell the power of the node (DCMI, code 0xc1); sensors of power and temperature: 0
+    "#]]
+    .assert_eq(&look(&mut controller(vec![&[0, 0, 0x51, 2, 0]], &[&[0xc1]])));
+}
+
+#[test]
+fn a_controller_that_is_busy_is_asked_again_for_power_and_for_its_list() {
+    // Busy for both, then for the list in the middle of it, then for nothing.
+    let mut source = controller_failing(vec![INLET], &[&[0xc0], &[0xc3], &READING[..9], &READING], (2, 0xc0));
+    expect![[r#"
+        error: IPMI: the controller is busy (code 0xc0)
+    "#]]
+    .assert_eq(&look(&mut source));
+    expect![[r#"
+        error: IPMI: the controller took too long (code 0xc3)
+    "#]]
+    .assert_eq(&look(&mut source));
+    expect![[r#"
+        Inlet Temp temperature 23000
+        error: IPMI: an answer to the question for power that is none
+    "#]]
+    .assert_eq(&look(&mut source));
+    expect![[r#"
+        node power 220000 power_average 215000 power_min 4000 power_max 412000
+        Inlet Temp temperature 23000
+    "#]]
+    .assert_eq(&look(&mut source));
+    assert_eq!(source.shortfall(), None);
+}
+
+#[test]
+fn a_controller_without_power_says_so_and_is_not_asked_for_it_again() {
+    let mut source = controller(vec![INLET], &[&[0xc1]]);
+    assert_eq!(look(&mut source), "Inlet Temp temperature 23000\n");
+    assert_eq!(look(&mut source), "Inlet Temp temperature 23000\n", "a second question would time out");
+    let shortfall = source.shortfall().unwrap();
+    assert!(shortfall.detail.contains("0xc1") && shortfall.remedy.is_some(), "{shortfall:?}");
+}
+
+#[test]
+fn a_list_that_is_never_told_is_not_asked_for_for_ever() {
+    let power: Vec<&[u8]> = vec![&READING; usize::from(LIST_TRIES) + 2];
+    let mut source = controller_failing(vec![INLET], &power, (u32::MAX, 0xff));
+    for _ in 0..LIST_TRIES {
+        assert!(look(&mut source).contains("error"));
+    }
+    assert_eq!(look(&mut source).lines().count(), 1, "the node's power alone");
 }
 
 #[test]
@@ -213,7 +280,9 @@ fn a_slow_controller_delays_nothing_else() {
 proptest! {
     #[test]
     fn any_reply_is_a_reading_or_none(reply in prop::collection::vec(any::<u8>(), 0..40)) {
-        if let Ok(Some(power)) = power_reading(&reply) {
+        if let Completion::Done(answer) = bmc::complete(&reply)
+            && let Ok(Some(power)) = power_reading(answer)
+        {
             prop_assert!(power.now > 0 && power.now <= 65_535_000);
         }
     }
@@ -245,7 +314,7 @@ proptest! {
             }
         }
         let mut noise = Noise(replies, 0);
-        prop_assert!(sdr::sensors(&mut noise).unwrap().len() <= 1024);
+        prop_assert!(sdr::sensors(&mut noise).map_or(0, |found| found.len()) <= 1024);
         prop_assert!(noise.1 < 1024 * 20);
     }
 
