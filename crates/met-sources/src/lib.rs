@@ -156,6 +156,19 @@ pub struct Redfish {
     pub certificate: Option<PathBuf>,
     /// Whether it is checked at all: most controllers have one that nobody signed.
     pub verify: bool,
+    pub chassis: ChassisChoice,
+}
+
+/// Which of a controller's chassis is this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ChassisChoice {
+    /// The first in the controller's list that has a meter.
+    #[default]
+    First,
+    /// The one of this name.
+    Named(String),
+    /// All of them together.
+    Sum,
 }
 
 pub trait Source: Send {

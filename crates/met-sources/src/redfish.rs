@@ -15,7 +15,10 @@ use serde_json::Value;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::parts::Parts;
-use crate::{Opened, Options, Pace, ReadError, Redfish, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{
+    ChassisChoice, Opened, Options, Pace, ReadError, Redfish, Shortfall, Source, SourceSpec, TickInfo,
+    Unavailable,
+};
 
 columns! { COLUMNS:
     POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn"),
@@ -27,7 +30,7 @@ columns! { COLUMNS:
 
 static TABLE: Table = Table {
     name: "redfish",
-    subject: "a power meter of a chassis",
+    subject: "a power meter of a chassis; the first row is what this machine is charged by",
     labels: &["chassis", "meter"],
     columns: COLUMNS,
 };
@@ -50,9 +53,31 @@ struct Chassis {
     agent: ureq::Agent,
     url: String,
     authorization: String,
+    choice: ChassisChoice,
     /// Their paths, found at the first reading.
     paths: Vec<String>,
+    /// The path of the chassis that is this machine, and the name of its meter: one of several stays the one,
+    /// whoever answers first the next time.
+    machine: Option<(String, String)>,
+    /// The names of chassis that were seen with a meter.
+    metered: Vec<String>,
     parts: Parts,
+}
+
+/// What one chassis told.
+struct Told {
+    path: String,
+    meters: Vec<(String, Vec<i64>)>,
+}
+
+impl Told {
+    fn name(&self) -> &str {
+        name_of(&self.path)
+    }
+}
+
+fn name_of(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or("")
 }
 
 fn open(host: &Host, options: &Options) -> Opened {
@@ -67,7 +92,16 @@ fn open(host: &Host, options: &Options) -> Opened {
     }
     let authorization = authorization(host, &redfish.credentials)?;
     let agent = agent(host, redfish)?;
-    Ok(Box::new(Chassis { agent, url, authorization, paths: Vec::new(), parts: Parts::default() }))
+    Ok(Box::new(Chassis {
+        agent,
+        url,
+        authorization,
+        choice: redfish.chassis.clone(),
+        paths: Vec::new(),
+        machine: None,
+        metered: Vec::new(),
+        parts: Parts::default(),
+    }))
 }
 
 fn is_safe(url: &str) -> bool {
@@ -122,28 +156,37 @@ impl Source for Chassis {
             let list = self.get("/redfish/v1/Chassis")?;
             self.paths = members(&list);
         }
+        let (mut told, mut first_error) = (Vec::new(), None);
         for path in self.paths.clone() {
-            let mut found = Vec::new();
-            // Older controllers have the first, newer ones the second.
-            for name in ["Power", "EnvironmentMetrics"] {
-                match self.get(&format!("{path}/{name}")) {
-                    Ok(reply) => found = meters(&reply),
-                    Err(ReadError::Retry { error, .. }) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => return Err(error),
-                }
-                if !found.is_empty() {
-                    break;
-                }
-            }
-            let chassis = path.rsplit('/').next().unwrap_or("").to_owned();
-            for (name, cells) in found {
-                let labels = || vec![chassis.clone(), name.clone()];
-                if let Some(part) = self.parts.of(format!("{path}\n{name}").as_bytes(), labels) {
-                    batch.push_part(Subject::Node, part).copy_from_slice(&cells);
-                }
+            match self.meters_of(&path) {
+                Ok(meters) => told.push(Told { path, meters }),
+                Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
-        Ok(())
+        self.take(&told, first_error.is_none(), batch);
+        let nobody = self.machine.is_none() && first_error.is_none();
+        if let (true, ChassisChoice::Named(name)) = (nobody, &self.choice) {
+            let error =
+                io::Error::other(format!("no chassis {name:?} with a meter; there are {}", self.names()));
+            return Err(ReadError::Retry { path: self.url.clone(), error });
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    fn shortfall(&self) -> Option<Shortfall> {
+        let (path, _) = self.machine.as_ref().filter(|_| self.choice == ChassisChoice::First)?;
+        let others: Vec<&str> =
+            self.metered.iter().map(String::as_str).filter(|name| *name != name_of(path)).collect();
+        let detail = format!(
+            "the power of chassis {} is taken for this machine's, though there are meters of {}, too",
+            name_of(path),
+            others.join(", ")
+        );
+        let remedy = format!(
+            "sources: {{redfish: {{chassis: {}}}}}    (in met.yaml; or another, or all)",
+            name_of(path)
+        );
+        (!others.is_empty()).then(|| Shortfall { detail, remedy: Some(remedy) })
     }
 
     fn labels(&self) -> &[Vec<String>] {
@@ -151,7 +194,102 @@ impl Source for Chassis {
     }
 }
 
+/// Where the sum of all chassis stands.
+const ALL: &str = "all";
+
 impl Chassis {
+    fn meters_of(&self, path: &str) -> Result<Vec<(String, Vec<i64>)>, ReadError> {
+        // Older controllers have the first, newer ones the second.
+        for name in ["Power", "EnvironmentMetrics"] {
+            match self.get(&format!("{path}/{name}")) {
+                Ok(reply) => {
+                    let found = meters(&reply);
+                    if !found.is_empty() {
+                        return Ok(found);
+                    }
+                }
+                Err(ReadError::Retry { error, .. }) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn take(&mut self, told: &[Told], is_complete: bool, batch: &mut Batch) {
+        self.choose(told, is_complete);
+        for chassis in told.iter().filter(|chassis| !chassis.meters.is_empty()) {
+            if !self.metered.iter().any(|known| known == chassis.name()) {
+                self.metered.push(chassis.name().to_owned());
+            }
+        }
+        // Until then nobody knows which of them is the machine.
+        if self.machine.is_some() {
+            self.sum(told, batch);
+            self.fill(told, batch);
+        }
+    }
+
+    /// Decides once which chassis is this machine, when all of them have answered, and gives it the first part.
+    fn choose(&mut self, told: &[Told], is_complete: bool) {
+        if self.machine.is_some() {
+            return;
+        }
+        let mut with_meter = told.iter().filter_map(|chassis| Some((chassis, &chassis.meters.first()?.0)));
+        let machine = match &self.choice {
+            ChassisChoice::First => with_meter.next().filter(|_| is_complete),
+            ChassisChoice::Named(name) => with_meter.find(|(chassis, _)| chassis.name() == *name),
+            // One that has not answered yet might have a meter, too.
+            ChassisChoice::Sum => {
+                let any = with_meter.next().filter(|_| is_complete);
+                self.machine = any.map(|_| (ALL.to_owned(), ALL.to_owned()));
+                if self.machine.is_some() {
+                    let _ = self.parts.of(ALL.as_bytes(), || vec![ALL.to_owned(), "sum".to_owned()]);
+                }
+                return;
+            }
+        };
+        self.machine = machine.map(|(chassis, meter)| (chassis.path.clone(), meter.clone()));
+        if let Some((path, meter)) = self.machine.clone() {
+            let _ = self.part(&path, &meter);
+        }
+    }
+
+    fn part(&mut self, path: &str, meter: &str) -> Option<u32> {
+        let labels = || vec![name_of(path).to_owned(), meter.to_owned()];
+        self.parts.of(format!("{path}\n{meter}").as_bytes(), labels)
+    }
+
+    fn fill(&mut self, told: &[Told], batch: &mut Batch) {
+        for chassis in told {
+            for (name, cells) in &chassis.meters {
+                if let Some(part) = self.part(&chassis.path, name) {
+                    batch.push_part(Subject::Node, part).copy_from_slice(cells);
+                }
+            }
+        }
+    }
+
+    /// What all chassis draw together, if that was asked for and each that has a meter has told it.
+    fn sum(&self, told: &[Told], batch: &mut Batch) {
+        if self.choice != ChassisChoice::Sum {
+            return;
+        }
+        let power = |name: &String| {
+            let chassis = told.iter().find(|chassis| chassis.name() == *name)?;
+            Some(chassis.meters.first()?.1[POWER]).filter(|&power| power != MISSING)
+        };
+        let powers: Option<Vec<i64>> = self.metered.iter().map(power).collect();
+        let sum = powers.map(|powers| powers.into_iter().fold(0, i64::saturating_add));
+        if let Some(sum) = sum {
+            batch.push_part(Subject::Node, 0)[POWER] = sum;
+        }
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<&str> = self.paths.iter().map(|path| name_of(path)).collect();
+        names.join(", ")
+    }
+
     fn get(&self, path: &str) -> Result<Value, ReadError> {
         let url = format!("{}{path}", self.url);
         let retry = |error: io::Error| ReadError::Retry { path: url.clone(), error };

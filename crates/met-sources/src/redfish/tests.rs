@@ -94,6 +94,7 @@ fn options(url: &str) -> Options {
         credentials: "/etc/met/redfish".into(),
         certificate: Some("/etc/met/certificate.pem".into()),
         verify: true,
+        chassis: ChassisChoice::First,
     };
     Options { redfish: Some(redfish), ..Options::default() }
 }
@@ -127,6 +128,92 @@ fn a_certificate_that_nobody_vouches_for_is_refused_unless_told_otherwise() {
     assert!(text.starts_with("error: https://127.0.0.1:"), "{text}");
     options.redfish.as_mut().unwrap().verify = false;
     check(&machine.read_with(&SPEC, SLOW, &options));
+}
+
+/// What is read with this choice, and what falls short.
+fn look(choice: ChassisChoice) -> (String, Option<Shortfall>) {
+    let machine = machine("operator:s3cret", 0o600);
+    let mut options = options(&server(false));
+    options.redfish.as_mut().unwrap().chassis = choice;
+    let mut source = open(&machine.host, &options).unwrap();
+    let mut batches = [Batch::new(&TABLE)];
+    let result = source.read(&met_host::Targets::default(), &SLOW, &mut batches);
+    let mut text = String::new();
+    for (row, cells) in batches[0].rows() {
+        let labels = source.labels()[row.part as usize].join(" ");
+        text += &format!("{} {labels} {}\n", row.part, cells[POWER]);
+    }
+    if let Err(ReadError::Retry { error, .. }) = result {
+        text += &format!("error: {error}\n");
+    }
+    (text, source.shortfall())
+}
+
+#[test]
+fn of_several_chassis_the_first_is_the_machine_and_doctor_is_told() {
+    let (text, shortfall) = look(ChassisChoice::First);
+    assert_eq!(text, "0 1 System Power Control 344500\n1 Blade2 EnvironmentMetrics 374125\n");
+    let shortfall = shortfall.unwrap();
+    assert!(shortfall.detail.contains("chassis 1") && shortfall.detail.contains("Blade2"), "{shortfall:?}");
+}
+
+#[test]
+fn the_chassis_that_was_named_is_the_machine() {
+    let (text, shortfall) = look(ChassisChoice::Named("Blade2".into()));
+    assert_eq!(text, "1 1 System Power Control 344500\n0 Blade2 EnvironmentMetrics 374125\n");
+    assert_eq!(shortfall, None);
+    let (text, _) = look(ChassisChoice::Named("Blade3".into()));
+    assert_eq!(text, "error: no chassis \"Blade3\" with a meter; there are 1, Blade2, 4\n");
+}
+
+#[test]
+fn all_chassis_are_added_only_if_asked_for() {
+    let (text, shortfall) = look(ChassisChoice::Sum);
+    let rows = "1 1 System Power Control 344500\n2 Blade2 EnvironmentMetrics 374125\n";
+    assert_eq!(text, format!("0 all sum 718625\n{rows}"));
+    assert_eq!(shortfall, None);
+}
+
+/// A controller as it is told of one look after the other: `None` did not answer.
+fn chassis_after(looks: &[[Option<i64>; 2]], choice: ChassisChoice) -> Vec<Vec<(u32, i64)>> {
+    let machine = machine("operator:s3cret", 0o600);
+    let mut options = options("http://127.0.0.1:1");
+    options.redfish.as_mut().unwrap().chassis = choice.clone();
+    let mut chassis = Chassis {
+        agent: agent(&machine.host, options.redfish.as_ref().unwrap()).unwrap(),
+        url: String::new(),
+        authorization: String::new(),
+        choice,
+        paths: vec!["/redfish/a".into(), "/redfish/b".into()],
+        machine: None,
+        metered: Vec::new(),
+        parts: Parts::default(),
+    };
+    let mut seen = Vec::new();
+    for look in looks {
+        let told = |(path, power): (&String, &Option<i64>)| {
+            let mut cells = vec![MISSING; COLUMNS.len()];
+            cells[POWER] = (*power)?;
+            Some(Told { path: path.clone(), meters: vec![("m".into(), cells)] })
+        };
+        let told: Vec<Told> = chassis.paths.iter().zip(look).filter_map(told).collect();
+        let mut batch = Batch::new(&TABLE);
+        chassis.take(&told, told.len() == look.len(), &mut batch);
+        seen.push(batch.rows().map(|(row, cells)| (row.part, cells[POWER])).collect());
+    }
+    seen
+}
+
+#[test]
+fn who_answers_first_does_not_decide_which_chassis_is_the_machine() {
+    let looks = [[None, Some(7)], [Some(3), Some(7)], [None, Some(8)]];
+    let seen = chassis_after(&looks, ChassisChoice::First);
+    assert_eq!(seen, [vec![], vec![(0, 3), (1, 7)], vec![(1, 8)]]);
+    let seen = chassis_after(&looks, ChassisChoice::Named("b".into()));
+    assert_eq!(seen, [vec![(0, 7)], vec![(1, 3), (0, 7)], vec![(0, 8)]]);
+    let seen = chassis_after(&looks, ChassisChoice::Sum);
+    assert_eq!(seen[1..], [vec![(0, 10), (1, 3), (2, 7)], vec![(2, 8)]], "a sum without one is none");
+    assert!(seen[0].is_empty());
 }
 
 #[test]

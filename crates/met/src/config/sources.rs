@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use met_sources::{Choice, Options, Pace, Redfish, SOURCES, SourceSpec};
+use met_sources::{ChassisChoice, Choice, Options, Pace, Redfish, SOURCES, SourceSpec};
 
 use super::keys;
 use super::tree::{Complaint, Entry, Node};
@@ -18,6 +18,7 @@ pub struct Sources {
     redfish_credentials: Option<PathBuf>,
     redfish_certificate: Option<PathBuf>,
     redfish_verify: bool,
+    redfish_chassis: ChassisChoice,
 }
 
 impl Default for Sources {
@@ -29,6 +30,7 @@ impl Default for Sources {
             redfish_credentials: None,
             redfish_certificate: None,
             redfish_verify: true,
+            redfish_chassis: ChassisChoice::First,
         }
     }
 }
@@ -45,6 +47,7 @@ impl Sources {
                 credentials,
                 certificate: self.redfish_certificate.clone(),
                 verify: self.redfish_verify,
+                chassis: self.redfish_chassis.clone(),
             }),
             ..Options::default()
         }
@@ -99,6 +102,19 @@ static EXTRAS: &[Extra] = &[
         key: "certificate",
         help: "the certificate (PEM) by which the controller's own is checked",
         set: |sources, text| path(text).map(|path| sources.redfish_certificate = Some(path)),
+    },
+    Extra {
+        source: "redfish",
+        key: "chassis",
+        help: "the chassis that is this machine, by its name in the controller's list; `all`: all of them together. Without it the first that has a meter, and `met doctor` says which",
+        set: |sources, text| {
+            sources.redfish_chassis = match text {
+                "" => return Err("the name of a chassis, or all".to_owned()),
+                "all" => ChassisChoice::Sum,
+                name => ChassisChoice::Named(name.to_owned()),
+            };
+            Ok(())
+        },
     },
     Extra {
         source: "redfish",
@@ -270,12 +286,13 @@ mod tests {
     #[test]
     fn programs_and_controllers_are_read() {
         let options = parse(
-            "sources:\n  ipmi: {command: ipmitool dcmi power reading, every: 20s}\n  redfish:\n    url: https://bmc\n    credentials: /etc/met/bmc\n    verify: false\n",
+            "sources:\n  ipmi: {command: ipmitool dcmi power reading, every: 20s}\n  redfish:\n    url: https://bmc\n    credentials: /etc/met/bmc\n    verify: false\n    chassis: Blade2\n",
         );
         assert_eq!(options.ipmi_command, ["ipmitool", "dcmi", "power", "reading"]);
         let redfish = options.redfish.unwrap();
         assert_eq!((redfish.url.as_str(), redfish.verify), ("https://bmc", false));
         assert_eq!(redfish.credentials, Path::new("/etc/met/bmc"));
+        assert_eq!(redfish.chassis, ChassisChoice::Named("Blade2".into()));
     }
 
     #[test]
