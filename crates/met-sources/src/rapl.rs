@@ -4,16 +4,18 @@
 //! together into one that only grows here, in the one place that knows the range and sees every reading.
 //! Behind this file a counter that falls has restarted, whatever it counts.
 
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use met_core::table::MICRO;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
-use met_host::{Dir, Host, KeptFile, Share, Targets, clock, parse};
+use met_host::{Budget, Dir, Host, KeptFile, Share, Targets, clock, parse};
 use perf_event_open_sys as perf;
 
 use crate::perf::cpu_list;
-use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
+use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used by the zone since the counter began; put together across its wraps"),
@@ -38,6 +40,7 @@ const POWERCAP: &str = "/sys/class/powercap";
 const PMU: &str = "/sys/bus/event_source/devices/power";
 const FILE: &[u8] = b"energy_uj";
 const NEED: &str = "root, or: chmod a+r /sys/class/powercap/*/energy_uj";
+const REMEDY: &str = "sudo chmod a+r /sys/class/powercap/*/energy_uj";
 /// No zone uses more, even for a moment: what would need more was not a wrap.
 const WATTS_MAX: i64 = 10_000;
 /// No zone uses more for long: after this much the counter may have wrapped twice.
@@ -47,13 +50,24 @@ struct Powercap {
     zones: Vec<Zone>,
     labels: Vec<Vec<String>>,
     buffer: Vec<u8>,
+    budget: Arc<Budget>,
 }
 
 struct Zone {
     dir: Dir,
-    file: KeptFile,
+    /// One that cannot be opened is a zone all the same: without it the others are not the whole machine.
+    file: Option<KeptFile>,
     path: String,
     wrap: Wrap,
+}
+
+impl Zone {
+    fn read(&mut self, budget: &Arc<Budget>, buffer: &mut Vec<u8>) -> io::Result<()> {
+        if self.file.is_none() {
+            self.file = Some(self.dir.open_kept(FILE, budget, Share::First)?);
+        }
+        self.file.as_ref().map_or(Ok(()), |file| file.read(&self.dir, FILE, buffer))
+    }
 }
 
 /// Makes a counter that begins again at `range_uj` into one that grows. The step from the last value to 0 is
@@ -114,20 +128,22 @@ fn open(host: &Host, _: &Options) -> Opened {
         let Ok(dir) = host.open_dir(format!("{POWERCAP}/{path}")) else { continue };
         let range = format!("{POWERCAP}/{path}/max_energy_range_uj");
         let range_uj = sysfs::cell(host, &range, &mut Vec::new()).unwrap_or(MISSING);
-        match dir.open_kept(FILE, host.budget(), Share::First) {
-            Ok(file) => {
-                let wrap = Wrap { range_uj: range_uj.max(0), ..Wrap::default() };
-                labels.push(vec![zone, package, path.clone()]);
-                zones.push(Zone { dir, file, path, wrap });
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+        let opened = dir.open_kept(FILE, host.budget(), Share::First);
+        match &opened {
+            // A zone that only limits power has no counter.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 denied = Some(format!("{POWERCAP}/{path}/energy_uj"));
             }
-            Err(_) => {}
+            _ => {}
         }
+        let wrap = Wrap { range_uj: range_uj.max(0), ..Wrap::default() };
+        labels.push(vec![zone, package, path.clone()]);
+        zones.push(Zone { dir, file: opened.ok(), path, wrap });
     }
-    if !zones.is_empty() {
-        return Ok(Box::new(Powercap { zones, labels, buffer: Vec::new() }));
+    if zones.iter().any(|zone| zone.file.is_some()) {
+        let budget = Arc::clone(host.budget());
+        return Ok(Box::new(Powercap { zones, labels, buffer: Vec::new(), budget }));
     }
     match (Events::open(host), denied) {
         (Some(events), _) => Ok(Box::new(events)),
@@ -162,7 +178,7 @@ impl Source for Powercap {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
         for (part, zone) in (0..).zip(&mut self.zones) {
-            match zone.file.read(&zone.dir, FILE, &mut self.buffer) {
+            match zone.read(&self.budget, &mut self.buffer) {
                 Ok(()) => {
                     let raw_uj = parse::cell(self.buffer.trim_ascii());
                     let energy_uj = zone.wrap.push(clock::boottime_ns(), raw_uj);
@@ -179,6 +195,13 @@ impl Source for Powercap {
 
     fn labels(&self) -> &[Vec<String>] {
         &self.labels
+    }
+
+    fn shortfall(&self) -> Option<Shortfall> {
+        let closed: Vec<&str> =
+            self.zones.iter().filter(|zone| zone.file.is_none()).map(|zone| zone.path.as_str()).collect();
+        let detail = format!("not all zones can be read, so energy is a lower bound: {}", closed.join(", "));
+        (!closed.is_empty()).then(|| Shortfall { detail, remedy: Some(REMEDY.to_owned()) })
     }
 }
 
@@ -358,6 +381,28 @@ mod tests {
         assert_eq!(look("5000\n"), (Some(262_143_333_850), true));
         assert_eq!(look("oops\n"), (Some(MISSING), true), "a gap and not a spike");
         assert_eq!(look("6000\n"), (Some(262_143_334_850), true));
+    }
+
+    #[test]
+    fn a_zone_that_cannot_be_opened_is_missing_and_not_absent() {
+        let machine = Machine::new(INTEL);
+        let path = machine.path("/sys/class/powercap/intel-rapl:1/energy_uj");
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("energy_uj", &path).unwrap();
+        let mut source = open(&machine.host, &Options::default()).unwrap();
+        let mut look = || {
+            let mut batches = [Batch::new(&TABLE)];
+            let result = source.read(&Targets::default(), &SLOW, &mut batches);
+            let parts: Vec<u32> = batches[0].rows().map(|(row, _)| row.part).collect();
+            (parts, result.is_ok(), source.labels()[1][0].clone(), source.shortfall())
+        };
+        let (parts, is_ok, name, shortfall) = look();
+        assert_eq!((parts, is_ok, name.as_str()), (vec![0, 2, 3, 4, 5], false, "package-1"));
+        assert!(shortfall.unwrap().detail.contains("intel-rapl:1"));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "5\n").unwrap();
+        let (parts, is_ok, _, shortfall) = look();
+        assert_eq!((parts.len(), is_ok, shortfall), (6, true, None), "it is tried again");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod daemon;
 mod departures;
 mod emissions;
 mod failure;
+mod idle_power;
 mod jobs;
 mod launch;
 mod managers;

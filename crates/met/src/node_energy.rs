@@ -17,12 +17,13 @@ use met_core::attribute::JobMap;
 use met_core::cards::Cards;
 use met_core::energy::emission::Factor;
 use met_core::energy::estimate::Estimate;
+use met_core::energy::idle::LearnedIdle;
 use met_core::energy::ledger::IdleTo;
 use met_core::energy::{Closed, Ledger, Policy, Scope, Weights, Who};
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
-use met_host::Host;
+use met_host::{Host, clock};
 use met_sinks::snapshot::Rows;
 use met_sources::NodeSource;
 use serde::{Deserialize, Serialize};
@@ -164,6 +165,28 @@ impl NodeEnergy {
         self.weight = energy.weight;
     }
 
+    /// Takes over what was learned of idle power, with times of the unix clock.
+    pub fn recall_idle(&mut self, learned: Vec<LearnedIdle>) {
+        let offset_ns = clock::unix_offset_ns();
+        for learned in learned {
+            let at_ns = learned.at_ns.saturating_sub(offset_ns);
+            self.ledger.recall_idle(LearnedIdle { at_ns, ..learned });
+        }
+    }
+
+    /// What is known of idle power: by which meters, how and when it was learned.
+    pub fn learned_idle(&self) -> Vec<LearnedIdle> {
+        let offset_ns = clock::unix_offset_ns();
+        let by_unix =
+            |learned: LearnedIdle| LearnedIdle { at_ns: learned.at_ns.saturating_add(offset_ns), ..learned };
+        self.ledger.learned_idle().map(by_unix).collect()
+    }
+
+    /// Sources were switched on or off: whoever is not read any more is not missing.
+    pub fn forget_meters(&mut self) {
+        self.ledger.forget_meters();
+    }
+
     pub fn set_factor(&mut self, factor: Factor) {
         self.factor = factor;
     }
@@ -228,6 +251,10 @@ impl NodeEnergy {
         }
         for batch in sources.iter().filter(|source| source.name == "node").flat_map(|source| source.batches) {
             self.weigh_node(batch, now_ns);
+        }
+        if has_meter && self.ledger.lacks_idle() {
+            let (cpu_mw, memory_mw) = (self.estimate().cpu_idle_mw, self.estimate().memory_mw);
+            self.ledger.assume_idle(cpu_mw, memory_mw);
         }
         let closed = self.ledger.close(now_ns);
         self.take(closed);
@@ -326,6 +353,13 @@ impl NodeEnergy {
         let energy = batch.table.column("energy");
         let power = batch.table.column("power");
         let mut any = false;
+        // One that is there and has no row could not be read: a whole without it is not the whole.
+        let has_row = |part: u32| batch.rows().any(|(row, _)| row.part == part);
+        for (part, labels) in (0..).zip(source.labels).filter(|(part, _)| !has_row(*part)) {
+            if let Some((name, scope)) = meter_of(source.name, part, labels, has_rapl) {
+                self.ledger.meter(&name, scope, QualityKind::Measured, patience_ns);
+            }
+        }
         for (row, cells) in batch.rows() {
             let Some(labels) = source.labels.get(row.part as usize) else { continue };
             let Some((name, scope)) = meter_of(source.name, row.part, labels, has_rapl) else { continue };
@@ -452,9 +486,10 @@ impl NodeEnergy {
 
     fn take(&mut self, closed: Option<Closed>) {
         if let Some(closed) = closed {
-            let estimated = closed.kind == QualityKind::Estimated;
             let meter = match closed.source.as_str() {
-                "processors" | "memory" if estimated => self.estimate().source.clone(),
+                "processors" | "memory" if closed.kind == QualityKind::Estimated => {
+                    self.estimate().source.clone()
+                }
                 "processors" | "memory" => "RAPL".to_owned(),
                 named => named.to_owned(),
             };
@@ -463,13 +498,13 @@ impl NodeEnergy {
                 let mut charged = Some(*slot);
                 while let Some(slot) = charged {
                     let Some(job) = self.jobs.get_mut(&slot) else { break };
-                    job.charged.add(line, estimated, &self.factor);
+                    job.charged.add(line, &closed, &self.factor);
                     charged = job.outer.filter(|&outer| outer != slot);
                 }
             }
             // A job that did nothing in a window used nothing in it: that is known, and not missing.
             for job in self.jobs.values_mut() {
-                job.charged.note(&meter, estimated, &self.factor);
+                job.charged.note(&meter, &closed, &self.factor);
             }
             let window = EnergyWindow::of(&closed, &meter);
             self.used.add(&window, &self.factor);

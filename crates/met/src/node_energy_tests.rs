@@ -149,9 +149,8 @@ fn a_job_asleep_alone_on_a_200_w_node_pays_nothing_and_idle_shows_as_idle() {
         assert_eq!((window.meter.as_str(), window.jobs_uj, window.system_uj), ("IPMI", 0, 0));
         assert_eq!(window.watts(window.idle_uj).round(), 200.0);
     }
-    let memory_uj = bench.value(1, column::ENERGY_MEMORY).unwrap();
-    assert_eq!(bench.value(1, column::ENERGY), Some(memory_uj), "a share of the estimate for its memory");
-    assert_eq!(bench.value(1, column::ENERGY_CPU), Some(0));
+    assert_eq!(bench.value(1, column::ENERGY), Some(0));
+    assert_eq!(bench.value(1, column::ENERGY_CPU), None, "no meter tells it from the rest");
 }
 
 #[test]
@@ -230,6 +229,78 @@ fn a_read_error_is_a_gap_and_not_a_spike() {
     assert!(bench.windows.iter().all(|window| window.watts(window.whole_uj).round() == 50.0));
     assert_eq!(bench.whole_uj(), (9 + 9) * 50 * WATT_SECOND as u64);
     assert_eq!(bench.value(1, column::ENERGY), Some(18 * 50 * WATT_SECOND));
+}
+
+#[test]
+fn without_one_of_its_packages_the_whole_is_a_lower_bound() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    let labels: [&[&str]; 2] = [&["package-0", "package-0", "x"], &["package-1", "package-1", "y"]];
+    for second in 0..6 {
+        // The second one is there and cannot be read.
+        bench.read("rapl", SECOND, &[(labels[0], &[("energy", second * 50 * WATT_SECOND)])]);
+        let names = labels.map(|labels| labels.iter().map(|&label| label.to_owned()).collect());
+        bench.labels.insert("rapl", names.to_vec());
+        bench.node(second * SECOND);
+        bench.job(1, second * SECOND);
+        bench.tick();
+    }
+    assert_eq!(bench.windows.len(), 5);
+    assert!(bench.windows.iter().all(|window| window.kind == QualityKind::LowerBound));
+    let mut totals = Totals::default();
+    bench.energy.charged(1).unwrap().put(&mut totals);
+    let energy = totals.figure(column::ENERGY).unwrap();
+    assert_eq!((energy.value, energy.kind), (250 * WATT_SECOND, QualityKind::LowerBound));
+    assert_eq!(energy.source, "RAPL, by CPU time, a meter missing");
+}
+
+/// A machine of four CPUs with a controller, 100 W at rest and 50 W for each busy CPU: its first job is busy.
+fn first_job_is_busy(bench: &mut Bench) -> Totals {
+    bench.begin(1, None);
+    for second in 0..31 {
+        if second % 10 == 0 {
+            bench.read("ipmi", 10 * SECOND, &[(&["node"], &[("power", 300_000)])]);
+        }
+        bench.node(second * 4 * SECOND);
+        bench.job(1, second * 4 * SECOND);
+        bench.tick();
+    }
+    let mut totals = Totals::default();
+    bench.energy.charged(1).unwrap().put(&mut totals);
+    totals
+}
+
+#[test]
+fn until_idle_power_is_known_the_split_is_an_estimate_and_says_so() {
+    let mut bench = Bench::new(|_| {});
+    let totals = first_job_is_busy(&mut bench);
+    let energy = totals.figure(column::ENERGY).unwrap();
+    assert_eq!(energy.kind, QualityKind::Estimated);
+    assert_eq!(energy.source, "IPMI, by CPU time, idle power estimated");
+    // Four unknown cores at 6 W, of which a third is idle power, and 8 GB of memory at 3 W.
+    assert_eq!(bench.windows.last().unwrap().watts(bench.windows.last().unwrap().idle_uj).round(), 10.0);
+    assert_eq!(totals.get(column::ENERGY_CPU), None, "no meter tells it from the rest");
+}
+
+#[test]
+fn what_an_earlier_daemon_learned_holds_for_the_first_job() {
+    let mut bench = Bench::new(|_| {});
+    for second in 0..31 {
+        if second % 10 == 0 {
+            bench.read("ipmi", 10 * SECOND, &[(&["node"], &[("power", 100_000)])]);
+        }
+        bench.node(second * SECOND / 100);
+        bench.tick();
+    }
+    let learned = bench.energy.learned_idle();
+    assert_eq!(learned.iter().map(LearnedIdle::total_mw).collect::<Vec<_>>(), [100_000]);
+    let mut next = Bench::new(|_| {});
+    next.energy.recall_idle(learned.clone());
+    let totals = first_job_is_busy(&mut next);
+    let energy = totals.figure(column::ENERGY).unwrap();
+    assert_eq!((energy.value, energy.kind), (30 * 200 * WATT_SECOND, QualityKind::Attributed));
+    assert_eq!(energy.source, "IPMI, by CPU time");
+    assert!(next.windows.iter().all(|window| window.watts(window.idle_uj).round() == 100.0));
 }
 
 #[test]
@@ -518,44 +589,83 @@ fn what_an_earlier_daemon_charged_is_added() {
     assert_eq!(bench.value(1, column::ENERGY), Some(8 * WATT_SECOND));
 }
 
-/// The real sources on a captured machine: two sockets with memory, and a process whose CPU time grows.
-#[test]
-fn a_sampler_on_a_captured_machine_charges_what_its_counters_show() {
-    let root = tempfile::tempdir().unwrap();
-    let put = |path: &str, text: &str| write(root.path(), path, text);
-    put("proc/sys/kernel/random/boot_id", "b\n");
-    put("proc/meminfo", "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n");
-    put("proc/self/mountinfo", "24 29 0:22 / /proc rw,nosuid - proc proc rw\n");
-    put("proc/3113/statm", "1305 480 400 5 0 116 0\n");
-    let zones = [("intel-rapl:0", "package-0"), ("intel-rapl:1", "package-1"), ("intel-rapl:0:0", "dram")];
-    for (path, name) in zones {
-        put(&format!("sys/class/powercap/{path}/name"), &format!("{name}\n"));
-        put(&format!("sys/class/powercap/{path}/max_energy_range_uj"), "262143328850\n");
-    }
-    let advance = |step: i64| {
-        for (index, (path, _)) in (1..).zip(zones) {
-            let energy_uj = 1_000_000 + step * index * 777_777;
-            put(&format!("sys/class/powercap/{path}/energy_uj"), &format!("{energy_uj}\n"));
+/// A captured machine of two sockets with memory, whose counters go on as the test says.
+struct Captured(tempfile::TempDir);
+
+const ZONES: [(&str, &str); 3] =
+    [("intel-rapl:0", "package-0"), ("intel-rapl:1", "package-1"), ("intel-rapl:0:0", "dram")];
+
+impl Captured {
+    fn new() -> Captured {
+        let machine = Captured(tempfile::tempdir().unwrap());
+        machine.put("proc/sys/kernel/random/boot_id", "b\n");
+        machine.put("proc/meminfo", "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n");
+        machine.put("proc/self/mountinfo", "24 29 0:22 / /proc rw,nosuid - proc proc rw\n");
+        machine.put("proc/3113/statm", "1305 480 400 5 0 116 0\n");
+        for (path, name) in ZONES {
+            machine.put(&format!("sys/class/powercap/{path}/name"), &format!("{name}\n"));
+            machine.put(&format!("sys/class/powercap/{path}/max_energy_range_uj"), "262143328850\n");
         }
-        put("proc/stat", &format!("cpu {} 0 0 900 0 0 0 0 0 0\ncpu0 0 0 0 0\n", step * 10));
-        let ticks = step * 5;
-        put(
+        machine.advance(0, 0);
+        machine
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        write(self.0.path(), path, text);
+    }
+
+    /// So many steps of energy, and of ticks of CPU time that were used, half of them by a process.
+    fn advance(&self, step: i64, busy_ticks: i64) {
+        for (index, (path, _)) in (1..).zip(ZONES) {
+            let energy_uj = 1_000_000 + step * index * 777_777;
+            self.put(&format!("sys/class/powercap/{path}/energy_uj"), &format!("{energy_uj}\n"));
+        }
+        self.put("proc/stat", &format!("cpu {busy_ticks} 0 0 900 0 0 0 0 0 0\ncpu0 0 0 0 0\n"));
+        let ticks = busy_ticks / 2;
+        self.put(
             "proc/3113/stat",
             &format!("3113 (x) R 1 3113 3113 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 7 0 0\n"),
         );
-    };
-    advance(0);
+    }
+
+    fn sampler(&self, config: &Config) -> Sampler {
+        let only: &[&str] = &["process", "node", "rapl"];
+        let options = Options {
+            node: true,
+            only: Some(only),
+            period_max: Some(Duration::from_millis(1)),
+            ..Options::default()
+        };
+        let host = Host::at(self.0.path()).unwrap();
+        Sampler::with(host, Duration::from_secs(1), config, &options)
+    }
+}
+
+#[test]
+fn a_machine_without_jobs_is_looked_at_and_its_idle_power_learned() {
+    let machine = Captured::new();
+    let mut sampler = machine.sampler(&Config::default());
+    assert!(!sampler.is_at_work());
+    for step in 0..3 {
+        machine.advance(step, 0);
+        sampler.look_at_rest(true);
+        // A window of less than half a second says little about power.
+        std::thread::sleep(Duration::from_millis(550));
+    }
+    sampler.end_look_at_rest();
+    let learned = sampler.energy().learned_idle();
+    let meters: Vec<&str> = learned.iter().map(|learned| learned.meters.as_str()).collect();
+    assert_eq!(meters, ["processors, memory"]);
+    assert!(learned[0].idle_mw[0] > 0 && learned[0].idle_mw[1] > 0, "{learned:?}");
+    assert!(sampler.drain_node().is_empty() && !sampler.is_at_work());
+}
+
+#[test]
+fn a_sampler_on_a_captured_machine_charges_what_its_counters_show() {
+    let machine = Captured::new();
     let mut config = Config::default();
     config.energy.idle_watts = Some(0.0);
-    let host = Host::at(root.path()).unwrap();
-    let only: &[&str] = &["process", "node", "rapl"];
-    let options = Options {
-        node: true,
-        only: Some(only),
-        period_max: Some(Duration::from_millis(1)),
-        ..Options::default()
-    };
-    let mut sampler = Sampler::with(host, Duration::from_secs(1), &config, &options);
+    let mut sampler = machine.sampler(&config);
     let mut record = sample::bare(1, "x");
     record.local.as_mut().unwrap().main = Some(ProcessId { pid: 3113, start_ticks: 7 });
     let slot = sampler.add(&record).unwrap();
@@ -563,7 +673,7 @@ fn a_sampler_on_a_captured_machine_charges_what_its_counters_show() {
     let mut whole_uj = 0;
     for step in 1..=5 {
         std::thread::sleep(Duration::from_millis(2));
-        advance(step);
+        machine.advance(step, step * 10);
         sampler.look();
         let window = sampler.energy().last_window().unwrap();
         assert_eq!(window.jobs_uj + window.system_uj + window.idle_uj, window.whole_uj);

@@ -52,6 +52,8 @@ use tracked::{Profile, Tracked};
 /// For one job in the foreground: its own figures and the meters of the machine.
 const WITH_ENERGY: &[&str] =
     &["cgroup", "process", "nvidia", "drm", "node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
+/// What energy is known by; `node` is what everybody does.
+pub const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
 const OF_NETWORK: [usize; 2] = [NETWORK_RECEIVED, NETWORK_SENT];
 /// Ticks may be late by as much before the cards' figures have a gap.
 const CARD_GAP_NS: i64 = 2_000_000_000;
@@ -333,6 +335,27 @@ impl Sampler {
         self.energy.take_settled()
     }
 
+    /// Reads the meters of a machine without jobs: what it uses now it uses doing nothing. Nothing of it is kept as
+    /// the course of the machine. Cards are in what the meter of the node shows, but a driver that has gone to
+    /// sleep is not woken for that.
+    pub fn look_at_rest(&mut self, with_cards: bool) {
+        let now_ns = clock::boottime_ns();
+        for source in METERS {
+            self.runner.read_again(source, &self.targets, &TickInfo::default());
+        }
+        if with_cards {
+            self.runner.read_those_of(&card::TABLE, &self.targets, &TickInfo::default());
+            self.follow_cards(now_ns);
+        }
+        self.out.clear();
+        self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
+    }
+
+    /// Nobody looks until the next time.
+    pub fn end_look_at_rest(&mut self) {
+        self.cards.pause();
+    }
+
     /// Jobs that are over and whose energy is known since the last call.
     pub fn take_settled(&mut self) -> Vec<(JobKey, Charged)> {
         self.energy.take_settled()
@@ -377,8 +400,12 @@ impl Sampler {
             self.weight = config.energy.weight;
         }
         let options = Options { node: true, ..options(config, Duration::ZERO) };
-        for name in before.sources.changed(&config.sources) {
+        let changed: Vec<&str> = before.sources.changed(&config.sources).collect();
+        for name in &changed {
             self.runner.reopen(name, &self.host, &options);
+        }
+        if !changed.is_empty() {
+            self.energy.forget_meters();
         }
     }
 

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use super::idle::{IdlePower, LearnedIdle};
 use super::meter::{Meter, Scope};
 use crate::apportion::apportion;
 use crate::job::QualityKind;
@@ -17,13 +18,6 @@ pub const CPU: usize = 0;
 pub const MEMORY: usize = 1;
 pub const CARDS: usize = 2;
 pub const REST: usize = 3;
-
-/// A window is quiet when less than this of the machine's CPU time was used, in thousandths.
-const QUIET_PERMILLE: u64 = 20;
-/// Two loads as far apart tell what none would use, in thousandths.
-const APART_PERMILLE: u64 = 200;
-/// Shorter windows say little about power.
-const LEARN_NS: i64 = 500_000_000;
 
 /// Whose energy it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,7 +106,12 @@ pub struct Closed {
     pub whole_uj: u64,
     /// The meters that the whole was read from, best first.
     pub source: String,
+    /// A lower bound where a meter is missing that the whole is made of.
     pub kind: QualityKind,
+    /// By part, whether a meter told it apart from the others.
+    pub metered: [bool; PARTS],
+    /// Nobody knows what the machine uses doing nothing: that was estimated.
+    pub idle_assumed: bool,
     pub lines: BTreeMap<Who, Line>,
     /// Jobs that ended in it, and are settled now.
     pub settled: Vec<u32>,
@@ -132,9 +131,11 @@ pub struct Ledger {
     node: Weights,
     cards: BTreeMap<Who, CardLine>,
     ended: Vec<u32>,
-    learned: Learned,
+    idle: IdlePower,
     /// Of a machine whose idle power is known by part.
     known_idle_mw: Option<[u64; PARTS]>,
+    /// Of processors and memory, where nothing better is known.
+    assumed_idle_mw: Option<[u64; 2]>,
 }
 
 /// Of somebody on all cards together, as it grows: at the last close and now.
@@ -166,8 +167,9 @@ impl Ledger {
             node: Weights::default(),
             cards: BTreeMap::new(),
             ended: Vec::new(),
-            learned: Learned::default(),
+            idle: IdlePower::default(),
             known_idle_mw: None,
+            assumed_idle_mw: None,
         }
     }
 
@@ -176,9 +178,35 @@ impl Ledger {
         self.known_idle_mw = idle_mw;
     }
 
+    /// What processors and memory probably use doing nothing, until it is known.
+    pub fn assume_idle(&mut self, cpu_mw: u64, memory_mw: u64) {
+        self.assumed_idle_mw = Some([cpu_mw, memory_mw]);
+    }
+
+    /// Whether it should be told that, before anything is learned.
+    pub fn lacks_idle(&self) -> bool {
+        let is_known = self.policy.idle_mw.is_some() || self.known_idle_mw.is_some();
+        !is_known && self.assumed_idle_mw.is_none() && self.idle.all().next().is_none()
+    }
+
+    /// What was learned of idle power before this ledger began.
+    pub fn recall_idle(&mut self, learned: LearnedIdle) {
+        self.idle.recall(learned);
+    }
+
+    /// What is known of idle power, by the meters that told it.
+    pub fn learned_idle(&self) -> impl Iterator<Item = LearnedIdle> {
+        self.idle.all()
+    }
+
     /// Jobs that have left and wait for their last window.
     pub fn unsettled(&self) -> &[u32] {
         &self.ended
+    }
+
+    /// Begins anew with all meters, for sources may have changed.
+    pub fn forget_meters(&mut self) {
+        self.meters.clear();
     }
 
     /// Takes up a meter, which is read at least as often as `patience_ns` from now on; one that is known stays
@@ -225,11 +253,6 @@ impl Ledger {
     /// The job is over; its last window will settle it.
     pub fn leave(&mut self, slot: u32) {
         self.ended.push(slot);
-    }
-
-    pub fn idle_mw(&self) -> Option<u64> {
-        let by_part = self.known_idle_mw.or_else(|| self.learned.idle_mw());
-        self.policy.idle_mw.or_else(|| by_part.map(|idle_mw| idle_mw.iter().sum()))
     }
 
     /// Closes the window up to where every meter that is read at present has been read.
@@ -287,8 +310,9 @@ impl Ledger {
             .map(|(&who, line)| (who, (line.now_uj.0 - line.before_uj.0, line.now_uj.1 - line.before_uj.1)))
             .collect();
         let cards_uj: u64 = card_lines.iter().map(|(_, (active, idle))| active + idle).sum();
-        let Whole { whole_uj, source, kind, parts_uj } = self.whole(begin_ns, end_ns, cards_uj)?;
-        let idle_uj = self.idle_of(&parts_uj, end_ns - begin_ns);
+        let whole = self.whole(begin_ns, end_ns, cards_uj)?;
+        let (idle_uj, idle_assumed) = self.idle_of(&whole, begin_ns, end_ns);
+        let Whole { whole_uj, source, kind, parts_uj, metered, .. } = whole;
         let usage = Usage { parts_uj, idle_uj };
         let mut lines = BTreeMap::new();
         share_cards(&card_lines, usage.parts_uj[CARDS], &mut lines);
@@ -297,51 +321,77 @@ impl Ledger {
         lines.retain(|_, line| *line != Line::default());
         debug_assert_eq!(lines.values().map(Line::total_uj).sum::<u64>(), whole_uj);
         let settled = self.ended.clone();
-        Some(Closed { begin_ns, end_ns, whole_uj, source, kind, lines, settled })
+        Some(Closed { begin_ns, end_ns, whole_uj, source, kind, metered, idle_assumed, lines, settled })
     }
 
     /// The best figure for all of the machine, and its parts: they add up to it.
     fn whole(&self, begin_ns: i64, end_ns: i64, cards_uj: u64) -> Option<Whole> {
-        let read = |meter: &Meter| meter.between(begin_ns, end_ns);
-        let sum = |scope: Scope| -> Option<u64> {
-            self.meters.iter().filter(|meter| meter.scope == scope).filter_map(read).reduce(|a, b| a + b)
-        };
-        let (cpu_uj, memory_uj) = (sum(Scope::Package), sum(Scope::Memory));
-        let known = [cpu_uj.unwrap_or(0), memory_uj.unwrap_or(0), cards_uj];
+        let cpu = self.inner(Scope::Package, begin_ns, end_ns);
+        let memory = self.inner(Scope::Memory, begin_ns, end_ns);
         let outer = (self.meters.iter())
             .filter(|meter| matches!(meter.scope, Scope::Node { .. } | Scope::Board))
-            .filter_map(|meter| Some((meter, read(meter)?)))
+            .filter_map(|meter| Some((meter, meter.between(begin_ns, end_ns)?)))
             .min_by_key(|(meter, _)| meter.scope);
-        let Some((meter, outer_uj)) = outer else {
-            let source = if cpu_uj.is_some() { "processors" } else { "memory" };
-            cpu_uj.or(memory_uj)?;
-            let kind = self.kind_of_inner();
-            let parts_uj = [known[0], known[1], known[2], 0];
-            return Some(Whole { whole_uj: parts_uj.iter().sum(), source: source.into(), kind, parts_uj });
-        };
+        let Some((meter, outer_uj)) = outer else { return Whole::of_inner(cpu, memory, cards_uj) };
         let with_cards = matches!(meter.scope, Scope::Node { with_cards: true, .. });
         let whole_uj = if with_cards { outer_uj } else { outer_uj.saturating_add(cards_uj) };
-        let parts_uj = fit(whole_uj, known);
-        Some(Whole { whole_uj, source: meter.name.clone(), kind: meter.kind, parts_uj })
+        // What is known in part alone is not known: the rest of the machine holds it.
+        let (cpu_uj, memory_uj) = (cpu.complete_uj(), memory.complete_uj());
+        let metered = [cpu_uj.is_some(), memory_uj.is_some(), true, true];
+        let parts_uj = fit(whole_uj, [cpu_uj.unwrap_or(0), memory_uj.unwrap_or(0), cards_uj]);
+        let has_cards = with_cards && cards_uj > 0;
+        let meters = set_of_meters(Some(&meter.name), metered, has_cards);
+        Some(Whole { whole_uj, source: meter.name.clone(), kind: meter.kind, parts_uj, metered, meters })
     }
 
-    fn kind_of_inner(&self) -> QualityKind {
-        let inner = self.meters.iter().filter(|meter| matches!(meter.scope, Scope::Package | Scope::Memory));
-        let estimated = inner.into_iter().any(|meter| meter.kind == QualityKind::Estimated);
-        if estimated { QualityKind::Estimated } else { QualityKind::Measured }
+    /// What the meters of processors, or those of memory, say together.
+    fn inner(&self, scope: Scope, begin_ns: i64, end_ns: i64) -> Inner {
+        let mut inner = Inner::default();
+        let (mut estimated_uj, mut is_lacking) = (None, false);
+        for meter in self.meters.iter().filter(|meter| meter.scope == scope) {
+            let sum_uj = match meter.kind {
+                QualityKind::Estimated => &mut estimated_uj,
+                _ => &mut inner.energy_uj,
+            };
+            match meter.between(begin_ns, end_ns) {
+                Some(uj) => *sum_uj = Some(sum_uj.unwrap_or(0u64).saturating_add(uj)),
+                None => is_lacking |= meter.kind != QualityKind::Estimated,
+            }
+        }
+        // An estimate is one of all of them, and for when none is read.
+        if inner.energy_uj.is_none() && estimated_uj.is_some() {
+            return Inner { energy_uj: estimated_uj, is_estimated: true, is_lacking: false };
+        }
+        Inner { is_lacking, ..inner }
     }
 
-    /// What the machine would have used doing nothing. Of cards it is part of their lines.
-    fn idle_of(&mut self, parts_uj: &[u64; PARTS], window_ns: i64) -> [u64; PARTS] {
-        self.learned.learn(parts_uj, &self.node, window_ns);
+    /// What the machine would have used doing nothing, and whether that is an estimate. Of cards it is part of
+    /// their lines.
+    fn idle_of(&mut self, whole: &Whole, begin_ns: i64, end_ns: i64) -> ([u64; PARTS], bool) {
+        let (parts_uj, window_ns) = (&whole.parts_uj, end_ns - begin_ns);
+        if whole.kind == QualityKind::Measured {
+            self.idle.learn(&whole.meters, parts_uj, &self.node, window_ns, end_ns);
+        }
         let host_uj = [parts_uj[CPU], parts_uj[MEMORY], 0, parts_uj[REST]];
         if let Some(idle_mw) = self.policy.idle_mw {
             let idle_uj = energy_uj(idle_mw, window_ns).min(host_uj.iter().sum());
-            return split_by(idle_uj, &host_uj);
+            return (split_by(idle_uj, &host_uj), false);
         }
-        let idle_mw = self.known_idle_mw.or_else(|| self.learned.idle_mw());
-        let Some(idle_mw) = idle_mw else { return [0; PARTS] };
-        std::array::from_fn(|part| energy_uj(idle_mw[part], window_ns).min(host_uj[part]))
+        let learned = || self.idle.of(&whole.meters).map(|learned| learned.idle_mw);
+        let known_mw = self.known_idle_mw.or_else(learned);
+        let idle_mw = known_mw.unwrap_or_else(|| self.assumed_by_part(whole.metered));
+        let idle_uj = |part: usize| energy_uj(idle_mw[part], window_ns).min(host_uj[part]);
+        (std::array::from_fn(idle_uj), known_mw.is_none())
+    }
+
+    /// Processors and memory without meters of their own are in the rest, if there is one for that.
+    fn assumed_by_part(&self, metered: [bool; PARTS]) -> [u64; PARTS] {
+        let mut idle_mw = [0; PARTS];
+        let assumed_mw = self.assumed_idle_mw.unwrap_or_default();
+        for (part, mw) in [CPU, MEMORY].into_iter().zip(assumed_mw) {
+            idle_mw[if metered[part] { part } else { REST }] += mw;
+        }
+        idle_mw
     }
 
     fn share_active(&self, usage: &Usage, lines: &mut BTreeMap<Who, Line>) {
@@ -405,6 +455,50 @@ struct Whole {
     source: String,
     kind: QualityKind,
     parts_uj: [u64; PARTS],
+    metered: [bool; PARTS],
+    /// All meters that had a say: idle power is learned for each set of them.
+    meters: String,
+}
+
+/// What several meters of one scope say together of a window.
+#[derive(Clone, Copy, Default)]
+struct Inner {
+    energy_uj: Option<u64>,
+    is_estimated: bool,
+    /// One of them was not read all the while: there is more than this.
+    is_lacking: bool,
+}
+
+impl Inner {
+    fn complete_uj(self) -> Option<u64> {
+        self.energy_uj.filter(|_| !self.is_lacking)
+    }
+}
+
+impl Whole {
+    /// Of a machine without a meter for all of it. Where one of the others is missing it is more than this.
+    fn of_inner(cpu: Inner, memory: Inner, cards_uj: u64) -> Option<Whole> {
+        let source = if cpu.energy_uj.is_some() { "processors" } else { "memory" };
+        cpu.energy_uj.or(memory.energy_uj)?;
+        let is_lacking = cpu.energy_uj.is_none() || cpu.is_lacking || memory.is_lacking;
+        let kind = match is_lacking {
+            true => QualityKind::LowerBound,
+            false if cpu.is_estimated || memory.is_estimated => QualityKind::Estimated,
+            false => QualityKind::Measured,
+        };
+        let metered = [cpu.energy_uj.is_some(), memory.energy_uj.is_some(), true, false];
+        let parts_uj = [cpu.energy_uj.unwrap_or(0), memory.energy_uj.unwrap_or(0), cards_uj, 0];
+        let meters = set_of_meters(None, metered, false);
+        let whole_uj = parts_uj.iter().sum();
+        Some(Whole { whole_uj, source: source.into(), kind, parts_uj, metered, meters })
+    }
+}
+
+/// As a person would name them. Cards that nobody reads are in what the meter of the node calls the rest.
+fn set_of_meters(outer: Option<&str>, metered: [bool; PARTS], has_cards: bool) -> String {
+    let inner = [("processors", metered[CPU]), ("memory", metered[MEMORY]), ("cards", has_cards)];
+    let inner = inner.into_iter().filter(|(_, is_read)| *is_read).map(|(name, _)| name);
+    outer.into_iter().chain(inner).collect::<Vec<_>>().join(", ")
 }
 
 /// Parts that fit into the whole. Inner meters that say more than the outer one are cut, cards last: a card's
@@ -457,53 +551,6 @@ fn split_by(whole_uj: u64, weights: &[u64; PARTS]) -> [u64; PARTS] {
 fn energy_uj(power_mw: u64, window_ns: i64) -> u64 {
     let uj = u128::from(power_mw) * u128::from(window_ns.unsigned_abs()) / 1_000_000;
     u64::try_from(uj).unwrap_or(u64::MAX)
-}
-
-/// What the machine uses doing nothing, as far as it has been seen doing nothing, or at two different loads.
-#[derive(Debug, Default)]
-struct Learned {
-    quiet_mw: Option<[u64; PARTS]>,
-    /// Load in thousandths and power, where it was lowest and highest.
-    lowest: Option<(u64, [u64; PARTS])>,
-    highest: Option<(u64, [u64; PARTS])>,
-}
-
-impl Learned {
-    fn learn(&mut self, parts_uj: &[u64; PARTS], node: &Weights, window_ns: i64) {
-        if window_ns < LEARN_NS || node.held == 0 {
-            return;
-        }
-        let load = (u128::from(node.cpu) * 1000 / u128::from(node.held)).min(1000) as u64;
-        let power = |uj: u64| u64::try_from(u128::from(uj) * 1_000_000 / window_ns.unsigned_abs() as u128);
-        let mut power_mw = parts_uj.map(|uj| power(uj).unwrap_or(u64::MAX));
-        power_mw[CARDS] = 0;
-        if load < QUIET_PERMILLE {
-            let so_far = self.quiet_mw.get_or_insert(power_mw);
-            *so_far = std::array::from_fn(|part| so_far[part].min(power_mw[part]));
-        }
-        if self.lowest.is_none_or(|(lowest, _)| load < lowest) {
-            self.lowest = Some((load, power_mw));
-        }
-        if self.highest.is_none_or(|(highest, _)| load > highest) {
-            self.highest = Some((load, power_mw));
-        }
-    }
-
-    fn idle_mw(&self) -> Option<[u64; PARTS]> {
-        if self.quiet_mw.is_some() {
-            return self.quiet_mw;
-        }
-        let ((low, low_mw), (high, high_mw)) = (self.lowest?, self.highest?);
-        if high - low < APART_PERMILLE {
-            return None;
-        }
-        // The straight line through both, where it meets no load at all.
-        let at_rest = |part: usize| {
-            let slope = high_mw[part].saturating_sub(low_mw[part]) / (high - low);
-            low_mw[part].saturating_sub(slope.saturating_mul(low))
-        };
-        Some(std::array::from_fn(at_rest))
-    }
 }
 
 #[cfg(test)]

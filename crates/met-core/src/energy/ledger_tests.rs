@@ -172,7 +172,146 @@ fn idle_power_is_learned_from_two_loads_where_the_machine_never_rests() {
         second(&mut ledger, busy);
         ledger.close(step * SECOND);
     }
-    assert_eq!(ledger.idle_mw(), Some(100_000));
+    assert_eq!(idle_mw(&ledger), [("bmc".to_owned(), 100_000)]);
+}
+
+/// What was learned in all, by the meters that say so.
+fn idle_mw(ledger: &Ledger) -> Vec<(String, u64)> {
+    ledger.learned_idle().map(|learned| (learned.meters.clone(), learned.total_mw())).collect()
+}
+
+#[test]
+fn a_package_that_is_not_read_makes_the_whole_a_lower_bound() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = |ledger: &mut Ledger, name: &str| {
+        ledger.meter(name, Scope::Package, QualityKind::Measured, 2 * SECOND)
+    };
+    let mut kinds = Vec::new();
+    for second in 0..12 {
+        let one = meter(&mut ledger, "package-0");
+        ledger.read_counter(one, second * SECOND, second * 100);
+        // The other one cannot be read for a while.
+        if !(3..8).contains(&second) {
+            let other = meter(&mut ledger, "package-1");
+            ledger.read_counter(other, second * SECOND, second * 300);
+        }
+        if let Some(closed) = ledger.close(second * SECOND) {
+            let seconds = ((closed.end_ns - closed.begin_ns) / SECOND) as u64;
+            kinds.push((closed.kind, closed.whole_uj / seconds));
+        }
+    }
+    let bound = kinds.iter().filter(|(kind, _)| *kind == QualityKind::LowerBound);
+    assert!(bound.clone().count() > 0 && bound.clone().all(|(_, power)| *power == 100), "{kinds:?}");
+    let whole = kinds.iter().filter(|(kind, _)| *kind == QualityKind::Measured);
+    assert!(whole.clone().count() >= 4 && whole.clone().all(|(_, power)| *power == 400), "{kinds:?}");
+    assert_eq!(kinds.last().unwrap().0, QualityKind::Measured, "it is read again");
+}
+
+#[test]
+fn under_a_meter_of_the_node_a_part_that_is_known_in_part_is_in_the_rest() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let outer = node(&mut ledger);
+    let one = ledger.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
+    ledger.meter("package-1", Scope::Package, QualityKind::Measured, PATIENCE);
+    for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 500, 100)] {
+        ledger.read_counter(outer, at_ns, node_uj);
+        ledger.read_counter(one, at_ns, cpu_uj);
+        ledger.weigh_job(1, Weights { cpu: 10, ..Weights::default() });
+        ledger.weigh_node(Weights { cpu: 10, ..Weights::default() });
+        let Some(closed) = ledger.close(at_ns) else { continue };
+        assert_eq!((closed.whole_uj, closed.kind), (500, QualityKind::Measured));
+        assert_eq!(closed.metered, [false, false, true, true]);
+        let job = closed.lines[&Who::Job(1)];
+        assert_eq!((job.active_uj[CPU], job.active_uj[REST]), (0, 500));
+    }
+}
+
+#[test]
+fn an_estimate_is_not_added_to_what_was_measured() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let guess = ledger.meter("estimate", Scope::Package, QualityKind::Estimated, PATIENCE);
+    let package = ledger.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
+    for second in 0..2 {
+        ledger.read_counter(guess, second * SECOND, second * 70);
+        ledger.read_counter(package, second * SECOND, second * 100);
+        let closed = ledger.close(second * SECOND);
+        assert_eq!(
+            closed.map(|closed| (closed.whole_uj, closed.kind)),
+            match second {
+                0 => None,
+                _ => Some((100, QualityKind::Measured)),
+            }
+        );
+    }
+}
+
+/// Seconds of a machine with a meter of its own, 120 W at rest, of which the processors show 40 W.
+fn rest(ledger: &mut Ledger, seconds: std::ops::Range<i64>, with_bmc: bool) {
+    for second in seconds {
+        if with_bmc {
+            let meter = node(ledger);
+            ledger.read_counter(meter, second * SECOND, second * 120_000_000);
+        }
+        let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, 2 * SECOND);
+        ledger.read_counter(package, second * SECOND, second * 40_000_000);
+        self::second(ledger, 10);
+        ledger.close(second * SECOND);
+    }
+}
+
+#[test]
+fn idle_power_is_learned_for_each_set_of_meters() {
+    let mut ledger = ledger(IdleTo::Nobody, None);
+    // The controller answers later than the processors: what these showed alone is not all there is.
+    rest(&mut ledger, 0..3, false);
+    rest(&mut ledger, 3..6, true);
+    let expected = [("bmc, processors".to_owned(), 120_000), ("processors".to_owned(), 40_000)];
+    assert_eq!(idle_mw(&ledger), expected);
+}
+
+#[test]
+fn what_was_learned_before_holds_from_the_first_window_on() {
+    let mut before = ledger(IdleTo::Nobody, None);
+    rest(&mut before, 0..3, true);
+    let mut after = ledger(IdleTo::Nobody, None);
+    before.learned_idle().for_each(|learned| after.recall_idle(learned));
+    assert!(!after.lacks_idle());
+    // The first thing that it sees is a busy machine.
+    let busy = |ledger: &mut Ledger| {
+        let meter = node(ledger);
+        let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+        for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 300_000_000, 200_000_000)] {
+            ledger.read_counter(meter, at_ns, node_uj);
+            ledger.read_counter(package, at_ns, cpu_uj);
+            ledger.weigh_job(1, Weights { cpu: 4_000_000_000, ..Weights::default() });
+            self::second(ledger, 4000);
+            ledger.close(at_ns).into_iter().for_each(|closed| {
+                assert!(!closed.idle_assumed);
+                assert_eq!(joules(closed.lines[&Who::Idle].total_uj()), 120);
+                assert_eq!(joules(closed.lines[&Who::Job(1)].total_uj()), 180);
+            });
+        }
+    };
+    busy(&mut after);
+    assert_eq!(idle_mw(&after), [("bmc, processors".to_owned(), 120_000)]);
+}
+
+#[test]
+fn until_idle_power_is_known_it_is_estimated_and_said_to_be() {
+    let mut ledger = ledger(IdleTo::Nobody, None);
+    assert!(ledger.lacks_idle());
+    ledger.assume_idle(30_000, 10_000);
+    let meter = node(&mut ledger);
+    for (at_ns, node_uj) in [(0, 0), (SECOND, 300_000_000)] {
+        ledger.read_counter(meter, at_ns, node_uj);
+        ledger.weigh_job(1, Weights { cpu: 4_000_000_000, ..Weights::default() });
+        second(&mut ledger, 4000);
+        let Some(closed) = ledger.close(at_ns) else { continue };
+        assert!(closed.idle_assumed);
+        // Nothing but the node has a meter: processors and memory are in the rest.
+        assert_eq!(closed.lines[&Who::Idle].idle_uj, [0, 0, 0, 40_000_000]);
+        assert_eq!(joules(closed.lines[&Who::Job(1)].total_uj()), 260);
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 pub mod emission;
 pub mod estimate;
+pub mod idle;
 pub mod ledger;
 mod meter;
 

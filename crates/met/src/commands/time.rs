@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::cli::TimeArgs;
 use crate::failure::Failure;
+use crate::idle_power;
 use crate::launch::{self, Draft, Supervisor};
 use crate::protocol;
 use crate::sampler::{Known, Sampled, Sampler};
@@ -140,6 +141,7 @@ impl Sampling {
         match self {
             Sampling::From(at, record) if *at <= Instant::now() => {
                 let mut sampler = Sampler::of_energy(setting.host.clone(), interval, &setting.config);
+                sampler.energy().recall_idle(idle_power::known(setting));
                 let added = sampler.add(record);
                 *self = added.map_or(Sampling::Not, |slot| Sampling::By(Box::new(sampler), slot));
             }

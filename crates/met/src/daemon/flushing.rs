@@ -62,6 +62,9 @@ impl Keeping {
         if !drained.devices.is_empty() {
             self.keep_cards(&drained.devices);
         }
+        if let Err(error) = self.idle_power.keep(drained.idle) {
+            tracing::warn!("what was learned of idle power is not kept: {error}");
+        }
     }
 
     pub(super) fn keep_course(&mut self, key: &JobKey, course: &Course) {

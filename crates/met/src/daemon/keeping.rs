@@ -33,6 +33,7 @@ use super::unwritten::Unwritten;
 use crate::config::{Config, Presence, Scope};
 use crate::emissions;
 use crate::failure::Failure;
+use crate::idle_power::IdleFile;
 use crate::jobs;
 use crate::paths::Place;
 use crate::protocol::Reply;
@@ -72,6 +73,7 @@ pub struct Keeping {
     /// Jobs that are over, and whose last share of energy is not known yet.
     pub(super) owed: HashSet<JobKey>,
     pub(super) emitting: Emitting,
+    pub(super) idle_power: IdleFile,
     /// Where events of jobs are counted that have no v2 cgroup.
     pub(super) shadows: Shadows,
     /// Where others read of it, if somebody listens.
@@ -121,6 +123,7 @@ impl Keeping {
             unwritten: Unwritten::default(),
             owed: HashSet::new(),
             emitting: Emitting::default(),
+            idle_power: IdleFile::open(&place.state, &setting.host),
             shadows: Shadows::default(),
             board,
             forward,
@@ -141,6 +144,7 @@ impl Keeping {
             Ok(devices) => keeping.sampling.recall_devices(devices),
             Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
         }
+        keeping.sampling.recall_idle(keeping.idle_power.learned());
         keeping.sampling.keep_node(keeping.keeps_node());
         keeping.take_up_running()?;
         if discovers(&setting.config, place) {

@@ -18,6 +18,7 @@ mod memory;
 mod nesting;
 mod plain;
 mod privilege;
+mod rest;
 mod sampling;
 pub mod schedulers;
 mod shadows;

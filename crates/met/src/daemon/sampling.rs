@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 
 use met_core::course::Course;
 use met_core::energy::emission::Factor;
+use met_core::energy::idle::LearnedIdle;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
-use met_host::Host;
+use met_host::{Host, clock};
 use met_sources::Options;
 use met_store::Device;
 
 use super::board::Board;
+use super::rest::Rest;
 use crate::config::Config;
 use crate::node_energy::{Charged, EnergyWindow};
 use crate::node_series::NodeCourse;
@@ -50,6 +52,7 @@ enum Order {
     Rename(JobKey, JobKey),
     Drain(SyncSender<Drained>),
     RecallDevices(Vec<Device>),
+    RecallIdle(Vec<LearnedIdle>),
     Live(SyncSender<HashMap<JobKey, Live>>),
     Costs(SyncSender<Vec<SourceStatus>>),
 }
@@ -85,6 +88,8 @@ pub struct Drained {
     pub devices: Vec<Device>,
     /// Parts of the machine by their tables and labels.
     pub node: Vec<NodeCourse>,
+    /// What the machine uses doing nothing.
+    pub idle: Vec<LearnedIdle>,
 }
 
 /// What was taken out for somebody who had given up waiting: it is for the next one.
@@ -100,6 +105,7 @@ impl Undelivered {
         all.jobs.extend(fresh.jobs);
         all.cards.extend(fresh.cards);
         all.devices = fresh.devices;
+        all.idle = fresh.idle;
         all.node.extend(fresh.node);
         if let Err(mpsc::SendError(kept)) = to.send(all) {
             self.drained = kept;
@@ -144,6 +150,11 @@ impl Sampling {
     /// Tells what is known of cards, before the first job.
     pub fn recall_devices(&self, devices: Vec<Device>) {
         let _ = self.orders.send(Order::RecallDevices(devices));
+    }
+
+    /// Tells what was learned of idle power, before the first job.
+    pub fn recall_idle(&self, learned: &[LearnedIdle]) {
+        let _ = self.orders.send(Order::RecallIdle(learned.to_vec()));
     }
 
     /// Tells of another process of a job that is known by its processes.
@@ -270,11 +281,22 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>) 
     let mut slots = HashMap::new();
     let mut last_errors = HashMap::new();
     let mut undelivered = Undelivered::default();
+    let mut rest: Option<Rest> = None;
     loop {
-        // Without jobs there is nothing to wake up for.
-        let order = match sampler.is_at_work() {
-            false => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            true => orders.recv_timeout(sampler.until_next_tick().max(Duration::from_micros(1))),
+        // Without jobs there is nothing to wake up for, but for a look at the machine now and then.
+        let patience = match sampler.is_at_work() {
+            false => {
+                let now_ns = clock::boottime_ns();
+                rest.get_or_insert_with(|| Rest::begin(now_ns)).until_next(now_ns)
+            }
+            true => {
+                rest = None;
+                Some(sampler.until_next_tick())
+            }
+        };
+        let order = match patience {
+            None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(patience) => orders.recv_timeout(patience.max(Duration::from_micros(1))),
         };
         match order {
             Ok(order) => obey(sampler, &mut slots, &last_errors, &mut undelivered, order),
@@ -289,7 +311,20 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>) 
             if let Some(board) = board {
                 board.post(sampler.now());
             }
+        } else if let Some(rest) = rest.as_mut().filter(|rest| rest.is_due(clock::boottime_ns())) {
+            look_at_rest(sampler, rest);
         }
+    }
+}
+
+fn look_at_rest(sampler: &mut Sampler, rest: &mut Rest) {
+    if sampler.is_at_work() {
+        return;
+    }
+    sampler.look_at_rest(rest.is_first_look());
+    let has_meters = !sampler.energy().meters().is_empty();
+    if rest.took(clock::boottime_ns(), has_meters) {
+        sampler.end_look_at_rest();
     }
 }
 
@@ -336,10 +371,11 @@ fn obey(
         }
         Order::Drain(reply) => {
             let (jobs, cards, devices) = (sampler.drain(), sampler.drain_cards(), sampler.devices());
-            let node = sampler.drain_node();
-            undelivered.hand_over(Drained { jobs, cards, devices, node }, &reply);
+            let (node, idle) = (sampler.drain_node(), sampler.energy().learned_idle());
+            undelivered.hand_over(Drained { jobs, cards, devices, node, idle }, &reply);
         }
         Order::RecallDevices(devices) => sampler.recall_devices(devices),
+        Order::RecallIdle(learned) => sampler.energy().recall_idle(learned),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
         Order::Costs(reply) => {
             let costs = sampler.costs().into_iter().map(|cost| SourceStatus {

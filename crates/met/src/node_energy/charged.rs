@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use met_core::energy::Line;
 use met_core::energy::emission::{self, Factor};
-use met_core::energy::ledger::{CPU, MEMORY, REST};
+use met_core::energy::ledger::{CPU, MEMORY, PARTS, REST};
+use met_core::energy::{Closed, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
 
@@ -44,8 +44,14 @@ pub struct Charged {
     emitted: u128,
     factor: Option<Factor>,
     meters: BTreeSet<String>,
+    /// In a window that was measured, whole or in part.
     measured: bool,
+    /// Parts that a meter told apart.
+    metered: [bool; PARTS],
+    /// What was estimated, what was split by an estimate of idle power, and what came from too few meters.
     estimated_uj: u64,
+    idle_assumed_uj: u64,
+    lower_bound_uj: u64,
     tariff: Tariff,
     /// Of an earlier daemon, by `COLUMNS`.
     pub(super) before: [i64; COLUMNS.len()],
@@ -67,34 +73,66 @@ impl Charged {
             factor: None,
             meters: BTreeSet::new(),
             measured: false,
+            metered: [false; PARTS],
             estimated_uj: 0,
+            idle_assumed_uj: 0,
+            lower_bound_uj: 0,
             tariff,
             before: [0; COLUMNS.len()],
         }
     }
 
-    pub(super) fn add(&mut self, line: &Line, estimated: bool, factor: &Factor) {
+    /// Its line of a window, or that of a job inside it.
+    pub(super) fn add(&mut self, line: &Line, window: &Closed, factor: &Factor) {
+        let energy_uj = line.total_uj();
         self.line.add(line);
-        self.estimated_uj += if estimated { line.total_uj() } else { 0 };
-        self.emitted += u128::from(line.total_uj()) * factor.mg_per_kwh.max(0) as u128;
+        match window.kind {
+            QualityKind::Estimated => self.estimated_uj += energy_uj,
+            QualityKind::LowerBound => self.lower_bound_uj += energy_uj,
+            _ => {}
+        }
+        if window.idle_assumed {
+            self.idle_assumed_uj += energy_uj;
+        }
+        self.emitted += u128::from(energy_uj) * factor.mg_per_kwh.max(0) as u128;
     }
 
     /// A window that the job lived in.
-    pub(super) fn note(&mut self, meter: &str, estimated: bool, factor: &Factor) {
+    pub(super) fn note(&mut self, meter: &str, window: &Closed, factor: &Factor) {
         if self.factor.as_ref() != Some(factor) {
             self.factor = Some(factor.clone());
         }
         if self.meters.len() < SOURCES_NAMED_MAX && !self.meters.contains(meter) {
             self.meters.insert(meter.to_owned());
         }
-        self.measured |= !estimated;
+        self.measured |= window.kind != QualityKind::Estimated;
+        for (known, metered) in self.metered.iter_mut().zip(window.metered) {
+            *known |= metered;
+        }
     }
 
-    /// An estimate unless all but a hundredth of it was measured: a controller takes a while to begin with.
+    /// Whether it is more than a hundredth of what was charged: a controller takes a while to begin with.
+    fn matters(&self, part_uj: u64) -> bool {
+        part_uj.saturating_mul(100) > self.line.total_uj()
+    }
+
     fn kind(&self) -> QualityKind {
-        let total_uj = self.line.total_uj();
-        let is_measured = self.measured && self.estimated_uj.saturating_mul(100) <= total_uj;
-        if is_measured { QualityKind::Attributed } else { QualityKind::Estimated }
+        if !self.measured || self.matters(self.estimated_uj) || self.matters(self.idle_assumed_uj) {
+            QualityKind::Estimated
+        } else if self.matters(self.lower_bound_uj) {
+            QualityKind::LowerBound
+        } else {
+            QualityKind::Attributed
+        }
+    }
+
+    /// What was wanting, in words.
+    fn reservation(&self) -> &'static str {
+        match (self.measured && self.matters(self.idle_assumed_uj), self.matters(self.lower_bound_uj)) {
+            (true, _) => ", idle power estimated",
+            (false, true) => ", a meter missing",
+            (false, false) => "",
+        }
     }
 
     /// By `COLUMNS`; nothing before the first window.
@@ -102,14 +140,19 @@ impl Charged {
         if self.meters.is_empty() && self.before == [0; COLUMNS.len()] {
             return None;
         }
-        let part = |part: usize| (self.line.active_uj[part] + self.line.idle_uj[part]) as i64;
+        // A part that no meter tells from the others is in the rest, and not 0.
+        let part = |part: usize, column: usize| {
+            let energy_uj = (self.line.active_uj[part] + self.line.idle_uj[part]) as i64;
+            let before = COLUMNS.iter().position(|&known| known == column).map(|at| self.before[at]);
+            (self.metered[part] || before.is_some_and(|before| before > 0)).then_some(energy_uj)
+        };
         let energy_uj = self.line.total_uj() as i64;
         let emitted_ug = self.emitted as f64 * 1000.0 / emission::UJ_PER_KWH as f64 * self.tariff.pue;
         let own = [
             Some(energy_uj),
-            Some(part(CPU)),
-            Some(part(MEMORY)),
-            Some(part(REST)),
+            part(CPU, column::ENERGY_CPU),
+            part(MEMORY, column::ENERGY_MEMORY),
+            part(REST, column::ENERGY_REST),
             Some(self.line.idle_total_uj() as i64),
             Some(emitted_ug.round() as i64),
             self.tariff.cost_nano(energy_uj),
@@ -129,12 +172,12 @@ impl Charged {
         let Some(values) = self.values() else { return };
         let kind = self.kind();
         let meters = self.meters.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
-        let by = self.weighed.words();
-        let source = if meters.is_empty() { by.to_owned() } else { format!("{meters}, {by}") };
+        let (by, reservation) = (self.weighed.words(), self.reservation());
+        let source = if meters.is_empty() { by.to_owned() } else { format!("{meters}, {by}{reservation}") };
         for (column, value) in COLUMNS.into_iter().zip(values) {
             if let Some(value) = value {
                 let source = match (column, &self.factor) {
-                    (column::ENERGY_MEMORY, _) => format!("{meters}, by memory held"),
+                    (column::ENERGY_MEMORY, _) => format!("{meters}, by memory held{reservation}"),
                     (column::EMISSIONS, Some(factor)) => factor.source.clone(),
                     (column::COST, _) => self.tariff.words().unwrap_or_default(),
                     _ => source.clone(),

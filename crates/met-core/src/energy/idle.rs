@@ -1,0 +1,153 @@
+//! What the machine uses doing nothing, learned from windows in which it did nothing, or at two different loads.
+//!
+//! Each set of meters has its own figures: what one of them calls the rest of the machine is the processors'
+//! for another.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::ledger::{CARDS, PARTS, Weights};
+
+/// A window is quiet when less than this of the machine's CPU time was used, in thousandths.
+const QUIET_PERMILLE: u64 = 20;
+/// Two loads as far apart tell what none would use, in thousandths.
+const APART_PERMILLE: u64 = 200;
+/// Shorter windows say little about power.
+const LEARN_NS: i64 = 500_000_000;
+/// A machine has one or two; a name that changes all the time does not fill the memory.
+const SETS_MAX: usize = 16;
+
+/// How idle power came to be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// Seen while the machine did nothing.
+    Quiet,
+    /// The straight line through two loads, where it meets none.
+    TwoLoads,
+}
+
+/// Idle power by part of the machine, as it outlives who learned it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LearnedIdle {
+    /// The meters that say so.
+    pub meters: String,
+    /// In milliwatts; of cards it is part of their own lines, and 0 here.
+    pub idle_mw: [u64; PARTS],
+    pub how: How,
+    /// The end of the window that told it, by the clock of whoever reads the meters.
+    pub at_ns: i64,
+}
+
+impl LearnedIdle {
+    pub fn total_mw(&self) -> u64 {
+        self.idle_mw.iter().fold(0, |sum, &mw| sum.saturating_add(mw))
+    }
+}
+
+/// All that is known of idle power.
+#[derive(Debug, Default)]
+pub(super) struct IdlePower {
+    by_meters: BTreeMap<String, Seen>,
+}
+
+/// What one set of meters has shown.
+#[derive(Debug, Default)]
+struct Seen {
+    /// By whoever read them before.
+    recalled: Option<LearnedIdle>,
+    quiet: Option<([u64; PARTS], i64)>,
+    /// Load in thousandths, power, and when: where the load was lowest and highest.
+    lowest: Option<(u64, [u64; PARTS], i64)>,
+    highest: Option<(u64, [u64; PARTS], i64)>,
+}
+
+impl IdlePower {
+    /// Takes over what was learned before. It holds until the machine is seen at rest again.
+    pub(super) fn recall(&mut self, learned: LearnedIdle) {
+        if let Some(seen) = self.seen(&learned.meters.clone()) {
+            seen.recalled = Some(learned);
+        }
+    }
+
+    /// Takes in a window that ended at `end_ns`.
+    pub(super) fn learn(
+        &mut self,
+        meters: &str,
+        parts_uj: &[u64; PARTS],
+        node: &Weights,
+        window_ns: i64,
+        end_ns: i64,
+    ) {
+        if window_ns < LEARN_NS || node.held == 0 {
+            return;
+        }
+        let load = (u128::from(node.cpu) * 1000 / u128::from(node.held)).min(1000) as u64;
+        let power = |uj: u64| u64::try_from(u128::from(uj) * 1_000_000 / window_ns.unsigned_abs() as u128);
+        let mut power_mw = parts_uj.map(|uj| power(uj).unwrap_or(u64::MAX));
+        power_mw[CARDS] = 0;
+        if let Some(seen) = self.seen(meters) {
+            seen.take(load, power_mw, end_ns);
+        }
+    }
+
+    /// By part, as far as this set of meters has shown it.
+    pub(super) fn of(&self, meters: &str) -> Option<LearnedIdle> {
+        self.by_meters.get(meters)?.learned(meters)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = LearnedIdle> {
+        self.by_meters.iter().filter_map(|(meters, seen)| seen.learned(meters))
+    }
+
+    fn seen(&mut self, meters: &str) -> Option<&mut Seen> {
+        if !self.by_meters.contains_key(meters) && self.by_meters.len() < SETS_MAX {
+            self.by_meters.insert(meters.to_owned(), Seen::default());
+        }
+        self.by_meters.get_mut(meters)
+    }
+}
+
+impl Seen {
+    fn take(&mut self, load: u64, power_mw: [u64; PARTS], end_ns: i64) {
+        let total = |power_mw: &[u64; PARTS]| power_mw.iter().fold(0u64, |sum, &mw| sum.saturating_add(mw));
+        // Parts of one and the same window: the lowest of each would be a machine that never was.
+        if load < QUIET_PERMILLE && self.quiet.is_none_or(|(known_mw, _)| total(&power_mw) < total(&known_mw))
+        {
+            self.quiet = Some((power_mw, end_ns));
+        }
+        if self.lowest.is_none_or(|(lowest, ..)| load < lowest) {
+            self.lowest = Some((load, power_mw, end_ns));
+        }
+        if self.highest.is_none_or(|(highest, ..)| load > highest) {
+            self.highest = Some((load, power_mw, end_ns));
+        }
+    }
+
+    /// What was seen at rest is better than what two loads make of it, and the newer of two is better.
+    fn learned(&self, meters: &str) -> Option<LearnedIdle> {
+        let learned = |idle_mw, how, at_ns| LearnedIdle { meters: meters.to_owned(), idle_mw, how, at_ns };
+        if let Some((idle_mw, at_ns)) = self.quiet {
+            return Some(learned(idle_mw, How::Quiet, at_ns));
+        }
+        let recalled = self.recalled.as_ref();
+        if let Some(quiet) = recalled.filter(|recalled| recalled.how == How::Quiet) {
+            return Some(quiet.clone());
+        }
+        let by_loads = self.at_no_load().map(|(idle_mw, at_ns)| learned(idle_mw, How::TwoLoads, at_ns));
+        by_loads.or_else(|| recalled.cloned())
+    }
+
+    fn at_no_load(&self) -> Option<([u64; PARTS], i64)> {
+        let ((low, low_mw, low_ns), (high, high_mw, high_ns)) = (self.lowest?, self.highest?);
+        if high - low < APART_PERMILLE {
+            return None;
+        }
+        let at_rest = |part: usize| {
+            let slope = high_mw[part].saturating_sub(low_mw[part]) / (high - low);
+            low_mw[part].saturating_sub(slope.saturating_mul(low))
+        };
+        Some((std::array::from_fn(at_rest), low_ns.max(high_ns)))
+    }
+}
