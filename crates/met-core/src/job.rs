@@ -174,6 +174,15 @@ pub struct Emission {
     pub factor_source: String,
     /// Unix time of the provider's measurement; `None` for a yearly average or a constant.
     pub factor_time_ns: Option<i64>,
+    /// What the building used for each unit of energy of the machine, in millionths. Older records have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pue_millionths: Option<i64>,
+}
+
+impl Emission {
+    pub fn pue(&self) -> Option<f64> {
+        self.pue_millionths.map(|millionths| millionths as f64 / 1e6)
+    }
 }
 
 /// A time that was measured, if it is the one that was told: managers tell whole seconds, and a short job is

@@ -102,6 +102,7 @@ fn emission(emission: &Emission) -> Value {
         "factor_grams_per_kilowatt_hour": emission.factor_mg_per_kwh as f64 / 1e3,
         "factor_source": emission.factor_source,
         "factor_time": emission.factor_time_ns.and_then(time),
+        "pue": emission.pue(),
     })
 }
 

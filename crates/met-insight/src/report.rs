@@ -494,7 +494,9 @@ impl Reader<'_> {
         section.put("of it idle", idle, [Detail::words("for what the job holds")]);
         let factor = self.record.emission.as_ref().map(|emission| {
             let grams = emission.factor_mg_per_kwh as f64 / 1e3;
-            format!("CO2e at {grams} g/kWh, {}", emission.factor_source)
+            let building = emission.pue().filter(|pue| *pue != 1.0);
+            let building = building.map_or(String::new(), |pue| format!(", PUE {pue}"));
+            format!("CO2e at {grams} g/kWh, {}{building}", emission.factor_source)
         });
         section.put("emissions", self.total(column::EMISSIONS), [Detail::text(factor)]);
         let price = self.figure(column::COST).map(|figure| figure.source.to_string());

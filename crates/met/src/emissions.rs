@@ -14,9 +14,9 @@ use jiff::Timestamp;
 use met_core::MISSING;
 use met_core::course::Course;
 use met_core::energy::emission::{self, Factor, Factors};
-use met_core::job::Record;
+use met_core::job::{Emission, Record};
 use met_core::job_table::{EMISSIONS, ENERGY};
-use met_store::{Filter, Writer};
+use met_store::Writer;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -36,6 +36,8 @@ const PAGE: usize = 100;
 const PAGES_MAX: usize = 100;
 /// The newest value of a provider is this old at most while it works: after that its past is asked for, too.
 const OUTAGE_NS: i64 = 3 * 3600 * 1_000_000_000;
+/// Jobs that are held in memory while all are gone over.
+const JOBS_AT_ONCE: usize = 200;
 /// An answer is a few hundred bytes.
 const ANSWER_MAX: u64 = 1 << 20;
 /// The source of a factor that a person gave.
@@ -46,7 +48,7 @@ pub const GRAMS_MAX: f64 = 5000.0;
 /// The factor that holds without asking anybody.
 pub fn fixed(config: &Emissions) -> Factor {
     if let (Provider::Constant, Some(grams)) = (config.provider, config.grams_per_kwh) {
-        return Factor { mg_per_kwh: mg(grams), source: "configured".into(), since_ns: i64::MIN };
+        return Factor { mg_per_kwh: mg(grams), source: emission::CONFIGURED.into(), since_ns: i64::MIN };
     }
     let country = match config.provider {
         Provider::Rte => Some("FRA"),
@@ -77,26 +79,57 @@ pub fn check(config: &Emissions) -> Result<()> {
 
 /// The course of the factor: what was told while it was young, set by hand whatever its age, else the fixed one.
 pub fn course(config: &Emissions, told: &[Factor]) -> Factors {
-    let max_age_ns = i64::try_from(config.max_age.as_nanos()).unwrap_or(i64::MAX);
-    let real_time = matches!(config.provider, Provider::Rte | Provider::ElectricityMaps);
-    let fixed = fixed(config);
-    let mut factors = Factors::default();
-    factors.put(fixed.clone());
-    for (index, factor) in told.iter().enumerate() {
-        let by_hand = factor.source == BY_HAND;
-        if !by_hand && !real_time {
-            // The provider was another one then; now this one is believed for all times.
-            factors.put(Factor { since_ns: factor.since_ns, ..fixed.clone() });
-            continue;
-        }
-        factors.put(factor.clone());
-        let old_ns = factor.since_ns.saturating_add(max_age_ns);
-        let next_ns = told.get(index + 1).map_or(i64::MAX, |next| next.since_ns);
-        if !by_hand && old_ns < next_ns {
-            factors.put(Factor { since_ns: old_ns, ..fixed.clone() });
+    let base = Base { fixed: fixed(config), believes_providers: asks_a_provider(config) };
+    base.course(config, told)
+}
+
+fn asks_a_provider(config: &Emissions) -> bool {
+    matches!(config.provider, Provider::Rte | Provider::ElectricityMaps)
+}
+
+/// What holds where nothing was told.
+#[derive(Clone, PartialEq, Eq)]
+struct Base {
+    fixed: Factor,
+    /// Whether what providers told is believed, or this instead of it.
+    believes_providers: bool,
+}
+
+impl Base {
+    /// As it was when the job ran, whatever is configured today.
+    fn of(record: &Record, config: &Emissions) -> Base {
+        let used = record.emission.as_ref().map(|used| Factor {
+            mg_per_kwh: used.factor_mg_per_kwh,
+            source: used.factor_source.clone(),
+            since_ns: i64::MIN,
+        });
+        let by_provider = |used: &Factor| !used.is_fixed() && used.source != BY_HAND;
+        Base {
+            believes_providers: asks_a_provider(config) || used.as_ref().is_some_and(by_provider),
+            fixed: used.filter(Factor::is_fixed).unwrap_or_else(|| fixed(config)),
         }
     }
-    factors
+
+    fn course(&self, config: &Emissions, told: &[Factor]) -> Factors {
+        let max_age_ns = i64::try_from(config.max_age.as_nanos()).unwrap_or(i64::MAX);
+        let mut factors = Factors::default();
+        factors.put(self.fixed.clone());
+        for (index, factor) in told.iter().enumerate() {
+            let by_hand = factor.source == BY_HAND;
+            // A fixed one among them is what held at the end of a correction, by another configuration.
+            if factor.is_fixed() || !by_hand && !self.believes_providers {
+                factors.put(Factor { since_ns: factor.since_ns, ..self.fixed.clone() });
+                continue;
+            }
+            factors.put(factor.clone());
+            let old_ns = factor.since_ns.saturating_add(max_age_ns);
+            let next_ns = told.get(index + 1).map_or(i64::MAX, |next| next.since_ns);
+            if !by_hand && old_ns < next_ns {
+                factors.put(Factor { since_ns: old_ns, ..self.fixed.clone() });
+            }
+        }
+        factors
+    }
 }
 
 /// A change of what was told, or of what was computed from it.
@@ -128,20 +161,42 @@ impl Correction {
                 writer.put_factors(from_ns, to_ns.unwrap_or(i64::MAX), &new)?;
                 Ok(0)
             }
-            Correction::Recompute { since_ns } => {
-                let wanted = Filter { since_ns, with_summaries: true, ..Filter::default() };
-                let mut changed = Vec::new();
-                for mut record in writer.jobs(&wanted)? {
-                    let course = writer.course(&record.key)?;
-                    if recompute(&mut record, &course, &factors, config.energy.pue) {
-                        changed.push(record);
-                    }
-                }
-                writer.put_all(&changed)?;
-                Ok(changed.len() as u64)
-            }
+            Correction::Recompute { since_ns } => recompute_since(writer, config, since_ns),
         }
     }
+}
+
+/// Goes over all jobs, a few at a time: a store may hold more than fit into memory.
+fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) -> Result<u64> {
+    let told = writer.factors()?;
+    let mut last: Option<(Base, Factors)> = None;
+    // Who is written is numbered anew, and comes after all that are here now.
+    let newest = writer.newest_change()?;
+    let (mut mark, mut count) = (0, 0);
+    while mark < newest {
+        let mut changed = Vec::new();
+        let some = writer.changed_after(mark, JOBS_AT_ONCE)?;
+        mark = some.last().map_or(newest, |(number, _)| *number);
+        for (_, mut record) in some.into_iter().filter(|(number, _)| *number <= newest) {
+            if since_ns.is_some_and(|since_ns| record.start_ns.is_none_or(|start_ns| start_ns < since_ns)) {
+                continue;
+            }
+            let base = Base::of(&record, &config.emissions);
+            let factors = match last.take().filter(|(known, _)| *known == base) {
+                Some((_, factors)) => factors,
+                None => base.course(&config.emissions, &told),
+            };
+            let course = writer.course(&record.key)?;
+            let pue = record.emission.as_ref().and_then(Emission::pue).unwrap_or(config.energy.pue);
+            if recompute(&mut record, &course, &factors, pue) {
+                changed.push(record);
+            }
+            last = Some((base, factors));
+        }
+        writer.put_all(&changed)?;
+        count += changed.len() as u64;
+    }
+    Ok(count)
 }
 
 /// Whether a job that is over has other emissions by these factors.
@@ -165,7 +220,7 @@ fn recompute(record: &mut Record, course: &Course, factors: &Factors, pue: f64) 
     }
     let emitted_ug = (weighted * 1000.0 / emission::UJ_PER_KWH as f64 * pue).round() as i64;
     let Some(factor) = factors.at(end_ns) else { return false };
-    let emission = Some(node_energy::emission_of(factor));
+    let emission = Some(node_energy::emission_of(factor, pue));
     if record.totals.get(EMISSIONS) == Some(emitted_ug) && record.emission == emission {
         return false;
     }
@@ -535,6 +590,7 @@ mod tests {
         assert!(recompute(&mut record, &samples, &course(&rte, &told_then), 1.0));
         assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 60) * 1_000_000));
         assert_eq!(record.emission.as_ref().unwrap().factor_time_ns, Some(HOUR_NS));
+        assert_eq!(record.emission.as_ref().unwrap().pue(), Some(1.0));
         assert!(!recompute(&mut record, &samples, &course(&rte, &told_then), 1.0), "nothing new");
         let corrected = [told(0, 20, "rte eco2mix"), told(HOUR_NS, 50, "rte eco2mix")];
         assert!(recompute(&mut record, &samples, &course(&rte, &corrected), 1.5));
@@ -561,6 +617,80 @@ mod tests {
         assert_eq!(all.apply(&mut writer, &config).unwrap(), 1);
         assert_eq!(emitted(&writer), Some(310_000_000));
         assert_eq!(all.apply(&mut writer, &config).unwrap(), 0);
+    }
+
+    /// A store with jobs of two hours, and what they emitted as it was computed when they ran.
+    fn store_of(count: u32, used: Option<&Factor>, pue: f64) -> (tempfile::TempDir, Writer, Vec<Record>) {
+        let state = tempfile::tempdir().unwrap();
+        let mut writer = Writer::open(state.path()).unwrap();
+        let mut records = Vec::new();
+        for number in 1..=count {
+            let (template, samples) = job();
+            let key = met_core::job::JobKey { id: number.to_string(), ..template.key.clone() };
+            let mut record = Record { key, ..template };
+            record.emission = used.map(|used| node_energy::emission_of(used, pue));
+            let factors = course(&config(Provider::Country), &[]);
+            let mut factors_then = factors.clone();
+            used.into_iter().for_each(|used| factors_then.put(used.clone()));
+            recompute(&mut record, &samples, &factors_then, pue);
+            writer.append_course(&record.key, &samples).unwrap();
+            writer.put(&record).unwrap();
+            records.push(record);
+        }
+        (state, writer, records)
+    }
+
+    #[test]
+    fn what_is_configured_today_does_not_change_the_past() {
+        let then = Factor { since_ns: i64::MIN, ..told(0, 100, emission::CONFIGURED) };
+        let (_state, mut writer, records) = store_of(1, Some(&then), 1.5);
+        assert_eq!(records[0].totals.get(EMISSIONS), Some(600_000_000));
+        let mut today = Config {
+            emissions: Emissions { grams_per_kwh: Some(50.0), ..config(Provider::Constant) },
+            ..Config::default()
+        };
+        today.energy.pue = 1.1;
+        let all = Correction::Recompute { since_ns: None };
+        assert_eq!(all.apply(&mut writer, &today).unwrap(), 0, "another constant and another building");
+        // A correction is for its time, in the building as it was.
+        let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: Some(HOUR_NS) };
+        set.apply(&mut writer, &today).unwrap();
+        assert_eq!(all.apply(&mut writer, &today).unwrap(), 1);
+        let record = writer.get(&records[0].key).unwrap().unwrap();
+        assert_eq!(record.totals.get(EMISSIONS), Some((10 + 3 * 100) * 1_500_000));
+        assert_eq!(record.emission.unwrap().pue(), Some(1.5));
+    }
+
+    #[test]
+    fn what_a_provider_told_then_holds_after_another_one_was_chosen() {
+        let then = told(0, 20, "rte eco2mix");
+        let (_state, mut writer, records) = store_of(1, Some(&then), 1.0);
+        writer.put_factor(&then).unwrap();
+        let today = Config {
+            emissions: Emissions { grams_per_kwh: Some(300.0), ..config(Provider::Constant) },
+            ..Config::default()
+        };
+        let all = Correction::Recompute { since_ns: None };
+        assert_eq!(all.apply(&mut writer, &today).unwrap(), 0);
+        let record = writer.get(&records[0].key).unwrap().unwrap();
+        assert_eq!(record.totals.get(EMISSIONS), Some(80_000_000));
+    }
+
+    #[test]
+    fn more_jobs_than_are_held_at_once_are_gone_over_once_each() {
+        let count = 2 * JOBS_AT_ONCE as u32 + 3;
+        let (_state, mut writer, records) = store_of(count, None, 1.0);
+        let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: None };
+        set.apply(&mut writer, &Config::default()).unwrap();
+        let all = Correction::Recompute { since_ns: None };
+        assert_eq!(all.apply(&mut writer, &Config::default()).unwrap(), u64::from(count));
+        for record in &records {
+            let emitted = writer.get(&record.key).unwrap().unwrap().totals.get(EMISSIONS);
+            assert_eq!(emitted, Some(40_000_000), "{}", record.key.id);
+        }
+        assert_eq!(all.apply(&mut writer, &Config::default()).unwrap(), 0);
+        let later = Correction::Recompute { since_ns: Some(HOUR_NS) };
+        assert_eq!(later.apply(&mut writer, &Config::default()).unwrap(), 0);
     }
 
     #[test]

@@ -22,6 +22,17 @@ pub struct Factor {
     pub since_ns: i64,
 }
 
+/// The source of a constant in the configuration.
+pub const CONFIGURED: &str = "configured";
+const AVERAGE: &str = "average of ";
+
+impl Factor {
+    /// Whether it is a constant or an average of a year: nobody measured it at its time.
+    pub fn is_fixed(&self) -> bool {
+        self.source == CONFIGURED || self.source.starts_with(AVERAGE)
+    }
+}
+
 /// The course of the factor. What holds at a time is the last that began before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Factors {
@@ -89,13 +100,13 @@ pub fn of_country(country: &str) -> Option<Factor> {
             return None;
         }
         let grams: f64 = factor.parse().ok()?;
-        let source = format!("average of {name} {year}");
+        let source = format!("{AVERAGE}{name} {year}");
         Some(Factor { mg_per_kwh: (grams * 1000.0).round() as i64, source, since_ns: i64::MIN })
     })
 }
 
 pub fn of_the_world() -> Factor {
-    Factor { mg_per_kwh: WORLD_MG_PER_KWH, source: "average of the world 2019".into(), since_ns: i64::MIN }
+    Factor { mg_per_kwh: WORLD_MG_PER_KWH, source: format!("{AVERAGE}the world 2019"), since_ns: i64::MIN }
 }
 
 #[cfg(test)]
@@ -110,6 +121,8 @@ mod tests {
     fn a_country_is_found_by_code_and_by_name() {
         assert_eq!(of_country("fra").unwrap().source, of_country("France").unwrap().source);
         assert!(of_country("Atlantis").is_none());
+        assert!(of_country("fra").unwrap().is_fixed() && of_the_world().is_fixed());
+        assert!(!factor(0, 5).is_fixed());
         for line in COUNTRIES.lines().skip(1) {
             let code = line.split(',').next().unwrap();
             assert!(of_country(code).unwrap().mg_per_kwh >= 0, "{line}");

@@ -188,16 +188,17 @@ impl Charged {
     }
 
     pub fn emission(&self) -> Option<Emission> {
-        self.factor.as_ref().map(emission_of)
+        self.factor.as_ref().map(|factor| emission_of(factor, self.tariff.pue))
     }
 }
 
 /// As it is kept with a figure.
-pub fn emission_of(factor: &Factor) -> Emission {
+pub fn emission_of(factor: &Factor, pue: f64) -> Emission {
     Emission {
         factor_mg_per_kwh: factor.mg_per_kwh,
         factor_source: factor.source.clone(),
-        factor_time_ns: (factor.since_ns != i64::MIN).then_some(factor.since_ns),
+        factor_time_ns: (!factor.is_fixed()).then_some(factor.since_ns),
+        pue_millionths: Some((pue * 1e6).round() as i64),
     }
 }
 

@@ -187,6 +187,7 @@ pub fn charged(id: u32, kind: QualityKind) -> Record {
         factor_mg_per_kwh: 34_000,
         factor_source: "rte eco2mix".to_owned(),
         factor_time_ns: Some(START_NS),
+        pue_millionths: None,
     });
     record
 }
