@@ -1,0 +1,70 @@
+//! A card, and what the job did with it.
+
+use met_core::job::{GpuUse, QualityKind};
+
+use super::{Amount, Detail, Measure, Section};
+
+pub(super) fn gpu(gpu: &GpuUse) -> Section {
+    let some = |value: Option<f64>, measure, quality| Some(Amount { value: value?, measure, quality });
+    let sampled = |value: Option<f64>, measure| some(value, measure, QualityKind::Sampled);
+    let mut section = Section::new("GPU");
+    section.heading = Some((format!("GPU {}", gpu.index), heading(gpu)));
+    let busy = Detail::before("the card", sampled(gpu.card_utilization, Measure::Share));
+    let works = [("encoder", gpu.encoder), ("decoder", gpu.decoder), ("copy engine", gpu.copy)]
+        .map(|(name, used)| Detail::before(name, sampled(used.filter(|&used| used > 0.0), Measure::Share)));
+    let [encoder, decoder, copy] = works;
+    let used = sampled(gpu.utilization, Measure::Share);
+    section.put("GPU use", used, [Detail::words("average"), busy, encoder, decoder, copy]);
+    let total = sampled(gpu.memory_total_bytes.map(|bytes| bytes as f64), Measure::Bytes);
+    let peak = sampled(gpu.memory_peak_bytes.map(|bytes| bytes as f64), Measure::Bytes);
+    let mean = Detail::before("average", sampled(gpu.memory_mean_bytes, Measure::Bytes));
+    section.put("GPU memory", peak, [Detail::words("peak"), mean, Detail::before("of", total)]);
+    if let Some(kind) = gpu.energy_kind {
+        let energy = |uj: i64| some(Some(uj as f64 / 1e6), Measure::Joules, kind);
+        // Of a card that was never seen idle, nobody knows what it draws then.
+        let guessed = gpu.idle_power_source.as_deref() == Some("bound") && gpu.energy_active_uj > 0;
+        let idle_kind = if guessed { QualityKind::Estimated } else { kind };
+        let idle_joules = Some(gpu.energy_idle_uj as f64 / 1e6).filter(|&joules| joules > 0.0);
+        let idle = some(idle_joules, Measure::Joules, idle_kind);
+        let details = [Detail::before("idle part", idle), Detail::text(gpu.energy_source.clone())];
+        section.put("GPU energy", energy(gpu.energy_uj()), details);
+    }
+    let card = Detail::before("the card", sampled(gpu.card_power_mw.map(|mw| mw / 1e3), Measure::Watts));
+    let share =
+        some(crate::gpu::power_watts(gpu), Measure::Watts, gpu.energy_kind.unwrap_or(QualityKind::Sampled));
+    section.put("GPU power", share, [Detail::words("average"), card]);
+    let hottest = sampled(gpu.temperature_max_mc.map(|mc| mc as f64 / 1e3), Measure::Celsius);
+    let clock = Detail::before("clock", sampled(gpu.clock_mean_mhz.map(|mhz| mhz * 1e6), Measure::Hertz));
+    section.put("temperature", hottest, [Detail::words("highest"), clock]);
+    let throttled = gpu.throttled_ns.filter(|&ns| ns > 0).map(|ns| ns as f64 / 1e9);
+    let held_down = sampled(throttled, Measure::Seconds);
+    section.put("clock held down", held_down, [Detail::text(Some(gpu.throttled.join(", ")))]);
+    let received = sampled(gpu.pcie_received_rate, Measure::BytesPerSecond);
+    let sent = Detail::before("sent", sampled(gpu.pcie_sent_rate, Measure::BytesPerSecond));
+    section.put("PCIe received", received, [sent]);
+    let count = |count: Option<i64>| {
+        sampled(count.filter(|&count| count > 0).map(|count| count as f64), Measure::Count)
+    };
+    let last = gpu.fault_last.map(|number| format!("the last was Xid {number}"));
+    section.put("GPU faults", count(gpu.faults), [Detail::text(last)]);
+    let corrected = Detail::after(count(gpu.ecc_corrected), "corrected");
+    section.put("memory errors", count(gpu.ecc_uncorrected), [Detail::words("not corrected"), corrected]);
+    section
+}
+
+fn heading(gpu: &GpuUse) -> String {
+    let utc = |since: String| format!("{} UTC", since[..19].replace('T', " "));
+    let time = |since_ns: Option<i64>| since_ns.and_then(crate::json::time);
+    let state = match (time(gpu.lost_since_ns), time(gpu.idle_since_ns), gpu.used_ns) {
+        (Some(since), _, _) => format!("lost since {}", utc(since)),
+        (None, Some(_), 0) => "never used".to_owned(),
+        (None, Some(since), _) => format!("idle since {}", utc(since)),
+        (None, None, _) => String::new(),
+    };
+    let by = match gpu.held_by.as_str() {
+        "" | "open" => String::new(),
+        by => format!("given by {by}"),
+    };
+    let parts = [gpu.name.clone(), by, state];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,37 @@
+//! Energy by part of the machine, emissions and cost.
+
+use met_core::job_table as column;
+
+use super::reader::Reader;
+use super::{Detail, Measure, Section};
+
+impl Reader<'_> {
+    pub(super) fn energy(&self) -> Section {
+        let mut section = Section::new("Energy");
+        // Cards alone have told of theirs already.
+        if self.figure(column::ENERGY).is_none() {
+            return section;
+        }
+        let some = |index: usize| self.total(index).filter(|amount| amount.value > 0.0);
+        let power = self.rate(column::ENERGY, Measure::Watts);
+        let source = self.figure(column::ENERGY).map(|figure| figure.source.to_string());
+        let details = [Detail::after(power, "average"), Detail::text(source)];
+        section.put("energy", self.total(column::ENERGY), details);
+        section.put("CPU energy", some(column::ENERGY_CPU), []);
+        section.put("memory energy", some(column::ENERGY_MEMORY), []);
+        section.put("cards' energy", some(column::GPU_ENERGY), []);
+        section.put("other energy", some(column::ENERGY_REST), [Detail::words("board, fans, disks, losses")]);
+        let idle = some(column::ENERGY_IDLE);
+        section.put("of it idle", idle, [Detail::words("for what the job holds")]);
+        let factor = self.record.emission.as_ref().map(|emission| {
+            let grams = emission.factor_mg_per_kwh as f64 / 1e3;
+            let building = emission.pue().filter(|pue| *pue != 1.0);
+            let building = building.map_or(String::new(), |pue| format!(", PUE {pue}"));
+            format!("CO2e at {grams} g/kWh, {}{building}", emission.factor_source)
+        });
+        section.put("emissions", self.total(column::EMISSIONS), [Detail::text(factor)]);
+        let price = self.figure(column::COST).map(|figure| figure.source.to_string());
+        section.put("cost", self.total(column::COST), [Detail::text(price)]);
+        section
+    }
+}

@@ -1,0 +1,120 @@
+//! What is said of the job itself, before its figures: who, where, when, and how much of what it was given.
+
+use met_core::job::{QualityKind, Record};
+use met_core::job_table as column;
+
+use super::reader::{Reader, measured};
+use super::{Amount, Fact, FactValue, Measure, Meter, ShareLine};
+use crate::allocation::{self, Resource, Share};
+
+impl Reader<'_> {
+    pub(super) fn facts(&self) -> Vec<Fact> {
+        let record = self.record;
+        let mut facts = Vec::new();
+        let mut put = |label, value| facts.push(Fact { label, value });
+        if !record.command.is_empty() {
+            put("command", FactValue::Command(record.command.clone()));
+        }
+        if record.key.manager != met_core::job::LOCAL {
+            let cluster = record.cluster().map(|cluster| format!(" on {cluster}"));
+            put("manager", FactValue::Text(record.key.manager.clone() + &cluster.unwrap_or_default()));
+        }
+        match (&record.user, &record.account) {
+            (Some(user), Some(account)) => put("user", FactValue::Text(format!("{user}, account {account}"))),
+            (Some(user), None) => put("user", FactValue::Text(user.clone())),
+            (None, Some(account)) => put("account", FactValue::Text(account.clone())),
+            (None, None) => {}
+        }
+        if let Some(outer) = &record.inside {
+            put("inside", FactValue::Text(outer.clone()));
+        }
+        for (label, words) in scheduling_facts(record) {
+            put(label, FactValue::Text(words));
+        }
+        if !record.nodes.is_empty() {
+            put(if record.nodes.len() == 1 { "node" } else { "nodes" }, nodes(&record.nodes));
+        }
+        if let Some(state) = &record.manager_state {
+            put("manager state", FactValue::Text(state.clone()));
+        }
+        if let Some(wait_ns) = allocation::queue_wait_ns(record, self.now_ns) {
+            put("queued for", FactValue::Amount(measured(wait_ns as f64 / 1e9, Measure::Seconds)));
+        }
+        if let Some(start_ns) = record.start_ns {
+            put("started", FactValue::Times(start_ns, record.end_ns));
+        }
+        if let Some(wall) = self.wall() {
+            put(if record.state.is_live() { "running for" } else { "duration" }, FactValue::Amount(wall));
+        }
+        facts
+    }
+
+    pub(super) fn meters(&self) -> Vec<Meter> {
+        let cpu = || meter("CPU", self.rate(column::CPU, Measure::Cores)?, self.cpus()?, "average");
+        let memory = || meter("memory", self.total(column::MEMORY_NEEDED_PEAK)?, self.node_memory()?, "peak");
+        [cpu(), memory(), self.gpu_meter()].into_iter().flatten().collect()
+    }
+
+    pub(super) fn shares(&self) -> Vec<ShareLine> {
+        let line = |share: Share| {
+            let (label, measure) = match share.resource {
+                Resource::Nodes => ("nodes", Measure::Count),
+                Resource::Cpus => ("CPUs", Measure::Cores),
+                Resource::Memory => ("memory", Measure::Bytes),
+                Resource::Gpus => ("GPUs", Measure::Cards),
+                Resource::Time => ("time", Measure::Seconds),
+            };
+            let amount = |value: f64| measured(value, measure);
+            ShareLine {
+                label,
+                requested: share.requested.map(amount),
+                allocated: share.allocated.map(amount),
+                used: share.used.map(|value| Amount { value, measure, quality: share.quality }),
+                efficiency: share.efficiency(),
+            }
+        };
+        allocation::shares(self.record, self.now_ns).into_iter().map(line).collect()
+    }
+
+    fn gpu_meter(&self) -> Option<Meter> {
+        let known = self.record.gpus.iter().filter_map(|gpu| gpu.utilization);
+        let used = known.reduce(|sum, used| sum + used)?;
+        let amount = |value, quality| Amount { value, measure: Measure::Cards, quality };
+        let whole = amount(self.record.gpus.len() as f64, QualityKind::Measured);
+        meter("GPU", amount(used, QualityKind::Sampled), whole, "average")
+    }
+}
+
+/// What a manager says of a job, in words.
+fn scheduling_facts(record: &Record) -> Vec<(&'static str, String)> {
+    let scheduling = &record.scheduling;
+    let mut facts = Vec::new();
+    match (&scheduling.partition, &scheduling.qos) {
+        (Some(partition), Some(qos)) => facts.push(("partition", format!("{partition}, QOS {qos}"))),
+        (Some(partition), None) => facts.push(("partition", partition.clone())),
+        (None, Some(qos)) => facts.push(("QOS", qos.clone())),
+        (None, None) => {}
+    }
+    if let (Some(array), Some(index)) = (&scheduling.array_id, scheduling.array_index) {
+        facts.push(("array", format!("element {index} of {array}, id {}", record.key.id)));
+    }
+    if let (Some(whole), Some(offset)) = (&scheduling.het_id, scheduling.het_offset) {
+        facts.push(("component", format!("{offset} of {whole}, id {}", record.key.id)));
+    }
+    if let Some(restarts) = scheduling.restarts.filter(|&restarts| restarts > 0) {
+        facts.push(("restarts", restarts.to_string()));
+    }
+    // Slurm's word for no reason.
+    if let Some(reason) = scheduling.reason.as_ref().filter(|reason| *reason != "None") {
+        facts.push(("reason", reason.clone()));
+    }
+    facts
+}
+
+fn meter(label: &'static str, used: Amount, whole: Amount, of: &'static str) -> Option<Meter> {
+    Some(Meter { label, share: used.value / whole.value, used, whole, of })
+}
+
+fn nodes(nodes: &[String]) -> FactValue {
+    FactValue::Text(nodes.join(", "))
+}

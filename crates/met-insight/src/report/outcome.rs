@@ -1,0 +1,46 @@
+//! How a job ended, in words.
+
+use met_core::job::{Record, State};
+
+/// How the job ended, in words, or its state while it has not.
+pub fn outcome(record: &Record) -> String {
+    let ending = match (record.signal, record.exit_code) {
+        (Some(signal), _) => Some(format!("killed by signal {signal}{}", signal_name(signal))),
+        (None, Some(code)) => Some(format!("exit code {code}")),
+        (None, None) => None,
+    };
+    let state = match record.state {
+        State::OutOfMemory => "out of memory",
+        state => state.name(),
+    };
+    match ending {
+        Some(ending) if !record.state.is_live() => format!("{state}, {ending}"),
+        _ => state.to_owned(),
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        10 => "SIGUSR1",
+        11 => "SIGSEGV",
+        12 => "SIGUSR2",
+        13 => "SIGPIPE",
+        14 => "SIGALRM",
+        15 => "SIGTERM",
+        16 => "SIGSTKFLT",
+        24 => "SIGXCPU",
+        25 => "SIGXFSZ",
+        31 => "SIGSYS",
+        _ => return String::new(),
+    };
+    format!(" ({name})")
+}
