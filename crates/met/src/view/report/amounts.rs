@@ -1,0 +1,57 @@
+//! Amounts in words, with the sign of how well each is known.
+
+use met_core::job::QualityKind;
+use met_insight::report::{Amount, Detail, Measure, Report};
+
+use crate::view::units;
+
+/// The sign in front of an amount that was not measured as such.
+pub(super) fn mark(quality: QualityKind) -> Option<(&'static str, &'static str)> {
+    match quality {
+        QualityKind::Measured | QualityKind::Sampled => None,
+        QualityKind::Attributed => Some(("*", "a share of something measured for several jobs")),
+        QualityKind::Estimated => Some(("~", "estimated")),
+        QualityKind::LowerBound => Some(("≥", "at least this much")),
+    }
+}
+
+pub fn amount(amount: &Amount) -> String {
+    match amount.measure {
+        Measure::Seconds => units::duration_long(amount.value),
+        Measure::Bytes => units::bytes(amount.value),
+        Measure::BytesPerSecond => units::bytes_per_second(amount.value),
+        Measure::Count => units::count(amount.value),
+        Measure::Cores => units::cores(amount.value),
+        Measure::Share => units::percent(amount.value),
+        Measure::Joules => units::watt_hours(amount.value),
+        Measure::Grams => units::grams(amount.value),
+        Measure::Money => units::money(amount.value),
+        Measure::Watts => units::watts(amount.value),
+        Measure::Celsius => units::celsius(amount.value),
+        Measure::Hertz => units::hertz(amount.value),
+        Measure::Cards => units::cores(amount.value),
+    }
+}
+
+pub(super) fn marked(value: &Amount) -> String {
+    format!("{}{}", mark(value.quality).map_or("", |(sign, _)| sign), amount(value))
+}
+
+pub(super) fn detail(detail: &Detail) -> String {
+    let value = detail.amount.as_ref().map(marked).unwrap_or_default();
+    let words = [detail.before, value.as_str(), &detail.after];
+    words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// The signs that the report uses, in words; most reports use none.
+pub(super) fn legend(report: &Report) -> Vec<String> {
+    let lines = report.sections.iter().flat_map(|section| &section.lines);
+    let amounts = lines.flat_map(|line| {
+        line.details.iter().filter_map(|detail| detail.amount.as_ref()).chain([&line.amount])
+    });
+    let shares = report.shares.iter().filter_map(|share| share.used.as_ref());
+    let parts = report.parts.iter().flat_map(|part| [part.cpu.as_ref(), part.memory.as_ref()]).flatten();
+    let used: Vec<QualityKind> = amounts.chain(shares).chain(parts).map(|amount| amount.quality).collect();
+    let kinds = QualityKind::ALL.into_iter().filter(|kind| used.contains(kind));
+    kinds.filter_map(mark).map(|(sign, words)| format!("{sign} {words}")).collect()
+}
