@@ -1,0 +1,268 @@
+//! Whether a daemon runs, and what it hears and tells: jobs of others, schedulers, its server, its page.
+
+use std::io;
+use std::time::Duration;
+
+use met_jobs::scheduler;
+use met_sinks::forward;
+
+use super::{Finding, Health};
+use crate::daemon;
+use crate::jobs;
+use crate::protocol::{DiscoveryStatus, Reply, Request, SchedulerStatus};
+use crate::setting::Setting;
+use crate::view::units;
+
+pub(super) fn running_daemon(setting: &Setting) -> Finding {
+    let (health, detail) = if setting.system_daemon().is_some() {
+        (Health::Good, "a system daemon runs and is used".to_owned())
+    } else if setting.user_daemon().is_ok() {
+        (Health::Good, format!("runs, at {}", setting.user.socket().display()))
+    } else {
+        (Health::Good, "none runs; the first `met run` starts one".to_owned())
+    };
+    Finding { what: "daemon", health, detail, remedy: None }
+}
+
+/// Jobs of resource managers, as the daemon that looks for them tells it.
+pub(super) fn found_jobs(setting: &Setting) -> Finding {
+    let what = "found jobs";
+    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    let status = client.and_then(|mut client| match client.call(&Request::Status) {
+        Ok(Reply::Status(status)) => status.discovery,
+        _ => None,
+    });
+    let Some(status) = status else {
+        return Finding {
+            what,
+            health: Health::Less,
+            detail: "no daemon looks for jobs of resource managers and containers".to_owned(),
+            remedy: Some("sudo met daemon    (with jobs.discover: auto or true)".to_owned()),
+        };
+    };
+    let counts: Vec<String> =
+        status.jobs.iter().map(|(manager, count)| format!("{count} of {manager}")).collect();
+    let jobs = if counts.is_empty() { "none at present".to_owned() } else { counts.join(", ") };
+    let (mut health, mut trouble, remedy) = match (&status.refused, status.left_out) {
+        (None, 0) => (Health::Good, String::new(), None),
+        (Some(why), _) => (
+            Health::Less,
+            format!("; not every cgroup is watched ({why}): those are looked at every second"),
+            Some(
+                "sudo sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512".to_owned(),
+            ),
+        ),
+        (None, _) => (Health::Less, String::new(), None),
+    };
+    trouble += &left_out(&status);
+    if status.unseen_directories > 0 || status.unseen_cpu_ns > 0 {
+        health = Health::Less;
+        trouble += &format!(
+            "; {} directories of jobs came and went unseen, with {} of CPU time that is nobody's",
+            status.unseen_directories,
+            units::duration(status.unseen_cpu_ns as f64 / 1e9),
+        );
+    }
+    if status.shadows > 0 {
+        trouble += &format!("; events of {} are counted in v2 cgroups of our own", status.shadows);
+    }
+    if let Some(why) = &status.shadows_refused {
+        health = Health::Less;
+        trouble += &format!("; events of jobs on cgroup v1 are not counted: {why}");
+    }
+    Finding { what, health, detail: format!("{jobs}; {} watches{trouble}", status.watches), remedy }
+}
+
+/// Where there are more cgroups than are followed.
+fn left_out(status: &DiscoveryStatus) -> String {
+    const NAMED_MAX: usize = 3;
+    if status.left_out == 0 {
+        return String::new();
+    }
+    let mut places: Vec<String> =
+        status.crowded.iter().take(NAMED_MAX).map(|place| place.display().to_string()).collect();
+    if status.crowded.len() > NAMED_MAX {
+        places.push(format!("{} more", status.crowded.len() - NAMED_MAX));
+    }
+    let places = if places.is_empty() { String::new() } else { format!(" in {}", places.join(", ")) };
+    format!("; {} cgroups too many are left out{places}", status.left_out)
+}
+
+/// The page for Prometheus: whether it is asked for, whether its file is in order, whether somebody answers.
+pub(super) fn listener(setting: &Setting) -> Finding {
+    const WAIT: Duration = Duration::from_secs(1);
+    let http = &setting.config.http;
+    let finding = |health: Health, detail: String, remedy: Option<&str>| Finding {
+        what: "http",
+        health,
+        detail,
+        remedy: remedy.map(str::to_owned),
+    };
+    let Some(address) = http.listen.first() else {
+        let remedy = "http: {listen: 127.0.0.1:9317}    (in met.yaml)";
+        return finding(Health::Good, "no listener: nothing is asked for".to_owned(), Some(remedy));
+    };
+    let web = http.web_config.as_deref().map(met_server::http::WebConfig::load).transpose();
+    let web = match web {
+        Ok(web) => Some(web.unwrap_or_default()),
+        // It has passwords in it, and is the daemon's to read.
+        Err(met_server::http::Error::Read { error, .. })
+            if error.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            None
+        }
+        Err(error) => return finding(Health::Broken, error.to_string(), None),
+    };
+    let found = address.resolve().unwrap_or_default();
+    let answers = found.iter().any(|found| std::net::TcpStream::connect_timeout(found, WAIT).is_ok());
+    if !answers {
+        let detail = format!("nobody listens on {address}");
+        return finding(
+            Health::Broken,
+            detail,
+            Some("met daemon    (one that runs takes up a new address when it is started anew)"),
+        );
+    }
+    let Some(web) = web else {
+        let detail = format!("/metrics on {address}; its web_config is for the daemon's eyes alone");
+        return finding(Health::Good, detail, None);
+    };
+    let how = if web.has_tls() { "TLS" } else { "no encryption" };
+    let who = match web.knows_clients() {
+        true => "users and names of jobs are told to those who log in",
+        false => "users and names of jobs are not told, because nobody logs in",
+    };
+    finding(Health::Good, format!("/metrics on {address}, {how}; {who}"), None)
+}
+
+/// What the system daemon hears of the schedulers; without one, which of them could be asked.
+pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
+    let finding = |health, detail: String, remedy: Option<String>| Finding {
+        what: "scheduler",
+        health,
+        detail,
+        remedy,
+    };
+    let mut asked: Vec<SchedulerStatus> = Vec::new();
+    let system = setting.system_daemon();
+    let runs = system.is_some();
+    for mut client in system.into_iter().chain(setting.user_daemon().ok()) {
+        if let Ok(Reply::Status(status)) = client.call(&Request::Status) {
+            asked.extend(status.schedulers);
+        }
+    }
+    if !asked.is_empty() {
+        return asked.iter().map(|status| finding(health_of(status), heard_of(status), None)).collect();
+    }
+    let there = daemon::schedulers::wanted(&setting.config.schedulers, true);
+    if there.is_empty() {
+        let detail = "none of sacct, oarstat, qstat and bjobs is here: jobs are known by what is measured";
+        return vec![finding(Health::Good, detail.to_owned(), None)];
+    }
+    let found = |(kind, installed): &(&'static scheduler::Kind, bool)| match installed {
+        false => finding(Health::Broken, format!("{}: {} is not here", kind.manager, kind.program), None),
+        true if runs => finding(Health::Less, format!("{} is not asked", kind.manager), None),
+        true => {
+            let detail = format!("{} is here, and asked by a system daemon alone", kind.manager);
+            finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
+        }
+    };
+    there.iter().map(found).collect()
+}
+
+fn health_of(status: &SchedulerStatus) -> Health {
+    match (&status.last_error, status.answered_ns) {
+        (Some(_), None) => Health::Broken,
+        (Some(_), Some(_)) => Health::Less,
+        _ => Health::Good,
+    }
+}
+
+/// When it last answered, and what went wrong since.
+pub fn heard_of(status: &SchedulerStatus) -> String {
+    let ago = status.answered_ns.map(|answered_ns| (jobs::now_ns() - answered_ns).max(0) / 1_000_000_000);
+    let mut text = match ago {
+        Some(ago) => format!("{} answered {ago} s ago", status.manager),
+        None if status.last_error.is_some() => format!("{} did not answer", status.manager),
+        None => format!("{} is being asked for the first time", status.manager),
+    };
+    text.push_str(&format!(", {} records", status.told));
+    if let Some(took_ms) = status.took_ms {
+        text.push_str(&format!(", the last question took {took_ms} ms"));
+    }
+    if let Some(error) = &status.last_error {
+        text.push_str(&format!("; {error}"));
+    }
+    text
+}
+
+pub(super) fn forwarding(setting: &Setting) -> Option<Finding> {
+    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    let Ok(Reply::Status(status)) = client?.call(&Request::Status) else { return None };
+    let forward = status.forward?;
+    Some(Finding {
+        what: "server",
+        health: health_of_sending(&forward),
+        detail: sent_to(&forward),
+        remedy: None,
+    })
+}
+
+/// How batches get to the server.
+pub fn sent_to(forward: &forward::Status) -> String {
+    let ago = forward.acknowledged_ns.map(|at_ns| (jobs::now_ns() - at_ns).max(0) / 1_000_000_000);
+    let mut text = match ago {
+        Some(ago) => format!("{} has everything up to {ago} s ago", forward.url),
+        None => format!("{} has not answered yet", forward.url),
+    };
+    if forward.batches_waiting > 0 {
+        let bytes = units::bytes(forward.bytes_waiting as f64);
+        text.push_str(&format!("; {} batches wait, {bytes}", forward.batches_waiting));
+    }
+    if forward.dropped_samples > 0 {
+        text.push_str(&format!("; {} samples were given up", forward.dropped_samples));
+    }
+    if forward.refused_batches > 0 {
+        text.push_str(&format!("; {} batches were refused and lie aside", forward.refused_batches));
+    }
+    for error in forward.last_error.iter().chain(&forward.spool_error) {
+        text.push_str(&format!("; {error}"));
+    }
+    text
+}
+
+fn health_of_sending(forward: &forward::Status) -> Health {
+    match (&forward.spool_error, &forward.last_error, forward.acknowledged_ns) {
+        (Some(_), ..) => Health::Broken,
+        (_, Some(_), _) | (_, _, None) => Health::Less,
+        _ if forward.refused_batches > 0 => Health::Less,
+        _ => Health::Good,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_with_too_many_cgroups_are_named() {
+        let mut status = DiscoveryStatus::default();
+        assert_eq!(left_out(&status), "");
+        (status.left_out, status.crowded) = (7, vec!["/cg/a".into()]);
+        assert_eq!(left_out(&status), "; 7 cgroups too many are left out in /cg/a");
+        status.crowded = (0..5).map(|place| place.to_string().into()).collect();
+        assert_eq!(left_out(&status), "; 7 cgroups too many are left out in 0, 1, 2, 2 more");
+        // A daemon of an earlier version does not tell where.
+        status.crowded.clear();
+        assert_eq!(left_out(&status), "; 7 cgroups too many are left out");
+    }
+
+    #[test]
+    fn batches_that_were_refused_are_less_than_good() {
+        let well = forward::Status { acknowledged_ns: Some(1), ..forward::Status::default() };
+        assert!(health_of_sending(&well) == Health::Good);
+        let refused = forward::Status { refused_batches: 1, ..well };
+        assert!(health_of_sending(&refused) == Health::Less);
+        assert!(sent_to(&refused).contains("1 batches were refused and lie aside"));
+    }
+}

@@ -1,0 +1,89 @@
+//! What the sources of measurements find on this machine, and what energy is known by.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use met_host::Targets;
+use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
+
+use super::{Finding, Health};
+use crate::node_energy;
+use crate::protocol::{Reply, Request};
+use crate::sampler::{self, METERS, Sampler};
+use crate::setting::Setting;
+
+/// A driver without its daemon takes seconds to wake a card up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
+    let options = Options { node: true, ..sampler::options(&setting.config, PATIENCE) };
+    let mut runner = Runner::open(&setting.host, &options);
+    runner.read(&Targets::default(), &TickInfo { slow: true, cgroups_only: false });
+    let errors = runner.take_new_errors();
+    let failing = daemon_errors(setting);
+    let shortfalls: HashMap<_, _> = runner.shortfalls().collect();
+    let finding = |spec: &&'static met_sources::SourceSpec| {
+        if let Some(shortfall) = shortfalls.get(spec.name) {
+            let (detail, remedy) = (shortfall.detail.clone(), shortfall.remedy.clone());
+            return Finding { what: spec.name, health: Health::Less, detail, remedy };
+        }
+        let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
+        let error = errors.iter().find(|error| error.source == spec.name);
+        let (health, detail, remedy) = match reason {
+            None if error.is_some() => {
+                let message = error.map(|error| error.message.clone()).unwrap_or_default();
+                (Health::Broken, format!("{}, but: {message}", spec.help), None)
+            }
+            None => match failing.iter().find(|(name, _)| name == spec.name) {
+                Some((_, error)) => (Health::Less, format!("{}; the daemon met: {error}", spec.help), None),
+                None => (Health::Good, spec.help.to_owned(), None),
+            },
+            Some((_, Unavailable::Absent(why))) if why.contains(met_sources::NO_ANSWER) => {
+                (Health::Broken, why.clone(), None)
+            }
+            Some((_, Unavailable::Absent(why))) => (Health::Absent, why.clone(), None),
+            Some((_, Unavailable::Denied { path, need })) => {
+                (Health::Denied, format!("{path} may not be read"), Some((*need).to_owned()))
+            }
+        };
+        Finding { what: spec.name, health, detail, remedy }
+    };
+    SOURCES.iter().map(finding).collect()
+}
+
+/// What went wrong last in each source of the daemon that runs.
+fn daemon_errors(setting: &Setting) -> Vec<(String, String)> {
+    let daemon = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    match daemon.and_then(|mut client| client.call(&Request::Status).ok()) {
+        Some(Reply::Status(status)) => {
+            status.sources.into_iter().filter_map(|source| Some((source.name, source.last_error?))).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
+pub(super) fn energy(setting: &Setting) -> Finding {
+    let options = Options { node: true, only: Some(METERS), ..sampler::options(&setting.config, PATIENCE) };
+    let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
+    sampler.look();
+    let meters = sampler.energy().meters();
+    if !meters.is_empty() {
+        let detail = format!("jobs are charged what is measured by {}", meters.join(", "));
+        return Finding { what: "energy", health: Health::Good, detail, remedy: None };
+    }
+    let denied = sampler.unavailable().iter().find_map(|(spec, reason)| match reason {
+        Unavailable::Denied { path, .. } if spec.name == "rapl" => Some(path),
+        _ => None,
+    });
+    let remedy = match denied {
+        Some(_) => "sudo chmod a+r /sys/class/powercap/*/energy_uj".to_owned(),
+        None if node_energy::machine(&setting.host).1 => {
+            "a virtual machine has no meter: name its host's controller in met.yaml, sources.redfish.url"
+                .to_owned()
+        }
+        None => "sudo modprobe intel_rapl_msr; sudo modprobe -a ipmi_si ipmi_devintf".to_owned(),
+    };
+    let detail = format!("no meter: estimated by load, {} and memory", sampler.energy().estimated_by());
+    Finding { what: "energy", health: Health::Less, detail, remedy: Some(remedy) }
+}
