@@ -36,7 +36,8 @@ def settled(world, job):
 
 def check_sum(job):
     totals = job["totals"]
-    parts = sum(totals[part] for part in PARTS) + totals.get("gpu_energy_joules", 0)
+    # A part that no meter tells from the others is not there.
+    parts = sum(totals.get(part, 0) for part in PARTS) + totals.get("gpu_energy_joules", 0)
     close_to(parts, totals["energy_joules"], 1e-3, "the sum of the parts")
     check(0 <= totals["energy_idle_joules"] <= totals["energy_joules"], "idle is a part of it")
 
@@ -87,6 +88,29 @@ def a_controller_that_takes_four_seconds_delays_no_sample(world):
 
     eventually(metered, "a window that the controller measured")
     world.me.met("cancel", job).ok()
+
+
+@test
+def a_machine_without_jobs_is_looked_at_now_and_then(world):
+    log = os.path.join(world.root, "asked")
+    command = bmc(world, f"echo asked >> {log}; echo 'Current Power : 200 Watts'")
+    os.close(os.open(log, os.O_CREAT | os.O_WRONLY, 0o666))
+    os.chmod(log, 0o666)
+    world.configure(f"sources:\n  rapl: off\n  ipmi:\n    command: {command}\n    every: 1s\n")
+    job = world.me.run("true")
+    world.me.wait_for_state(job, "finished")
+    settled(world, job)
+
+    def asked():
+        with open(log) as file:
+            return len(file.readlines())
+
+    before = asked()
+    # Its jobs are settled, so nobody but the look at rest asks the controller again.
+    eventually(lambda: asked() >= before + 3, "the controller is asked without a job")
+    findings = {one["what"]: one for one in world.me.met("doctor", "--json").ok().json()}
+    check("idle power" in findings, findings)
+    world.me.stop_daemon()
 
 
 @test

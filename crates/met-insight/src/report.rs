@@ -20,6 +20,11 @@ use card::gpu;
 pub use outcome::outcome;
 use reader::Reader;
 
+/// In the source of a figure of energy: what the machine uses doing nothing was estimated.
+pub const IDLE_ESTIMATED: &str = "idle power estimated";
+/// In the source of a figure of energy: one of the meters was missing.
+pub const METER_MISSING: &str = "a meter missing";
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     pub id: String,
@@ -319,5 +324,21 @@ mod tests {
         let both = sum(amount(QualityKind::LowerBound), amount(QualityKind::Measured)).unwrap();
         assert_eq!((both.value, both.quality), (4.0, QualityKind::LowerBound));
         assert_eq!(sum(amount(QualityKind::Measured), None), None);
+    }
+
+    #[test]
+    fn why_energy_is_doubtful_is_said() {
+        let note = |kind, source: &str| {
+            let mut record = sample::finished();
+            record.totals.set(column::ENERGY, 1_000_000, kind, source.to_owned());
+            report(&record, Machine::default(), sample::NOW_NS).notes.concat()
+        };
+        assert!(note(QualityKind::Estimated, "4 cores, by CPU time").starts_with("no meter of energy"));
+        let idle = note(QualityKind::Estimated, &format!("IPMI, by CPU time, {IDLE_ESTIMATED}"));
+        assert!(idle.contains("doing nothing"), "{idle}");
+        let missing = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {METER_MISSING}"));
+        assert!(missing.contains("met doctor"), "{missing}");
+        assert_eq!(note(QualityKind::Attributed, "RAPL, by CPU time"), "");
+        assert_eq!(note(QualityKind::LowerBound, "several nodes"), "");
     }
 }

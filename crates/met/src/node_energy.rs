@@ -80,6 +80,9 @@ pub struct EnergyWindow {
     pub jobs_uj: u64,
     pub system_uj: u64,
     pub idle_uj: u64,
+    /// What is idle was estimated: the machine has not been seen at rest yet.
+    #[serde(default)]
+    pub idle_estimated: bool,
 }
 
 impl EnergyWindow {
@@ -96,6 +99,7 @@ impl EnergyWindow {
             jobs_uj: sum(|who| matches!(who, Who::Job(_))),
             system_uj: sum(|who| *who == Who::System),
             idle_uj: sum(|who| *who == Who::Idle),
+            idle_estimated: closed.idle_assumed,
         }
     }
 
@@ -151,7 +155,7 @@ impl NodeEnergy {
 
     /// What the machine used so far, and the factor that holds.
     pub fn tables(&self) -> [Rows; 2] {
-        [self.used.rows(self.tariff.pue), used::factor_rows(&self.factor)]
+        [self.used.rows(), used::factor_rows(&self.factor)]
     }
 
     pub fn set_interval(&mut self, interval: Duration) {
@@ -507,7 +511,7 @@ impl NodeEnergy {
                 job.charged.note(&meter, &closed, &self.factor);
             }
             let window = EnergyWindow::of(&closed, &meter);
-            self.used.add(&window, &self.factor);
+            self.used.add(&window, &self.factor, self.tariff.pue);
             self.last = Some(window);
         }
         let waiting = self.ledger.unsettled();

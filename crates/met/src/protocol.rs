@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use met_core::energy::emission::Factor;
+use met_core::energy::idle::LearnedIdle;
 use met_core::job::{CgroupPaths, JobKey, Record};
 use serde::{Deserialize, Serialize};
 
@@ -193,6 +194,9 @@ pub struct Status {
     /// `None` where it does not look for jobs of others.
     #[serde(default)]
     pub discovery: Option<DiscoveryStatus>,
+    /// What the machine uses doing nothing, as far as it was learned.
+    #[serde(default)]
+    pub idle: Vec<LearnedIdle>,
     /// `None` where nothing is sent to a server.
     #[serde(default)]
     pub forward: Option<met_sinks::forward::Status>,

@@ -221,9 +221,10 @@ impl Ledger {
         MeterId(at)
     }
 
-    /// All meters by name.
+    /// All meters that were ever read, by name.
     pub fn meters(&self) -> impl Iterator<Item = (&str, QualityKind)> {
-        self.meters.iter().map(|meter| (meter.name.as_str(), meter.kind))
+        let read = self.meters.iter().filter(|meter| meter.last_ns().is_some());
+        read.map(|meter| (meter.name.as_str(), meter.kind))
     }
 
     pub fn read_counter(&mut self, meter: MeterId, at_ns: i64, counter_uj: i64) {

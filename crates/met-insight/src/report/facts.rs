@@ -77,10 +77,11 @@ impl Reader<'_> {
     }
 
     fn gpu_meter(&self) -> Option<Meter> {
-        let known = self.record.gpus.iter().filter_map(|gpu| gpu.utilization);
-        let used = known.reduce(|sum, used| sum + used)?;
+        let known: Vec<f64> = self.record.gpus.iter().filter_map(|gpu| gpu.utilization).collect();
+        let used = known.iter().copied().reduce(|sum, used| sum + used)?;
         let amount = |value, quality| Amount { value, measure: Measure::Cards, quality };
-        let whole = amount(self.record.gpus.len() as f64, QualityKind::Measured);
+        // A card of which nothing is known is not one that did nothing.
+        let whole = amount(known.len() as f64, QualityKind::Measured);
         meter("GPU", amount(used, QualityKind::Sampled), whole, "average")
     }
 }

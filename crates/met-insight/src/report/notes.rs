@@ -4,14 +4,12 @@ use met_core::job::{Origin, QualityKind};
 use met_core::job_table as column;
 
 use super::reader::Reader;
+use super::{IDLE_ESTIMATED, METER_MISSING};
 
 impl Reader<'_> {
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        if self.figure(column::ENERGY).is_some_and(|figure| figure.kind == QualityKind::Estimated) {
-            let how = "no meter of energy was read; `met doctor` says what would make one readable";
-            notes.push(how.to_owned());
-        }
+        notes.extend(self.energy_note().map(str::to_owned));
         let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);
         let is_bound = self.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound);
         if found && is_bound && !self.record.state.is_live() {
@@ -26,5 +24,22 @@ impl Reader<'_> {
             notes.push(format!("still running: {}", named.join(", ")));
         }
         notes
+    }
+
+    fn energy_note(&self) -> Option<&'static str> {
+        let figure = self.figure(column::ENERGY)?;
+        match figure.kind {
+            QualityKind::Estimated if figure.source.contains(IDLE_ESTIMATED) => Some(
+                "what the machine uses doing nothing was not known and was estimated; a daemon learns it while no \
+                 job runs, or energy.idle_power says it",
+            ),
+            QualityKind::Estimated => {
+                Some("no meter of energy was read; `met doctor` says what would make one readable")
+            }
+            QualityKind::LowerBound if figure.source.contains(METER_MISSING) => {
+                Some("a meter of energy could not be read at times; `met doctor` says which")
+            }
+            _ => None,
+        }
     }
 }

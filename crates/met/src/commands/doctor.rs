@@ -72,8 +72,8 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         return cost::cost(setting, args);
     }
     let mut findings = sources::sources(setting);
+    findings.extend(sources::energy(setting));
     findings.extend([
-        sources::energy(setting),
         kernel::cgroups(setting),
         kernel::job_cgroup(setting),
         kernel::perf(),

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
 use crate::failure::Failure;
+use crate::idle_power;
 use crate::jobs::{self, AllJobs};
 use crate::node_energy::EnergyWindow;
 use crate::protocol::{Reply, Request};
@@ -35,6 +36,7 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     }
     let progress = Progress::begin();
     let mut sampler = open(setting);
+    sampler.energy().recall_idle(idle_power::known(setting));
     sampler.look();
     std::thread::sleep(BETWEEN_LOOKS);
     // Asked now, taken over when it is there.
@@ -117,6 +119,7 @@ fn energy_object(window: &EnergyWindow) -> Value {
         "jobs_joules": joules(window.jobs_uj),
         "system_joules": joules(window.system_uj),
         "idle_joules": joules(window.idle_uj),
+        "idle_estimated": window.idle_estimated,
     })
 }
 

@@ -180,6 +180,7 @@ impl Keeping {
             state: self.place.state.clone(),
             sources: self.sampling.costs()?,
             schedulers: self.schedulers.status(),
+            idle: self.sampling.learned_idle(),
             discovery: self.finding.as_ref().map(|finding| DiscoveryStatus {
                 shadows: self.shadows.count(),
                 shadows_refused: self.shadows.refused().cloned(),

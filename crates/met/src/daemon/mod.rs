@@ -321,6 +321,8 @@ impl Daemon {
             self.next_flush = now + self.keeping.flush_every();
         }
         if now >= self.next_retention {
+            // Without jobs nothing else writes what was learned of the machine meanwhile.
+            self.keeping.flush();
             self.keeping.retain();
             self.next_retention = now + RETENTION_EVERY;
         }

@@ -48,6 +48,7 @@ enum Order {
     Reconfigure(Box<Config>, Box<Config>),
     KeepNode(bool),
     Window(SyncSender<Option<EnergyWindow>>),
+    Idle(SyncSender<Vec<LearnedIdle>>),
     Change(JobKey, Change),
     Rename(JobKey, JobKey),
     Drain(SyncSender<Drained>),
@@ -210,6 +211,11 @@ impl Sampling {
         self.ask(Order::Window).ok().flatten()
     }
 
+    /// What the machine uses doing nothing, as far as it is known.
+    pub fn learned_idle(&self) -> Vec<LearnedIdle> {
+        self.ask(Order::Idle).unwrap_or_default()
+    }
+
     /// What a kilowatt hour emits from now on.
     pub fn set_factor(&self, factor: Factor) {
         let _ = self.orders.send(Order::Factor(Box::new(factor)));
@@ -353,6 +359,7 @@ fn obey(
         Order::Settled(reply) => undelivered.hand_over_settled(sampler.take_settled(), &reply),
         Order::SettleNow(reply) => undelivered.hand_over_settled(sampler.settle_now(), &reply),
         Order::Window(reply) => drop(reply.send(sampler.energy().last_window().cloned())),
+        Order::Idle(reply) => drop(reply.send(sampler.energy().learned_idle())),
         Order::KeepNode(keep) => sampler.keep_node(keep),
         Order::Interval(interval) => sampler.set_interval(interval),
         Order::Events(asked, options, reply) => drop(reply.send(sampler.set_events(asked, &options))),

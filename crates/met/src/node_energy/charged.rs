@@ -8,6 +8,7 @@ use met_core::energy::ledger::{CPU, MEMORY, PARTS, REST};
 use met_core::energy::{Closed, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
+use met_insight::report::{IDLE_ESTIMATED, METER_MISSING};
 
 use super::weighing::Weighed;
 use crate::config::Energy;
@@ -127,11 +128,11 @@ impl Charged {
     }
 
     /// What was wanting, in words.
-    fn reservation(&self) -> &'static str {
+    fn reservation(&self) -> String {
         match (self.measured && self.matters(self.idle_assumed_uj), self.matters(self.lower_bound_uj)) {
-            (true, _) => ", idle power estimated",
-            (false, true) => ", a meter missing",
-            (false, false) => "",
+            (true, _) => format!(", {IDLE_ESTIMATED}"),
+            (false, true) => format!(", {METER_MISSING}"),
+            (false, false) => String::new(),
         }
     }
 

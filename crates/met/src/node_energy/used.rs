@@ -37,23 +37,24 @@ pub static EMISSION: Table = Table {
 
 const SHARES: [&str; 3] = ["jobs", "system", "idle"];
 
-/// By `SHARES`: microjoules, and these times milligrams per kilowatt hour.
+/// By `SHARES`: microjoules, and these times milligrams per kilowatt hour in a building as it was then: a counter
+/// does not fall because another PUE is configured.
 #[derive(Default)]
-pub(super) struct Used([(u64, u128); SHARES.len()]);
+pub(super) struct Used([(u64, f64); SHARES.len()]);
 
 impl Used {
-    pub(super) fn add(&mut self, window: &EnergyWindow, factor: &Factor) {
+    pub(super) fn add(&mut self, window: &EnergyWindow, factor: &Factor, pue: f64) {
         let shares_uj = [window.jobs_uj, window.system_uj, window.idle_uj];
         for ((sum_uj, emitted), share_uj) in self.0.iter_mut().zip(shares_uj) {
             *sum_uj += share_uj;
-            *emitted += u128::from(share_uj) * factor.mg_per_kwh.max(0) as u128;
+            *emitted += share_uj as f64 * factor.mg_per_kwh.max(0) as f64 * pue;
         }
     }
 
-    pub(super) fn rows(&self, pue: f64) -> Rows {
+    pub(super) fn rows(&self) -> Rows {
         let mut rows = Rows::new(&ENERGY);
         for (share, &(energy_uj, emitted)) in SHARES.iter().zip(&self.0) {
-            let emitted_ug = (emitted as f64 * 1000.0 / UJ_PER_KWH as f64 * pue).round() as i64;
+            let emitted_ug = (emitted * 1000.0 / UJ_PER_KWH as f64).round() as i64;
             rows.push(&[(*share).to_owned()], &[i64::try_from(energy_uj).unwrap_or(i64::MAX), emitted_ug]);
         }
         rows
@@ -82,15 +83,18 @@ mod tests {
             jobs_uj: 3_600_000,
             system_uj: 400_000,
             idle_uj: 2_000_000,
+            idle_estimated: false,
         };
         let factor = |mg_per_kwh| Factor { mg_per_kwh, source: "configured".to_owned(), since_ns: 0 };
         let mut used = Used::default();
-        used.add(&window, &factor(100_000));
-        used.add(&window, &factor(200_000));
-        let rows = used.rows(1.5);
+        used.add(&window, &factor(100_000), 1.5);
+        // 3.6 J at 100 g/kWh are 100 µg, and the building has half of it again.
+        assert_eq!(used.rows().iter().next().unwrap().1, &[3_600_000, 150][..]);
+        used.add(&window, &factor(200_000), 1.1);
+        let rows = used.rows();
         let jobs = rows.iter().next().unwrap();
-        // 3.6 J at 100 g/kWh are 100 µg, at 200 twice as much; the building has half of it again.
-        assert_eq!((jobs.0[0].as_str(), jobs.1), ("jobs", &[7_200_000, 450][..]));
+        // Twice as much of a better building, and what was before stays.
+        assert_eq!((jobs.0[0].as_str(), jobs.1), ("jobs", &[7_200_000, 370][..]));
         let sum: i64 = rows.iter().map(|(_, cells)| cells[0]).sum();
         assert_eq!(sum as u64, 2 * window.whole_uj);
     }

@@ -51,10 +51,15 @@ pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
 
 /// Whose the power was in the last window of the ledger: the parts add up to the meter.
 pub fn energy(window: &EnergyWindow, style: &Style) -> String {
-    let sign = if window.kind == QualityKind::Estimated { "~" } else { "" };
+    let sign = match window.kind {
+        QualityKind::Estimated => "~",
+        QualityKind::LowerBound => "≥",
+        _ => "",
+    };
+    let idle_sign = if window.idle_estimated { "~" } else { "" };
     let watts = |energy_uj: u64| units::watts(window.watts(energy_uj));
     let line = format!(
-        "{sign}{} in all   jobs {}   system {}   idle {}   ({}, {})",
+        "{sign}{} in all   jobs {}   system {}   idle {idle_sign}{}   ({}, {})",
         watts(window.whole_uj),
         watts(window.jobs_uj),
         watts(window.system_uj),
@@ -475,11 +480,17 @@ mod tests {
             jobs_uj: 1_000_000_000,
             system_uj: 50_000_000,
             idle_uj: 950_000_000,
+            idle_estimated: false,
         };
         expect![[r#"
             Energy       200 W in all   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
         "#]]
         .assert_eq(&energy(&window, &Style::plain()));
+        let doubtful = EnergyWindow { kind: QualityKind::LowerBound, idle_estimated: true, ..window };
+        expect![[r#"
+            Energy       ≥200 W in all   jobs 100 W   system 5.00 W   idle ~95.0 W   (10s, IPMI)
+        "#]]
+        .assert_eq(&energy(&doubtful, &Style::plain()));
     }
 
     #[test]

@@ -3,14 +3,18 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use met_core::energy::idle::{How, LearnedIdle};
 use met_host::Targets;
 use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
 
 use super::{Finding, Health};
+use crate::idle_power;
+use crate::jobs;
 use crate::node_energy;
 use crate::protocol::{Reply, Request};
 use crate::sampler::{self, METERS, Sampler};
 use crate::setting::Setting;
+use crate::view::units;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -63,14 +67,15 @@ fn daemon_errors(setting: &Setting) -> Vec<(String, String)> {
 }
 
 /// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
-pub(super) fn energy(setting: &Setting) -> Finding {
+pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
     let options = Options { node: true, only: Some(METERS), ..sampler::options(&setting.config, PATIENCE) };
     let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
     sampler.look();
     let meters = sampler.energy().meters();
     if !meters.is_empty() {
         let detail = format!("jobs are charged what is measured by {}", meters.join(", "));
-        return Finding { what: "energy", health: Health::Good, detail, remedy: None };
+        let measured = Finding { what: "energy", health: Health::Good, detail, remedy: None };
+        return vec![measured, idle_power(setting)];
     }
     let denied = sampler.unavailable().iter().find_map(|(spec, reason)| match reason {
         Unavailable::Denied { path, .. } if spec.name == "rapl" => Some(path),
@@ -85,5 +90,62 @@ pub(super) fn energy(setting: &Setting) -> Finding {
         None => "sudo modprobe intel_rapl_msr; sudo modprobe -a ipmi_si ipmi_devintf".to_owned(),
     };
     let detail = format!("no meter: estimated by load, {} and memory", sampler.energy().estimated_by());
-    Finding { what: "energy", health: Health::Less, detail, remedy: Some(remedy) }
+    vec![Finding { what: "energy", health: Health::Less, detail, remedy: Some(remedy) }]
+}
+
+/// What of it is nobody's doing: configured, learned, or not known yet.
+fn idle_power(setting: &Setting) -> Finding {
+    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+    let told = client.and_then(|mut client| match client.call(&Request::Status) {
+        Ok(Reply::Status(status)) => Some(status.idle),
+        _ => None,
+    });
+    let learned = told.filter(|told| !told.is_empty()).unwrap_or_else(|| idle_power::known(setting));
+    idle_finding(setting.config.energy.idle_watts, &learned, jobs::now_ns())
+}
+
+fn idle_finding(configured_watts: Option<f64>, learned: &[LearnedIdle], now_ns: i64) -> Finding {
+    let finding = |health, detail, remedy| Finding { what: "idle power", health, detail, remedy };
+    if let Some(watts) = configured_watts {
+        return finding(Health::Good, format!("{}, configured", units::watts(watts)), None);
+    }
+    if learned.is_empty() {
+        let detail = "not known yet, so it is estimated: a daemon learns it while no job runs".to_owned();
+        let remedy = "energy: {idle_power: WATTS}    (in met.yaml)".to_owned();
+        return finding(Health::Less, detail, Some(remedy));
+    }
+    let words = |learned: &LearnedIdle| {
+        let how = match learned.how {
+            How::Quiet => "seen at rest",
+            How::TwoLoads => "by two loads",
+        };
+        let ago = units::duration((now_ns - learned.at_ns).max(0) as f64 / 1e9);
+        format!("{} by {}, {how} {ago} ago", units::watts(learned.total_mw() as f64 / 1e3), learned.meters)
+    };
+    finding(Health::Good, learned.iter().map(words).collect::<Vec<_>>().join("; "), None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_of_idle_power_is_said() {
+        let second = 1_000_000_000;
+        let learned = LearnedIdle {
+            meters: "IPMI, processors".into(),
+            idle_mw: [40_000, 0, 0, 80_000],
+            how: How::Quiet,
+            at_ns: 0,
+        };
+        let said = |configured, learned: &[LearnedIdle]| {
+            let finding = idle_finding(configured, learned, 7200 * second);
+            (finding.health.name(), finding.detail, finding.remedy.is_some())
+        };
+        let known = "120 W by IPMI, processors, seen at rest 2h00m ago".to_owned();
+        assert_eq!(said(None, std::slice::from_ref(&learned)), ("ok", known, false));
+        assert_eq!(said(Some(90.0), &[learned]), ("ok", "90.0 W, configured".to_owned(), false));
+        let (health, detail, has_remedy) = said(None, &[]);
+        assert!(health == "less" && detail.contains("not known yet") && has_remedy);
+    }
 }
