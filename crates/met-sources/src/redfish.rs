@@ -59,6 +59,8 @@ struct Chassis {
     /// The path of the chassis that is this machine, and the name of its meter: one of several stays the one,
     /// whoever answers first the next time.
     machine: Option<(String, String)>,
+    /// How often it was looked at before that was known.
+    looks: u32,
     /// The names of chassis that were seen with a meter.
     metered: Vec<String>,
     parts: Parts,
@@ -99,6 +101,7 @@ fn open(host: &Host, options: &Options) -> Opened {
         choice: redfish.chassis.clone(),
         paths: Vec::new(),
         machine: None,
+        looks: 0,
         metered: Vec::new(),
         parts: Parts::default(),
     }))
@@ -163,7 +166,7 @@ impl Source for Chassis {
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
-        self.take(&told, first_error.is_none(), batch);
+        self.take(&told, batch);
         let nobody = self.machine.is_none() && first_error.is_none();
         if let (true, ChassisChoice::Named(name)) = (nobody, &self.choice) {
             let error =
@@ -196,6 +199,8 @@ impl Source for Chassis {
 
 /// Where the sum of all chassis stands.
 const ALL: &str = "all";
+/// About a minute.
+const LOOKS_WAITED: u32 = 6;
 
 impl Chassis {
     fn meters_of(&self, path: &str) -> Result<Vec<(String, Vec<i64>)>, ReadError> {
@@ -215,8 +220,8 @@ impl Chassis {
         Ok(Vec::new())
     }
 
-    fn take(&mut self, told: &[Told], is_complete: bool, batch: &mut Batch) {
-        self.choose(told, is_complete);
+    fn take(&mut self, told: &[Told], batch: &mut Batch) {
+        self.choose(told);
         for chassis in told.iter().filter(|chassis| !chassis.meters.is_empty()) {
             if !self.metered.iter().any(|known| known == chassis.name()) {
                 self.metered.push(chassis.name().to_owned());
@@ -229,26 +234,30 @@ impl Chassis {
         }
     }
 
-    /// Decides once which chassis is this machine, when all of them have answered, and gives it the first part.
-    fn choose(&mut self, told: &[Told], is_complete: bool) {
+    /// Decides once which chassis is this machine, and gives it the first part. Those that might be it instead
+    /// must have answered, but are not waited for without end: one may be closed to this user.
+    fn choose(&mut self, told: &[Told]) {
         if self.machine.is_some() {
             return;
         }
-        let mut with_meter = told.iter().filter_map(|chassis| Some((chassis, &chassis.meters.first()?.0)));
-        let machine = match &self.choice {
-            ChassisChoice::First => with_meter.next().filter(|_| is_complete),
-            ChassisChoice::Named(name) => with_meter.find(|(chassis, _)| chassis.name() == *name),
-            // One that has not answered yet might have a meter, too.
-            ChassisChoice::Sum => {
-                let any = with_meter.next().filter(|_| is_complete);
-                self.machine = any.map(|_| (ALL.to_owned(), ALL.to_owned()));
-                if self.machine.is_some() {
-                    let _ = self.parts.of(ALL.as_bytes(), || vec![ALL.to_owned(), "sum".to_owned()]);
-                }
-                return;
+        self.looks += 1;
+        let waits = self.looks < LOOKS_WAITED;
+        let answered = |path: &String| told.iter().find(|chassis| chassis.path == *path);
+        let is_complete = self.paths.iter().all(|path| answered(path).is_some());
+        let metered = |chassis: &Told| Some((chassis.path.clone(), chassis.meters.first()?.0.clone()));
+        self.machine = match &self.choice {
+            ChassisChoice::First => {
+                let known = self.paths.iter().map(answered).take_while(|chassis| chassis.is_some() || !waits);
+                known.flatten().find_map(metered)
             }
+            ChassisChoice::Named(name) => {
+                told.iter().find(|chassis| chassis.name() == *name).and_then(metered)
+            }
+            ChassisChoice::Sum if is_complete || !waits => {
+                told.iter().find_map(metered).map(|_| (ALL.to_owned(), "sum".to_owned()))
+            }
+            ChassisChoice::Sum => None,
         };
-        self.machine = machine.map(|(chassis, meter)| (chassis.path.clone(), meter.clone()));
         if let Some((path, meter)) = self.machine.clone() {
             let _ = self.part(&path, &meter);
         }

@@ -283,6 +283,19 @@ fn until_idle_power_is_known_the_split_is_an_estimate_and_says_so() {
 }
 
 #[test]
+fn readings_as_far_apart_as_those_at_rest_teach_idle_power() {
+    let mut bench = Bench::new(|_| {});
+    for reading in 0..3 {
+        bench.package(reading * 2 * 70 * WATT_SECOND);
+        bench.node(reading * SECOND / 100);
+        bench.tick();
+        bench.now_ns += crate::daemon::rest::APART_NS - SECOND;
+    }
+    let learned = bench.energy.learned_idle();
+    assert_eq!(learned.iter().map(LearnedIdle::total_mw).collect::<Vec<_>>(), [70_000]);
+}
+
+#[test]
 fn what_an_earlier_daemon_learned_holds_for_the_first_job() {
     let mut bench = Bench::new(|_| {});
     for second in 0..31 {

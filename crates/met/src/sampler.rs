@@ -351,6 +351,12 @@ impl Sampler {
         self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
     }
 
+    /// The longest time between two readings of a meter that is here.
+    pub fn slowest_meter(&self) -> Duration {
+        let meters = self.runner.periods().filter(|(spec, _)| METERS.contains(&spec.name));
+        meters.filter_map(|(_, period)| period).max().unwrap_or_default()
+    }
+
     /// Nobody looks until the next time.
     pub fn end_look_at_rest(&mut self) {
         self.cards.pause();

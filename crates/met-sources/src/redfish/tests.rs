@@ -186,6 +186,7 @@ fn chassis_after(looks: &[[Option<i64>; 2]], choice: ChassisChoice) -> Vec<Vec<(
         choice,
         paths: vec!["/redfish/a".into(), "/redfish/b".into()],
         machine: None,
+        looks: 0,
         metered: Vec::new(),
         parts: Parts::default(),
     };
@@ -198,7 +199,7 @@ fn chassis_after(looks: &[[Option<i64>; 2]], choice: ChassisChoice) -> Vec<Vec<(
         };
         let told: Vec<Told> = chassis.paths.iter().zip(look).filter_map(told).collect();
         let mut batch = Batch::new(&TABLE);
-        chassis.take(&told, told.len() == look.len(), &mut batch);
+        chassis.take(&told, &mut batch);
         seen.push(batch.rows().map(|(row, cells)| (row.part, cells[POWER])).collect());
     }
     seen
@@ -214,6 +215,15 @@ fn who_answers_first_does_not_decide_which_chassis_is_the_machine() {
     let seen = chassis_after(&looks, ChassisChoice::Sum);
     assert_eq!(seen[1..], [vec![(0, 10), (1, 3), (2, 7)], vec![(2, 8)]], "a sum without one is none");
     assert!(seen[0].is_empty());
+}
+
+#[test]
+fn a_chassis_that_never_answers_is_not_waited_for_without_end() {
+    let seen = chassis_after(&[[None, Some(7)]; LOOKS_WAITED as usize], ChassisChoice::First);
+    assert!(seen[..LOOKS_WAITED as usize - 1].iter().all(Vec::is_empty));
+    assert_eq!(seen.last(), Some(&vec![(0, 7)]));
+    // One that comes after it in the list does not matter.
+    assert_eq!(chassis_after(&[[Some(7), None]], ChassisChoice::First), [vec![(0, 7)]]);
 }
 
 #[test]

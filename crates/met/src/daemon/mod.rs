@@ -18,7 +18,7 @@ mod memory;
 mod nesting;
 mod plain;
 mod privilege;
-mod rest;
+pub(crate) mod rest;
 mod sampling;
 pub mod schedulers;
 mod shadows;

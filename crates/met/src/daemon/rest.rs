@@ -3,25 +3,35 @@
 //! A look is a few readings of the meters some seconds apart: a controller answers one question while the next
 //! is asked, so two are not enough. Between looks nobody wakes up.
 
+use std::time::Duration;
+
 const SECOND_NS: i64 = 1_000_000_000;
 /// Fans and averages of controllers go on for a while after the last job.
 const SETTLES_NS: i64 = 10 * SECOND_NS;
-/// Long enough for two answers of a controller that is asked every ten seconds.
-const READINGS: u32 = 6;
-const APART_NS: i64 = 4 * SECOND_NS;
+/// Readings further apart than the ledger's patience have nothing to do with each other.
+pub(crate) const APART_NS: i64 = 2 * SECOND_NS;
+/// For meters that are read at once, and for the slowest controller that is worth it.
+const READINGS_MIN: u32 = 3;
+const READINGS_MAX: u32 = 80;
 const LOOK_EVERY_NS: i64 = 300 * SECOND_NS;
 
 /// The times of the next readings. `None`: there is nothing to be learned.
 #[derive(Debug)]
 pub(super) struct Rest {
     next_ns: Option<i64>,
+    readings: u32,
     readings_left: u32,
     is_first: bool,
 }
 
 impl Rest {
-    pub(super) fn begin(now_ns: i64) -> Rest {
-        Rest { next_ns: Some(now_ns + SETTLES_NS), readings_left: READINGS, is_first: true }
+    /// The slowest meter is read so often.
+    pub(super) fn begin(now_ns: i64, slowest: Duration) -> Rest {
+        let slowest_ns = i64::try_from(slowest.as_nanos()).unwrap_or(i64::MAX);
+        // It is asked at the first reading, and told at the one after the answer: two answers and some time.
+        let most = slowest_ns.saturating_mul(5) / 2 / APART_NS + 2;
+        let readings = u32::try_from(most).unwrap_or(READINGS_MAX).clamp(READINGS_MIN, READINGS_MAX);
+        Rest { next_ns: Some(now_ns + SETTLES_NS), readings, readings_left: readings, is_first: true }
     }
 
     /// Right after the last job drivers of cards are still awake.
@@ -30,8 +40,8 @@ impl Rest {
     }
 
     /// How long one may sleep.
-    pub(super) fn until_next(&self, now_ns: i64) -> Option<std::time::Duration> {
-        self.next_ns.map(|next_ns| std::time::Duration::from_nanos((next_ns - now_ns).max(0) as u64))
+    pub(super) fn until_next(&self, now_ns: i64) -> Option<Duration> {
+        self.next_ns.map(|next_ns| Duration::from_nanos((next_ns - now_ns).max(0) as u64))
     }
 
     pub(super) fn is_due(&self, now_ns: i64) -> bool {
@@ -46,7 +56,7 @@ impl Rest {
             self.next_ns = Some(now_ns + APART_NS);
             return false;
         }
-        (self.readings_left, self.is_first) = (READINGS, false);
+        (self.readings_left, self.is_first) = (self.readings, false);
         self.next_ns = has_meters.then_some(now_ns + LOOK_EVERY_NS);
         true
     }
@@ -57,8 +67,9 @@ mod tests {
     use super::*;
 
     /// The times of readings in seconds, up to an hour.
-    fn readings(has_meters: bool) -> Vec<i64> {
-        let (mut rest, mut now_ns, mut found) = (Rest::begin(0), 0, Vec::new());
+    fn readings(slowest_s: u64, has_meters: bool) -> Vec<i64> {
+        let mut rest = Rest::begin(0, Duration::from_secs(slowest_s));
+        let (mut now_ns, mut found) = (0, Vec::new());
         while let Some(wait) = rest.until_next(now_ns).filter(|_| now_ns < 3600 * SECOND_NS) {
             now_ns += wait.as_nanos() as i64;
             assert!(rest.is_due(now_ns) && !rest.is_due(now_ns - 1));
@@ -70,13 +81,20 @@ mod tests {
 
     #[test]
     fn an_empty_machine_is_looked_at_now_and_then() {
-        let found = readings(true);
-        assert_eq!(found[..8], [10, 14, 18, 22, 26, 30, 330, 334]);
-        assert!(found.len() < 80, "an hour has 3600 seconds, and nearly all of them are slept through");
+        assert_eq!(readings(1, true)[..5], [10, 12, 14, 314, 316]);
+        assert!(readings(10, true).len() < 3600 / 20, "of 3600 seconds nearly all are slept through");
+        assert!(readings(3600, true).len() < 3600 / 4, "whatever is configured");
+    }
+
+    #[test]
+    fn a_look_lasts_for_two_answers_of_the_slowest_meter() {
+        let found = readings(10, true);
+        let first: Vec<i64> = found.iter().copied().take_while(|&second| second < 300).collect();
+        assert_eq!((first.len(), first[0], first[13]), (14, 10, 36));
     }
 
     #[test]
     fn without_meters_there_is_one_look() {
-        assert_eq!(readings(false), [10, 14, 18, 22, 26, 30]);
+        assert_eq!(readings(1, false), [10, 12, 14]);
     }
 }

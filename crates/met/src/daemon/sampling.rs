@@ -293,7 +293,7 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>) 
         let patience = match sampler.is_at_work() {
             false => {
                 let now_ns = clock::boottime_ns();
-                rest.get_or_insert_with(|| Rest::begin(now_ns)).until_next(now_ns)
+                rest.get_or_insert_with(|| Rest::begin(now_ns, sampler.slowest_meter())).until_next(now_ns)
             }
             true => {
                 rest = None;
