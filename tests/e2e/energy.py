@@ -113,6 +113,51 @@ def a_machine_without_jobs_is_looked_at_now_and_then(world):
     world.me.stop_daemon()
 
 
+def this_machine():
+    """How the file of idle power names the machine that it belongs to."""
+
+    def read(path):
+        try:
+            with open(path) as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    board = " ".join(read(f"/sys/class/dmi/id/{name}").strip() for name in ("sys_vendor", "product_name", "board_name"))
+    cpuinfo = [line.partition(":") for line in read("/proc/cpuinfo").splitlines()]
+    models = [value.strip() for key, _, value in cpuinfo if key.strip() == "model name"]
+    sockets = {value.strip() for key, _, value in cpuinfo if key.strip() == "physical id"}
+    cpus = sum(line[:3] == "cpu" and line[3:4].isdigit() for line in read("/proc/stat").splitlines())
+    kibibytes = int(read("/proc/meminfo").split("MemTotal:")[1].split()[0])
+    gibibytes = (kibibytes * 1024 + (1 << 29)) >> 30
+    model = models[0] if models else ""
+    return f"{board}; {max(1, len(sockets))} of {model}, {cpus} CPUs, {gibibytes} GiB"
+
+
+@test
+def what_was_learned_at_rest_holds_for_the_first_job_after_a_restart(world):
+    command = bmc(world, "echo 'Current Power : 200 Watts'")
+    world.configure(f"sources:\n  rapl: off\n  ipmi:\n    command: {command}\n    every: 1s\n")
+    first = world.me.run("sleep", "1000")
+    world.me.daemon_pid()
+    world.me.met("cancel", first).ok()
+    world.me.stop_daemon()
+    learned = {"meters": "IPMI", "idle_mw": [0, 0, 0, 150000], "how": "quiet", "at_ns": time.time_ns()}
+    path = os.path.join(world.me.store_folder(), "idle-power.json")
+    with open(path, "w") as file:
+        json.dump({"machine": this_machine(), "learned": [learned]}, file)
+    os.chmod(path, 0o644)
+    job = world.me.run(world.python, "-c", BUSY.format(8))
+    world.me.wait_for_state(job, "finished")
+    totals = settled(world, job)["totals"]
+    # Of 200 W no more than 50 W are anybody's doing.
+    check(0 < totals["energy_joules"] <= 50 * (totals["wall_seconds"] + 5), totals)
+    source = world.me.show(job)["quality"]["energy_joules"]["source"]
+    check("IPMI" in source and "idle power estimated" not in source, source)
+    findings = {one["what"]: one for one in world.me.met("doctor", "--json").ok().json()}
+    check("by IPMI" in findings["idle power"]["detail"], findings["idle power"])
+
+
 @test
 def what_the_daemon_owes_is_settled_when_it_leaves(world):
     world.configure("sources:\n  rapl: off\nsampling:\n  interval: 500ms\n")

@@ -189,7 +189,7 @@ impl Source for Chassis {
             "sources: {{redfish: {{chassis: {}}}}}    (in met.yaml; or another, or all)",
             name_of(path)
         );
-        (!others.is_empty()).then(|| Shortfall { detail, remedy: Some(remedy) })
+        (!others.is_empty()).then_some(Shortfall { detail, remedy: Some(remedy) })
     }
 
     fn labels(&self) -> &[Vec<String>] {
