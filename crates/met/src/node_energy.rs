@@ -178,6 +178,11 @@ impl NodeEnergy {
         }
     }
 
+    /// Whether it is of any use: what was configured is not learned.
+    pub fn learns_idle(&self) -> bool {
+        self.ledger.learns_idle()
+    }
+
     /// What is known of idle power: by which meters, how and when it was learned.
     pub fn learned_idle(&self) -> Vec<LearnedIdle> {
         let offset_ns = clock::unix_offset_ns();

@@ -658,7 +658,10 @@ impl Captured {
 fn a_machine_without_jobs_is_looked_at_and_its_idle_power_learned() {
     let machine = Captured::new();
     let mut sampler = machine.sampler(&Config::default());
-    assert!(!sampler.is_at_work());
+    assert!(!sampler.is_at_work() && sampler.slowest_meter().is_some());
+    let configured =
+        Config { energy: Energy { idle_watts: Some(9.0), ..Config::default().energy }, ..Config::default() };
+    assert_eq!(machine.sampler(&configured).slowest_meter(), None, "there is nothing to learn");
     for step in 0..3 {
         machine.advance(step, 0);
         sampler.look_at_rest(true);

@@ -351,10 +351,11 @@ impl Sampler {
         self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
     }
 
-    /// The longest time between two readings of a meter that is here.
-    pub fn slowest_meter(&self) -> Duration {
-        let meters = self.runner.periods().filter(|(spec, _)| METERS.contains(&spec.name));
-        meters.filter_map(|(_, period)| period).max().unwrap_or_default()
+    /// The longest time between two readings of what may be a meter; `None` where a look at rest would teach nothing.
+    pub fn slowest_meter(&self) -> Option<Duration> {
+        let is_meter = |name: &str| name != "node" && METERS.contains(&name) && self.runner.is_open(name);
+        let meters = self.runner.periods().filter(|(spec, _)| is_meter(spec.name));
+        meters.filter_map(|(_, period)| period).max().filter(|_| self.energy.learns_idle())
     }
 
     /// Nobody looks until the next time.

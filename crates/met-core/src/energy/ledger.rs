@@ -189,6 +189,10 @@ impl Ledger {
         !is_known && self.assumed_idle_mw.is_none() && self.idle.all().next().is_none()
     }
 
+    pub fn learns_idle(&self) -> bool {
+        self.policy.idle_mw.is_none()
+    }
+
     /// What was learned of idle power before this ledger began.
     pub fn recall_idle(&mut self, learned: LearnedIdle) {
         self.idle.recall(learned);

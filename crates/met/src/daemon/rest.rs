@@ -25,8 +25,11 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// The slowest meter is read so often.
-    pub(super) fn begin(now_ns: i64, slowest: Duration) -> Rest {
+    /// The slowest meter is read so often; without any nobody is ever woken.
+    pub(super) fn begin(now_ns: i64, slowest: Option<Duration>) -> Rest {
+        let Some(slowest) = slowest else {
+            return Rest { next_ns: None, readings: 0, readings_left: 0, is_first: true };
+        };
         let slowest_ns = i64::try_from(slowest.as_nanos()).unwrap_or(i64::MAX);
         // It is asked at the first reading, and told at the one after the answer: two answers and some time.
         let most = slowest_ns.saturating_mul(5) / 2 / APART_NS + 2;
@@ -68,7 +71,7 @@ mod tests {
 
     /// The times of readings in seconds, up to an hour.
     fn readings(slowest_s: u64, has_meters: bool) -> Vec<i64> {
-        let mut rest = Rest::begin(0, Duration::from_secs(slowest_s));
+        let mut rest = Rest::begin(0, Some(Duration::from_secs(slowest_s)));
         let (mut now_ns, mut found) = (0, Vec::new());
         while let Some(wait) = rest.until_next(now_ns).filter(|_| now_ns < 3600 * SECOND_NS) {
             now_ns += wait.as_nanos() as i64;
@@ -96,5 +99,6 @@ mod tests {
     #[test]
     fn without_meters_there_is_one_look() {
         assert_eq!(readings(1, false), [10, 12, 14]);
+        assert_eq!(Rest::begin(0, None).until_next(0), None, "and where there can be none, not even that");
     }
 }

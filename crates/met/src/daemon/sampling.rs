@@ -18,6 +18,7 @@ use met_sources::Options;
 use met_store::Device;
 
 use super::board::Board;
+use super::memory;
 use super::rest::Rest;
 use crate::config::Config;
 use crate::node_energy::{Charged, EnergyWindow};
@@ -331,6 +332,8 @@ fn look_at_rest(sampler: &mut Sampler, rest: &mut Rest) {
     let has_meters = !sampler.energy().meters().is_empty();
     if rest.took(clock::boottime_ns(), has_meters) {
         sampler.end_look_at_rest();
+        memory::give_back_free();
+        memory::give_back_code();
     }
 }
 
