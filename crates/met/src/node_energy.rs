@@ -376,12 +376,15 @@ impl NodeEnergy {
             let at_ns = batch.window.end_ns;
             // Controllers count energy in steps of a thousandth of a kilowatt hour: power tells more.
             let counter = known(energy).filter(|_| source.name != "redfish");
-            let meter = match (counter, known(power)) {
+            // A machine that runs draws power: 0 is a controller without a meter.
+            let of_node = matches!(scope, Scope::Node { .. });
+            let drawn = known(power).filter(|&index| cells[index] > 0 || !of_node);
+            let meter = match (counter, drawn) {
                 (None, None) => continue,
                 _ => self.ledger.meter(&name, scope, QualityKind::Measured, patience_ns),
             };
             any = true;
-            match (counter, known(power)) {
+            match (counter, drawn) {
                 (Some(index), _) => self.ledger.read_counter(meter, at_ns, cells[index]),
                 (None, Some(index)) => {
                     let milliwatts = batch.table.columns[index].scaled(cells[index]) * 1000.0;

@@ -283,6 +283,21 @@ fn until_idle_power_is_known_the_split_is_an_estimate_and_says_so() {
 }
 
 #[test]
+fn a_controller_that_says_nothing_but_0_is_no_meter() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    for second in 0..4 {
+        bench.read("redfish", SECOND, &[(&["1", "PowerControl"], &[("power", 0)])]);
+        bench.package(second * 60 * WATT_SECOND);
+        bench.node(second * SECOND);
+        bench.job(1, second * SECOND);
+        bench.tick();
+    }
+    assert!(bench.windows.iter().all(|window| window.meter == "RAPL"));
+    assert_eq!(bench.value(1, column::ENERGY), Some(180 * WATT_SECOND));
+}
+
+#[test]
 fn readings_as_far_apart_as_those_at_rest_teach_idle_power() {
     let mut bench = Bench::new(|_| {});
     for reading in 0..3 {
