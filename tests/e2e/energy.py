@@ -28,7 +28,7 @@ def settled(world, job):
 
     def same():
         seen.append(world.me.show(job)["totals"].get("energy_joules"))
-        return len(seen) > 6 and len(set(seen[-6:])) == 1
+        return len(seen) > 6 and seen[-1] is not None and len(set(seen[-6:])) == 1
 
     eventually(same, "the energy is settled", pause_s=0.5)
     return world.me.show(job)
