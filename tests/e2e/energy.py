@@ -97,7 +97,7 @@ def a_machine_without_jobs_is_looked_at_now_and_then(world):
     os.close(os.open(log, os.O_CREAT | os.O_WRONLY, 0o666))
     os.chmod(log, 0o666)
     world.configure(f"sources:\n  rapl: off\n  ipmi:\n    command: {command}\n    every: 1s\n")
-    job = world.me.run("true")
+    job = world.me.run("sleep", "3")
     world.me.wait_for_state(job, "finished")
     settled(world, job)
 

@@ -80,10 +80,7 @@ impl IdlePower {
         window_ns: i64,
         end_ns: i64,
     ) {
-        if window_ns < LEARN_NS || node.held == 0 {
-            return;
-        }
-        let load = (u128::from(node.cpu) * 1000 / u128::from(node.held)).min(1000) as u64;
+        let Some(load) = node.load_permille().filter(|_| window_ns >= LEARN_NS) else { return };
         let power = |uj: u64| u64::try_from(u128::from(uj) * 1_000_000 / window_ns.unsigned_abs() as u128);
         let mut power_mw = parts_uj.map(|uj| power(uj).unwrap_or(u64::MAX));
         power_mw[CARDS] = 0;

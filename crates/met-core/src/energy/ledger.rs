@@ -88,6 +88,12 @@ impl Weights {
         self.held = self.held.saturating_add(other.held);
     }
 
+    /// How much of its CPUs a machine used, in thousandths.
+    pub(super) fn load_permille(&self) -> Option<u64> {
+        let permille = (u128::from(self.cpu) * 1000).checked_div(u128::from(self.held))?;
+        Some(permille.min(1000) as u64)
+    }
+
     fn above(self, sum: Weights) -> Weights {
         Weights {
             cpu: self.cpu.saturating_sub(sum.cpu),
@@ -385,7 +391,17 @@ impl Ledger {
         let learned = || self.idle.of(&whole.meters).map(|learned| learned.idle_mw);
         let known_mw = self.known_idle_mw.or_else(learned);
         let idle_mw = known_mw.unwrap_or_else(|| self.assumed_by_part(whole.metered));
-        let idle_uj = |part: usize| energy_uj(idle_mw[part], window_ns).min(host_uj[part]);
+        // Where it is not known, what is above the estimate is somebody's doing as far as anything was done: else a
+        // job that sleeps would pay for a machine that idles at more.
+        let resting = match known_mw {
+            Some(_) => 0,
+            None => 1000 - self.node.load_permille().unwrap_or(1000),
+        };
+        let idle_uj = |part: usize| {
+            let least_uj = energy_uj(idle_mw[part], window_ns).min(host_uj[part]);
+            let above_uj = u128::from(host_uj[part] - least_uj) * u128::from(resting) / 1000;
+            least_uj + u64::try_from(above_uj).unwrap_or(0)
+        };
         (std::array::from_fn(idle_uj), known_mw.is_none())
     }
 

@@ -315,6 +315,23 @@ fn until_idle_power_is_known_it_is_estimated_and_said_to_be() {
 }
 
 #[test]
+fn a_job_that_all_but_sleeps_pays_little_also_before_idle_power_is_known() {
+    let mut ledger = ledger(IdleTo::Nobody, None);
+    ledger.assume_idle(10_000, 0);
+    let meter = node(&mut ledger);
+    for at_ns in [0, SECOND] {
+        ledger.read_power(meter, at_ns, 210_000);
+        // A fortieth of the machine, and all of that is the job: too much for a quiet window.
+        ledger.weigh_job(1, Weights { cpu: 100_000_000, ..Weights::default() });
+        second(&mut ledger, 100);
+        let Some(closed) = ledger.close(at_ns) else { continue };
+        assert!(closed.idle_assumed);
+        assert_eq!(joules(closed.lines[&Who::Job(1)].total_uj()), 5);
+        assert_eq!(joules(closed.lines[&Who::Idle].total_uj()), 205);
+    }
+}
+
+#[test]
 fn without_a_meter_nothing_is_charged() {
     let mut ledger = ledger(IdleTo::Holders, Some(100));
     ledger.weigh_job(1, Weights { cpu: 5, memory: 5, held: 5 });
