@@ -433,6 +433,7 @@ impl NodeEnergy {
     fn estimate_energy(&mut self, at_ns: i64, now_ns: i64, load: Option<(u64, u64, u64)>) {
         if self.metered_ns.is_some_and(|metered_ns| now_ns - metered_ns < self.gap_ns()) {
             self.ledger.know_idle(None);
+            self.ledger.forget_estimates();
             return;
         }
         if let Some((busy_ns, held_ns, elapsed_ns)) = load {

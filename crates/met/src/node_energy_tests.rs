@@ -283,6 +283,22 @@ fn until_idle_power_is_known_the_split_is_an_estimate_and_says_so() {
 }
 
 #[test]
+fn a_controller_that_answers_soon_is_not_kept_waiting_by_estimates() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    bench.begin(1, None);
+    for second in 0..4 {
+        if second > 0 {
+            bench.read("ipmi", SECOND, &[(&["node"], &[("power", 100_000)])]);
+        }
+        bench.node(second * SECOND);
+        bench.job(1, second * SECOND);
+        bench.tick();
+    }
+    assert_eq!(bench.windows.len(), 2, "one for each second between two answers");
+    assert_eq!(bench.value(1, column::ENERGY), Some(200 * WATT_SECOND));
+}
+
+#[test]
 fn a_controller_that_says_nothing_but_0_is_no_meter() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
     bench.begin(1, None);

@@ -219,6 +219,11 @@ impl Ledger {
         self.meters.clear();
     }
 
+    /// A meter is read now: windows do not wait for estimates any more.
+    pub fn forget_estimates(&mut self) {
+        self.meters.retain(|meter| meter.kind != QualityKind::Estimated);
+    }
+
     /// Takes up a meter, which is read at least as often as `patience_ns` from now on; one that is known stays
     /// as it is otherwise.
     pub fn meter(&mut self, name: &str, scope: Scope, kind: QualityKind, patience_ns: i64) -> MeterId {
