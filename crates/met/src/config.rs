@@ -1,5 +1,7 @@
 //! The configuration: one YAML file, every key optional.
 
+mod apply;
+mod form;
 mod keys;
 mod sources;
 mod store;
@@ -10,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use keys::{events_in, interval};
+pub use form::{events_in, interval};
 use met_core::idle_power::IdleRules;
 use met_jobs::layouts::Layout;
 use met_server::http::Address;
@@ -387,7 +389,7 @@ impl Config {
     pub fn parse(yaml: &str, path: &Path) -> Result<Config, ConfigError> {
         let mut config = Config::default();
         let read = tree::parse(yaml).and_then(|root| {
-            keys::apply(&root, &mut config)?;
+            apply::apply(&root, &mut config)?;
             let refuse = |section: &str, message: String| tree::Complaint {
                 line: root.line_of(section).unwrap_or(1),
                 message,

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use met_sources::{ChassisChoice, Choice, Options, Pace, Redfish, SOURCES, SourceSpec};
 
-use super::keys;
-use super::tree::{Complaint, Entry, Node};
+use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
 use crate::view::units;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,11 +151,11 @@ pub fn apply(section: &Entry, sources: &mut Sources) -> Result<(), Complaint> {
             return Err(Complaint { line: section.value_line, message });
         }
     };
-    keys::refuse_duplicates(entries, "sources.")?;
+    refuse_duplicates(entries, "sources.")?;
     for entry in entries {
         let names: Vec<&str> = SOURCES.iter().map(|spec| spec.name).collect();
         let spec = SOURCES.iter().find(|spec| spec.name == entry.key);
-        let spec = spec.ok_or_else(|| keys::unknown(entry, "sources.", &names))?;
+        let spec = spec.ok_or_else(|| unknown(entry, "sources.", &names))?;
         apply_source(spec, entry, sources)?;
     }
     if sources.redfish_url.is_some() && sources.redfish_credentials.is_none() {
@@ -184,13 +183,13 @@ fn apply_source(spec: &'static SourceSpec, entry: &Entry, sources: &mut Sources)
             Ok(())
         }
         Node::Map(entries) => {
-            keys::refuse_duplicates(entries, &format!("{prefix}."))?;
+            refuse_duplicates(entries, &format!("{prefix}."))?;
             entries.iter().try_for_each(|entry| {
                 let Node::Scalar(text) = &entry.value else {
                     return Err(complain(entry.value_line, &entry.key, "one value is needed".to_owned()));
                 };
                 set_key(spec, &entry.key, text, sources)
-                    .ok_or_else(|| keys::unknown(entry, &format!("{prefix}."), &keys_of(spec)))?
+                    .ok_or_else(|| unknown(entry, &format!("{prefix}."), &keys_of(spec)))?
                     .map_err(|message| complain(entry.value_line, &entry.key, message))
             })
         }

@@ -136,3 +136,30 @@ impl<'de> Visitor<'de> for NodeVisitor {
         Node::deserialize(from)
     }
 }
+
+/// A file with one key twice means one thing to its author and another to us.
+pub fn refuse_duplicates(entries: &[Entry], prefix: &str) -> Result<(), Complaint> {
+    for (index, entry) in entries.iter().enumerate() {
+        if let Some(first) = entries[..index].iter().find(|first| first.key == entry.key) {
+            let message =
+                format!("{:?} stands twice, first in line {}", format!("{prefix}{}", entry.key), first.line);
+            return Err(Complaint { line: entry.line, message });
+        }
+    }
+    Ok(())
+}
+
+pub fn unknown(entry: &Entry, prefix: &str, known: &[&str]) -> Complaint {
+    let name = format!("{prefix}{}", entry.key);
+    let nearest = known
+        .iter()
+        .map(|known| (strsim::damerau_levenshtein(&entry.key.to_lowercase(), &known.to_lowercase()), known))
+        .min_by_key(|(distance, _)| *distance)
+        // Half the letters wrong is another word.
+        .filter(|(distance, known)| *distance <= known.len() / 2);
+    let advice = match nearest {
+        Some((_, nearest)) => format!("did you mean \"{prefix}{nearest}\"?"),
+        None => format!("the keys here are {}", known.join(", ")),
+    };
+    Complaint { line: entry.line, message: format!("unknown key {name:?}; {advice}") }
+}

@@ -1,0 +1,148 @@
+//! Puts what a file says where it belongs, or complains.
+
+use super::form::{Form, addresses, events, layouts, power_mw, texts};
+use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SOURCES, Section};
+use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
+use super::{Config, sources};
+use crate::view::units;
+
+/// Puts everything in the file into `config`, or complains about the first thing that cannot be.
+pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
+    let entries = match root {
+        Node::Null => return Ok(()),
+        Node::Map(entries) => entries,
+        Node::List(_) | Node::Scalar(_) => {
+            let message = "the file holds no sections; write for example \"sampling:\"".to_owned();
+            return Err(Complaint { line: 1, message });
+        }
+    };
+    refuse_duplicates(entries, "")?;
+    for entry in entries {
+        if entry.key == SOURCES {
+            sources::apply(entry, &mut config.sources)?;
+            continue;
+        }
+        let section = SECTIONS.iter().find(|section| section.name == entry.key);
+        let section = section.ok_or_else(|| {
+            let names = SECTIONS.iter().map(|section| section.name).chain([SOURCES]);
+            unknown(entry, "", &names.collect::<Vec<_>>())
+        })?;
+        apply_section(section, entry, config)?;
+    }
+    refuse_contradiction(entries)
+}
+
+fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Result<(), Complaint> {
+    let names: Vec<&str> = section.keys.iter().map(|key| key.name).collect();
+    let entries = match &entry.value {
+        Node::Null => return Ok(()),
+        Node::Map(entries) => entries,
+        Node::List(_) | Node::Scalar(_) => {
+            let keys = names.join(", ");
+            let message = format!("{}: a section, not a value; its keys are {keys}", section.name);
+            return Err(Complaint { line: entry.value_line, message });
+        }
+    };
+    let prefix = format!("{}.", section.name);
+    refuse_duplicates(entries, &prefix)?;
+    for entry in entries {
+        let key = section.keys.iter().find(|key| key.name == entry.key);
+        let key = key.ok_or_else(|| unknown(entry, &prefix, &names))?;
+        let complain = |message: String| Complaint {
+            line: entry.value_line,
+            message: format!("{prefix}{}: {message}", key.name),
+        };
+        if let (Form::Layouts(set), Node::List(items)) = (&key.form, &entry.value) {
+            let read = layouts(items).map_err(|Complaint { line, message }| Complaint {
+                line,
+                message: format!("{prefix}{}: {message}", key.name),
+            })?;
+            set(config, read);
+            continue;
+        }
+        if let (Form::Events(set), Node::List(items)) = (&key.form, &entry.value)
+            && let Some(names) = texts(items)
+        {
+            set(config, events(names.into_iter()).map_err(|error| complain(error.to_string()))?);
+            continue;
+        }
+        if let (Form::Addresses(set), Node::List(items)) = (&key.form, &entry.value)
+            && let Some(texts) = texts(items)
+        {
+            set(config, addresses(texts.into_iter()).map_err(|error| complain(error.to_string()))?);
+            continue;
+        }
+        let text = match &entry.value {
+            Node::Map(cards) if matches!(key.form, Form::Power(_)) => {
+                apply_powers(&prefix, key, cards, config)?;
+                continue;
+            }
+            Node::Scalar(text) => text,
+            Node::Null => return Err(complain(format!("no value; write {}", example(key)))),
+            Node::Map(_) | Node::List(_) => {
+                return Err(complain(format!("one value is needed; write {}", example(key))));
+            }
+        };
+        key.form.apply(text, config).map_err(|error| complain(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// The name that stands for all the others.
+const ALL_OTHERS: &str = "default";
+
+fn apply_powers(prefix: &str, key: &Key, cards: &[Entry], config: &mut Config) -> Result<(), Complaint> {
+    let Form::Power(set) = key.form else { return Ok(()) };
+    refuse_duplicates(cards, &format!("{prefix}{}.", key.name))?;
+    for card in cards {
+        let complain = |message: String| Complaint {
+            line: card.value_line,
+            message: format!("{prefix}{}: {message}", key.name),
+        };
+        let Node::Scalar(text) = &card.value else {
+            return Err(complain(format!("{:?} has no power; write {}", card.key, example(key))));
+        };
+        let power_mw = power_mw(text).map_err(|error| complain(error.to_string()))?;
+        set(config, Some(card.key.as_str()).filter(|name| *name != ALL_OTHERS), power_mw);
+    }
+    Ok(())
+}
+
+fn example(key: &Key) -> &'static str {
+    match key.form {
+        _ if !key.default.is_empty() => key.default,
+        Form::Interval(_) | Form::Duration(_) => "1s",
+        Form::Count(_) => "100",
+        Form::Size(_) => "2GiB",
+        Form::Number(_) => "1.5",
+        Form::Power(_) => "75W",
+        Form::Events(_) => "page_faults",
+        Form::Addresses(_) => "127.0.0.1:9317",
+        Form::Text(_) | Form::Path(_) => "a name",
+        Form::Address(..) => "an address",
+        Form::Storage(_) | Form::Word(..) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => {
+            "one of its words"
+        }
+        Form::Layouts(_) => "a list of layouts",
+    }
+}
+
+fn refuse_contradiction(entries: &[Entry]) -> Result<(), Complaint> {
+    let given = SAMPLING_INTERVAL.map(|(section, key)| {
+        let section = entries.iter().find(|entry| entry.key == section)?;
+        let Node::Map(keys) = &section.value else { return None };
+        let entry = keys.iter().find(|entry| entry.key == key)?;
+        let Node::Scalar(text) = &entry.value else { return None };
+        Some((entry.value_line, units::parse_duration(text).ok()?))
+    });
+    let [Some(new), Some(old)] = given else { return Ok(()) };
+    if new.1 == old.1 {
+        return Ok(());
+    }
+    let line = new.0.max(old.0);
+    let other = new.0.min(old.0);
+    let message = format!(
+        "sampling.interval and cpuCollector.interval are one setting, and line {other} says otherwise; keep one"
+    );
+    Err(Complaint { line, message })
+}

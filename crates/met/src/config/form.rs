@@ -1,0 +1,249 @@
+//! What a value may look like, and how it is read.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use met_jobs::layouts::Layout;
+use met_server::http::Address;
+
+use super::tree::{Complaint, Node, refuse_duplicates, unknown};
+use super::{Config, Plain, Presence, Scope, StorageName};
+use crate::view::units::{self, ParseError};
+
+/// What may stand behind a key, and where it goes.
+pub enum Form {
+    /// From 10 ms to 1 h: shorter is all overhead, longer is no course.
+    Interval(fn(&mut Config, Duration)),
+    Duration(fn(&mut Config, Duration)),
+    Count(fn(&mut Config, u64)),
+    Size(fn(&mut Config, u64)),
+    Text(fn(&mut Config, String)),
+    Path(fn(&mut Config, PathBuf)),
+    /// What is wrong with it, and where it goes.
+    Address(fn(&str) -> Result<(), String>, fn(&mut Config, String)),
+    Storage(fn(&mut Config, StorageName)),
+    /// A number that is not negative, with a fraction.
+    Number(fn(&mut Config, f64)),
+    /// One of these words.
+    Word(&'static [&'static str], fn(&mut Config, &str)),
+    /// One for all, or one for each name; the name is `None` for all the others.
+    Power(fn(&mut Config, Option<&str>, i64)),
+    Presence(fn(&mut Config, Presence)),
+    Scope(fn(&mut Config, Scope)),
+    Layouts(fn(&mut Config, Vec<Layout>)),
+    Plain(fn(&mut Config, Plain)),
+    /// A list, or one text with commas.
+    Events(fn(&mut Config, Vec<String>)),
+    /// The same of addresses with ports.
+    Addresses(fn(&mut Config, Vec<Address>)),
+}
+
+/// A bound and how it is written.
+type Bound = (Duration, &'static str);
+
+const INTERVAL_MIN: Bound = (Duration::from_millis(10), "10ms");
+const INTERVAL_MAX: Bound = (Duration::from_secs(3600), "1h");
+const DURATION_MIN: Bound = (Duration::from_secs(1), "1s");
+/// A hundred years: nobody means more, and sums of times stay far from overflow.
+const DURATION_MAX: Bound = (Duration::from_secs(36_500 * 86_400), "36500d");
+const COUNT_MAX: u64 = 1_000_000_000;
+
+impl Form {
+    /// The word in the reference.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Form::Interval(_) => "interval",
+            Form::Duration(_) => "duration",
+            Form::Count(_) => "number",
+            Form::Size(_) => "size",
+            Form::Text(_) => "text",
+            Form::Path(_) => "path",
+            Form::Address(..) => "address",
+            Form::Storage(_) => "`sqlite` or `memory`",
+            Form::Number(_) => "number",
+            Form::Word(..) => "word",
+            Form::Power(_) => "power, or one for each",
+            Form::Presence(_) => "`auto`, `true` or `false`",
+            Form::Scope(_) => "`cluster` or `node`",
+            Form::Layouts(_) => "list",
+            Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
+            Form::Events(_) => "events",
+            Form::Addresses(_) => "addresses",
+        }
+    }
+
+    /// Reads the text and puts it where it belongs; says what is wrong with it otherwise.
+    pub fn apply(&self, text: &str, config: &mut Config) -> Result<(), ParseError> {
+        match self {
+            Form::Interval(set) => set(config, interval(text)?),
+            Form::Duration(set) => set(config, bounded(text, DURATION_MIN, DURATION_MAX)?),
+            Form::Count(set) => set(config, count(text)?),
+            Form::Size(set) => set(config, size(text)?),
+            Form::Text(set) => set(config, text.to_owned()),
+            Form::Path(set) => set(config, path(text)?),
+            Form::Address(check, set) => {
+                check(text).map_err(ParseError)?;
+                set(config, text.to_owned());
+            }
+            Form::Storage(set) => set(config, storage(text)?),
+            Form::Number(set) => set(config, number(text)?),
+            Form::Word(words, set) => set(config, word(text, words)?),
+            Form::Power(set) => set(config, None, power_mw(text)?),
+            Form::Presence(set) => set(config, presence(text)?),
+            Form::Scope(set) => set(config, scope(text)?),
+            Form::Plain(set) => set(config, plain(text)?),
+            Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
+            Form::Events(set) => set(config, events_in(text)?),
+            Form::Addresses(set) => set(config, addresses(text.split(','))?),
+        }
+        Ok(())
+    }
+}
+
+/// As behind `sampling.interval`.
+pub fn interval(text: &str) -> Result<Duration, ParseError> {
+    bounded(text, INTERVAL_MIN, INTERVAL_MAX)
+}
+
+/// As behind `perf.events`, in one text.
+pub fn events_in(text: &str) -> Result<Vec<String>, ParseError> {
+    events(text.split(','))
+}
+
+fn bounded(text: &str, least: Bound, most: Bound) -> Result<Duration, ParseError> {
+    let value = units::parse_duration(text)?;
+    if value < least.0 {
+        return Err(ParseError(format!("{text:?} is too short; the shortest is {}", least.1)));
+    }
+    if value > most.0 {
+        return Err(ParseError(format!("{text:?} is too long; the longest is {}", most.1)));
+    }
+    Ok(value)
+}
+
+fn count(text: &str) -> Result<u64, ParseError> {
+    let value = text.parse::<u64>().ok().filter(|value| (1..=COUNT_MAX).contains(value));
+    value.ok_or_else(|| ParseError(format!("{text:?} is not a number from 1 to {COUNT_MAX}")))
+}
+
+fn number(text: &str) -> Result<f64, ParseError> {
+    let value = text.parse::<f64>().ok().filter(|value| (0.0..=COUNT_MAX as f64).contains(value));
+    value.ok_or_else(|| ParseError(format!("{text:?} is not a number from 0 to {COUNT_MAX}")))
+}
+
+fn word<'t>(text: &'t str, words: &[&str]) -> Result<&'t str, ParseError> {
+    match words.contains(&text) {
+        true => Ok(text),
+        false => Err(ParseError(format!("{text:?} is none of {}", words.join(", ")))),
+    }
+}
+
+fn size(text: &str) -> Result<u64, ParseError> {
+    let bytes = units::parse_size(text)?;
+    match bytes >= 1 << 20 {
+        true => Ok(bytes),
+        false => Err(ParseError(format!("{text:?} is too small; the smallest is 1MiB"))),
+    }
+}
+
+fn path(text: &str) -> Result<PathBuf, ParseError> {
+    match text.starts_with('/') {
+        true => Ok(PathBuf::from(text)),
+        false => Err(ParseError(format!("{text:?} is not an absolute path; begin it with /"))),
+    }
+}
+
+/// More than any card draws.
+const POWER_MAX_WATTS: f64 = 100_000.0;
+
+pub(super) fn power_mw(text: &str) -> Result<i64, ParseError> {
+    let number = text.strip_suffix('W').unwrap_or(text).trim_end();
+    let watts = number.parse::<f64>().ok().filter(|watts| (0.0..=POWER_MAX_WATTS).contains(watts));
+    let watts = watts.ok_or_else(|| ParseError(format!("{text:?} is not a power; write for example 75W")))?;
+    Ok((watts * 1e3).round() as i64)
+}
+
+pub(super) fn events<'a>(names: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ParseError> {
+    let names = names.map(str::trim).filter(|name| !name.is_empty());
+    let checked = |name: &str| met_sources::perf::check(name).map(|()| name.to_owned()).map_err(ParseError);
+    names.map(checked).collect()
+}
+
+pub(super) fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Address>, ParseError> {
+    let read = |text: &str| text.trim().parse::<Address>().map_err(|error| ParseError(error.to_string()));
+    texts.map(read).collect()
+}
+
+/// The texts of a list; nothing if something else is in it.
+pub(super) fn texts<'a>(items: &'a [(Node, u64)]) -> Option<Vec<&'a str>> {
+    let text = |(node, _): &'a (Node, u64)| match node {
+        Node::Scalar(text) => Some(text.as_str()),
+        _ => None,
+    };
+    items.iter().map(text).collect()
+}
+
+fn storage(text: &str) -> Result<StorageName, ParseError> {
+    match text {
+        "sqlite" => Ok(StorageName::Sqlite),
+        "memory" => Ok(StorageName::Memory),
+        _ => Err(ParseError(format!("{text:?} is not a storage; write sqlite or memory"))),
+    }
+}
+
+fn presence(text: &str) -> Result<Presence, ParseError> {
+    match text {
+        "auto" => Ok(Presence::Auto),
+        "true" | "yes" => Ok(Presence::Yes),
+        "false" | "no" => Ok(Presence::No),
+        _ => Err(ParseError(format!("{text:?} is neither auto, true nor false"))),
+    }
+}
+
+fn scope(text: &str) -> Result<Scope, ParseError> {
+    match text {
+        "cluster" => Ok(Scope::Cluster),
+        "node" => Ok(Scope::Node),
+        _ => Err(ParseError(format!("{text:?} is not a scope; write cluster or node"))),
+    }
+}
+
+fn plain(text: &str) -> Result<Plain, ParseError> {
+    match text {
+        "auto" => Ok(Plain::Auto),
+        // What YAML makes of the word off is told by its reader.
+        "off" | "false" => Ok(Plain::Off),
+        "session" => Ok(Plain::Session),
+        "unit" => Ok(Plain::Unit),
+        "group" => Ok(Plain::Group),
+        _ => Err(ParseError(format!("{text:?} is not auto, off, session, unit or group"))),
+    }
+}
+
+const LAYOUT_EXAMPLE: &str = "write - {manager: mysched, path: \"mysched/job-{id}\"}";
+
+/// The layouts in a list of mappings; a complaint knows the line it is about.
+pub(super) fn layouts(items: &[(Node, u64)]) -> Result<Vec<Layout>, Complaint> {
+    let layout = |(item, line): &(Node, u64)| {
+        let complain = |message: String| Complaint { line: *line, message };
+        let Node::Map(entries) = item else { return Err(complain(LAYOUT_EXAMPLE.to_owned())) };
+        refuse_duplicates(entries, "jobs.layouts.")?;
+        let names = ["manager", "path", "parts"];
+        if let Some(entry) = entries.iter().find(|entry| !names.contains(&entry.key.as_str())) {
+            return Err(unknown(entry, "jobs.layouts.", &names));
+        }
+        let text = |name: &str| {
+            entries.iter().find(|entry| entry.key == name).and_then(|entry| match &entry.value {
+                Node::Scalar(text) => Some(text.as_str()),
+                _ => None,
+            })
+        };
+        match (text("manager"), text("path")) {
+            (Some(manager), Some(path)) => {
+                Layout::parse(manager, path, text("parts").unwrap_or_default()).map_err(complain)
+            }
+            _ => Err(complain(format!("a layout has a manager and a path; {LAYOUT_EXAMPLE}"))),
+        }
+    };
+    items.iter().map(layout).collect()
+}
