@@ -47,6 +47,8 @@ pub struct Cards {
     inherited: HashMap<(u32, usize), Line>,
     /// Cards that processes of a job have had open.
     opened: BTreeSet<(u32, usize)>,
+    /// When a job was last seen to compute on a card, in the last minutes.
+    used_ns: BTreeMap<(u32, usize), i64>,
     /// CUDA counts cards by speed where they are not all the same.
     models_differ: bool,
     idle_rules: IdleRules,
@@ -173,6 +175,7 @@ impl Cards {
         }
         self.subjects.retain(|_, known| at_ns - known.seen_ns < REMEMBERED_NS);
         self.ended.retain(|_, seen_ns| at_ns - *seen_ns < REMEMBERED_NS);
+        self.used_ns.retain(|_, seen_ns| at_ns - *seen_ns < REMEMBERED_NS);
         for index in 0..self.known.len() {
             // A card may be cut into parts, and made whole again, at any time.
             let is_part = |part: &Card| part.parent == Some(index) && part.seen_ns == at_ns;
@@ -218,6 +221,9 @@ impl Cards {
             (known.slot, known.seen_ns) = (slot, at_ns);
             let young = at_ns - known.first_ns <= YOUNG_NS;
             let Ok(cells): Result<[i64; 7], _> = cells.try_into() else { continue };
+            if let Some(slot) = slot.filter(|_| cells[process::UTILIZATION] > 0) {
+                self.used_ns.insert((slot, index), at_ns);
+            }
             if cells[process::OPEN] == 1 {
                 let jobs = std::iter::successors(slot, |slot| self.outer.get(slot).copied());
                 self.opened.extend(jobs.map(|slot| (slot, index)));
@@ -335,8 +341,7 @@ impl Cards {
         let mut unseen = false;
         if parts.is_empty() {
             self.claim(index, map, &mut claims);
-            unseen = self.known[index].claim_unseen(&mut claims);
-            unseen &= !self.adopt_unknown(index, &mut claims);
+            unseen = self.known[index].claim_unseen(&mut claims) && !self.adopt_unseen(index, &mut claims);
         }
         for part in parts {
             let first = claims.len();
@@ -367,23 +372,17 @@ impl Cards {
         self.joined = joined;
     }
 
-    /// What nobody is known to have computed was computed by who alone holds the card and computed there lately,
-    /// unless somebody else has it open: by processes that come and go between two lists. Whether there was such.
-    fn adopt_unknown(&self, index: usize, claims: &mut Vec<Claim>) -> bool {
-        let mut holders = claims.iter().filter(|claim| claim.who.is_some() && claim.held > 0);
-        let Some(holder) = holders.next().filter(|_| holders.next().is_none()).and_then(|claim| claim.who)
-        else {
-            return false;
-        };
-        let mut open = self.known[index].present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
-        let computed_lately = || self.subjects.values().any(|known| known.slot == Some(holder));
-        let unknown = claims.iter().find(|claim| claim.who.is_none() && claim.active > 0).copied();
-        let Some(unknown) = unknown else { return false };
-        if open.any(|presence| presence.slot.is_none()) || !computed_lately() {
+    /// What a card computes while nobody has it open is of who alone holds it and computed there lately: of
+    /// processes that come and go between two lists. Whether there is such a job.
+    fn adopt_unseen(&self, index: usize, claims: &mut Vec<Claim>) -> bool {
+        let mut holders = claims.iter().filter(|claim| claim.held > 0).filter_map(|claim| claim.who);
+        let Some(holder) = holders.next().filter(|_| holders.next().is_none()) else { return false };
+        let Some(unseen) = claims.iter().position(|claim| claim.who.is_none()) else { return false };
+        if !self.used_ns.contains_key(&(holder, index)) {
             return false;
         }
-        claims.retain(|claim| claim.who.is_some());
-        put_active(claims, Some(holder), unknown.active);
+        let active = claims.remove(unseen).active;
+        put_active(claims, Some(holder), active);
         true
     }
 
@@ -607,6 +606,7 @@ impl Cards {
         self.inherited.retain(|(owner, _), _| *owner != slot);
         self.joined.retain(|(owner, _)| *owner != slot);
         self.opened.retain(|(owner, _)| *owner != slot);
+        self.used_ns.retain(|&(user, _), _| user != slot);
     }
 }
 

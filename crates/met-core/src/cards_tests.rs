@@ -417,6 +417,35 @@ fn who_has_a_card_alone_pays_for_its_processes_that_come_and_go_between_two_list
 }
 
 #[test]
+fn who_computes_on_one_card_does_not_pay_for_what_unseen_others_compute_on_another() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0,1")]);
+    machine.label("1", "GPU-b", "");
+    for uuid in ["GPU-a", "GPU-b"] {
+        machine.cards.recall_idle(uuid.to_owned(), Some(100_000), None);
+    }
+    machine.map.assign(task(100), 1);
+    for _ in 0..11 {
+        machine.second(&[(0, 300_000, 900), (1, 300_000, 900)], &[(100, 0, 5, 900)]);
+    }
+    let active: Vec<i64> = machine.cards.leave(1).iter().map(|usage| usage.energy_active_uj).collect();
+    assert_eq!(active, [2_000_000_000, 0]);
+}
+
+#[test]
+fn a_job_does_not_pay_for_strangers_of_whom_a_card_does_not_tell() {
+    let mut machine = Machine::new(&[(1, "ROCR_VISIBLE_DEVICES=0")]);
+    machine.labels[0][label::VENDOR] = "amd".to_owned();
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
+    machine.map.assign(task(100), 1);
+    for _ in 0..11 {
+        machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 100)]);
+    }
+    let usage = machine.cards.leave(1).remove(0);
+    // A ninth of what the card computed.
+    assert!(usage.energy_active_uj.abs_diff(2_000_000_000 / 9) < 100, "{}", usage.energy_active_uj);
+}
+
+#[test]
 fn a_part_counts_by_its_slices_and_not_by_its_processes() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-1"), (2, "CUDA_VISIBLE_DEVICES=MIG-2")]);
     machine.cards.recall_idle("GPU-a".to_owned(), Some(70_000), None);
