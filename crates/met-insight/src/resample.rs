@@ -1,5 +1,6 @@
 //! A course in as many steps as a plot has columns.
 
+use met_core::Kind;
 use met_core::course::Course;
 
 /// What a column did in one step of the plot, in the column's sub-unit; counters: their growth per second.
@@ -33,6 +34,7 @@ pub fn between(
         return vec![None; count];
     }
     let bin_ms = span_ms as f64 / count as f64;
+    let least_ms = shortest_of_rates(course, column, gap_ms);
     for interval in course.intervals(column, gap_ms) {
         let from = (interval.begin_ms.max(begin_ms) - begin_ms) as f64;
         let to = (interval.end_ms.min(end_ms) - begin_ms) as f64;
@@ -43,32 +45,46 @@ pub fn between(
         let last = ((to / bin_ms).ceil() as usize).clamp(first + 1, count);
         for (index, sum) in sums.iter_mut().enumerate().take(last).skip(first) {
             let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
-            sum.add(interval.value, interval.peak, covered_ms);
+            let peak = (interval.end_ms - interval.begin_ms >= least_ms).then_some(interval.peak);
+            sum.add(interval.value, peak, covered_ms);
         }
     }
     sums.into_iter().map(Sum::bin).collect()
+}
+
+/// A counter that was read twice in a moment grew by whatever was told meanwhile: such a rate is no peak. Half of
+/// the usual interval; a level is as good after any time.
+fn shortest_of_rates(course: &Course, column: usize, gap_ms: i64) -> i64 {
+    if course.table.columns[column].kind == Kind::Gauge {
+        return 0;
+    }
+    let mut lengths: Vec<i64> =
+        course.intervals(column, gap_ms).map(|interval| interval.end_ms - interval.begin_ms).collect();
+    let middle = lengths.len() / 2;
+    if lengths.is_empty() { 0 } else { *lengths.select_nth_unstable(middle).1 / 2 }
 }
 
 #[derive(Clone, Copy, Default)]
 struct Sum {
     weighted: f64,
     covered_ms: f64,
-    max: f64,
+    max: Option<f64>,
 }
 
 impl Sum {
-    fn add(&mut self, value: f64, peak: f64, covered_ms: f64) {
+    fn add(&mut self, value: f64, peak: Option<f64>, covered_ms: f64) {
         // Rounding may leave a sliver of a bin that the interval only touches.
         if covered_ms <= 0.0 {
             return;
         }
-        self.max = if self.covered_ms > 0.0 { self.max.max(peak) } else { peak };
+        self.max = self.max.into_iter().chain(peak).reduce(f64::max);
         self.weighted += value * covered_ms;
         self.covered_ms += covered_ms;
     }
 
     fn bin(self) -> Option<Bin> {
-        (self.covered_ms > 0.0).then(|| Bin { mean: self.weighted / self.covered_ms, max: self.max })
+        let mean = self.weighted / self.covered_ms;
+        (self.covered_ms > 0.0).then(|| Bin { mean, max: self.max.unwrap_or(mean) })
     }
 }
 
@@ -88,6 +104,16 @@ mod tests {
             course.push(time_ms, &cells);
         }
         course
+    }
+
+    #[test]
+    fn a_counter_that_is_read_twice_in_a_moment_has_no_peak_there() {
+        // Half a core all the time; 5 ms of it are told within 2 ms.
+        let mut samples: Vec<(i64, i64, i64)> = (0..10).map(|s| (s * 1000, s * 500_000_000, 0)).collect();
+        samples.insert(6, (5002, 2_505_000_000, 0));
+        let course = course(&samples);
+        let peak = bins(&course, CPU, 20, 2000).iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
+        assert!((peak / 0.5e9 - 1.0).abs() < 0.01, "{peak}");
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub struct Cli {
     #[arg(long, short, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Ask the server of a cluster instead of this machine: list, show, nodes (default: $MET_SERVER)
+    /// Ask the server of a cluster instead of this machine: list, show, nodes, node NODE (default: $MET_SERVER)
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
 

@@ -455,6 +455,18 @@ storage:
 ```
 ";
 
+/// Where a user keeps what is the user's own.
+pub fn user_folder() -> Option<PathBuf> {
+    user_folder_with(&|name| std::env::var_os(name))
+}
+
+fn user_folder_with(variable: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let named = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    // A relative XDG_CONFIG_HOME is to be ignored, by its specification.
+    let home = named("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
+    Some(home.or_else(|| Some(named("HOME")?.join(".config")))?.join("met"))
+}
+
 fn load_with(
     explicit: Option<&Path>,
     machine: &Path,
@@ -466,10 +478,7 @@ fn load_with(
             .map_err(|error| ConfigError::Read { path: path.clone(), error })?;
         return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path) });
     }
-    // A relative XDG_CONFIG_HOME is to be ignored, by its specification.
-    let home = named("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
-    let home = home.or_else(|| Some(named("HOME")?.join(".config")));
-    let user = home.map(|home| home.join("met/met.yaml"));
+    let user = user_folder_with(&variable).map(|folder| folder.join("met.yaml"));
     for path in user.into_iter().chain([machine.to_owned()]) {
         match std::fs::read_to_string(&path) {
             Ok(yaml) => return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path) }),

@@ -15,6 +15,7 @@ const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
 pub struct ServerClient {
     link: Link,
+    has_token: bool,
 }
 
 /// How a person reaches a server: its address, and files for the rest.
@@ -30,6 +31,7 @@ impl ServerClient {
     pub fn open(asked: &Asked) -> Result<ServerClient> {
         let usage = |error: link::BadAddress| Failure::usage(error.to_string());
         let token = asked.token_file.as_deref().map(link::token_of).transpose().map_err(usage)?;
+        let has_token = token.is_some();
         let address = Address {
             url: asked.url.clone(),
             token,
@@ -37,7 +39,7 @@ impl ServerClient {
             certificate: None,
             plain: asked.plain,
         };
-        Ok(ServerClient { link: Link::open(&address).map_err(usage)? })
+        Ok(ServerClient { link: Link::open(&address).map_err(usage)?, has_token })
     }
 }
 
@@ -49,6 +51,10 @@ impl Answers for ServerClient {
         let answer = answer.map_err(|error| io::Error::other(format!("{}: {error}", self.link.url())))?;
         match answer.status {
             200 => Ok(serde_json::from_slice(&answer.body)?),
+            401 if !self.has_token => Err(io::Error::other(format!(
+                "{} wants a token: one line in ~/.config/met/token (chmod 600), which `met server enroll --user NAME` prints there",
+                self.link.url()
+            ))),
             401 if answer.body.is_empty() => Err(io::ErrorKind::PermissionDenied.into()),
             status => {
                 Err(io::Error::other(format!("{} answers {status}: {}", self.link.url(), reason(&answer))))

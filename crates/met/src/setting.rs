@@ -8,7 +8,7 @@ use met_host::Host;
 use met_jobs::layouts::Layouts;
 
 use crate::client::Client;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::failure::Failure;
 use crate::paths::Place;
 use crate::server_client::{Asked, ServerClient};
@@ -38,8 +38,7 @@ impl Setting {
     /// The same, with a server to ask.
     pub fn with_server(mut self, url: Option<String>) -> Setting {
         let client = &self.config.client;
-        let own =
-            || std::env::home_dir().map(|home| home.join(".config/met/token")).filter(|path| path.exists());
+        let own = || config::user_folder().map(|folder| folder.join("token")).filter(|path| path.exists());
         self.server = url.map(|url| Asked {
             url,
             token_file: client.token_file.clone().or_else(own),

@@ -51,7 +51,9 @@ impl Answer {
 pub enum BadAddress {
     #[error("{0:?} is no address of a server; write https://HOST:9317")]
     Url(String),
-    #[error("{0}: over plain HTTP all on the way can read it; use https, or allow it with `plain: yes`")]
+    #[error(
+        "{0}: over plain HTTP all on the way can read it; use https, or allow it (`plain: yes` in the section `forward` or `client`, or --plain)"
+    )]
     Plain(String),
     #[error("{path}: {error}", path = .path.display())]
     File { path: PathBuf, error: io::Error },
@@ -123,11 +125,19 @@ fn check(url: &str, plain: bool) -> Result<(), BadAddress> {
     if url.contains('@') || url.bytes().any(|byte| !byte.is_ascii_graphic()) {
         return Err(bad());
     }
-    if url.strip_prefix("https://").is_some_and(|host| !host.is_empty()) {
-        return Ok(());
+    let (scheme, rest) = url.split_once("://").ok_or_else(bad)?;
+    let host = rest.split('/').next().filter(|host| !host.is_empty()).ok_or_else(bad)?;
+    // A port that is none would be taken for the usual one of the web.
+    let after_name =
+        if host.starts_with('[') { host.rsplit_once(']').map_or("", |(_, rest)| rest) } else { host };
+    if after_name.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_err()) {
+        return Err(bad());
     }
-    let host = url.strip_prefix("http://").filter(|host| !host.is_empty()).ok_or_else(bad)?;
-    let host = host.split('/').next().unwrap_or("");
+    match scheme {
+        "https" => return Ok(()),
+        "http" => {}
+        _ => return Err(bad()),
+    }
     let name = if host.starts_with('[') { host } else { host.split(':').next().unwrap_or("") };
     let is_here = name == "localhost" || name.starts_with("127.") || host.starts_with("[::1]");
     if is_here || plain { Ok(()) } else { Err(BadAddress::Plain(url.to_owned())) }

@@ -17,7 +17,10 @@ pub fn man(args: &ManArgs) -> Result<i32> {
 }
 
 pub fn completions(args: &CompletionsArgs) -> Result<i32> {
-    clap_complete::generate(args.shell, &mut Cli::command(), "met", &mut io::stdout());
+    // Written by it directly, an error of standard output would be a panic.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "met", &mut script);
+    io::stdout().write_all(&script)?;
     Ok(0)
 }
 

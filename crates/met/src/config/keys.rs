@@ -539,7 +539,7 @@ pub static SECTIONS: &[Section] = &[
                 name: "token_file",
                 form: Form::Path(|config, path| config.client.token_file = Some(path)),
                 default: "",
-                help: "file with the token that `met server enroll --user NAME` printed; only its owner may read it. `~/.config/met/token` if not given",
+                help: "file with the token that `met server enroll --user NAME` printed; only its owner may read it. `$XDG_CONFIG_HOME/met/token` or `~/.config/met/token` if not given",
             },
             Key {
                 name: "ca_file",

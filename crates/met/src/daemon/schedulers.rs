@@ -58,18 +58,30 @@ pub struct Before {
 /// The schedulers that are to be asked, and with which commands.
 pub fn wanted(config: &Configured, system: bool) -> Vec<(&'static Kind, bool)> {
     let programs = programs(config);
-    let presence = |manager: &str| match manager {
-        "slurm" => config.slurm,
-        "oar" => config.oar,
-        "pbs" => config.pbs,
-        _ => config.lsf,
-    };
-    let is_wanted = |kind: &&Kind| match presence(kind.manager) {
+    let is_wanted = |kind: &&Kind| match presence(config, kind.manager) {
         Presence::Auto => system && programs.find(kind.program).is_some(),
         Presence::Yes => true,
         Presence::No => false,
     };
     KINDS.iter().filter(is_wanted).map(|kind| (kind, programs.find(kind.program).is_some())).collect()
+}
+
+/// Those that are here and that the configuration says are not to be asked.
+pub fn switched_off(config: &Configured) -> Vec<&'static str> {
+    let programs = programs(config);
+    let is_off = |kind: &&Kind| {
+        presence(config, kind.manager) == Presence::No && programs.find(kind.program).is_some()
+    };
+    KINDS.iter().filter(is_off).map(|kind| kind.manager).collect()
+}
+
+fn presence(config: &Configured, manager: &str) -> Presence {
+    match manager {
+        "slurm" => config.slurm,
+        "oar" => config.oar,
+        "pbs" => config.pbs,
+        _ => config.lsf,
+    }
 }
 
 fn programs(config: &Configured) -> Programs {

@@ -156,8 +156,13 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
     }
     let there = daemon::schedulers::wanted(&setting.config.schedulers, true);
     if there.is_empty() {
-        let detail = "none of sacct, oarstat, qstat and bjobs is here: jobs are known by what is measured";
-        return vec![finding(Health::Good, detail.to_owned(), None)];
+        let off = daemon::schedulers::switched_off(&setting.config.schedulers);
+        let detail = match off.as_slice() {
+            [] => "none of sacct, oarstat, qstat and bjobs is here: jobs are known by what is measured"
+                .to_owned(),
+            off => format!("switched off: {}; jobs are known by what is measured", off.join(", ")),
+        };
+        return vec![finding(Health::Good, detail, None)];
     }
     let found = |(kind, installed): &(&'static scheduler::Kind, bool)| match installed {
         false => finding(Health::Broken, format!("{}: {} is not here", kind.manager, kind.program), None),
