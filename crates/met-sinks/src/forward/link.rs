@@ -199,13 +199,31 @@ mod tests {
 
     #[test]
     fn plain_http_is_for_this_machine_unless_asked_for() {
-        for here in ["http://127.0.0.1:1", "http://localhost/", "http://[::1]:9317", "https://a.example"] {
+        for here in [
+            "http://127.0.0.1:1",
+            "http://localhost/",
+            "http://[::1]:9317",
+            "https://a.example",
+            "https://[::1]",
+        ] {
             assert!(check(here, false).is_ok(), "{here}");
         }
         assert!(matches!(check("http://10.0.0.1:1", false), Err(BadAddress::Plain(_))));
         assert!(matches!(check("http://localhost.evil.example", false), Err(BadAddress::Plain(_))));
         assert!(check("http://10.0.0.1:1", true).is_ok());
-        for bad in ["", "ftp://a", "http://", "https://", "https://user:secret@a", "https://a b", "a:9317"] {
+        for bad in [
+            "",
+            "ftp://a",
+            "http://",
+            "https://",
+            "https://user:secret@a",
+            "https://a b",
+            "a:9317",
+            "https://a:99999",
+            "https://a:",
+            "http://127.0.0.1:9x",
+            "http://[::1]:70000",
+        ] {
             assert!(matches!(check(bad, true), Err(BadAddress::Url(_))), "{bad}");
         }
     }
