@@ -368,6 +368,9 @@ pub struct Local {
     /// Those of its other nodes, where these are the same machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more_cgroups: Vec<CgroupPaths>,
+    /// Parts without a line of their own that have ended: who follows the job next sees the others himself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folded: Vec<Part>,
     pub cwd: PathBuf,
     pub stdout: Option<PathBuf>,
     pub stderr: Option<PathBuf>,

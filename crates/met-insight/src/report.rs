@@ -257,6 +257,7 @@ mod tests {
             main: None,
             cgroup: Default::default(),
             more_cgroups: Vec::new(),
+            folded: Vec::new(),
             cwd: "/".into(),
             stdout: None,
             stderr: None,

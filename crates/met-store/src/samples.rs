@@ -46,6 +46,7 @@ pub(crate) fn running(id: u64, start_s: i64) -> Record {
             stderr: None,
             left_over: Vec::new(),
             more_cgroups: Vec::new(),
+            folded: Vec::new(),
         }),
     }
 }

@@ -102,6 +102,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
             stderr: draft.stderr,
             left_over: Vec::new(),
             more_cgroups: Vec::new(),
+            folded: Vec::new(),
         }),
     };
     Ok(Assignment {

@@ -321,10 +321,12 @@ impl Discovery {
         }
     }
 
-    /// Parts that have ended and those that are there, each with its own line or among the others.
+    /// Parts that have ended and those that are there, each with its own line or among the others of its kind:
+    /// those that have ended have an end.
     fn parts_so_far(&self, job: &Job) -> Vec<Part> {
         let mut parts = job.ended.clone();
-        let (mut steps, mut tasks) = (job.other_steps.clone(), job.other_tasks.clone());
+        parts.extend(job.other_steps.iter().chain(&job.other_tasks).cloned());
+        let (mut steps, mut tasks) = (None, None);
         for (&id, living) in &job.parts {
             let Some(part) = self.part(job, id, None, None) else { continue };
             match living.has_line {

@@ -521,7 +521,17 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
     for of_tasks in [false, true] {
         assert_eq!(sum_of(so_far, of_tasks), (steps, 10 * steps as i64));
     }
-    assert!(so_far.len() <= followed::LINES_MAX + 2);
+    assert!(so_far.len() <= followed::LINES_MAX + 4);
+    let others = |has_ended: bool| {
+        let others = so_far.iter().filter(|part| part.task.is_none() && part.end_ns.is_some() == has_ended);
+        others.filter_map(|part| part.folded).collect::<Vec<_>>()
+    };
+    let half = steps - followed::LINES_MAX as u64 / 2;
+    assert_eq!(
+        (others(true), others(false)),
+        (vec![half / 2], vec![half / 2]),
+        "a daemon after this sees one"
+    );
     machine.make(&format!("{CPUACCT}/slurm/uid_7"), 10 * steps);
     machine.make(&format!("{CPUACCT}/slurm"), 10 * steps);
     machine.remove(&job);
@@ -533,7 +543,6 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
         assert_eq!(sum_of(&ended.parts, of_tasks), (steps, 10 * steps as i64));
     }
     let others = ended.parts.iter().filter_map(|part| Some((part.task.as_deref(), part.folded?)));
-    let half = steps - followed::LINES_MAX as u64 / 2;
     assert_eq!(others.collect::<Vec<_>>(), [(None, half), (Some("others"), half)]);
 }
 

@@ -653,6 +653,7 @@ fn an_element_that_the_node_knows_by_the_array_meets_its_own_run() {
         stderr: None,
         left_over: Vec::new(),
         more_cgroups: Vec::new(),
+        folded: Vec::new(),
     });
     let told = |index: i64| {
         let mut told = run(State::Running, 0, Some(30), None);

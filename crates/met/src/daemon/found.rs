@@ -33,7 +33,7 @@ impl Keeping {
                 Event::Parts(job, parts) => {
                     let Some(directory) = self.found.get(&job) else { continue };
                     if let Some(kept) = self.jobs.get_mut(&directory.key) {
-                        directory.put_parts(&mut kept.record.parts, parts);
+                        directory.put_parts_of(&mut kept.record, parts);
                     }
                 }
                 Event::Ended(ended) => self.found_ended(*ended),
@@ -56,8 +56,8 @@ impl Keeping {
             }
             None => self.adopt(self.new_record(&found)),
         };
-        let is_folded_here = |part: &&Part| part.folded.is_some() && part.node == node_of(&found);
-        let folded = record.parts.iter().filter(is_folded_here).cloned().collect();
+        let before = record.local.iter().flat_map(|local| &local.folded);
+        let folded = before.filter(|part| part.node == node_of(&found)).cloned().collect();
         self.found.insert(found.job, Directory { folded, ..Directory::of(&found, record.key.clone()) });
         let key = record.key.clone();
         self.watch(record);
@@ -195,6 +195,7 @@ impl Keeping {
                 stderr: None,
                 left_over: Vec::new(),
                 more_cgroups: Vec::new(),
+                folded: Vec::new(),
             }),
         };
         describe(&found.captures, &mut record);
@@ -209,7 +210,7 @@ impl Keeping {
     fn found_ended(&mut self, ended: Ended) {
         let Some(directory) = self.found.remove(&ended.job) else { return };
         let Some(kept) = self.jobs.get_mut(&directory.key) else { return };
-        directory.put_parts(&mut kept.record.parts, ended.parts.clone());
+        directory.put_parts_of(&mut kept.record, ended.parts.clone());
         let Directory { key, node, start_ns, cgroup, .. } = directory;
         let cpu_ns = ended.cpu.as_ref().map(|cpu| cpu.value);
         kept.gone.push(Gone { node, start_ns, ended });
@@ -258,7 +259,7 @@ pub(super) struct Directory {
     pub(super) node: String,
     pub(super) cgroup: CgroupPaths,
     start_ns: i64,
-    /// Parts without a line of their own that an earlier daemon saw.
+    /// Parts without a line of their own that an earlier daemon saw end.
     folded: Vec<Part>,
 }
 
@@ -273,13 +274,23 @@ impl Directory {
         }
     }
 
+    fn put_parts_of(&self, record: &mut Record, told: Vec<Part>) {
+        let folded = self.put_parts(&mut record.parts, told);
+        if let Some(local) = &mut record.local {
+            local.folded.retain(|part| part.node != self.node);
+            local.folded.extend(folded);
+        }
+    }
+
     /// Brings the parts of a job up to date. The discovery tells all it knows each time; what an earlier daemon
-    /// saw is added, and of a job that many daemons followed further parts have no line of their own.
-    fn put_parts(&self, known: &mut Vec<Part>, told: Vec<Part>) {
+    /// saw is added, and of a job that many daemons followed further parts have no line of their own. Those of
+    /// them that have ended are returned: the next daemon does not see them.
+    fn put_parts(&self, known: &mut Vec<Part>, told: Vec<Part>) -> Vec<Part> {
+        known.retain(|part| part.folded.is_none() || part.node != self.node);
         let lines_before: HashSet<Name> =
             known.iter().filter(|part| part.folded.is_none()).map(name).collect();
         let mut room = LINES_MAX.saturating_sub(lines_before.len());
-        let (mut lines, mut others) = (Vec::new(), Vec::<Part>::new());
+        let (mut lines, mut others, mut ended) = (Vec::new(), Vec::new(), Vec::new());
         for part in told.iter().chain(&self.folded) {
             let has_line = part.folded.is_none() && (lines_before.contains(&name(part)) || room > 0);
             if has_line {
@@ -287,18 +298,27 @@ impl Directory {
                 lines.push(part.clone());
                 continue;
             }
-            let of_tasks = part.task.is_some();
-            match others.iter_mut().find(|others| others.task.is_some() == of_tasks) {
-                Some(others) => others.take_in(part),
-                None => {
-                    let mut fresh = Part::others(part.node.clone(), of_tasks);
-                    fresh.take_in(part);
-                    others.push(fresh);
-                }
+            fold(&mut others, part);
+            if part.end_ns.is_some() {
+                fold(&mut ended, part);
             }
         }
         lines.extend(others);
         put_parts(known, lines);
+        ended
+    }
+}
+
+/// Adds a part to those of its kind that have a line together.
+fn fold(others: &mut Vec<Part>, part: &Part) {
+    let of_tasks = part.task.is_some();
+    match others.iter_mut().find(|others| others.task.is_some() == of_tasks) {
+        Some(others) => others.take_in(part),
+        None => {
+            let mut fresh = Part::others(part.node.clone(), of_tasks);
+            fresh.take_in(part);
+            others.push(fresh);
+        }
     }
 }
 
@@ -512,6 +532,54 @@ mod tests {
         assert_eq!(parts, expected);
     }
 
+    fn directory_with(folded: &[Part]) -> Directory {
+        Directory {
+            key: crate::view::sample::bare(1, "x").key,
+            node: "n1".to_owned(),
+            cgroup: CgroupPaths::default(),
+            start_ns: 0,
+            folded: folded.to_vec(),
+        }
+    }
+
+    #[test]
+    fn tasks_that_live_through_many_daemons_count_once() {
+        let task = |number: usize, end_ns: Option<i64>| {
+            let (node, step, task) = ("n1".to_owned(), "0".to_owned(), Some(number.to_string()));
+            let mut part = Part { node, step, task, start_ns: Some(1), end_ns, ..Part::default() };
+            part.totals.set(CPU, 10, QualityKind::Sampled, "cgroup");
+            part
+        };
+        let others = |count: usize, end_ns: Option<i64>| {
+            let mut others = Part::others("n1".to_owned(), true);
+            (0..count).for_each(|number| others.take_in(&task(number, end_ns)));
+            others
+        };
+        let mut record = crate::view::sample::full(1, "x");
+        record.parts.clear();
+        let mut ended = 0;
+        for daemon in 0..4 {
+            let directory = directory_with(&record.local.as_ref().unwrap().folded);
+            // 300 live and stay; each daemon sees 5 others end.
+            ended += 5;
+            for _ in 0..3 {
+                let told = (0..256).map(|number| task(number, None));
+                let told = told.chain([others(5, Some(9)), others(44, None)]).collect();
+                directory.put_parts_of(&mut record, told);
+                let folded = record.parts.iter().filter(|part| part.folded.is_some());
+                let folded: Vec<_> = folded.map(|part| (part.folded, part.totals.get(CPU))).collect();
+                assert_eq!(folded, [(Some(44 + ended), Some(440 + 10 * ended as i64))], "daemon {daemon}");
+                assert_eq!(record.parts.len(), 257);
+            }
+            // It is the record that the next one reads.
+            record = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
+        }
+        let directory = directory_with(&record.local.as_ref().unwrap().folded);
+        directory.put_parts_of(&mut record, vec![task(7, None)]);
+        let others = record.parts.iter().find(|part| part.folded.is_some()).unwrap();
+        assert_eq!((others.folded, others.end_ns), (Some(20), Some(9)), "the rest ended while nobody looked");
+    }
+
     #[test]
     fn parts_of_many_daemons_are_as_few_and_count_all() {
         let part = |step: usize| {
@@ -529,22 +597,16 @@ mod tests {
             let counts = parts.iter().map(|part| (part.folded.unwrap_or(1), part.totals.get(CPU).unwrap()));
             counts.fold((0, 0), |sum, (count, cpu)| (sum.0 + count, sum.1 + cpu))
         };
-        let directory = |folded: &[Part]| Directory {
-            key: crate::view::sample::bare(1, "x").key,
-            node: "n1".to_owned(),
-            cgroup: CgroupPaths::default(),
-            start_ns: 0,
-            folded: folded.to_vec(),
-        };
         let mut parts: Vec<Part> = Vec::new();
+        let mut folded: Vec<Part> = Vec::new();
         for daemon in 0..4 {
             let begin = daemon * 300;
-            let folded: Vec<Part> = parts.iter().filter(|part| part.folded.is_some()).cloned().collect();
+            let directory = directory_with(&folded);
             let mut others = Part::others("n1".to_owned(), false);
             (begin + 250..begin + 300).for_each(|step| others.take_in(&part(step)));
             for _ in 0..3 {
                 let told = (begin..begin + 250).map(part).chain([others.clone()]).collect();
-                directory(&folded).put_parts(&mut parts, told);
+                folded = directory.put_parts(&mut parts, told);
                 let count = begin as u64 + 300;
                 assert_eq!(all(&parts), (count, 10 * count as i64), "however often it is told");
             }

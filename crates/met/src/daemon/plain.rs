@@ -333,6 +333,7 @@ fn new_record(host: &Host, group: &Group) -> Record {
             stderr: None,
             left_over: Vec::new(),
             more_cgroups: Vec::new(),
+            folded: Vec::new(),
         }),
     };
     record.scheduling.alias = Some(group.short_id());

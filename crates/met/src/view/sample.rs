@@ -58,6 +58,7 @@ pub fn bare(id: u32, name: &str) -> Record {
             stderr: None,
             left_over: Vec::new(),
             more_cgroups: Vec::new(),
+            folded: Vec::new(),
         }),
     }
 }
