@@ -10,6 +10,7 @@ pub mod spool;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ use met_core::course::Course;
 use met_core::job::Record;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
-use met_wire::batch::{Batch, Header, Piece, Subject};
+use met_wire::batch::{Batch, Header, Piece, SAMPLES_MAX, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 use met_wire::meaning;
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,8 @@ use crate::snapshot::Rows;
 const QUEUE: usize = 4096;
 /// Samples held in memory before they become a batch early, or, on a full disk, are given up.
 const CELLS_MAX: usize = 400_000;
+/// The same of their times. A server takes twice as many in a batch, and what comes last is of any length.
+const TIMES_MAX: usize = SAMPLES_MAX / 2;
 /// Of any length: a job with hundreds of steps has a long one.
 const RECORDS_PER_BATCH: usize = 100;
 /// Who ends is told this soon, together with who ends right after.
@@ -213,6 +216,7 @@ impl Forward {
             of_node: HashMap::new(),
             node_due: Instant::now() + NODE_EVERY,
             cells: 0,
+            times: 0,
         };
         let maker = spawn("forward-make", Box::new(move || maker.work(&offered)))?;
         Ok(Forward { queue, shared, maker: Some(maker) })
@@ -224,7 +228,7 @@ impl Forward {
             return;
         }
         if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Course(subject, course.clone())) {
-            self.shared.lock().lost_in_queue += samples_in(course);
+            self.shared.lock().lost_in_queue += samples_in(course, 0..course.len());
         }
     }
 
@@ -255,13 +259,10 @@ impl Forward {
 }
 
 /// A sample is one known cell at one time.
-fn samples_in(course: &Course) -> u64 {
-    let known = |cells: &Vec<i64>| cells.iter().filter(|&&cell| cell != MISSING).count() as u64;
+fn samples_in(course: &Course, range: Range<usize>) -> u64 {
+    let known =
+        |cells: &Vec<i64>| cells[range.clone()].iter().filter(|&&cell| cell != MISSING).count() as u64;
     course.columns.iter().map(known).sum()
-}
-
-fn cells_of(held: &Held) -> usize {
-    held.values().map(|course| course.len() * course.columns.len()).sum()
 }
 
 struct Maker {
@@ -279,6 +280,16 @@ struct Maker {
     of_node: Held,
     node_due: Instant,
     cells: usize,
+    times: usize,
+}
+
+/// The series of a batch.
+#[derive(Default)]
+struct Packed {
+    pieces: Vec<Piece>,
+    samples: u64,
+    /// Samples for which there is no room in it.
+    surplus: u64,
 }
 
 type Held = HashMap<(Subject, &'static str), Course>;
@@ -300,7 +311,7 @@ impl Maker {
                     due = Instant::now() + self.every;
                 }
             }
-            if self.cells > CELLS_MAX {
+            if self.is_full() {
                 self.node_due = Instant::now();
                 self.make_all();
                 due = Instant::now() + self.every;
@@ -308,11 +319,23 @@ impl Maker {
         }
     }
 
+    fn is_full(&self) -> bool {
+        self.cells > CELLS_MAX || self.times > TIMES_MAX
+    }
+
     fn hold(&mut self, subject: Subject, course: &Course) {
         self.cells += course.len() * course.columns.len();
+        self.times += course.len();
         let held = if matches!(subject, Subject::Node(_)) { &mut self.of_node } else { &mut self.held };
         let held = held.entry((subject, course.table.name)).or_insert_with(|| Course::new(course.table));
         held.append(course);
+    }
+
+    /// What was held is on disk, or given up.
+    fn let_go(&mut self) {
+        self.held.clear();
+        self.cells = self.of_node.values().map(|course| course.len() * course.columns.len()).sum();
+        self.times = self.of_node.values().map(Course::len).sum();
     }
 
     /// The machine's own series go with the next batch if it is time.
@@ -365,18 +388,19 @@ impl Maker {
 
     /// True if it is on disk now.
     fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> bool {
-        let (pieces, samples) = self.pieces();
+        let Packed { pieces, samples, surplus } = self.pieces();
         let tables = self.tables(!records.is_empty());
         let header = Header { mark, made_ns: now_ns(), tables, ..self.header.clone() };
         let mut batch = Batch { header, records, pieces };
         let mut inner = self.shared.lock();
+        // With a surplus it is full, and all of it is let go in any case.
+        inner.spool.count_dropped(surplus);
         match inner.spool.put(&mut batch, samples) {
             Ok(()) => {
                 inner.status.spool_error = None;
                 drop(inner);
                 self.spooled = Instant::now();
-                self.held.clear();
-                self.cells = cells_of(&self.of_node);
+                self.let_go();
                 self.shared.changed.notify_all();
                 true
             }
@@ -388,11 +412,10 @@ impl Maker {
                 }
                 inner.status.spool_error = Some(error.to_string());
                 // Records are still in the catalogue. Samples have no other place.
-                if self.cells > CELLS_MAX {
+                if self.is_full() {
                     inner.spool.count_dropped(samples);
                     drop(inner);
-                    self.held.clear();
-                    self.cells = cells_of(&self.of_node);
+                    self.let_go();
                 }
                 false
             }
@@ -418,18 +441,26 @@ impl Maker {
         occurring.into_iter().map(describe).collect()
     }
 
-    fn pieces(&self) -> (Vec<Piece>, u64) {
-        let mut pieces = Vec::new();
-        let mut samples = 0;
+    /// A server would refuse a batch with more than it takes, and the records in it.
+    fn pieces(&self) -> Packed {
+        let mut packed = Packed::default();
+        let mut times = 0;
         for ((subject, table), course) in &self.held {
-            samples += samples_in(course);
             for begin in (0..course.len()).step_by(BLOCK_SAMPLES_MAX) {
-                let mut packed = Vec::new();
-                block::encode(course, begin..course.len().min(begin + BLOCK_SAMPLES_MAX), &mut packed);
-                pieces.push(Piece { subject: subject.clone(), table: (*table).to_owned(), block: packed });
+                let range = begin..course.len().min(begin + BLOCK_SAMPLES_MAX);
+                let samples = samples_in(course, range.clone());
+                if times + range.len() > SAMPLES_MAX {
+                    packed.surplus += samples;
+                    continue;
+                }
+                times += range.len();
+                packed.samples += samples;
+                let mut block = Vec::new();
+                block::encode(course, range, &mut block);
+                packed.pieces.push(Piece { subject: subject.clone(), table: (*table).to_owned(), block });
             }
         }
-        (pieces, samples)
+        packed
     }
 }
 

@@ -336,3 +336,44 @@ fn on_a_full_disk_records_wait_in_the_catalogue() {
     until("it arrives after all", || arrived.lock().unwrap().iter().any(|batch| batch.records.len() == 1));
     until("it is well again", || forward.status().spool_error.is_none());
 }
+
+#[test]
+fn a_batch_never_has_more_times_than_a_server_takes() {
+    columns! { ONE_COLUMN: HEAT = Column::gauge("heat", Unit::Celsius, ONE, "of a zone"), }
+    static ZONE: Table = Table { name: "zone", subject: "a zone", labels: &[], columns: ONE_COLUMN };
+    let zones = |count: i64, samples: i64| {
+        (0..count).map(move |zone| {
+            let mut course = Course::new(&ZONE);
+            (0..samples).for_each(|at| {
+                let mut cells = [MISSING];
+                cells[HEAT] = zone;
+                course.push(at * 1000, &cells);
+            });
+            (Subject::Node(zone.to_string()), course)
+        })
+    };
+    // Many series of few columns, and one that alone is too long.
+    for (count, samples, surplus) in [(300, 1000, 0), (1, 120_000, 14 * BLOCK_SAMPLES_MAX as u64)] {
+        let folder = tempfile::tempdir().unwrap();
+        let away = TcpListener::bind("127.0.0.1:0").unwrap();
+        let plan = plan(folder.path(), &away);
+        drop(away);
+        let records = Records::default();
+        records.all.lock().unwrap().push(record("one"));
+        let forward = Forward::start(plan, Box::new(records)).unwrap();
+        zones(count, samples).for_each(|(subject, course)| forward.offer(subject, &course));
+        forward.stop();
+        let mut spool = Spool::open(folder.path()).unwrap();
+        let (mut all, mut names) = (0, Vec::new());
+        while let Some((sequence, packed)) = spool.oldest().unwrap() {
+            let batch = Batch::unpack(&packed).unwrap();
+            let times = batch.pieces.iter().map(|piece| block::check(&piece.block).unwrap()).sum::<usize>();
+            assert!(times <= SAMPLES_MAX, "{times}");
+            all += times as u64;
+            names.extend(batch.records.into_iter().map(|record| record.name));
+            spool.acknowledge(sequence).unwrap();
+        }
+        assert_eq!((all, spool.dropped_samples()), ((count * samples) as u64 - surplus, surplus));
+        assert_eq!(names, ["one"], "records are never given up");
+    }
+}
