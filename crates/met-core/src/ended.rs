@@ -125,7 +125,7 @@ pub struct Ledger {
     born: HashMap<u32, Noted<u32>>,
     /// What living processes took over, to be passed on when they end.
     taken_over: HashMap<u32, Noted<[i64; INHERITED.len()]>>,
-    /// Ended, but still listed.
+    /// Ended, but still listed: they show all they did.
     listed: Vec<Exit>,
     /// How often there was no room to note something, or nobody heard of the end of what was noted.
     losses: u64,
@@ -210,8 +210,12 @@ impl Ledger {
         living: &mut impl Living,
         ended: &mut impl FnMut(Option<u32>, &Exit),
     ) {
-        if living.is_listed(exit) && self.listed.len() < NOTED_MAX {
-            self.listed.push(*exit);
+        if living.is_listed(exit) {
+            // One that is shown is not in the books as well, though its end will be missing there.
+            match self.listed.len() < NOTED_MAX {
+                true => self.listed.push(*exit),
+                false => self.losses += 1,
+            }
             return;
         }
         let is_first = round.ended.insert(exit.pid);

@@ -216,3 +216,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_end_that_finds_no_room_while_it_is_shown_is_a_loss_and_is_not_charged() {
+    let (mut ledger, mut world) = world(&[10]);
+    world.listed.insert(10);
+    ledger.listed = vec![exit(10, 1, 0); NOTED_MAX];
+    ledger.enter(&[], &[exit(10, 1, 7)], &mut world, |_, _| panic!("it is shown by the living"));
+    assert_eq!((gone(&ledger, 1), ledger.losses()), ((0, 0, 0), 1));
+    assert_eq!(ledger.listed.len(), NOTED_MAX);
+}
