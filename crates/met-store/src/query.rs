@@ -246,7 +246,17 @@ impl Queries {
     /// end: who begins after the last number that he took misses no last word on any job. Numbers are those of
     /// one database file; a mark is best kept in it, with [`crate::Writer::set_meta`].
     pub fn changed_after(&self, mark: i64, limit: usize) -> Result<Vec<(i64, Record)>, StoreError> {
-        self.ask(CHANGE_VERSION, |catalogue| record::changed_after(catalogue, mark, limit))
+        self.changed_since(mark, None, limit)
+    }
+
+    /// The same of those that started then or later, and of those of which that is not known.
+    pub fn changed_since(
+        &self,
+        mark: i64,
+        since_ns: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<(i64, Record)>, StoreError> {
+        self.ask(CHANGE_VERSION, |catalogue| record::changed_after(catalogue, mark, since_ns, limit))
     }
 
     /// The number of the change that was made last, 0 before the first.

@@ -80,9 +80,15 @@ pub(crate) fn exact(sql: &dyn Sql, key: &JobKey, parts: Parts) -> Result<Option<
 }
 
 /// Jobs written after the change `mark`, in the order of their writing, with the number of each.
-pub(crate) fn changed_after(sql: &dyn Sql, mut mark: i64, limit: usize) -> Result<Vec<(i64, Record)>> {
+pub(crate) fn changed_after(
+    sql: &dyn Sql,
+    mut mark: i64,
+    since_ns: Option<i64>,
+    limit: usize,
+) -> Result<Vec<(i64, Record)>> {
+    let since = since_ns.map_or(String::new(), |since_ns| format!("AND sort_ns >= {since_ns}"));
     let statement = format!(
-        "SELECT changed, key, detail FROM job WHERE changed > ?1 ORDER BY changed LIMIT {}",
+        "SELECT changed, key, detail FROM job WHERE changed > ?1 {since} ORDER BY changed LIMIT {}",
         limit.min(i64::MAX as usize)
     );
     loop {

@@ -175,7 +175,7 @@ fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) 
     let (mut mark, mut count) = (0, 0);
     while mark < newest {
         let mut changed = Vec::new();
-        let some = writer.changed_after(mark, JOBS_AT_ONCE)?;
+        let some = writer.changed_since(mark, since_ns, JOBS_AT_ONCE)?;
         mark = some.last().map_or(newest, |(number, _)| *number);
         for (_, mut record) in some.into_iter().filter(|(number, _)| *number <= newest) {
             if since_ns.is_some_and(|since_ns| record.start_ns.is_none_or(|start_ns| start_ns < since_ns)) {

@@ -330,6 +330,9 @@ pub fn changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_la
     assert_eq!(told(&writer, 2, 2), [change(3, "3", State::Running)]);
 
     writer.put(&finished(1, place.start_s)).unwrap();
+    let since = |start_ns: i64| writer.changed_since(0, Some(start_ns), 9).unwrap().len();
+    let start_ns = finished(1, place.start_s).start_ns.unwrap();
+    assert_eq!((since(start_ns), since(start_ns + 1)), (3, 0), "only those that started then or later");
     let (number, end) = writer.changed_after(3, 9).unwrap().remove(0);
     assert_eq!((number, &end), (4, &finished(1, place.start_s)), "with its totals");
     let all = [(2, "2", State::Running), (3, "3", State::Running), (4, "1", State::Finished)];
