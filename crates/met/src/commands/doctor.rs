@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::cli::DoctorArgs;
 use crate::setting::Setting;
-use crate::view::{Paint, Style};
+use crate::view::{Paint, Style, text};
 pub use daemon::{heard_of, sent_to};
 
 /// One thing looked at.
@@ -109,18 +109,20 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
 
 /// One line for each, and one for what would make it better. What the machine does not have is not looked for.
 fn lines(findings: &[Finding], style: &Style) -> String {
-    let mut text = String::new();
+    let mut all = String::new();
     for finding in findings {
         let paint = finding.health.paint();
         let health = style.paint(paint, &format!("{:<4}", finding.health.name()));
-        let line = format!("{:<14} {}", finding.what, finding.detail);
+        // Names of cgroups and of what a controller calls its parts are others' words.
+        let line = format!("{:<14} {}", finding.what, text::escape(&finding.detail));
         let line = if paint == Paint::Dim { style.paint(paint, &line) } else { line };
-        text += &format!("{health} {line}\n");
+        all += &format!("{health} {line}\n");
         if let Some(remedy) = &finding.remedy {
-            text += &format!("{:>11} {} {remedy}\n", "", style.paint(Paint::Dim, "enable:"));
+            let enable = style.paint(Paint::Dim, "enable:");
+            all += &format!("{:>11} {enable} {}\n", "", text::escape(remedy));
         }
     }
-    text
+    all
 }
 
 #[cfg(test)]
@@ -165,6 +167,12 @@ mod tests {
             no   ipmi           power, but: no answer
         "#]]
         .assert_eq(&lines(&findings, &Style::plain()));
+        let odd = finding("redfish", Health::Less, "\x1b[2Jchassis\n", Some("chassis: \x1b]0;x\x07"));
+        expect![[r#"
+            less redfish        \x1b[2Jchassis\n
+                        enable: chassis: \x1b]0;x\x07
+        "#]]
+        .assert_eq(&lines(&[odd], &Style::plain()));
         let causes = findings.map(|finding| finding.health.cause());
         assert_eq!(causes, [None, None, Some("absent"), Some("denied"), Some("broken")]);
     }

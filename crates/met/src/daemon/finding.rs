@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Resource, Rlimit, setpriority_process, setrlimit};
 
 use crate::config::Jobs;
+use crate::view::text;
 
 /// Batches of events that wait for the daemon. When it is so far behind, looking for more waits for it.
 const QUEUE_BATCHES: usize = 1 << 14;
@@ -149,7 +150,7 @@ impl Complaints {
         }
         for (place, count) in &health.left_out {
             if self.crowded.len() < COMPLAINTS_MAX && self.crowded.insert(place.clone()) {
-                let place = place.display();
+                let place = text::escape(&place.display().to_string());
                 now.push(format!(
                     "{place} has {count} cgroups more than are followed: jobs in it may be missed"
                 ));
@@ -184,7 +185,9 @@ mod tests {
         assert_eq!(now.len(), 2, "{now:?}");
         assert!(now[0].contains("no space") && now[1].starts_with("/cg/b has 1 "));
         assert!(complaints.about(&health).is_empty());
+        health.left_out = vec![("/cg/\x1b[2J".into(), 1)];
+        assert!(complaints.about(&health)[0].starts_with("/cg/\\x1b[2J has"), "it may go to a terminal");
         health.left_out = (0..2 * COMPLAINTS_MAX).map(|place| (place.to_string().into(), 1)).collect();
-        assert_eq!(complaints.about(&health).len(), COMPLAINTS_MAX - 2);
+        assert_eq!(complaints.about(&health).len(), COMPLAINTS_MAX - 3);
     }
 }
