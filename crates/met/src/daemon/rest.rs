@@ -37,6 +37,11 @@ impl Rest {
         Rest { next_ns: Some(now_ns + SETTLES_NS), readings, readings_left: readings, is_first: true }
     }
 
+    /// From the beginning, for other meters.
+    pub(super) fn again(self, now_ns: i64, slowest: Option<Duration>) -> Rest {
+        Rest { is_first: self.is_first, ..Rest::begin(now_ns, slowest) }
+    }
+
     /// Right after the last job drivers of cards are still awake.
     pub(super) fn is_first_look(&self) -> bool {
         self.is_first

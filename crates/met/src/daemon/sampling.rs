@@ -291,22 +291,12 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>) 
     let mut rest: Option<Rest> = None;
     loop {
         // Without jobs there is nothing to wake up for, but for a look at the machine now and then.
-        let patience = match sampler.is_at_work() {
-            false => {
-                let now_ns = clock::boottime_ns();
-                rest.get_or_insert_with(|| Rest::begin(now_ns, sampler.slowest_meter())).until_next(now_ns)
-            }
-            true => {
-                rest = None;
-                Some(sampler.until_next_tick())
-            }
-        };
-        let order = match patience {
+        let order = match patience(sampler, &mut rest) {
             None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(patience) => orders.recv_timeout(patience.max(Duration::from_micros(1))),
         };
         match order {
-            Ok(order) => obey(sampler, &mut slots, &last_errors, &mut undelivered, order),
+            Ok(order) => obey(sampler, &mut slots, &last_errors, &mut undelivered, &mut rest, order),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -322,6 +312,16 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>) 
             look_at_rest(sampler, rest);
         }
     }
+}
+
+/// How long nobody has to wake up; `None` for as long as nobody asks.
+fn patience(sampler: &Sampler, rest: &mut Option<Rest>) -> Option<Duration> {
+    if sampler.is_at_work() {
+        *rest = None;
+        return Some(sampler.until_next_tick());
+    }
+    let now_ns = clock::boottime_ns();
+    rest.get_or_insert_with(|| Rest::begin(now_ns, sampler.slowest_meter())).until_next(now_ns)
 }
 
 fn look_at_rest(sampler: &mut Sampler, rest: &mut Rest) {
@@ -342,6 +342,7 @@ fn obey(
     slots: &mut HashMap<JobKey, u32>,
     last_errors: &HashMap<&'static str, String>,
     undelivered: &mut Undelivered,
+    rest: &mut Option<Rest>,
     order: Order,
 ) {
     match order {
@@ -366,7 +367,11 @@ fn obey(
         Order::KeepNode(keep) => sampler.keep_node(keep),
         Order::Interval(interval) => sampler.set_interval(interval),
         Order::Events(asked, options, reply) => drop(reply.send(sampler.set_events(asked, &options))),
-        Order::Reconfigure(before, config) => sampler.reconfigure(&before, &config),
+        Order::Reconfigure(before, config) => {
+            sampler.reconfigure(&before, &config);
+            // There may be a meter now that nobody would look at until a job has come and gone.
+            *rest = rest.take().map(|rest| rest.again(clock::boottime_ns(), sampler.slowest_meter()));
+        }
         Order::Factor(factor) => sampler.energy().set_factor(*factor),
         Order::Change(key, change) => {
             if let Some(&slot) = slots.get(&key) {
@@ -420,6 +425,35 @@ mod tests {
         let cards: Vec<String> = receiver.recv().unwrap().cards.into_iter().map(|(id, _)| id).collect();
         assert_eq!(cards, ["a", "b"]);
         assert!(undelivered.drained.cards.is_empty());
+    }
+
+    #[test]
+    fn a_meter_that_is_switched_on_is_looked_at_without_any_job() {
+        let root = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("proc/stat", "cpu 0 0 0 0\n");
+        put("proc/meminfo", "MemTotal: 8000000 kB\n");
+        put("sys/class/powercap/intel-rapl:0/name", "package-0\n");
+        put("sys/class/powercap/intel-rapl:0/energy_uj", "44444444444\n");
+        put("sys/class/powercap/intel-rapl:0/max_energy_range_uj", "65532610987\n");
+        let config = |yaml| Box::new(Config::parse(yaml, std::path::Path::new("met.yaml")).unwrap());
+        let off = "sources: {rapl: off, ipmi: off, hwmon: off, cray: off}";
+        let (without, with) = (config(off), config(&off.replace("rapl: off", "rapl: auto")));
+        let host = Host::at(root.path()).unwrap();
+        let mut sampler = Sampler::of_node(host, Duration::from_secs(1), &without);
+        let mut rest = None;
+        assert_eq!(patience(&sampler, &mut rest), None, "there is nothing to look at");
+        let mut obey = |order| {
+            let mut undelivered = Undelivered::default();
+            obey(&mut sampler, &mut HashMap::new(), &HashMap::new(), &mut undelivered, &mut rest, order);
+            patience(&sampler, &mut rest)
+        };
+        assert!(obey(Order::Reconfigure(without.clone(), with.clone())).is_some());
+        assert_eq!(obey(Order::Reconfigure(with, without)), None);
     }
 
     #[test]
