@@ -15,6 +15,9 @@ const QUIET_PERMILLE: u64 = 20;
 const APART_PERMILLE: u64 = 200;
 /// Shorter windows say little about power.
 const LEARN_NS: i64 = 500_000_000;
+/// A controller that once says too little spoils the windows on both sides of its answer: the lowest one after
+/// these is believed.
+const DOUBTED: usize = 2;
 /// A machine has one or two; a name that changes all the time does not fill the memory.
 const SETS_MAX: usize = 16;
 
@@ -57,7 +60,8 @@ pub(super) struct IdlePower {
 struct Seen {
     /// By whoever read them before.
     recalled: Option<LearnedIdle>,
-    quiet: Option<([u64; PARTS], i64)>,
+    /// The lowest quiet windows, the lowest first: power, and when.
+    quiet: Vec<([u64; PARTS], i64)>,
     /// Load in thousandths, power, and when: where the load was lowest and highest.
     lowest: Option<(u64, [u64; PARTS], i64)>,
     highest: Option<(u64, [u64; PARTS], i64)>,
@@ -110,9 +114,10 @@ impl Seen {
     fn take(&mut self, load: u64, power_mw: [u64; PARTS], end_ns: i64) {
         let total = |power_mw: &[u64; PARTS]| power_mw.iter().fold(0u64, |sum, &mw| sum.saturating_add(mw));
         // Parts of one and the same window: the lowest of each would be a machine that never was.
-        if load < QUIET_PERMILLE && self.quiet.is_none_or(|(known_mw, _)| total(&power_mw) < total(&known_mw))
-        {
-            self.quiet = Some((power_mw, end_ns));
+        if load < QUIET_PERMILLE {
+            let place = self.quiet.partition_point(|(known_mw, _)| total(known_mw) <= total(&power_mw));
+            self.quiet.insert(place, (power_mw, end_ns));
+            self.quiet.truncate(DOUBTED + 1);
         }
         if self.lowest.is_none_or(|(lowest, ..)| load < lowest) {
             self.lowest = Some((load, power_mw, end_ns));
@@ -125,7 +130,7 @@ impl Seen {
     /// What was seen at rest is better than what two loads make of it, and the newer of two is better.
     fn learned(&self, meters: &str) -> Option<LearnedIdle> {
         let learned = |idle_mw, how, at_ns| LearnedIdle { meters: meters.to_owned(), idle_mw, how, at_ns };
-        if let Some((idle_mw, at_ns)) = self.quiet {
+        if let Some(&(idle_mw, at_ns)) = self.quiet.last() {
             return Some(learned(idle_mw, How::Quiet, at_ns));
         }
         let recalled = self.recalled.as_ref();
@@ -146,5 +151,27 @@ impl Seen {
             low_mw[part].saturating_sub(slope.saturating_mul(low))
         };
         Some((std::array::from_fn(at_rest), low_ns.max(high_ns)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_answer_that_is_too_low_is_not_idle_power() {
+        let mut seen = Seen::default();
+        let mut after = |rest_mw: u64, at_ns: i64| {
+            seen.take(3, [0, 0, 0, rest_mw], at_ns);
+            seen.learned("bmc").map(|learned| (learned.total_mw(), learned.at_ns, learned.how))
+        };
+        assert_eq!(after(90_000, 1), Some((90_000, 1, How::Quiet)), "one window is better than none");
+        for (at_ns, rest_mw) in [(2, 88_000), (3, 89_000), (4, 7_000), (5, 40_000), (6, 91_000)] {
+            after(rest_mw, at_ns);
+        }
+        assert_eq!(after(95_000, 7), Some((88_000, 2, How::Quiet)), "it answered once with 7 W");
+        let mut low = Seen::default();
+        (0..4).for_each(|at_ns| low.take(3, [0, 0, 0, 70_000], at_ns));
+        assert_eq!(low.learned("bmc").map(|learned| learned.total_mw()), Some(70_000));
     }
 }
