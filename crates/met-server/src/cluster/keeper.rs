@@ -197,6 +197,7 @@ impl Work {
             next_look: Instant::now(),
             next_retain: Instant::now() + RETAIN_EVERY,
         };
+        work.learn_waiting();
         if let Some(aside) = work.writer.moved_aside.take() {
             tracing::error!("the catalogue was damaged; it is kept as {}, and begun anew", aside.display());
             work.tell_again()?;
@@ -205,12 +206,16 @@ impl Work {
         Ok(work)
     }
 
-    /// Learns how the jobs stood that run, and applies what an earlier server had no time for.
-    fn recall(&mut self) {
+    /// What is not in the store yet is the newest there is.
+    fn learn_waiting(&mut self) {
         let mut number = 0;
         while let Some(group) = self.received_after(&mut number) {
             self.learn(&group);
         }
+    }
+
+    /// Applies what an earlier server had no time for, and learns how the jobs stood that run.
+    fn recall(&mut self) {
         self.catch_up();
         if let Err(error) = self.recall_moved(RECALL_WITHIN) {
             tracing::warn!("how jobs stood cannot be read, and comes with the next batches: {error}");

@@ -275,11 +275,22 @@ fn enrolled(state: &std::path::Path, nodes: &[&str]) -> Work {
 }
 
 fn give(work: &mut Work, node: &str, sequence: u64, records: Vec<Record>, pieces: Vec<Piece>) {
+    give_at(now_ns(), work, node, sequence, records, pieces);
+}
+
+fn give_at(
+    received_ns: i64,
+    work: &mut Work,
+    node: &str,
+    sequence: u64,
+    records: Vec<Record>,
+    pieces: Vec<Piece>,
+) {
     let header = Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() };
     let batch = Batch { header, records, pieces };
     let packed = batch.pack().unwrap().bytes;
     let (reply, mut kept) = oneshot::channel();
-    work.take(vec![Incoming { batch, packed, received_ns: now_ns(), clock_offset_ns: None, reply }]);
+    work.take(vec![Incoming { batch, packed, received_ns, clock_offset_ns: None, reply }]);
     kept.try_recv().unwrap().unwrap();
 }
 
@@ -328,6 +339,40 @@ fn jobs_of_a_silent_node_are_lost_until_it_speaks_again() {
     assert_eq!(ended.totals.figure(CPU).unwrap().kind, QualityKind::Measured);
     work.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
     assert_eq!(only(&work).state, State::Finished);
+}
+
+#[test]
+fn how_a_lost_job_stood_is_known_by_a_server_that_was_started_long_after() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1"]);
+    let start_s = now_ns() / SECOND_NS - 2 * 86_400;
+    let running = record(LOCAL, "1", start_s, State::Running, 0);
+    give_at(start_s * SECOND_NS, &mut work, "n1", 1, vec![running.clone()], Vec::new());
+    give(&mut work, "n1", 2, Vec::new(), vec![piece(&running.key, start_s + 600, 30)]);
+    work.move_due(i64::MAX);
+    drop(work);
+    let mut work = Work::open(plan(state.path())).unwrap();
+    work.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
+    let lost = only(&work);
+    assert_eq!((lost.state, lost.end_ns), (State::Lost, Some((start_s + 629) * SECOND_NS)));
+    assert_eq!(lost.totals.get(CPU), Some((start_s + 629 - START_S) * SECOND_NS));
+    assert_eq!(lost.summaries.get(MEMORY_NEEDED).unwrap().mean, 1000.0);
+}
+
+#[test]
+fn the_part_of_a_lost_node_counts_also_after_another_start() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1", "n2"]);
+    let running = record("slurm", "77", START_S, State::Running, 0);
+    give(&mut work, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 30)]);
+    give(&mut work, "n2", 1, vec![running], Vec::new());
+    work.move_due(i64::MAX);
+    Log::open(state.path()).unwrap().expel(&Bearer::Node("n1".into())).unwrap();
+    work.look_for_nodes(now_ns()).unwrap();
+    drop(work);
+    let mut work = Work::open(plan(state.path())).unwrap();
+    give(&mut work, "n2", 2, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
+    assert_eq!(only(&work).totals.get(CPU), Some((29 + 7) * SECOND_NS));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use met_core::job::{JobKey, Record, State};
 use met_store::StoreError;
-use met_store::cluster::{Log, Told};
+use met_store::cluster::{Log, Told, ToldKey};
 
 use super::Work;
 use super::wholes::{key_of_whole, series_key};
@@ -53,9 +53,35 @@ impl Work {
     /// Writes the jobs of a node anew, and then how it stands with them: what fails is done at the next look.
     fn settle(&mut self, node: &str, give_up: bool) -> Result<(), StoreError> {
         let told = self.log.unfinished(node, !give_up)?;
+        if give_up {
+            self.recall_parts(node, &told)?;
+        }
         let keys: HashSet<JobKey> = told.iter().map(key_of_whole).collect();
         self.put_wholes(keys)?;
         self.log.give_up(&told, give_up)
+    }
+
+    /// How these parts of jobs stood when they were last seen. Where that cannot be read now it is not decided that they
+    /// are lost either: nobody looks again.
+    fn recall_parts(&self, node: &str, parts: &[ToldKey]) -> Result<(), StoreError> {
+        for part in parts {
+            for told in self.log.told(&part.manager, &part.id)? {
+                if told.node == node && told.record.key.incarnation == part.incarnation {
+                    self.recall_part(node, &told.record)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A server that was started since the node fell silent knows it from the store alone, however long ago it was.
+    fn recall_part(&self, node: &str, record: &Record) -> Result<(), StoreError> {
+        let key = series_key(node, &record.key);
+        if self.latest.get(&key).is_none() {
+            let begin_ms = record.start_ns.map_or(i64::MIN, |ns| (ns / 1_000_000).saturating_sub(60_000));
+            self.latest.learn(&key, &self.writer.course_between(&key, begin_ms, i64::MAX)?);
+        }
+        Ok(())
     }
 
     /// What a node told of a job, and what is known of that if the node is gone.
@@ -63,6 +89,9 @@ impl Work {
         let Told { node, mut record, heard_ns, .. } = told;
         if !record.state.is_live() || !self.gone.contains(&node) {
             return (node, record);
+        }
+        if let Err(error) = self.recall_part(&node, &record) {
+            tracing::warn!("how job {} stood on {node} cannot be read: {error}", record.key.id);
         }
         let key = series_key(&node, &record.key);
         let sampled_ns = self.latest.get(&key).map(|sample| sample.time_ms.saturating_mul(1_000_000));
