@@ -376,24 +376,9 @@ impl Log {
         })
     }
 
-    /// Some of what was told of jobs that are over or given up, in the order of their names, after this one.
-    pub fn over_after(&self, last: Option<&ToldKey>, limit: usize) -> Result<Vec<ToldKey>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT manager, id, node, incarnation, whole FROM told
-                       WHERE (manager, id, node, incarnation) > (?1, ?2, ?3, ?4) AND standing <> 1
-                       ORDER BY manager, id, node, incarnation LIMIT ?5";
-            let (manager, id, node, incarnation) = match last {
-                Some(last) => (&*last.manager, &*last.id, &*last.node, last.incarnation),
-                None => ("", "", "", i64::MIN),
-            };
-            let values = params![manager, id, node, incarnation, limit as i64];
-            connection.prepare_cached(sql)?.query_map(values, told_key)?.collect()
-        })
-    }
-
-    /// Forgets what was told of jobs that are no longer kept.
+    /// Forgets what was told of jobs that are no longer kept: durable when this returns.
     pub fn forget_told(&mut self, told: &[ToldKey]) -> Result<(), StoreError> {
-        self.write(false, |connection| {
+        self.write(true, |connection| {
             for ToldKey { manager, id, node, incarnation, .. } in told {
                 let sql =
                     "DELETE FROM told WHERE manager = ?1 AND id = ?2 AND node = ?3 AND incarnation = ?4";
@@ -416,6 +401,21 @@ impl Log {
                            WHERE place > 1 AND seen_ns < ?1 OR place > ?2)";
             connection.prepare_cached(sql)?.execute([before_ns, SPOOLS_MAX])
         })
+    }
+
+    /// Whether the catalogue is being made again of what was told here.
+    pub fn is_told_again(&self) -> Result<bool, StoreError> {
+        let sql = "SELECT 1 FROM meta WHERE name = 'told_again'";
+        self.ask(|connection| connection.prepare_cached(sql)?.exists([]))
+    }
+
+    /// Notes that it is, or that all of it has been: what is interrupted goes on at the next start.
+    pub fn set_told_again(&mut self, is: bool) -> Result<(), StoreError> {
+        let sql = match is {
+            true => "INSERT OR REPLACE INTO meta (name, value) VALUES ('told_again', 1)",
+            false => "DELETE FROM meta WHERE name = 'told_again'",
+        };
+        self.write(true, |connection| connection.execute(sql, []).map(drop))
     }
 
     /// Manager and id of every job that a node told of.
@@ -538,10 +538,8 @@ mod tests {
         let late = Told { record: running(1, MIDNIGHT_S), ..told("n2", "new") };
         log.note(&[late], 3).unwrap();
         assert_eq!(log.told("local", "1").unwrap()[1], told("n2", "new"));
-        let over = log.over_after(None, 10).unwrap();
-        assert_eq!(over.iter().map(|told| told.node.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
-        assert_eq!(log.over_after(Some(&over[0]), 10).unwrap(), [over[1].clone()]);
-        log.forget_told(&over[..1]).unwrap();
+        let JobKey { manager, id, incarnation, .. } = told("n1", "x").record.key;
+        log.forget_told(&[ToldKey { manager, id, node: "n1".into(), incarnation, whole: 5 }]).unwrap();
         assert_eq!(log.told("local", "1").unwrap(), [told("n2", "new")]);
     }
 
@@ -559,7 +557,6 @@ mod tests {
         assert_eq!(unfinished.len(), 2);
         log.give_up(&unfinished, true).unwrap();
         assert!(log.told("local", "1").unwrap()[0].given_up);
-        assert_eq!(log.over_after(None, 10).unwrap(), unfinished, "they are as good as over");
         // It ended after all; of the other one only that it lives is told again.
         let ended = Told { record: finished(1, MIDNIGHT_S), ..told(1) };
         log.note(&[ended.clone(), told(2)], 2).unwrap();

@@ -40,4 +40,4 @@ pub use met_wire::{block, column};
 pub use network::is_network;
 pub use node::{NodePart, node_on};
 pub use query::{Filter, Queries, Reader};
-pub use store::{Imported, Retained, Retention, Writer};
+pub use store::{Goes, Imported, Retained, Retention, Writer};

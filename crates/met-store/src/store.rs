@@ -65,6 +65,9 @@ pub struct Retained {
     pub days_removed: u64,
 }
 
+/// Who is told which jobs go.
+pub type Goes<'g> = &'g mut dyn FnMut(&[JobKey]) -> Result<(), StoreError>;
+
 impl Deref for Writer {
     type Target = Queries;
 
@@ -244,10 +247,20 @@ impl Writer {
 
     /// Removes what is too old, then the oldest until the rest fits. Jobs that live stay.
     pub fn retain(&mut self, retention: &Retention, now_ns: i64) -> Result<Retained, StoreError> {
+        self.retain_telling(retention, now_ns, &mut |_| Ok(()))
+    }
+
+    /// As [`Writer::retain`], and tells which jobs go, some at a time, before they do: those of which that fails stay.
+    pub fn retain_telling(
+        &mut self,
+        retention: &Retention,
+        now_ns: i64,
+        goes: Goes<'_>,
+    ) -> Result<Retained, StoreError> {
         let mut retained = Retained::default();
         if let Some(max_age_ns) = retention.max_age_ns {
             let oldest_ns = now_ns.saturating_sub(max_age_ns);
-            while let removed @ 1.. = self.remove_oldest(oldest_ns)? {
+            while let removed @ 1.. = self.remove_oldest(oldest_ns, goes)? {
                 retained.jobs_removed += removed;
             }
             self.forget_factors(oldest_ns)?;
@@ -260,7 +273,7 @@ impl Writer {
             }
         }
         if let Some(max_bytes) = retention.max_bytes {
-            self.shrink(max_bytes, now_ns, &mut retained)?;
+            self.shrink(max_bytes, now_ns, goes, &mut retained)?;
         }
         if retained.jobs_removed > 0
             && let Some(sql) = self.queries.catalogue.get()
@@ -271,7 +284,13 @@ impl Writer {
     }
 
     /// Samples go before totals: they are larger, and a job without its course is still a job.
-    fn shrink(&mut self, max_bytes: u64, now_ns: i64, retained: &mut Retained) -> Result<(), StoreError> {
+    fn shrink(
+        &mut self,
+        max_bytes: u64,
+        now_ns: i64,
+        goes: Goes<'_>,
+        retained: &mut Retained,
+    ) -> Result<(), StoreError> {
         let days = self.queries.series.days()?;
         let mut series_bytes: u64 = days.iter().map(|(_, bytes)| bytes).sum();
         for (day, bytes) in days {
@@ -286,7 +305,7 @@ impl Writer {
         while let Some(bytes) = self.catalogue_bytes()?
             && series_bytes + bytes > max_bytes
         {
-            match self.remove_oldest(i64::MAX)? {
+            match self.remove_oldest(i64::MAX, goes)? {
                 0 => break,
                 removed => retained.jobs_removed += removed,
             }
@@ -295,13 +314,25 @@ impl Writer {
     }
 
     /// Removes some of the jobs that ended before `before_ns`, oldest first, and says how many.
-    fn remove_oldest(&mut self, before_ns: i64) -> Result<u64, StoreError> {
+    fn remove_oldest(&mut self, before_ns: i64, goes: Goes<'_>) -> Result<u64, StoreError> {
         let statement = format!(
             "DELETE FROM job WHERE key IN (SELECT key FROM job WHERE sort_ns < ?1 AND state NOT IN ({})
-             AND coalesce(end_ns, sort_ns) < ?1 ORDER BY sort_ns LIMIT {REMOVE_CHUNK})",
+             AND coalesce(end_ns, sort_ns) < ?1 ORDER BY sort_ns LIMIT {REMOVE_CHUNK})
+             RETURNING cluster, manager, id, incarnation",
             live_states()
         );
-        self.in_catalogue(|sql| sql.execute(&statement, &[before_ns.into()]))
+        self.in_catalogue(|sql| {
+            let mut removed = Vec::new();
+            sql.query(&statement, &[before_ns.into()], &mut |row| {
+                let [cluster, manager, id] = [row.get(0).text()?, row.get(1).text()?, row.get(2).text()?];
+                let cluster = Some(cluster.to_owned()).filter(|cluster| !cluster.is_empty());
+                let (manager, id, incarnation) = (manager.to_owned(), id.to_owned(), row.get(3).integer()?);
+                removed.push(JobKey { cluster, manager, id, incarnation });
+                Ok(())
+            })?;
+            goes(&removed)?;
+            Ok(removed.len() as u64)
+        })
     }
 
     fn catalogue_bytes(&self) -> Result<Option<u64>, StoreError> {

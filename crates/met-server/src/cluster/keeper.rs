@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record};
 use met_core::{JOB, Table};
-use met_store::cluster::{About, Arrival, Arrived, Kept, Log, Told, ToldKey};
+use met_store::cluster::{About, Arrival, Arrived, Kept, Log, Told};
 use met_store::{Backends, Retention, StoreError, Writer};
 use met_wire::batch::{Batch, Subject};
 use tokio::sync::oneshot;
@@ -172,8 +172,6 @@ struct Work {
     /// Nodes that are not here, of those that jobs were seen on.
     gone: HashSet<String>,
     started_ns: i64,
-    /// Up to which part of a job it was looked whether the job is still kept.
-    swept: Option<ToldKey>,
     next_look: Instant,
     next_retain: Instant,
 }
@@ -193,13 +191,15 @@ impl Work {
             plan,
             latest: Latest::default(),
             started_ns: now_ns(),
-            swept: None,
             next_look: Instant::now(),
             next_retain: Instant::now() + RETAIN_EVERY,
         };
         work.learn_waiting();
         if let Some(aside) = work.writer.moved_aside.take() {
             tracing::error!("the catalogue was damaged; it is kept as {}, and begun anew", aside.display());
+            work.log.set_told_again(true)?;
+        }
+        if work.log.is_told_again()? {
             work.tell_again()?;
         }
         work.recall();
@@ -385,9 +385,6 @@ impl Work {
         let now_ns = now_ns();
         if let Err(error) = self.look_for_nodes(now_ns) {
             tracing::warn!("jobs of nodes that are gone stay as they are for now: {error}");
-        }
-        if let Err(error) = self.forget_removed() {
-            tracing::warn!("what was told of removed jobs stays for now: {error}");
         }
         if now >= self.next_retain {
             self.next_retain = now + RETAIN_EVERY;

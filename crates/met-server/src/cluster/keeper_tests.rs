@@ -428,13 +428,11 @@ fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
     work.plan.retention.max_age_ns = Some(DAY_NS);
     let later_ns = (START_S + 10 * 86_400) * SECOND_NS;
     work.retain(later_ns).unwrap();
-    work.forget_removed().unwrap();
     assert_eq!(work.log.told("slurm", "77").unwrap().len(), 2);
     assert_eq!(work.log.told(LOCAL, "1").unwrap(), []);
     give(&mut work, "n2", 3, vec![record("slurm", "77", START_S, State::Finished, 5)], Vec::new());
     assert_eq!(only(&work).totals.get(CPU), Some(12 * SECOND_NS));
     work.retain(later_ns).unwrap();
-    work.forget_removed().unwrap();
     assert_eq!(work.log.told("slurm", "77").unwrap(), []);
     // The same where it is the room that is short, and where the end was never told.
     give(&mut work, "n1", 2, vec![record(LOCAL, "9", START_S, State::Running, 0)], Vec::new());
@@ -443,8 +441,32 @@ fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
     assert_eq!(only(&work).state, State::Lost);
     work.plan.retention = Retention { max_age_ns: None, max_bytes: Some(0) };
     work.retain(now_ns()).unwrap();
-    work.forget_removed().unwrap();
     assert_eq!(work.log.told(LOCAL, "9").unwrap(), []);
+}
+
+#[test]
+fn what_was_told_of_a_job_stays_where_only_the_catalogue_is_lost() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1"]);
+    give(&mut work, "n1", 1, vec![record(LOCAL, "1", START_S, State::Finished, 5)], Vec::new());
+    drop(work);
+    let lose_catalogue = || {
+        for name in ["store.db", "store.db-wal", "store.db-shm"] {
+            let _ = std::fs::remove_file(state.path().join(name));
+        }
+    };
+    lose_catalogue();
+    let mut work = Work::open(plan(state.path())).unwrap();
+    work.keep_house();
+    work.retain(now_ns()).unwrap();
+    assert_eq!(work.log.told(LOCAL, "1").unwrap().len(), 1);
+    // A server that was to make it again did not come to the end.
+    work.log.set_told_again(true).unwrap();
+    drop(work);
+    lose_catalogue();
+    let work = Work::open(plan(state.path())).unwrap();
+    assert_eq!(only(&work).totals.get(CPU), Some(5 * SECOND_NS));
+    assert!(!work.log.is_told_again().unwrap());
 }
 
 #[test]

@@ -36,13 +36,13 @@ impl Work {
         self.writer.put_revived(&write, &instead_of, &revived)
     }
 
-    /// Everything that nodes ever told, for a catalogue that was begun anew.
+    /// Everything that nodes ever told, for a catalogue that was begun anew. What was written before is written again.
     pub(super) fn tell_again(&mut self) -> Result<(), StoreError> {
         for (manager, id) in self.log.told_jobs()? {
             let keys: HashSet<JobKey> = self.log.told(&manager, &id)?.iter().map(whole_key).collect();
             self.put_wholes(keys)?;
         }
-        Ok(())
+        self.log.set_told_again(false)
     }
 
     /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
@@ -119,8 +119,13 @@ pub(in crate::cluster) fn series_key(node: &str, key: &JobKey) -> JobKey {
 
 /// The job that a part belongs to; a job of one node is kept under that node's name.
 pub(super) fn whole_key(told: &Told) -> JobKey {
+    key_of_whole(&told_key(told))
+}
+
+/// What names a part.
+pub(super) fn told_key(told: &Told) -> ToldKey {
     let JobKey { manager, id, incarnation, .. } = told.record.key.clone();
-    key_of_whole(&ToldKey { manager, id, node: told.node.clone(), incarnation, whole: told.whole })
+    ToldKey { manager, id, node: told.node.clone(), incarnation, whole: told.whole }
 }
 
 pub(super) fn key_of_whole(told: &ToldKey) -> JobKey {
