@@ -204,8 +204,7 @@ pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result
 /// its scheduler said of its end stays.
 pub(crate) fn revive(sql: &dyn Sql, key: &JobKey) -> Result<()> {
     let Some(stored) = exact(sql, key, Parts::NONE)? else { return Ok(()) };
-    let by_scheduler = stored.record.scheduling.asked_ns.is_some() && !is_unsettled(&stored.record);
-    if stored.record.state.is_live() || by_scheduler {
+    if stored.record.state.is_live() || is_ended_by_scheduler(&stored.record) {
         return Ok(());
     }
     write_row(sql, &Record { state: State::Running, end_ns: None, ..stored.record }).map(drop)
@@ -229,6 +228,13 @@ pub(crate) fn supersedes(new: &Record, old: &Record) -> bool {
 /// Whether the end of a job is still to come, or was only guessed.
 pub(crate) fn is_unsettled(record: &Record) -> bool {
     record.state.is_live() || record.state == State::Lost
+}
+
+/// Whether a scheduler said that it ended, and not only a node. That one was asked says nothing: it may have answered
+/// that the job runs, before its end or on another node. His word on the state is dropped where a node's end goes beyond
+/// it, so an ended job that has one has it for its end.
+fn is_ended_by_scheduler(record: &Record) -> bool {
+    !is_unsettled(record) && record.scheduling.asked_ns.is_some() && record.manager_state.is_some()
 }
 
 /// A job is told of by the node it runs on and by its scheduler, in any order; and its end is written by who

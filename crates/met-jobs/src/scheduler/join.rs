@@ -85,7 +85,8 @@ pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
     record.scheduling.fill_from(&measured.scheduling);
     record.scheduling.cluster = told.cluster().map(str::to_owned);
     record.account = told.account.clone().or(record.account);
-    if told.state != State::Pending {
+    // A word from before the end is not one on the end.
+    if told.state != State::Pending && (measured.state.is_live() || !told.state.is_live()) {
         record.manager_state.clone_from(&told.manager_state);
     }
     // Its directory may be there for a while after the end.

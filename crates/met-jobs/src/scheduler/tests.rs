@@ -473,6 +473,10 @@ fn a_job_found_on_the_node_takes_over_what_was_told_before() {
     assert_eq!((record.account.as_deref(), record.requested.cpus), (Some("chem"), Some(4)));
     assert_eq!(record.scheduling.asked_ns, Some(ASKED_NS));
     assert_eq!(outcome(&adopt(&measured(500, None), &known)), "500 running", "another run is another job");
+    known[0].manager_state = Some("RUNNING".into());
+    assert_eq!(adopt(&measured(31, None), &known).write[0].manager_state.as_deref(), Some("RUNNING"));
+    let ended = &adopt(&measured(31, Some(40)), &known).write[0];
+    assert_eq!((ended.state, &ended.manager_state), (State::Finished, &None), "that is no word on its end");
 }
 
 #[test]

@@ -405,7 +405,7 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
     // What its scheduler knows counts at once, and nothing changes it afterwards.
     let mut known = ended;
     (known.state, known.exit_code, known.end_ns) = (State::Failed, Some(3), Some((START_S + 70) * SECOND_NS));
-    known.scheduling.asked_ns = Some(now_ns());
+    (known.scheduling.asked_ns, known.manager_state) = (Some(now_ns()), Some("FAILED".to_owned()));
     work.writer.put(&known).unwrap();
     log.enroll(&Bearer::Node("n1".into()), b"again", now_ns()).unwrap();
     work.look_for_nodes(now_ns()).unwrap();
@@ -413,6 +413,28 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
     give(&mut work, "n1", 2, vec![record("slurm", "77", START_S, State::Finished, 5)], Vec::new());
     let ended = only(&work);
     assert_eq!((ended.state, ended.totals.get(CPU)), (State::Failed, Some(12 * SECOND_NS)));
+}
+
+#[test]
+fn a_part_that_is_told_late_revives_a_job_that_its_scheduler_only_said_to_run() {
+    for asked_after_the_end in [false, true] {
+        let state = tempfile::tempdir().unwrap();
+        let mut work = enrolled(state.path(), &["n1", "n2"]);
+        let mut told = record("slurm", "77", START_S, State::Running, 0);
+        (told.scheduling.asked_ns, told.manager_state) = (Some(now_ns()), Some("RUNNING".to_owned()));
+        work.writer.put(&told).unwrap();
+        give(&mut work, "n1", 1, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
+        if asked_after_the_end {
+            // He still says that it runs, which does not undo an end.
+            let mut again = only(&work);
+            again.scheduling.asked_ns = Some(now_ns() + DAY_NS);
+            work.writer.put(&again).unwrap();
+        }
+        let known = only(&work);
+        assert_eq!((known.state, known.scheduling.asked_ns.is_some()), (State::Finished, true));
+        give(&mut work, "n2", 1, vec![record("slurm", "77", START_S, State::Running, 0)], Vec::new());
+        assert_eq!((only(&work).state, only(&work).end_ns), (State::Running, None));
+    }
 }
 
 #[test]
