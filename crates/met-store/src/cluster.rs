@@ -231,6 +231,14 @@ impl Log {
         self.write(true, |connection| arrived.iter().map(|batch| take(connection, batch)).collect())
     }
 
+    /// A node spoke, and nothing of it was kept.
+    pub fn saw(&mut self, node: &str, seen_ns: i64) -> Result<(), StoreError> {
+        self.write(false, |connection| {
+            let sql = "UPDATE node SET seen_ns = max(coalesce(seen_ns, ?2), ?2) WHERE name = ?1";
+            connection.prepare_cached(sql)?.execute(params![node, seen_ns]).map(drop)
+        })
+    }
+
     /// Batches that came after this one, oldest first.
     pub fn after(&self, number: i64, limit: usize) -> Result<Vec<Kept>, StoreError> {
         self.ask(|connection| {

@@ -182,6 +182,7 @@ async fn batches(
     let trouble = api.misunderstood.trouble(&batch.header, |name| api.keeper.table(name));
     api.misunderstood.note(&node, trouble.as_ref());
     if let Some(Trouble::Misread(what)) = trouble {
+        api.keeper.saw(&node, received_ns);
         return Err(Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, what) });
     }
     let sequence = batch.header.sequence;
@@ -273,7 +274,48 @@ async fn whoami(
 
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderValue;
+    use met_core::table::MICRO;
+    use met_core::{Column, Table, Unit};
+    use met_wire::batch::Header;
+    use met_wire::meaning::describe;
+
+    use super::super::keeper::tests::plan;
     use super::*;
+
+    /// As it is not meant here.
+    static METER: Table = Table {
+        name: "meter",
+        subject: "",
+        labels: &["name"],
+        columns: &[Column::gauge("power", Unit::Watts, MICRO, "")],
+    };
+
+    #[test]
+    fn a_node_that_would_be_misread_is_here_all_the_same() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = Log::open(state.path()).unwrap();
+        let token = access::enroll(&mut log, &Bearer::Node("n1".to_owned()), 1).unwrap();
+        let keeper = Keeper::start(plan(state.path())).unwrap();
+        let answering = |_: &Bearer, _: &[u8]| Err(Unanswered::Question("none".to_owned()));
+        let api = Arc::new(Api::new(keeper, log, Misunderstood::default(), Box::new(answering)));
+        let tables = [("meter".to_owned(), describe(&METER))].into_iter().collect();
+        let header =
+            Header { node: "n1".to_owned(), spool: "s".to_owned(), sequence: 1, tables, ..Header::default() };
+        let packed = Batch { header, records: Vec::new(), pieces: Vec::new() }.pack().unwrap().bytes;
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_LENGTH, packed.len().into());
+        headers.insert(header::AUTHORIZATION, HeaderValue::try_from(format!("Bearer {token}")).unwrap());
+        let asker = Asker { peer: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
+        let before_ns = now_ns();
+        let answer = batches(State(Arc::clone(&api)), Extension(asker), headers, Body::from(packed));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let problem = runtime.block_on(answer).unwrap_err();
+        assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true));
+        api.keeper.move_all();
+        let nodes = api.log.lock().unwrap().nodes().unwrap();
+        assert!(nodes[0].seen_ns.is_some_and(|seen_ns| seen_ns >= before_ns), "{:?}", nodes[0]);
+    }
 
     #[test]
     fn a_batch_that_is_never_taken_is_refused_in_words_no_proxy_has() {

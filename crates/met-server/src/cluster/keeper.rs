@@ -81,6 +81,8 @@ struct Incoming {
 
 enum Order {
     Batch(Box<Incoming>),
+    /// This node spoke at that time, and what it said is not taken.
+    Saw(String, i64),
     /// Something to do with the store, between two groups.
     Work(Box<dyn FnOnce(&mut Writer) + Send>),
     /// Moves all series now.
@@ -129,6 +131,12 @@ impl Keeper {
             Ok(()) => Ok(kept),
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(Busy),
         }
+    }
+
+    /// Notes that a node is there though nothing of it is taken: its jobs are not lost. One that is not noted now
+    /// comes again.
+    pub fn saw(&self, node: &str, seen_ns: i64) {
+        let _ = self.orders.try_send(Order::Saw(node.to_owned(), seen_ns));
     }
 
     /// Does something with the store, in its turn.
@@ -266,6 +274,11 @@ impl Work {
             for order in first.into_iter().chain(orders.try_iter()) {
                 match order {
                     Order::Batch(incoming) => group.push(*incoming),
+                    Order::Saw(node, seen_ns) => {
+                        if let Err(error) = self.log.saw(&node, seen_ns) {
+                            tracing::warn!("that node {node} was here is not noted: {error}");
+                        }
+                    }
                     Order::Work(work) => {
                         self.take(std::mem::take(&mut group));
                         work(&mut self.writer);
@@ -421,4 +434,4 @@ pub(super) fn now_ns() -> i64 {
 
 #[cfg(test)]
 #[path = "keeper_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -17,7 +17,7 @@ const START_S: i64 = 1_794_700_800;
 static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
 static METER: Table = Table { name: "meter", subject: "", labels: &["name"], columns: POWER };
 
-fn plan(state: &std::path::Path) -> Plan {
+pub fn plan(state: &std::path::Path) -> Plan {
     Plan {
         state: state.to_path_buf(),
         backends: Backends::default(),
