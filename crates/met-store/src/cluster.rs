@@ -298,6 +298,20 @@ impl Log {
         })
     }
 
+    /// A server of an older version that ran on while the file was upgraded did not say of what it wrote how it stands.
+    /// Once is enough: that version does not open the file again.
+    pub fn settle_standings(&mut self) -> Result<(), StoreError> {
+        self.write(false, |connection| {
+            if connection.prepare("SELECT 1 FROM meta WHERE name = 'standings'")?.exists([])? {
+                return Ok(());
+            }
+            let sql = "UPDATE told SET standing = ?1 WHERE standing = ?2 AND CASE WHEN json_valid(record)
+                       THEN json_extract(record, '$.state') IN ('pending', 'running', 'suspended') ELSE 0 END";
+            connection.execute(sql, [LIVES, ENDED])?;
+            connection.execute("INSERT INTO meta (name, value) VALUES ('standings', 1)", []).map(drop)
+        })
+    }
+
     /// Up to which batch records were applied.
     pub fn applied(&self) -> Result<i64, StoreError> {
         self.ask(|connection| {
@@ -611,6 +625,7 @@ mod tests {
             let sql = "INSERT INTO told VALUES ('local', ?1, 'n1', 1, 1, ?2)";
             connection.execute(sql, params![record.key.id, text]).unwrap();
         }
+        connection.execute("INSERT INTO told VALUES ('local', '3', 'n1', 1, 1, '{')", []).unwrap();
         connection.execute("INSERT INTO spool VALUES ('n1', 'a', 7), ('n1', 'b', 8)", []).unwrap();
         connection.pragma_update(None, "user_version", 1).unwrap();
         connection.pragma_update(None, "application_id", i32::from_be_bytes(*b"metl")).unwrap();
@@ -620,5 +635,22 @@ mod tests {
         assert_eq!(lives.iter().map(|told| told.id.as_str()).collect::<Vec<_>>(), ["1"]);
         assert_eq!(log.told("local", "1").unwrap()[0].heard_ns, None);
         assert_eq!(log.forget_spools(1_000_000_000_000_000_000).unwrap(), 0, "as if they had sent just now");
+    }
+
+    #[test]
+    fn what_an_older_server_wrote_beside_an_upgrade_lives_if_it_says_so() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = log(state.path());
+        let sql = "INSERT INTO told (manager, id, node, incarnation, whole, record)
+                   VALUES ('local', ?1, 'n1', 1, 1, ?2)";
+        let texts = [running(1, MIDNIGHT_S), finished(2, MIDNIGHT_S)].map(|it| serde_json::to_string(&it));
+        for (id, text) in texts.into_iter().map(Result::unwrap).chain(["{".to_owned()]).enumerate() {
+            log.connection.execute(sql, params![(id + 1).to_string(), text]).unwrap();
+        }
+        assert_eq!(log.unfinished("n1", false).unwrap(), []);
+        log.settle_standings().unwrap();
+        log.settle_standings().unwrap();
+        let lives = log.unfinished("n1", false).unwrap();
+        assert_eq!(lives.iter().map(|told| told.id.as_str()).collect::<Vec<_>>(), ["1"]);
     }
 }

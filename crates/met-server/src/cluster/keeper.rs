@@ -189,7 +189,8 @@ impl Work {
         let mut writer = Writer::open_with(&plan.state, &plan.backends)?;
         // Nodes are told that it is kept, and remove their copy.
         writer.always_durable = true;
-        let log = Log::open(&plan.state)?;
+        let mut log = Log::open(&plan.state)?;
+        log.settle_standings()?;
         let mut work = Work {
             applied: log.applied()?,
             gone: absent::given_up(&log)?,

@@ -6,5 +6,6 @@ UPDATE spool SET seen_ns = CAST(strftime('%s', 'now') AS INTEGER) * 1000000000;
 -- lost. And when it was told, by the server's clock.
 ALTER TABLE told ADD COLUMN standing INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE told ADD COLUMN heard_ns INTEGER;
-UPDATE told SET standing = 1 WHERE json_extract(record, '$.state') IN ('pending', 'running', 'suspended');
+UPDATE told SET standing = 1 WHERE CASE WHEN json_valid(record)
+    THEN json_extract(record, '$.state') IN ('pending', 'running', 'suspended') ELSE 0 END;
 CREATE INDEX told_and_not_over ON told (node, standing) WHERE standing > 0;
