@@ -93,12 +93,12 @@ pub fn serve(setting: &Setting) -> Result<()> {
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());
     }
-    work(&signals, &schedulers, &api, Hearing::new()?);
+    let ended = work(&signals, &schedulers, &api, Hearing::new()?);
     server.stop();
     if let Some(api) = Arc::into_inner(api) {
         api.keeper.stop();
     }
-    Ok(())
+    ended
 }
 
 /// Files want long pieces, and who looks into an engine wants to see what is.
@@ -137,8 +137,9 @@ fn listen(setting: &Setting, api: &Arc<Api>, pages: page::Pages) -> Result<Serve
     server.map_err(|error| Failure::usage(format!("http: {error}")))
 }
 
-/// Hands what schedulers tell to the writer, until a signal comes.
-fn work(signals: &Signals, schedulers: &Schedulers, api: &Api, mut hearing: Hearing) {
+/// Hands what schedulers tell to the writer, until a signal comes. A server that can write nothing any more ends, and is
+/// started anew by whoever looks after it.
+fn work(signals: &Signals, schedulers: &Schedulers, api: &Api, mut hearing: Hearing) -> Result<()> {
     let submit = |work: hearing::Work| api.keeper.with_writer(work);
     loop {
         let bell = schedulers.bell().filter(|_| hearing.is_idle());
@@ -152,10 +153,10 @@ fn work(signals: &Signals, schedulers: &Schedulers, api: &Api, mut hearing: Hear
             [0, 1, 2].map(|index| fds.get(index).is_some_and(|fd| !fd.revents().is_empty()));
         drop(fds);
         if signalled && ends(signals) {
-            return;
+            return Ok(());
         }
         if settled {
-            hearing.settle();
+            hearing.settle()?;
         }
         hearing.retry(Instant::now(), submit);
         if let Some(told) = told.then(|| schedulers.take()).flatten() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
 use met_jobs::scheduler::Told;
 use met_store::Writer;
 use rustix::event::{EventfdFlags, eventfd};
@@ -18,21 +19,55 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Something to do with the store, by whoever holds it.
 pub type Work = Box<dyn FnOnce(&mut Writer) + Send>;
 
+/// What became of a piece.
+enum Outcome {
+    Settled,
+    /// It comes back, with the reason.
+    Unwritten(Told, anyhow::Error),
+    /// Nobody looked at it to the end: who writes is no more.
+    Dropped,
+}
+
+/// Says what became of a piece, also where nobody does.
+struct Reply {
+    outcome: Sender<Outcome>,
+    done: Arc<OwnedFd>,
+    is_said: bool,
+}
+
+impl Reply {
+    fn say(&mut self, outcome: Outcome) {
+        self.is_said = true;
+        // Nobody is there to hear it when the server ends.
+        let _ = self.outcome.send(outcome);
+        let _ = rustix::io::write(&self.done, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.is_said {
+            self.say(Outcome::Dropped);
+        }
+    }
+}
+
 pub struct Hearing {
-    /// What became of a piece: it comes back if it could not be written.
-    outcome: (Sender<Option<Told>>, Receiver<Option<Told>>),
+    outcome: (Sender<Outcome>, Receiver<Outcome>),
     /// Readable when there is one.
     done: Arc<OwnedFd>,
     /// A piece is with the writer.
     is_busy: bool,
     /// A piece that was not written, and when it is tried again.
     unwritten: Option<(Told, Instant)>,
+    /// The last piece could not be written, and that was told.
+    is_failing: bool,
 }
 
 impl Hearing {
     pub fn new() -> std::io::Result<Hearing> {
         let done = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Hearing { outcome: mpsc::channel(), done, is_busy: false, unwritten: None })
+        Ok(Hearing { outcome: mpsc::channel(), done, is_busy: false, unwritten: None, is_failing: false })
     }
 
     /// Whether there is nothing on its way.
@@ -49,31 +84,45 @@ impl Hearing {
     pub fn keep(&mut self, told: Told, submit: impl FnOnce(Work)) {
         self.is_busy = true;
         let (outcome, done) = (self.outcome.0.clone(), Arc::clone(&self.done));
+        let mut reply = Reply { outcome, done, is_said: false };
         submit(Box::new(move |writer| {
-            let unwritten = match told::keep(writer, &told) {
-                Ok(_) => None,
+            reply.say(match told::keep(writer, &told) {
+                Ok(_) => Outcome::Settled,
                 Err(error) if told::is_hopeless(&error) => {
                     tracing::warn!("what {} told is lost: {error:#}", told.manager);
-                    None
+                    Outcome::Settled
                 }
-                Err(error) => {
-                    tracing::warn!("what {} told is not written yet: {error:#}", told.manager);
-                    Some(told)
-                }
-            };
-            // Nobody is there to hear it when the server ends.
-            let _ = outcome.send(unwritten);
-            let _ = rustix::io::write(&done, &1u64.to_ne_bytes());
+                Err(error) => Outcome::Unwritten(told, error),
+            });
         }));
     }
 
-    /// Hears what became of the piece that is on its way.
-    pub fn settle(&mut self) {
+    /// Hears what became of the piece that is on its way. An error says that nothing will be written any more.
+    pub fn settle(&mut self) -> Result<()> {
         let _ = rustix::io::read(&self.done, &mut [0; 8]);
-        while let Ok(unwritten) = self.outcome.1.try_recv() {
+        while let Ok(outcome) = self.outcome.1.try_recv() {
             self.is_busy = false;
-            self.unwritten = unwritten.map(|told| (told, Instant::now() + RETRY_AFTER));
+            let unwritten = match outcome {
+                Outcome::Settled => None,
+                Outcome::Unwritten(told, error) => Some((told, error)),
+                Outcome::Dropped => bail!("the thread that writes to the store is gone"),
+            };
+            if self.is_news(unwritten.is_some()) {
+                match &unwritten {
+                    Some((told, error)) => {
+                        tracing::warn!("what {} told is not written yet: {error:#}", told.manager);
+                    }
+                    None => tracing::info!("what schedulers tell is written again"),
+                }
+            }
+            self.unwritten = unwritten.map(|(told, _)| (told, Instant::now() + RETRY_AFTER));
         }
+        Ok(())
+    }
+
+    /// Whether something is to be said of it that a piece could or could not be written: a store may be away for long.
+    fn is_news(&mut self, is_failing: bool) -> bool {
+        std::mem::replace(&mut self.is_failing, is_failing) != is_failing
     }
 
     /// Tries again what was not written, if it is time.
@@ -114,21 +163,35 @@ mod tests {
         assert!(hearing.is_idle() && hearing.patience().is_none());
         hearing.keep(told("7", 5), |work| work(&mut writer));
         assert!(!hearing.is_idle());
-        hearing.settle();
+        hearing.settle().unwrap();
         assert!(!hearing.is_idle() && hearing.patience().is_some(), "the others wait");
         assert_eq!(told::before(&writer, "slurm").cursor, None, "it will be asked for again");
 
         let later = Instant::now() + RETRY_AFTER;
         hearing.retry(Instant::now(), |_| panic!("too early"));
         hearing.retry(later, |work| work(&mut writer));
-        hearing.settle();
+        hearing.settle().unwrap();
         assert!(!hearing.is_idle(), "it failed again");
 
         other.execute_batch("DROP TRIGGER full").unwrap();
         hearing.retry(later + RETRY_AFTER, |work| work(&mut writer));
-        hearing.settle();
+        hearing.settle().unwrap();
         assert!(hearing.is_idle());
         assert_eq!(writer.find(Some("slurm"), "7").unwrap().len(), 1);
         assert_eq!(told::before(&writer, "slurm").cursor, Some(5));
+    }
+
+    #[test]
+    fn a_store_that_is_away_is_told_of_once_until_it_is_back() {
+        let mut hearing = Hearing::new().unwrap();
+        let news = [false, true, true, true, false, false, true].map(|fails| hearing.is_news(fails));
+        assert_eq!(news, [false, true, false, false, true, false, true]);
+    }
+
+    #[test]
+    fn a_writer_that_is_gone_is_not_waited_for() {
+        let mut hearing = Hearing::new().unwrap();
+        hearing.keep(told("7", 5), drop);
+        assert!(hearing.settle().is_err());
     }
 }
