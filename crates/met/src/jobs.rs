@@ -340,10 +340,11 @@ impl JobSource for FromDaemon {
         let mut courses: BTreeMap<NodePart, Course> = BTreeMap::new();
         let mut after_ms = Some(since_ms.saturating_sub(1));
         while let Some(after) = after_ms {
-            let Reply::NodeCourses(NodeCourses { parts, until_ms }) =
-                self.ask(&Request::NodeCourses { node: node.to_owned(), after_ms: after })?
-            else {
-                bail!("{} did not answer", self.client.what())
+            let asked = Request::NodeCourses { node: node.to_owned(), after_ms: after };
+            let NodeCourses { parts, until_ms } = match self.ask(&asked)? {
+                Reply::NodeCourses(courses) => courses,
+                Reply::Error { message } => return Err(Failure::usage(message)),
+                _ => bail!("{} did not answer", self.client.what()),
             };
             for (table, part, course) in parts {
                 // What a newer or older program measured has no name here.
