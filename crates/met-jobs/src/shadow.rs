@@ -7,12 +7,15 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, parse};
 
 /// Rounds of moving until no new process appears: one that forks faster than this is left in part.
 const ROUNDS_MAX: usize = 64;
+/// Between two tries to take a directory away.
+const SETTLE: Duration = Duration::from_millis(1);
 
 /// The directory, removed with this value if its processes are gone or can be sent back.
 #[derive(Debug)]
@@ -100,7 +103,8 @@ fn send_back(path: &Path, home: &Path) {
             let _ = move_to(home, pid);
         }
         match fs::remove_dir(path) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            // Somebody forked meanwhile, or is not quite dead yet, which takes the kernel a moment.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(SETTLE),
             _ => return,
         }
     }
