@@ -37,21 +37,11 @@ impl Queries {
 
     /// The same with samples between two times, to the day.
     pub fn node_parts_between(&self, begin_ms: i64, end_ms: i64) -> Result<Vec<NodePart>, StoreError> {
-        self.parts_of("", &[], begin_ms, end_ms)
+        self.node_parts_on("", &[], begin_ms, end_ms)
     }
 
     /// The same on a server, of one of its nodes. An engine is asked for these tables alone.
     pub fn node_parts_on(
-        &self,
-        node: &str,
-        tables: &[&'static Table],
-        begin_ms: i64,
-        end_ms: i64,
-    ) -> Result<Vec<NodePart>, StoreError> {
-        self.parts_of(node, tables, begin_ms, end_ms)
-    }
-
-    fn parts_of(
         &self,
         node: &str,
         tables: &[&'static Table],

@@ -1,0 +1,454 @@
+
+use expect_test::{Expect, expect, expect_file};
+
+use super::*;
+
+fn check_error(yaml: &str, expected: Expect) {
+    let error = Config::parse(yaml, Path::new("met.yaml")).unwrap_err();
+    expected.assert_eq(&error.to_string());
+}
+
+fn parse(yaml: &str) -> Config {
+    Config::parse(yaml, Path::new("met.yaml")).unwrap()
+}
+
+#[test]
+fn an_empty_file_changes_nothing() {
+    for yaml in ["", "# nothing\n", "---\n", "sampling:\nstorage: {}\n", "null\n"] {
+        assert_eq!(parse(yaml), Config::default(), "{yaml:?}");
+    }
+}
+
+#[test]
+fn the_file_of_the_older_tool_is_read_as_it_stands() {
+    let config = parse(
+        "storage:\n  name: \"memory\"\n  size: 100\n  interval: \"4s\"\n\
+             cpuCollector:\n  interval: \"1s\"\n  size: 10\n\
+             nvidiaCollector:\n  interval: \"0.5s\"\n  size: 10\n\
+             state:\n  interval: \"2s\"\n",
+    );
+    assert_eq!(config.storage.name, StorageName::Memory);
+    assert_eq!(config.storage.jobs_max, Some(100));
+    assert_eq!(config.storage.flush_interval, Duration::from_secs(4));
+    assert_eq!(config.sampling.interval, Duration::from_secs(1));
+    assert_eq!(config.sampling.buffer_samples, Some(10));
+    assert_eq!(config.sampling.membership_interval, Some(Duration::from_secs(2)));
+    let nvidia = Collector { interval: Some(Duration::from_millis(500)), size: Some(10) };
+    assert_eq!(config.nvidia, nvidia);
+}
+
+#[test]
+fn idle_power_is_one_for_all_or_one_for_each() {
+    let config = parse("gpu:\n  idle_power:\n    NVIDIA H200: 75.5W\n    GPU-8f2c: 80\n    default: 20 W\n");
+    let by_card = vec![("NVIDIA H200".to_owned(), 75_500), ("GPU-8f2c".to_owned(), 80_000)];
+    assert_eq!(config.gpu.idle_power, IdleRules { all_mw: Some(20_000), by_card });
+    check_error(
+        "gpu:\n  idle_power:\n    GPU-8f2c: much\n",
+        expect![[r#"met.yaml:3: gpu.idle_power: "much" is not a power; write for example 75W"#]],
+    );
+    check_error(
+        "gpu: {idle_power: -3W}\n",
+        expect![[r#"met.yaml:1: gpu.idle_power: "-3W" is not a power; write for example 75W"#]],
+    );
+    check_error(
+        "gpu: {idle_power: [1]}\n",
+        expect![[r#"met.yaml:1: gpu.idle_power: one value is needed; write 75W"#]],
+    );
+}
+
+#[test]
+fn energy_is_split_by_what_is_asked_for() {
+    assert_eq!(parse("energy: {weight: instructions}\n").energy.weight, Weight::Instructions);
+    assert_eq!(parse("energy: {weight: cycles}\n").energy.weight.event(), Some("cpu_cycles"));
+    assert_eq!(parse("energy: {weight: cpu-time}\n").energy, Config::default().energy);
+    check_error(
+        "energy: {weight: joules}\n",
+        expect![[r#"met.yaml:1: energy.weight: "joules" is none of cpu-time, instructions, cycles"#]],
+    );
+}
+
+#[test]
+fn every_key_is_read() {
+    let config = parse(
+        "sampling: {interval: 250ms}\n\
+             daemon: {idle_exit: 1h30m, operators: wheel}\n\
+             storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
+             gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
+             schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
+             \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
+             jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  plain_after: 1m\n  plain_cpu: 2s\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
+             \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
+             system: {runtime: /run/other, state: /srv/met}\n",
+    );
+    assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
+    assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
+    let expected = Schedulers {
+        slurm: Presence::Yes,
+        oar: Presence::No,
+        pbs: Presence::Auto,
+        lsf: Presence::No,
+        interval: Duration::from_secs(300),
+        lookback: Duration::from_secs(7 * 86_400),
+        timeout: Duration::from_secs(10),
+        scope: Some(Scope::Node),
+        path: Some("/opt/lsf/bin".to_owned()),
+    };
+    assert_eq!(config.schedulers, expected);
+    let layouts = [("mine", "m/job-{id}", ""), ("other", "o/{id}", "part-{step}")];
+    let layouts = layouts.map(|(manager, path, parts)| Layout::parse(manager, path, parts).unwrap());
+    let below = Some(PathBuf::from("/slice/a"));
+    let expected = Jobs {
+        discover: Presence::Yes,
+        layouts: layouts.into(),
+        below,
+        plain: Plain::Unit,
+        plain_after: Duration::from_secs(60),
+        plain_cpu: Duration::from_secs(2),
+    };
+    assert_eq!(config.jobs, expected);
+    assert_eq!(config.sampling.interval, Duration::from_millis(250));
+    assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
+    assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));
+    assert_eq!(config.storage.keep, Duration::from_secs(7 * 86_400));
+    assert_eq!(config.storage.max_bytes, 500_000_000);
+    assert_eq!(config.system.runtime, Path::new("/run/other"));
+    assert_eq!(config.system.state, Path::new("/srv/met"));
+}
+
+#[test]
+fn every_key_of_a_cluster_is_read() {
+    let config = parse(
+        "store: {series: \"https://vm.example/select/0/prometheus\", series_tenant: hpc,\n\
+             \x20 series_write: \"https://vm.example/insert/0/prometheus/api/v1/write\",\n\
+             \x20 series_password_file: /etc/met/vm, catalogue: \"postgres://met@db.example/met\",\n\
+             \x20 password_file: /etc/met/db, ca_file: /etc/met/ca.pem}\n\
+             http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes,\n\
+             \x20 jobs_max: 10, keep_ended: 1m}\n\
+             forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
+             \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
+             server: {move_after: 5m, lost_after: 2d}\n\
+             client: {token_file: /t, ca_file: /ca, plain: true}\n",
+    );
+    let path = |text: &str| Some(PathBuf::from(text));
+    let expected = Forward {
+        url: Some("https://met.example".to_owned()),
+        token_file: path("/etc/met/token"),
+        ca_file: path("/ca"),
+        cert_file: path("/c"),
+        key_file: path("/k"),
+        plain: true,
+        node: Some("n7".to_owned()),
+        interval: Duration::from_secs(30),
+        spool_bytes: 2_000_000_000,
+        spool_age: Duration::from_secs(3 * 86_400),
+    };
+    assert_eq!(config.forward, expected);
+    assert_eq!(config.server.move_after, Some(Duration::from_secs(300)));
+    assert_eq!(config.server.lost_after, Duration::from_secs(2 * 86_400));
+    assert_eq!(config.client, Client { token_file: path("/t"), ca_file: path("/ca"), plain: true });
+    let expected = Http {
+        listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
+        web_config: Some(PathBuf::from("/etc/met/web.yml")),
+        plain: true,
+        jobs_max: 10,
+        keep_ended: Duration::from_secs(60),
+    };
+    assert_eq!(config.http, expected);
+    let expected = store::Store {
+        series: Some("https://vm.example/select/0/prometheus".to_owned()),
+        series_write: Some("https://vm.example/insert/0/prometheus/api/v1/write".to_owned()),
+        series_tenant: Some("hpc".to_owned()),
+        series_password_file: Some("/etc/met/vm".into()),
+        series_token_file: None,
+        catalogue: Some(met_store::Secret::new("postgres://met@db.example/met")),
+        password_file: Some("/etc/met/db".into()),
+        ca_file: Some("/etc/met/ca.pem".into()),
+    };
+    assert_eq!(config.store, expected);
+}
+
+#[test]
+fn events_are_a_list_or_a_text_and_must_exist() {
+    let listed = parse("perf:\n  events: [page_faults, instructions:u]\n");
+    assert_eq!(listed.perf.events, ["page_faults", "instructions:u"]);
+    assert_eq!(parse("perf: {events: \"page_faults, instructions:u\"}\n"), listed);
+    check_error(
+        "perf:\n  events: [page_fault]\n",
+        expect![[r#"met.yaml:2: perf.events: "page_fault" is not an event; `met metrics` lists them"#]],
+    );
+    check_error(
+        "perf:\n  events: [{a: 1}]\n",
+        expect![[r#"met.yaml:2: perf.events: one value is needed; write page_faults"#]],
+    );
+}
+
+#[test]
+fn the_defaults_in_the_reference_are_the_defaults() {
+    let mut config = Config::default();
+    for key in keys::SECTIONS.iter().flat_map(|section| section.keys) {
+        if !key.default.is_empty() {
+            key.form.apply(key.default, &mut config).unwrap();
+        }
+    }
+    assert_eq!(config, Config::default());
+}
+
+#[test]
+fn a_misspelt_key_is_told_its_neighbour() {
+    check_error(
+        "sampling:\n  interval: 1s\ncpuColector:\n  size: 10\n",
+        expect![[r#"met.yaml:3: unknown key "cpuColector"; did you mean "cpuCollector"?"#]],
+    );
+    check_error(
+        "sampling:\n  intervall: 1s\n",
+        expect![[r#"met.yaml:2: unknown key "sampling.intervall"; did you mean "sampling.interval"?"#]],
+    );
+    check_error(
+        "storage:\n\n  maxSize: 1GiB\n",
+        expect![[r#"met.yaml:3: unknown key "storage.maxSize"; did you mean "storage.max_size"?"#]],
+    );
+    check_error(
+        "colour: red\n",
+        expect![[
+            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources"#
+        ]],
+    );
+    check_error(
+        "daemon:\n  port: 80\n",
+        expect![[r#"met.yaml:2: unknown key "daemon.port"; the keys here are idle_exit, operators"#]],
+    );
+}
+
+#[test]
+fn a_value_of_the_wrong_kind_is_told_what_to_write() {
+    check_error(
+        "\n\n\nsampling:\n  interval: 10x\n",
+        expect![[r#"met.yaml:5: sampling.interval: "10x" is not a duration; write 1s, 500ms or 2m"#]],
+    );
+    check_error(
+        "sampling:\n  interval: 10\n",
+        expect![[r#"met.yaml:2: sampling.interval: "10" has no unit; write 10s, 10ms or 10m"#]],
+    );
+    check_error(
+        "sampling:\n  interval:\n    1ms\n",
+        expect![[r#"met.yaml:3: sampling.interval: "1ms" is too short; the shortest is 10ms"#]],
+    );
+    check_error(
+        "sampling: {interval: 2h}\n",
+        expect![[r#"met.yaml:1: sampling.interval: "2h" is too long; the longest is 1h"#]],
+    );
+    check_error("sampling:\n  interval:\n", expect!["met.yaml:2: sampling.interval: no value; write 1s"]);
+    check_error(
+        "sampling:\n  interval: [1s]\n",
+        expect!["met.yaml:2: sampling.interval: one value is needed; write 1s"],
+    );
+    check_error(
+        "sampling: 1s\n",
+        expect!["met.yaml:1: sampling: a section, not a value; its keys are interval"],
+    );
+    check_error(
+        "storage:\n  size: many\n",
+        expect![[r#"met.yaml:2: storage.size: "many" is not a number from 1 to 1000000000"#]],
+    );
+    check_error(
+        "storage:\n  size: -1\n",
+        expect![[r#"met.yaml:2: storage.size: "-1" is not a number from 1 to 1000000000"#]],
+    );
+    check_error(
+        "storage:\n  name: postgres\n",
+        expect![[r#"met.yaml:2: storage.name: "postgres" is not a storage; write sqlite or memory"#]],
+    );
+    check_error(
+        "storage:\n  max_size: 2 apples\n",
+        expect![[
+            r#"met.yaml:2: storage.max_size: "2 apples" is not a size; write 2GiB, 500MB or a number of bytes"#
+        ]],
+    );
+    check_error(
+        "storage:\n  max_size: 10\n",
+        expect![[r#"met.yaml:2: storage.max_size: "10" is too small; the smallest is 1MiB"#]],
+    );
+    check_error(
+        "storage:\n  keep: true\n",
+        expect![[r#"met.yaml:2: storage.keep: "true" is not a duration; write 1s, 500ms or 2m"#]],
+    );
+    check_error(
+        "system:\n  state: var/met\n",
+        expect![[r#"met.yaml:2: system.state: "var/met" is not an absolute path; begin it with /"#]],
+    );
+    check_error(
+        "- sampling\n",
+        expect![[r#"met.yaml:1: the file holds no sections; write for example "sampling:""#]],
+    );
+}
+
+#[test]
+fn a_store_elsewhere_is_told_what_is_missing_and_never_shown_its_password() {
+    check_error(
+        "store:\n  series: victoria:8428\n",
+        expect![[
+            r#"met.yaml:2: store.series: "victoria:8428" is not an address; write http://host:port or https://host"#
+        ]],
+    );
+    check_error(
+        "store:\n  catalogue: postgres://met:hunter2@db.example/met?sslmode=disable\n",
+        expect![[
+            r#"met.yaml:2: store.catalogue: sslmode=disable: what is sent to another machine must be encrypted"#
+        ]],
+    );
+    check_error(
+        "store:\n  catalogue: mysql://met:hunter2@localhost/met\n",
+        expect![[
+            r#"met.yaml:2: store.catalogue: this is not an address; write postgres://user@host/database"#
+        ]],
+    );
+    check_error(
+        "sampling:\nstore:\n  series_token_file: /etc/met/token\n",
+        expect![[
+            r#"met.yaml:2: store.series_token_file needs store.series, the address that answers queries"#
+        ]],
+    );
+    check_error(
+        "store: {series: \"http://localhost:8428\", series_token_file: /a, series_password_file: /b}\n",
+        expect![[
+            r#"met.yaml:1: store.series_password_file and store.series_token_file: one of them is enough"#
+        ]],
+    );
+    let config = parse("store: {catalogue: \"postgres://met:hunter2@localhost/met\"}\n");
+    assert!(!format!("{config:?}").contains("hunter2"));
+}
+
+#[test]
+fn files_of_secrets_are_read_when_the_store_is_opened() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("secret");
+    let yaml =
+        format!("store: {{series: \"http://localhost:8428\", series_token_file: {}}}\n", path.display());
+    let store = parse(&yaml).store;
+    assert!(store.backends().is_err(), "there is none");
+    std::fs::write(&path, "token\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let backends = store.backends().unwrap();
+    assert!(backends.catalogue.is_none());
+    assert!(matches!(backends.series.unwrap().credentials, Some(met_store::Credentials::Bearer(_))));
+    assert!(parse("").store.backends().unwrap().series.is_none());
+}
+
+#[test]
+fn a_layout_that_cannot_be_used_is_told_why() {
+    check_error(
+        "jobs: {discover: often}\n",
+        expect![[r#"met.yaml:1: jobs.discover: "often" is neither auto, true nor false"#]],
+    );
+    check_error(
+        "jobs: {layouts: mine}\n",
+        expect![[
+            r#"met.yaml:1: jobs.layouts: "mine" is not a list; write - {manager: mysched, path: "mysched/job-{id}"}"#
+        ]],
+    );
+    check_error(
+        "jobs:\n  layouts:\n  - mine\n",
+        expect![[r#"met.yaml:3: jobs.layouts: write - {manager: mysched, path: "mysched/job-{id}"}"#]],
+    );
+    check_error(
+        "jobs:\n  layouts:\n  - manager: m\n    path: a/{job}\n",
+        expect![[
+            r#"met.yaml:3: jobs.layouts: "{job}": {job} is none of id, sluid, uid, user, node, cluster, index, step, task, qos"#
+        ]],
+    );
+    check_error(
+        "jobs:\n  layouts:\n  - manager: m\n    paths: a\n",
+        expect![[
+            r#"met.yaml:4: jobs.layouts: unknown key "jobs.layouts.paths"; did you mean "jobs.layouts.path"?"#
+        ]],
+    );
+    check_error(
+        "jobs:\n  layouts:\n  - manager: m\n",
+        expect![[
+            r#"met.yaml:3: jobs.layouts: a layout has a manager and a path; write - {manager: mysched, path: "mysched/job-{id}"}"#
+        ]],
+    );
+}
+
+#[test]
+fn a_key_may_not_stand_twice() {
+    check_error(
+        "sampling:\n  interval: 1s\nstorage:\nsampling:\n  interval: 2s\n",
+        expect![[r#"met.yaml:4: "sampling" stands twice, first in line 1"#]],
+    );
+    check_error(
+        "sampling:\n  interval: 1s\n  interval: 1s\n",
+        expect![[r#"met.yaml:3: "sampling.interval" stands twice, first in line 2"#]],
+    );
+}
+
+#[test]
+fn two_names_of_one_setting_must_agree() {
+    check_error(
+        "cpuCollector:\n  interval: 2s\nsampling:\n  interval: 1s\n",
+        expect![[
+            r#"met.yaml:4: sampling.interval and cpuCollector.interval are one setting, and line 2 says otherwise; keep one"#
+        ]],
+    );
+    let agreed = parse("cpuCollector:\n  interval: 2s\nsampling:\n  interval: 2000ms\n");
+    assert_eq!(agreed.sampling.interval, Duration::from_secs(2));
+}
+
+#[test]
+fn broken_yaml_names_its_line() {
+    check_error(
+        "sampling:\n  interval: \"1s\nstorage: [\n",
+        expect!["met.yaml:3: not YAML: invalid indentation in multiline quoted scalar"],
+    );
+    check_error(
+        "sampling:\n\tinterval: 1s\n",
+        expect!["met.yaml:2: not YAML: tabs disallowed within this context (block indentation)"],
+    );
+    check_error("a: 1\n---\nb: 2\n", expect!["met.yaml:3: a second document; keep one"]);
+    check_error("sampling: *nowhere\n", expect!["met.yaml:1: not YAML: alias references unknown anchor"]);
+}
+
+#[test]
+fn the_reference_is_current() {
+    expect_file!["../../../../docs/config.md"].assert_eq(&Config::reference());
+}
+
+#[test]
+fn the_nearest_file_wins_and_a_named_one_must_exist() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, interval: &str| {
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, format!("sampling: {{interval: {interval}}}\n")).unwrap();
+        path
+    };
+    let machine = dir.path().join("etc/met.yaml");
+    let load = |explicit: Option<&Path>, variables: &[(&str, &str)]| {
+        load_with(explicit, &machine, |name| {
+            let value = variables.iter().find(|(known, _)| *known == name);
+            value.map(|(_, value)| dir.path().join(value).into_os_string())
+        })
+    };
+    let none: &[(&str, &str)] = &[];
+    assert_eq!(load(None, none).unwrap(), Loaded { config: Config::default(), path: None });
+    write("etc/met.yaml", "1s");
+    let home = write("home/.config/met/met.yaml", "2s");
+    let xdg = write("xdg/met/met.yaml", "3s");
+    let variable = write("variable.yaml", "4s");
+    let explicit = write("explicit.yaml", "5s");
+    assert_eq!(load(None, none).unwrap().path.as_ref(), Some(&machine));
+    let mut variables = vec![("HOME", "home")];
+    assert_eq!(load(None, &variables).unwrap().path, Some(home));
+    variables.push(("XDG_CONFIG_HOME", "xdg"));
+    assert_eq!(load(None, &variables).unwrap().path, Some(xdg));
+    variables.push(("MET_CONFIG", "variable.yaml"));
+    assert_eq!(load(None, &variables).unwrap().path, Some(variable));
+    let loaded = load(Some(&explicit), &variables).unwrap();
+    assert_eq!(loaded.config.sampling.interval, Duration::from_secs(5));
+
+    let missing = load(Some(Path::new("/nowhere/met.yaml")), none).unwrap_err();
+    expect!["/nowhere/met.yaml: No such file or directory (os error 2)"].assert_eq(&missing.to_string());
+    let missing = load(None, &[("MET_CONFIG", "absent.yaml")]).unwrap_err();
+    assert!(matches!(missing, ConfigError::Read { .. }), "{missing}");
+}
