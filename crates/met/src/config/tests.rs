@@ -1,4 +1,3 @@
-
 use expect_test::{Expect, expect, expect_file};
 
 use super::*;
