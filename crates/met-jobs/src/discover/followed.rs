@@ -45,6 +45,9 @@ pub(super) struct Job {
     cgroup: CgroupPaths,
     found_ns: i64,
     existed: bool,
+    /// Seen when its home was gone from a better hierarchy: without processes it is what is left of a job that
+    /// has ended there.
+    is_remnant: bool,
     told: bool,
     /// Told by the name of its directory, which is not what its manager calls it.
     nameless: bool,
@@ -118,6 +121,7 @@ impl Discovery {
             captures,
             found_ns: now_ns,
             existed,
+            is_remnant: false,
             told: false,
             nameless: false,
             early_taken: 0,
@@ -195,6 +199,15 @@ impl Discovery {
         }
     }
 
+    /// Managers take a home away in one hierarchy after the other.
+    pub(super) fn doubt_jobs_below(&mut self, home: u32) {
+        for id in self.subtree(home) {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.is_remnant = true;
+            }
+        }
+    }
+
     /// Tells that a job was found, when it is known what there is of it. `now_or_never`: it is gone.
     fn tell(&mut self, id: u32, now_ns: i64, now_or_never: bool) {
         let (Some(node), Some(job)) = (self.nodes.get(&id), self.jobs.get(&id)) else { return };
@@ -207,6 +220,9 @@ impl Discovery {
             return;
         }
         let pids = self.files.pids(node.hierarchy, &node.path, &mut self.buffer);
+        if job.is_remnant && pids.is_empty() {
+            return;
+        }
         // Processes that can be asked may come later: a job is not kept back for that.
         let waited = job.existed || now_or_never || now_ns - job.found_ns >= COMPLETE_AFTER_NS;
         let Some((name, nameless)) = id_of(&self.files, job, &pids, waited, &mut self.buffer) else { return };
@@ -415,6 +431,9 @@ impl Discovery {
 
     /// Tells the end of a job whose directory is gone.
     pub(super) fn end_job(&mut self, job: Job, closed: Option<&Closed>, now_ns: i64) {
+        if !job.told {
+            return;
+        }
         let last = || Some(figure(i64::try_from(job.cpu_ns?).ok()?, QualityKind::LowerBound, "cgroup"));
         // Unless the last look was after its last process, it may have grown since.
         let kind = if job.deserted { QualityKind::Measured } else { QualityKind::Sampled };

@@ -288,6 +288,28 @@ fn a_better_hierarchy_takes_over_and_the_job_stays_the_same() {
 }
 
 #[test]
+fn what_is_left_of_a_job_in_other_hierarchies_is_no_other_job() {
+    let mut machine = Machine::new();
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
+    machine.make(&format!("{FREEZER}/slurm/uid_7/job_5"), 0);
+    machine.make(&format!("{FREEZER}/slurm/uid_7/job_6"), 0);
+    machine.open_builtin();
+    machine.work();
+    machine.remove(&format!("{CPUACCT}/slurm"));
+    machine.check(expect![[r#"
+        1 ended, cpu 0 lower_bound cgroup
+    "#]]);
+    // Somebody is in this one, so it is a job.
+    machine.write(&format!("{FREEZER}/slurm/uid_7/job_6/cgroup.procs"), "77\n");
+    machine.make(&format!("{FREEZER}/slurm/uid_7/job_6/step_0"), 0);
+    machine.check(expect![[r#"
+        3 found slurm:6 Some(7) None Some("n0") []
+    "#]]);
+    machine.remove(&format!("{FREEZER}/slurm/uid_7/job_5"));
+    machine.check(expect![""]);
+}
+
+#[test]
 fn a_job_that_is_named_by_a_sluid_is_asked_for_its_id() {
     let mut machine = Machine::new();
     let job = format!("{CPUACCT}/system.slice/slurmstepd.scope/s0123456789ABC");

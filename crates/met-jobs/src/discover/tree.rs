@@ -544,6 +544,7 @@ impl Discovery {
             Some(next) => {
                 if let Some(id) = self.node_at(next, path) {
                     self.descend(id, true, None, now_ns);
+                    self.doubt_jobs_below(id);
                 }
             }
             None => drop(self.homes.remove(path)),
