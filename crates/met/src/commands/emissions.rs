@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::jobs;
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
-use crate::view::units;
+use crate::view::{self, units};
 
 /// A screen of them; the store has all.
 const SHOWN: usize = 24;
@@ -50,7 +50,7 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
 }
 
 fn time(option: &str, text: &str) -> Result<i64> {
-    units::parse_since(text, jobs::now_ns(), &jiff::tz::TimeZone::system())
+    units::parse_since(text, jobs::now_ns(), &view::local_zone())
         .map_err(|error| Failure::usage(format!("{option}: {error}")))
 }
 
@@ -108,7 +108,7 @@ fn show(setting: &Setting) -> Result<i32> {
     if let Some(now) = factors.at(jobs::now_ns()) {
         writeln!(stdout, "{}  now, {}", units::grams_per_kwh(now.mg_per_kwh as f64 / 1e3), now.source)?;
     }
-    let zone = jiff::tz::TimeZone::system();
+    let zone = view::local_zone();
     for factor in told.iter().rev().take(SHOWN) {
         let since = units::time(factor.since_ns, &zone);
         let grams = units::grams_per_kwh(factor.mg_per_kwh as f64 / 1e3);

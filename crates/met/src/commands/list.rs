@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::jobs::{self, AllJobs, JobsFilter};
 use crate::setting::Setting;
 use crate::view::table;
-use crate::view::{Style, units};
+use crate::view::{self, Style, units};
 
 /// A screen holds no more; files and programs get everything.
 const LIMIT: usize = 50;
@@ -66,7 +66,7 @@ fn is_narrowed(args: &ListArgs) -> bool {
 
 fn filter(args: &ListArgs) -> Result<JobsFilter> {
     let since = args.since.as_ref().map(|text| {
-        units::parse_since(text, jobs::now_ns(), &jiff::tz::TimeZone::system())
+        units::parse_since(text, jobs::now_ns(), &view::local_zone())
             .map_err(|error| Failure::usage(format!("--since: {error}")))
     });
     let states =

@@ -19,7 +19,7 @@ use crate::node_energy::EnergyWindow;
 use crate::protocol::{Reply, Request};
 use crate::sampler::{self, Sampler};
 use crate::setting::Setting;
-use crate::view::{Style, node, node_course, units};
+use crate::view::{self, Style, node, node_course, units};
 
 /// Rates are what happened between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
@@ -66,7 +66,7 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
 /// The machine since a time, as a daemon kept it.
 fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
     let now_ns = jobs::now_ns();
-    let since_ns = units::parse_since(since, now_ns, &jiff::tz::TimeZone::system())
+    let since_ns = units::parse_since(since, now_ns, &view::local_zone())
         .map_err(|error| Failure::usage(format!("--since: {error}")))?;
     let since_ms = since_ns / 1_000_000;
     let mut parts = match &args.node {

@@ -49,7 +49,7 @@ impl Style {
             // A terminal that does not know its size (a serial line) says 0.
             width: terminal.then(|| columns.filter(|&columns| columns > 0).unwrap_or(80)),
             ascii: !utf8_locale(|name| std::env::var(name).ok()),
-            zone: TimeZone::system(),
+            zone: local_zone(),
         }
     }
 
@@ -59,6 +59,14 @@ impl Style {
         }
         format!("\x1b[{}m{text}\x1b[0m", paint.code())
     }
+}
+
+/// The zone of the reader's clock. Where no variable names another, the machine's own file holds its rules; to ask
+/// for its name would list the whole database of zones, which takes longer than a short job.
+pub fn local_zone() -> TimeZone {
+    let machines = || TimeZone::tzif("local", &std::fs::read("/etc/localtime").ok()?).ok();
+    let named = std::env::var_os("TZ").is_some();
+    if named { None } else { machines() }.unwrap_or_else(TimeZone::system)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,5 +124,13 @@ mod tests {
         assert!(!locale(&[("LC_ALL", "C"), ("LANG", "en_US.UTF-8")]));
         assert!(locale(&[("LC_ALL", ""), ("LC_CTYPE", "C.utf8"), ("LANG", "C")]));
         assert!(!locale(&[("LANG", "POSIX")]));
+    }
+
+    #[test]
+    fn the_local_zone_tells_the_time_that_the_named_one_does() {
+        for second in [0, 1_700_000_000, 1_720_000_000, 4_000_000_000] {
+            let at = jiff::Timestamp::from_second(second).unwrap();
+            assert_eq!(local_zone().to_offset(at), TimeZone::system().to_offset(at), "{at}");
+        }
     }
 }
