@@ -39,7 +39,10 @@ const EARLY_MS: [i64; 5] = [50, 100, 200, 400, 800];
 const PARTS_EVERY_NS: i64 = 10_000_000_000;
 /// The counters of all jobs: what was used since is divided by guess when several go at once.
 const JOBS_EVERY_NS: i64 = 30_000_000_000;
+/// The safety net: from so soon after a look that found what no notice had told, to so late after several that
+/// found nothing.
 const RESCAN_EVERY_NS: i64 = 60_000_000_000;
+const RESCAN_EVERY_MAX_NS: i64 = 8 * RESCAN_EVERY_NS;
 /// Where the kernel watches no more for us, looking is all there is.
 const UNWATCHED_RESCAN_EVERY_NS: i64 = 1_000_000_000;
 /// Other things have to be done, too.
@@ -140,7 +143,10 @@ pub struct Discovery {
     next_parts_ns: i64,
     next_jobs_ns: i64,
     next_rescan_ns: i64,
+    rescan_every_ns: i64,
     rescans: u64,
+    /// Whether the look at everything has found what no notice had told.
+    found_by_look: bool,
     unseen: Unseen,
     /// Whether there is something new to say about the discovery itself.
     has_news: bool,
@@ -177,7 +183,9 @@ impl Discovery {
             next_parts_ns: now_ns + PARTS_EVERY_NS,
             next_jobs_ns: now_ns + JOBS_EVERY_NS,
             next_rescan_ns: now_ns + RESCAN_EVERY_NS,
+            rescan_every_ns: RESCAN_EVERY_NS,
             rescans: 0,
+            found_by_look: false,
             has_news: true,
             unseen: Unseen::default(),
             awaited: HashSet::new(),
@@ -289,6 +297,7 @@ impl Discovery {
     pub fn rescan(&mut self, full: bool, now_ns: i64) {
         self.rescans += 1;
         let flooded = self.places.begin_look();
+        self.found_by_look = full || !flooded.is_empty();
         for root in self.roots() {
             self.reconcile(root, full, now_ns);
         }
@@ -303,11 +312,12 @@ impl Discovery {
             self.unseen.cpu_ns += self.rebase_all(now_ns);
         }
         self.mark_own_processes();
-        let every_ns = match self.watcher.refused() {
+        self.rescan_every_ns = match self.watcher.refused() {
             Some(_) => UNWATCHED_RESCAN_EVERY_NS,
-            None => RESCAN_EVERY_NS,
+            None if self.found_by_look => RESCAN_EVERY_NS,
+            None => (2 * self.rescan_every_ns).clamp(RESCAN_EVERY_NS, RESCAN_EVERY_MAX_NS),
         };
-        self.next_rescan_ns = now_ns + every_ns;
+        self.next_rescan_ns = now_ns + self.rescan_every_ns;
     }
 
     /// Whether managers came or went, or places became too full, since the last call.

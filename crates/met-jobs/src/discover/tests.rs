@@ -381,6 +381,24 @@ fn what_was_not_noticed_is_found_by_looking() {
 }
 
 #[test]
+fn looks_that_find_nothing_become_rare() {
+    let mut machine = Machine::new();
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5/step_0"), 0);
+    machine.make(&format!("{CPUACCT}/user.slice"), 0);
+    machine.open_builtin();
+    machine.work();
+    let minutes_until_next = |machine: &mut Machine| {
+        let discovery = machine.discovery.as_mut().unwrap();
+        discovery.watcher.drain();
+        discovery.rescan(false, 0);
+        discovery.next_rescan_ns / RESCAN_EVERY_NS
+    };
+    assert_eq!([(); 5].map(|()| minutes_until_next(&mut machine)), [2, 4, 8, 8, 8]);
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6"), 0);
+    assert_eq!([(); 3].map(|()| minutes_until_next(&mut machine)), [1, 2, 4], "one was not noticed");
+}
+
+#[test]
 fn hostile_names_are_jobs_like_others_or_none() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;

@@ -9,7 +9,7 @@ use met_host::KeptFile;
 use super::followed::Job;
 use super::ledger::{Ledger, Reading};
 use super::watch::{Trail, Watch};
-use super::{AWAITED_MAX, Discovery, literals, places};
+use super::{AWAITED_MAX, Discovery, RESCAN_EVERY_NS, literals, places};
 use crate::layouts::{Captures, Layouts, Segment};
 
 /// One layout from the top of a hierarchy.
@@ -276,7 +276,7 @@ impl Discovery {
 
     /// Follows a directory, if it is of interest, and those below it.
     fn add_child(&mut self, parent: u32, name: &OsStr, existing: bool, ahead: Option<Watch>, now_ns: i64) {
-        let role = self.role_of(parent, name).filter(|_| self.make_room(parent));
+        let role = self.role_of(parent, name).filter(|_| self.make_room(parent, now_ns));
         let Some((role, found)) = role else {
             return ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead));
         };
@@ -306,13 +306,14 @@ impl Discovery {
     }
 
     /// Room for one more directory. What one without room uses is not told from what its neighbours do.
-    fn make_room(&mut self, parent: u32) -> bool {
+    fn make_room(&mut self, parent: u32, now_ns: i64) -> bool {
         let Some(place) = self.place_in(parent) else { return false };
         let has_room = self.places.take(place);
         if !has_room {
             self.has_news = true;
             if self.places.is_flooded(place) {
                 self.stop_listening_to(place);
+                self.next_rescan_ns = self.next_rescan_ns.min(now_ns + RESCAN_EVERY_NS);
             }
             self.ledger.set_inhabited(parent, true);
             if let Some(node) = self.nodes.get_mut(&parent) {
@@ -618,12 +619,16 @@ impl Discovery {
             .map(|(name, _)| name.clone())
             .collect();
         for name in gone {
+            self.found_by_look = true;
             self.vanished(id, &name);
             self.await_notice(id, &name);
         }
         for name in listed.keys() {
             if self.nodes.get(&id).is_some_and(|node| !node.children.contains_key(name)) {
+                let known = self.nodes.len();
                 self.add_child(id, name, false, None, now_ns);
+                // Most are of no interest, and stay unknown.
+                self.found_by_look |= self.nodes.len() > known;
             }
         }
         self.reconcile_below(id, full, now_ns);
