@@ -386,6 +386,10 @@ def a_user_sees_his_own_jobs_on_the_server(world):
         answer = lambda token: json.load(made.server.post("/api/v1/ask", ask, token))["jobs"]
         equal(len(answer(made.server.enroll("root", "--user"))), 1, "jobs of root, for root")
         equal(len(answer(made.server.enroll("ada", "--user"))), 0, "jobs of root, for ada")
+        for job in ("true", "true@n1", "true@n2"):
+            asked = json.dumps({"find": {"name": job}}).encode()
+            found = json.load(made.server.post("/api/v1/ask", asked, made.server.enroll("root", "--user")))["jobs"]
+            equal(len(found), int(job != "true@n2"), f"jobs called {job}")
         equal(made.server.post("/api/v1/ask", ask).status, 401, "without a token")
         equal(made.server.post("/api/v1/ask", ask, "0" * 64).status, 401, "with another token")
         equal(made.server.post("/api/v1/ask", ask, made.server.enroll("n9")).status, 403, "with a node's token")

@@ -18,8 +18,8 @@ const JOBS: usize = 1000;
 const STEPS: usize = 4;
 const RESCANS: u32 = 10;
 const LATENCIES: usize = 100;
-/// As long as the safety net takes to come round, and a little longer.
-const REST: Duration = Duration::from_secs(65);
+/// The safety net comes round once in it.
+const REST: Duration = Duration::from_secs(130);
 
 /// The cgroups made here, removed with this value.
 struct Ground {

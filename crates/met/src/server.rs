@@ -252,8 +252,15 @@ fn newest_of(view: &ClusterView, bearer: &Bearer, job: &jobs::JobRef) -> Result<
         jobs::JobRef::Name(name) => Some(name.clone()),
         _ => None,
     };
-    let filter = JobsFilter { user: Some(user.clone()), limit: Some(1), name, ..JobsFilter::default() };
-    Ok(view.jobs(&filter.to_store())?)
+    let filter =
+        JobsFilter { user: Some(user.clone()), limit: Some(1), name: name.clone(), ..JobsFilter::default() };
+    let found = view.jobs(&filter.to_store())?;
+    match name.filter(|_| found.is_empty()) {
+        Some(name) => {
+            Ok(view.ask(|store| jobs::newest_on_node(store, &name, Some(user)))?.into_iter().collect())
+        }
+        None => Ok(found),
+    }
 }
 
 fn visible(

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use met_core::job::{LOCAL, Record};
 use met_jobs::layouts::Layout;
-use met_store::{Queries, StoreError};
+use met_store::{Filter, Queries, StoreError};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -94,8 +94,26 @@ pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
             found.retain(|record| node.as_ref().is_none_or(|node| record.nodes.contains(node)));
             found
         }
-        JobRef::Name(name) => store.newest_named(name)?.into_iter().collect(),
+        JobRef::Name(name) => match store.newest_named(name)? {
+            Some(record) => vec![record],
+            None => newest_on_node(store, name, None)?.into_iter().collect(),
+        },
     })
+}
+
+/// The newest job of a name on a node, where `train@n1` is no name.
+pub fn newest_on_node(store: &Queries, text: &str, user: Option<&str>) -> Result<Option<Record>, StoreError> {
+    /// Jobs of one name are looked at as far back as this.
+    const LOOKED_AT: usize = 10_000;
+    let Some((name, node)) = text.rsplit_once('@') else { return Ok(None) };
+    let filter = Filter {
+        name: Some(name.to_owned()),
+        user: user.map(str::to_owned),
+        limit: Some(LOOKED_AT),
+        with_summaries: true,
+        ..Filter::default()
+    };
+    Ok(store.jobs(&filter)?.into_iter().find(|record| record.nodes.iter().any(|known| known == node)))
 }
 
 /// A job may have hundreds; whoever mistyped one looks for it among a few.

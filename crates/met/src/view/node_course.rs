@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::plot::{self, Panel};
 use super::{Style, table, text, units};
 
-/// More plots of one kind are for a program.
+/// More plots of one kind are for a program; these are the busiest.
 const PARTS_PLOTTED: usize = 4;
 
 /// What is plotted of a table: these columns together, or the first without the second.
@@ -80,9 +80,18 @@ pub fn plots(parts: Parts<'_>, gap_ms: impl Fn(&Course) -> i64, style: &Style) -
         let of_table = parts.iter().filter(|(part, _)| part.table == wanted.table);
         let drawn =
             of_table.filter_map(|(part, course)| span.panel(wanted, &part.part, course, gap_ms(course)));
-        panels.extend(drawn.take(PARTS_PLOTTED));
+        panels.extend(busiest(drawn.collect()));
     }
     plot::draw(&panels, (first_ms, last_ms), columns, style)
+}
+
+/// Those with the highest means, in the order in which they came.
+fn busiest(panels: Vec<Panel>) -> Vec<Panel> {
+    let sum = |panel: &Panel| panel.bins.iter().flatten().map(|bin| bin.mean).sum::<f64>();
+    let mut sums: Vec<f64> = panels.iter().map(sum).collect();
+    sums.sort_by(|one, other| other.total_cmp(one));
+    let least = sums.get(PARTS_PLOTTED - 1).copied().unwrap_or(f64::MIN);
+    panels.into_iter().filter(|panel| sum(panel) >= least).take(PARTS_PLOTTED).collect()
 }
 
 struct Span {
@@ -189,6 +198,20 @@ mod tests {
             ),
             course("network", "lo", &[&[("received", 0), ("sent", 0)], &[("received", 0), ("sent", 0)]]),
         ]
+    }
+
+    #[test]
+    fn of_many_parts_the_busiest_are_plotted() {
+        let network =
+            |name: &str, bytes| course("network", name, &[&[("received", 0)], &[("received", bytes)]]);
+        let parts: Vec<_> = [("a", 1), ("b", 50), ("c", 2), ("d", 70), ("e", 30), ("f", 40)]
+            .map(|(name, megabytes)| network(name, megabytes * 1_000_000))
+            .into();
+        let text = plots(&parts, |_| 60_000, &Style::plain());
+        let titles: Vec<&str> =
+            text.lines().filter_map(|line| line.trim().strip_prefix("network ")).collect();
+        let names: Vec<&str> = titles.iter().filter_map(|title| title.split(',').next()).collect();
+        assert_eq!(names, ["b", "d", "e", "f"]);
     }
 
     #[test]
