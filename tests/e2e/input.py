@@ -221,6 +221,18 @@ def a_folder_that_may_not_be_written_is_refused(world):
 
 
 @test
+def a_state_folder_that_cannot_be_written_is_refused_with_what_decides_where_it_is(world):
+    open(world.path("file"), "w").close()
+    closed = {"XDG_STATE_HOME": world.path("file")}
+    for command in (["run", "--", "true"], ["attach", str(os.getpid())], ["daemon", "--user"]):
+        world.met(*command, env=closed).refused(world.path("file"), "set XDG_STATE_HOME")
+    need_root()
+    world.system_state = world.path("file/state")
+    world.configure("")
+    world.met("daemon").refused(world.path("file/state"), "met.yaml: system.state")
+
+
+@test
 def a_running_job_is_not_removed(world):
     finished = world.run("true")
     world.met("wait", finished).ok()

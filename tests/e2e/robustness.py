@@ -187,6 +187,45 @@ def a_full_disk_does_not_lose_the_end_of_a_job(world, how):
     world.met("run", "--wait", "--", "true").ok()
 
 
+def to_a_full_disk(user, *command):
+    """Runs met with a standard output that takes nothing."""
+    with open("/dev/full", "wb") as full:
+        return user.met(*command, stdout=full)
+
+
+@test
+def what_cannot_be_written_is_told_with_where_and_what_to_do(world):
+    to_a_full_disk(world, "list").refused("standard output, /dev/full", "No space left", "write elsewhere", code=1)
+    to_a_full_disk(world, "doctor", "--json").refused("standard output", code=1)
+    world.met("time", "-o", "/dev/full", "--", "true").refused("report to /dev/full", "met show 1", code=1)
+    world.met("time", "-o", "/dev/full", "--", "sh", "-c", "exit 7").refused("report to /dev/full", code=7)
+
+
+@test
+def a_job_whose_id_could_not_be_told_is_named_on_stderr(world):
+    for options in (["--print-id"], []):
+        to_a_full_disk(world, "run", *options, "--", "sleep", "1000").refused("met cancel", "/dev/full", code=1)
+        (job,) = [one["job"]["id"] for one in world.jobs("--state", "running")]
+        to_a_full_disk(world, "run", *options, "--wait", "--", "sh", "-c", "exit 7").expect(7)
+        world.met("cancel", job).ok()
+    process = world.start("sleep", "1000")
+    to_a_full_disk(world, "attach", "--print-id", str(process.pid)).refused("met detach", code=1)
+    (job,) = [one["job"]["id"] for one in world.jobs("--state", "running")]
+    world.met("cancel", job).ok()
+    process.communicate()
+
+
+@test
+def on_a_full_disk_a_job_is_refused_and_met_time_runs_it_unremembered(world):
+    on_a_small_disk(world.me)
+    fill(world.state)
+    folder = os.path.join(world.state, "met")
+    world.met("run", "--", "true").refused(folder, "No space left", "free space", code=1)
+    result = world.met("time", "--quiet", "--", "sh", "-c", "echo hello; exit 7").expect(7)
+    equal(result.out, "hello\n", "output")
+    check("not be remembered" in result.err and folder in result.err, result.err)
+
+
 @test
 def killing_met_time_leaves_the_job_running_and_recorded(world):
     process = world.spawn("time", "--", "sh", "-c", "echo $$ > ready; while [ ! -e go ]; do sleep 0.02; done; exit 5")

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::Origin;
+use met_core::job::{Origin, Record};
 use met_host::{Host, parse};
 
 use crate::cli::{AttachArgs, DetachArgs};
@@ -13,6 +13,7 @@ use crate::commands::cancel;
 use crate::failure::Failure;
 use crate::jobs::AllJobs;
 use crate::launch::{self, Draft, Surroundings};
+use crate::output;
 use crate::processes;
 use crate::protocol;
 use crate::setting::Setting;
@@ -55,16 +56,24 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
     }
     let surroundings = Surroundings { cwd: PathBuf::from("/"), stdout: Stdio::null(), stderr: Stdio::null() };
     let mut channel = launch::exec_watcher(&assignment, surroundings)?;
-    match protocol::read_frame(&mut channel).context("the supervisor died before it attached")? {
-        Notice::Started(record) if args.print_id => writeln!(io::stdout(), "{}", record.key.id)?,
-        Notice::Started(record) => {
-            let name = crate::view::text::escape(&record.name);
-            writeln!(io::stdout(), "Attached to pid {pid} as job {} \"{name}\"", record.key.id)?;
-        }
+    let record = match protocol::read_frame(&mut channel).context("the supervisor died before it attached")? {
+        Notice::Started(record) => record,
         Notice::Failed { message } => bail!("cannot attach to {pid}: {message}"),
         notice => bail!("unexpected answer {notice:?}"),
-    }
-    Ok(0)
+    };
+    let (id, name) = (&record.key.id, crate::view::text::escape(&record.name));
+    let told = match args.print_id {
+        true => writeln!(output::stdout(), "{id}"),
+        false => writeln!(output::stdout(), "Attached to pid {pid} as job {id} \"{name}\""),
+    };
+    Ok(told.map_or_else(|error| untold(&record, &error), |()| 0))
+}
+
+/// It is measured, though the one who asked was not told so; the exit code.
+fn untold(record: &Record, error: &io::Error) -> i32 {
+    let id = &record.key.id;
+    tracing::error!("job {id} is measured (met show {id}, met detach {id}), but {error}");
+    1
 }
 
 /// Ends the measuring; the process runs on.
@@ -76,7 +85,7 @@ pub fn detach(setting: &Setting, args: &DetachArgs) -> Result<i32> {
         return Err(Failure::usage(format!("job {id} is not attached to a running process")));
     }
     cancel::tell_supervisor(setting, &record, libc::SIGTERM)?;
-    writeln!(io::stdout(), "Detached job {id}; its process runs on")?;
+    writeln!(output::stdout(), "Detached job {id}; its process runs on")?;
     Ok(0)
 }
 

@@ -12,6 +12,7 @@ use crate::cli::CancelArgs;
 use crate::failure::Failure;
 use crate::jobs::AllJobs;
 use crate::managers;
+use crate::output;
 use crate::processes::{self, Process};
 use crate::setting::Setting;
 use crate::supervise::{cancel_signal, parse_signal};
@@ -53,7 +54,7 @@ fn refuse_foreign(records: &[Record]) -> Result<()> {
 }
 
 fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     let processes = members(setting, record);
     if processes.is_empty() && !record.state.is_live() {
         writeln!(stdout, "Job {} has already ended ({})", record.key.id, record.state.name())?;

@@ -12,6 +12,7 @@ use crate::client::Client;
 use crate::config;
 use crate::failure::Failure;
 use crate::jobs::JobRef;
+use crate::output;
 use crate::protocol::{Change, Held, InForce, Reply, Request, Whence};
 use crate::setting::Setting;
 
@@ -29,7 +30,7 @@ pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
     if let Some(note) = &held.note {
         tracing::warn!("{note}");
     }
-    write!(io::stdout(), "{}", Shown(&held))?;
+    write!(output::stdout(), "{}", Shown(&held))?;
     Ok(0)
 }
 

@@ -10,6 +10,7 @@ use crate::client::Client;
 use crate::commands::doctor;
 use crate::daemon;
 use crate::failure::Failure;
+use crate::output;
 use crate::paths::Place;
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
@@ -63,9 +64,12 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
     place.create()?;
     daemon::forwarding::join(place, &address, args.node.as_deref())?;
     daemon::forwarding::check(&setting.config, place)?;
-    writeln!(io::stdout(), "Joined {url} as {node}")?;
+    writeln!(output::stdout(), "Joined {url} as {node}")?;
     if Client::connect(&place.socket()).is_ok() {
-        writeln!(io::stdout(), "A daemon runs already; it sends when it is started anew: met daemon --stop")?;
+        writeln!(
+            output::stdout(),
+            "A daemon runs already; it sends when it is started anew: met daemon --stop"
+        )?;
         return Ok(0);
     }
     daemon::run(setting, place, args.auto)?;
@@ -97,7 +101,7 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
             None => "no daemon runs; the next `met run` starts one",
         }));
     };
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if args.stop {
         client.call(&Request::Stop)?;
         // It has flushed and let go of its files when it closes the connection.

@@ -11,6 +11,7 @@ use crate::client::Client;
 use crate::emissions::{self, Correction};
 use crate::failure::Failure;
 use crate::jobs;
+use crate::output;
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
 use crate::view::{self, units};
@@ -35,7 +36,7 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
             }
             let mg_per_kwh = emissions::mg(set.grams);
             correct(setting, Correction::Set { mg_per_kwh, from_ns, to_ns })?;
-            writeln!(io::stdout(), "Kept. `met emissions recompute` applies it to jobs that are over.")?;
+            writeln!(output::stdout(), "Kept. `met emissions recompute` applies it to jobs that are over.")?;
             Ok(0)
         }
         Some(EmissionsCommand::Recompute { since }) => {
@@ -43,7 +44,7 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
             learn_history(setting, since_ns)?;
             let jobs = correct(setting, Correction::Recompute { since_ns })?;
             let word = if jobs == 1 { "job has" } else { "jobs have" };
-            writeln!(io::stdout(), "{jobs} {word} other emissions now")?;
+            writeln!(output::stdout(), "{jobs} {word} other emissions now")?;
             Ok(0)
         }
     }
@@ -104,7 +105,7 @@ fn told(setting: &Setting) -> Result<Vec<Factor>> {
 fn show(setting: &Setting) -> Result<i32> {
     let told = told(setting)?;
     let factors = emissions::course(&setting.config.emissions, &told);
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if let Some(now) = factors.at(jobs::now_ns()) {
         writeln!(stdout, "{}  now, {}", units::grams_per_kwh(now.mg_per_kwh as f64 / 1e3), now.source)?;
     }

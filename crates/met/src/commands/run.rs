@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::Origin;
+use met_core::job::{Origin, Record};
 
 use crate::cli::RunArgs;
 use crate::failure::Failure;
 use crate::launch::{self, Draft, Surroundings};
+use crate::output;
 use crate::protocol;
 use crate::setting::Setting;
 use crate::supervise::Notice;
@@ -57,9 +58,11 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
         match protocol::read_frame(&mut channel).context("the supervisor died before it started the job")? {
             Notice::Started(record) => {
                 let main = record.local.as_ref().and_then(|local| local.main).map_or(0, |main| main.pid);
-                announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here)?;
+                let announced =
+                    announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here);
+                let code = announced.map_or_else(|error| untold(&record, &error), |()| 0);
                 if !args.wait {
-                    return Ok(0);
+                    return Ok(code);
                 }
             }
             Notice::NotExecuted { message } => tracing::error!("{message}"),
@@ -79,8 +82,8 @@ fn announce(
     pid: u32,
     outputs: [&PathBuf; 2],
     here: &Path,
-) -> Result<()> {
-    let mut stdout = io::stdout().lock();
+) -> io::Result<()> {
+    let mut stdout = output::stdout();
     if args.print_id {
         writeln!(stdout, "{id}")?;
     } else {
@@ -88,7 +91,14 @@ fn announce(
         let name = crate::view::text::escape(name);
         writeln!(stdout, "Started job {id} \"{name}\" (pid {pid}), output in {out} and {err}")?;
     }
-    Ok(stdout.flush()?)
+    stdout.flush()
+}
+
+/// A job that runs and whose id did not reach anybody is named once more, on stderr; the exit code.
+fn untold(record: &Record, error: &io::Error) -> i32 {
+    let id = &record.key.id;
+    tracing::error!("job {id} runs (met show {id}, met cancel {id}), but {error}");
+    1
 }
 
 fn parse_env(given: &[OsString]) -> Result<Vec<(OsString, OsString)>> {
