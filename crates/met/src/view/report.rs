@@ -7,8 +7,8 @@ mod tables;
 use met_insight::report::{Line, Report};
 
 use super::{Paint, Style, text};
-pub use amounts::amount;
-use amounts::{detail, legend, mark};
+pub use amounts::{amount, mark};
+use amounts::{detail, legend};
 
 const COLUMNS_MAX: usize = 80;
 const COLUMNS_MIN: usize = 40;
