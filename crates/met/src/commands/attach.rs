@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{Origin, Record};
+use met_core::job::{LOCAL, Origin, ProcessId, Record, State};
 use met_host::{Host, parse};
 
 use crate::cli::{AttachArgs, DetachArgs};
 use crate::commands::cancel;
 use crate::failure::Failure;
-use crate::jobs::AllJobs;
+use crate::jobs::{AllJobs, JobsFilter};
 use crate::launch::{self, Draft, Surroundings};
 use crate::output;
 use crate::processes;
@@ -36,6 +36,7 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
             "process {pid} belongs to another user; only root may measure it"
         )));
     }
+    refuse_measured(setting, process)?;
     let command = processes::command_of(&setting.host, pid);
     let name = args.name.clone().unwrap_or_else(|| name_of(&setting.host, pid));
     let draft = Draft {
@@ -67,6 +68,22 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
         false => writeln!(output::stdout(), "Attached to pid {pid} as job {id} \"{name}\""),
     };
     Ok(told.map_or_else(|error| untold(&record, &error), |()| 0))
+}
+
+/// What is measured already is not measured twice: the two would share what is sampled of it.
+fn refuse_measured(setting: &Setting, process: ProcessId) -> Result<()> {
+    let live = JobsFilter {
+        states: vec![State::Running, State::Suspended, State::Pending],
+        manager: Some(LOCAL.to_owned()),
+        ..JobsFilter::default()
+    };
+    let jobs = AllJobs::open(setting)?.jobs(&live)?;
+    let Some(job) = processes::job_of(&setting.host, &jobs, process) else { return Ok(()) };
+    let (pid, id, name) = (process.pid, &job.key.id, crate::view::text::escape(&job.name));
+    Err(Failure::usage(match job.local.as_ref().and_then(|local| local.main) == Some(process) {
+        true => format!("process {pid} is measured already, as job {id} \"{name}\"; met show {id} shows it"),
+        false => format!("process {pid} is part of job {id} \"{name}\" already; met ps {id} shows it"),
+    }))
 }
 
 /// It is measured, though the one who asked was not told so; the exit code.
