@@ -99,7 +99,9 @@ pub enum Command {
     #[command(after_help = "Example:\n  met doctor")]
     Doctor(DoctorArgs),
     /// Show what a kilowatt hour emits; set it for a time, or compute the emissions of jobs anew
-    #[command(after_help = "Example:\n  met emissions set 34 --since 2026-01-14\n  met emissions recompute")]
+    #[command(
+        after_help = "Example:\n  met emissions set 34 --since 2026-01-14\n  met emissions recompute\n  met emissions unset"
+    )]
     Emissions(EmissionsArgs),
     /// Print the catalogue of everything measured
     #[command(after_help = "Example:\n  met metrics --markdown")]
@@ -438,6 +440,8 @@ pub struct EmissionsArgs {
 pub enum EmissionsCommand {
     /// Say what a kilowatt hour emitted from a time on
     Set(EmissionsSetArgs),
+    /// Take back what was set, for a time or altogether
+    Unset(EmissionsUnsetArgs),
     /// Compute the emissions of jobs that are over anew, by the factors as they are known now
     Recompute {
         /// Jobs started after this time: 2h, 7d, today, 2026-01-14 (default: all)
@@ -455,6 +459,16 @@ pub struct EmissionsSetArgs {
     #[arg(long, value_name = "TIME")]
     pub since: String,
     /// Until when (default: until another one is known)
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct EmissionsUnsetArgs {
+    /// From when on: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z (default: all)
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Until when (default: all)
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use met_core::energy::emission::Factor;
 use met_store::Reader;
 
-use crate::cli::{EmissionsArgs, EmissionsCommand};
+use crate::cli::{EmissionsArgs, EmissionsCommand, EmissionsUnsetArgs};
 use crate::client::Client;
 use crate::emissions::{self, Correction};
 use crate::failure::Failure;
@@ -23,6 +23,9 @@ const HISTORY_NS: i64 = 30 * 86_400 * 1_000_000_000;
 /// A question to a daemon is bounded.
 const FACTORS_AT_ONCE: usize = 1000;
 
+/// What is still to be done after a change.
+const APPLY: &str = "`met emissions recompute` applies it to jobs that are over.";
+
 pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
     match &args.command {
         None => show(setting),
@@ -36,9 +39,10 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
             }
             let mg_per_kwh = emissions::mg(set.grams);
             correct(setting, Correction::Set { mg_per_kwh, from_ns, to_ns })?;
-            writeln!(output::stdout(), "Kept. `met emissions recompute` applies it to jobs that are over.")?;
+            writeln!(output::stdout(), "Kept. {APPLY}")?;
             Ok(0)
         }
+        Some(EmissionsCommand::Unset(unset)) => take_back(setting, unset),
         Some(EmissionsCommand::Recompute { since }) => {
             let since_ns = opt_time("--since", since)?;
             learn_history(setting, since_ns)?;
@@ -48,6 +52,22 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
             Ok(0)
         }
     }
+}
+
+fn take_back(setting: &Setting, unset: &EmissionsUnsetArgs) -> Result<i32> {
+    let from_ns = opt_time("--since", &unset.since)?.unwrap_or(i64::MIN);
+    let to_ns = opt_time("--until", &unset.until)?.unwrap_or(i64::MAX);
+    if to_ns <= from_ns {
+        return Err(Failure::usage("--until must be later than --since"));
+    }
+    let before = told(setting)?;
+    correct(setting, Correction::Unset { from_ns, to_ns })?;
+    let words = match before == told(setting)? {
+        true => "Nothing was set for that time.".to_owned(),
+        false => format!("Taken back. {APPLY}"),
+    };
+    writeln!(output::stdout(), "{words}")?;
+    Ok(0)
 }
 
 fn time(option: &str, text: &str) -> Result<i64> {
