@@ -94,7 +94,12 @@ def a_job_whose_supervisor_was_killed_is_lost_and_cancellable(world, who, with_d
     check(result.code != 0 and "lost" in result.err, f"met wait: {result.code} {result.err!r}")
     user.met("cancel", job).ok()
     check(not any(map(alive, pids)), "met cancel leaves processes alive")
-    check(user.state_of(job) in ("lost", "cancelled"), user.state_of(job))
+    ended = user.show(job)
+    equal(ended["job"]["state"], "cancelled", "state")
+    check(ended["totals"]["wall_seconds"] > 0 and ended["job"]["end"], "its end is not known")
+    user.stop_daemon()
+    equal(user.state_of(job), "cancelled", "state in the store")
+    check("has already ended (cancelled)" in user.met("cancel", job).ok().out, "ended twice")
     check("Still alive" not in user.met("show", job).ok().out, "met show names dead processes")
 
 

@@ -41,6 +41,8 @@ trait JobSource {
         Ok(Vec::new())
     }
     fn remove(&mut self, key: &JobKey) -> Result<()>;
+    /// Keeps the end of a job that nobody waited for.
+    fn close(&mut self, end: &Record) -> Result<()>;
     /// Takes over an end that another source knows.
     fn learn(&mut self, _end: &Record) {}
 }
@@ -189,6 +191,17 @@ impl AllJobs {
     pub fn remove(&mut self, key: &JobKey) -> Result<()> {
         for source in &mut self.sources {
             source.remove(key)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the end of a job to whoever has it.
+    pub fn close(&mut self, end: &Record) -> Result<()> {
+        let job = JobRef::Id { manager: Some(end.key.manager.clone()), id: end.key.id.clone(), node: None };
+        for source in &mut self.sources {
+            if source.find(&job)?.iter().any(|known| known.key == end.key) {
+                source.close(end)?;
+            }
         }
         Ok(())
     }
@@ -360,6 +373,10 @@ impl JobSource for FromDaemon {
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         self.ask(&Request::Remove(key.clone())).map(drop)
+    }
+
+    fn close(&mut self, end: &Record) -> Result<()> {
+        self.ask(&Request::Ended(Box::new(end.clone()))).map(drop)
     }
 
     fn learn(&mut self, end: &Record) {
