@@ -389,6 +389,10 @@ def a_user_sees_his_own_jobs_on_the_server(world):
         equal(made.server.post("/api/v1/ask", ask).status, 401, "without a token")
         equal(made.server.post("/api/v1/ask", ask, "0" * 64).status, 401, "with another token")
         equal(made.server.post("/api/v1/ask", ask, made.server.enroll("n9")).status, 403, "with a node's token")
+        with open(os.path.join(made.server.folder, "token"), "w") as file:
+            file.write("0" * 64)
+        for command in (["list"], ["show", "1@n1"], ["nodes"], ["node", "n1", "--since", "1h"]):
+            made.ask(*command).refused("does not know the token", os.path.join(made.server.folder, "token"))
 
 
 @test

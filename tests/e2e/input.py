@@ -152,6 +152,8 @@ REFUSED = {
     "an_empty_name_to_time": (["time", "--name", "", "--", "true"], ["--name"]),
     "a_process_that_is_not_there": (["attach", "4000000"], ["4000000"]),
     "a_process_that_is_no_number": (["attach", "init"], ["init"]),
+    "a_server_that_is_not_there": (["--server", "http://127.0.0.1:1", "list"], ["http://127.0.0.1:1", "met server"]),
+    "a_server_without_nodes": (["--server", "http://127.0.0.1:1", "nodes"], ["http://127.0.0.1:1", "met server"]),
     "a_configuration_that_is_not_there": (["--config", "nowhere.yaml", "list"], ["nowhere.yaml"]),
 }
 

@@ -7,7 +7,7 @@ mod settling;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use met_core::course::Course;
 use met_core::job::{JobKey, Origin, Record, State};
 use met_core::{JOB, MISSING, Table, gpu};
@@ -254,7 +254,8 @@ const PAGE_JOBS: usize = 1000;
 
 /// Somebody who answers requests: a daemon on its socket, or a server.
 pub trait Answers {
-    fn call(&mut self, request: &Request) -> std::io::Result<Reply>;
+    /// Asks and waits for the answer; why there is none is told in full.
+    fn call(&mut self, request: &Request) -> Result<Reply>;
     /// What it is called in complaints.
     fn what(&self) -> &'static str;
 }
@@ -265,8 +266,7 @@ struct FromDaemon {
 
 impl FromDaemon {
     fn ask(&mut self, request: &Request) -> Result<Reply> {
-        let what = self.client.what();
-        self.client.call(request).with_context(|| format!("cannot ask {what}"))
+        self.client.call(request)
     }
 
     fn records(&mut self, request: &Request) -> Result<Vec<Record>> {
@@ -333,7 +333,7 @@ impl JobSource for FromDaemon {
     }
 
     fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
-        let asked = self.client.call(&Request::NodeParts { since_ms }).context("cannot ask the daemon")?;
+        let asked = self.ask(&Request::NodeParts { since_ms })?;
         let Reply::NodeParts(parts) = asked else { bail!("the daemon answered {asked:?}") };
         let mut courses = Vec::new();
         for (table, part) in parts {

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use met_sinks::forward::link::{self, Address, Link};
 
 use crate::cli::DaemonArgs;
-use crate::client::Client;
+use crate::client::{Client, unanswered};
 use crate::commands::doctor;
 use crate::daemon;
 use crate::failure::Failure;
@@ -103,13 +103,14 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
     };
     let mut stdout = output::stdout();
     if args.stop {
-        client.call(&Request::Stop)?;
+        client.call(&Request::Stop).map_err(unanswered)?;
         // It has flushed and let go of its files when it closes the connection.
         while client.read_unasked().is_ok() {}
         writeln!(stdout, "Stopped; jobs run on")?;
         return Ok(0);
     }
-    let Reply::Status(status) = client.call(&Request::Status)? else { bail!("the daemon did not answer") };
+    let reply = client.call(&Request::Status).map_err(unanswered)?;
+    let Reply::Status(status) = reply else { bail!("the daemon answered {reply:?}") };
     if args.json {
         writeln!(stdout, "{}", serde_json::to_string(&status)?)?;
         return Ok(0);

@@ -2,12 +2,12 @@
 
 use std::io::{self, Write};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use met_core::energy::emission::Factor;
 use met_store::Reader;
 
 use crate::cli::{EmissionsArgs, EmissionsCommand, EmissionsUnsetArgs};
-use crate::client::Client;
+use crate::client::{Client, unanswered};
 use crate::emissions::{self, Correction};
 use crate::failure::Failure;
 use crate::jobs;
@@ -101,7 +101,7 @@ fn daemon(setting: &Setting) -> Option<Client> {
 
 fn correct(setting: &Setting, correction: Correction) -> Result<u64> {
     if let Some(mut client) = daemon(setting) {
-        return match client.call(&Request::Correct(correction)).context("cannot ask the daemon")? {
+        return match client.call(&Request::Correct(correction)).map_err(unanswered)? {
             Reply::Corrected { jobs } => Ok(jobs),
             Reply::Error { message } => bail!("{message}"),
             reply => bail!("the daemon answered {reply:?}"),
@@ -114,7 +114,7 @@ fn correct(setting: &Setting, correction: Correction) -> Result<u64> {
 
 fn told(setting: &Setting) -> Result<Vec<Factor>> {
     if let Some(mut client) = daemon(setting) {
-        return match client.call(&Request::Factors).context("cannot ask the daemon")? {
+        return match client.call(&Request::Factors).map_err(unanswered)? {
             Reply::Factors(factors) => Ok(factors),
             reply => bail!("the daemon answered {reply:?}"),
         };
