@@ -175,6 +175,12 @@ def refused_in_one_line(world, command, words):
     check(not world.daemon_pids(), "a daemon was started")
 
 
+@test
+def a_configuration_that_a_variable_names_and_that_is_not_there_is_refused(world):
+    for command in (["list"], ["run", "--", "true"], ["daemon", "--user"]):
+        world.met(*command, env={"MET_CONFIG": "nowhere.yaml"}).refused("nowhere.yaml", "MET_CONFIG")
+
+
 CONFIGURATIONS = {
     "an_unknown_key": ("sampling:\n  intervall: 1s\n", ["sampling.intervall", "sampling.interval", ":2"]),
     "an_unknown_section": ("\nsmapling:\n  interval: 1s\n", ["smapling", "sampling", ":2"]),
