@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use jiff::Timestamp;
 use met_core::MISSING;
 use met_core::course::Course;
@@ -395,20 +395,30 @@ fn get(url: &str, token: Option<&str>) -> Result<Vec<u8>> {
     if let Some(token) = token {
         request = request.header("auth-token", token);
     }
-    let mut answer = request.call()?;
+    // What stands behind the question mark is long and the same for everybody.
+    let server = url.split('?').next().unwrap_or(url);
+    let mut answer = request.call().map_err(|error| match error {
+        ureq::Error::StatusCode(401 | 403) => {
+            anyhow!("{server} does not take the token; see emissions.token_file")
+        }
+        ureq::Error::StatusCode(status) => anyhow!("{server} answers {status}; see emissions.url"),
+        error => anyhow!("{server} does not answer ({error}); see emissions.url"),
+    })?;
     let mut body = Vec::new();
-    answer.body_mut().as_reader().take(ANSWER_MAX).read_to_end(&mut body)?;
+    let read = answer.body_mut().as_reader().take(ANSWER_MAX).read_to_end(&mut body);
+    read.with_context(|| format!("the answer of {server} breaks off"))?;
     Ok(body)
 }
 
 /// A token that others can read is no secret.
 fn read_token(path: &Path) -> Result<String> {
     use std::os::unix::fs::MetadataExt;
-    let metadata = std::fs::metadata(path).with_context(|| format!("{}", path.display()))?;
+    let unread = || format!("cannot read {}, which emissions.token_file names", path.display());
+    let metadata = std::fs::metadata(path).with_context(unread)?;
     if metadata.mode() & 0o077 != 0 {
         bail!("{} can be read by others; `chmod 600` it", path.display());
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let text = std::fs::read_to_string(path).with_context(unread)?;
     Ok(text.trim().to_owned())
 }
 

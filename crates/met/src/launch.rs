@@ -27,6 +27,10 @@ use crate::supervise::{self, Assignment, Channel, Command, look_up};
 /// The hidden first argument of a supervisor's command line.
 pub const SUPERVISE: &str = "__supervise";
 
+/// Where a limit of processes, of open files or of memory is reached.
+const NO_SUPERVISOR: &str =
+    "cannot start a supervisor for the job (`ulimit -a` shows the limits of this user)";
+
 /// What a record keeps of a command line.
 const COMMAND_BYTES_MAX: usize = 64 << 10;
 
@@ -241,11 +245,11 @@ pub fn fork_supervisor(
     program: &Path,
     argv: &[OsString],
 ) -> Result<Supervisor> {
-    let (ours, theirs) = UnixStream::pair()?;
-    let signals = supervise::Signals::block()?;
+    let (ours, theirs) = UnixStream::pair().context(NO_SUPERVISOR)?;
+    let signals = supervise::Signals::block().context(NO_SUPERVISOR)?;
     // SAFETY: one thread; the child goes on as an ordinary single-threaded process.
     match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()).context("cannot fork"),
+        -1 => Err(io::Error::last_os_error()).context(NO_SUPERVISOR),
         0 => {
             drop(ours);
             signals.release();
@@ -291,7 +295,7 @@ pub fn exec_watcher(assignment: &Assignment, surroundings: Surroundings) -> Resu
 }
 
 fn exec(assignment: &Assignment, arguments: &[&OsStr], surroundings: Surroundings) -> Result<UnixStream> {
-    let (mut ours, theirs) = UnixStream::pair()?;
+    let (mut ours, theirs) = UnixStream::pair().context(NO_SUPERVISOR)?;
     let theirs_fd = theirs.as_raw_fd();
     let mut command = std::process::Command::new("/proc/self/exe");
     command.arg0("met").arg(SUPERVISE).args(arguments);
@@ -308,9 +312,9 @@ fn exec(assignment: &Assignment, arguments: &[&OsStr], surroundings: Surrounding
             if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         });
     }
-    command.spawn().context("cannot start a supervisor")?;
+    command.spawn().context(NO_SUPERVISOR)?;
     drop(theirs);
-    protocol::write_frame(&mut ours, assignment)?;
+    protocol::write_frame(&mut ours, assignment).context("the supervisor ended at once; try again")?;
     Ok(ours)
 }
 

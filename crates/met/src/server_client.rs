@@ -65,7 +65,7 @@ impl ServerClient {
 }
 
 /// Why nobody answered at an address, and what to look at.
-fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
+pub fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
     let advice = match error.kind() {
         io::ErrorKind::ConnectionRefused => "is `met server` running there, on this port?",
         io::ErrorKind::InvalidData if error.to_string().contains("certificate") => {

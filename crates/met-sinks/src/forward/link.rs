@@ -55,7 +55,7 @@ pub enum BadAddress {
         "{0}: over plain HTTP all on the way can read it; use https, or allow it (`plain: yes` in the section `forward` or `client`, or --plain)"
     )]
     Plain(String),
-    #[error("{path}: {error}", path = .path.display())]
+    #[error("cannot read {path}: {error}", path = .path.display())]
     File { path: PathBuf, error: io::Error },
     #[error("{path}: {why}", path = .path.display())]
     Content { path: PathBuf, why: String },

@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::paths::Place;
 use crate::protocol::{Reply, Request};
+use crate::server_client;
 use crate::setting::Setting;
 
 pub fn daemon(setting: &Setting, args: &DaemonArgs) -> Result<i32> {
@@ -44,7 +45,7 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
     };
     let node = args.node.clone().unwrap_or_else(|| setting.host.facts().hostname.clone());
     let answer = Link::open(&address).map_err(usage)?.post("/api/v1/whoami", &[], &[], 64 << 10);
-    let answer = answer.map_err(|error| Failure::usage(format!("{url}: {error}")))?;
+    let answer = answer.map_err(|error| server_client::unreachable(url, &error))?;
     let told: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     match (answer.status, told["kind"].as_str(), told["name"].as_str()) {
         (200, Some("node"), Some(name)) if name == node => {}
@@ -58,7 +59,8 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
         }
         (status, ..) => {
             let reason = told["error"].as_str().map_or_else(|| answer.reason(), str::to_owned);
-            return Err(Failure::usage(format!("{url} answers {status}: {reason}")));
+            let advice = "`met server enroll NODE` there prints a token";
+            return Err(Failure::usage(format!("{url} answers {status}: {reason}; {advice}")));
         }
     }
     place.create()?;
@@ -81,7 +83,8 @@ fn token_of_stdin() -> Result<String> {
         writeln!(io::stderr(), "met: paste the token that `met server enroll` printed, and press Enter")?;
     }
     let mut line = String::new();
-    io::stdin().lock().take(4096).read_line(&mut line)?;
+    let read = io::stdin().lock().take(4096).read_line(&mut line);
+    read.map_err(|error| Failure::usage(format!("cannot read the token from standard input: {error}")))?;
     link::token_in(line.as_bytes()).ok_or_else(|| {
         Failure::usage("no token on standard input; on the server: met server enroll NODE | ssh NODE met daemon --join URL")
     })

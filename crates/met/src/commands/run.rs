@@ -154,7 +154,7 @@ impl Outputs {
             };
             let Some(err_file) = opened_err else {
                 if out.is_none() {
-                    std::fs::remove_file(&out_default)?;
+                    discard(std::slice::from_ref(&out_default));
                 }
                 continue;
             };
@@ -184,14 +184,16 @@ impl Outputs {
 
     /// As in a shell, what was in a file that the user named goes; not before everything else is in order.
     fn into_stdio(self) -> Result<(Stdio, Stdio)> {
-        for file in [Some(&self.out), self.err.as_ref()].into_iter().flatten() {
-            if file.metadata()?.is_file() {
-                file.set_len(0)?;
+        let files = [(Some(&self.out), &self.out_path), (self.err.as_ref(), &self.err_path)];
+        for (file, path) in files.into_iter().filter_map(|(file, path)| Some((file?, path))) {
+            let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+            if is_file && let Err(error) = file.set_len(0) {
+                return Err(cannot_write(path, &error));
             }
         }
         let err = match self.err {
             Some(err) => err,
-            None => self.out.try_clone()?,
+            None => self.out.try_clone().map_err(|error| cannot_write(&self.err_path, &error))?,
         };
         Ok((self.out.into(), err.into()))
     }
