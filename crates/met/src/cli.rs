@@ -106,7 +106,7 @@ pub enum Command {
     /// Print the catalogue of everything measured
     #[command(after_help = "Example:\n  met metrics --markdown")]
     Metrics(MetricsArgs),
-    /// Print every key of the configuration file with its default
+    /// Print every key of the configuration file with its default; into a file or pipe as Markdown
     #[command(after_help = "Example:\n  met config | less")]
     Config,
     /// Print shell completions

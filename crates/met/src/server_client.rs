@@ -30,7 +30,8 @@ pub struct Asked {
 impl ServerClient {
     pub fn open(asked: &Asked) -> Result<ServerClient> {
         let usage = |error: link::BadAddress| Failure::usage(error.to_string());
-        let token = asked.token_file.as_deref().map(link::token_of).transpose().map_err(usage)?;
+        let token = asked.token_file.as_deref().map(link::token_of).transpose();
+        let token = token.map_err(|error| Failure::usage(format!("no token for {}: {error}", asked.url)))?;
         let address = Address {
             url: asked.url.clone(),
             token,

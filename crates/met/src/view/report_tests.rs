@@ -288,7 +288,7 @@ fn what_is_not_certain_is_marked_and_explained() {
                    processes  23           seen · 9 at once
                      threads  41           at once
 
-            * still running: redis-server (3120), tail\x1b[31m (3121)
+            - still running: redis-server (3120), tail\x1b[31m (3121)
             ~ estimated   ≥ at least this much
         "#]],
     );
@@ -321,7 +321,7 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
                emissions ~85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost ~0.000525     EUR at 0.21 per kWh
 
-        * no meter of energy was read; `met doctor` says what would make one readable
+        - no meter of energy was read; `met doctor` says what would make one readable
         ~ estimated
     "#]]
     .assert_eq(&energy(QualityKind::Estimated));
