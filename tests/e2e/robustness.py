@@ -103,6 +103,22 @@ def a_job_whose_supervisor_was_killed_is_lost_and_cancellable(world, who, with_d
     check("Still alive" not in user.met("show", job).ok().out, "met show names dead processes")
 
 
+@each(by_its_user="user", by_root="root")
+def a_lost_job_of_the_machines_daemon_is_cancelled(world, by):
+    world.start_system_daemon()
+    user = world.someone()
+    job = user.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; sleep 1000 & wait")
+    main = int(user.appears("pid"))
+    os.kill(user.supervisor_of(main), signal.SIGKILL)
+    user.wait_for_state(job, "lost")
+    (user if by == "user" else world.me).met("cancel", job).ok()
+    check(not alive(main), "it is still alive")
+    for who in (user, world.me):
+        shown = who.show(job)
+        equal((shown["job"]["state"], shown["job"]["user"]), ("cancelled", user.name), "state and user")
+        check(shown["totals"]["wall_seconds"] > 0 and shown["totals"].get("cpu_seconds") is not None, shown["totals"])
+
+
 @test
 def the_cgroup_of_a_lost_job_goes_with_its_last_process(world):
     _, pids = lose_supervisor(world, world.me, True)

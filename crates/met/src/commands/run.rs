@@ -60,7 +60,7 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
                 let main = record.local.as_ref().and_then(|local| local.main).map_or(0, |main| main.pid);
                 let announced =
                     announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here);
-                let code = announced.map_or_else(|error| untold(&record, &error), |()| 0);
+                let code = announced.map_or_else(|error| untold(&record, &error, &args), |()| 0);
                 if !args.wait {
                     return Ok(code);
                 }
@@ -95,7 +95,11 @@ fn announce(
 }
 
 /// A job that runs and whose id did not reach anybody is named once more, on stderr; the exit code.
-fn untold(record: &Record, error: &io::Error) -> i32 {
+fn untold(record: &Record, error: &io::Error, args: &RunArgs) -> i32 {
+    // Whoever stops reading sentences has had enough of them; an id was asked for.
+    if error.kind() == io::ErrorKind::BrokenPipe && !args.print_id {
+        return 0;
+    }
     let id = &record.key.id;
     tracing::error!("job {id} runs (met show {id}, met cancel {id}), but {error}");
     1
