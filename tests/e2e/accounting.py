@@ -235,6 +235,11 @@ def an_attached_process_is_measured_from_then_on(world, cgroups):
     # The only source is perf, which counts what a hypervisor took away from a running process.
     most = expected * (1 + CPU_SHARE) + user.world.stolen()
     check(expected * (1 - CPU_SHARE) <= cpu <= most, f"CPU since the attachment: {cpu}, truth {expected}")
+    totals = record["totals"]
+    # A process that ends before it was looked at twice has none of these.
+    parts = totals.get("cpu_user_seconds", 0) + totals.get("cpu_system_seconds", 0)
+    check(parts <= cpu, f"user and system: {parts}, together: {cpu}")
+    check(totals.get("processes", 1) >= 1, "no process was seen")
     if kernel() >= (6, 15):
         equal((record["job"]["exit_code"], record["job"]["state"]), (5, "failed"), "exit code and state")
 

@@ -391,8 +391,15 @@ def a_user_sees_his_own_jobs_on_the_server(world):
             found = json.load(made.server.post("/api/v1/ask", asked, made.server.enroll("root", "--user")))["jobs"]
             equal(len(found), int(job != "true@n2"), f"jobs called {job}")
         equal(made.server.post("/api/v1/ask", ask).status, 401, "without a token")
+        (told,) = [node for node in made.ask("nodes", "--json").ok().json() if node["name"] == "n1"]
+        documented = {"name", "jobs", "late", "seen_ns", "version", "cpus", "memory_bytes", "clock_offset_ns", "dropped_samples"}
+        equal(set(told), documented, "fields of a node, as docs/json.md has them")
         equal(made.server.post("/api/v1/ask", ask, "0" * 64).status, 401, "with another token")
         equal(made.server.post("/api/v1/ask", ask, made.server.enroll("n9")).status, 403, "with a node's token")
+        with open(os.path.join(made.server.folder, "token"), "w") as file:
+            file.write("0" * 64)
+        for command in (["list"], ["show", "1@n1"], ["nodes"], ["node", "n1", "--since", "1h"]):
+            made.ask(*command).refused("does not know the token", os.path.join(made.server.folder, "token"))
 
 
 @test

@@ -299,7 +299,7 @@ class User:
             process.kill()
             process.communicate()
             raise Failed(f"met {' '.join(map(str, arguments))}: does not end") from None
-        return Result(arguments, process.returncode, out, err)
+        return Result(arguments, process.returncode, out or b"", err or b"")
 
     def run(self, *command, options=(), **more):
         """Starts a job with `met run`; its id."""

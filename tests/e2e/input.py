@@ -142,6 +142,14 @@ REFUSED = {
     "a_bad_state": (["list", "--state", "asleep"], ["asleep", "running"]),
     "a_bad_time": (["list", "--since", "whenever"], ["--since", "whenever"]),
     "a_bad_limit": (["list", "--limit", "many"], ["many"]),
+    "a_negative_limit": (["list", "--limit", "-1"], ["'-1' for '--limit", "whole number"]),
+    "a_negative_grace": (["cancel", "1", "--grace", "-5s"], ["--grace", "-5s", "write 1s"]),
+    "a_negative_interval": (["time", "--interval", "-1s", "--", "true"], ["--interval", "-1s", "write 1s"]),
+    "a_negative_time": (["list", "--since", "-2h"], ["--since", "-2h", "write 2h"]),
+    "a_negative_period": (["configure", "--period", "-1s"], ["--period", "-1s"]),
+    "a_negative_factor": (["emissions", "set", "-5", "--since", "2h"], ["-5", "grams per kilowatt hour"]),
+    "a_negative_signal": (["cancel", "1", "--signal", "-9"], ["--signal -9", "KILL"]),
+    "a_negative_process": (["attach", "-5"], ["'-5' for '<PID>'", "ps -e"]),
     "a_bad_view": (["list", "tpu"], ["tpu"]),
     "json_and_csv_at_once": (["list", "--json", "--csv"], ["--csv"]),
     "a_bad_variable": (["run", "--env", "NOTHING", "--", "true"], ["NOTHING", "KEY=VALUE"]),
@@ -152,6 +160,8 @@ REFUSED = {
     "an_empty_name_to_time": (["time", "--name", "", "--", "true"], ["--name"]),
     "a_process_that_is_not_there": (["attach", "4000000"], ["4000000"]),
     "a_process_that_is_no_number": (["attach", "init"], ["init"]),
+    "a_server_that_is_not_there": (["--server", "http://127.0.0.1:1", "list"], ["http://127.0.0.1:1", "met server"]),
+    "a_server_without_nodes": (["--server", "http://127.0.0.1:1", "nodes"], ["http://127.0.0.1:1", "met server"]),
     "a_configuration_that_is_not_there": (["--config", "nowhere.yaml", "list"], ["nowhere.yaml"]),
 }
 
@@ -163,6 +173,12 @@ def refused_in_one_line(world, command, words):
     equal(world.jobs(), [], "jobs")
     equal(sorted(os.listdir(world.work)), before, "files")
     check(not world.daemon_pids(), "a daemon was started")
+
+
+@test
+def a_configuration_that_a_variable_names_and_that_is_not_there_is_refused(world):
+    for command in (["list"], ["run", "--", "true"], ["daemon", "--user"]):
+        world.met(*command, env={"MET_CONFIG": "nowhere.yaml"}).refused("nowhere.yaml", "MET_CONFIG")
 
 
 CONFIGURATIONS = {
@@ -218,6 +234,18 @@ def a_folder_that_may_not_be_written_is_refused(world):
     out = ("--out", user.path("o"), "--err", user.path("e"))
     user.met("run", "--wait", *out, "--cwd", world.path("closed"), "--", "pwd").ok()
     equal(user.read("o").decode().strip(), world.path("closed"), "folder")
+
+
+@test
+def a_state_folder_that_cannot_be_written_is_refused_with_what_decides_where_it_is(world):
+    open(world.path("file"), "w").close()
+    closed = {"XDG_STATE_HOME": world.path("file")}
+    for command in (["run", "--", "true"], ["attach", str(os.getpid())], ["daemon", "--user"]):
+        world.met(*command, env=closed).refused(world.path("file"), "set XDG_STATE_HOME")
+    need_root()
+    world.system_state = world.path("file/state")
+    world.configure("")
+    world.met("daemon").refused(world.path("file/state"), "met.yaml: system.state")
 
 
 @test

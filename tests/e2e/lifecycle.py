@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from harness import DEADLINE_S, alive, check, each, equal, eventually, marked, test
+from harness import DEADLINE_S, alive, check, children_of, each, equal, eventually, marked, test
 
 
 def by_time(world, *command):
@@ -490,6 +490,25 @@ def an_attached_process_can_be_let_go(world):
     process.kill()
     process.communicate()
     world.met("attach", "1").refused("part of the system")
+
+
+@test
+def what_is_measured_already_is_not_attached_to(world):
+    process = world.start("sh", "-c", "sleep 1000 & wait")
+    (child,) = eventually(lambda: children_of(process.pid), "its child runs")
+    first = world.met("attach", "--print-id", "-n", "first", str(process.pid)).ok().out.strip()
+    world.met("attach", str(process.pid)).refused("measured already", f'job {first} "first"', f"met show {first}")
+    world.met("attach", str(child)).refused("part of", f'job {first} "first"', f"met ps {first}")
+    world.met("detach", first).ok()
+    second = world.met("attach", "--print-id", str(process.pid)).ok().out.strip()
+    job = world.run("sh", "-c", "echo $$ > main; sleep 1000 & echo $! > child; wait")
+    world.appears("child")
+    main, child = (eventually(lambda name=name: world.read(name).decode().strip(), name) for name in ("main", "child"))
+    world.met("attach", main).refused("measured already", f"job {job}")
+    world.met("attach", child).refused("part of", f"job {job}")
+    equal(len(world.jobs()), 3, "number of jobs")
+    world.met("cancel", second, job).ok()
+    process.communicate()
 
 
 @test

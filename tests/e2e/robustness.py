@@ -94,8 +94,29 @@ def a_job_whose_supervisor_was_killed_is_lost_and_cancellable(world, who, with_d
     check(result.code != 0 and "lost" in result.err, f"met wait: {result.code} {result.err!r}")
     user.met("cancel", job).ok()
     check(not any(map(alive, pids)), "met cancel leaves processes alive")
-    check(user.state_of(job) in ("lost", "cancelled"), user.state_of(job))
+    ended = user.show(job)
+    equal(ended["job"]["state"], "cancelled", "state")
+    check(ended["totals"]["wall_seconds"] > 0 and ended["job"]["end"], "its end is not known")
+    user.stop_daemon()
+    equal(user.state_of(job), "cancelled", "state in the store")
+    check("has already ended (cancelled)" in user.met("cancel", job).ok().out, "ended twice")
     check("Still alive" not in user.met("show", job).ok().out, "met show names dead processes")
+
+
+@each(by_its_user="user", by_root="root")
+def a_lost_job_of_the_machines_daemon_is_cancelled(world, by):
+    world.start_system_daemon()
+    user = world.someone()
+    job = user.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; sleep 1000 & wait")
+    main = int(user.appears("pid"))
+    os.kill(user.supervisor_of(main), signal.SIGKILL)
+    user.wait_for_state(job, "lost")
+    (user if by == "user" else world.me).met("cancel", job).ok()
+    check(not alive(main), "it is still alive")
+    for who in (user, world.me):
+        shown = who.show(job)
+        equal((shown["job"]["state"], shown["job"]["user"]), ("cancelled", user.name), "state and user")
+        check(shown["totals"]["wall_seconds"] > 0 and shown["totals"].get("cpu_seconds") is not None, shown["totals"])
 
 
 @test
@@ -185,6 +206,45 @@ def a_full_disk_does_not_lose_the_end_of_a_job(world, how):
     equal((record["job"]["state"], record["job"]["exit_code"]), ("failed", 7), "state and exit code afterwards")
     check(record["totals"]["wall_seconds"] > 0, "no totals")
     world.met("run", "--wait", "--", "true").ok()
+
+
+def to_a_full_disk(user, *command):
+    """Runs met with a standard output that takes nothing."""
+    with open("/dev/full", "wb") as full:
+        return user.met(*command, stdout=full)
+
+
+@test
+def what_cannot_be_written_is_told_with_where_and_what_to_do(world):
+    to_a_full_disk(world, "list").refused("standard output, /dev/full", "No space left", "write elsewhere", code=1)
+    to_a_full_disk(world, "doctor", "--json").refused("standard output", code=1)
+    world.met("time", "-o", "/dev/full", "--", "true").refused("report to /dev/full", "met show 1", code=1)
+    world.met("time", "-o", "/dev/full", "--", "sh", "-c", "exit 7").refused("report to /dev/full", code=7)
+
+
+@test
+def a_job_whose_id_could_not_be_told_is_named_on_stderr(world):
+    for options in (["--print-id"], []):
+        to_a_full_disk(world, "run", *options, "--", "sleep", "1000").refused("met cancel", "/dev/full", code=1)
+        (job,) = [one["job"]["id"] for one in world.jobs("--state", "running")]
+        to_a_full_disk(world, "run", *options, "--wait", "--", "sh", "-c", "exit 7").expect(7)
+        world.met("cancel", job).ok()
+    process = world.start("sleep", "1000")
+    to_a_full_disk(world, "attach", "--print-id", str(process.pid)).refused("met detach", code=1)
+    (job,) = [one["job"]["id"] for one in world.jobs("--state", "running")]
+    world.met("cancel", job).ok()
+    process.communicate()
+
+
+@test
+def on_a_full_disk_a_job_is_refused_and_met_time_runs_it_unremembered(world):
+    on_a_small_disk(world.me)
+    fill(world.state)
+    folder = os.path.join(world.state, "met")
+    world.met("run", "--", "true").refused(folder, "No space left", "free space", code=1)
+    result = world.met("time", "--quiet", "--", "sh", "-c", "echo hello; exit 7").expect(7)
+    equal(result.out, "hello\n", "output")
+    check("not be remembered" in result.err and folder in result.err, result.err)
 
 
 @test

@@ -272,6 +272,17 @@ def doctor_names_every_source(world):
 
 
 @test
+def doctor_names_the_store_of_whoever_keeps_the_jobs(world):
+    def store(user):
+        return next(one["detail"] for one in user.met("doctor", "--json").ok().json() if one["what"] == "store")
+
+    check(store(world.me).startswith(world.state), store(world.me))
+    world.start_system_daemon()
+    for user in (world.me, world.someone()):
+        equal(store(user), f"{world.system_state}, of the daemon of this machine", "store")
+
+
+@test
 def doctor_says_what_each_source_costs(world):
     costs = {line["source"]: line for line in world.met("doctor", "--cost", "--json").ok().json()}
     check({"cgroup", "process", "node", "block", "network"} <= costs.keys(), costs)

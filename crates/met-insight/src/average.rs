@@ -1,8 +1,8 @@
 //! What a job used per second of its life.
 
 use met_core::JOB;
-use met_core::job::{Record, State};
-use met_core::job_table::{CPU, MEMORY_NEEDED, WALL};
+use met_core::job::{QualityKind, Record, State};
+use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
 
 /// How long the job ran, or has been running. Unknown for one that has not begun, and for one that was
 /// lost: when it ended nobody saw.
@@ -30,6 +30,12 @@ pub fn cores(record: &Record, now_ns: i64) -> Option<f64> {
 /// The mean of a level over time, in the column's unit.
 pub fn level(record: &Record, column: usize) -> Option<f64> {
     Some(record.summaries.get(column)?.mean * JOB.columns[column].scale)
+}
+
+/// How well a mean is known. Needed memory that was added up by process is an estimate at its peak and on average.
+pub fn level_kind(record: &Record, column: usize) -> QualityKind {
+    let peak = record.totals.figure(MEMORY_NEEDED_PEAK).filter(|_| column == MEMORY_NEEDED);
+    peak.map(|peak| peak.kind).filter(|&kind| kind == QualityKind::Estimated).unwrap_or(QualityKind::Sampled)
 }
 
 /// The needed memory as a share of what the machine has: 0.5 is half of it.

@@ -8,7 +8,7 @@ use rusqlite::ErrorCode;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Leave it to the process that holds the lock.
-    #[error("{}: another process is the writer of this store", path.display())]
+    #[error("{}: another process writes this store at the moment; try again", path.display())]
     Locked { path: PathBuf },
     /// Nothing was touched; a newer program is needed.
     #[error(
@@ -20,17 +20,17 @@ pub enum StoreError {
     #[error("{}: damaged: {what}", path.display())]
     Damaged { path: PathBuf, what: String },
     /// Ask the process that holds it, or try again.
-    #[error("{}: in use by another process", path.display())]
+    #[error("{}: in use by another process; try again", path.display())]
     Busy { path: PathBuf },
     /// A server did not answer, or cannot now: the same again later.
-    #[error("{at}: {error}")]
+    #[error("{at} cannot be used now: {error}")]
     Unreachable { at: String, error: String },
     /// Understood and refused: the same again will not do.
-    #[error("{at}: {error}")]
+    #[error("{at} refuses: {error}")]
     Refused { at: String, error: String },
-    #[error("{}: {error}", path.display())]
+    #[error("cannot use {}: {error}; `met doctor` looks at the store", path.display())]
     Io { path: PathBuf, error: io::Error },
-    #[error("{}: {error}", path.display())]
+    #[error("the database {} cannot be used: {error}; `met doctor` looks at the store", path.display())]
     Database { path: PathBuf, error: rusqlite::Error },
 }
 

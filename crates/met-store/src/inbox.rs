@@ -100,6 +100,11 @@ impl JobDir {
         &self.path
     }
 
+    /// Finds out before anything runs whether the end of this job could be kept.
+    pub fn make_room(&self, record: &Record) -> io::Result<()> {
+        self.reserve_end(serde_json::to_vec(record)?.len() as u64 + END_GROWTH_BYTES)
+    }
+
     /// Writes the start and reserves the space of the end; an error here says that the end could not be
     /// kept either. Nobody waits for the disk: what a crash of the machine takes is a job without an end.
     pub fn write_start(&self, record: &Record) -> io::Result<()> {

@@ -99,12 +99,14 @@ pub enum Command {
     #[command(after_help = "Example:\n  met doctor")]
     Doctor(DoctorArgs),
     /// Show what a kilowatt hour emits; set it for a time, or compute the emissions of jobs anew
-    #[command(after_help = "Example:\n  met emissions set 34 --since 2026-01-14\n  met emissions recompute")]
+    #[command(
+        after_help = "Example:\n  met emissions set 34 --since 2026-01-14\n  met emissions recompute\n  met emissions unset"
+    )]
     Emissions(EmissionsArgs),
     /// Print the catalogue of everything measured
     #[command(after_help = "Example:\n  met metrics --markdown")]
     Metrics(MetricsArgs),
-    /// Print every key of the configuration file with its default
+    /// Print every key of the configuration file with its default; into a file or pipe as Markdown
     #[command(after_help = "Example:\n  met config | less")]
     Config,
     /// Print shell completions
@@ -115,6 +117,17 @@ pub enum Command {
     /// Write the man pages into a folder
     #[command(after_help = "Example:\n  met man ~/.local/share/man/man1")]
     Man(ManArgs),
+}
+
+// Values that are checked by what they mean may begin with a hyphen for the parser: who writes `--limit -1` is told
+// what is wrong with the number, and not that there is no option -1.
+
+fn number_of_jobs(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "write a whole number, such as 100".to_owned())
+}
+
+fn process_number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "write the number of a process, as `ps -e` shows it".to_owned())
 }
 
 impl Command {
@@ -150,7 +163,7 @@ pub struct TimeArgs {
     #[arg(long, short)]
     pub quiet: bool,
     /// Time between samples, e.g. 500ms
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub interval: Option<String>,
     /// Wait for processes that outlive the command
     #[arg(long)]
@@ -194,7 +207,7 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 pub struct AttachArgs {
     /// Process to measure
-    #[arg(value_name = "PID")]
+    #[arg(value_name = "PID", allow_negative_numbers = true, value_parser = process_number)]
     pub pid: u32,
     /// Name of the job (default: the process's name)
     #[arg(long, short)]
@@ -216,7 +229,7 @@ pub struct ListArgs {
     #[arg(long)]
     pub csv: bool,
     /// Jobs started after this time: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub since: Option<String>,
     /// Jobs in this state; may be repeated
     #[arg(long, value_name = "STATE")]
@@ -234,7 +247,7 @@ pub struct ListArgs {
     #[arg(long)]
     pub account: Option<String>,
     /// At most this many jobs, the newest (default: 50; all with --json and --csv)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = number_of_jobs)]
     pub limit: Option<usize>,
     /// Keep the list on the screen and up to date
     #[arg(long, short, conflicts_with_all = ["json", "csv"])]
@@ -274,7 +287,7 @@ pub struct NodeArgs {
     #[arg(long)]
     pub json: bool,
     /// Show its course since this time, as a daemon kept it: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub since: Option<String>,
     /// With --since: print every value as CSV
     #[arg(long, requires = "since", conflicts_with = "json")]
@@ -307,10 +320,10 @@ pub struct CancelArgs {
     #[arg(value_name = "JOB", required = true)]
     pub jobs: Vec<String>,
     /// Signal to begin with, by name or number
-    #[arg(long, value_name = "SIGNAL", default_value = "TERM")]
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM", allow_hyphen_values = true)]
     pub signal: String,
     /// How long the job may take to end before it is killed
-    #[arg(long, value_name = "TIME", default_value = "10s")]
+    #[arg(long, value_name = "TIME", default_value = "10s", allow_hyphen_values = true)]
     pub grace: String,
 }
 
@@ -402,7 +415,7 @@ pub struct NodesArgs {
 #[derive(Debug, Args)]
 pub struct ConfigureArgs {
     /// Time between samples, as behind `sampling.interval`: 1.5s, 100ms
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub period: Option<String>,
     /// Events to count, as behind `perf.events`: page_faults,instructions:u; an empty text is none
     #[arg(long, value_name = "EVENTS")]
@@ -438,10 +451,12 @@ pub struct EmissionsArgs {
 pub enum EmissionsCommand {
     /// Say what a kilowatt hour emitted from a time on
     Set(EmissionsSetArgs),
+    /// Take back what was set, for a time or altogether
+    Unset(EmissionsUnsetArgs),
     /// Compute the emissions of jobs that are over anew, by the factors as they are known now
     Recompute {
         /// Jobs started after this time: 2h, 7d, today, 2026-01-14 (default: all)
-        #[arg(long, value_name = "TIME")]
+        #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
         since: Option<String>,
     },
 }
@@ -449,13 +464,23 @@ pub enum EmissionsCommand {
 #[derive(Debug, Args)]
 pub struct EmissionsSetArgs {
     /// Grams of CO2 equivalent per kilowatt hour
-    #[arg(value_name = "GRAMS")]
+    #[arg(value_name = "GRAMS", allow_negative_numbers = true)]
     pub grams: f64,
     /// From when on: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub since: String,
     /// Until when (default: until another one is known)
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub until: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct EmissionsUnsetArgs {
+    /// From when on: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z (default: all)
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub since: Option<String>,
+    /// Until when (default: all)
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub until: Option<String>,
 }
 

@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::{Result, anyhow};
+
 use crate::protocol::{PROTOCOL, Reply, Request, read_frame, write_frame};
 
 /// A daemon that says nothing for this long is as good as gone.
@@ -47,6 +49,15 @@ impl Client {
     }
 }
 
+/// Why a daemon that was there did not do what was asked.
+pub fn unanswered(error: io::Error) -> anyhow::Error {
+    match error.kind() {
+        // Its own words.
+        io::ErrorKind::PermissionDenied => anyhow!("{error}"),
+        _ => anyhow!("the daemon does not answer: {error}; try again, `met doctor` says how it does"),
+    }
+}
+
 impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -54,8 +65,8 @@ impl AsFd for Client {
 }
 
 impl crate::jobs::Answers for Client {
-    fn call(&mut self, request: &Request) -> io::Result<Reply> {
-        Client::call(self, request)
+    fn call(&mut self, request: &Request) -> Result<Reply> {
+        Client::call(self, request).map_err(unanswered)
     }
 
     fn what(&self) -> &'static str {

@@ -288,8 +288,8 @@ pub struct Loaded {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file that was asked for, or one that is there and may not be read.
-    #[error("{}: {error}", path.display())]
-    Read { path: PathBuf, error: io::Error },
+    #[error("cannot read the configuration file {}, {whence}: {error}", path.display())]
+    Read { path: PathBuf, whence: &'static str, error: io::Error },
     #[error("{}:{line}: {message}", path.display())]
     Content { path: PathBuf, line: u64, message: String },
 }
@@ -473,9 +473,14 @@ fn load_with(
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Loaded, ConfigError> {
     let named = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(path) = explicit.map(Path::to_owned).or_else(|| named("MET_CONFIG")) {
-        let yaml = std::fs::read_to_string(&path)
-            .map_err(|error| ConfigError::Read { path: path.clone(), error })?;
+    let explicit = explicit.map(|path| (path.to_owned(), "which --config names"));
+    let by_variable = || named("MET_CONFIG").map(|path| (path, "which the variable MET_CONFIG names"));
+    if let Some((path, whence)) = explicit.or_else(by_variable) {
+        let yaml = std::fs::read_to_string(&path).map_err(|error| ConfigError::Read {
+            path: path.clone(),
+            whence,
+            error,
+        })?;
         return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path) });
     }
     let user = user_folder_with(&variable).map(|folder| folder.join("met.yaml"));
@@ -483,7 +488,10 @@ fn load_with(
         match std::fs::read_to_string(&path) {
             Ok(yaml) => return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path) }),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-            Err(error) => return Err(ConfigError::Read { path, error }),
+            Err(error) => {
+                let whence = "which is read unless --config or MET_CONFIG name another";
+                return Err(ConfigError::Read { path, whence, error });
+            }
         }
     }
     Ok(Loaded { config: Config::default(), path: None })

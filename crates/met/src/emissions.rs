@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use jiff::Timestamp;
 use met_core::MISSING;
 use met_core::course::Course;
@@ -138,6 +138,8 @@ impl Base {
 pub enum Correction {
     /// The factor from a time on, up to another one.
     Set { mg_per_kwh: i64, from_ns: i64, to_ns: Option<i64> },
+    /// Takes back what was set by hand for a time.
+    Unset { from_ns: i64, to_ns: i64 },
     /// What a provider told later.
     Told { factors: Vec<Factor> },
     /// The emissions of jobs that started since then.
@@ -161,9 +163,32 @@ impl Correction {
                 writer.put_factors(from_ns, to_ns.unwrap_or(i64::MAX), &new)?;
                 Ok(0)
             }
+            Correction::Unset { from_ns, to_ns } => {
+                let told = writer.factors()?;
+                let left = without_corrections(&told, from_ns, to_ns, &fixed(&config.emissions));
+                writer.put_factors(from_ns, to_ns, &left)?;
+                Ok(0)
+            }
             Correction::Recompute { since_ns } => recompute_since(writer, config, since_ns),
         }
     }
+}
+
+/// What is told between two times, and at the second one, when nothing holds there that was set by hand.
+fn without_corrections(told: &[Factor], from_ns: i64, to_ns: i64, fixed: &Factor) -> Vec<Factor> {
+    let is_by_hand = |factor: &Factor| factor.source == BY_HAND;
+    let last_before = |time_ns: i64| told.iter().rfind(|factor| factor.since_ns < time_ns);
+    // What was set before would go on to hold for ever.
+    let ended = last_before(from_ns).filter(|last| is_by_hand(last));
+    let mut left: Vec<Factor> =
+        ended.map(|_| Factor { since_ns: from_ns, ..fixed.clone() }).into_iter().collect();
+    let between = told.iter().filter(|factor| (from_ns..to_ns).contains(&factor.since_ns));
+    // One that is fixed only ended a correction.
+    left.extend(between.filter(|factor| !is_by_hand(factor) && !factor.is_fixed()).cloned());
+    let told_there = told.iter().any(|factor| factor.since_ns == to_ns);
+    let after = last_before(to_ns).filter(|last| is_by_hand(last) && to_ns != i64::MAX && !told_there);
+    left.extend(after.map(|factor| Factor { since_ns: to_ns, ..factor.clone() }));
+    left
 }
 
 /// Goes over all jobs, a few at a time: a store may hold more than fit into memory.
@@ -188,45 +213,59 @@ fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) 
             };
             let course = writer.course(&record.key)?;
             let pue = record.emission.as_ref().and_then(Emission::pue).unwrap_or(config.energy.pue);
-            if recompute(&mut record, &course, &factors, pue) {
-                changed.push(record);
+            match recompute(&mut record, &course, &factors, pue) {
+                Recomputed::Same => {}
+                Recomputed::OtherSource => changed.push(record),
+                Recomputed::OtherFigure => {
+                    changed.push(record);
+                    count += 1;
+                }
             }
             last = Some((base, factors));
         }
         writer.put_all(&changed)?;
-        count += changed.len() as u64;
     }
     Ok(count)
 }
 
-/// Whether a job that is over has other emissions by these factors.
-fn recompute(record: &mut Record, course: &Course, factors: &Factors, pue: f64) -> bool {
+/// What became of the emissions of a job.
+#[derive(Debug, PartialEq, Eq)]
+enum Recomputed {
+    Same,
+    /// As much as before, by a factor of another time or origin.
+    OtherSource,
+    OtherFigure,
+}
+
+/// Computes the emissions of a job that is over by these factors.
+fn recompute(record: &mut Record, course: &Course, factors: &Factors, pue: f64) -> Recomputed {
     let (Some(energy), Some(start_ns), Some(end_ns)) =
         (record.totals.figure(ENERGY).cloned(), record.start_ns, record.end_ns)
     else {
-        return false;
+        return Recomputed::Same;
     };
     if record.state.is_live() {
-        return false;
+        return Recomputed::Same;
     }
     let mut weighted = 0.0;
     let (mut before_ns, mut before_uj) = (start_ns, 0);
     let samples = course.times_ms.iter().zip(&course.columns[ENERGY]).filter(|&(_, &uj)| uj != MISSING);
     let samples = samples.map(|(&ms, &uj)| (ms.saturating_mul(1_000_000).min(end_ns), uj));
     for (at_ns, energy_uj) in samples.chain([(end_ns, energy.value)]) {
-        let Some(mg_per_kwh) = factors.mean_mg_per_kwh(before_ns, at_ns) else { return false };
+        let Some(mg_per_kwh) = factors.mean_mg_per_kwh(before_ns, at_ns) else { return Recomputed::Same };
         weighted += (energy_uj - before_uj).max(0) as f64 * mg_per_kwh;
         (before_ns, before_uj) = (at_ns, energy_uj.max(before_uj));
     }
     let emitted_ug = (weighted * 1000.0 / emission::UJ_PER_KWH as f64 * pue).round() as i64;
-    let Some(factor) = factors.at(end_ns) else { return false };
+    let Some(factor) = factors.at(end_ns) else { return Recomputed::Same };
     let emission = Some(node_energy::emission_of(factor, pue));
-    if record.totals.get(EMISSIONS) == Some(emitted_ug) && record.emission == emission {
-        return false;
+    let same_figure = record.totals.get(EMISSIONS) == Some(emitted_ug);
+    if same_figure && record.emission == emission {
+        return Recomputed::Same;
     }
     record.totals.set(EMISSIONS, emitted_ug, energy.kind, factor.source.clone());
     record.emission = emission;
-    true
+    if same_figure { Recomputed::OtherSource } else { Recomputed::OtherFigure }
 }
 
 /// Asks a real-time provider from time to time on a thread of its own.
@@ -356,20 +395,30 @@ fn get(url: &str, token: Option<&str>) -> Result<Vec<u8>> {
     if let Some(token) = token {
         request = request.header("auth-token", token);
     }
-    let mut answer = request.call()?;
+    // What stands behind the question mark is long and the same for everybody.
+    let server = url.split('?').next().unwrap_or(url);
+    let mut answer = request.call().map_err(|error| match error {
+        ureq::Error::StatusCode(401 | 403) => {
+            anyhow!("{server} does not take the token; see emissions.token_file")
+        }
+        ureq::Error::StatusCode(status) => anyhow!("{server} answers {status}; see emissions.url"),
+        error => anyhow!("{server} does not answer ({error}); see emissions.url"),
+    })?;
     let mut body = Vec::new();
-    answer.body_mut().as_reader().take(ANSWER_MAX).read_to_end(&mut body)?;
+    let read = answer.body_mut().as_reader().take(ANSWER_MAX).read_to_end(&mut body);
+    read.with_context(|| format!("the answer of {server} breaks off"))?;
     Ok(body)
 }
 
 /// A token that others can read is no secret.
 fn read_token(path: &Path) -> Result<String> {
     use std::os::unix::fs::MetadataExt;
-    let metadata = std::fs::metadata(path).with_context(|| format!("{}", path.display()))?;
+    let unread = || format!("cannot read {}, which emissions.token_file names", path.display());
+    let metadata = std::fs::metadata(path).with_context(unread)?;
     if metadata.mode() & 0o077 != 0 {
         bail!("{} can be read by others; `chmod 600` it", path.display());
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let text = std::fs::read_to_string(path).with_context(unread)?;
     Ok(text.trim().to_owned())
 }
 

@@ -168,13 +168,18 @@ fn corrected_factors_are_applied_to_the_course_of_the_energy() {
     let (mut record, samples) = job();
     let rte = config(Provider::Rte);
     let told_then = [told(0, 20, "rte eco2mix"), told(HOUR_NS, 60, "rte eco2mix")];
-    assert!(recompute(&mut record, &samples, &course(&rte, &told_then), 1.0));
+    assert_eq!(recompute(&mut record, &samples, &course(&rte, &told_then), 1.0), Recomputed::OtherFigure);
     assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 60) * 1_000_000));
     assert_eq!(record.emission.as_ref().unwrap().factor_time_ns, Some(HOUR_NS));
     assert_eq!(record.emission.as_ref().unwrap().pue(), Some(1.0));
-    assert!(!recompute(&mut record, &samples, &course(&rte, &told_then), 1.0), "nothing new");
+    assert_eq!(recompute(&mut record, &samples, &course(&rte, &told_then), 1.0), Recomputed::Same);
+    // The same factors under another name: the record says so, the figure stays.
+    let renamed: Vec<Factor> =
+        told_then.iter().map(|factor| Factor { source: BY_HAND.to_owned(), ..factor.clone() }).collect();
+    assert_eq!(recompute(&mut record, &samples, &course(&rte, &renamed), 1.0), Recomputed::OtherSource);
+    assert_eq!(record.emission.as_ref().unwrap().factor_source, BY_HAND);
     let corrected = [told(0, 20, "rte eco2mix"), told(HOUR_NS, 50, "rte eco2mix")];
-    assert!(recompute(&mut record, &samples, &course(&rte, &corrected), 1.5));
+    assert_eq!(recompute(&mut record, &samples, &course(&rte, &corrected), 1.5), Recomputed::OtherFigure);
     assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 50) * 1_500_000));
 }
 
@@ -290,4 +295,26 @@ fn settings_that_do_not_fit_are_refused() {
     assert!(check(&config(Provider::ElectricityMaps)).is_err());
     assert!(check(&Emissions { country: Some("Atlantis".into()), ..config(Provider::Country) }).is_err());
     assert!(check(&Emissions { country: Some("fra".into()), ..config(Provider::Country) }).is_ok());
+}
+
+#[test]
+fn what_was_set_is_taken_back_for_a_time_or_altogether() {
+    let (hand, rte) = (BY_HAND, "rte eco2mix");
+    let fixed = fixed(&config(Provider::Country));
+    let left = |told: &[Factor], from: i64, to: i64| {
+        let left = without_corrections(told, from, to, &fixed);
+        left.iter().map(|factor| (factor.since_ns, factor.mg_per_kwh / 1000)).collect::<Vec<_>>()
+    };
+    let world = fixed.mg_per_kwh / 1000;
+    let all = (i64::MIN, i64::MAX);
+    assert_eq!(left(&[told(10, 34, hand)], all.0, all.1), []);
+    // What a provider told stays, and so does what was set at other times.
+    let several = [told(0, 20, rte), told(10, 34, hand), told(20, 25, rte), told(30, 36, hand)];
+    assert_eq!(left(&several, all.0, all.1), [(0, 20), (20, 25)]);
+    assert_eq!(left(&several, 5, 25), [(20, 25)]);
+    // In the midst of a correction it is interrupted, and goes on afterwards.
+    assert_eq!(left(&[told(10, 34, hand)], 20, 30), [(20, world), (30, 34)]);
+    // What ended it is not needed any more.
+    let ended = [told(10, 34, hand), Factor { since_ns: 20, ..fixed.clone() }];
+    assert_eq!(left(&ended, all.0, all.1), []);
 }

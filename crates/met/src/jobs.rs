@@ -7,7 +7,7 @@ mod settling;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use met_core::course::Course;
 use met_core::job::{JobKey, Origin, Record, State};
 use met_core::{JOB, MISSING, Table, gpu};
@@ -41,6 +41,8 @@ trait JobSource {
         Ok(Vec::new())
     }
     fn remove(&mut self, key: &JobKey) -> Result<()>;
+    /// Keeps the end of a job that nobody waited for.
+    fn close(&mut self, end: &Record) -> Result<()>;
     /// Takes over an end that another source knows.
     fn learn(&mut self, _end: &Record) {}
 }
@@ -192,6 +194,17 @@ impl AllJobs {
         }
         Ok(())
     }
+
+    /// Tells the end of a job to whoever has it.
+    pub fn close(&mut self, end: &Record) -> Result<()> {
+        let job = JobRef::Id { manager: Some(end.key.manager.clone()), id: end.key.id.clone(), node: None };
+        for source in &mut self.sources {
+            if source.find(&job)?.iter().any(|known| known.key == end.key) {
+                source.close(end)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 fn is_known_end(record: &Record) -> bool {
@@ -241,7 +254,8 @@ const PAGE_JOBS: usize = 1000;
 
 /// Somebody who answers requests: a daemon on its socket, or a server.
 pub trait Answers {
-    fn call(&mut self, request: &Request) -> std::io::Result<Reply>;
+    /// Asks and waits for the answer; why there is none is told in full.
+    fn call(&mut self, request: &Request) -> Result<Reply>;
     /// What it is called in complaints.
     fn what(&self) -> &'static str;
 }
@@ -252,8 +266,7 @@ struct FromDaemon {
 
 impl FromDaemon {
     fn ask(&mut self, request: &Request) -> Result<Reply> {
-        let what = self.client.what();
-        self.client.call(request).with_context(|| format!("cannot ask {what}"))
+        self.client.call(request)
     }
 
     fn records(&mut self, request: &Request) -> Result<Vec<Record>> {
@@ -320,7 +333,7 @@ impl JobSource for FromDaemon {
     }
 
     fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
-        let asked = self.client.call(&Request::NodeParts { since_ms }).context("cannot ask the daemon")?;
+        let asked = self.ask(&Request::NodeParts { since_ms })?;
         let Reply::NodeParts(parts) = asked else { bail!("the daemon answered {asked:?}") };
         let mut courses = Vec::new();
         for (table, part) in parts {
@@ -360,6 +373,10 @@ impl JobSource for FromDaemon {
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         self.ask(&Request::Remove(key.clone())).map(drop)
+    }
+
+    fn close(&mut self, end: &Record) -> Result<()> {
+        self.ask(&Request::Ended(Box::new(end.clone()))).map(drop)
     }
 
     fn learn(&mut self, end: &Record) {

@@ -27,6 +27,10 @@ use crate::supervise::{self, Assignment, Channel, Command, look_up};
 /// The hidden first argument of a supervisor's command line.
 pub const SUPERVISE: &str = "__supervise";
 
+/// Where a limit of processes, of open files or of memory is reached.
+const NO_SUPERVISOR: &str =
+    "cannot start a supervisor for the job (`ulimit -a` shows the limits of this user)";
+
 /// What a record keeps of a command line.
 const COMMAND_BYTES_MAX: usize = 64 << 10;
 
@@ -105,6 +109,9 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
             folded: Vec::new(),
         }),
     };
+    if draft.keep {
+        make_room(setting, id, &record)?;
+    }
     Ok(Assignment {
         record,
         inbox: draft.keep.then(|| setting.user.state.clone()),
@@ -117,6 +124,15 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
             .iter()
             .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec()))
             .collect(),
+    })
+}
+
+/// On a full disk a job is refused before anything of it runs, and nothing of it stays.
+fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
+    let folder = JobDir::open(&setting.user.state, id);
+    folder.make_room(record).map_err(|error| {
+        let _ = folder.remove();
+        setting.user.cannot_keep("a job", &error)
     })
 }
 
@@ -135,11 +151,14 @@ fn live_events(setting: &Setting, system: Option<&mut Client>) -> Option<Vec<Str
 fn reserve(setting: &Setting, system: Option<&mut Client>) -> Result<u64> {
     setting.user.create()?;
     let state = &setting.user.state;
-    let in_state = || format!("cannot keep a job in {}", state.display());
-    let (mut own_id, mut own_dir) = JobDir::reserve(state, 1).with_context(in_state)?;
+    let unkept = |error: io::Error| setting.user.cannot_keep("a job", &error);
+    let (mut own_id, mut own_dir) = JobDir::reserve(state, 1).map_err(unkept)?;
     let Some(system) = system else { return Ok(own_id) };
     loop {
-        let id = match system.call(&Request::Reserve { at_least: own_id })? {
+        let id = match system
+            .call(&Request::Reserve { at_least: own_id })
+            .context("the daemon of this machine gives no id; `met doctor` says how it does")?
+        {
             Reply::Reserved { id } => id,
             reply => bail!("the system daemon answered {reply:?}"),
         };
@@ -147,14 +166,14 @@ fn reserve(setting: &Setting, system: Option<&mut Client>) -> Result<u64> {
             return Ok(id);
         }
         let claimed = JobDir::claim(state, id);
-        own_dir.remove().with_context(in_state)?;
+        own_dir.remove().map_err(unkept)?;
         match claimed {
             Ok(_) => return Ok(id),
             // Another command of this user has it for its own; further up both agree.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                (own_id, own_dir) = JobDir::reserve(state, id + 1).with_context(in_state)?;
+                (own_id, own_dir) = JobDir::reserve(state, id + 1).map_err(unkept)?;
             }
-            Err(error) => return Err(error).with_context(in_state),
+            Err(error) => return Err(unkept(error)),
         }
     }
 }
@@ -226,11 +245,11 @@ pub fn fork_supervisor(
     program: &Path,
     argv: &[OsString],
 ) -> Result<Supervisor> {
-    let (ours, theirs) = UnixStream::pair()?;
-    let signals = supervise::Signals::block()?;
+    let (ours, theirs) = UnixStream::pair().context(NO_SUPERVISOR)?;
+    let signals = supervise::Signals::block().context(NO_SUPERVISOR)?;
     // SAFETY: one thread; the child goes on as an ordinary single-threaded process.
     match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()).context("cannot fork"),
+        -1 => Err(io::Error::last_os_error()).context(NO_SUPERVISOR),
         0 => {
             drop(ours);
             signals.release();
@@ -276,7 +295,7 @@ pub fn exec_watcher(assignment: &Assignment, surroundings: Surroundings) -> Resu
 }
 
 fn exec(assignment: &Assignment, arguments: &[&OsStr], surroundings: Surroundings) -> Result<UnixStream> {
-    let (mut ours, theirs) = UnixStream::pair()?;
+    let (mut ours, theirs) = UnixStream::pair().context(NO_SUPERVISOR)?;
     let theirs_fd = theirs.as_raw_fd();
     let mut command = std::process::Command::new("/proc/self/exe");
     command.arg0("met").arg(SUPERVISE).args(arguments);
@@ -293,9 +312,9 @@ fn exec(assignment: &Assignment, arguments: &[&OsStr], surroundings: Surrounding
             if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         });
     }
-    command.spawn().context("cannot start a supervisor")?;
+    command.spawn().context(NO_SUPERVISOR)?;
     drop(theirs);
-    protocol::write_frame(&mut ours, assignment)?;
+    protocol::write_frame(&mut ours, assignment).context("the supervisor ended at once; try again")?;
     Ok(ours)
 }
 

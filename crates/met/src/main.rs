@@ -14,6 +14,7 @@ mod launch;
 mod managers;
 mod node_energy;
 mod node_series;
+mod output;
 mod paths;
 mod processes;
 mod protocol;

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::config::{Config, StorageName};
+use crate::failure::Failure;
+use crate::output;
 
 /// The two directories of one daemon, a user's or the system's.
 #[derive(Clone, Debug)]
@@ -53,16 +55,37 @@ impl Place {
 
     /// Makes both directories; nobody else may look into the state.
     pub fn create(&self) -> Result<()> {
-        create_private(&self.state).with_context(|| {
-            format!(
-                "cannot keep anything in {}; set XDG_STATE_HOME to a folder of yours",
-                self.state.display()
-            )
-        })?;
+        create_private(&self.state).map_err(|error| self.cannot_keep("anything", &error))?;
         // Everybody may reach a system daemon's socket; the daemon checks who asks.
         let runtime_mode = if self.system { 0o755 } else { 0o700 };
-        create_with_mode(&self.runtime, runtime_mode)
-            .with_context(|| format!("cannot create {}", self.runtime.display()))
+        create_with_mode(&self.runtime, runtime_mode).map_err(|error| {
+            refusal(format!("cannot create {}", self.runtime.display()), &error, self.remedy(&self.runtime))
+        })
+    }
+
+    /// Why `what` cannot be kept in the state, and what would help.
+    pub fn cannot_keep(&self, what: &str, error: &io::Error) -> anyhow::Error {
+        let claim = format!("cannot keep {what} in {}", self.state.display());
+        refusal(claim, error, self.remedy(&self.state))
+    }
+
+    /// Who decides where a folder lies.
+    fn remedy(&self, folder: &Path) -> &'static str {
+        // What is kept in memory lies beside the socket.
+        match (self.system, folder.starts_with(&self.runtime)) {
+            (false, false) => "set XDG_STATE_HOME to a folder of yours",
+            (false, true) => "set XDG_RUNTIME_DIR to a folder of yours",
+            (true, false) => "name a folder that can be written in met.yaml: system.state",
+            (true, true) => "name a folder that can be written in met.yaml: system.runtime",
+        }
+    }
+}
+
+/// A folder of the wrong kind is for the caller to change; a full disk is nobody's mistake.
+fn refusal(claim: String, error: &io::Error, remedy: &str) -> anyhow::Error {
+    match output::is_full(error.kind()) {
+        true => Failure::with_code(1, format!("{claim}: {error}; free space there, or {remedy}")),
+        false => Failure::usage(format!("{claim}: {error}; {remedy}")),
     }
 }
 
@@ -110,4 +133,35 @@ fn user_runtime(state: &Path) -> PathBuf {
 
 fn absolute_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal_of(system: bool, state: &str, kind: io::ErrorKind) -> (i32, String) {
+        let place = Place { state: state.into(), runtime: "/r/met".into(), system };
+        let refusal = place.cannot_keep("anything", &kind.into());
+        let failure = refusal.downcast_ref::<Failure>().unwrap();
+        (failure.code, failure.message.clone())
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_refused_with_what_decides_where_it_is() {
+        let denied = io::ErrorKind::PermissionDenied;
+        let (code, words) = refusal_of(false, "/s", denied);
+        let expected =
+            "cannot keep anything in /s: permission denied; set XDG_STATE_HOME to a folder of yours";
+        assert_eq!((code, words.as_str()), (2, expected));
+        assert!(refusal_of(true, "/s", denied).1.ends_with("met.yaml: system.state"));
+        assert!(refusal_of(true, "/r/met/state", denied).1.ends_with("met.yaml: system.runtime"));
+        assert!(refusal_of(false, "/r/met/state", denied).1.contains("XDG_RUNTIME_DIR"));
+    }
+
+    #[test]
+    fn a_full_disk_is_no_mistake_of_the_caller() {
+        let (code, words) = refusal_of(false, "/s", io::ErrorKind::StorageFull);
+        assert_eq!(code, 1);
+        assert!(words.contains("free space there, or set XDG_STATE_HOME"), "{words}");
+    }
 }

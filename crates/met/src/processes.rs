@@ -91,6 +91,24 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
         .collect()
 }
 
+/// Which of these jobs a process is part of: the innermost, where they lie in each other.
+pub fn job_of<'a>(host: &Host, jobs: &'a [Record], process: ProcessId) -> Option<&'a Record> {
+    let mut members = Members::default();
+    for (slot, record) in (0..).zip(jobs) {
+        // A sampler has one job for a root; the others would hide the one that is asked for.
+        if record.local.as_ref().and_then(|local| local.main) == Some(process) {
+            return Some(record);
+        }
+        if let Some(spec) = spec(host, record, slot) {
+            members.add(spec);
+        }
+    }
+    members.refresh(host).ok()?;
+    let of = |slot: &u32| members.processes_of(*slot).any(|member| member == process);
+    let found = (0..).zip(jobs).filter(|(slot, _)| of(slot));
+    found.map(|(_, record)| record).max_by_key(|record| record.start_ns)
+}
+
 fn look_at(host: &Host, id: ProcessId) -> Option<Process> {
     let mut text = Vec::new();
     host.read_small(format!("/proc/{}/stat", id.pid), &mut text).ok()?;

@@ -302,7 +302,7 @@ pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result
 
 pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Result<T> {
     let mut length = [0; 4];
-    from.read_exact(&mut length)?;
+    from.read_exact(&mut length).map_err(hung_up)?;
     let length = u32::from_le_bytes(length);
     if length > REPLY_BYTES_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "frame is too long"));
@@ -311,9 +311,21 @@ pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Res
     let mut body = Vec::with_capacity(length.min(64 << 10) as usize);
     from.take(u64::from(length)).read_to_end(&mut body)?;
     if body.len() < length as usize {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+        return Err(hung_up(io::ErrorKind::UnexpectedEof.into()));
     }
-    Ok(serde_json::from_slice(&body)?)
+    serde_json::from_slice(&body).map_err(|error| {
+        let why = format!("what it says is not understood, it may be another version of met ({error})");
+        io::Error::new(io::ErrorKind::InvalidData, why)
+    })
+}
+
+/// Who ends in the midst of a frame, or before it, has said nothing of why.
+fn hung_up(error: io::Error) -> io::Error {
+    match error.kind() {
+        kind @ io::ErrorKind::UnexpectedEof => io::Error::new(kind, "it closed the connection"),
+        kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, "it says nothing"),
+        _ => error,
+    }
 }
 
 /// Takes one whole frame off the front of what has arrived so far, if there is one.
@@ -359,6 +371,9 @@ mod tests {
         assert!(take_frame::<Request>(&mut vec![0xff; 8]).is_err());
         assert!(take_frame::<Request>(&mut b"\x02\0\0\0{]".to_vec()).is_err());
         assert!(read_frame::<Request>(&mut &b"\xff\xff\xff\xff"[..]).is_err());
-        assert!(read_frame::<Request>(&mut &b"\x09\0\0\0{}"[..]).is_err());
+        let said = |bytes: &[u8]| read_frame::<Request>(&mut &bytes[..]).unwrap_err().to_string();
+        assert_eq!(said(b"\x09\0\0\0{}"), "it closed the connection");
+        assert_eq!(said(b""), "it closed the connection");
+        assert!(said(b"\x02\0\0\0{]").contains("another version of met"));
     }
 }

@@ -1,7 +1,7 @@
 //! The figures of a job that still runs, kept up to date sample by sample in constant memory.
 
 use met_core::job::{Summaries, Summary};
-use met_core::job_table::CPU;
+use met_core::job_table::{CPU, PROCESSES};
 use met_core::{JOB, Kind, MISSING, rate};
 
 /// What all samples so far sum up to.
@@ -71,7 +71,8 @@ impl Running {
     pub fn counters(&self, since_first: bool) -> impl Iterator<Item = (usize, i64)> {
         let known = move |(index, column): (usize, &Column)| {
             let ((_, last), first) = (column.last?, column.first?);
-            let value = if since_first { last - first } else { last };
+            // Processes are counted from the attaching on, those of the first look included.
+            let value = if since_first && index != PROCESSES { last - first } else { last };
             (JOB.columns[index].kind == Kind::Counter && value >= 0).then_some((index, value))
         };
         self.columns.iter().enumerate().filter_map(known)
@@ -155,6 +156,18 @@ mod tests {
         let mut cells = vec![MISSING; JOB.columns.len()];
         (cells[CPU], cells[MEMORY_NEEDED]) = (cpu, memory);
         cells
+    }
+
+    #[test]
+    fn a_process_that_was_attached_to_is_one_that_was_seen() {
+        let mut running = Running::new(1_000, 500);
+        let mut first = cells(7_000, 10);
+        first[PROCESSES] = 1;
+        running.push(0, &first);
+        let mut last = cells(9_000, 10);
+        last[PROCESSES] = 3;
+        running.push(1_000, &last);
+        assert_eq!(running.counters(true).collect::<Vec<_>>(), [(CPU, 2_000), (PROCESSES, 3)]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::daemon::schedulers::Schedulers;
 use crate::daemon::told;
 use crate::failure::Failure;
 use crate::jobs::{self, JobsFilter};
-use crate::paths::create_private;
+use crate::paths::{Place, create_private};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::setting::Setting;
 use crate::supervise::Signals;
@@ -45,9 +45,11 @@ const NODE_SPAN_MS: i64 = 6 * 3_600_000;
 
 /// Where a server keeps things: beside what a daemon of the same machine keeps.
 pub fn state(setting: &Setting) -> PathBuf {
-    let root = rustix::process::getuid().is_root();
-    let place = if root { &setting.system } else { &setting.user };
-    place.state.join("server")
+    place(setting).state.join("server")
+}
+
+fn place(setting: &Setting) -> &Place {
+    if rustix::process::getuid().is_root() { &setting.system } else { &setting.user }
 }
 
 /// Serves until told to end.
@@ -55,9 +57,9 @@ pub fn serve(setting: &Setting) -> Result<()> {
     crate::name_process(c"met-server");
     met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
     let state = state(setting);
-    create_private(&state).with_context(|| format!("cannot keep anything in {}", state.display()))?;
+    create_private(&state).map_err(|error| place(setting).cannot_keep("anything", &error))?;
     let _only = only_one(&state)?;
-    let signals = Signals::block()?;
+    let signals = Signals::block().context("the server cannot listen for signals")?;
     let backends = setting.config.store.backends().map_err(|error| Failure::usage(error.to_string()))?;
     let keeper = Keeper::start(Plan {
         state: state.clone(),

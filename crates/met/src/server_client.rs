@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow, bail};
 use met_sinks::forward::link::{self, Address, Link};
 
 use crate::failure::Failure;
@@ -15,7 +15,7 @@ const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
 pub struct ServerClient {
     link: Link,
-    has_token: bool,
+    token_file: Option<PathBuf>,
 }
 
 /// How a person reaches a server: its address, and files for the rest.
@@ -30,8 +30,8 @@ pub struct Asked {
 impl ServerClient {
     pub fn open(asked: &Asked) -> Result<ServerClient> {
         let usage = |error: link::BadAddress| Failure::usage(error.to_string());
-        let token = asked.token_file.as_deref().map(link::token_of).transpose().map_err(usage)?;
-        let has_token = token.is_some();
+        let token = asked.token_file.as_deref().map(link::token_of).transpose();
+        let token = token.map_err(|error| Failure::usage(format!("no token for {}: {error}", asked.url)))?;
         let address = Address {
             url: asked.url.clone(),
             token,
@@ -39,25 +39,61 @@ impl ServerClient {
             certificate: None,
             plain: asked.plain,
         };
-        Ok(ServerClient { link: Link::open(&address).map_err(usage)?, has_token })
+        Ok(ServerClient { link: Link::open(&address).map_err(usage)?, token_file: asked.token_file.clone() })
     }
 }
 
+impl ServerClient {
+    /// What the caller gave and the server does not take is for the caller to change.
+    fn refused(&self, answer: &link::Answer) -> anyhow::Error {
+        let url = self.link.url();
+        match (answer.status, &self.token_file) {
+            (401, None) => Failure::usage(format!(
+                "{url} wants a token: one line in ~/.config/met/token (chmod 600), which `met server enroll --user NAME` prints there"
+            )),
+            (401, Some(path)) => Failure::usage(format!(
+                "{url} does not know the token in {}; `met server enroll --user NAME` prints a new one there",
+                path.display()
+            )),
+            (403, _) => Failure::usage(format!("{url} refuses: {}", reason(answer))),
+            (404 | 405, _) => Failure::usage(format!(
+                "{url} answers, but not as a met server does ({}); see the address and the port",
+                answer.status
+            )),
+            (status, _) => anyhow!("{url} answers {status}: {}; its log says more", reason(answer)),
+        }
+    }
+}
+
+/// Why nobody answered at an address, and what to look at.
+pub fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
+    let advice = match error.kind() {
+        io::ErrorKind::ConnectionRefused => "is `met server` running there, on this port?",
+        io::ErrorKind::InvalidData if error.to_string().contains("certificate") => {
+            "name who vouches for it in met.yaml: client.ca_file"
+        }
+        _ => "see that the address is right, and that it can be reached from here",
+    };
+    Failure::usage(format!("cannot reach the server {url}: {error}; {advice}"))
+}
+
 impl Answers for ServerClient {
-    fn call(&mut self, request: &Request) -> io::Result<Reply> {
+    fn call(&mut self, request: &Request) -> Result<Reply> {
         let question = serde_json::to_vec(request)?;
         let answer =
             self.link.post(ASK, &[("Content-Type", "application/json")], &question, ANSWER_BYTES_MAX);
-        let answer = answer.map_err(|error| io::Error::other(format!("{}: {error}", self.link.url())))?;
-        match answer.status {
-            200 => Ok(serde_json::from_slice(&answer.body)?),
-            401 if !self.has_token => Err(io::Error::other(format!(
-                "{} wants a token: one line in ~/.config/met/token (chmod 600), which `met server enroll --user NAME` prints there",
-                self.link.url()
-            ))),
-            401 if answer.body.is_empty() => Err(io::ErrorKind::PermissionDenied.into()),
-            status => {
-                Err(io::Error::other(format!("{} answers {status}: {}", self.link.url(), reason(&answer))))
+        let answer = answer.map_err(|error| unreachable(self.link.url(), &error))?;
+        if answer.status != 200 {
+            return Err(self.refused(&answer));
+        }
+        match serde_json::from_slice(&answer.body) {
+            Ok(Reply::Error { message }) => bail!("{message}"),
+            Ok(reply) => Ok(reply),
+            Err(error) => {
+                let url = self.link.url();
+                bail!(
+                    "{url} answers what this met does not understand ({error}); is it a met server of this version?"
+                )
             }
         }
     }
@@ -72,4 +108,42 @@ fn reason(answer: &link::Answer) -> String {
     let told: Option<serde_json::Value> = serde_json::from_slice(&answer.body).ok();
     let told = told.as_ref().and_then(|told| told["error"].as_str()).map(str::to_owned);
     told.unwrap_or_else(|| answer.reason())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(status: u16, token_file: Option<&str>) -> (i32, String) {
+        let asked = Asked { url: "http://127.0.0.1:9".to_owned(), ..Asked::default() };
+        let mut client = ServerClient::open(&asked).unwrap();
+        client.token_file = token_file.map(PathBuf::from);
+        let answer = link::Answer { status, retry_after: None, body: br#"{"error":"why"}"#.to_vec() };
+        let error = client.refused(&answer);
+        (error.downcast_ref::<Failure>().map_or(1, |failure| failure.code), error.to_string())
+    }
+
+    #[test]
+    fn what_the_caller_can_change_is_bad_input_and_what_he_cannot_is_not() {
+        let (code, words) = refusal(401, Some("/home/a/token"));
+        assert_eq!(code, 2);
+        assert!(
+            words.contains("the token in /home/a/token") && words.contains("met server enroll"),
+            "{words}"
+        );
+        assert!(refusal(401, None).1.contains("wants a token"));
+        assert_eq!(refusal(404, None).0, 2);
+        assert_eq!(
+            refusal(503, None),
+            (1, "http://127.0.0.1:9 answers 503: why; its log says more".to_owned())
+        );
+    }
+
+    #[test]
+    fn an_address_at_which_nobody_answers_is_told_with_what_to_look_at() {
+        let error = unreachable("http://n1:1", &io::ErrorKind::ConnectionRefused.into());
+        assert_eq!(error.downcast_ref::<Failure>().unwrap().code, 2);
+        let words = "cannot reach the server http://n1:1: connection refused; is `met server` running there, on this port?";
+        assert_eq!(error.to_string(), words);
+    }
 }

@@ -31,7 +31,11 @@ impl Setting {
         let user = Place::user(&loaded.config, &host.facts().machine_id)?;
         let system = Place::system(&loaded.config);
         // A daemon that is started later runs in another folder.
-        let config_path = loaded.path.map(std::path::absolute).transpose()?;
+        let config_path = loaded
+            .path
+            .map(std::path::absolute)
+            .transpose()
+            .context("cannot tell the folder of the configuration file")?;
         Ok(Setting { host, config: loaded.config, config_path, user, system, server: None })
     }
 

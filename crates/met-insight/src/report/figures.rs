@@ -72,7 +72,9 @@ impl Reader<'_> {
         ];
         for (label, bytes, count) in calls {
             let rate = Detail::after(self.rate(bytes, Measure::BytesPerSecond), "");
-            let count = Detail::after(self.total(count), "calls");
+            let count = self.total(count);
+            let word = if count.is_some_and(|count| count.value == 1.0) { "call" } else { "calls" };
+            let count = Detail::after(count, word);
             section.put(label, self.total(bytes), [rate, count]);
         }
         for (label, index) in [("received", column::NETWORK_RECEIVED), ("sent", column::NETWORK_SENT)] {

@@ -43,7 +43,7 @@ impl Reader<'_> {
 
     pub(super) fn level(&self, index: usize, measure: Measure) -> Option<Amount> {
         let value = average::level(self.record, index)?;
-        Some(Amount { value, measure, quality: QualityKind::Sampled })
+        Some(Amount { value, measure, quality: average::level_kind(self.record, index) })
     }
 
     pub(super) fn wall(&self) -> Option<Amount> {

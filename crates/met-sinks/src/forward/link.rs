@@ -55,7 +55,7 @@ pub enum BadAddress {
         "{0}: over plain HTTP all on the way can read it; use https, or allow it (`plain: yes` in the section `forward` or `client`, or --plain)"
     )]
     Plain(String),
-    #[error("{path}: {error}", path = .path.display())]
+    #[error("cannot read {path}: {error}", path = .path.display())]
     File { path: PathBuf, error: io::Error },
     #[error("{path}: {why}", path = .path.display())]
     Content { path: PathBuf, why: String },
@@ -106,16 +106,25 @@ impl Link {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let other = |error: ureq::Error| io::Error::other(error.to_string());
-        let mut response = request.send(body).map_err(other)?;
+        let mut response = request.send(body).map_err(cause)?;
         let retry_after =
             response.headers().get("Retry-After").and_then(|value| value.to_str().ok()?.parse().ok());
-        let body = response.body_mut().with_config().limit(bytes_max).read_to_vec().map_err(other)?;
+        let body = response.body_mut().with_config().limit(bytes_max).read_to_vec().map_err(cause)?;
         Ok(Answer {
             status: response.status().as_u16(),
             retry_after: retry_after.map(Duration::from_secs),
             body,
         })
+    }
+}
+
+/// What happened, without the words of the library around it.
+fn cause(error: ureq::Error) -> io::Error {
+    match error {
+        ureq::Error::Io(error) => error,
+        ureq::Error::HostNotFound => io::Error::new(io::ErrorKind::NotFound, "no host has this name"),
+        ureq::Error::Timeout(_) => io::Error::new(io::ErrorKind::TimedOut, "no answer in time"),
+        other => io::Error::other(other.to_string()),
     }
 }
 

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::Origin;
+use met_core::job::{LOCAL, Origin, ProcessId, Record, State};
 use met_host::{Host, parse};
 
 use crate::cli::{AttachArgs, DetachArgs};
 use crate::commands::cancel;
 use crate::failure::Failure;
-use crate::jobs::AllJobs;
+use crate::jobs::{AllJobs, JobsFilter};
 use crate::launch::{self, Draft, Surroundings};
+use crate::output;
 use crate::processes;
 use crate::protocol;
 use crate::setting::Setting;
@@ -35,6 +36,7 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
             "process {pid} belongs to another user; only root may measure it"
         )));
     }
+    refuse_measured(setting, process)?;
     let command = processes::command_of(&setting.host, pid);
     let name = args.name.clone().unwrap_or_else(|| name_of(&setting.host, pid));
     let draft = Draft {
@@ -55,16 +57,40 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
     }
     let surroundings = Surroundings { cwd: PathBuf::from("/"), stdout: Stdio::null(), stderr: Stdio::null() };
     let mut channel = launch::exec_watcher(&assignment, surroundings)?;
-    match protocol::read_frame(&mut channel).context("the supervisor died before it attached")? {
-        Notice::Started(record) if args.print_id => writeln!(io::stdout(), "{}", record.key.id)?,
-        Notice::Started(record) => {
-            let name = crate::view::text::escape(&record.name);
-            writeln!(io::stdout(), "Attached to pid {pid} as job {} \"{name}\"", record.key.id)?;
-        }
+    let record = match protocol::read_frame(&mut channel).context("the supervisor died before it attached")? {
+        Notice::Started(record) => record,
         Notice::Failed { message } => bail!("cannot attach to {pid}: {message}"),
         notice => bail!("unexpected answer {notice:?}"),
-    }
-    Ok(0)
+    };
+    let (id, name) = (&record.key.id, crate::view::text::escape(&record.name));
+    let told = match args.print_id {
+        true => writeln!(output::stdout(), "{id}"),
+        false => writeln!(output::stdout(), "Attached to pid {pid} as job {id} \"{name}\""),
+    };
+    Ok(told.map_or_else(|error| untold(&record, &error), |()| 0))
+}
+
+/// What is measured already is not measured twice: the two would share what is sampled of it.
+fn refuse_measured(setting: &Setting, process: ProcessId) -> Result<()> {
+    let live = JobsFilter {
+        states: vec![State::Running, State::Suspended, State::Pending],
+        manager: Some(LOCAL.to_owned()),
+        ..JobsFilter::default()
+    };
+    let jobs = AllJobs::open(setting)?.jobs(&live)?;
+    let Some(job) = processes::job_of(&setting.host, &jobs, process) else { return Ok(()) };
+    let (pid, id, name) = (process.pid, &job.key.id, crate::view::text::escape(&job.name));
+    Err(Failure::usage(match job.local.as_ref().and_then(|local| local.main) == Some(process) {
+        true => format!("process {pid} is measured already, as job {id} \"{name}\"; met show {id} shows it"),
+        false => format!("process {pid} is part of job {id} \"{name}\" already; met ps {id} shows it"),
+    }))
+}
+
+/// It is measured, though the one who asked was not told so; the exit code.
+fn untold(record: &Record, error: &io::Error) -> i32 {
+    let id = &record.key.id;
+    tracing::error!("job {id} is measured (met show {id}, met detach {id}), but {error}");
+    1
 }
 
 /// Ends the measuring; the process runs on.
@@ -76,7 +102,7 @@ pub fn detach(setting: &Setting, args: &DetachArgs) -> Result<i32> {
         return Err(Failure::usage(format!("job {id} is not attached to a running process")));
     }
     cancel::tell_supervisor(setting, &record, libc::SIGTERM)?;
-    writeln!(io::stdout(), "Detached job {id}; its process runs on")?;
+    writeln!(output::stdout(), "Detached job {id}; its process runs on")?;
     Ok(0)
 }
 

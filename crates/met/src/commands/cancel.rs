@@ -4,15 +4,21 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{Origin, ProcessId, Record};
+use met_core::MISSING;
+use met_core::job::QualityKind::Measured;
+use met_core::job::{Origin, ProcessId, Record, State};
+use met_core::job_table::{CPU, CPU_SYSTEM, CPU_USER, MEMORY_PEAK, WALL};
+use met_host::Host;
 use met_jobs::enclosure;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cli::CancelArgs;
 use crate::failure::Failure;
-use crate::jobs::AllJobs;
+use crate::jobs::{self, AllJobs};
 use crate::managers;
+use crate::output;
 use crate::processes::{self, Process};
+use crate::sampler::Reading;
 use crate::setting::Setting;
 use crate::supervise::{cancel_signal, parse_signal};
 use crate::view::units;
@@ -53,7 +59,7 @@ fn refuse_foreign(records: &[Record]) -> Result<()> {
 }
 
 fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     let processes = members(setting, record);
     if processes.is_empty() && !record.state.is_live() {
         writeln!(stdout, "Job {} has already ended ({})", record.key.id, record.state.name())?;
@@ -64,12 +70,35 @@ fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) 
     let count = processes.len();
     end_all(setting, record, signal, grace)?;
     wait_for_supervisor(setting, record);
+    if record.state == State::Lost && count > 0 {
+        // Nobody else saw its end: it was here.
+        let end = end_of_lost(&setting.host, record, jobs::now_ns());
+        AllJobs::open(setting)?
+            .close(&end)
+            .with_context(|| format!("cannot keep the end of job {}", record.key.id))?;
+    }
     if let Some(local) = &record.local {
         enclosure::remove(&local.cgroup);
     }
     let plural = if count == 1 { "" } else { "es" };
     writeln!(stdout, "Cancelled job {} ({count} process{plural})", record.key.id)?;
     Ok(())
+}
+
+/// How a job ended whose supervisor did not see it: just now, by us, with what its cgroup has counted. How its main
+/// process ended nobody knows.
+fn end_of_lost(host: &Host, record: &Record, now_ns: i64) -> Record {
+    let mut end = Record { state: State::Cancelled, end_ns: Some(now_ns), ..record.clone() };
+    if let Some(wall_ns) = end.start_ns.map(|start_ns| now_ns - start_ns).filter(|&wall_ns| wall_ns >= 0) {
+        end.totals.set(WALL, wall_ns, Measured, "clock");
+    }
+    let counted = Reading::after_end(host, record).cgroup;
+    for column in [CPU, CPU_USER, CPU_SYSTEM, MEMORY_PEAK] {
+        if counted[column] != MISSING {
+            end.totals.set(column, counted[column], Measured, "cgroup");
+        }
+    }
+    end
 }
 
 /// The processes to end. A record that another user wrote speaks for his own processes only.
@@ -195,6 +224,18 @@ fn wait_for_supervisor(setting: &Setting, record: &Record) {
 mod tests {
     use super::*;
     use crate::view::sample;
+
+    #[test]
+    fn a_lost_job_that_was_ended_is_cancelled_with_the_time_it_ran() {
+        let host = Host::real().unwrap();
+        let mut lost = sample::bare(1, "x");
+        (lost.state, lost.end_ns) = (State::Lost, None);
+        let start_ns = lost.start_ns.unwrap();
+        let end = end_of_lost(&host, &lost, start_ns + 5_000);
+        assert_eq!((end.state, end.end_ns, end.exit_code), (State::Cancelled, Some(start_ns + 5_000), None));
+        assert_eq!(end.totals.get(WALL), Some(5_000));
+        assert_eq!(end.totals.get(CPU), lost.totals.get(CPU), "without a cgroup nothing more is known");
+    }
 
     #[test]
     fn a_job_of_a_manager_is_left_to_it() {

@@ -8,10 +8,11 @@ use anyhow::{Result, bail};
 use met_jobs::layouts::Layout;
 
 use crate::cli::ConfigureArgs;
-use crate::client::Client;
+use crate::client::{Client, unanswered};
 use crate::config;
 use crate::failure::Failure;
 use crate::jobs::JobRef;
+use crate::output;
 use crate::protocol::{Change, Held, InForce, Reply, Request, Whence};
 use crate::setting::Setting;
 
@@ -23,13 +24,13 @@ pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
     };
     let reply = client.call(&request).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::usage(error.to_string()),
-        _ => anyhow::Error::from(error).context("cannot ask the daemon"),
+        _ => unanswered(error),
     })?;
     let Reply::InForce(held) = reply else { bail!("the daemon answered {reply:?}") };
     if let Some(note) = &held.note {
         tracing::warn!("{note}");
     }
-    write!(io::stdout(), "{}", Shown(&held))?;
+    write!(output::stdout(), "{}", Shown(&held))?;
     Ok(0)
 }
 

@@ -6,12 +6,14 @@ use anyhow::{Result, bail};
 use met_sinks::forward::link::{self, Address, Link};
 
 use crate::cli::DaemonArgs;
-use crate::client::Client;
+use crate::client::{Client, unanswered};
 use crate::commands::doctor;
 use crate::daemon;
 use crate::failure::Failure;
+use crate::output;
 use crate::paths::Place;
 use crate::protocol::{Reply, Request};
+use crate::server_client;
 use crate::setting::Setting;
 
 pub fn daemon(setting: &Setting, args: &DaemonArgs) -> Result<i32> {
@@ -43,7 +45,7 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
     };
     let node = args.node.clone().unwrap_or_else(|| setting.host.facts().hostname.clone());
     let answer = Link::open(&address).map_err(usage)?.post("/api/v1/whoami", &[], &[], 64 << 10);
-    let answer = answer.map_err(|error| Failure::usage(format!("{url}: {error}")))?;
+    let answer = answer.map_err(|error| server_client::unreachable(url, &error))?;
     let told: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     match (answer.status, told["kind"].as_str(), told["name"].as_str()) {
         (200, Some("node"), Some(name)) if name == node => {}
@@ -57,15 +59,19 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
         }
         (status, ..) => {
             let reason = told["error"].as_str().map_or_else(|| answer.reason(), str::to_owned);
-            return Err(Failure::usage(format!("{url} answers {status}: {reason}")));
+            let advice = "`met server enroll NODE` there prints a token";
+            return Err(Failure::usage(format!("{url} answers {status}: {reason}; {advice}")));
         }
     }
     place.create()?;
     daemon::forwarding::join(place, &address, args.node.as_deref())?;
     daemon::forwarding::check(&setting.config, place)?;
-    writeln!(io::stdout(), "Joined {url} as {node}")?;
+    writeln!(output::stdout(), "Joined {url} as {node}")?;
     if Client::connect(&place.socket()).is_ok() {
-        writeln!(io::stdout(), "A daemon runs already; it sends when it is started anew: met daemon --stop")?;
+        writeln!(
+            output::stdout(),
+            "A daemon runs already; it sends when it is started anew: met daemon --stop"
+        )?;
         return Ok(0);
     }
     daemon::run(setting, place, args.auto)?;
@@ -77,7 +83,8 @@ fn token_of_stdin() -> Result<String> {
         writeln!(io::stderr(), "met: paste the token that `met server enroll` printed, and press Enter")?;
     }
     let mut line = String::new();
-    io::stdin().lock().take(4096).read_line(&mut line)?;
+    let read = io::stdin().lock().take(4096).read_line(&mut line);
+    read.map_err(|error| Failure::usage(format!("cannot read the token from standard input: {error}")))?;
     link::token_in(line.as_bytes()).ok_or_else(|| {
         Failure::usage("no token on standard input; on the server: met server enroll NODE | ssh NODE met daemon --join URL")
     })
@@ -97,15 +104,16 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
             None => "no daemon runs; the next `met run` starts one",
         }));
     };
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if args.stop {
-        client.call(&Request::Stop)?;
+        client.call(&Request::Stop).map_err(unanswered)?;
         // It has flushed and let go of its files when it closes the connection.
         while client.read_unasked().is_ok() {}
         writeln!(stdout, "Stopped; jobs run on")?;
         return Ok(0);
     }
-    let Reply::Status(status) = client.call(&Request::Status)? else { bail!("the daemon did not answer") };
+    let reply = client.call(&Request::Status).map_err(unanswered)?;
+    let Reply::Status(status) = reply else { bail!("the daemon answered {reply:?}") };
     if args.json {
         writeln!(stdout, "{}", serde_json::to_string(&status)?)?;
         return Ok(0);

@@ -6,12 +6,13 @@ mod kernel;
 mod sources;
 mod store;
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use anyhow::Result;
 use serde_json::json;
 
 use crate::cli::DoctorArgs;
+use crate::output;
 use crate::setting::Setting;
 use crate::view::{Paint, Style, text};
 pub use daemon::{heard_of, sent_to};
@@ -88,7 +89,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     findings.extend(daemon::schedulers(setting));
     findings.extend(daemon::forwarding(setting));
     findings.extend(store::served(setting));
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if args.json {
         let object = |finding: &Finding| {
             json!({
@@ -103,7 +104,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         writeln!(stdout, "{}", serde_json::Value::Array(all))?;
         return Ok(0);
     }
-    stdout.write_all(lines(&findings, &Style::of_stream(&stdout)).as_bytes())?;
+    stdout.write_all(lines(&findings, &stdout.style()).as_bytes())?;
     Ok(0)
 }
 

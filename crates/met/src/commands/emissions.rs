@@ -2,15 +2,16 @@
 
 use std::io::{self, Write};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use met_core::energy::emission::Factor;
 use met_store::Reader;
 
-use crate::cli::{EmissionsArgs, EmissionsCommand};
-use crate::client::Client;
+use crate::cli::{EmissionsArgs, EmissionsCommand, EmissionsUnsetArgs};
+use crate::client::{Client, unanswered};
 use crate::emissions::{self, Correction};
 use crate::failure::Failure;
 use crate::jobs;
+use crate::output;
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
 use crate::view::{self, units};
@@ -21,6 +22,9 @@ const SHOWN: usize = 24;
 const HISTORY_NS: i64 = 30 * 86_400 * 1_000_000_000;
 /// A question to a daemon is bounded.
 const FACTORS_AT_ONCE: usize = 1000;
+
+/// What is still to be done after a change.
+const APPLY: &str = "`met emissions recompute` applies it to jobs that are over.";
 
 pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
     match &args.command {
@@ -35,18 +39,35 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
             }
             let mg_per_kwh = emissions::mg(set.grams);
             correct(setting, Correction::Set { mg_per_kwh, from_ns, to_ns })?;
-            writeln!(io::stdout(), "Kept. `met emissions recompute` applies it to jobs that are over.")?;
+            writeln!(output::stdout(), "Kept. {APPLY}")?;
             Ok(0)
         }
+        Some(EmissionsCommand::Unset(unset)) => take_back(setting, unset),
         Some(EmissionsCommand::Recompute { since }) => {
             let since_ns = opt_time("--since", since)?;
             learn_history(setting, since_ns)?;
             let jobs = correct(setting, Correction::Recompute { since_ns })?;
             let word = if jobs == 1 { "job has" } else { "jobs have" };
-            writeln!(io::stdout(), "{jobs} {word} other emissions now")?;
+            writeln!(output::stdout(), "{jobs} {word} other emissions now")?;
             Ok(0)
         }
     }
+}
+
+fn take_back(setting: &Setting, unset: &EmissionsUnsetArgs) -> Result<i32> {
+    let from_ns = opt_time("--since", &unset.since)?.unwrap_or(i64::MIN);
+    let to_ns = opt_time("--until", &unset.until)?.unwrap_or(i64::MAX);
+    if to_ns <= from_ns {
+        return Err(Failure::usage("--until must be later than --since"));
+    }
+    let before = told(setting)?;
+    correct(setting, Correction::Unset { from_ns, to_ns })?;
+    let words = match before == told(setting)? {
+        true => "Nothing was set for that time.".to_owned(),
+        false => format!("Taken back. {APPLY}"),
+    };
+    writeln!(output::stdout(), "{words}")?;
+    Ok(0)
 }
 
 fn time(option: &str, text: &str) -> Result<i64> {
@@ -80,7 +101,7 @@ fn daemon(setting: &Setting) -> Option<Client> {
 
 fn correct(setting: &Setting, correction: Correction) -> Result<u64> {
     if let Some(mut client) = daemon(setting) {
-        return match client.call(&Request::Correct(correction)).context("cannot ask the daemon")? {
+        return match client.call(&Request::Correct(correction)).map_err(unanswered)? {
             Reply::Corrected { jobs } => Ok(jobs),
             Reply::Error { message } => bail!("{message}"),
             reply => bail!("the daemon answered {reply:?}"),
@@ -93,7 +114,7 @@ fn correct(setting: &Setting, correction: Correction) -> Result<u64> {
 
 fn told(setting: &Setting) -> Result<Vec<Factor>> {
     if let Some(mut client) = daemon(setting) {
-        return match client.call(&Request::Factors).context("cannot ask the daemon")? {
+        return match client.call(&Request::Factors).map_err(unanswered)? {
             Reply::Factors(factors) => Ok(factors),
             reply => bail!("the daemon answered {reply:?}"),
         };
@@ -104,7 +125,7 @@ fn told(setting: &Setting) -> Result<Vec<Factor>> {
 fn show(setting: &Setting) -> Result<i32> {
     let told = told(setting)?;
     let factors = emissions::course(&setting.config.emissions, &told);
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if let Some(now) = factors.at(jobs::now_ns()) {
         writeln!(stdout, "{}  now, {}", units::grams_per_kwh(now.mg_per_kwh as f64 / 1e3), now.source)?;
     }

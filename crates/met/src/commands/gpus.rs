@@ -13,10 +13,10 @@ use serde_json::json;
 
 use crate::cli::GpusArgs;
 use crate::jobs::{self, AllJobs, JobsFilter};
+use crate::output;
 use crate::sampler::Sampler;
 use crate::setting::Setting;
 use crate::users;
-use crate::view::Style;
 use crate::view::gpus::{self, CardLine, UserLine};
 
 /// A driver without its daemon takes seconds to wake a card up.
@@ -54,13 +54,13 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
     if lines.is_empty() && !troubles.is_empty() {
         return Ok(1);
     }
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if args.json {
         let all: Vec<_> = lines.iter().map(object).collect();
         writeln!(stdout, "{}", serde_json::Value::Array(all))?;
         return Ok(0);
     }
-    let style = Style::of_stream(&stdout);
+    let style = stdout.style();
     stdout.write_all(gpus::cards(&lines, jobs::now_ns(), &style).as_bytes())?;
     Ok(0)
 }

@@ -1,6 +1,6 @@
 //! `met list`, and `met` alone.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -9,6 +9,7 @@ use met_core::job::State;
 use crate::cli::ListArgs;
 use crate::failure::Failure;
 use crate::jobs::{self, AllJobs, JobsFilter};
+use crate::output;
 use crate::setting::Setting;
 use crate::view::table;
 use crate::view::{self, Style, units};
@@ -20,15 +21,15 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
     let filter = filter(args)?;
-    let mut stdout = io::stdout();
+    let mut stdout = output::stdout();
     if !args.watch {
-        let text = text(setting, args, &filter, &Style::of_stream(&stdout))?;
+        let text = text(setting, args, &filter, &stdout.style())?;
         stdout.write_all(text.as_bytes())?;
         return Ok(0);
     }
     write!(stdout, "\x1b[2J")?;
     loop {
-        let text = text(setting, args, &filter, &Style::of_stream(&stdout))?;
+        let text = text(setting, args, &filter, &stdout.style())?;
         let rows = rustix::termios::tcgetwinsize(&stdout).map_or(usize::MAX, |size| usize::from(size.ws_row));
         // Drawn over the old list line by line: a cleared screen flickers. The newest fit on the screen.
         let shown = text.lines().take(rows.saturating_sub(1));

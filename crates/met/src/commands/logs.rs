@@ -12,6 +12,7 @@ use crate::cli::LogsArgs;
 use crate::failure::Failure;
 use crate::jobs::AllJobs;
 use crate::managers;
+use crate::output;
 use crate::setting::Setting;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -32,7 +33,7 @@ pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
             record.key.id
         )));
     }
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     loop {
         // Asked before the rest is read: what the job wrote last is not missed.
         let over = !args.follow || is_over(setting, &record);

@@ -1,18 +1,22 @@
 //! `met man`, `met completions` and `met config`: references made from the definitions themselves.
 
-use std::io::{self, Write};
+use std::io::Write;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::CommandFactory;
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
 use crate::config::Config;
+use crate::failure::Failure;
+use crate::output;
+use crate::view::manual;
 
 pub fn man(args: &ManArgs) -> Result<i32> {
-    std::fs::create_dir_all(&args.folder)
-        .with_context(|| format!("cannot create {}", args.folder.display()))?;
-    clap_mangen::generate_to(Cli::command(), &args.folder)
-        .with_context(|| format!("cannot write to {}", args.folder.display()))?;
+    let made = std::fs::create_dir_all(&args.folder);
+    let written = made.and_then(|()| clap_mangen::generate_to(Cli::command(), &args.folder));
+    written.map_err(|error| {
+        Failure::usage(format!("cannot write into {}: {error}; choose another folder", args.folder.display()))
+    })?;
     Ok(0)
 }
 
@@ -20,11 +24,15 @@ pub fn completions(args: &CompletionsArgs) -> Result<i32> {
     // Written by it directly, an error of standard output would be a panic.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "met", &mut script);
-    io::stdout().write_all(&script)?;
+    output::stdout().write_all(&script)?;
     Ok(0)
 }
 
 pub fn config() -> Result<i32> {
-    io::stdout().write_all(Config::reference().as_bytes())?;
+    let mut stdout = output::stdout();
+    let reference = Config::reference();
+    // A file gets Markdown, which is what docs/config.md is.
+    let text = if stdout.is_terminal() { manual::page(&reference, &stdout.style()) } else { reference };
+    stdout.write_all(text.as_bytes())?;
     Ok(0)
 }

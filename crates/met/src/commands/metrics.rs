@@ -1,6 +1,6 @@
 //! `met metrics`: the catalogue of everything measured.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use anyhow::Result;
 use met_core::Table;
@@ -12,11 +12,12 @@ use met_sources::perf::EVENTS;
 use crate::cli::MetricsArgs;
 use crate::daemon::DAEMON;
 use crate::node_energy::{EMISSION, ENERGY};
+use crate::output;
 use crate::server::page::MEMBER;
 
 pub fn metrics(args: &MetricsArgs) -> Result<i32> {
     let text = if args.markdown { markdown() } else { plain() };
-    io::stdout().write_all(text.as_bytes())?;
+    output::stdout().write_all(text.as_bytes())?;
     Ok(0)
 }
 

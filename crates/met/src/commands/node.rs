@@ -16,10 +16,11 @@ use crate::failure::Failure;
 use crate::idle_power;
 use crate::jobs::{self, AllJobs};
 use crate::node_energy::EnergyWindow;
+use crate::output;
 use crate::protocol::{Reply, Request};
 use crate::sampler::{self, Sampler};
 use crate::setting::Setting;
-use crate::view::{self, Style, node, node_course, units};
+use crate::view::{self, node, node_course, units};
 
 /// Rates are what happened between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
@@ -46,14 +47,14 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     progress.end();
     let energy = ledger_of_daemon(setting).or_else(|| sampler.energy().last_window().cloned());
     let rows: Vec<(&NodeRow, Freshness)> = sampler.node_rows().collect();
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if args.json {
         let mut object = object(setting, &rows);
         object["energy"] = energy.as_ref().map_or(Value::Null, energy_object);
         writeln!(stdout, "{object}")?;
         return Ok(0);
     }
-    let style = Style::of_stream(&stdout);
+    let style = stdout.style();
     let facts = setting.host.facts();
     let machine = node::Machine { name: &facts.hostname, cpus: facts.cpu_count };
     stdout.write_all(node::machine(&machine, &rows, &style).as_bytes())?;
@@ -79,7 +80,7 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
         None => AllJobs::open(setting)?.node_courses(since_ms)?,
     };
     parts.retain(|(_, course)| !course.is_empty());
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if args.json {
         let object = json!({
             "version": 1,
@@ -93,7 +94,7 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
         stdout.write_all(node_course::csv(&parts).as_bytes())?;
     } else {
         let gap_ms = |course: &Course| sampler::gap_ms_of(course, setting.config.sampling.interval);
-        let plots = node_course::plots(&parts, gap_ms, &Style::of_stream(&stdout));
+        let plots = node_course::plots(&parts, gap_ms, &stdout.style());
         stdout.write_all(if plots.is_empty() { NOTHING_KEPT } else { &plots }.as_bytes())?;
     }
     Ok(0)

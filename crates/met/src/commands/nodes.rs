@@ -1,25 +1,26 @@
 //! `met nodes`.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use anyhow::{Result, bail};
 
 use crate::cli::NodesArgs;
 use crate::failure::Failure;
 use crate::jobs::{self, Answers};
+use crate::output;
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
-use crate::view::{Style, nodes as view};
+use crate::view::nodes as view;
 
 pub fn nodes(setting: &Setting, args: &NodesArgs) -> Result<i32> {
     let Some(mut server) = setting.server_client()? else {
         return Err(Failure::usage("which server? met --server URL nodes, or set MET_SERVER"));
     };
     let Reply::Nodes(nodes) = server.call(&Request::Nodes)? else { bail!("the server did not answer") };
-    let mut stdout = io::stdout();
+    let mut stdout = output::stdout();
     let text = match args.json {
         true => format!("{}\n", serde_json::to_string(&nodes)?),
-        false => view::list(&nodes, jobs::now_ns(), &Style::of_stream(&stdout)),
+        false => view::list(&nodes, jobs::now_ns(), &stdout.style()),
     };
     stdout.write_all(text.as_bytes())?;
     Ok(0)

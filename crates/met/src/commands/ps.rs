@@ -1,6 +1,6 @@
 //! `met ps`: the processes of a running job, as of now.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -11,11 +11,11 @@ use met_sources::{Runner, TickInfo, process};
 use crate::cli::PsArgs;
 use crate::jobs::AllJobs;
 use crate::managers;
+use crate::output;
 use crate::processes::{self, Process};
 use crate::sampler;
 use crate::setting::Setting;
 use crate::users;
-use crate::view::Style;
 use crate::view::ps::{self, ProcessLine};
 
 /// A driver without its daemon takes seconds to wake a card up.
@@ -26,7 +26,7 @@ const LOOK_FOR: Duration = Duration::from_millis(200);
 pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
     let record = AllJobs::open(setting)?.find(&args.job)?;
     let processes = processes::of_job(&setting.host, &record);
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if processes.is_empty() {
         let elsewhere = managers::is_foreign(&record) && record.state.is_live();
         let why = if elsewhere { "on this machine" } else { "any more" };
@@ -34,7 +34,7 @@ pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
         return Ok(0);
     }
     let lines = look(setting, &processes);
-    stdout.write_all(ps::tree(&lines, &Style::of_stream(&stdout)).as_bytes())?;
+    stdout.write_all(ps::tree(&lines, &stdout.style()).as_bytes())?;
     Ok(0)
 }
 

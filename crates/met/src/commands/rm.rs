@@ -1,6 +1,6 @@
 //! `met rm`: forgets finished jobs.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use anyhow::Result;
 use met_core::job::Origin;
@@ -9,6 +9,7 @@ use crate::cli::RmArgs;
 use crate::failure::Failure;
 use crate::jobs::AllJobs;
 use crate::managers;
+use crate::output;
 use crate::setting::Setting;
 
 pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
@@ -34,7 +35,7 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
     }
     for record in records {
         all.remove(&record.key)?;
-        writeln!(io::stdout(), "Removed job {}", record.label())?;
+        writeln!(output::stdout(), "Removed job {}", record.label())?;
     }
     Ok(0)
 }

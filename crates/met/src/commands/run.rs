@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::Origin;
+use met_core::job::{Origin, Record};
 
 use crate::cli::RunArgs;
 use crate::failure::Failure;
 use crate::launch::{self, Draft, Surroundings};
+use crate::output;
 use crate::protocol;
 use crate::setting::Setting;
 use crate::supervise::Notice;
@@ -57,9 +58,11 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
         match protocol::read_frame(&mut channel).context("the supervisor died before it started the job")? {
             Notice::Started(record) => {
                 let main = record.local.as_ref().and_then(|local| local.main).map_or(0, |main| main.pid);
-                announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here)?;
+                let announced =
+                    announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here);
+                let code = announced.map_or_else(|error| untold(&record, &error, &args), |()| 0);
                 if !args.wait {
-                    return Ok(0);
+                    return Ok(code);
                 }
             }
             Notice::NotExecuted { message } => tracing::error!("{message}"),
@@ -79,8 +82,8 @@ fn announce(
     pid: u32,
     outputs: [&PathBuf; 2],
     here: &Path,
-) -> Result<()> {
-    let mut stdout = io::stdout().lock();
+) -> io::Result<()> {
+    let mut stdout = output::stdout();
     if args.print_id {
         writeln!(stdout, "{id}")?;
     } else {
@@ -88,7 +91,18 @@ fn announce(
         let name = crate::view::text::escape(name);
         writeln!(stdout, "Started job {id} \"{name}\" (pid {pid}), output in {out} and {err}")?;
     }
-    Ok(stdout.flush()?)
+    stdout.flush()
+}
+
+/// A job that runs and whose id did not reach anybody is named once more, on stderr; the exit code.
+fn untold(record: &Record, error: &io::Error, args: &RunArgs) -> i32 {
+    // Whoever stops reading sentences has had enough of them; an id was asked for.
+    if error.kind() == io::ErrorKind::BrokenPipe && !args.print_id {
+        return 0;
+    }
+    let id = &record.key.id;
+    tracing::error!("job {id} runs (met show {id}, met cancel {id}), but {error}");
+    1
 }
 
 fn parse_env(given: &[OsString]) -> Result<Vec<(OsString, OsString)>> {
@@ -144,7 +158,7 @@ impl Outputs {
             };
             let Some(err_file) = opened_err else {
                 if out.is_none() {
-                    std::fs::remove_file(&out_default)?;
+                    discard(std::slice::from_ref(&out_default));
                 }
                 continue;
             };
@@ -174,14 +188,16 @@ impl Outputs {
 
     /// As in a shell, what was in a file that the user named goes; not before everything else is in order.
     fn into_stdio(self) -> Result<(Stdio, Stdio)> {
-        for file in [Some(&self.out), self.err.as_ref()].into_iter().flatten() {
-            if file.metadata()?.is_file() {
-                file.set_len(0)?;
+        let files = [(Some(&self.out), &self.out_path), (self.err.as_ref(), &self.err_path)];
+        for (file, path) in files.into_iter().filter_map(|(file, path)| Some((file?, path))) {
+            let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+            if is_file && let Err(error) = file.set_len(0) {
+                return Err(cannot_write(path, &error));
             }
         }
         let err = match self.err {
             Some(err) => err,
-            None => self.out.try_clone()?,
+            None => self.out.try_clone().map_err(|error| cannot_write(&self.err_path, &error))?,
         };
         Ok((self.out.into(), err.into()))
     }

@@ -1,6 +1,6 @@
 //! `met server`, and who may speak to it.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
 use anyhow::Result;
 use met_server::cluster::access;
@@ -9,6 +9,7 @@ use met_store::cluster::{Bearer, Log};
 use crate::cli::{EnrollArgs, ServerAction, ServerArgs};
 use crate::failure::Failure;
 use crate::jobs;
+use crate::output;
 use crate::setting::Setting;
 
 pub fn server(setting: &Setting, args: &ServerArgs) -> Result<i32> {
@@ -23,7 +24,7 @@ fn enroll(setting: &Setting, args: &EnrollArgs) -> Result<i32> {
     let bearer = bearer(args)?;
     let mut log = log(setting)?;
     let token = access::enroll(&mut log, &bearer, jobs::now_ns())?;
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     writeln!(stdout, "{token}")?;
     // A program that reads the token wants nothing else; a person wants to know what to do with it.
     if stdout.is_terminal() {
@@ -44,7 +45,7 @@ fn expel(setting: &Setting, args: &EnrollArgs) -> Result<i32> {
             args.name
         )));
     }
-    writeln!(io::stdout(), "{} may not speak to this server any more; what it sent stays", args.name)?;
+    writeln!(output::stdout(), "{} may not speak to this server any more; what it sent stays", args.name)?;
     Ok(0)
 }
 

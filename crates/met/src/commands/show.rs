@@ -1,16 +1,17 @@
 //! `met show`: the report of one job.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use anyhow::Result;
 
 use crate::cli::ShowArgs;
 use crate::jobs::{self, AllJobs, Meant};
 use crate::managers;
+use crate::output;
 use crate::processes;
 use crate::sampler;
 use crate::setting::Setting;
-use crate::view::{self, Style, text};
+use crate::view::{self, text};
 
 /// More plots than this are for a program.
 const CARDS_PLOTTED: usize = 4;
@@ -22,12 +23,12 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         Meant::Step(record) => (record, false),
     };
     let now_ns = jobs::now_ns();
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if args.json {
         writeln!(stdout, "{}", met_insight::json::object(&record, now_ns))?;
         return Ok(0);
     }
-    let style = Style::of_stream(&stdout);
+    let style = stdout.style();
     let machine = super::machine(setting, &record);
     stdout.write_all(
         view::report::render(&met_insight::report::report(&record, machine, now_ns), &style).as_bytes(),

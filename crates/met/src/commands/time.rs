@@ -52,9 +52,10 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     };
     let assignment = match launch::assign(setting, draft.clone()) {
         // The command matters more than its record.
-        Err(error) if draft.keep && error.downcast_ref::<Failure>().is_none() => {
+        Err(error) if draft.keep => {
+            let unkept = launch::assign(setting, Draft { keep: false, ..draft })?;
             tracing::warn!("the job will not be remembered: {error:#}");
-            launch::assign(setting, Draft { keep: false, ..draft })?
+            unkept
         }
         assigned => assigned?,
     };
@@ -62,10 +63,18 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let mut supervisor = launch::fork_supervisor(setting.host.clone(), assignment, &program, &args.command)?;
     let watched = watch(setting, &mut supervisor, interval)?;
     let record = finish(watched, &mut supervisor, inbox.as_deref(), interval)?;
-    if !args.quiet {
-        report(setting, &args, &record, output)?;
+    let code = super::exit_code(&record);
+    if !args.quiet
+        && let Err(error) = report(setting, &args, &record, output)
+    {
+        let known =
+            if inbox.is_some() { format!("; met show {} has it", record.key.id) } else { String::new() };
+        let path = args.output.unwrap_or_default();
+        tracing::error!("cannot write the report to {}: {error:#}{known}", path.display());
+        // What the job says of itself is worth more; a success without the report that was asked for is none.
+        return Ok(if code == 0 { 1 } else { code });
     }
-    Ok(super::exit_code(&record))
+    Ok(code)
 }
 
 fn parse_interval(text: &str) -> Result<Duration> {
@@ -187,14 +196,20 @@ fn finish(
         if sampled.course.len() > 1 {
             let _ = folder.write_course(&sampled.course);
         }
-        folder.write_end(&record).with_context(|| format!("cannot keep the end of job {}", record.key.id))?;
+        if let Err(error) = folder.write_end(&record) {
+            tracing::warn!(
+                "cannot keep the end of job {} in {}: {error}",
+                record.key.id,
+                folder.path().display()
+            );
+        }
     }
     // It has nothing left to do but to exit, and nobody waits for that.
     supervisor.channel.write_all(&[1])?;
     Ok(record)
 }
 
-fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<File>) -> Result<()> {
+fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<File>) -> io::Result<()> {
     let now_ns = clock::realtime_ns();
     let text = if args.json {
         format!("{}\n", met_insight::json::object(record, now_ns))
@@ -209,7 +224,7 @@ fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<Fi
             if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
                 file.set_len(0)?;
             }
-            file.write_all(text.as_bytes()).context("cannot write the report")
+            file.write_all(text.as_bytes())
         }
         // A report that nobody can read must not change the exit code of the job.
         None => {

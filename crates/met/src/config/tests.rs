@@ -447,7 +447,11 @@ fn the_nearest_file_wins_and_a_named_one_must_exist() {
     assert_eq!(loaded.config.sampling.interval, Duration::from_secs(5));
 
     let missing = load(Some(Path::new("/nowhere/met.yaml")), none).unwrap_err();
-    expect!["/nowhere/met.yaml: No such file or directory (os error 2)"].assert_eq(&missing.to_string());
+    expect!["cannot read the configuration file /nowhere/met.yaml, which --config names: No such file or directory (os error 2)"]
+        .assert_eq(&missing.to_string());
     let missing = load(None, &[("MET_CONFIG", "absent.yaml")]).unwrap_err();
-    assert!(matches!(missing, ConfigError::Read { .. }), "{missing}");
+    assert!(
+        missing.to_string().contains("absent.yaml, which the variable MET_CONFIG names: No such"),
+        "{missing}"
+    );
 }

@@ -66,7 +66,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     crate::name_process(c"met-daemon");
     met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
     let in_terminal = std::io::stdin().is_terminal();
-    let signals = Signals::block()?;
+    let signals = Signals::block().context("the daemon cannot listen for signals")?;
     if !in_terminal {
         signals.hear_hangups();
     }

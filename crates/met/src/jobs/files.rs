@@ -129,6 +129,13 @@ impl JobSource for FromFiles {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+
+    fn close(&mut self, end: &Record) -> Result<()> {
+        match &mut self.store {
+            Files::Ours(writer) => Ok(writer.put(end)?),
+            Files::Theirs(_) => Ok(open_writer(&self.state)?.put(end)?),
+        }
+    }
 }
 
 /// Opens the store for writing; a command that lists jobs holds it for a moment, too.

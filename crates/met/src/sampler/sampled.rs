@@ -9,7 +9,7 @@ use met_core::job::{Emission, EventCount, GpuUse, QualityKind, Record, Totals};
 use met_core::job_table::*;
 use met_core::{JOB, Kind, MISSING};
 
-use super::totals::totals;
+use super::totals::{fit_cpu_parts, totals};
 use super::tracked::Profile;
 use super::{PEAK_SPAN_MS, gap_ms};
 use crate::node_energy::{self};
@@ -174,6 +174,7 @@ impl Sampled {
         self.fill(record);
         self.raise_peaks(record);
         self.ends.add_unwaited(&mut record.totals);
+        fit_cpu_parts(&mut record.totals);
         // What a supervisor counts, it counts from the beginning.
         for event in &self.events {
             if !record.events.iter().any(|known| known.name == event.name) {

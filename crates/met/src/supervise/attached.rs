@@ -17,7 +17,7 @@ use super::link::Link;
 use super::memory;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
-use super::{Assignment, Channel, Notice, job_dir};
+use super::{Assignment, Channel, Notice, job_dir, unkept};
 use crate::processes;
 
 /// Rounds of looking for threads that began while others were being opened.
@@ -49,7 +49,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<()> {
     let clocks = open_clocks(&host, &assignment.record);
     let mut events = open_events(&host, &assignment);
     if let Some(inbox) = &inbox {
-        inbox.write_start(&assignment.record)?;
+        inbox.write_start(&assignment.record).map_err(|error| unkept(inbox, &error))?;
     }
     channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
     let mut link = Link::new(assignment.daemon.clone());

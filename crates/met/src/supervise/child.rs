@@ -17,7 +17,7 @@ use super::memory;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
-use super::{Assignment, Channel, Notice, job_dir, totals};
+use super::{Assignment, Channel, Notice, job_dir, totals, unkept};
 use crate::processes;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
@@ -89,8 +89,7 @@ impl Supervision {
             // Nothing stays of a job that could not be kept. The closed gate ends its child.
             drop(child);
             let _ = rustix::process::waitpid(Some(main), WaitOptions::empty());
-            let _ = inbox.remove();
-            return Err(error);
+            return Err(unkept(inbox, &error));
         }
         let events = Events::of_child(&host, &assignment.events, child.pid, &enclosure.paths);
         let begin_boot_ns = clock::boottime_ns();

@@ -106,6 +106,14 @@ impl Channel {
     }
 }
 
+/// Takes back what was reserved of a job whose start cannot be written; why, and what would help.
+fn unkept(inbox: &JobDir, error: &io::Error) -> io::Error {
+    let _ = inbox.remove();
+    let folder = inbox.path().display();
+    let help = "free space there, or set XDG_STATE_HOME to another folder";
+    io::Error::new(error.kind(), format!("cannot keep it in {folder}: {error}; {help}"))
+}
+
 fn job_dir(assignment: &Assignment) -> io::Result<Option<JobDir>> {
     let Some(state) = &assignment.inbox else { return Ok(None) };
     let id = assignment.record.key.id.parse().map_err(io::Error::other)?;

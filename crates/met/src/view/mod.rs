@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod gpu_tests;
 pub mod gpus;
+pub mod manual;
 pub mod node;
 pub mod node_course;
 pub mod nodes;

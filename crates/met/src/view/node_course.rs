@@ -111,9 +111,11 @@ impl Span {
                 whole.into_iter().zip(part).map(|(whole, part)| without(whole?, part?)).collect()
             }
         };
-        let did_something = bins.iter().flatten().any(|bin| bin.max > 0.0);
-        let title = text::escape(format!("{} {label}", wanted.title).trim_end());
-        did_something.then_some(Panel { title, bins, unit: wanted.unit, step: wanted.step })
+        // Of a disk the kind is a label, too: once is enough.
+        let words = label.split(' ').filter(|word| !word.is_empty() && *word != wanted.title);
+        let title = std::iter::once(wanted.title).chain(words).collect::<Vec<_>>().join(" ");
+        let panel = Panel { title: text::escape(&title), bins, unit: wanted.unit, step: wanted.step };
+        Some(panel).filter(Panel::did_something)
     }
 
     fn of(&self, course: &Course, column: &str, gap_ms: i64) -> Option<Vec<Option<Bin>>> {
@@ -235,6 +237,8 @@ mod tests {
         "#]]
         .assert_eq(&format!("50 columns\n{}", plots(&sample(), |_| 25_000, &style)));
         assert_eq!(plots(&[], |_| 1, &Style::plain()), "");
+        let disk = course("block", "vda disk", &[&[("read", 0)], &[("read", 4096)]]);
+        assert!(plots(&[disk], |_| 25_000, &style).contains("  disk vda, peak"));
     }
 
     #[test]

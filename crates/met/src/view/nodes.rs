@@ -21,7 +21,8 @@ pub fn list(nodes: &[NodeStatus], now_ns: i64, style: &Style) -> String {
         drawn.push('\n');
     }
     let late = nodes.iter().filter(|node| node.late).count();
-    drawn.push_str(&format!("{} nodes, {late} late\n", nodes.len()));
+    let plural = if nodes.len() == 1 { "" } else { "s" };
+    drawn.push_str(&format!("{} node{plural}, {late} late\n", nodes.len()));
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
@@ -92,6 +93,7 @@ mod tests {
             3 nodes, 2 late
         "#]]
         .assert_eq(&list(&nodes, 1000 * 1_000_000_000, &Style::plain()));
+        assert!(list(&nodes[..1], 1000 * 1_000_000_000, &Style::plain()).ends_with("\n1 node, 0 late\n"));
         assert_eq!(list(&[], 0, &Style::plain()), "no nodes; on the server: met server enroll NODE\n");
     }
 }

@@ -33,7 +33,8 @@ const ASCII_BARS: bar::Set = bar::Set {
     empty: " ",
 };
 
-/// CPU, memory, I/O and cards over time, one small plot each; what was never sampled has no plot.
+/// CPU, memory, I/O and cards over time, one small plot each; what was never sampled has no plot, nor has I/O that
+/// there was none of.
 /// A pause between samples longer than `gap_ms` is shown as a gap.
 pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
     let columns = columns(style);
@@ -46,13 +47,13 @@ pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
             unit: units::bytes,
             step: 1024.0,
         },
-        Panel {
-            title: "read and written".to_owned(),
-            bins: added(bins(column::READ), bins(column::WRITTEN)),
-            unit: units::bytes_per_second,
-            step: 1024.0,
-        },
     ];
+    let io = Panel {
+        title: "read and written".to_owned(),
+        bins: added(bins(column::READ), bins(column::WRITTEN)),
+        unit: units::bytes_per_second,
+        step: 1024.0,
+    };
     let gpu = [
         Panel {
             title: "GPU use, cards".to_owned(),
@@ -73,7 +74,8 @@ pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
             step: 1000.0,
         },
     ];
-    let panels: Vec<Panel> = panels.into_iter().chain(gpu).collect();
+    let io = Some(io).filter(Panel::did_something);
+    let panels: Vec<Panel> = panels.into_iter().chain(io).chain(gpu).collect();
     draw_course(&panels, course, columns, style)
 }
 
@@ -164,6 +166,10 @@ pub(super) struct Panel {
 }
 
 impl Panel {
+    pub fn did_something(&self) -> bool {
+        self.bins.iter().flatten().any(|bin| bin.max > 0.0)
+    }
+
     /// One bin at the end is no gap: levels are last known a moment before the job ends.
     fn has_gap(&self) -> bool {
         let inner = self.bins.split_last().map_or(&[][..], |(_, inner)| inner);
@@ -254,6 +260,22 @@ mod tests {
         assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
         // The first line keeps the common indentation from being taken for the test's own.
         expected.assert_eq(&format!("{width} columns\n{drawn}"));
+    }
+
+    #[test]
+    fn a_job_without_io_has_no_plot_of_it() {
+        let mut course = Course::new(&met_core::JOB);
+        let mut cells = vec![met_core::MISSING; met_core::JOB.columns.len()];
+        for second in 0..3 {
+            (cells[column::CPU], cells[column::READ], cells[column::WRITTEN]) =
+                (second * 1_000_000_000, 4096, 0);
+            course.push(second * 1000, &cells);
+        }
+        let drawn = super::course(&course, 5000, &Style::plain());
+        assert!(drawn.contains("CPU cores") && !drawn.contains("read and written"), "{drawn}");
+        cells[column::READ] = 8192;
+        course.push(3000, &cells);
+        assert!(super::course(&course, 5000, &Style::plain()).contains("read and written"));
     }
 
     #[test]

@@ -7,8 +7,8 @@ mod tables;
 use met_insight::report::{Line, Report};
 
 use super::{Paint, Style, text};
-pub use amounts::amount;
-use amounts::{detail, legend, mark};
+pub use amounts::{amount, mark};
+use amounts::{detail, legend};
 
 const COLUMNS_MAX: usize = 80;
 const COLUMNS_MIN: usize = 40;
@@ -79,8 +79,9 @@ impl Page<'_> {
     fn notes(&self, report: &Report) -> Vec<String> {
         let mut lines = Vec::new();
         for note in &report.notes {
-            for (index, part) in wrap(&text::escape(note), self.width - 2).into_iter().enumerate() {
-                lines.push(format!("{} {part}", if index == 0 { "*" } else { " " }));
+            for (index, part) in text::wrap(&text::escape(note), self.width - 2).into_iter().enumerate() {
+                // Not a star: that marks figures.
+                lines.push(format!("{} {part}", if index == 0 { "-" } else { " " }));
             }
         }
         let signs = legend(report);
@@ -89,28 +90,6 @@ impl Page<'_> {
         }
         lines
     }
-}
-
-/// Lines of at most `columns`, broken at spaces where there are any.
-fn wrap(words: &str, columns: usize) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut line = String::new();
-    for word in words.split(' ') {
-        if !line.is_empty() && text::width(&line) + 1 + text::width(word) > columns {
-            lines.push(std::mem::take(&mut line));
-        }
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        for character in word.chars() {
-            if text::width(&line) + text::width(character.encode_utf8(&mut [0; 4])) > columns {
-                lines.push(std::mem::take(&mut line));
-            }
-            line.push(character);
-        }
-    }
-    lines.push(line);
-    lines
 }
 
 #[cfg(test)]

@@ -259,38 +259,38 @@ fn what_is_not_certain_is_marked_and_explained() {
         &sample::uncertain(),
         80,
         expect![[r#"
-        Job 7  server                              failed, killed by signal 11 (SIGSEGV)
-        ────────────────────────────────────────────────────────────────────────────────
-                 command  python3 train.py --epochs 3 --label 'first try'
-                    user  alice
-                    node  n1
-                 started  2026-01-14 16:40:44 to 16:41:52
-                duration  1m8.3s
+            Job 7  server                              failed, killed by signal 11 (SIGSEGV)
+            ────────────────────────────────────────────────────────────────────────────────
+                     command  python3 train.py --epochs 3 --label 'first try'
+                        user  alice
+                        node  n1
+                     started  2026-01-14 16:40:44 to 16:41:52
+                    duration  1m8.3s
 
-                     CPU  ████████████░░░░░░░░░░░░░░  47%  ≥3.76 of 8 cores, average
-                  memory  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.6%  ~1.21 GiB of 16.0 GiB, peak
+                         CPU  ████████████░░░░░░░░░░░░░░  47%  ≥3.76 of 8 cores, average
+                      memory  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.6%  ~1.21 GiB of 16.0 GiB, peak
 
-                CPU time ≥4m16.9s      user ≥4m3.8s · system ≥13.1s
-                   cores ≥3.76         average · peak 7.91
-                  waited  4.18s        ready to run, no CPU free
-                switches  57,214       45,210 voluntary · 12,004 preempted
+                    CPU time ≥4m16.9s      user ≥4m3.8s · system ≥13.1s
+                       cores ≥3.76         average · peak 7.91
+                      waited  4.18s        ready to run, no CPU free
+                    switches  57,214       45,210 voluntary · 12,004 preempted
 
-           memory needed ~1.21 GiB     peak · average 963 MiB
-                   cache  2.70 GiB     average · reclaimable
-         peak with cache  4.70 GiB
-             page faults  2,345,990    2,345,678 minor · 312 major
+               memory needed ~1.21 GiB     peak · average ~963 MiB
+                       cache  2.70 GiB     average · reclaimable
+             peak with cache  4.70 GiB
+                 page faults  2,345,990    2,345,678 minor · 312 major
 
-                    read  3.22 GiB     from storage · 48.3 MiB/s
-                 written  700 MiB      towards storage · 10.3 MiB/s
-              read calls  9.20 GiB     138 MiB/s
-             write calls  775 MiB      11.4 MiB/s · 98,123 calls
+                        read  3.22 GiB     from storage · 48.3 MiB/s
+                     written  700 MiB      towards storage · 10.3 MiB/s
+                  read calls  9.20 GiB     138 MiB/s
+                 write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-               processes  23           seen · 9 at once
-                 threads  41           at once
+                   processes  23           seen · 9 at once
+                     threads  41           at once
 
-        * still running: redis-server (3120), tail\x1b[31m (3121)
-        ~ estimated   ≥ at least this much
-    "#]],
+            - still running: redis-server (3120), tail\x1b[31m (3121)
+            ~ estimated   ≥ at least this much
+        "#]],
     );
 }
 
@@ -321,7 +321,7 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
                emissions ~85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost ~0.000525     EUR at 0.21 per kWh
 
-        * no meter of energy was read; `met doctor` says what would make one readable
+        - no meter of energy was read; `met doctor` says what would make one readable
         ~ estimated
     "#]]
     .assert_eq(&energy(QualityKind::Estimated));

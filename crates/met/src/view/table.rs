@@ -7,7 +7,9 @@ use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
 use met_insight::{allocation, average, gpu, json};
 
-use super::{Style, text, units};
+use super::report::mark;
+use super::units::Scale;
+use super::{Paint, Style, text, units};
 
 /// Which columns a list has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -85,10 +87,37 @@ enum Value {
     Text(Option<String>),
     /// Our own words for people, and the word for programs.
     State(String, State),
-    Amount(Option<f64>, fn(f64) -> String),
-    /// A number for programs, and how people see it.
-    Marked(Option<(f64, String)>),
+    Amount(Option<Amount>),
     Time(Option<i64>),
+}
+
+/// A number for programs, and how people see it.
+struct Amount {
+    value: f64,
+    /// How well it is known.
+    kind: QualityKind,
+    format: Format,
+    /// What stands behind it, such as a currency.
+    unit: String,
+}
+
+#[derive(Clone, Copy)]
+enum Format {
+    /// Each cell as it is read best.
+    Alone(fn(f64) -> String),
+    /// One unit for the whole column, of these.
+    Together(&'static [Scale]),
+}
+
+impl Value {
+    fn amount(value: Option<f64>, kind: QualityKind, format: Format) -> Value {
+        Value::Amount(value.map(|value| Amount { value, kind, format, unit: String::new() }))
+    }
+
+    /// One that is as it is: a time, a request, something of which the mean of samples is all there is.
+    fn plain(value: Option<f64>, format: fn(f64) -> String) -> Value {
+        Value::amount(value, QualityKind::Measured, Format::Alone(format))
+    }
 }
 
 struct Job<'a> {
@@ -150,12 +179,10 @@ const WRITE_CALL: ListColumn =
 const WITH_CACHE: ListColumn =
     number_column("WITH CACHE", "memory_peak_bytes", |job| job.total(column::MEMORY_PEAK, units::bytes))
         .rank(9);
-const MEMORY_RATIO: ListColumn = number_column("OF NODE", "memory_ratio", |job| {
-    Value::Amount(average::memory_ratio(job.record), units::percent)
-})
-.rank(3);
+const MEMORY_RATIO: ListColumn =
+    number_column("OF NODE", "memory_ratio", |job| job.memory_ratio(units::percent)).rank(3);
 const DURATION: ListColumn =
-    number_column("DURATION", "wall_seconds", |job| Value::Amount(job.wall_seconds(), units::duration))
+    number_column("DURATION", "wall_seconds", |job| Value::plain(job.wall_seconds(), units::duration))
         .rank(1);
 const STARTED: ListColumn = number_column("STARTED", "start", |job| Value::Time(job.record.start_ns)).rank(7);
 
@@ -174,7 +201,7 @@ static CPU: &[ListColumn] = &[
     ListColumn {
         short: "MEM %",
         rank: 2,
-        value: |job| Value::Amount(average::memory_ratio(job.record), units::percent_fixed),
+        value: |job| job.memory_ratio(units::percent_fixed),
         ..text_column("MEM % (AVG)", "memory_ratio", |_| Value::Text(None))
     },
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
@@ -189,13 +216,13 @@ static GPU: &[ListColumn] = &[
     ListColumn {
         short: "GPU UTIL",
         ..text_column("GPU UTIL (AVG)", "gpu_utilization_ratio", |job| {
-            Value::Amount(gpu::utilization(job.record), units::percent_fixed)
+            Value::plain(gpu::utilization(job.record), units::percent_fixed)
         })
     },
     ListColumn {
         short: "MEM",
         ..text_column("MEM (AVG)", "gpu_memory_bytes", |job| {
-            Value::Amount(gpu::memory_bytes(job.record), units::gigabytes_fixed)
+            Value::plain(gpu::memory_bytes(job.record), units::gigabytes_fixed)
         })
         .rank(4)
     },
@@ -207,7 +234,7 @@ static GPU: &[ListColumn] = &[
         .rank(2)
     },
     text_column("MAX TEMP", "gpu_temperature_max_celsius", |job| {
-        Value::Amount(gpu::temperature_celsius(job.record), units::celsius_fixed)
+        Value::plain(gpu::temperature_celsius(job.record), units::celsius_fixed)
     })
     .rank(5),
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
@@ -221,23 +248,19 @@ static ENERGY: &[ListColumn] = &[
     NAME,
     USER,
     STATE,
-    number_column("ENERGY", "energy_joules", |job| job.marked(column::ENERGY, units::watt_hours)),
-    number_column("CPU", "energy_cpu_joules", |job| job.marked(column::ENERGY_CPU, units::watt_hours))
-        .rank(4),
-    number_column("MEMORY", "energy_memory_joules", |job| {
-        job.marked(column::ENERGY_MEMORY, units::watt_hours)
-    })
-    .rank(6),
+    number_column("ENERGY", "energy_joules", |job| job.energy(column::ENERGY)),
+    number_column("CPU", "energy_cpu_joules", |job| job.energy(column::ENERGY_CPU)).rank(4),
+    number_column("MEMORY", "energy_memory_joules", |job| job.energy(column::ENERGY_MEMORY)).rank(6),
     ListColumn {
         show: Show::IfKnown,
-        ..number_column("GPU", "gpu_energy_joules", |job| job.marked(column::GPU_ENERGY, units::watt_hours))
-            .rank(5)
+        ..number_column("GPU", "gpu_energy_joules", |job| job.energy(column::GPU_ENERGY)).rank(5)
     },
-    number_column("REST", "energy_rest_joules", |job| job.marked(column::ENERGY_REST, units::watt_hours))
-        .rank(7),
-    number_column("IDLE", "energy_idle_joules", |job| job.marked(column::ENERGY_IDLE, units::watt_hours))
-        .rank(3),
-    number_column("CO2E", "emissions_grams", |job| job.marked(column::EMISSIONS, units::grams)).rank(1),
+    number_column("REST", "energy_rest_joules", |job| job.energy(column::ENERGY_REST)).rank(7),
+    number_column("IDLE", "energy_idle_joules", |job| job.energy(column::ENERGY_IDLE)).rank(3),
+    number_column("CO2E", "emissions_grams", |job| {
+        job.figure(column::EMISSIONS, Format::Together(&units::EMISSIONS))
+    })
+    .rank(1),
     ListColumn { show: Show::IfKnown, ..number_column("COST", "cost_money", |job| job.cost()).rank(2) },
     text_column("QUALITY", "energy_quality", |job| Value::Text(job.energy_quality())).rank(8),
     DURATION.rank(2),
@@ -294,7 +317,7 @@ static EVERYTHING: &[ListColumn] = &[
     known_column(
         number_column("REQUESTED", "requested_memory_bytes", |job| {
             let bytes = job.record.requested.memory_bytes;
-            Value::Amount(bytes.map(|bytes| bytes as f64), units::bytes)
+            Value::plain(bytes.map(|bytes| bytes as f64), units::bytes)
         })
         .rank(8),
     ),
@@ -309,7 +332,7 @@ static EVERYTHING: &[ListColumn] = &[
     known_column(
         number_column("QUEUED", "queue_wait_seconds", |job| {
             let wait_ns = allocation::queue_wait_ns(job.record, job.now_ns);
-            Value::Amount(wait_ns.map(|ns| ns as f64 / 1e9), units::duration)
+            Value::plain(wait_ns.map(|ns| ns as f64 / 1e9), units::duration)
         })
         .rank(8),
     ),
@@ -366,45 +389,57 @@ impl Job<'_> {
     }
 
     fn total(&self, index: usize, format: fn(f64) -> String) -> Value {
-        let cell = self.record.totals.get(index);
-        Value::Amount(cell.map(|cell| JOB.columns[index].scaled(cell)), format)
+        self.figure(index, Format::Alone(format))
     }
 
-    /// With a sign in front of what was not measured.
-    fn marked(&self, index: usize, format: fn(f64) -> String) -> Value {
-        Value::Marked(self.record.totals.figure(index).map(|figure| {
-            let value = JOB.columns[index].scaled(figure.value);
-            let sign = if figure.kind == QualityKind::Estimated { "~" } else { "" };
-            // Nothing is nothing in any unit.
-            let words = if value == 0.0 { "0".to_owned() } else { format(value) };
-            (value, format!("{sign}{words}"))
-        }))
+    fn energy(&self, index: usize) -> Value {
+        self.figure(index, Format::Together(&units::ENERGY))
+    }
+
+    fn figure(&self, index: usize, format: Format) -> Value {
+        let figure = self.record.totals.figure(index);
+        let value = figure.map(|figure| JOB.columns[index].scaled(figure.value));
+        Value::amount(value, self.kind_of(index), format)
+    }
+
+    fn kind_of(&self, index: usize) -> QualityKind {
+        self.record.totals.figure(index).map_or(QualityKind::Measured, |figure| figure.kind)
     }
 
     /// The price that it was computed with names the currency.
     fn cost(&self) -> Value {
-        let Value::Marked(Some((value, words))) = self.marked(column::COST, units::money) else {
-            return Value::Marked(None);
-        };
-        let price = self.record.totals.figure(column::COST).map(|figure| figure.source.clone());
-        let currency = price.as_deref().and_then(|price| price.split(' ').next()).unwrap_or("");
-        Value::Marked(Some((value, format!("{words} {currency}"))))
+        let Some(figure) = self.record.totals.figure(column::COST) else { return Value::Amount(None) };
+        Value::Amount(Some(Amount {
+            value: JOB.columns[column::COST].scaled(figure.value),
+            kind: figure.kind,
+            format: Format::Alone(units::money),
+            unit: figure.source.split(' ').next().unwrap_or("").to_owned(),
+        }))
     }
 
     fn energy_quality(&self) -> Option<String> {
         Some(self.record.totals.figure(column::ENERGY)?.kind.name().replace('_', " "))
     }
 
+    /// A rate is as well known as the total that it is made of.
     fn cores(&self, format: fn(f64) -> String) -> Value {
-        Value::Amount(average::cores(self.record, self.now_ns), format)
+        let value = average::cores(self.record, self.now_ns);
+        Value::amount(value, self.kind_of(column::CPU), Format::Alone(format))
     }
 
     fn per_second(&self, index: usize) -> Value {
-        Value::Amount(average::per_second(self.record, index, self.now_ns), units::bytes)
+        let value = average::per_second(self.record, index, self.now_ns);
+        Value::amount(value, self.kind_of(index), Format::Alone(units::bytes))
     }
 
     fn level(&self, index: usize) -> Value {
-        Value::Amount(average::level(self.record, index), units::bytes)
+        let kind = average::level_kind(self.record, index);
+        Value::amount(average::level(self.record, index), kind, Format::Alone(units::bytes))
+    }
+
+    fn memory_ratio(&self, format: fn(f64) -> String) -> Value {
+        let kind = average::level_kind(self.record, column::MEMORY_NEEDED);
+        Value::amount(average::memory_ratio(self.record), kind, Format::Alone(format))
     }
 
     /// The older tool's words: capitals, and a running job is active.
@@ -422,13 +457,29 @@ fn state_words(state: State) -> String {
     state.name().replace('_', " ")
 }
 
+impl Amount {
+    /// With a sign in front of what is estimated or a lower bound. Shares of a meter add up to it and have none.
+    fn shown(&self, scale: Option<&Scale>) -> String {
+        let sign = sign(self.kind).unwrap_or("");
+        let words = match (self.format, scale) {
+            (Format::Together(_), Some(scale)) => scale.write(self.value),
+            (Format::Together(scales), None) => Scale::of(scales, [self.value].into_iter()).write(self.value),
+            (Format::Alone(format), _) => format(self.value),
+        };
+        format!("{sign}{words} {}", self.unit).trim_end().to_owned()
+    }
+}
+
+fn sign(kind: QualityKind) -> Option<&'static str> {
+    mark(kind).map(|(sign, _)| sign).filter(|_| kind != QualityKind::Attributed)
+}
+
 impl Value {
-    fn shown(&self, now_ns: i64, style: &Style) -> String {
+    fn shown(&self, scale: Option<&Scale>, now_ns: i64, style: &Style) -> String {
         let known = match self {
             Value::Text(text) => text.as_deref().map(text::escape),
             Value::State(words, _) => Some(words.clone()),
-            Value::Amount(value, format) => value.map(format),
-            Value::Marked(value) => value.as_ref().map(|(_, words)| words.clone()),
+            Value::Amount(amount) => amount.as_ref().map(|amount| amount.shown(scale)),
             Value::Time(time_ns) => time_ns.map(|time_ns| units::time_short(time_ns, now_ns, &style.zone)),
         };
         known.unwrap_or_else(|| UNKNOWN.to_owned())
@@ -440,8 +491,9 @@ impl Value {
             // A row stays one line, whatever a name holds: escaped here too.
             Value::Text(text) => text.as_deref().map(text::escape).unwrap_or_default(),
             Value::State(_, state) => state.name().to_owned(),
-            Value::Amount(value, _) => value.map(|value| value.to_string()).unwrap_or_default(),
-            Value::Marked(value) => value.as_ref().map(|(value, _)| value.to_string()).unwrap_or_default(),
+            Value::Amount(amount) => {
+                amount.as_ref().map(|amount| amount.value.to_string()).unwrap_or_default()
+            }
             Value::Time(time_ns) => time_ns.and_then(json::time).unwrap_or_default(),
         }
     }
@@ -454,18 +506,31 @@ pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> Strin
     }
     let jobs: Vec<Job> = records.iter().map(|record| Job { record, now_ns }).collect();
     let mut shown: Vec<Shown> = (view.columns().iter())
-        .map(|column| Shown {
-            column,
-            header: column.header,
-            cells: jobs.iter().map(|job| (column.value)(job).shown(now_ns, style)).collect(),
-        })
+        .map(|column| Shown::of(column, &jobs, now_ns, style))
         .filter(Shown::is_wanted)
         .collect();
     let frame = Frame { boxed: matches!(view, View::Cpu | View::Gpu) };
     if let Some(width) = style.width {
         fit(&mut shown, frame, width, style.ascii);
     }
-    draw(&shown, &jobs, frame, style)
+    let mut text = draw(&shown, &jobs, frame, style);
+    // For people at a terminal; who reads a pipe line by line finds jobs alone.
+    if style.width.is_some() {
+        text.push_str(&legend(&shown, style));
+    }
+    text
+}
+
+/// The signs that the list uses, in words.
+fn legend(shown: &[Shown], style: &Style) -> String {
+    let used = |kind: &QualityKind| shown.iter().any(|shown| shown.kinds.contains(kind));
+    let kinds = QualityKind::ALL.into_iter().filter(|kind| sign(*kind).is_some()).filter(used);
+    let words: Vec<String> = kinds.filter_map(mark).map(|(sign, words)| format!("{sign} {words}")).collect();
+    if words.is_empty() {
+        return String::new();
+    }
+    let line = style.paint(Paint::Dim, &words.join("   ")) + "\n";
+    if style.ascii { text::to_ascii(&line) } else { line }
 }
 
 /// RFC 4180 with a header, every column of the view, numbers in base units. A control character in a
@@ -504,9 +569,31 @@ struct Shown<'a> {
     column: &'a ListColumn,
     header: &'a str,
     cells: Vec<String>,
+    /// How well what is in them is known.
+    kinds: Vec<QualityKind>,
 }
 
-impl Shown<'_> {
+impl<'a> Shown<'a> {
+    fn of(column: &'a ListColumn, jobs: &[Job], now_ns: i64, style: &Style) -> Shown<'a> {
+        let values: Vec<Value> = jobs.iter().map(|job| (column.value)(job)).collect();
+        let amounts = || {
+            values
+                .iter()
+                .filter_map(|value| if let Value::Amount(amount) = value { amount.as_ref() } else { None })
+        };
+        let scales = amounts().find_map(|amount| match amount.format {
+            Format::Together(scales) => Some(scales),
+            Format::Alone(_) => None,
+        });
+        let scale = scales.map(|scales| Scale::of(scales, amounts().map(|amount| amount.value)));
+        Shown {
+            column,
+            header: column.header,
+            cells: values.iter().map(|value| value.shown(scale, now_ns, style)).collect(),
+            kinds: amounts().map(|amount| amount.kind).collect(),
+        }
+    }
+
     fn is_wanted(&self) -> bool {
         match self.column.show {
             Show::Always => true,

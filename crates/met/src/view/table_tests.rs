@@ -23,20 +23,22 @@ fn energy_has_units_and_estimates_are_marked() {
         (
             80,
             expect![[r#"
-            JOB  NAME   STATE       ENERGY      IDLE      CO2E           COST  DURATION
-            1    train  finished   2.50 Wh   500 mWh   85.0 mg   0.000525 EUR      1m8s
-            2    train  finished  ~2.50 Wh  ~500 mWh  ~85.0 mg  ~0.000525 EUR      1m8s
-            3    x      running          -         -         -              -      1m8s
-        "#]],
+                JOB  NAME   STATE       ENERGY      IDLE      CO2E           COST  DURATION
+                1    train  finished   2.50 Wh   500 mWh   85.0 mg   0.000525 EUR      1m8s
+                2    train  finished  ~2.50 Wh  ~500 mWh  ~85.0 mg  ~0.000525 EUR      1m8s
+                3    x      running          -         -         -              -      1m8s
+                ~ estimated
+            "#]],
         ),
         (
             140,
             expect![[r#"
-            JOB  NAME   STATE       ENERGY       CPU    MEMORY      REST      IDLE      CO2E           COST  QUALITY     DURATION
-            1    train  finished   2.50 Wh   2.00 Wh   300 mWh   200 mWh   500 mWh   85.0 mg   0.000525 EUR  attributed      1m8s
-            2    train  finished  ~2.50 Wh  ~2.00 Wh  ~300 mWh  ~200 mWh  ~500 mWh  ~85.0 mg  ~0.000525 EUR  estimated       1m8s
-            3    x      running          -         -         -         -         -         -              -  -               1m8s
-        "#]],
+                JOB  NAME   STATE       ENERGY       CPU    MEMORY      REST      IDLE      CO2E           COST  QUALITY     DURATION
+                1    train  finished   2.50 Wh   2.00 Wh   300 mWh   200 mWh   500 mWh   85.0 mg   0.000525 EUR  attributed      1m8s
+                2    train  finished  ~2.50 Wh  ~2.00 Wh  ~300 mWh  ~200 mWh  ~500 mWh  ~85.0 mg  ~0.000525 EUR  estimated       1m8s
+                3    x      running          -         -         -         -         -         -              -  -               1m8s
+                ~ estimated
+            "#]],
         ),
     ] {
         let style = Style { width: Some(width), ..Style::plain() };
@@ -46,6 +48,92 @@ fn energy_has_units_and_estimates_are_marked() {
             job,manager,name,user,state,energy_joules,energy_cpu_joules,energy_memory_joules,gpu_energy_joules,energy_rest_joules,energy_idle_joules,emissions_grams,cost_money,energy_quality,wall_seconds
             1,local,train,alice,finished,9000,7200,1080,,720,1800,0.085,0.000525,attributed,68.25
         "#]].assert_eq(&csv(&records[..1], View::Energy, sample::NOW_NS).replace('\r', ""));
+}
+
+/// Two jobs that were not measured to their end, on a machine without cgroups.
+fn doubtful() -> Vec<Record> {
+    let mut records = vec![sample::full(1, "attached"), sample::full(2, "train")];
+    let totals = &mut records[0].totals;
+    let known: Vec<(usize, i64)> = totals.iter().map(|(column, figure)| (column, figure.value)).collect();
+    for (index, value) in known {
+        let kind = match index {
+            column::MEMORY_NEEDED_PEAK => QualityKind::Estimated,
+            _ => QualityKind::LowerBound,
+        };
+        totals.set(index, value, kind, "/proc");
+    }
+    records
+}
+
+#[test]
+fn lower_bounds_and_estimates_are_marked_in_every_list() {
+    let drawn = |view| {
+        let style = Style { width: Some(120), ..Style::plain() };
+        list(&doubtful(), view, sample::NOW_NS, &style)
+    };
+    expect![[r#"
+        JOB  NAME      STATE     CORES     MEMORY       READ   WRITTEN  DURATION   STARTED
+        1    attached  finished  ≥3.76  ~1.21 GiB  ≥3.22 GiB  ≥700 MiB      1m8s  16:40:44
+        2    train     finished   3.76   1.21 GiB   3.22 GiB   700 MiB      1m8s  16:40:44
+        ~ estimated   ≥ at least this much
+    "#]]
+    .assert_eq(&drawn(View::Jobs));
+    expect![[r#"
+        ┌─────┬──────┬──────────────┬─────────────┬─────────────┬──────────┬──────────┐
+        │ JOB │ PPID │ PROCESS NAME │ CPU % (AVG) │ MEM % (AVG) │ STATUS   │ DURATION │
+        ├─────┼──────┼──────────────┼─────────────┼─────────────┼──────────┼──────────┤
+        │ 1   │ 3113 │ attached     │ ≥376.41%    │ ~5.88%      │ Finished │ 1m8s     │
+        │ 2   │ 3113 │ train        │ 376.41%     │ 5.88%       │ Finished │ 1m8s     │
+        └─────┴──────┴──────────────┴─────────────┴─────────────┴──────────┴──────────┘
+        ~ estimated   ≥ at least this much
+    "#]]
+    .assert_eq(&drawn(View::Cpu));
+    expect![[r#"
+        JOB  NAME      STATE          READ   WRITTEN     READ/S  WRITTEN/S  READ CALLS  WRITE CALLS  DURATION
+        1    attached  finished  ≥3.22 GiB  ≥700 MiB  ≥48.3 MiB  ≥10.3 MiB   ≥9.20 GiB     ≥775 MiB      1m8s
+        2    train     finished   3.22 GiB   700 MiB   48.3 MiB   10.3 MiB    9.20 GiB      775 MiB      1m8s
+        ≥ at least this much
+    "#]]
+    .assert_eq(&drawn(View::Io));
+    expect![[r#"
+        JOB  NAME      STATE      AVERAGE       PEAK  OF NODE     CACHE  WITH CACHE  MAJOR FAULTS  DURATION
+        1    attached  finished  ~963 MiB  ~1.21 GiB    ~5.9%  2.70 GiB   ≥4.70 GiB          ≥312      1m8s
+        2    train     finished   963 MiB   1.21 GiB     5.9%  2.70 GiB    4.70 GiB           312      1m8s
+        ~ estimated   ≥ at least this much
+    "#]]
+    .assert_eq(&drawn(View::Mem));
+    expect![[r#"
+        JOB  NAME      USER   STATE     EXIT  CORES  CPU TIME     MEMORY  OF NODE       READ   WRITTEN  DURATION   STARTED
+        1    attached  alice  finished     0  ≥3.76    ≥4m17s  ~1.21 GiB    ~5.9%  ≥3.22 GiB  ≥700 MiB      1m8s  16:40:44
+        2    train     alice  finished     0   3.76     4m17s   1.21 GiB     5.9%   3.22 GiB   700 MiB      1m8s  16:40:44
+        ~ estimated   ≥ at least this much
+    "#]].assert_eq(&drawn(View::All));
+    // A program gets numbers, and a pipe lines of jobs alone.
+    let csv = csv(&doubtful(), View::All, sample::NOW_NS);
+    assert!(!csv.contains(['~', '≥']), "{csv}");
+    assert_eq!(list(&doubtful(), View::Jobs, sample::NOW_NS, &Style::plain()).lines().count(), 3);
+}
+
+#[test]
+fn energy_has_one_unit_in_a_column() {
+    let scaled = |id, factor: f64| {
+        let mut record = sample::charged(id, QualityKind::Attributed);
+        let known: Vec<_> = record.totals.iter().map(|(column, figure)| (column, figure.clone())).collect();
+        for (index, figure) in known.into_iter().filter(|&(index, _)| index != column::WALL) {
+            record.totals.set(index, (figure.value as f64 * factor) as i64, figure.kind, figure.source);
+        }
+        record
+    };
+    let records = [scaled(1, 0.0001), scaled(2, 1.0), scaled(3, 3.0), scaled(4, 5000.0)];
+    let style = Style { width: Some(100), ..Style::plain() };
+    expect![[r#"
+        JOB  NAME   STATE        ENERGY        CPU       IDLE        CO2E             COST  DURATION
+        1    train  finished  <0.001 Wh  <0.001 Wh  <0.001 Wh    0.008 mg  0.000000052 EUR      1m8s
+        2    train  finished    2.50 Wh    2.00 Wh   0.500 Wh     85.0 mg     0.000525 EUR      1m8s
+        3    train  finished    7.50 Wh    6.00 Wh    1.50 Wh      255 mg      0.00158 EUR      1m8s
+        4    train  finished  12,500 Wh  10,000 Wh   2,500 Wh  425,000 mg         2.62 EUR      1m8s
+    "#]]
+    .assert_eq(&list(&records, View::Energy, sample::NOW_NS, &style));
 }
 
 #[test]

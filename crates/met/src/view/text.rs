@@ -70,6 +70,28 @@ pub fn cut(text: &str, columns: usize, ascii: bool) -> String {
     kept + mark
 }
 
+/// Lines of at most `columns`, broken at spaces where there are any.
+pub fn wrap(words: &str, columns: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in words.split(' ') {
+        if !line.is_empty() && width(&line) + 1 + width(word) > columns {
+            lines.push(std::mem::take(&mut line));
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        for character in word.chars() {
+            if width(&line) + width(character.encode_utf8(&mut [0; 4])) > columns {
+                lines.push(std::mem::take(&mut line));
+            }
+            line.push(character);
+        }
+    }
+    lines.push(line);
+    lines
+}
+
 /// `text` followed by spaces up to `columns`.
 pub fn pad(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))

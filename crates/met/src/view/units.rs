@@ -66,6 +66,47 @@ pub fn watt_hours(joules: f64) -> String {
     }
 }
 
+/// A unit that a whole column is written in.
+#[derive(Debug, PartialEq)]
+pub struct Scale {
+    name: &'static str,
+    /// In base units.
+    size: f64,
+}
+
+const fn scale(name: &'static str, size: f64) -> Scale {
+    Scale { name, size }
+}
+
+/// Units of energy, in joules.
+pub static ENERGY: [Scale; 3] = [scale("mWh", 3.6), scale("Wh", 3600.0), scale("kWh", 3.6e6)];
+/// Units of emissions, in grams.
+pub static EMISSIONS: [Scale; 5] =
+    [scale("µg", 1e-6), scale("mg", 1e-3), scale("g", 1.0), scale("kg", 1e3), scale("t", 1e6)];
+
+impl Scale {
+    /// The unit in which most of these are easily read: that of the middle one.
+    pub fn of(scales: &'static [Scale], values: impl Iterator<Item = f64>) -> &'static Scale {
+        let mut sizes: Vec<f64> = values.map(f64::abs).filter(|&size| size > 0.0).collect();
+        sizes.sort_by(f64::total_cmp);
+        let middle = sizes.get(sizes.len() / 2).copied().unwrap_or(0.0);
+        scales.iter().rev().find(|scale| middle >= 0.9995 * scale.size).unwrap_or(&scales[0])
+    }
+
+    /// `0.690 Wh`, `12.4 Wh`, `12,400 Wh`: never in another unit, and nothing is nothing in any.
+    pub fn write(&self, value: f64) -> String {
+        let scaled = value / self.size;
+        let number = match scaled.abs() {
+            0.0 => return "0".to_owned(),
+            s if s < 0.0005 => "<0.001".to_owned(),
+            s if s < 0.9995 => format!("{scaled:.3}"),
+            s if s < 999.5 => three_digits(scaled),
+            _ => count(scaled),
+        };
+        format!("{number} {}", self.name)
+    }
+}
+
 /// Energy in one unit, for columns that line up: `0.69 Wh`.
 pub fn watt_hours_fixed(joules: f64) -> String {
     format!("{:.2} Wh", joules / 3600.0)
@@ -409,6 +450,16 @@ mod tests {
         for text in ["", "GiB", "2 apples", "-1", "99999999999TiB"] {
             assert!(parse_size(text).unwrap_err().to_string().contains("write 2GiB"), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_column_has_the_unit_of_its_middle_value() {
+        let joules = [7.2, 18.0, 7200.0, 0.001, 0.0];
+        let scale = Scale::of(&ENERGY, joules.into_iter());
+        let shown: Vec<String> = joules.iter().map(|&joules| scale.write(joules)).collect();
+        assert_eq!(shown, ["2.00 mWh", "5.00 mWh", "2,000 mWh", "<0.001 mWh", "0"]);
+        assert_eq!(Scale::of(&ENERGY, std::iter::empty()).write(0.36), "0.100 mWh");
+        assert_eq!(Scale::of(&EMISSIONS, [1500.0].into_iter()).write(1500.0), "1.50 kg");
     }
 
     #[test]

@@ -9,9 +9,10 @@ use serde_json::json;
 
 use crate::cli::DoctorArgs;
 use crate::jobs::{AllJobs, JobsFilter};
+use crate::output;
 use crate::sampler::{Cost, Sampler};
 use crate::setting::Setting;
-use crate::view::{Paint, Style, units};
+use crate::view::{Paint, units};
 
 /// Looks a second apart, as a daemon does: in a loop everything would be in a cache, and look cheap.
 const LOOKS: u32 = 5;
@@ -37,14 +38,14 @@ pub(super) fn cost(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         let _ = write!(io::stderr(), "\r\x1b[K");
     }
     let lines: Vec<CostLine> = sampler.costs().iter().map(|cost| CostLine::of(cost, interval)).collect();
-    let mut stdout = io::stdout().lock();
+    let mut stdout = output::stdout();
     if args.json {
         writeln!(stdout, "{}", serde_json::Value::Array(lines.iter().map(CostLine::object).collect()))?;
         return Ok(0);
     }
     let head =
         format!("{:<12} {:>7} {:>6} {:>12} {:>10}", "SOURCE", "EVERY", "ROWS", "PER READING", "OF A CORE");
-    writeln!(stdout, "{}", Style::of_stream(&stdout).paint(Paint::Bold, &head))?;
+    writeln!(stdout, "{}", stdout.style().paint(Paint::Bold, &head))?;
     for line in &lines {
         writeln!(
             stdout,

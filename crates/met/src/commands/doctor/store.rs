@@ -4,31 +4,47 @@ use std::io::Write;
 use std::path::Path;
 
 use super::{Finding, Health};
+use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
 use crate::view::units;
 
 pub(super) fn store(setting: &Setting) -> Finding {
-    let state = &setting.user.state;
-    if let Some(why) = unwritable(state) {
-        return Finding {
-            what: "store",
-            health: Health::Broken,
-            detail: format!("{} cannot be written ({why}): no job is kept", state.display()),
-            remedy: Some("export XDG_STATE_HOME=DIR    (a folder of yours)".to_owned()),
-        };
+    let asked = setting.system_daemon().and_then(|mut daemon| daemon.call(&Request::Status).ok());
+    let system =
+        asked.and_then(|reply| if let Reply::Status(status) = reply { Some(status.state) } else { None });
+    let root = rustix::process::geteuid().is_root();
+    looked_at(&setting.user.state, system.as_deref(), root)
+}
+
+/// `system`: where the daemon of the machine keeps jobs, the caller's included. In his own folder they only wait for it.
+fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
+    let own = "export XDG_STATE_HOME=DIR    (a folder of yours)";
+    let machines = "system: {state: DIR}    (in met.yaml)";
+    // Whether the machine's can be written only its owner can try.
+    let tried = [(Some(user), own), (system.filter(|_| root), machines)];
+    for (folder, remedy) in tried.into_iter().filter_map(|(folder, remedy)| Some((folder?, remedy))) {
+        if let Some(why) = unwritable(folder) {
+            return Finding {
+                what: "store",
+                health: Health::Broken,
+                detail: format!("{} cannot be written ({why}): no job is kept", folder.display()),
+                remedy: Some(remedy.to_owned()),
+            };
+        }
     }
-    let network = met_store::is_network(state);
-    Finding {
-        what: "store",
-        health: if network { Health::Less } else { Health::Good },
-        detail: match network {
-            true => {
-                format!("{} is on a network file system: one process at a time reads it", state.display())
-            }
-            false => state.display().to_string(),
+    let (state, remedy) = system.map_or((user, own), |system| (system, machines));
+    let of = match system {
+        Some(_) => format!("{}, of the daemon of this machine", state.display()),
+        None => state.display().to_string(),
+    };
+    match met_store::is_network(state) {
+        true => Finding {
+            what: "store",
+            health: Health::Less,
+            detail: format!("{of}, is on a network file system: one process at a time reads it"),
+            remedy: Some(remedy.replace("a folder of yours", "a folder of yours on a local disk")),
         },
-        remedy: network
-            .then(|| "export XDG_STATE_HOME=DIR    (a folder of yours on a local disk)".to_owned()),
+        false => Finding { what: "store", health: Health::Good, detail: of, remedy: None },
     }
 }
 
@@ -69,6 +85,20 @@ fn unwritable(state: &Path) -> Option<std::io::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_store_is_that_of_whoever_keeps_the_jobs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (user, system) = (folder.path().join("user"), folder.path().join("system"));
+        let finding = looked_at(&user, None, true);
+        assert_eq!(finding.detail, user.display().to_string());
+        let finding = looked_at(&user, Some(&system), false);
+        assert_eq!(finding.detail, format!("{}, of the daemon of this machine", system.display()));
+        std::fs::write(&system, "").unwrap();
+        let below = system.join("state");
+        assert!(looked_at(&user, Some(&below), true).remedy.unwrap().contains("system: {state:"));
+        assert!(looked_at(&user, Some(&below), false).remedy.is_none(), "only root can try");
+    }
 
     #[test]
     fn a_store_that_cannot_be_written_is_found_out() {

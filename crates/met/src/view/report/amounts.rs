@@ -6,7 +6,7 @@ use met_insight::report::{Amount, Detail, Measure, Report};
 use crate::view::units;
 
 /// The sign in front of an amount that was not measured as such.
-pub(super) fn mark(quality: QualityKind) -> Option<(&'static str, &'static str)> {
+pub fn mark(quality: QualityKind) -> Option<(&'static str, &'static str)> {
     match quality {
         QualityKind::Measured | QualityKind::Sampled => None,
         QualityKind::Attributed => Some(("*", "a share of something measured for several jobs")),

@@ -4,7 +4,7 @@ use met_core::job::State;
 use met_insight::report::{FactValue, Report};
 
 use super::amounts::amount;
-use super::{LABEL_COLUMNS, Page, wrap};
+use super::{LABEL_COLUMNS, Page};
 use crate::view::{Paint, text, units};
 
 /// A longer command is cut on a terminal: the report is about what it did.
@@ -43,7 +43,7 @@ impl Page<'_> {
             FactValue::Amount(value) => vec![amount(value)],
             FactValue::Times(start_ns, end_ns) => vec![self.times(*start_ns, *end_ns)],
             FactValue::Command(words) => {
-                let mut lines = wrap(&text::command_line(words), room);
+                let mut lines = text::wrap(&text::command_line(words), room);
                 if self.style.width.is_some() && lines.len() > COMMAND_LINES_MAX {
                     lines.truncate(COMMAND_LINES_MAX);
                     if let Some(last) = lines.last_mut() {
