@@ -916,9 +916,9 @@ ALONE.add("whatever_is_killed_or_cut_every_job_arrives_once")
 def whatever_is_killed_or_cut_every_job_arrives_once(world):
     seed = int(os.environ.get("MET_CHAOS_SEED", str(int(time.time()))))
     dice = random.Random(seed)
-    print(f"seed {seed}")
+    print(f"seed {seed}", flush=True)
     with cluster(world, 3, users=True) as made:
-        end, started = time.monotonic() + CHAOS_S, 0
+        end, started, kills, cuts = time.monotonic() + CHAOS_S, 0, 0, 0
         while time.monotonic() < end:
             for node in made.nodes:
                 length = dice.choice(["0", "0.02", "0.2"])
@@ -927,8 +927,9 @@ def whatever_is_killed_or_cut_every_job_arrives_once(world):
             victim = dice.choice(made.machines)
             what = dice.random()
             if what < 0.5:
-                kill_one(dice, victim)
+                kills += kill_one(dice, victim)
             elif what < 0.75:
+                cuts += 1
                 victim.cut()
                 time.sleep(dice.uniform(0.1, 2))
                 victim.mend()
@@ -946,10 +947,14 @@ def whatever_is_killed_or_cut_every_job_arrives_once(world):
         known = all_the_same(made)
         check(len(known) >= started, f"{len(known)} jobs are known, {started} were started")
         eventually(made.settled, "nothing waits", 90)
+        print(f"{len(known)} jobs, {kills} processes killed, {cuts} links cut", flush=True)
 
 
 def kill_one(dice, machine):
+    """Kills a process of a machine; whether there was one."""
     candidates = sorted(machine.processes())
     if candidates:
         with contextlib.suppress(ProcessLookupError):
             os.kill(dice.choice(candidates), signal.SIGKILL)
+            return True
+    return False
