@@ -215,15 +215,16 @@ pub fn duration_long(seconds: f64) -> String {
 fn below_a_minute(seconds: f64) -> String {
     match seconds {
         s if s <= 0.0 => "0s".to_owned(),
-        s if s < 999.5e-6 => format!("{:.0}us", s * 1e6),
+        s if s < 999.5e-6 => format!("{:.0}µs", s * 1e6),
         s if s < 0.9995 => format!("{}ms", shortest(&three_digits(s * 1e3))),
         s => format!("{}s", shortest(&three_digits(s))),
     }
 }
 
 fn three_digits(value: f64) -> String {
-    let size = value.abs();
-    match size {
+    match value.abs() {
+        // Little is not nothing.
+        s if s > 0.0 && s < 0.005 => "<0.01".to_owned(),
         s if s < 9.995 => format!("{value:.2}"),
         s if s < 99.95 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
@@ -376,10 +377,16 @@ mod tests {
     }
 
     #[test]
+    fn little_is_told_from_nothing() {
+        assert_eq!([0.0, 0.0001, 0.005, 8.0].map(cores), ["0", "<0.01", "0.01", "8"]);
+        assert_eq!([0.0, 0.0001].map(watts), ["0.00 W", "<0.01 W"]);
+    }
+
+    #[test]
     fn durations_have_two_parts() {
         let cases = [
             (0.0, "0s", "0s"),
-            (0.000_05, "50us", "50us"),
+            (0.000_05, "50µs", "50µs"),
             (0.35, "350ms", "350ms"),
             (0.9999, "1s", "1s"),
             (1.25, "1.25s", "1.25s"),
