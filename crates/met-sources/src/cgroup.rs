@@ -87,10 +87,11 @@ fn cpuacct(dirs: &CgroupDirs) -> Option<&Dir> {
 static ALTERNATIVES: &[&[&[Format]]] = &[
     &[
         &[Format { dir: unified, name: "cpu.stat", slow: false, fill: fill_cpu_v2 }],
-        // In this order: the split of the second file is applied to the sum of the first.
+        // In this order: the split of the second file is applied to the sum of the first. It changes little
+        // from tick to tick.
         &[
             Format { dir: cpuacct, name: "cpuacct.usage", slow: false, fill: fill_cpu_v1 },
-            Format { dir: cpuacct, name: "cpuacct.stat", slow: false, fill: split_cpu_v1 },
+            Format { dir: cpuacct, name: "cpuacct.stat", slow: true, fill: split_cpu_v1 },
         ],
     ],
     &[
