@@ -1,6 +1,7 @@
 """Jobs that others start: found by their cgroups, whoever made them, and closed exactly when these are gone."""
 
 import collections
+import contextlib
 import json
 import os
 import signal
@@ -75,11 +76,14 @@ class Manager:
 
     @staticmethod
     def is_taken_away(path):
-        with open(f"{path}/cgroup.procs") as file:
-            for pid in file.read().split():
-                os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(FileNotFoundError), open(f"{path}/cgroup.procs") as file:
+            for pid in filter(None, map(int, file.read().split())):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         try:
             os.rmdir(path)
+        except FileNotFoundError:
+            return True
         except OSError:
             return False
         return True

@@ -1,8 +1,8 @@
 //! The jobs that were found: when they are told, read and closed.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 
 use met_core::MISSING;
 use met_core::job::{CgroupPaths, Figure, Part, QualityKind, Totals};
@@ -23,6 +23,11 @@ const LOOK_AGAIN_NS: i64 = 20_000_000;
 const FULL_LOOKS: u32 = 16;
 /// A job that nobody can name yet is looked at again this often.
 const NAMELESS_NS: i64 = 1_000_000_000;
+
+/// A manager has taken away all directories of a job by then.
+const TAKEN_AWAY_NS: i64 = 10_000_000_000;
+/// So many ends are remembered for so long.
+const ENDED_MAX: usize = 1 << 12;
 
 /// So many parts of a job have a line of their own, the first ones; the others have one together.
 pub(super) const LINES_MAX: usize = 256;
@@ -45,8 +50,7 @@ pub(super) struct Job {
     cgroup: CgroupPaths,
     found_ns: i64,
     existed: bool,
-    /// Seen when its home was gone from a better hierarchy: without processes it is what is left of a job that
-    /// has ended there.
+    /// One at the same place has just ended in a better hierarchy: without processes this is what is left of it.
     is_remnant: bool,
     told: bool,
     /// Told by the name of its directory, which is not what its manager calls it.
@@ -107,7 +111,7 @@ impl Discovery {
         let cgroup = self.files.path_in(node.hierarchy, &node.path);
         self.due.push(Reverse((now_ns, id)));
         if let Some(mut job) = self.moving.remove(&node.path) {
-            (job.cgroup, job.parts) = (cgroup, HashMap::new());
+            (job.cgroup, job.parts, job.is_remnant) = (cgroup, HashMap::new(), false);
             job.bell = if self.files.has_memory_v1() { Bell::new(&self.ear, id) } else { None };
             self.jobs.insert(id, job);
             return;
@@ -199,11 +203,13 @@ impl Discovery {
         }
     }
 
-    /// Managers take a home away in one hierarchy after the other.
-    pub(super) fn doubt_jobs_below(&mut self, home: u32) {
+    /// Managers take a job and its home away in one hierarchy after the other.
+    pub(super) fn doubt_remnants_below(&mut self, home: u32, now_ns: i64) {
+        self.ended.retain(|(end_ns, _)| now_ns - end_ns < TAKEN_AWAY_NS);
+        let ended: HashSet<&PathBuf> = self.ended.iter().map(|(_, path)| path).collect();
         for id in self.subtree(home) {
-            if let Some(job) = self.jobs.get_mut(&id) {
-                job.is_remnant = true;
+            if let (Some(node), Some(job)) = (self.nodes.get(&id), self.jobs.get_mut(&id)) {
+                job.is_remnant = ended.contains(&node.path);
             }
         }
     }
@@ -399,6 +405,7 @@ impl Discovery {
                 self.tell(id, now_ns, true);
             }
             if let Some(job) = self.jobs.remove(&id) {
+                self.remember_end(id, now_ns);
                 self.end_job(job, closed, now_ns);
             }
         }
@@ -427,6 +434,14 @@ impl Discovery {
             self.lose_home(node.hierarchy, &node.path, now_ns);
         }
         self.ledger.forget(id);
+    }
+
+    fn remember_end(&mut self, id: u32, now_ns: i64) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
+        }
+        self.ended.push_back((now_ns, node.path.clone()));
     }
 
     /// Tells the end of a job whose directory is gone.

@@ -14,7 +14,7 @@ mod tree;
 mod watch;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -39,6 +39,8 @@ const EARLY_MS: [i64; 5] = [50, 100, 200, 400, 800];
 const PARTS_EVERY_NS: i64 = 10_000_000_000;
 /// The counters of all jobs: what was used since is divided by guess when several go at once.
 const JOBS_EVERY_NS: i64 = 30_000_000_000;
+/// What may go wrong between two looks: places that were too busy to listen to, processes beside the jobs.
+const MEND_EVERY_NS: i64 = 60_000_000_000;
 /// The safety net: from so soon after a look that found what no notice had told, to so late after several that
 /// found nothing.
 const RESCAN_EVERY_NS: i64 = 60_000_000_000;
@@ -135,6 +137,8 @@ pub struct Discovery {
     next_job: u64,
     /// Jobs that change the hierarchy in which they are followed.
     moving: HashMap<PathBuf, Job>,
+    /// Where jobs ended a moment ago, and when: their managers may still be taking away the rest of them.
+    ended: VecDeque<(i64, PathBuf)>,
     /// Gone since the last closing.
     removed: Vec<u32>,
     /// Jobs to be read at once.
@@ -142,6 +146,7 @@ pub struct Discovery {
     due: BinaryHeap<Reverse<(i64, u32)>>,
     next_parts_ns: i64,
     next_jobs_ns: i64,
+    next_mending_ns: i64,
     next_rescan_ns: i64,
     rescan_every_ns: i64,
     rescans: u64,
@@ -177,11 +182,13 @@ impl Discovery {
             jobs: HashMap::new(),
             next_job: 1,
             moving: HashMap::new(),
+            ended: VecDeque::new(),
             removed: Vec::new(),
             stirred: HashSet::new(),
             due: BinaryHeap::new(),
             next_parts_ns: now_ns + PARTS_EVERY_NS,
             next_jobs_ns: now_ns + JOBS_EVERY_NS,
+            next_mending_ns: now_ns + MEND_EVERY_NS,
             next_rescan_ns: now_ns + RESCAN_EVERY_NS,
             rescan_every_ns: RESCAN_EVERY_NS,
             rescans: 0,
@@ -211,6 +218,9 @@ impl Discovery {
         let mut next_ns = self.next_rescan_ns;
         if !self.jobs.is_empty() {
             next_ns = next_ns.min(self.next_jobs_ns);
+        }
+        if self.places.is_any_flooded() {
+            next_ns = next_ns.min(self.next_mending_ns);
         }
         if self.jobs.values().any(|job| job.has_parts()) {
             next_ns = next_ns.min(self.next_parts_ns);
@@ -285,6 +295,14 @@ impl Discovery {
             self.read_all(now_ns);
             self.next_jobs_ns = now_ns + JOBS_EVERY_NS;
         }
+        if now_ns >= self.next_mending_ns {
+            self.mark_own_processes();
+            self.listen_again(now_ns);
+            self.next_mending_ns = now_ns + MEND_EVERY_NS;
+        }
+        if self.watcher.refused().is_some() {
+            self.next_rescan_ns = self.next_rescan_ns.min(now_ns + UNWATCHED_RESCAN_EVERY_NS);
+        }
         if now_ns >= self.next_rescan_ns {
             self.rescan(false, now_ns);
             self.close_removed(now_ns);
@@ -296,14 +314,14 @@ impl Discovery {
     /// is believed to have those.
     pub fn rescan(&mut self, full: bool, now_ns: i64) {
         self.rescans += 1;
-        let flooded = self.places.begin_look();
-        self.found_by_look = full || !flooded.is_empty();
+        self.found_by_look = full;
+        self.places.begin_look();
         for root in self.roots() {
             self.reconcile(root, full, now_ns);
         }
-        for id in flooded {
-            self.descend(id, false, None, now_ns);
-        }
+        self.listen_again(now_ns);
+        // Where there was no room there may be some soon.
+        self.found_by_look |= self.places.left_out().next().is_some();
         if full {
             // Notices that were lost do not come any more.
             self.awaited.clear();

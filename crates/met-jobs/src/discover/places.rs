@@ -11,8 +11,8 @@ pub(super) const IN_HIERARCHY: usize = 1 << 17;
 pub(super) const IN_HOME: usize = 1 << 15;
 /// Where the directory that keeps the jobs is a user's own.
 pub(super) const IN_HOME_OF_USER: usize = 1 << 10;
-/// In such a one, of those that are made between two looks at everything. Whoever makes more, and removes them
-/// as fast, is no longer listened to until the next look: notices of others would come late, or not at all.
+/// In such a one, of those that are made within a minute. Whoever makes more, and removes them as fast, is no
+/// longer listened to until the next one: notices of others would come late, or not at all.
 pub(super) const MADE_IN_HOME_OF_USER: usize = 1 << 12;
 /// Of one job.
 pub(super) const IN_JOB: usize = 1 << 10;
@@ -28,10 +28,10 @@ struct Place {
     room: usize,
     /// Followed in it, those in the places inside included.
     directories: usize,
-    /// Made since the last look at everything, and how many may be.
+    /// Made since they were last counted from the beginning, and how many may be.
     made: usize,
     made_max: usize,
-    /// Not followed for want of room, since then.
+    /// Not followed for want of room, since the last look at everything.
     left_out: u64,
     /// Its directory is gone, and some in it are not forgotten yet.
     closed: bool,
@@ -90,14 +90,24 @@ impl Places {
         true
     }
 
-    /// Everything is about to be looked at: what is left out will be counted again. Returns the places that
-    /// were flooded.
-    pub(super) fn begin_look(&mut self) -> Vec<u32> {
+    /// Everything is about to be looked at: what is left out will be counted again.
+    pub(super) fn begin_look(&mut self) {
+        for place in self.places.values_mut() {
+            place.left_out = 0;
+        }
+    }
+
+    /// Counts from the beginning what is made; the places that were flooded.
+    pub(super) fn begin_count(&mut self) -> Vec<u32> {
         let flooded = self.ids().filter(|id| self.is_flooded(*id)).collect();
         for place in self.places.values_mut() {
-            (place.made, place.left_out) = (0, 0);
+            place.made = 0;
         }
         flooded
+    }
+
+    pub(super) fn is_any_flooded(&self) -> bool {
+        self.places.values().any(|place| !place.closed && place.made >= place.made_max)
     }
 
     /// Those that are there.

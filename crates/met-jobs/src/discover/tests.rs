@@ -296,17 +296,31 @@ fn what_is_left_of_a_job_in_other_hierarchies_is_no_other_job() {
     machine.open_builtin();
     machine.work();
     machine.remove(&format!("{CPUACCT}/slurm"));
+    // The other one is in this hierarchy alone.
     machine.check(expect![[r#"
         1 ended, cpu 0 lower_bound cgroup
-    "#]]);
-    // Somebody is in this one, so it is a job.
-    machine.write(&format!("{FREEZER}/slurm/uid_7/job_6/cgroup.procs"), "77\n");
-    machine.make(&format!("{FREEZER}/slurm/uid_7/job_6/step_0"), 0);
-    machine.check(expect![[r#"
         3 found slurm:6 Some(7) None Some("n0") []
     "#]]);
-    machine.remove(&format!("{FREEZER}/slurm/uid_7/job_5"));
-    machine.check(expect![""]);
+    machine.write(&format!("{FREEZER}/slurm/uid_7/job_5/cgroup.procs"), "77\n");
+    machine.make(&format!("{FREEZER}/slurm/uid_7/job_5/step_0"), 0);
+    // Somebody is in it, so it is a job again.
+    machine.check(expect![[r#"
+        2 found slurm:5 Some(7) None Some("n0") []
+    "#]]);
+}
+
+#[test]
+fn a_home_that_nobody_follows_may_go() {
+    let mut machine = Machine::new();
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
+    machine.make(&format!("{FREEZER}/slurm/uid_7/job_5"), 0);
+    machine.open_builtin();
+    machine.work();
+    machine.remove(&format!("{FREEZER}/slurm"));
+    machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6"), 0);
+    machine.check(expect![[r#"
+        2 found slurm:6 Some(7) None Some("n0") ["/sys/fs/cgroup/cpuacct/slurm/uid_7/job_6"]
+    "#]]);
 }
 
 #[test]
@@ -617,8 +631,12 @@ fn a_user_who_makes_and_removes_directories_without_end_is_not_listened_to_for_a
     machine.work();
     let discovery = machine.discovery.as_mut().unwrap();
     assert_eq!(discovery.health().jobs, [("slurm".to_owned(), 1)]);
-    // The next look finds what is there, and listens again.
-    discovery.rescan(false, clock::boottime_ns());
+    assert!(discovery.patience() <= Duration::from_nanos(MEND_EVERY_NS as u64));
+    // A minute later what is there is found, and listened to again.
+    discovery.next_mending_ns = 0;
+    machine.work();
+    let discovery = machine.discovery.as_mut().unwrap();
+    assert_eq!(discovery.rescans, 0);
     assert_eq!(discovery.health().jobs, [("podman".to_owned(), 1), ("slurm".to_owned(), 1)]);
     machine.make(&format!("{flooded}/libpod-{:064x}.scope", 2), 0);
     machine.work();

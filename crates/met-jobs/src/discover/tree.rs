@@ -274,13 +274,21 @@ impl Discovery {
         }
     }
 
-    /// Follows a directory, if it is of interest, and those below it.
-    fn add_child(&mut self, parent: u32, name: &OsStr, existing: bool, ahead: Option<Watch>, now_ns: i64) {
+    /// Follows a directory, if it is of interest, and those below it; whether it is.
+    fn add_child(
+        &mut self,
+        parent: u32,
+        name: &OsStr,
+        existing: bool,
+        ahead: Option<Watch>,
+        now_ns: i64,
+    ) -> bool {
         let role = self.role_of(parent, name).filter(|_| self.make_room(parent, now_ns));
         let Some((role, found)) = role else {
-            return ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead));
+            ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead));
+            return false;
         };
-        let Some(node) = self.nodes.get(&parent) else { return };
+        let Some(node) = self.nodes.get(&parent) else { return false };
         let (hierarchy, path) = (node.hierarchy, node.path.join(name));
         let id = self.insert(hierarchy, Some(parent), path.clone(), role);
         if let Some(node) = self.nodes.get_mut(&parent) {
@@ -303,6 +311,7 @@ impl Discovery {
         self.register_home(id);
         self.descend(id, existing, ahead, now_ns);
         self.end_unmoved(now_ns);
+        true
     }
 
     /// Room for one more directory. What one without room uses is not told from what its neighbours do.
@@ -313,8 +322,8 @@ impl Discovery {
             self.has_news = true;
             if self.places.is_flooded(place) {
                 self.stop_listening_to(place);
-                self.next_rescan_ns = self.next_rescan_ns.min(now_ns + RESCAN_EVERY_NS);
             }
+            self.next_rescan_ns = self.next_rescan_ns.min(now_ns + RESCAN_EVERY_NS);
             self.ledger.set_inhabited(parent, true);
             if let Some(node) = self.nodes.get_mut(&parent) {
                 node.is_crowded = true;
@@ -323,12 +332,20 @@ impl Discovery {
         has_room
     }
 
-    /// Until the next look at everything nothing is noticed of what happens in a directory.
+    /// Until somebody listens again nothing is noticed of what happens in a directory.
     fn stop_listening_to(&mut self, id: u32) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         for watch in std::mem::take(&mut node.watches) {
             self.watched.remove(&watch);
             self.watcher.remove(watch);
+        }
+    }
+
+    /// Looks at the places that were too busy to listen to, and listens to them again.
+    pub(super) fn listen_again(&mut self, now_ns: i64) {
+        for id in self.places.begin_count() {
+            self.reconcile(id, true, now_ns);
+            self.descend(id, false, None, now_ns);
         }
     }
 
@@ -423,7 +440,9 @@ impl Discovery {
             _ => self.ledger.begin_new(id, parent, now_ns),
         }
         if matches!(node.role, Role::Way(_)) {
+            let own = self.files.has_own_processes(node.hierarchy, &node.path, &mut self.buffer);
             self.ledger.set_hollow(id);
+            self.ledger.set_inhabited(id, own);
         }
     }
 
@@ -540,14 +559,16 @@ impl Discovery {
     /// The home is gone from the hierarchy in which it was followed; another one may still have it.
     pub(super) fn lose_home(&mut self, hierarchy: usize, path: &Path, now_ns: i64) {
         let Some(home) = self.homes.get_mut(path) else { return };
+        let was_followed = home.first() == Some(&hierarchy);
         home.remove(&hierarchy);
         match home.first().copied() {
-            Some(next) => {
+            Some(next) if was_followed => {
                 if let Some(id) = self.node_at(next, path) {
                     self.descend(id, true, None, now_ns);
-                    self.doubt_jobs_below(id);
+                    self.doubt_remnants_below(id, now_ns);
                 }
             }
+            Some(_) => {}
             None => drop(self.homes.remove(path)),
         }
     }
@@ -625,10 +646,7 @@ impl Discovery {
         }
         for name in listed.keys() {
             if self.nodes.get(&id).is_some_and(|node| !node.children.contains_key(name)) {
-                let known = self.nodes.len();
-                self.add_child(id, name, false, None, now_ns);
-                // Most are of no interest, and stay unknown.
-                self.found_by_look |= self.nodes.len() > known;
+                self.found_by_look |= self.add_child(id, name, false, None, now_ns);
             }
         }
         self.reconcile_below(id, full, now_ns);
