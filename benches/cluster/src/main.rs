@@ -104,7 +104,8 @@ struct Server {
 
 impl Server {
     fn start(root: &Path) -> Result<Server> {
-        let met = std::env::var_os("MET").context("set MET to the binary to load, e.g. target/release/met")?;
+        let met =
+            std::env::var_os("MET").context("set MET to the binary to load, e.g. target/release/met")?;
         let mut command = Command::new(std::path::absolute(met)?);
         command.arg("server").env("MET_CONFIG", root.join("met.yaml")).current_dir(root);
         let process = command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn()?;
