@@ -26,6 +26,7 @@ use met_store::cluster::{Bearer, Log};
 use met_store::{Backends, Retention};
 use met_wire::batch::{Batch, Header, Piece, Subject};
 use met_wire::block;
+use met_wire::meaning::describe_some;
 
 const METRICS: usize = 40;
 const SAMPLE_EVERY_S: i64 = 10;
@@ -201,15 +202,16 @@ impl Node {
             spool: "load".to_owned(),
             sequence: self.sequence,
             version: "load".to_owned(),
-            tables: BTreeMap::from([(JOB.name.to_owned(), MEANT.clone())]),
+            columns: BTreeMap::from([(JOB.name.to_owned(), MEANT[usize::from(first)].clone())]),
             ..Header::default()
         };
         Batch { header, records, pieces }
     }
 }
 
-/// What nodes say of their columns, which does not change.
-static MEANT: LazyLock<String> = LazyLock::new(|| met_wire::meaning::describe(&JOB));
+/// What nodes say of the columns in a batch: of samples alone, and with records.
+static MEANT: LazyLock<[String; 2]> =
+    LazyLock::new(|| [describe_some(&JOB, |column| column < METRICS), describe_some(&JOB, |_| true)]);
 
 fn key(job: u64) -> JobKey {
     JobKey { cluster: None, manager: "local".to_owned(), id: job.to_string(), incarnation: BEGIN_S }

@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use met_store::cluster::{Bearer, Log};
-use met_wire::batch::{Batch, PACKED_BYTES_MAX, SAMPLES_MAX, unpacked_max};
+use met_wire::batch::{BadBatch, Batch, PACKED_BYTES_MAX, SAMPLES_MAX, unpacked_max};
 use serde_json::json;
 use tokio::sync::Semaphore;
 
@@ -212,7 +212,18 @@ async fn unpacked(packed: Vec<u8>) -> Result<(Batch, Vec<u8>), Problem> {
             in_background(work).await.ok_or_else(failed)?
         }
     };
-    Ok((batch.map_err(|error| Problem::never(StatusCode::BAD_REQUEST, error))?, packed))
+    Ok((batch.map_err(unreadable)?, packed))
+}
+
+/// A batch of a later version waits on its node for a server that can read it; of others no server will.
+fn unreadable(error: BadBatch) -> Problem {
+    match error {
+        BadBatch::Version(_) => {
+            let reason = format!("{error}; its batches wait on the node until this server is updated");
+            Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, reason) }
+        }
+        error => Problem::never(StatusCode::BAD_REQUEST, error),
+    }
 }
 
 /// What the form alone does not say: it is numbered, and every block is whole. Whose jobs they are is not the
@@ -299,9 +310,14 @@ mod tests {
         let keeper = Keeper::start(plan(state.path())).unwrap();
         let answering = |_: &Bearer, _: &[u8]| Err(Unanswered::Question("none".to_owned()));
         let api = Arc::new(Api::new(keeper, log, Misunderstood::default(), Box::new(answering)));
-        let tables = [("meter".to_owned(), describe(&METER))].into_iter().collect();
-        let header =
-            Header { node: "n1".to_owned(), spool: "s".to_owned(), sequence: 1, tables, ..Header::default() };
+        let columns = [("meter".to_owned(), describe(&METER))].into_iter().collect();
+        let header = Header {
+            node: "n1".to_owned(),
+            spool: "s".to_owned(),
+            sequence: 1,
+            columns,
+            ..Header::default()
+        };
         let packed = Batch { header, records: Vec::new(), pieces: Vec::new() }.pack().unwrap().bytes;
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_LENGTH, packed.len().into());
@@ -315,6 +331,14 @@ mod tests {
         api.keeper.move_all();
         let nodes = api.log.lock().unwrap().nodes().unwrap();
         assert!(nodes[0].seen_ns.is_some_and(|seen_ns| seen_ns >= before_ns), "{:?}", nodes[0]);
+    }
+
+    #[test]
+    fn a_batch_of_a_later_version_waits_for_another_server() {
+        let later = unreadable(BadBatch::Version(9));
+        assert_eq!((later.status, later.come_again, later.refused), (StatusCode::CONFLICT, true, false));
+        let never = unreadable(BadBatch::Magic);
+        assert_eq!((never.status, never.come_again, never.refused), (StatusCode::BAD_REQUEST, false, true));
     }
 
     #[test]
