@@ -467,6 +467,42 @@ fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
 }
 
 #[test]
+fn what_is_left_of_jobs_that_were_removed_goes_when_it_is_old() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1", "n2"]);
+    let jobs = ["1", "2", "3"].map(|id| record(LOCAL, id, START_S, State::Finished, 1));
+    give(&mut work, "n1", 1, jobs.to_vec(), Vec::new());
+    give(&mut work, "n1", 2, vec![record(LOCAL, "4", START_S, State::Running, 0)], Vec::new());
+    give(&mut work, "n2", 1, vec![record(LOCAL, "1", START_S, State::Finished, 1)], Vec::new());
+    // As an earlier version did it: the job is gone, and what was told of it is not.
+    for job in work.writer.jobs(&Filter::default()).unwrap().iter().filter(|job| job.key.id != "3") {
+        work.writer.remove(&job.key).unwrap();
+    }
+    let left = |work: &Work| -> Vec<(String, String)> {
+        let ids = ["1", "2", "3", "4"].into_iter();
+        let told = ids.flat_map(|id| work.log.told(LOCAL, id).unwrap());
+        told.map(|told| (told.record.key.id, told.node)).collect()
+    };
+    let all = [("1", "n1"), ("1", "n2"), ("2", "n1"), ("3", "n1"), ("4", "n1")];
+    let named = |names: &[(&str, &str)]| -> Vec<(String, String)> {
+        names.iter().map(|(id, node)| ((*id).to_owned(), (*node).to_owned())).collect()
+    };
+    work.forget_left_behind(now_ns() - DAY_NS, 100).unwrap();
+    assert_eq!(left(&work), named(&all), "it was heard of lately");
+    // Two at a time, and from the beginning when all were looked at.
+    let later_ns = now_ns() + DAY_NS;
+    work.forget_left_behind(later_ns, 2).unwrap();
+    assert_eq!(left(&work), named(&all[2..]));
+    for _ in 0..3 {
+        work.forget_left_behind(later_ns, 2).unwrap();
+    }
+    assert_eq!(left(&work), named(&all[3..]), "what has its job, and what lives, stays");
+    work.plan.retention.max_age_ns = Some(DAY_NS);
+    work.retain(now_ns() + 2 * DAY_NS).unwrap();
+    assert_eq!(left(&work), named(&all[4..]));
+}
+
+#[test]
 fn what_was_told_of_a_job_stays_where_only_the_catalogue_is_lost() {
     let state = tempfile::tempdir().unwrap();
     let mut work = enrolled(state.path(), &["n1"]);
