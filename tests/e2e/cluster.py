@@ -553,6 +553,9 @@ def a_node_is_seen_over_time_from_afar(world):
             eventually(lambda: all(holds(far()["series"], one) for one in series),
                        lambda: f"{series} is on the server: {far()}")
             equal(far()["node"], name, "node")
+        # All of it, though nearly all of that time has nothing.
+        decade = made.ask("node", "n1", "--since", "3650d", "--json").ok().json()["series"]
+        check(all(holds(decade, one) for one in near["n1"]), f"ten years: {decade}")
         check("load" in made.ask("node", "n1", "--since", "1h").ok().out, "a plot")
         made.ask("node", "n9", "--since", "1h").refused("n9", "met nodes")
         made.ask("node").refused("about this machine")
@@ -662,10 +665,10 @@ def hostile_batches_are_refused_with_a_reason(world):
         equal(len(all_the_same(made)), 2, "it works on")
 
 
-def with_header(batch, change):
+def with_header(batch, change, version=2):
     """A batch with something else in its header."""
     plain = gzip.decompress(batch)
-    equal(plain[:5], b"MET\x01H", "how a batch begins")
+    equal(plain[:5], b"MET\x02H", "how a batch begins")
     length, at, shift = 0, 5, 0
     while True:
         byte = plain[at]
@@ -678,7 +681,7 @@ def with_header(batch, change):
     rest = len(text)
     while rest >= 0x80:
         size, rest = size + bytes([rest & 0x7F | 0x80]), rest >> 7
-    return gzip.compress(plain[:5] + size + bytes([rest]) + text + plain[at + length:])
+    return gzip.compress(b"MET" + bytes([version]) + b"H" + size + bytes([rest]) + text + plain[at + length:])
 
 
 @test
@@ -695,24 +698,31 @@ def batches_of_a_version_that_would_be_misread_wait(world):
         with open(os.path.join(spool, sent), "rb") as file, open(os.path.join(node.state, "forward", "token")) as token:
             good, token = file.read(), token.read()
 
-        def post(change):
-            answer = made.server.post("/api/v1/batches", with_header(good, change), token)
+        def post(change, version=2):
+            answer = made.server.post("/api/v1/batches", with_header(good, change, version), token)
             return answer.status, answer.headers["Retry-After"], answer.read().decode()
 
         def other_units(header):
             header["version"] = "9.9.9"
-            table, described = next(iter(header["tables"].items()))
-            # Of the first column the same name, and another meaning.
-            header["tables"][table] = described[:4] + "{:04x}".format(int(described[4:8], 16) ^ 1) + described[8:]
+            table, described = next(iter(header["columns"].items()))
+            # Of the first columns the same names, and another scale.
+            header["columns"][table] = described.replace("*1e", "*7e", 1)
 
         status, again, said = post(other_units)
         check(status == 409 and int(again) > 0 and "9.9.9" in said and "refused" not in said, f"{status} {again} {said}")
         check("9.9.9" in made.ask("nodes").ok().out, "it is told who is to be updated")
         equal(made.ask("nodes", "--json").ok().json()[0]["problem"], json.loads(said)["error"], "also to programs")
         # What is only more is taken, and told.
-        equal(post(lambda header: header["tables"].update(fan="0123456789abcdef"))[0], 200, "a table that is not known here")
+        equal(post(lambda header: header["columns"].update(fan="g_hertz*1e0 speed"))[0], 200, "a table that is not known here")
         check("table fan" in made.ask("nodes").ok().out, "it is told what is passed over")
-        equal(post(lambda header: header.pop("tables"))[0], 200, "of a version that says nothing of it")
+        # The first version said it in letters.
+        letters = lambda header: header.update(tables={"job": "0123456789abcdef"}, columns={})
+        equal(post(letters, version=1)[0], 200, "a batch that lay in a spool")
+        check("2 columns of job" in made.ask("nodes").ok().out, "it is told what is passed over")
+        status, again, said = post(lambda header: None, version=9)
+        check(status == 409 and int(again) > 0 and "version 9" in said and "refused" not in said, f"{status} {again} {said}")
+        check("version 9" in made.ask("nodes").ok().out, "it is told that the server is to be updated")
+        equal(post(lambda header: header.pop("columns"))[0], 200, "of a version that says nothing of it")
         check("problem" not in made.ask("nodes", "--json").ok().json()[0], "all is well again")
 
 

@@ -8,9 +8,11 @@ pub mod api;
 mod keeper;
 mod latest;
 mod misunderstood;
+mod node_page;
 mod view;
 
 pub use keeper::{Busy, Keeper, Plan, Refusal};
 pub use latest::Latest;
 pub use misunderstood::Misunderstood;
+pub use node_page::NodePage;
 pub use view::ClusterView;

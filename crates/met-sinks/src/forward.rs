@@ -389,8 +389,8 @@ impl Maker {
     /// True if it is on disk now.
     fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> bool {
         let Packed { pieces, samples, surplus } = self.pieces();
-        let tables = self.tables(!records.is_empty());
-        let header = Header { mark, made_ns: now_ns(), tables, ..self.header.clone() };
+        let columns = self.columns(!records.is_empty());
+        let header = Header { mark, made_ns: now_ns(), columns, ..self.header.clone() };
         let mut batch = Batch { header, records, pieces };
         let mut inner = self.shared.lock();
         // With a surplus it is full, and all of it is let go in any case.
@@ -423,7 +423,7 @@ impl Maker {
     }
 
     /// What is meant by the columns in a batch; totals of records are named as the columns of jobs are.
-    fn tables(&self, with_records: bool) -> BTreeMap<String, String> {
+    fn columns(&self, with_records: bool) -> BTreeMap<String, String> {
         let mut occurring: BTreeMap<&str, (&Table, Vec<bool>)> = BTreeMap::new();
         if with_records {
             occurring.insert(JOB.name, (&JOB, vec![true; JOB.columns.len()]));

@@ -115,7 +115,7 @@ pub struct Told {
 }
 
 /// One of these, by what names it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ToldKey {
     pub manager: String,
     pub id: String,
@@ -407,6 +407,32 @@ impl Log {
                 connection.prepare_cached(sql)?.execute(params![manager, id, node, incarnation])?;
             }
             Ok(())
+        })
+    }
+
+    /// Of the next `rows` things that were told, after this one: those of jobs that were over, and last heard of before
+    /// this time; and how far that is, if there may be more.
+    pub fn old_told(
+        &self,
+        before_ns: i64,
+        after: Option<&ToldKey>,
+        rows: usize,
+    ) -> Result<(Vec<ToldKey>, Option<ToldKey>), StoreError> {
+        let first = ToldKey { incarnation: i64::MIN, ..ToldKey::default() };
+        let ToldKey { manager, id, node, incarnation, .. } = after.unwrap_or(&first);
+        self.ask(|connection| {
+            // The first version did not note when it heard of something.
+            let sql = "SELECT manager, id, node, incarnation, whole, standing <> ?6 AND coalesce(heard_ns,
+                           CASE WHEN json_valid(record) THEN json_extract(record, '$.end_ns') END, 0) < ?5
+                       FROM told WHERE (manager, id, node, incarnation) > (?1, ?2, ?3, ?4)
+                       ORDER BY manager, id, node, incarnation LIMIT ?7";
+            let mut statement = connection.prepare_cached(sql)?;
+            let values = params![manager, id, node, incarnation, before_ns, LIVES, rows as i64];
+            let looked_at =
+                statement.query_map(values, |row| Ok((told_key(row)?, row.get::<_, bool>(5)?)))?;
+            let looked_at: Vec<(ToldKey, bool)> = looked_at.collect::<Answer<_>>()?;
+            let last = looked_at.last().filter(|_| looked_at.len() == rows).map(|(told, _)| told.clone());
+            Ok((looked_at.into_iter().filter_map(|(told, is_old)| is_old.then_some(told)).collect(), last))
         })
     }
 

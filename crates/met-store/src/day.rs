@@ -10,6 +10,10 @@ pub(crate) fn of_ns(time_ns: i64) -> i64 {
     of_ms(time_ns.div_euclid(1_000_000))
 }
 
+pub(crate) fn begin_ms(day: i64) -> i64 {
+    day.saturating_mul(DAY_MS)
+}
+
 /// `YYYY-MM-DD`.
 pub(crate) fn name(day: i64) -> String {
     // Counted from 1 March of year 0, so that a leap day is the last of its year.

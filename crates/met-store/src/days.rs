@@ -173,6 +173,20 @@ impl Series for DayFiles {
         Ok(found)
     }
 
+    fn first_node_day(
+        &self,
+        node: &str,
+        tables: &[&'static Table],
+        (first_day, last_day): (i64, i64),
+    ) -> Result<Option<i64>, StoreError> {
+        for day in self.file_days()?.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
+            if !self.node_parts(node, tables, (day, day))?.is_empty() {
+                return Ok(Some(day));
+            }
+        }
+        Ok(None)
+    }
+
     fn remove(&mut self, key: &JobKey) -> Result<(), StoreError> {
         self.file_days()?.into_iter().try_for_each(|day| self.remove_from_day(key, day))
     }

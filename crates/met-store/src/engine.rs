@@ -40,6 +40,7 @@ const ANSWER_BYTES_MAX: u64 = 1 << 30;
 const NAMES_BYTES_MAX: u64 = 16 << 20;
 const COMPLAINT_BYTES_MAX: u64 = 1 << 10;
 const DAY_MS: i64 = 86_400_000;
+const MONTH_DAYS: i64 = 30;
 
 pub(crate) struct Remote {
     agent: Agent,
@@ -286,6 +287,36 @@ impl Series for Remote {
         let body = self.answer(&self.series_url, &form, NAMES_BYTES_MAX)?;
         let found = read_parts(body, tables);
         found.map_err(|error| StoreError::Unreachable { at: self.series_url.clone(), error })
+    }
+
+    /// A month at a time: some engines know when there were samples of a series only if asked about no more than that.
+    fn first_node_day(
+        &self,
+        node: &str,
+        tables: &[&'static Table],
+        (first_day, last_day): (i64, i64),
+    ) -> Result<Option<i64>, StoreError> {
+        // Nothing is from before 1970, or much later than now.
+        let (mut first, last) = (first_day.max(0), last_day.min(now_ms() / DAY_MS + 1));
+        let any = |first: i64, last: i64| Ok(!self.node_parts(node, tables, (first, last))?.is_empty());
+        if first > last || !any(first, last)? {
+            return Ok(None);
+        }
+        while first <= last {
+            let mut end = last.min(first + MONTH_DAYS - 1);
+            if any(first, end)? {
+                while first < end {
+                    let middle = first + (end - first) / 2;
+                    match any(first, middle)? {
+                        true => end = middle,
+                        false => first = middle + 1,
+                    }
+                }
+                return Ok(Some(first));
+            }
+            first = end + 1;
+        }
+        Ok(None)
     }
 
     /// Where the engine does not remove on request, samples go when it removes old ones.

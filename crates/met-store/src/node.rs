@@ -53,6 +53,19 @@ impl Queries {
         Ok(found.into_iter().map(|(table, part)| NodePart { table, part }).collect())
     }
 
+    /// From when on a node of a server may have samples, if it has any from `begin_ms` to `end_ms`; to the day.
+    pub fn node_begin_on(
+        &self,
+        node: &str,
+        tables: &[&'static Table],
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Option<i64>, StoreError> {
+        let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
+        let first = self.series.first_node_day(node, tables, days)?;
+        Ok(first.map(|day| day::begin_ms(day).max(begin_ms)))
+    }
+
     /// The samples of a part from `begin_ms` to `end_ms`, both included.
     pub fn node_course(
         &self,

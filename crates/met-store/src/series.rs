@@ -50,6 +50,14 @@ pub(crate) trait Series: Send {
         days: (i64, i64),
     ) -> std::result::Result<BTreeSet<(String, String)>, StoreError>;
 
+    /// The first of these days that may have samples of a machine, of the same tables.
+    fn first_node_day(
+        &self,
+        node: &str,
+        tables: &[&'static Table],
+        days: (i64, i64),
+    ) -> std::result::Result<Option<i64>, StoreError>;
+
     /// The days that are ours to remove, oldest first, with their bytes.
     fn days(&self) -> std::result::Result<Vec<(i64, u64)>, StoreError>;
 

@@ -1,7 +1,7 @@
 //! What a node sends to a server: a batch of records of jobs and pieces of series.
 //!
 //! ```text
-//! magic, then frames of: kind (1 byte), length (varint), payload
+//! "MET", version (1 byte), then frames of: kind (1 byte), length (varint), payload
 //!   H  who sends, as JSON; the first frame and only there
 //!   R  the record of a job, as JSON
 //!   S  a piece of a series: length and JSON of whose it is, length and name of its table, a block
@@ -20,7 +20,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::bits::put_varint;
 
-const MAGIC: &[u8; 4] = b"MET\x01";
+const MAGIC: &[u8; 3] = b"MET";
+/// The first one said less of its columns; what lies in spools and waits on servers may be of it.
+const VERSION: u8 = 2;
+const BEGIN_BYTES: usize = MAGIC.len() + 1;
 const HEADER: u8 = b'H';
 const RECORD: u8 = b'R';
 const SERIES: u8 = b'S';
@@ -43,7 +46,7 @@ pub const RECORD_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 255;
 /// Far more tables, and columns of one, than there are.
 const TABLES_MAX: usize = 256;
-const DESCRIPTION_BYTES_MAX: usize = 512 * 8;
+const DESCRIPTION_BYTES_MAX: usize = 512 * 32;
 
 /// Who sends, and how far he is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +68,9 @@ pub struct Header {
     #[serde(default)]
     pub dropped_samples: u64,
     /// What is meant by the columns of each table in this batch: see [`crate::meaning`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub columns: BTreeMap<String, String>,
+    /// The same as the first version said it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tables: BTreeMap<String, String>,
 }
@@ -104,6 +110,8 @@ pub enum BadBatch {
     TooLarge,
     #[error("it does not begin like a batch")]
     Magic,
+    #[error("it is of version {0}, and up to {VERSION} is understood here")]
+    Version(u8),
     #[error("a frame is cut off or too long at byte {0}")]
     Frame(usize),
     #[error("{0} at byte {1}")]
@@ -122,7 +130,7 @@ pub struct Packed {
 
 impl Batch {
     pub fn pack(&self) -> io::Result<Packed> {
-        let mut plain = MAGIC.to_vec();
+        let mut plain = begin().to_vec();
         put_json(&mut plain, HEADER, &self.header)?;
         for record in &self.records {
             put_json(&mut plain, RECORD, record)?;
@@ -169,15 +177,24 @@ impl Batch {
 pub fn fuzz(bytes: &[u8]) {
     let _ = Batch::unpack(bytes);
     let _ = header(bytes);
-    let Ok(batch) = Batch::read(&[MAGIC, bytes].concat()) else { return };
+    let Ok(batch) = Batch::read(&[&begin(), bytes].concat()) else { return };
+    let meant = crate::meaning::Meaning::of(&met_core::JOB);
+    for said in batch.header.columns.values().chain(batch.header.tables.values()) {
+        let _ = (meant.compare(said), meant.compare_letters(said));
+    }
     let packed = batch.pack().expect("what was read can be written");
     assert_eq!(Batch::unpack(&packed.bytes).expect("and read again"), batch);
+}
+
+fn begin() -> [u8; BEGIN_BYTES] {
+    let [one, two, three] = *MAGIC;
+    [one, two, three, VERSION]
 }
 
 /// The header alone: what a spool needs to know of a batch it holds.
 pub fn header(packed: &[u8]) -> Result<Header, BadBatch> {
     let mut begin = Vec::new();
-    let most = (MAGIC.len() + 11 + RECORD_BYTES_MAX) as u64;
+    let most = (BEGIN_BYTES + 11 + RECORD_BYTES_MAX) as u64;
     MultiGzDecoder::new(packed).take(most).read_to_end(&mut begin).map_err(BadBatch::Packing)?;
     Frames::of(&begin)?.header()
 }
@@ -256,8 +273,10 @@ struct Frames<'a> {
 
 impl<'a> Frames<'a> {
     fn of(plain: &'a [u8]) -> Result<Frames<'a>, BadBatch> {
-        let rest = plain.strip_prefix(MAGIC).ok_or(BadBatch::Magic)?;
-        Ok(Frames { whole: plain, rest })
+        match plain.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(BadBatch::Magic)? {
+            (1..=VERSION, rest) => Ok(Frames { whole: plain, rest }),
+            (version, _) => Err(BadBatch::Version(*version)),
+        }
     }
 
     fn header(&mut self) -> Result<Header, BadBatch> {
@@ -271,12 +290,15 @@ impl<'a> Frames<'a> {
                 let is_long = |(name, said): (&String, &String)| {
                     name.len() > NAME_BYTES_MAX || said.len() > DESCRIPTION_BYTES_MAX
                 };
-                if header.tables.len() > TABLES_MAX || header.tables.iter().any(is_long) {
+                let says_much = |tables: &BTreeMap<String, String>| {
+                    tables.len() > TABLES_MAX || tables.iter().any(is_long)
+                };
+                if says_much(&header.columns) || says_much(&header.tables) {
                     return Err(BadBatch::Content("a header that says too much of its tables", at));
                 }
                 Ok(header)
             }
-            _ => Err(BadBatch::Content("no header", MAGIC.len())),
+            _ => Err(BadBatch::Content("no header", BEGIN_BYTES)),
         }
     }
 

@@ -83,8 +83,24 @@ fn what_is_no_batch_is_told_why() {
 }
 
 #[test]
+fn a_batch_of_the_first_version_is_read_and_one_of_a_later_named() {
+    let mut plain = b"MET\x01".to_vec();
+    let tables = BTreeMap::from([("job".to_owned(), "0123abcd".to_owned())]);
+    put_json(&mut plain, HEADER, &Header { tables, ..batch().header }).unwrap();
+    put_json(&mut plain, RECORD, &record("1")).unwrap();
+    let first = Batch::unpack(&gzipped(&plain)).unwrap();
+    assert_eq!(first.header.tables["job"], "0123abcd");
+    assert_eq!((first.records.len(), header(&gzipped(&plain)).unwrap()), (1, first.header));
+    for version in [0, 3, 255] {
+        plain[3] = version;
+        let refused = Batch::unpack(&gzipped(&plain));
+        assert!(matches!(refused, Err(BadBatch::Version(named)) if named == version), "{version}");
+    }
+}
+
+#[test]
 fn frames_of_later_versions_are_passed_over() {
-    let mut plain = MAGIC.to_vec();
+    let mut plain = begin().to_vec();
     put_json(&mut plain, HEADER, &batch().header).unwrap();
     put_frame(&mut plain, b'?', b"news");
     put_json(&mut plain, RECORD, &record("1")).unwrap();
@@ -98,7 +114,7 @@ proptest! {
     fn no_bytes_are_too_strange(plain in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = Batch::unpack(&plain);
         let _ = Batch::read(&plain);
-        let _ = Batch::unpack(&gzipped(&[MAGIC, &plain[..]].concat()));
+        let _ = Batch::unpack(&gzipped(&[&begin(), &plain[..]].concat()));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use met_core::MISSING;
 use met_core::course::Course;
 use met_core::energy::emission::{self, Factor, Factors};
-use met_core::job::{Emission, Record};
+use met_core::job::Record;
 use met_core::job_table::{EMISSIONS, ENERGY};
 use met_store::Writer;
 use serde::{Deserialize, Serialize};
@@ -146,14 +146,23 @@ pub enum Correction {
     Recompute { since_ns: Option<i64> },
 }
 
+/// What became of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Corrected {
+    /// These jobs have other figures now.
+    pub jobs: u64,
+    /// These were left as they were: nobody kept what their building used.
+    #[serde(default)]
+    pub without_pue: u64,
+}
+
 impl Correction {
-    /// Says how many jobs have other figures now.
-    pub fn apply(&self, writer: &mut Writer, config: &Config) -> Result<u64> {
+    pub fn apply(&self, writer: &mut Writer, config: &Config) -> Result<Corrected> {
         let factors = course(&config.emissions, &writer.factors()?);
         match *self {
             Correction::Told { ref factors } => {
                 factors.iter().try_for_each(|factor| writer.put_factor(factor))?;
-                Ok(0)
+                Ok(Corrected::default())
             }
             Correction::Set { mg_per_kwh, from_ns, to_ns } => {
                 let mut new = vec![Factor { mg_per_kwh, source: BY_HAND.to_owned(), since_ns: from_ns }];
@@ -161,13 +170,13 @@ impl Correction {
                 let after = to_ns.and_then(|to_ns| Some((to_ns, factors.at(to_ns)?)));
                 new.extend(after.map(|(to_ns, factor)| Factor { since_ns: to_ns, ..factor.clone() }));
                 writer.put_factors(from_ns, to_ns.unwrap_or(i64::MAX), &new)?;
-                Ok(0)
+                Ok(Corrected::default())
             }
             Correction::Unset { from_ns, to_ns } => {
                 let told = writer.factors()?;
                 let left = without_corrections(&told, from_ns, to_ns, &fixed(&config.emissions));
                 writer.put_factors(from_ns, to_ns, &left)?;
-                Ok(0)
+                Ok(Corrected::default())
             }
             Correction::Recompute { since_ns } => recompute_since(writer, config, since_ns),
         }
@@ -192,12 +201,12 @@ fn without_corrections(told: &[Factor], from_ns: i64, to_ns: i64, fixed: &Factor
 }
 
 /// Goes over all jobs, a few at a time: a store may hold more than fit into memory.
-fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) -> Result<u64> {
+fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) -> Result<Corrected> {
     let told = writer.factors()?;
     let mut last: Option<(Base, Factors)> = None;
     // Who is written is numbered anew, and comes after all that are here now.
     let newest = writer.newest_change()?;
-    let (mut mark, mut count) = (0, 0);
+    let (mut mark, mut corrected) = (0, Corrected::default());
     while mark < newest {
         let mut changed = Vec::new();
         let some = writer.changed_since(mark, since_ns, JOBS_AT_ONCE)?;
@@ -206,26 +215,38 @@ fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) 
             if since_ns.is_some_and(|since_ns| record.start_ns.is_none_or(|start_ns| start_ns < since_ns)) {
                 continue;
             }
+            let Some(pue) = pue_then(&record, config.energy.pue) else {
+                corrected.without_pue += u64::from(!record.state.is_live());
+                continue;
+            };
             let base = Base::of(&record, &config.emissions);
             let factors = match last.take().filter(|(known, _)| *known == base) {
                 Some((_, factors)) => factors,
                 None => base.course(&config.emissions, &told),
             };
             let course = writer.course(&record.key)?;
-            let pue = record.emission.as_ref().and_then(Emission::pue).unwrap_or(config.energy.pue);
             match recompute(&mut record, &course, &factors, pue) {
                 Recomputed::Same => {}
                 Recomputed::OtherSource => changed.push(record),
                 Recomputed::OtherFigure => {
                     changed.push(record);
-                    count += 1;
+                    corrected.jobs += 1;
                 }
             }
             last = Some((base, factors));
         }
         writer.put_all(&changed)?;
     }
-    Ok(count)
+    Ok(corrected)
+}
+
+/// What the building used when a job ran. It is today's where emissions were never computed; where they were, before
+/// this was kept, nobody knows.
+fn pue_then(record: &Record, today: f64) -> Option<f64> {
+    match &record.emission {
+        Some(emission) => emission.pue(),
+        None => record.totals.get(EMISSIONS).is_none().then_some(today),
+    }
 }
 
 /// What became of the emissions of a job.

@@ -356,7 +356,6 @@ impl JobSource for FromDaemon {
             let asked = Request::NodeCourses { node: node.to_owned(), after_ms: after };
             let NodeCourses { parts, until_ms } = match self.ask(&asked)? {
                 Reply::NodeCourses(courses) => courses,
-                Reply::Error { message } => return Err(Failure::usage(message)),
                 _ => bail!("{} did not answer", self.client.what()),
             };
             for (table, part, course) in parts {

@@ -10,7 +10,7 @@ use met_core::energy::idle::LearnedIdle;
 use met_core::job::{CgroupPaths, JobKey, Record};
 use serde::{Deserialize, Serialize};
 
-use crate::emissions::Correction;
+use crate::emissions::{Corrected, Correction};
 use crate::jobs::{JobRef, JobsFilter};
 use crate::node_energy::EnergyWindow;
 
@@ -101,9 +101,7 @@ pub enum Reply {
     NodeCourses(NodeCourses),
     Status(Box<Status>),
     Factors(Vec<Factor>),
-    Corrected {
-        jobs: u64,
-    },
+    Corrected(Corrected),
     Energy(Option<EnergyWindow>),
     Nodes(Vec<NodeStatus>),
     InForce(Box<InForce>),

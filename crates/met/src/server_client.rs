@@ -87,7 +87,8 @@ impl Answers for ServerClient {
             return Err(self.refused(&answer));
         }
         match serde_json::from_slice(&answer.body) {
-            Ok(Reply::Error { message }) => bail!("{message}"),
+            // It was understood, and names something that is not there.
+            Ok(Reply::Error { message }) => Err(Failure::usage(message)),
             Ok(reply) => Ok(reply),
             Err(error) => {
                 let url = self.link.url();

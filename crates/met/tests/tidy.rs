@@ -42,8 +42,13 @@ fn functions(text: &str) -> Vec<(String, usize)> {
         {
             continue;
         }
-        let closing = format!("{}}}", &line[..line.len() - trimmed.len()]);
-        if let Some(length) = lines[begin..].iter().position(|line| *line == closing) {
+        let indentation = &line[..line.len() - trimmed.len()];
+        let (closing, signature_end) = (format!("{indentation}}}"), format!("{indentation})"));
+        let ends = |line: &&str| **line == closing || line.starts_with(&signature_end) && line.ends_with(';');
+        if let Some(length) = lines[begin..].iter().position(ends)
+            // What a trait only names has no body.
+            && lines[begin + length] == closing
+        {
             found.push((trimmed.to_owned(), length + 1));
         }
     }

@@ -292,6 +292,10 @@ fn filled(first: &met_core::job::Resources, second: &met_core::job::Resources) -
 fn merge_parts(measured: &[Part], recorded: &[Part]) -> Vec<Part> {
     let mut parts = measured.to_vec();
     for step in recorded {
+        if step.folded.is_some() {
+            put_others(&mut parts, step);
+            continue;
+        }
         let nodes = hosts(&step.node);
         let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
         let is_on = |node: &str| *node == step.node || nodes.iter().any(|name| short(name) == short(node));
@@ -308,4 +312,13 @@ fn merge_parts(measured: &[Part], recorded: &[Part]) -> Vec<Part> {
         }
     }
     parts
+}
+
+/// Steps without a line of their own: as many as were last told, unless nodes have measured what is theirs.
+fn put_others(parts: &mut Vec<Part>, others: &Part) {
+    let is_told = |part: &Part| part.folded.is_some() && part.totals.iter().next().is_none();
+    parts.retain(|part| !is_told(part));
+    if !parts.iter().any(|part| part.folded.is_some() && part.task.is_none()) {
+        parts.push(others.clone());
+    }
 }

@@ -65,7 +65,7 @@ const QUEUE_FIELDS: &[(&str, &str, u32)] = &[
     ("RestartCnt", "Restarts", 6),
     ("Name", "JobName", 256),
 ];
-/// Steps beyond that are one figure in the job's and no parts.
+/// Steps beyond that have one line together.
 const PARTS_MAX: usize = 256;
 /// Names of resources that are kept.
 const OTHER_MAX: usize = 32;
@@ -425,8 +425,9 @@ fn add_step(job: &mut Recorded, step: &str, row: &Row) {
     if step == "batch" && matches!(job.exit_code, None | Some(0)) && job.signal.is_none() {
         job.signal = signal;
     }
-    if job.parts.len() < PARTS_MAX {
-        job.parts.push(Part {
+    put_step(
+        &mut job.parts,
+        Part {
             node: row.owned("NodeList").unwrap_or_default(),
             step: step.to_owned(),
             name: row.owned("JobName").filter(|name| name != step),
@@ -434,7 +435,25 @@ fn add_step(job: &mut Recorded, step: &str, row: &Row) {
             end_ns,
             exit_code: exit_code.filter(|_| end_ns.is_some()),
             ..Part::default()
-        });
+        },
+    );
+}
+
+/// The first ones have a line each, and the last line stands for all others.
+fn put_step(parts: &mut Vec<Part>, step: Part) {
+    if parts.len() < PARTS_MAX {
+        parts.push(step);
+        return;
+    }
+    if parts.len() == PARTS_MAX {
+        parts.push(Part::others(step.node.clone(), false));
+    }
+    if let Some(others) = parts.last_mut() {
+        if others.node != step.node {
+            // They are on no one node.
+            others.node.clear();
+        }
+        others.take_in(&step);
     }
 }
 

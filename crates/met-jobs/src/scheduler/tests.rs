@@ -584,6 +584,47 @@ fn the_scheduler_decides_how_it_ended_and_the_node_what_it_used() {
 }
 
 #[test]
+fn steps_without_a_line_of_their_own_are_counted() {
+    let told = |steps: i64| {
+        let mut answer = "JobIDRaw|State|Start|End|NodeList|TotalCPU\n".to_owned();
+        answer += &format!("12|RUNNING|{BEGIN_S}|Unknown|node[1-2]|\n");
+        for step in 0..steps {
+            let node = if step < 299 { "node1" } else { "node2" };
+            let begin_s = BEGIN_S + step;
+            answer += &format!("12.{step}|COMPLETED|{begin_s}|{}|{node}|00:00:01\n", begin_s + 1);
+        }
+        let [run] = &slurm::parse_sacct(answer.as_bytes(), "|")[..] else { panic!("{answer}") };
+        assert_eq!(run.scheduling.cpu_ns, Some(steps * SECOND_NS), "whatever has a line");
+        run.clone()
+    };
+    let others = |parts: &[Part]| -> Vec<(String, Option<u64>, Option<i64>)> {
+        let end_s = |part: &Part| part.end_ns.map(|end_ns| end_ns / SECOND_NS - BEGIN_S);
+        let folded = parts.iter().filter(|part| part.folded.is_some());
+        folded.map(|part| (part.node.clone(), part.folded, end_s(part))).collect()
+    };
+    assert_eq!((told(256).parts.len(), others(&told(256).parts)), (256, Vec::new()));
+    assert_eq!(others(&told(257).parts), [("node1".to_owned(), Some(1), Some(257))]);
+    assert_eq!(others(&told(300).parts), [(String::new(), Some(44), Some(300))]);
+
+    // Told again they are not there twice.
+    let mut known = Vec::new();
+    for steps in [257, 290, 300, 300] {
+        after(&mut known, &[told(steps)]);
+    }
+    assert_eq!(others(&known[0].parts), [(String::new(), Some(44), Some(300))]);
+    assert_eq!(known[0].parts.len(), 257);
+
+    // A node that counted them says what they used.
+    let mut ended = measured(0, None);
+    let mut seen = Part::others("node1".to_owned(), false);
+    seen.folded = Some(40);
+    seen.totals.set(CPU, 5, QualityKind::Measured, "cgroup");
+    ended.parts = vec![seen];
+    let joined = join(&[ended], &[told(300)], ASKED_NS);
+    assert_eq!(others(&joined.write[0].parts), [("node1".to_owned(), Some(40), None)]);
+}
+
+#[test]
 fn an_end_that_the_scheduler_has_not_heard_of_stays() {
     let joined = join(&[measured(31, Some(90))], &[run(State::Running, 0, Some(30), None)], ASKED_NS);
     assert_eq!(outcome(&joined), "31 finished");

@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use met_store::cluster::{Bearer, Log};
-use met_wire::batch::{Batch, PACKED_BYTES_MAX, SAMPLES_MAX, unpacked_max};
+use met_wire::batch::{BadBatch, Batch, PACKED_BYTES_MAX, SAMPLES_MAX, unpacked_max};
 use serde_json::json;
 use tokio::sync::Semaphore;
 
@@ -84,6 +84,13 @@ impl Api {
         }
         // A password of the web configuration is that of an operator.
         asker.user.clone().map(Bearer::Operator).ok_or_else(Problem::unknown)
+    }
+
+    /// What would be misread waits on its node, which is here all the same.
+    fn misread(&self, node: &str, received_ns: i64, what: String) -> Problem {
+        self.misunderstood.note(node, Some(&Trouble::Misread(what.clone())));
+        self.keeper.saw(node, received_ns);
+        Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, what) }
     }
 }
 
@@ -172,7 +179,13 @@ async fn batches(
     let cut_off =
         |error: axum::Error| Problem { come_again: true, ..Problem::new(StatusCode::REQUEST_TIMEOUT, error) };
     let packed = to_bytes(body, PACKED_BYTES_MAX).await.map_err(cut_off)?.to_vec();
-    let (batch, packed) = unpacked(packed).await?;
+    let (batch, packed) = match unpacked(packed).await? {
+        (Err(error @ BadBatch::Version(_)), _) => {
+            let what = format!("{error}; its batches wait there until this server is updated");
+            return Err(api.misread(&node, received_ns, what));
+        }
+        (batch, packed) => (batch.map_err(|error| Problem::never(StatusCode::BAD_REQUEST, error))?, packed),
+    };
     if batch.header.node != node {
         let reason =
             format!("this token is that of node {node}, and the batch of node {}", batch.header.node);
@@ -180,11 +193,10 @@ async fn batches(
     }
     check(&batch).map_err(|reason| Problem::never(StatusCode::BAD_REQUEST, reason))?;
     let trouble = api.misunderstood.trouble(&batch.header, |name| api.keeper.table(name));
-    api.misunderstood.note(&node, trouble.as_ref());
     if let Some(Trouble::Misread(what)) = trouble {
-        api.keeper.saw(&node, received_ns);
-        return Err(Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, what) });
+        return Err(api.misread(&node, received_ns, what));
     }
+    api.misunderstood.note(&node, trouble.as_ref());
     let sequence = batch.header.sequence;
     let offset = headers.get("Met-Clock-Offset-Ns").and_then(|offset| offset.to_str().ok()?.parse().ok());
     let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
@@ -202,17 +214,16 @@ async fn batches(
 }
 
 /// Unpacks a small one at once, and a large one where nobody waits for it.
-async fn unpacked(packed: Vec<u8>) -> Result<(Batch, Vec<u8>), Problem> {
+async fn unpacked(packed: Vec<u8>) -> Result<(Result<Batch, BadBatch>, Vec<u8>), Problem> {
     let is_small = packed.len() <= SMALL_BYTES;
     let work = move || (Batch::unpack(&packed), packed);
-    let (batch, packed) = match is_small {
-        true => work(),
+    match is_small {
+        true => Ok(work()),
         false => {
             let failed = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server ends");
-            in_background(work).await.ok_or_else(failed)?
+            in_background(work).await.ok_or_else(failed)
         }
-    };
-    Ok((batch.map_err(|error| Problem::never(StatusCode::BAD_REQUEST, error))?, packed))
+    }
 }
 
 /// What the form alone does not say: it is numbered, and every block is whole. Whose jobs they are is not the
@@ -291,18 +302,14 @@ mod tests {
         columns: &[Column::gauge("power", Unit::Watts, MICRO, "")],
     };
 
-    #[test]
-    fn a_node_that_would_be_misread_is_here_all_the_same() {
+    /// What a server answers its node n1 that sends this, and what it then says of the node.
+    fn answer_to(packed: Vec<u8>) -> (Problem, Option<String>) {
         let state = tempfile::tempdir().unwrap();
         let mut log = Log::open(state.path()).unwrap();
         let token = access::enroll(&mut log, &Bearer::Node("n1".to_owned()), 1).unwrap();
         let keeper = Keeper::start(plan(state.path())).unwrap();
         let answering = |_: &Bearer, _: &[u8]| Err(Unanswered::Question("none".to_owned()));
         let api = Arc::new(Api::new(keeper, log, Misunderstood::default(), Box::new(answering)));
-        let tables = [("meter".to_owned(), describe(&METER))].into_iter().collect();
-        let header =
-            Header { node: "n1".to_owned(), spool: "s".to_owned(), sequence: 1, tables, ..Header::default() };
-        let packed = Batch { header, records: Vec::new(), pieces: Vec::new() }.pack().unwrap().bytes;
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_LENGTH, packed.len().into());
         headers.insert(header::AUTHORIZATION, HeaderValue::try_from(format!("Bearer {token}")).unwrap());
@@ -311,10 +318,39 @@ mod tests {
         let answer = batches(State(Arc::clone(&api)), Extension(asker), headers, Body::from(packed));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let problem = runtime.block_on(answer).unwrap_err();
-        assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true));
         api.keeper.move_all();
         let nodes = api.log.lock().unwrap().nodes().unwrap();
-        assert!(nodes[0].seen_ns.is_some_and(|seen_ns| seen_ns >= before_ns), "{:?}", nodes[0]);
+        let is_here = nodes[0].seen_ns.is_some_and(|seen_ns| seen_ns >= before_ns);
+        (problem, is_here.then(|| api.misunderstood.of("n1")).flatten())
+    }
+
+    #[test]
+    fn a_node_that_would_be_misread_is_here_all_the_same() {
+        let columns = [("meter".to_owned(), describe(&METER))].into_iter().collect();
+        let header = Header {
+            node: "n1".to_owned(),
+            spool: "s".to_owned(),
+            sequence: 1,
+            columns,
+            ..Header::default()
+        };
+        let (problem, told) =
+            answer_to(Batch { header, records: Vec::new(), pieces: Vec::new() }.pack().unwrap().bytes);
+        assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true));
+        assert!(told.unwrap().contains("meter.power"));
+    }
+
+    #[test]
+    fn a_batch_of_a_later_version_waits_for_another_server() {
+        // "MET", 9, stored in gzip as it is.
+        let later = b"\x1f\x8b\x08\0\0\0\0\0\0\xff\x01\x04\0\xfb\xffMET\x09";
+        let sum = 0x99603023_u32.to_le_bytes();
+        let (problem, told) = answer_to([&later[..], &sum, &4_u32.to_le_bytes()].concat());
+        assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true), "{}", problem.reason);
+        assert_eq!(problem.told()["refused"], serde_json::Value::Null);
+        assert!(told.unwrap().starts_with("it is of version 9"));
+        let (problem, told) = answer_to(b"plain".to_vec());
+        assert_eq!((problem.status, problem.refused, told), (StatusCode::BAD_REQUEST, true, None));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record};
 use met_core::{JOB, Table};
-use met_store::cluster::{About, Arrival, Arrived, Kept, Log, Told};
+use met_store::cluster::{About, Arrival, Arrived, Kept, Log, Told, ToldKey};
 use met_store::{Backends, Retention, StoreError, Writer};
 use met_wire::batch::{Batch, Subject};
 use tokio::sync::oneshot;
@@ -180,6 +180,8 @@ struct Work {
     /// Nodes that are not here, of those that jobs were seen on.
     gone: HashSet<String>,
     started_ns: i64,
+    /// How far it was looked for what is left of jobs that were removed.
+    looked_for_old: Option<ToldKey>,
     next_look: Instant,
     next_retain: Instant,
 }
@@ -200,6 +202,7 @@ impl Work {
             plan,
             latest: Latest::default(),
             started_ns: now_ns(),
+            looked_for_old: None,
             next_look: Instant::now(),
             next_retain: Instant::now() + RETAIN_EVERY,
         };

@@ -3,8 +3,8 @@ use met_core::job::{LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
 use met_core::table::MILLI;
 use met_core::{Column, MISSING, Unit};
-use met_store::Filter;
 use met_store::cluster::Bearer;
+use met_store::{Filter, NodePart};
 use met_wire::batch::{Header, Piece};
 use met_wire::block;
 
@@ -467,6 +467,42 @@ fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
 }
 
 #[test]
+fn what_is_left_of_jobs_that_were_removed_goes_when_it_is_old() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1", "n2"]);
+    let jobs = ["1", "2", "3"].map(|id| record(LOCAL, id, START_S, State::Finished, 1));
+    give(&mut work, "n1", 1, jobs.to_vec(), Vec::new());
+    give(&mut work, "n1", 2, vec![record(LOCAL, "4", START_S, State::Running, 0)], Vec::new());
+    give(&mut work, "n2", 1, vec![record(LOCAL, "1", START_S, State::Finished, 1)], Vec::new());
+    // As an earlier version did it: the job is gone, and what was told of it is not.
+    for job in work.writer.jobs(&Filter::default()).unwrap().iter().filter(|job| job.key.id != "3") {
+        work.writer.remove(&job.key).unwrap();
+    }
+    let left = |work: &Work| -> Vec<(String, String)> {
+        let ids = ["1", "2", "3", "4"].into_iter();
+        let told = ids.flat_map(|id| work.log.told(LOCAL, id).unwrap());
+        told.map(|told| (told.record.key.id, told.node)).collect()
+    };
+    let all = [("1", "n1"), ("1", "n2"), ("2", "n1"), ("3", "n1"), ("4", "n1")];
+    let named = |names: &[(&str, &str)]| -> Vec<(String, String)> {
+        names.iter().map(|(id, node)| ((*id).to_owned(), (*node).to_owned())).collect()
+    };
+    work.forget_left_behind(now_ns() - DAY_NS, 100).unwrap();
+    assert_eq!(left(&work), named(&all), "it was heard of lately");
+    // Two at a time, and from the beginning when all were looked at.
+    let later_ns = now_ns() + DAY_NS;
+    work.forget_left_behind(later_ns, 2).unwrap();
+    assert_eq!(left(&work), named(&all[2..]));
+    for _ in 0..3 {
+        work.forget_left_behind(later_ns, 2).unwrap();
+    }
+    assert_eq!(left(&work), named(&all[3..]), "what has its job, and what lives, stays");
+    work.plan.retention.max_age_ns = Some(DAY_NS);
+    work.retain(now_ns() + 2 * DAY_NS).unwrap();
+    assert_eq!(left(&work), named(&all[4..]));
+}
+
+#[test]
 fn what_was_told_of_a_job_stays_where_only_the_catalogue_is_lost() {
     let state = tempfile::tempdir().unwrap();
     let mut work = enrolled(state.path(), &["n1"]);
@@ -513,28 +549,83 @@ fn a_server_knows_how_jobs_stand_before_anybody_can_ask_it() {
     }
 }
 
+/// Samples of a meter of a node, one a second, each its own number.
+fn power(part: &str, from_s: i64, samples: i64) -> Piece {
+    let mut course = Course::new(&METER);
+    (0..samples).for_each(|at| course.push((from_s + at) * 1000, &[at]));
+    let mut block = Vec::new();
+    block::encode(&course, 0..course.len(), &mut block);
+    Piece { subject: Subject::Node(part.to_owned()), table: METER.name.to_owned(), block }
+}
+
 #[test]
 fn the_parts_of_a_node_have_a_course_from_what_waits_and_what_was_moved() {
     let state = tempfile::tempdir().unwrap();
     let (keeper, view) = start(state.path(), &["n1", "n2"]);
-    let power = |part: &str, from_s: i64, samples: i64| {
-        let mut course = Course::new(&METER);
-        (0..samples).for_each(|at| course.push((from_s + at) * 1000, &[at]));
-        let mut block = Vec::new();
-        block::encode(&course, 0..course.len(), &mut block);
-        Piece { subject: Subject::Node(part.to_owned()), table: METER.name.to_owned(), block }
-    };
     send(&keeper, "n1", 1, Vec::new(), vec![power("psu 1", START_S, 5), power("psu 2", START_S, 2)]).unwrap();
     send(&keeper, "n2", 1, Vec::new(), vec![power("psu 1", START_S + 100, 5)]).unwrap();
     keeper.move_all();
     send(&keeper, "n1", 2, Vec::new(), vec![power("psu 1", START_S + 5, 5)]).unwrap();
     let times = |begin_s: i64, end_s: i64| -> Vec<(String, Vec<i64>)> {
-        let courses = view.node_courses("n1", &[&METER], begin_s * 1000, end_s * 1000).unwrap();
+        let page = view.node_page("n1", &[&METER], (begin_s * 1000, end_s * 1000), 1000).unwrap();
+        assert_eq!(page.until_ms, None);
         let seconds = |course: Course| course.times_ms.iter().map(|ms| ms / 1000 - START_S).collect();
-        courses.into_iter().map(|(part, course)| (part.part, seconds(course))).collect()
+        page.courses.into_iter().map(|(part, course)| (part.part, seconds(course))).collect()
     };
     let all = [("psu 1".to_owned(), (0..10).collect()), ("psu 2".to_owned(), vec![0, 1])];
     assert_eq!(times(START_S, START_S + 50), all);
     assert_eq!(times(START_S + 4, START_S + 6), [("psu 1".to_owned(), vec![4, 5, 6])]);
+    keeper.stop();
+}
+
+#[test]
+fn ten_years_of_a_node_cost_as_many_pages_as_there_are_samples() {
+    const YEAR_S: i64 = 365 * 86_400;
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &["n1"]);
+    let begin_s = START_S - 10 * YEAR_S;
+    let places_s = [begin_s + YEAR_S, begin_s + 4 * YEAR_S, START_S - 30];
+    for (sequence, &from_s) in (1..).zip(&places_s[..2]) {
+        send(
+            &keeper,
+            "n1",
+            sequence,
+            Vec::new(),
+            vec![power("psu 1", from_s, 50), power("psu 2", from_s, 10)],
+        )
+        .unwrap();
+    }
+    keeper.move_all();
+    send(&keeper, "n1", 3, Vec::new(), vec![power("psu 1", places_s[2], 20)]).unwrap();
+
+    let pages = |samples_max: usize| {
+        let mut pages = Vec::new();
+        let (mut from_ms, end_ms) = (begin_s * 1000, START_S * 1000);
+        loop {
+            let page = view.node_page("n1", &[&METER], (from_ms, end_ms), samples_max).unwrap();
+            let until_ms = page.until_ms;
+            pages.push(page.courses);
+            let Some(until_ms) = until_ms else { return pages };
+            assert!(until_ms >= from_ms, "{until_ms} is before {from_ms}");
+            from_ms = until_ms + 1;
+        }
+    };
+    let seconds = |part: &str, pages: &[Vec<(NodePart, Course)>]| -> Vec<i64> {
+        let of_part = pages.iter().flatten().filter(|(of, _)| of.part == part);
+        of_part.flat_map(|(_, course)| course.times_ms.iter().map(|ms| ms / 1000)).collect()
+    };
+    let first: Vec<i64> = [(places_s[0], 50), (places_s[1], 50), (places_s[2], 20)]
+        .iter()
+        .flat_map(|&(from_s, samples)| from_s..from_s + samples)
+        .collect();
+    let second: Vec<i64> = places_s[..2].iter().flat_map(|&from_s| from_s..from_s + 10).collect();
+    // The last number is less than the samples of one moment.
+    for (samples_max, pages_max) in [(1000, 1), (70, 3), (7, 30), (1, 125)] {
+        let pages = pages(samples_max);
+        assert_eq!((seconds("psu 1", &pages), seconds("psu 2", &pages)), (first.clone(), second.clone()));
+        assert!(pages.len() <= pages_max, "{} pages of {samples_max}", pages.len());
+        let largest = pages.iter().map(|page| page.iter().map(|(_, course)| course.len()).sum::<usize>());
+        assert!(largest.max() <= Some(samples_max.max(2)), "of {samples_max}");
+    }
     keeper.stop();
 }

@@ -59,18 +59,25 @@ impl Misunderstood {
         named: impl Fn(&str) -> Option<&'static Table>,
     ) -> Option<Trouble> {
         let mut meanings = self.meanings.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut compare = |name: &str, said: &str| {
+        let mut compare = |name: &str, said: &str, in_letters: bool| {
             let table = named(name)?;
-            Some(meanings.entry(table.name).or_insert_with(|| Meaning::of(table)).compare(said))
+            let meaning = meanings.entry(table.name).or_insert_with(|| Meaning::of(table));
+            Some(if in_letters { meaning.compare_letters(said) } else { meaning.compare(said) })
         };
         trouble(header, &mut compare)
     }
 }
 
-fn trouble(header: &Header, compare: &mut dyn FnMut(&str, &str) -> Option<Compared>) -> Option<Trouble> {
+fn trouble(
+    header: &Header,
+    compare: &mut dyn FnMut(&str, &str, bool) -> Option<Compared>,
+) -> Option<Trouble> {
     let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
-    for (name, said) in &header.tables {
-        match compare(name, said) {
+    let in_words = header.columns.iter().map(|(name, said)| (name, said, false));
+    for (name, said, in_letters) in
+        in_words.chain(header.tables.iter().map(|(name, said)| (name, said, true)))
+    {
+        match compare(name, said, in_letters) {
             Some(Compared::Same) => {}
             Some(Compared::Differs(column)) => {
                 return Some(Trouble::Misread(format!(
@@ -125,8 +132,8 @@ mod tests {
     };
 
     fn header(tables: &[(&str, &Table)]) -> Header {
-        let tables = tables.iter().map(|(name, table)| ((*name).to_owned(), describe(table))).collect();
-        Header { node: "n1".to_owned(), version: "9".to_owned(), tables, ..Header::default() }
+        let columns = tables.iter().map(|(name, table)| ((*name).to_owned(), describe(table))).collect();
+        Header { node: "n1".to_owned(), version: "9".to_owned(), columns, ..Header::default() }
     }
 
     #[test]
@@ -145,6 +152,10 @@ mod tests {
             panic!("it would be misread")
         };
         assert!(what.contains("meter.power version 9 of node n1"), "{what}");
+        let older = Header { tables: [("meter".to_owned(), "01cdb40c".to_owned())].into(), ..header(&[]) };
+        assert_eq!(known.trouble(&older, named), None, "the letters of the first version");
+        let older = Header { tables: [("meter".to_owned(), "01cdffff".to_owned())].into(), ..header(&[]) };
+        assert!(matches!(known.trouble(&older, named), Some(Trouble::Misread(_))));
         known.note("n1", Some(&Trouble::Misread(what.clone())));
         assert_eq!(known.of("n1"), Some(what));
         known.note("n1", None);

@@ -1,17 +1,16 @@
 //! What a server knows, for those who ask: the store, what nodes sent since, and how running jobs stand.
 
-use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use met_core::course::Course;
+use met_core::gpu;
 use met_core::job::{JobKey, Record};
 use met_core::whole::together;
-use met_core::{Table, gpu};
 use met_store::cluster::{Log, Node};
-use met_store::{Backends, Filter, NodePart, Reader, StoreError};
-use met_wire::batch::{Batch, Subject};
+use met_store::{Backends, Filter, Reader, StoreError};
+use met_wire::batch::Subject;
 
-use super::keeper::{add_waiting, gather, part_keys, series_key};
+use super::keeper::{add_waiting, part_keys, series_key};
 use super::latest::Latest;
 use super::misunderstood::Misunderstood;
 
@@ -65,7 +64,7 @@ impl ClusterView {
             }
             courses.push(course);
         }
-        Ok(after(together(&courses, self.gap_ms), after_ms))
+        Ok(between(&together(&courses, self.gap_ms), after_ms.saturating_add(1), i64::MAX))
     }
 
     /// The course of a card, from and to these times.
@@ -88,53 +87,17 @@ impl ClusterView {
         for (_, data) in waiting {
             add_waiting(&data, &Subject::Device(uuid.to_owned()), &mut course);
         }
-        Ok(between(course, begin_ms, end_ms))
-    }
-
-    /// The courses of all parts of a node, from and to these times.
-    pub fn node_courses(
-        &self,
-        node: &str,
-        tables: &[&'static Table],
-        begin_ms: i64,
-        end_ms: i64,
-    ) -> Result<Vec<(NodePart, Course)>, StoreError> {
-        let (log, store) = (Log::open(&self.state)?, Reader::open_with(&self.state, &self.backends)?);
-        let named = |name: &str| tables.iter().find(|table| table.name == name).copied();
-        let mut waiting = HashMap::new();
-        for (_, data) in log.waiting(node, i64::MAX)? {
-            let Ok(mut batch) = Batch::unpack(&data) else { continue };
-            batch.pieces.retain(|piece| matches!(piece.subject, Subject::Node(_)));
-            gather(batch.pieces, named, &mut waiting);
-        }
-        let mut courses: BTreeMap<NodePart, Course> = BTreeMap::new();
-        for part in store.node_parts_on(node, tables, begin_ms, end_ms)? {
-            let Some(table) = named(&part.table) else { continue };
-            let course = store.node_course_on(node, table, &part.part, begin_ms, end_ms)?;
-            courses.insert(part, course);
-        }
-        for ((subject, table), more) in waiting {
-            let Subject::Node(part) = subject else { continue };
-            let part = NodePart { table: table.to_owned(), part };
-            courses.entry(part).or_insert_with(|| Course::new(more.table)).append(&more);
-        }
-        let cut = courses.into_iter().map(|(part, course)| (part, between(course, begin_ms, end_ms)));
-        Ok(cut.filter(|(_, course)| !course.is_empty()).collect())
+        Ok(between(&course, begin_ms, end_ms))
     }
 }
 
 /// From and to these times.
-fn between(mut course: Course, begin_ms: i64, end_ms: i64) -> Course {
-    let end = course.times_ms.partition_point(|&time| time <= end_ms);
-    course.truncate(end);
-    after(course, begin_ms.saturating_sub(1))
-}
-
-fn after(course: Course, after_ms: i64) -> Course {
-    let begin = course.times_ms.partition_point(|&time| time <= after_ms);
+pub(super) fn between(course: &Course, begin_ms: i64, end_ms: i64) -> Course {
+    let begin = course.times_ms.partition_point(|&time| time < begin_ms);
+    let end = course.times_ms.partition_point(|&time| time <= end_ms).max(begin);
     Course {
         table: course.table,
-        times_ms: course.times_ms[begin..].to_vec(),
-        columns: course.columns.iter().map(|cells| cells[begin..].to_vec()).collect(),
+        times_ms: course.times_ms[begin..end].to_vec(),
+        columns: course.columns.iter().map(|cells| cells[begin..end].to_vec()).collect(),
     }
 }

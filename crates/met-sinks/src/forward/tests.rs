@@ -139,7 +139,7 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
     let names: Vec<&str> =
         arrived.iter().flat_map(|batch| &batch.records).map(|record| record.name.as_str()).collect();
     assert_eq!(names.len(), 1201);
-    let described = |batch: &&Batch| batch.header.tables.get(JOB.name) == Some(&meaning::describe(&JOB));
+    let described = |batch: &&Batch| batch.header.columns.get(JOB.name) == Some(&meaning::describe(&JOB));
     let with_content = |batch: &&Batch| !batch.records.is_empty() || !batch.pieces.is_empty();
     assert!(arrived.iter().filter(with_content).all(|batch| described(&batch)), "it is said what is meant");
     let mut times = Vec::new();

@@ -627,4 +627,14 @@ pub fn a_server_has_the_parts_of_each_node(place: &Place) {
     let read = |table, part: &str| reader.node_course_on(&one, table, part, span.0, span.1).unwrap();
     place.eventually("samples come back", || same(&read(&METER, "psu 1"), &of_meter.1));
     place.eventually("of the machine as a whole", || same(&read(&MACHINE, ""), &of_node.1));
+    // Found across years without any, and not beyond the last.
+    let began = |node: &str, from_s: i64| {
+        reader.node_begin_on(node, &[&METER, &MACHINE], from_s * 1000, i64::MAX).unwrap()
+    };
+    let (day_s, ten_years_s) = (86_400, 3650 * 86_400);
+    let midnight_s = place.start_s.div_euclid(day_s) * day_s;
+    assert_eq!(began(&one, place.start_s - ten_years_s), Some(midnight_s * 1000));
+    assert_eq!(began(&one, place.start_s), Some(place.start_s * 1000));
+    assert_eq!(began(&one, midnight_s + 2 * day_s), None);
+    assert_eq!(began("nobody", 0), None);
 }

@@ -8,7 +8,7 @@ use met_store::Reader;
 
 use crate::cli::{EmissionsArgs, EmissionsCommand, EmissionsUnsetArgs};
 use crate::client::{Client, unanswered};
-use crate::emissions::{self, Correction};
+use crate::emissions::{self, Corrected, Correction};
 use crate::failure::Failure;
 use crate::jobs;
 use crate::output;
@@ -46,9 +46,8 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
         Some(EmissionsCommand::Recompute { since }) => {
             let since_ns = opt_time("--since", since)?;
             learn_history(setting, since_ns)?;
-            let jobs = correct(setting, Correction::Recompute { since_ns })?;
-            let word = if jobs == 1 { "job has" } else { "jobs have" };
-            writeln!(output::stdout(), "{jobs} {word} other emissions now")?;
+            let corrected = correct(setting, Correction::Recompute { since_ns })?;
+            output::stdout().write_all(words(corrected).as_bytes())?;
             Ok(0)
         }
     }
@@ -99,10 +98,21 @@ fn daemon(setting: &Setting) -> Option<Client> {
     system.or_else(|| setting.user_daemon().ok())
 }
 
-fn correct(setting: &Setting, correction: Correction) -> Result<u64> {
+fn words(Corrected { jobs, without_pue }: Corrected) -> String {
+    let have = if jobs == 1 { "job has" } else { "jobs have" };
+    let changed = format!("{jobs} {have} other emissions now\n");
+    let (were, their) = if without_pue == 1 { ("job was", "its") } else { ("jobs were", "their") };
+    let left = format!(
+        "{without_pue} {were} left as before: {their} emissions were computed before PUE was kept, and today's may not \
+         be that of {their} time\n"
+    );
+    if without_pue == 0 { changed } else { changed + &left }
+}
+
+fn correct(setting: &Setting, correction: Correction) -> Result<Corrected> {
     if let Some(mut client) = daemon(setting) {
         return match client.call(&Request::Correct(correction)).map_err(unanswered)? {
-            Reply::Corrected { jobs } => Ok(jobs),
+            Reply::Corrected(corrected) => Ok(corrected),
             Reply::Error { message } => bail!("{message}"),
             reply => bail!("the daemon answered {reply:?}"),
         };
@@ -136,4 +146,21 @@ fn show(setting: &Setting) -> Result<i32> {
         writeln!(stdout, "{grams}  since {since}, {}", factor.source)?;
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_left_as_before_is_counted_with_the_reason() {
+        let said = |jobs, without_pue| words(Corrected { jobs, without_pue });
+        assert_eq!(said(1, 0), "1 job has other emissions now\n");
+        assert_eq!(
+            said(0, 2),
+            "0 jobs have other emissions now\n2 jobs were left as before: their emissions were computed before PUE was \
+             kept, and today's may not be that of their time\n"
+        );
+        assert!(said(3, 1).contains("\n1 job was left as before: its emissions"));
+    }
 }

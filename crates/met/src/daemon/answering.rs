@@ -53,10 +53,10 @@ impl Keeping {
             Request::NodeCourse { table, part, after_ms } => self.node_course(&table, &part, after_ms),
             Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
             Request::Correct(correction) if self.may_stop(peer) => {
-                let jobs = correction.apply(&mut self.writer, &self.config)?;
+                let corrected = correction.apply(&mut self.writer, &self.config)?;
                 self.emitting.told = self.writer.factors()?;
                 self.follow_factor();
-                Ok(Reply::Corrected { jobs })
+                Ok(Reply::Corrected(corrected))
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
             Request::Correct(_) => bail!("only root may change the factors of the system daemon"),

@@ -6,18 +6,38 @@ use met_core::job::JobKey;
 use met_store::StoreError;
 use met_store::cluster::Log;
 
-use super::wholes::{told_key, whole_key};
+use super::wholes::{key_of_whole, series_of, told_key, whole_key};
 use super::{Latest, Work, series_key};
 
 /// Longer than anything is on its way; what is sent again later is recognised by its content.
 const SPOOLS_FOR: Duration = Duration::from_secs(60 * 86_400);
+/// What is looked at each time: others wait meanwhile.
+const LEFT_BEHIND_ROWS: usize = 20_000;
 
 impl Work {
     pub(super) fn retain(&mut self, now_ns: i64) -> Result<(), StoreError> {
         let (log, latest) = (&mut self.log, &self.latest);
         let goes = &mut |removed: &[JobKey]| forget_removed(log, latest, removed);
         self.writer.retain_telling(&self.plan.retention, now_ns, goes)?;
+        if let Some(max_age_ns) = self.plan.retention.max_age_ns {
+            self.forget_left_behind(now_ns.saturating_sub(max_age_ns), LEFT_BEHIND_ROWS)?;
+        }
         self.log.forget_spools(now_ns.saturating_sub(SPOOLS_FOR.as_nanos() as i64)).map(drop)
+    }
+
+    /// What was told of jobs that went without it, as they did in earlier versions, goes when it is old itself.
+    pub(super) fn forget_left_behind(&mut self, before_ns: i64, rows: usize) -> Result<(), StoreError> {
+        let (old, last) = self.log.old_told(before_ns, self.looked_for_old.as_ref(), rows)?;
+        let mut left = Vec::new();
+        for told in old {
+            if self.writer.get(&key_of_whole(&told))?.is_none() {
+                self.latest.forget(&series_of(&told));
+                left.push(told);
+            }
+        }
+        self.log.forget_told(&left)?;
+        self.looked_for_old = last;
+        Ok(())
     }
 }
 
