@@ -289,6 +289,9 @@ pub struct SourceStatus {
     pub errors: i64,
     pub rows: i64,
     pub last_error: Option<String>,
+    /// A reading of it did not come to an end, and nobody reads it any more.
+    #[serde(default)]
+    pub left_out: bool,
 }
 
 pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {

@@ -195,7 +195,8 @@ fn who_asks_himself_does_not_ask_a_card_that_keeps_the_other_thread() {
     machine.read_until(|text| text.contains("energy=") && text.contains("power=300000"));
     machine.script(&format!("{TWO_CARDS}delay nvmlDeviceGetTemperature 0 3600000\n"));
     // Its power could be read, and nobody knows that.
-    let text = machine.read_until(|text| text.contains("error: NVML, card 0: the NVIDIA driver does not answer"));
+    let text =
+        machine.read_until(|text| text.contains("error: NVML, card 0: the NVIDIA driver does not answer"));
     assert!(!text.contains("power=300000") && text.contains("power=70000"), "{text}");
     machine.script(TWO_CARDS);
     machine.read_until(|text| text.contains("power=300000") && !text.contains("error"));
@@ -386,7 +387,8 @@ fn the_library_is_given_up_when_nobody_looks_and_loaded_when_somebody_does() {
 #[allow(clippy::print_stderr, reason = "it prints a measurement")]
 fn what_a_tick_costs() {
     const TICKS: i64 = 100;
-    let ways = [("then", DriverCalls::Apart), ("before", DriverCalls::Apart), ("itself", DriverCalls::Direct)];
+    let ways =
+        [("then", DriverCalls::Apart), ("before", DriverCalls::Apart), ("itself", DriverCalls::Direct)];
     for (when, driver_calls) in ways.into_iter().chain(ways) {
         let mut machine = Machine::by(driver_calls, TWO_CARDS);
         machine.read_until(|text| text.contains("energy="));

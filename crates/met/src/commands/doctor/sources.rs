@@ -20,11 +20,13 @@ use crate::view::units;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
-    let options = Options { node: true, ..sampler::options(&setting.config, PATIENCE) };
+    let told = Told::by_daemon(setting);
+    // What keeps the daemon would keep us.
+    let left_out = told.left_out.clone();
+    let options = Options { node: true, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut runner = Runner::open(&setting.host, &options);
     runner.read(&Targets::default(), &TickInfo { slow: true, cgroups_only: false });
     let errors = runner.take_new_errors();
-    let failing = daemon_errors(setting);
     let shortfalls: HashMap<_, _> = runner.shortfalls().collect();
     let finding = |spec: &&'static met_sources::SourceSpec| {
         if let Some(shortfall) = shortfalls.get(spec.name) {
@@ -38,7 +40,7 @@ pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
                 let message = error.map(|error| error.message.clone()).unwrap_or_default();
                 (Health::Broken, format!("{}, but: {message}", spec.help), None)
             }
-            None => match failing.iter().find(|(name, _)| name == spec.name) {
+            None => match told.errors.iter().find(|(name, _)| name == spec.name) {
                 Some((_, error)) => (Health::Less, format!("{}; the daemon met: {error}", spec.help), None),
                 None => (Health::Good, spec.help.to_owned(), None),
             },
@@ -49,26 +51,51 @@ pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
             Some((_, Unavailable::Denied { path, need })) => {
                 (Health::Denied, format!("{path} may not be read"), Some((*need).to_owned()))
             }
+            Some((_, reason @ Unavailable::Hangs)) => {
+                (Health::Broken, format!("{}, but: {reason}", spec.help), told.try_again.clone())
+            }
         };
         Finding { what: spec.name, health, detail, remedy }
     };
     SOURCES.iter().map(finding).collect()
 }
 
-/// What went wrong last in each source of the daemon that runs.
-fn daemon_errors(setting: &Setting) -> Vec<(String, String)> {
-    let daemon = setting.system_daemon().or_else(|| setting.user_daemon().ok());
-    match daemon.and_then(|mut client| client.call(&Request::Status).ok()) {
-        Some(Reply::Status(status)) => {
-            status.sources.into_iter().filter_map(|source| Some((source.name, source.last_error?))).collect()
+/// What the daemon that runs says of its sources.
+#[derive(Default)]
+struct Told {
+    /// What went wrong last in each of them.
+    errors: Vec<(String, String)>,
+    /// Those that it does not read any more, because that kept it.
+    left_out: Vec<&'static str>,
+    /// The command that makes it try these again.
+    try_again: Option<String>,
+}
+
+impl Told {
+    fn by_daemon(setting: &Setting) -> Told {
+        let daemon = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+        let Some(Reply::Status(status)) = daemon.and_then(|mut client| client.call(&Request::Status).ok())
+        else {
+            return Told::default();
+        };
+        let is_left_out =
+            |name: &str| status.sources.iter().any(|source| source.left_out && source.name == name);
+        let sudo = if status.system { "sudo " } else { "" };
+        Told {
+            left_out: SOURCES.iter().map(|spec| spec.name).filter(|name| is_left_out(name)).collect(),
+            try_again: Some(format!("{sudo}kill -HUP {}    (once it answers again)", status.pid)),
+            errors: (status.sources.iter())
+                .filter_map(|source| Some((source.name.clone(), source.last_error.clone()?)))
+                .collect(),
         }
-        _ => Vec::new(),
     }
 }
 
 /// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
 pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
-    let options = Options { node: true, only: Some(METERS), ..sampler::options(&setting.config, PATIENCE) };
+    let left_out = Told::by_daemon(setting).left_out;
+    let only = Some(METERS);
+    let options = Options { node: true, only, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
     sampler.look();
     let meters = sampler.energy().meters();
