@@ -198,6 +198,12 @@ impl Runner {
             cells[ROWS] = running.rows;
             cells[SUCCESS] = i64::from(!running.failing);
         }
+        // One that is left out costs nothing and fails all the same.
+        for (part, _) in (0..).zip(SOURCES).filter(|(_, spec)| self.left_out.contains(&spec.name)) {
+            let cells = self.costs.push_part(Subject::Node, part);
+            cells.fill(0);
+            cells[ERRORS] = 1;
+        }
         self.costs.window = Window { begin_ns, end_ns: clock::boottime_ns() };
     }
 
@@ -475,6 +481,29 @@ mod tests {
         runner.reopen("node", &host, &Options { node: true, ..Options::default() });
         assert_eq!((open(&runner), tables(&runner)), (before, tables_before));
         assert!(!runner.unavailable().iter().any(|(spec, _)| spec.name == "node"));
+    }
+
+    #[test]
+    fn a_source_that_is_left_out_is_not_opened_and_fails_until_it_is_forgiven() {
+        let host = Host::real().unwrap();
+        let all = Options { node: true, ..Options::default() };
+        let mut runner = Runner::open(&host, &Options { left_out: vec!["node"], ..all.clone() });
+        assert!(!runner.is_open("node"));
+        assert!(runner.unavailable().iter().any(|(_, why)| *why == Unavailable::Hangs));
+        let part = SOURCES.iter().position(|spec| spec.name == "node").unwrap() as u32;
+        let costs = |runner: &mut Runner| {
+            runner.read(&Targets::default(), &TickInfo::default());
+            let of_node = |row: &(met_core::Row, &[i64])| row.0.part == part;
+            let rows: Vec<_> = runner.costs().rows().filter(of_node).collect();
+            assert_eq!(rows.len(), 1);
+            (rows[0].1[READINGS], rows[0].1[SUCCESS])
+        };
+        assert_eq!(costs(&mut runner), (0, 0));
+        runner.reopen("node", &host, &all);
+        assert!(!runner.is_open("node"), "other options do not change that");
+        runner.forgive("node");
+        runner.reopen("node", &host, &all);
+        assert_eq!(costs(&mut runner), (1, 1));
     }
 
     #[test]

@@ -294,6 +294,21 @@ pub struct SourceStatus {
     pub left_out: bool,
 }
 
+impl SourceStatus {
+    /// Of one that nobody has read yet.
+    pub fn unread(name: &str) -> SourceStatus {
+        SourceStatus {
+            name: name.to_owned(),
+            read_ns: 0,
+            background_ns: 0,
+            errors: 0,
+            rows: 0,
+            last_error: None,
+            left_out: false,
+        }
+    }
+}
+
 pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;

@@ -148,20 +148,19 @@ impl Attendance {
     /// Adds what the thread that reads now does not know: which sources kept those before it.
     pub(super) fn add_kept_by(&self, sources: &mut Vec<SourceStatus>) {
         for given_up in &self.given_up {
-            let Some(name) = given_up.source else { continue };
-            if given_up.is_left_out {
-                sources.push(SourceStatus {
-                    name: name.to_owned(),
-                    read_ns: 0,
-                    background_ns: 0,
-                    errors: 1,
-                    rows: 0,
-                    last_error: Some(Unavailable::Hangs.to_string()),
-                    left_out: true,
-                });
-            } else if let Some(source) = sources.iter_mut().find(|source| source.name == name) {
-                source.last_error.get_or_insert_with(|| met_sources::NO_ANSWER.to_owned());
-            }
+            let (name, why) = match given_up.source {
+                Some(name) if given_up.is_left_out => (name, Unavailable::Hangs.to_string()),
+                Some(name) if name == ASKED_APART => (name, met_sources::NO_ANSWER.to_owned()),
+                _ => continue,
+            };
+            let known = sources.iter().position(|source| source.name == name);
+            let at = known.unwrap_or_else(|| {
+                sources.push(SourceStatus::unread(name));
+                sources.len() - 1
+            });
+            let source = &mut sources[at];
+            source.left_out |= given_up.is_left_out;
+            source.last_error.get_or_insert(why);
         }
     }
 }

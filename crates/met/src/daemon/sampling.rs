@@ -356,6 +356,9 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>, 
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        if pulse.is_given_up() {
+            return;
+        }
         if sampler.is_at_work() && sampler.tick_if_due() {
             if pulse.is_given_up() {
                 return;
