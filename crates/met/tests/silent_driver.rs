@@ -35,7 +35,6 @@ fn ticks_jobs_and_the_end_of_the_daemon_do_not_wait_for_a_driver() {
 const TWO_CARDS: &str = "card 0 uuid=GPU-a name=Fake power=300000 util=90 memory=30 total=80 temperature=61\n\
     card 1 uuid=GPU-b name=Fake power=70000 util=0 memory=0 total=80 temperature=30\n";
 
-/// The card of this uuid in what the daemon tells of a job, if it has one.
 fn energy_joules(machine: &Machine, job: &str) -> Option<f64> {
     machine.job(job)["totals"]["gpu_energy_joules"].as_f64()
 }
@@ -58,6 +57,8 @@ fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total
     wait_for("the daemon has noticed", || {
         machine.met(&["daemon", "--status"]).contains("the NVIDIA driver does not answer").then_some(())
     });
+    let log = std::fs::read_to_string(machine.folder.path().join("met/daemon.log")).unwrap();
+    assert!(log.contains("the sampling thread is kept by source nvidia"), "{log}");
     // The other card, and all other sources, go on.
     machine.script(&hung.replace("power=70000 util=0", "power=80000 util=40"));
     let live = |machine: &Machine| machine.job(&job)["totals"]["cpu_seconds"].as_f64();
