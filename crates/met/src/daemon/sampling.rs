@@ -310,7 +310,8 @@ impl Sampling {
                 }
                 Err(RecvTimeoutError::Timeout) if self.attendance.is_kept() => return Err(Stuck),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
-                Err(_) => break,
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return Err(Stuck),
             }
         }
         self.stuck.set(true);
