@@ -22,10 +22,10 @@ use crate::sampler::{self, Known, Sampled};
 /// A tick takes milliseconds. One that has lasted for two periods and so long is kept by something, and nobody
 /// who asks the thread waits longer than that.
 const KEPT_AFTER_MIN: Duration = Duration::from_secs(2);
-const KEPT_AFTER_MAX: Duration = Duration::from_secs(4);
+const KEPT_AFTER_MAX: Duration = Duration::from_secs(3);
 /// It is where it was for so long while others ran: a daemon that was stopped and goes on is not kept, nor is
 /// one that only takes its time.
-pub(super) const SURE_AFTER: Duration = Duration::from_millis(500);
+pub(super) const SURE_AFTER: Duration = Duration::from_secs(1);
 /// While it ticks somebody looks so often, though nobody else may have a reason to wake up.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
 /// Then it stays where it is: what keeps it is not among what can be left out.
@@ -133,8 +133,14 @@ impl Attendance {
     fn take_answered(&mut self) -> Vec<&'static str> {
         let has_gone = |given_up: &GivenUp| given_up.thread.as_ref().is_some_and(JoinHandle::is_finished);
         let gone: Vec<GivenUp> = self.given_up.extract_if(.., |given_up| has_gone(given_up)).collect();
-        let left_out = gone.iter().filter(|given_up| given_up.is_left_out);
-        left_out.filter_map(|given_up| given_up.source).collect()
+        let mut answered: Vec<&'static str> = gone
+            .iter()
+            .filter(|given_up| given_up.is_left_out)
+            .filter_map(|given_up| given_up.source)
+            .collect();
+        // One that keeps somebody else, too, has not answered him.
+        answered.retain(|source| !self.left_out().any(|left_out| left_out == *source));
+        answered
     }
 
     /// All that is left out is tried again: somebody has changed something.

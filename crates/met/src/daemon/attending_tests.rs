@@ -212,3 +212,17 @@ fn who_takes_his_time_is_not_given_up_and_after_some_nobody_is() {
     assert!(!attendance.is_kept());
     assert!(attendance.suspicion.get().is_none() && !attendance.may_replace());
 }
+
+#[test]
+fn another_thread_goes_on_where_one_has_failed() {
+    let machine = Machine::new();
+    let mut keeping = machine.keeping();
+    let key = machine.job(&mut keeping).key;
+    until(&mut keeping, "the job is sampled", |keeping| total(keeping, &key, CPU).is_some());
+    keeping.sampling.thread = Some(std::thread::spawn(|| {}));
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    assert!(left_out(&mut keeping).is_empty());
+    machine.put(CPU_FILE, "usage_usec 7000000\nuser_usec 7000000\nsystem_usec 0\n");
+    until(&mut keeping, "the job goes on", |keeping| total(keeping, &key, CPU) == Some(7_000_000_000));
+    keeping.close();
+}
