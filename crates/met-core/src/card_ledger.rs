@@ -28,6 +28,19 @@ pub struct Claim {
     pub active: u64,
     /// How many of the card's slices it holds; of a card in one piece 1.
     pub held: u64,
+    pub told: Told,
+}
+
+/// What the last reading of use by process says of somebody.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Told {
+    /// What is active, as far as it can be known.
+    #[default]
+    Active,
+    /// It lives, and computed nothing in that time. What is active is a guess about the time since.
+    Idle,
+    /// The same of all that live of it, and some have ended.
+    IdleButEnded,
 }
 
 /// One look at a card. Cells may be missing.
@@ -298,7 +311,8 @@ impl CardLedger {
             return;
         }
         claims.retain(|claim| claim.active > 0 && !has_left(left, claim.who));
-        share_out(above_uj, &claims, &mut stretch.seen);
+        let weights = claims.iter().map(|claim| (claim.who, claim.active)).collect();
+        share_out(above_uj, weights, &mut stretch.seen);
     }
 
     /// What somebody's computing took of a piece. Where no power is known time says a little.
@@ -307,8 +321,14 @@ impl CardLedger {
         piece.energy_uj.saturating_sub(self.idle_uj(piece.covered_ns)).max(least_uj)
     }
 
+    /// When use by process was last read.
+    pub fn use_read_ns(&self) -> i64 {
+        self.use_ns
+    }
+
     /// Use by process was read, of all the stretch: that is who computed in it. If it names nobody they have
-    /// ended since, and it is who was seen to compute.
+    /// ended since, and it is who was seen to compute; who was told to have done nothing only if there is nobody
+    /// else.
     fn settle(&mut self, look: &Look<'_>) {
         let Stretch { piece, seen, .. } = std::mem::take(&mut self.window.stretch);
         if piece.span_ns == 0 {
@@ -316,13 +336,15 @@ impl CardLedger {
         }
         let above_uj = self.above_idle(piece);
         let Window { computed, left, .. } = &mut self.window;
-        let mut claims = look.claims.to_vec();
-        claims.retain(|claim| claim.active > 0 && !has_left(left, claim.who));
-        if claims.is_empty() {
-            claims.extend(seen.into_iter().map(|(who, active)| Claim { who, active, held: 0 }));
-        }
-        computed.count(piece, !claims.is_empty());
-        share_out(above_uj, &claims, &mut computed.by_uj);
+        let is_idle = |who: Who| look.claims.iter().any(|claim| claim.who == who && claim.told == Told::Idle);
+        let (seen_idle, seen): (Weights, Weights) = seen.into_iter().partition(|&(who, _)| is_idle(who));
+        let now = look.claims.iter().filter(|claim| claim.active > 0 && !has_left(left, claim.who));
+        let (told, guessed): (Vec<&Claim>, Vec<&Claim>) = now.partition(|claim| claim.told == Told::Active);
+        let weights = |claims: Vec<&Claim>| claims.iter().map(|claim| (claim.who, claim.active)).collect();
+        let who = [weights(told), seen, weights(guessed), seen_idle].into_iter().find(|who| !who.is_empty());
+        let who: Weights = who.unwrap_or_default();
+        computed.count(piece, !who.is_empty());
+        share_out(above_uj, who, &mut computed.by_uj);
     }
 
     /// Ends the window with what the counter shows now, and charges it. A window of which the counter was not
@@ -441,13 +463,16 @@ impl Stretch {
     }
 }
 
-/// Divides energy among those who claim it by what they computed.
-fn share_out(energy_uj: u64, claims: &[Claim], among: &mut BTreeMap<Who, u64>) {
-    let weights: Vec<u64> = claims.iter().map(|claim| claim.active).collect();
+/// Who computed, and how much. Parts of one card may have the same owner.
+type Weights = Vec<(Who, u64)>;
+
+/// Divides energy among those who computed.
+fn share_out(energy_uj: u64, computed: Weights, among: &mut BTreeMap<Who, u64>) {
+    let weights: Vec<u64> = computed.iter().map(|&(_, weight)| weight).collect();
     let mut parts = Vec::new();
     apportion(energy_uj, &weights, &mut parts);
-    for (claim, part) in claims.iter().zip(parts) {
-        *among.entry(claim.who).or_default() += part;
+    for ((who, _), part) in computed.into_iter().zip(parts) {
+        *among.entry(who).or_default() += part;
     }
 }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 const SECOND_NS: i64 = 1_000_000_000;
 
 fn claim(slot: u32, active: u64) -> Claim {
-    Claim { who: Some(slot), active, held: 1 }
+    Claim { who: Some(slot), active, held: 1, told: Told::Active }
 }
 
 fn without_idle_power() -> CardLedger {
@@ -89,10 +89,14 @@ fn the_counter_corrects_the_integral_and_a_pass_decides_whose_it_was() {
         counter_uj,
         ..look(at_s, 300_000, claims)
     };
-    static BEFORE: [Claim; 2] =
-        [Claim { who: Some(1), active: 500, held: 1 }, Claim { who: Some(2), active: 500, held: 1 }];
-    static AFTER: [Claim; 2] =
-        [Claim { who: Some(1), active: 900, held: 1 }, Claim { who: Some(2), active: 300, held: 1 }];
+    static BEFORE: [Claim; 2] = [
+        Claim { who: Some(1), active: 500, held: 1, told: Told::Active },
+        Claim { who: Some(2), active: 500, held: 1, told: Told::Active },
+    ];
+    static AFTER: [Claim; 2] = [
+        Claim { who: Some(1), active: 900, held: 1, told: Told::Active },
+        Claim { who: Some(2), active: 300, held: 1, told: Told::Active },
+    ];
     ledger.look(&at(1, 1, 0, &BEFORE));
     for at_s in 2..=5 {
         ledger.look(&at(at_s, 1, 0, &BEFORE));
@@ -110,8 +114,14 @@ fn the_counter_corrects_the_integral_and_a_pass_decides_whose_it_was() {
 #[test]
 fn a_job_that_leaves_after_its_process_ended_has_paid_for_it() {
     let mut ledger = CardLedger::default();
-    let busy = [Claim { who: Some(1), active: 90, held: 1 }, Claim { who: Some(2), active: 0, held: 1 }];
-    let over = [Claim { who: Some(1), active: 0, held: 1 }, Claim { who: Some(2), active: 0, held: 1 }];
+    let busy = [
+        Claim { who: Some(1), active: 90, held: 1, told: Told::Active },
+        Claim { who: Some(2), active: 0, held: 1, told: Told::Active },
+    ];
+    let over = [
+        Claim { who: Some(1), active: 0, held: 1, told: Told::Active },
+        Claim { who: Some(2), active: 0, held: 1, told: Told::Active },
+    ];
     // One pass at the first second, and none since.
     let (pass_ns, use_ns) = (Some(SECOND_NS), Some(SECOND_NS));
     for at_s in 1..=10 {
@@ -137,7 +147,10 @@ fn a_gap_is_not_bridged() {
 #[test]
 fn parts_of_a_card_pay_by_their_slices() {
     let mut ledger = CardLedger::default();
-    let claims = [Claim { who: Some(1), active: 3, held: 3 }, Claim { who: Some(2), active: 0, held: 1 }];
+    let claims = [
+        Claim { who: Some(1), active: 3, held: 3, told: Told::Active },
+        Claim { who: Some(2), active: 0, held: 1, told: Told::Active },
+    ];
     for at_s in 0..=7 {
         ledger.look(&Look { slices: 7, utilization: 0, ..look(at_s, 70_000, &[]) });
     }
@@ -161,6 +174,7 @@ enum Event {
         unseen: bool,
         active: Vec<u64>,
         held: Vec<bool>,
+        told: Vec<Told>,
     },
     Leave(u32),
     Pause,
@@ -176,29 +190,29 @@ struct Pass {
     is_late: bool,
 }
 
+fn told() -> impl Strategy<Value = Told> {
+    prop_oneof![4 => Just(Told::Active), 1 => Just(Told::Idle), 1 => Just(Told::IdleButEnded)]
+}
+
 fn event() -> impl Strategy<Value = Event> {
     let [is_read, is_new_driver, is_late] = [0.8, 0.05, 0.2].map(prop::bool::weighted);
     let pass = (0i64..2_000_000_000, is_read, is_new_driver, is_late).prop_map(
         |(grown_uj, is_read, is_new_driver, is_late)| Pass { grown_uj, is_read, is_new_driver, is_late },
     );
-    let look = (
-        20i64..70_000,
-        prop_oneof![9 => 0i64..700_000, 1 => Just(MISSING)],
-        prop::option::of(pass),
-        any::<bool>(),
-        prop::bool::weighted(0.1),
-        prop::collection::vec(0u64..1000, 4),
-        prop::collection::vec(any::<bool>(), 4),
-    )
-        .prop_map(|(after_ms, power_mw, pass, use_read, unseen, active, held)| Event::Look {
-            after_ms,
-            power_mw,
-            pass,
-            use_read,
-            unseen,
-            active,
-            held,
-        });
+    let look =
+        (
+            20i64..70_000,
+            prop_oneof![9 => 0i64..700_000, 1 => Just(MISSING)],
+            prop::option::of(pass),
+            any::<bool>(),
+            prop::bool::weighted(0.1),
+            prop::collection::vec(0u64..1000, 4),
+            prop::collection::vec(any::<bool>(), 4),
+            prop::collection::vec(told(), 4),
+        )
+            .prop_map(|(after_ms, power_mw, pass, use_read, unseen, active, held, told)| {
+                Event::Look { after_ms, power_mw, pass, use_read, unseen, active, held, told }
+            });
     prop_oneof![12 => look, 1 => (0u32..4).prop_map(Event::Leave), 1 => Just(Event::Pause)]
 }
 
@@ -290,7 +304,7 @@ proptest! {
         let (mut use_ns, mut looks) = (1, 0);
         for event in events {
             match event {
-                Event::Look { after_ms, power_mw, pass, use_read, unseen, active, held } => {
+                Event::Look { after_ms, power_mw, pass, use_read, unseen, active, held, told } => {
                     let last_ns = at_ns;
                     at_ns += after_ms * 1_000_000;
                     if after_ms > 60_000 {
@@ -315,6 +329,7 @@ proptest! {
                             who: (slot < 3).then_some(slot),
                             active: active[slot as usize],
                             held: u64::from(held[slot as usize]),
+                            told: told[slot as usize],
                         })
                         .collect();
                     if use_read {
@@ -366,7 +381,7 @@ fn what_a_running_job_is_charged_does_not_depend_on_when_it_is_asked() {
         };
         let mut claims = vec![claim(1, active)];
         if busy && !listed {
-            claims.insert(0, Claim { who: None, active: 950, held: 0 });
+            claims.insert(0, Claim { who: None, active: 950, held: 0, told: Told::Active });
         }
         ledger.look(&Look {
             utilization: if busy { 950 } else { 0 },
@@ -395,9 +410,11 @@ fn readings_of_use_count_by_what_the_card_drew_in_their_time() {
         use_ns: Some(use_s * SECOND_NS),
         ..look(at_s, power_mw, claims)
     };
-    static ALONE: [Claim; 1] = [Claim { who: Some(1), active: 10, held: 1 }];
-    static BOTH: [Claim; 2] =
-        [Claim { who: Some(1), active: 500, held: 1 }, Claim { who: Some(2), active: 500, held: 1 }];
+    static ALONE: [Claim; 1] = [Claim { who: Some(1), active: 10, held: 1, told: Told::Active }];
+    static BOTH: [Claim; 2] = [
+        Claim { who: Some(1), active: 500, held: 1, told: Told::Active },
+        Claim { who: Some(2), active: 500, held: 1, told: Told::Active },
+    ];
     ledger.look(&at(1, 100_000, 1, 1, &ALONE));
     ledger.look(&at(10, 100_000, 10, 1, &ALONE));
     ledger.look(&Look { at_ns: 10 * SECOND_NS + 1, ..at(10, 600_000, 10, 1, &ALONE) });
@@ -457,4 +474,91 @@ fn a_job_pays_from_when_it_came() {
     ledger.look(&look(45, 100_000, &[claim(3, 0)]));
     ledger.look(&look(46, 100_000, &[claim(3, 0)]));
     assert_eq!(ledger.line(Some(3)).idle_uj, 100_000_000, "the pause is nobody's");
+}
+
+/// A reading of use, and what was to be seen of two jobs in each second before it. The third one, which has the
+/// number 0, lives all the time.
+#[derive(Clone, Debug)]
+struct Shift {
+    /// By second: what the other two are taken to compute.
+    others: Vec<[u64; 2]>,
+    /// What the reading tells of them; they may have ended and not be told of.
+    told: [u64; 2],
+    power_mw: i64,
+    /// What the first one is taken to compute meanwhile, by the reading before or because the card is busy.
+    guess: u64,
+    /// Whether the reading tells that it computed nothing.
+    is_idle: bool,
+    grown_uj: i64,
+}
+
+fn shift() -> impl Strategy<Value = Shift> {
+    let few = || prop_oneof![2 => Just(0u64), 3 => 1u64..1000];
+    let both = || [few(), few()];
+    (
+        prop::collection::vec(both(), 1..6),
+        both(),
+        0i64..700_000,
+        few(),
+        prop::bool::weighted(0.7),
+        0i64..4_000_000_000,
+    )
+        .prop_map(|(others, told, power_mw, guess, is_idle, grown_uj)| Shift {
+            others,
+            told,
+            power_mw,
+            guess,
+            is_idle,
+            grown_uj,
+        })
+}
+
+proptest! {
+    #[test]
+    fn who_is_told_to_have_done_nothing_pays_nothing_above_idle_while_others_compute(
+        shifts in prop::collection::vec(shift(), 1..12)
+    ) {
+        let mut ledger = CardLedger::default();
+        ledger.idle.configured_mw = Some(60_000);
+        let (mut at_s, mut read_s, mut counter_uj) = (1, 1, 0i64);
+        ledger.look(&Look {
+            pass_ns: Some(SECOND_NS),
+            counter_uj,
+            use_ns: Some(SECOND_NS),
+            ..look(1, 100_000, &[claim(0, 0)])
+        });
+        let active_uj = |ledger: &CardLedger| ledger.lines.get(&Some(0)).map_or(0, |line| line.active_uj);
+        for shift in shifts {
+            let before_uj = active_uj(&ledger);
+            for others in &shift.others {
+                at_s += 1;
+                let claims = [claim(0, shift.guess), claim(1, others[0]), claim(2, others[1])];
+                ledger.look(&Look {
+                    pass_ns: Some(read_s * SECOND_NS),
+                    counter_uj,
+                    use_ns: Some(read_s * SECOND_NS),
+                    ..look(at_s, shift.power_mw, &claims)
+                });
+            }
+            at_s += 1;
+            read_s = at_s;
+            counter_uj += shift.grown_uj;
+            let told = if shift.is_idle { Told::Idle } else { Told::Active };
+            let own = Claim { told, ..claim(0, shift.guess) };
+            let claims = [own, claim(1, shift.told[0]), claim(2, shift.told[1])];
+            ledger.look(&Look {
+                pass_ns: Some(read_s * SECOND_NS),
+                counter_uj,
+                use_ns: Some(read_s * SECOND_NS),
+                ..look(at_s, shift.power_mw, &claims)
+            });
+            let lines: u64 = ledger.lines.values().map(Line::total_uj).sum();
+            prop_assert_eq!(lines, ledger.closed_uj());
+            prop_assert_eq!(lines, counter_uj as u64, "the card's counter, to the microjoule");
+            let others_computed = shift.others.iter().flatten().chain(&shift.told).any(|&active| active > 0);
+            if shift.is_idle && others_computed {
+                prop_assert_eq!(active_uj(&ledger), before_uj);
+            }
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use self::usage::{Seen, Use};
 pub use self::views::CardNow;
 use crate::attribute::JobMap;
-use crate::card_ledger::{CardLedger, Claim, Line, Look};
+use crate::card_ledger::{CardLedger, Claim, Line, Look, Told};
 use crate::gpu::{card, card::label, process};
 use crate::holding::{Holding, Named};
 use crate::idle_power::{IdlePower, IdleRules};
@@ -348,10 +348,15 @@ impl Cards {
             self.claim(part, map, &mut claims);
             share_slices(&mut claims[first..], self.known[part].cells[card::SLICES].max(1) as u64);
         }
+        let cells = &self.known[index].cells;
+        let read_ns = |column: usize| (cells[column] != MISSING).then(|| at_ns - cells[column]);
+        let (pass_ns, use_ns) = (read_ns(card::PASS_AGE), read_ns(card::USE_AGE));
+        let use_before_ns = self.known[index].ledger.use_read_ns();
+        if use_ns.is_some_and(|use_ns| use_ns > use_before_ns) {
+            self.doubt_idle(use_before_ns, at_ns, &mut claims);
+        }
         let (joined, gap_ns) = (std::mem::take(&mut self.joined), self.gap_ns());
         let card = &mut self.known[index];
-        let read_ns = |column: usize| (card.cells[column] != MISSING).then(|| at_ns - card.cells[column]);
-        let (pass_ns, use_ns) = (read_ns(card::PASS_AGE), read_ns(card::USE_AGE));
         card.ledger.look(&Look {
             at_ns,
             power_mw: card.cells[card::POWER],
@@ -370,6 +375,16 @@ impl Cards {
         card.claimed = (sum(|claim| claim.active), sum(|claim| claim.held));
         card.claims = claims;
         self.joined = joined;
+    }
+
+    /// Of somebody who had a process since the reading before that is gone now, what the others did is not all.
+    fn doubt_idle(&self, since_ns: i64, at_ns: i64, claims: &mut [Claim]) {
+        for claim in claims.iter_mut().filter(|claim| claim.told == Told::Idle) {
+            let mut own = self.subjects.values().filter(|known| known.slot == claim.who);
+            if own.any(|known| known.seen_ns >= since_ns && known.seen_ns < at_ns) {
+                claim.told = Told::IdleButEnded;
+            }
+        }
     }
 
     /// What a card computes while nobody has it open is of who alone holds it and computed there lately: of
@@ -391,14 +406,19 @@ impl Cards {
         let card = &self.known[index];
         // In the order of who: who is looked for later is found at once.
         let mut by_who: BTreeMap<Option<u32>, Claim> = BTreeMap::new();
-        let mut put = |who: Option<u32>, active: u64, held: u64| {
-            let claim = by_who.entry(who).or_insert(Claim { who, active: 0, held: 0 });
+        let put = |by_who: &mut BTreeMap<_, _>, who: Option<u32>, active: u64, held: u64, told: Told| {
+            let claim: &mut Claim = by_who.entry(who).or_insert(Claim { who, active: 0, held: 0, told });
             claim.active += active;
             claim.held = claim.held.max(held);
+            if told == Told::Active {
+                claim.told = told;
+            }
         };
         for presence in &card.present {
             let open = presence.cells[process::OPEN] != 0;
-            put(presence.slot, card.activity(presence), if open { 1 } else { 0 });
+            let is_idle = open && presence.cells[process::UTILIZATION] == 0;
+            let told = if is_idle { Told::Idle } else { Told::Active };
+            put(&mut by_who, presence.slot, card.activity(presence), u64::from(open), told);
         }
         let given: Vec<u32> =
             map.slots().iter().copied().filter(|&slot| self.given(slot, index).is_some()).collect();
@@ -406,7 +426,9 @@ impl Cards {
             // A job inside another one holds for both.
             let inside = |&inner: &u32| inner != slot && self.is_within(Some(inner), slot);
             if self.outer.is_empty() || !given.iter().any(inside) {
-                put(Some(slot), 0, 1);
+                // Of who has no process here nothing is told.
+                let told = by_who.get(&Some(slot)).map_or(Told::Active, |claim| claim.told);
+                put(&mut by_who, Some(slot), 0, 1, told);
             }
         }
         claims.extend(by_who.into_values());
@@ -615,7 +637,7 @@ fn put_active(claims: &mut Vec<Claim>, who: Option<u32>, active: u64) {
         Some(claim) => claim.active += active,
         None => {
             let at = claims.partition_point(|claim| claim.who < who);
-            claims.insert(at, Claim { who, active, held: 0 });
+            claims.insert(at, Claim { who, active, held: 0, told: Told::Active });
         }
     }
 }

@@ -570,6 +570,46 @@ fn a_process_that_computed_before_it_was_listed_is_charged_for_that_while_it_run
     assert!(usage.energy_active_uj > 3_500_000_000, "{usage:?}");
 }
 
+/// Job 1 lives and computes up to the first reading of use; job 2 computes from then on and ends before the next,
+/// which does not name it. What each is charged above idle, and the sum of all.
+fn charged_beside_one_that_ends(own_helper: bool) -> (i64, i64, i64) {
+    let mut machine = Machine::new(&[(1, ""), (2, "")]);
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
+    machine.map.assign(task(101), 1);
+    for at_s in 1..=6 {
+        let (mut cards, mut processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        let cells = cards.push_part(Subject::Node, 0);
+        (cells[card::POWER], cells[card::UTILIZATION]) = (700_000, 950);
+        cells[card::USE_AGE] = if at_s < 6 { (at_s - 1) * SECOND_NS } else { 0 };
+        cells[card::PASS_AGE] = (at_s - 1) * SECOND_NS;
+        cells[card::ENERGY] = 0;
+        let mut put = |pid: u32, utilization: i64| {
+            let cells = processes.push_part(task(pid), 0);
+            (cells[process::OPEN], cells[process::UTILIZATION]) = (1, utilization);
+        };
+        put(100, if at_s < 6 { 900 } else { 0 });
+        if (2..=5).contains(&at_s) {
+            put(200, MISSING);
+        }
+        if (2..=5).contains(&at_s) && own_helper {
+            put(101, MISSING);
+        }
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, at_s * SECOND_NS, 0);
+    }
+    let [one, two] = [1, 2].map(|slot| machine.cards.leave(slot).remove(0));
+    (one.energy_active_uj, two.energy_active_uj, one.energy_uj() + two.energy_uj())
+}
+
+#[test]
+fn who_lives_and_was_read_to_do_nothing_does_not_pay_for_one_who_has_ended() {
+    let (one, two, all) = charged_beside_one_that_ends(false);
+    assert_eq!((one, two, all), (0, 3_000_000_000, 3_500_000_000));
+    // Of a job with a process that has ended, too, it is not known.
+    let (one, two, all) = charged_beside_one_that_ends(true);
+    assert!(one > 0 && two > 0 && all == 3_500_000_000, "{one} {two} {all}");
+}
+
 #[test]
 fn parts_that_are_made_anew_without_end_are_forgotten_but_for_those_that_a_job_had() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-0")]);

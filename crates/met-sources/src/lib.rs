@@ -23,6 +23,7 @@ mod nvidia;
 mod parts;
 pub mod perf;
 pub mod process;
+mod pulse;
 mod rapl;
 mod redfish;
 pub mod self_cost;
@@ -33,6 +34,7 @@ mod thermal;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use met_core::{Batch, JOB, Table};
@@ -42,6 +44,7 @@ use met_host::Host;
 pub const NO_ANSWER: &str = nvidia::NO_ANSWER;
 
 pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
+pub use pulse::{At, Pulse};
 pub use self_cost::{NewError, NodeSource, Runner};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
@@ -137,6 +140,21 @@ pub struct Options {
     /// The program that is asked for the power of the node, and its arguments.
     pub ipmi_command: Vec<String>,
     pub redfish: Option<Redfish>,
+    pub driver_calls: DriverCalls,
+    /// Sources that are not opened, because they have kept somebody who read them.
+    pub left_out: Vec<&'static str>,
+    /// Tells whoever looks after the reader what he is at.
+    pub pulse: Arc<Pulse>,
+}
+
+/// Who calls a driver that may never answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DriverCalls {
+    /// A thread of the source's own: whoever reads is never kept.
+    #[default]
+    Apart,
+    /// Whoever reads. Cheaper, for somebody who is replaced if that keeps him.
+    Direct,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -225,6 +243,8 @@ pub enum Unavailable {
     Absent(String),
     /// It has, and `need` would make it readable.
     Denied { path: String, need: &'static str },
+    /// It has, and who read it last never came back.
+    Hangs,
 }
 
 impl std::fmt::Display for Unavailable {
@@ -232,6 +252,7 @@ impl std::fmt::Display for Unavailable {
         match self {
             Unavailable::Absent(what) => to.write_str(what),
             Unavailable::Denied { path, need } => write!(to, "{path} may not be read, it needs {need}"),
+            Unavailable::Hangs => to.write_str("a reading of it did not come to an end; it is left out"),
         }
     }
 }
@@ -281,7 +302,8 @@ mod tests {
         #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
         let entries = std::fs::read_dir(here).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let shared = ["lib", "self_cost", "fixture", "fuzz", "background", "command", "parts", "sysfs"];
+        let shared =
+            ["lib", "self_cost", "fixture", "fuzz", "background", "command", "parts", "pulse", "sysfs"];
         for name in names {
             let source = name.trim_end_matches(".rs");
             if shared.contains(&source) {

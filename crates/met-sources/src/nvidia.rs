@@ -4,14 +4,17 @@
 //! nothing of the driver is in a cache any more, and a list of eight processes 400 µs: all else, and loading
 //! the library itself, is done now and then, by a thread that hands over its last figures.
 //!
-//! A driver may never answer: a card that fell off its bus does that to every caller. So no tick calls it.
-//! One thread reads power and use when a tick begins, another does the rest, and figures have an age.
+//! A driver may never answer: a card that fell off its bus does that to every caller. So nobody whom people
+//! wait for calls it: one thread reads power and use when a tick begins, another does the rest, and figures
+//! have an age. Who is replaced when something keeps him asks for power and use himself, which is cheaper.
 
+mod direct;
 mod duty;
 mod fast;
 mod figures;
 mod library;
 mod numbers;
+mod reading;
 mod slow;
 
 use std::collections::{HashMap, HashSet};
@@ -24,12 +27,17 @@ use met_host::{Host, Targets, clock};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
-use self::fast::{Answer, Asked, Fast, Reading, TICK_PATIENCE, Trouble};
+use self::direct::Direct;
+use self::fast::{Asked, Fast, TICK_PATIENCE};
 use self::figures::SlowCard;
-use self::library::{CardFacts, Shown};
+use self::library::{CardFacts, Lender, Shown};
 use self::numbers::Numbers;
+use self::reading::{Answer, Reading, Trouble};
 use self::slow::Slow;
-use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
+use crate::{
+    DriverCalls, Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable,
+    sysfs,
+};
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "nvidia",
@@ -55,11 +63,11 @@ const LABELS_MAX: usize = if cfg!(test) { 16 } else { 64 };
 struct Nvidia {
     host: Host,
     slow: Slow,
-    fast: Fast,
-    /// What the fast thread last said, and how old that may be.
+    caller: Caller,
+    /// Power and use as last read, and how old that may be.
     now: Answer,
     age_max_ns: i64,
-    /// It was asked when this tick began.
+    /// The thread that reads them was asked when this tick began.
     asked: Option<Asked>,
     /// Since when the other thread has figures under way.
     slow_since_ns: Option<i64>,
@@ -76,14 +84,23 @@ struct Nvidia {
     labels: Vec<Vec<String>>,
 }
 
+/// Who asks for power and use.
+enum Caller {
+    Thread(Fast),
+    Reader(Direct),
+}
+
 fn open(host: &Host, options: &Options) -> Opened {
     if options.nvml_library.is_none() && !SIGNS.iter().any(|path| sysfs::exists(host, path)) {
         return Err(Unavailable::Absent("no NVIDIA driver is loaded".to_owned()));
     }
     let no_thread = |error: io::Error| Unavailable::Absent(format!("no thread for NVML: {error}"));
-    let fast = Fast::start().map_err(no_thread)?;
-    let slow =
-        Slow::start(options.nvml_library.clone(), fast.lender(), options.interval).map_err(no_thread)?;
+    let lender = Lender::default();
+    let caller = match options.driver_calls {
+        DriverCalls::Apart => Caller::Thread(Fast::start(lender.clone()).map_err(no_thread)?),
+        DriverCalls::Direct => Caller::Reader(Direct::new(lender.clone())),
+    };
+    let slow = Slow::start(options.nvml_library.clone(), lender, options.interval).map_err(no_thread)?;
     let is_settled = |state: &slow::State| state.shown.is_some() || state.failure.is_some();
     if !options.patience.is_zero() && !slow.wait_until(options.patience, is_settled) {
         return Err(Unavailable::Absent(NO_ANSWER.to_owned()));
@@ -94,7 +111,7 @@ fn open(host: &Host, options: &Options) -> Opened {
     Ok(Box::new(Nvidia {
         host: host.clone(),
         slow,
-        fast,
+        caller,
         now: Answer::default(),
         asked: None,
         age_max_ns: age_max_ns(options.interval),
@@ -111,7 +128,8 @@ fn open(host: &Host, options: &Options) -> Opened {
 
 impl Source for Nvidia {
     fn begin(&mut self) -> bool {
-        self.asked = self.shown.is_some().then(|| self.fast.ask(clock::boottime_ns()));
+        let Caller::Thread(fast) = &self.caller else { return false };
+        self.asked = self.shown.is_some().then(|| fast.ask(clock::boottime_ns()));
         self.asked.is_some()
     }
 
@@ -122,8 +140,7 @@ impl Source for Nvidia {
             self.meet_strangers(targets);
         }
         let Some(shown) = self.shown.clone() else { return Ok(()) };
-        let asked = self.asked.take().unwrap_or_else(|| self.fast.ask(now_ns));
-        self.fast.take(asked, TICK_PATIENCE, &mut self.now);
+        self.ask_cards(now_ns, TICK_PATIENCE);
         let now_ns = clock::boottime_ns();
         let mut first_error = self.silence(now_ns).map_or(Ok(()), Err);
         for (index, why) in shown.lost.iter() {
@@ -146,8 +163,7 @@ impl Source for Nvidia {
             return;
         }
         let deadline = Instant::now() + patience;
-        let asked = self.fast.ask(clock::boottime_ns());
-        self.fast.take(asked, patience, &mut self.now);
+        self.ask_cards(clock::boottime_ns(), patience);
         let left = deadline.saturating_duration_since(Instant::now());
         let is_read = |state: &slow::State| state.number > 0 || state.failure.is_some();
         self.waited_in_vain = self.now.at_ns == 0 || !self.slow.wait_until(left, is_read);
@@ -178,7 +194,10 @@ impl Source for Nvidia {
     }
 
     fn errand_cpu_ns(&self) -> i64 {
-        self.fast.cpu_ns()
+        match &self.caller {
+            Caller::Thread(fast) => fast.cpu_ns(),
+            Caller::Reader(_) => 0,
+        }
     }
 
     fn background_cpu_ns(&self) -> i64 {
@@ -250,6 +269,17 @@ impl Nvidia {
         Ok(true)
     }
 
+    /// Brings power and use up to date; of a thread that is asked for them, as far as it answers in time.
+    fn ask_cards(&mut self, now_ns: i64, patience: Duration) {
+        match &mut self.caller {
+            Caller::Thread(fast) => {
+                let asked = self.asked.take().unwrap_or_else(|| fast.ask(now_ns));
+                fast.take(asked, patience, &mut self.now);
+            }
+            Caller::Reader(direct) => direct.read(now_ns, &self.figures, &mut self.now),
+        }
+    }
+
     /// A number alone may be another process's by now: those that are no target are looked at once.
     fn meet_strangers(&mut self, all: &Targets) {
         let targets: HashSet<u32> = all.tasks.iter().map(|task| task.pid).collect();
@@ -269,7 +299,11 @@ impl Nvidia {
     /// A driver that has kept a thread for longer than it may.
     fn silence(&self, now_ns: i64) -> Option<ReadError> {
         let is_over = |since_ns: Option<i64>, most_ns| since_ns.is_some_and(|since| now_ns - since > most_ns);
-        let is_late = is_over(self.fast.waiting_since_ns(), self.age_max_ns);
+        let waiting_since_ns = match &self.caller {
+            Caller::Thread(fast) => fast.waiting_since_ns(),
+            Caller::Reader(_) => None,
+        };
+        let is_late = is_over(waiting_since_ns, self.age_max_ns);
         (is_late || is_over(self.slow_since_ns, LOADING_MAX_NS) || self.waited_in_vain)
             .then(|| retry("NVML".to_owned(), NO_ANSWER.to_owned()))
     }

@@ -1,5 +1,6 @@
 //! Runs the sources and measures what each of them costs: a monitor must say its own price.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use met_core::table::{NANO, ONE};
@@ -7,7 +8,10 @@ use met_core::{Batch, Column, Subject, Table, Unit, Window, columns};
 use met_host::{Host, Targets, clock};
 
 use crate::background::Background;
-use crate::{Options, Pace, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
+use crate::{
+    DriverCalls, Options, Pace, Pulse, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo,
+    Unavailable,
+};
 
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
@@ -35,6 +39,10 @@ pub struct Runner {
     costs: Batch,
     unavailable: Vec<(&'static SourceSpec, Unavailable)>,
     new_errors: Vec<NewError>,
+    /// As it was opened with: sources that are opened later are opened the same way.
+    driver_calls: DriverCalls,
+    left_out: Vec<&'static str>,
+    pulse: Arc<Pulse>,
 }
 
 struct Running {
@@ -90,8 +98,16 @@ impl Runner {
                 Err(reason) => unavailable.push((spec, reason)),
             }
         }
-        let mut runner =
-            Runner { sources, batches, costs: Batch::new(&TABLE), unavailable, new_errors: Vec::new() };
+        let mut runner = Runner {
+            sources,
+            batches,
+            costs: Batch::new(&TABLE),
+            unavailable,
+            new_errors: Vec::new(),
+            driver_calls: options.driver_calls,
+            left_out: options.left_out.clone(),
+            pulse: Arc::clone(&options.pulse),
+        };
         runner.wait(options.patience);
         runner
     }
@@ -99,6 +115,12 @@ impl Runner {
     /// Opens a source anew, as other options ask for it; it may come, stay or go. The others are not disturbed.
     pub fn reopen(&mut self, name: &str, host: &Host, options: &Options) {
         let Some((part, &spec)) = (0..).zip(SOURCES).find(|(_, spec)| spec.name == name) else { return };
+        let options = &Options {
+            driver_calls: self.driver_calls,
+            left_out: self.left_out.clone(),
+            pulse: Arc::clone(&self.pulse),
+            ..options.clone()
+        };
         self.unavailable.retain(|(known, _)| known.name != name);
         let at = self.sources.partition_point(|running| running.part < part);
         let first: usize = self.sources[..at].iter().map(|running| running.spec.tables.len()).sum();
@@ -113,6 +135,11 @@ impl Runner {
             }
             Err(reason) => self.unavailable.push((spec, reason)),
         }
+    }
+
+    /// A source that was left out may be opened again.
+    pub fn forgive(&mut self, name: &str) {
+        self.left_out.retain(|left_out| *left_out != name);
     }
 
     pub fn is_open(&self, name: &str) -> bool {
@@ -161,7 +188,7 @@ impl Runner {
         for running in &mut self.sources {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
-            running.read_if_due(targets, tick, out, &mut self.new_errors, &mut spent_ns);
+            running.read_if_due(targets, tick, out, &mut self.new_errors, &mut spent_ns, &self.pulse);
             let cells = self.costs.push_part(Subject::Node, running.part);
             let errands_ns = running.source.as_ref().map_or(0, |source| source.errand_cpu_ns());
             cells[READ_CPU] = running.read_cpu_ns + errands_ns;
@@ -170,6 +197,12 @@ impl Runner {
             cells[READINGS] = running.readings;
             cells[ROWS] = running.rows;
             cells[SUCCESS] = i64::from(!running.failing);
+        }
+        // One that is left out costs nothing and fails all the same.
+        for (part, _) in (0..).zip(SOURCES).filter(|(_, spec)| self.left_out.contains(&spec.name)) {
+            let cells = self.costs.push_part(Subject::Node, part);
+            cells.fill(0);
+            cells[ERRORS] = 1;
         }
         self.costs.window = Window { begin_ns, end_ns: clock::boottime_ns() };
     }
@@ -190,7 +223,8 @@ impl Runner {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
             if is_wanted(running.spec) {
-                running.read(targets, tick, out, &mut self.new_errors, &mut clock::thread_cpu_ns());
+                let spent_ns = &mut clock::thread_cpu_ns();
+                running.read(targets, tick, out, &mut self.new_errors, spent_ns, &self.pulse);
             }
         }
     }
@@ -260,9 +294,15 @@ impl Running {
         if choice.off {
             return Err(Unavailable::Absent(format!("switched off by sources.{}", spec.name)));
         }
+        if options.left_out.contains(&spec.name) {
+            return Err(Unavailable::Hangs);
+        }
         let shorten = |period: Duration| options.period_max.map_or(period, |most| period.min(most));
         let period = spec.pace.period().map(|usual| shorten(choice.period.unwrap_or(usual)));
-        let opened = (spec.open)(host, options)?;
+        options.pulse.enter(part);
+        let opened = (spec.open)(host, options);
+        options.pulse.leave();
+        let opened = opened?;
         let source = match (spec.pace, period) {
             (Pace::Apart(_), Some(period)) => {
                 let source = Background::start(opened, spec, period)
@@ -294,6 +334,7 @@ impl Running {
         out: &mut [Batch],
         new: &mut Vec<NewError>,
         spent_ns: &mut i64,
+        pulse: &Pulse,
     ) {
         let now_ns = clock::boottime_ns();
         if now_ns < self.due_ns {
@@ -307,7 +348,7 @@ impl Running {
             let period_ns = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
             self.due_ns = (now_ns / period_ns + 1).saturating_mul(period_ns);
         }
-        self.read(targets, tick, out, new, spent_ns);
+        self.read(targets, tick, out, new, spent_ns, pulse);
         let rows = out.iter().map(Batch::len).sum::<usize>();
         // Between two readings of a thread there is nothing to take over.
         if rows > 0 || !matches!(self.spec.pace, Pace::Apart(_)) {
@@ -330,6 +371,7 @@ impl Running {
         out: &mut [Batch],
         new: &mut Vec<NewError>,
         spent_ns: &mut i64,
+        pulse: &Pulse,
     ) {
         for batch in &mut *out {
             batch.clear();
@@ -337,7 +379,9 @@ impl Running {
         }
         let Some(source) = &mut self.source else { return };
         let begin_ns = clock::boottime_ns();
+        pulse.enter(self.part);
         let result = source.read(targets, tick, out);
+        pulse.leave();
         self.count_cpu(spent_ns);
         let window = Window { begin_ns, end_ns: clock::boottime_ns() };
         // What a thread has read has its own window.
@@ -437,6 +481,29 @@ mod tests {
         runner.reopen("node", &host, &Options { node: true, ..Options::default() });
         assert_eq!((open(&runner), tables(&runner)), (before, tables_before));
         assert!(!runner.unavailable().iter().any(|(spec, _)| spec.name == "node"));
+    }
+
+    #[test]
+    fn a_source_that_is_left_out_is_not_opened_and_fails_until_it_is_forgiven() {
+        let host = Host::real().unwrap();
+        let all = Options { node: true, ..Options::default() };
+        let mut runner = Runner::open(&host, &Options { left_out: vec!["node"], ..all.clone() });
+        assert!(!runner.is_open("node"));
+        assert!(runner.unavailable().iter().any(|(_, why)| *why == Unavailable::Hangs));
+        let part = SOURCES.iter().position(|spec| spec.name == "node").unwrap() as u32;
+        let costs = |runner: &mut Runner| {
+            runner.read(&Targets::default(), &TickInfo::default());
+            let of_node = |row: &(met_core::Row, &[i64])| row.0.part == part;
+            let rows: Vec<_> = runner.costs().rows().filter(of_node).collect();
+            assert_eq!(rows.len(), 1);
+            (rows[0].1[READINGS], rows[0].1[SUCCESS])
+        };
+        assert_eq!(costs(&mut runner), (0, 0));
+        runner.reopen("node", &host, &all);
+        assert!(!runner.is_open("node"), "other options do not change that");
+        runner.forgive("node");
+        runner.reopen("node", &host, &all);
+        assert_eq!(costs(&mut runner), (1, 1));
     }
 
     #[test]

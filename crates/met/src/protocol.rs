@@ -287,6 +287,24 @@ pub struct SourceStatus {
     pub errors: i64,
     pub rows: i64,
     pub last_error: Option<String>,
+    /// A reading of it did not come to an end, and nobody reads it any more.
+    #[serde(default)]
+    pub left_out: bool,
+}
+
+impl SourceStatus {
+    /// Of one that nobody has read yet.
+    pub fn unread(name: &str) -> SourceStatus {
+        SourceStatus {
+            name: name.to_owned(),
+            read_ns: 0,
+            background_ns: 0,
+            errors: 0,
+            rows: 0,
+            last_error: None,
+            left_out: false,
+        }
+    }
 }
 
 pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {

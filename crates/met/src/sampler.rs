@@ -416,6 +416,13 @@ impl Sampler {
         }
     }
 
+    /// Reads a source again that was left out.
+    pub fn reopen(&mut self, source: &str, options: &Options) {
+        self.runner.forgive(source);
+        self.runner.reopen(source, &self.host, options);
+        self.energy.forget_meters();
+    }
+
     /// Waits for what slow sources are reading.
     pub fn wait(&mut self, patience: Duration) {
         self.runner.wait(patience);

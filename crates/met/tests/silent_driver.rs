@@ -31,3 +31,48 @@ fn ticks_jobs_and_the_end_of_the_daemon_do_not_wait_for_a_driver() {
     wait_for("the daemon is gone", || (!Path::new(&format!("/proc/{pid}/stat")).exists()).then_some(()));
     machine.met(&["cancel", &first]);
 }
+
+const TWO_CARDS: &str = "card 0 uuid=GPU-a name=Fake power=300000 util=90 memory=30 total=80 temperature=61\n\
+    card 1 uuid=GPU-b name=Fake power=70000 util=0 memory=0 total=80 temperature=30\n";
+
+fn energy_joules(machine: &Machine, job: &str) -> Option<f64> {
+    machine.job(job)["totals"]["gpu_energy_joules"].as_f64()
+}
+
+#[test]
+fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total() {
+    let machine = Machine::with("storage: {interval: 500ms}\n");
+    machine.script(TWO_CARDS);
+    // It needs some memory, and no more of it when the card hangs.
+    let peak = "x=$(head -c 40000000 /dev/zero | tr '\\0' a); sleep 2; unset x";
+    let job = machine.run(&format!("{peak}; while [ ! -e go ]; do sleep 0.1; done"));
+    let before =
+        wait_for("the card is charged", || energy_joules(&machine, &job).filter(|&joules| joules > 500.0));
+    let samples = |machine: &Machine| machine.job(&job)["totals"]["memory_needed_peak_bytes"].as_f64();
+    wait_for("a peak", || samples(&machine).filter(|&bytes| bytes > 4e7));
+    let peak_bytes = samples(&machine).unwrap();
+    // One call of one card: the library itself answers.
+    let hung = format!("{TWO_CARDS}delay nvmlDeviceGetPowerUsage 0 3600000\n");
+    machine.script(&hung);
+    wait_for("the daemon has noticed", || {
+        machine.met(&["daemon", "--status"]).contains("the NVIDIA driver does not answer").then_some(())
+    });
+    assert!(machine.log().contains("the sampling thread is kept by source nvidia"), "{}", machine.log());
+    // The other card, and all other sources, go on.
+    machine.script(&hung.replace("power=70000 util=0", "power=80000 util=40"));
+    let live = |machine: &Machine| machine.job(&job)["totals"]["cpu_seconds"].as_f64();
+    let then = live(&machine).unwrap();
+    wait_for("the job is sampled", || live(&machine).filter(|&cpu| cpu > then));
+    let doctor = machine.met(&["doctor"]);
+    let line = doctor.lines().find(|line| line.contains(" nvidia ")).unwrap();
+    assert!(line.contains("does not answer"), "{line}");
+    std::fs::write(machine.folder.path().join("go"), "").unwrap();
+    machine.met(&["wait", &job]);
+    let record = machine.job(&job);
+    let totals = &record["totals"];
+    assert_eq!(totals["memory_needed_peak_bytes"].as_f64(), Some(peak_bytes), "{record:#}");
+    assert!(totals["gpu_energy_joules"].as_f64().unwrap() >= before, "{record:#}");
+    assert!(totals["cpu_seconds"].as_f64().unwrap() >= then, "{record:#}");
+    machine.script(TWO_CARDS);
+    machine.met(&["daemon", "--stop"]);
+}

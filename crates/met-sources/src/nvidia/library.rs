@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
 use met_core::MISSING;
@@ -20,8 +20,8 @@ const LIBRARIES: [&str; 3] =
 /// Some cards take a second to wake up; one that takes longer is left out until it answers.
 const CARD_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
 
-/// The library and the cards it shows; cheap to clone. Only the source's own threads have it: the last one
-/// who lets go of it shuts it down, and that takes as long as the driver likes.
+/// The library and the cards it shows; cheap to clone. The last one who lets go of it shuts it down, and that
+/// takes as long as the driver likes: only the source's own threads keep it, and who reads for a moment.
 #[derive(Clone)]
 pub(super) struct Loaded {
     /// Tells one loading from the next.
@@ -32,6 +32,28 @@ pub(super) struct Loaded {
     pub lost: Arc<[(u32, String)]>,
     /// One of them has answered since.
     has_answered: Arc<AtomicBool>,
+}
+
+/// Where the thread that loads the library lends it to those who read what changes all the time.
+#[derive(Clone, Default)]
+pub(super) struct Lender(Arc<Mutex<Option<Loaded>>>);
+
+impl Lender {
+    /// Lends the library, or takes it back. Somebody may still be at work with it.
+    pub fn lend(&self, loaded: Option<Loaded>) {
+        let before = std::mem::replace(&mut *lock(&self.0), loaded);
+        // Not under the lock: the last one to let go shuts the library down.
+        drop(before);
+    }
+
+    /// What is lent now.
+    pub fn lent(&self) -> Option<Loaded> {
+        lock(&self.0).clone()
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|broken| broken.into_inner())
 }
 
 /// The same without the library, for ticks.

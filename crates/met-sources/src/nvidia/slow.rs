@@ -14,11 +14,10 @@ use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::{Device, EventSet};
 
 use super::duty::Duty;
-use super::fast::Lender;
 use super::figures::{
     EVERY_MAX_NS, PERIODS_MAX, SlowCard, USE_EVERY_MAX_NS, pass, read_levels, read_pcie, read_use,
 };
-use super::library::{CardFacts, Loaded, Shown, is_changed, load};
+use super::library::{CardFacts, Lender, Loaded, Shown, is_changed, load, lock};
 
 /// One part in so many of a core may be spent: on levels and who is there, on use by process, on the energy
 /// counter and what comes with it, on PCIe. Use by process is a sample, so most is spent on having many.
@@ -225,10 +224,6 @@ impl Drop for Slow {
         lock(&self.shared.state).stop = true;
         self.shared.wake.notify_all();
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|broken| broken.into_inner())
 }
 
 impl Worker {

@@ -38,9 +38,13 @@ fn prepare(script: &str) -> tempfile::TempDir {
 
 impl Machine {
     fn new(script: &str) -> Machine {
+        Machine::by(DriverCalls::Apart, script)
+    }
+
+    fn by(driver_calls: DriverCalls, script: &str) -> Machine {
         let folder = prepare(script);
-        let source =
-            open(&Host::real().unwrap(), &options(folder.path())).unwrap_or_else(|why| panic!("{why}"));
+        let options = Options { driver_calls, ..options(folder.path()) };
+        let source = open(&Host::real().unwrap(), &options).unwrap_or_else(|why| panic!("{why}"));
         let task = |pid| TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
         let targets = Targets { cgroups: Vec::new(), tasks: vec![task(100), task(200)] };
         let batches = SPEC.tables.iter().copied().map(Batch::new).collect();
@@ -116,6 +120,8 @@ const TWO_CARDS: &str = "driver 1\n\
 fn two_jobs_and_a_stranger_on_one_card() {
     let mut machine = Machine::new(TWO_CARDS);
     let text = machine.read_until(|text| text.contains("energy="));
+    let direct = Machine::by(DriverCalls::Direct, TWO_CARDS).read_until(|text| text.contains("energy="));
+    assert_eq!(text, direct, "whoever calls the driver");
     check(
         text,
         expect![[r#"
@@ -166,6 +172,34 @@ fn a_lost_card_leaves_the_other_one_as_it_is() {
     assert!(text.contains("error: NVML, card 0: "), "{text}");
     machine.script(TWO_CARDS);
     machine.read_until(|text| text.contains("GPU-a") && !text.contains("error"));
+}
+
+#[test]
+fn who_asks_himself_is_told_of_a_lost_card_of_another_driver_and_of_what_is_not_known() {
+    let mut machine = Machine::by(DriverCalls::Direct, TWO_CARDS);
+    machine.read_until(|text| text.contains("power=300000") && text.contains("energy="));
+    assert!(!machine.source.begin() && machine.source.errand_cpu_ns() == 0, "there is no thread to be asked");
+    machine.script(&format!("{TWO_CARDS}error * 0 15\n"));
+    let text = machine.read_until(|text| text.contains("error: NVML, card 0: "));
+    assert!(!text.contains("GPU-a") && text.contains("1 GPU-b Fake T4"), "{text}");
+    machine.script(&TWO_CARDS.replace("driver 1", "driver 2").replace("energy=5000", "energy=7"));
+    machine.read_until(|text| text.contains("energy=7000") && text.contains("power=300000"));
+    let other = "driver 2\ncard 0 uuid=GPU-a name=Fake power=1\nerror nvmlDeviceGetUtilizationRates 0 3\n";
+    machine.script(other);
+    machine.read_until(|text| text.contains(" power=1\n") || text.contains(" power=1 "));
+}
+
+#[test]
+fn who_asks_himself_does_not_ask_a_card_that_keeps_the_other_thread() {
+    let mut machine = Machine::by(DriverCalls::Direct, TWO_CARDS);
+    machine.read_until(|text| text.contains("energy=") && text.contains("power=300000"));
+    machine.script(&format!("{TWO_CARDS}delay nvmlDeviceGetTemperature 0 3600000\n"));
+    // Its power could be read, and nobody knows that.
+    let text =
+        machine.read_until(|text| text.contains("error: NVML, card 0: the NVIDIA driver does not answer"));
+    assert!(!text.contains("power=300000") && text.contains("power=70000"), "{text}");
+    machine.script(TWO_CARDS);
+    machine.read_until(|text| text.contains("power=300000") && !text.contains("error"));
 }
 
 #[test]
@@ -346,21 +380,23 @@ fn the_library_is_given_up_when_nobody_looks_and_loaded_when_somebody_does() {
     assert!(text.contains("power=300000") && !text.contains("error"), "{text}");
 }
 
-/// `cargo test -p met-sources what_a_tick_costs -- --ignored --nocapture`: ticks that ask when they begin, and
-/// ticks that ask when they want to know.
+/// `cargo test -p met-sources what_a_tick_costs -- --ignored --nocapture`: ticks that ask a thread when they begin,
+/// that ask it when they want to know, and that ask the driver.
 #[test]
 #[ignore = "it prints a measurement"]
 #[allow(clippy::print_stderr, reason = "it prints a measurement")]
 fn what_a_tick_costs() {
     const TICKS: i64 = 100;
-    let mut machine = Machine::new(TWO_CARDS);
-    machine.read_until(|text| text.contains("energy="));
-    for (when, ahead) in [("then", false), ("before", true), ("then", false), ("before", true)] {
+    let ways =
+        [("then", DriverCalls::Apart), ("before", DriverCalls::Apart), ("itself", DriverCalls::Direct)];
+    for (when, driver_calls) in ways.into_iter().chain(ways) {
+        let mut machine = Machine::by(driver_calls, TWO_CARDS);
+        machine.read_until(|text| text.contains("energy="));
         let costs = |machine: &Machine| (clock::thread_cpu_ns(), machine.source.errand_cpu_ns());
         let (tick_ns, thread_ns) = costs(&machine);
         for _ in 0..TICKS {
             std::thread::sleep(Duration::from_millis(100));
-            if ahead {
+            if when == "before" {
                 machine.source.begin();
                 std::thread::sleep(Duration::from_millis(2));
             }

@@ -6,6 +6,7 @@ use met_core::job_table::CPU;
 
 use super::found;
 use super::keeping::Keeping;
+use super::sampling::Sampling;
 use super::socket::Peer;
 use crate::jobs;
 use crate::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
@@ -170,7 +171,8 @@ impl Keeping {
         Ok(Reply::Done)
     }
 
-    fn status(&self) -> Result<Status> {
+    fn status(&mut self) -> Result<Status> {
+        let sources = self.ask_sampling(Sampling::costs)?;
         Ok(Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -178,7 +180,7 @@ impl Keeping {
             jobs: self.jobs.len(),
             interval_ms: self.config.sampling.interval.as_millis() as i64,
             state: self.place.state.clone(),
-            sources: self.sampling.costs()?,
+            sources,
             schedulers: self.schedulers.status(),
             idle: self.sampling.learned_idle(),
             discovery: self.finding.as_ref().map(|finding| DiscoveryStatus {

@@ -83,7 +83,13 @@ impl Keeping {
         by_provider.map(|told| told.since_ns).max()
     }
 
-    /// Tells the sampler which factor holds now.
+    /// Tells a sampler that knows of none which factor holds now.
+    pub(super) fn tell_factor(&mut self) {
+        self.emitting.holds = None;
+        self.follow_factor();
+    }
+
+    /// Tells the sampler which factor holds now, if that is another one.
     pub fn follow_factor(&mut self) {
         let factors = emissions::course(&self.config.emissions, &self.emitting.told);
         let holds = factors.at(jobs::now_ns()).cloned();

@@ -37,7 +37,6 @@ use crate::idle_power::IdleFile;
 use crate::jobs;
 use crate::paths::Place;
 use crate::protocol::Reply;
-use crate::sampler::Known;
 use crate::setting::Setting;
 use crate::users;
 
@@ -135,17 +134,11 @@ impl Keeping {
         keeping.remove_old_shadows();
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
         keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions, keeping.told_ns())?;
-        keeping.follow_factor();
         // What cannot be imported now (a full disk) stays in the inbox, where every reader finds it.
         if let Err(error) = jobs::import(&mut keeping.writer, &place.state, &keeping.host) {
             tracing::warn!("{error:#}");
         }
-        match keeping.writer.devices() {
-            Ok(devices) => keeping.sampling.recall_devices(devices),
-            Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
-        }
-        keeping.sampling.recall_idle(keeping.idle_power.learned());
-        keeping.sampling.keep_node(keeping.keeps_node());
+        keeping.brief_sampling();
         keeping.take_up_running()?;
         if discovers(&setting.config, place) {
             keeping.finding = Some(Finding::start(&setting.host, &setting.config.jobs)?);
@@ -332,7 +325,7 @@ impl Keeping {
 
     /// Ends a job for good. What cannot be written is kept and tried again, and that it is not on disk is said.
     pub(super) fn close_job(&mut self, mut record: Record) -> Result<()> {
-        let sampled = self.sampling.remove(&record.key, Known::of(&record));
+        let sampled = self.take_sampled(&record);
         if sampled.is_some() {
             self.owed.insert(record.key.clone());
         }

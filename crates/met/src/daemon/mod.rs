@@ -4,6 +4,7 @@
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
 mod answering;
+mod attending;
 pub mod board;
 mod charging;
 mod claims;
@@ -229,6 +230,7 @@ impl Daemon {
         let settling = self.keeping.is_owed().then(|| Instant::now() + SETTLE_EVERY);
         let due =
             flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
+        let due = due.chain(self.keeping.next_care());
         let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
         let next = due.chain(settling).chain(rest).chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -312,6 +314,7 @@ impl Daemon {
 
     fn keep_house(&mut self) {
         let now = Instant::now();
+        self.keeping.look_after_sampling();
         self.keeping.settle_energy();
         self.keeping.hear_provider();
         if now >= self.next_flush && self.keeping.has_to_flush() {

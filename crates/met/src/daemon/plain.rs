@@ -144,6 +144,7 @@ impl Keeping {
 
     pub fn look_at_groups_if_due(&mut self) {
         let Some(mut groups) = self.groups.take() else { return };
+        let replaced = self.sampling.attendance.replaced();
         if groups.next <= Instant::now() {
             let is_managed = groups.unless_managed && self.has_resource_manager();
             // Those that are jobs already are followed to their end, whoever comes.
@@ -157,6 +158,18 @@ impl Keeping {
             groups.next = Instant::now() + every;
         }
         self.groups = Some(groups);
+        if replaced != self.sampling.attendance.replaced() {
+            self.tell_groups();
+        }
+    }
+
+    /// Tells a sampler that knows of none of the processes of groups.
+    pub(super) fn tell_groups(&self) {
+        let Some(groups) = &self.groups else { return };
+        for (id, followed) in groups.jobs.iter().filter(|(_, followed)| !followed.counts_by_cgroup) {
+            let members = groups.grouping.group(*id).into_iter().flat_map(|group| &group.members);
+            members.for_each(|&member| self.sampling.add_root(&followed.key, member));
+        }
     }
 
     fn has_resource_manager(&self) -> bool {

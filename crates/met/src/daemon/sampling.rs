@@ -14,9 +14,10 @@ use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_host::{Host, clock};
-use met_sources::Options;
+use met_sources::{Options, Pulse};
 use met_store::Device;
 
+use super::attending::{Attendance, SURE_AFTER};
 use super::board::Board;
 use super::memory;
 use super::rest::Rest;
@@ -47,6 +48,7 @@ enum Order {
     Interval(Duration),
     Events(EventsAsked, Box<Options>, SyncSender<Option<String>>),
     Reconfigure(Box<Config>, Box<Config>),
+    Reopen(&'static str, Box<Options>),
     KeepNode(bool),
     Window(SyncSender<Option<EnergyWindow>>),
     Idle(SyncSender<Vec<LearnedIdle>>),
@@ -126,22 +128,38 @@ impl Undelivered {
 /// The other threads' end of the sampler.
 pub struct Sampling {
     orders: Sender<Order>,
-    thread: Option<JoinHandle<()>>,
+    pub(super) thread: Option<JoinHandle<()>>,
     stuck: Cell<bool>,
+    pub(super) attendance: Attendance,
 }
 
 impl Sampling {
     /// Pins what it sees to the board, if there is one; then it watches the machine without jobs, too.
     pub fn start(host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<Sampling> {
+        let (orders, _) = mpsc::channel();
+        let attendance = Attendance::new(config.sampling.interval);
+        let mut sampling = Sampling { orders, thread: None, stuck: Cell::new(false), attendance };
+        sampling.begin(host, config, board)?;
+        Ok(sampling)
+    }
+
+    /// Starts the thread, or another one in its place: whoever takes orders from the channel of before is told
+    /// nothing more. It opens the sources itself, since that may hang, too.
+    pub(super) fn begin(&mut self, host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<()> {
         let (orders, receiver) = mpsc::channel();
-        let mut sampler = Sampler::of_node(host, config.sampling.interval, config);
-        if board.is_some() {
-            sampler.watch_node();
-        }
-        let thread = std::thread::Builder::new()
-            .name("sampler".to_owned())
-            .spawn(move || work(&mut sampler, &receiver, board.as_deref()))?;
-        Ok(Sampling { orders, thread: Some(thread), stuck: Cell::new(false) })
+        let (config, options) = (config.clone(), self.attendance.options(config));
+        self.orders = orders;
+        self.stuck.set(false);
+        let work = move || {
+            options.pulse.begin();
+            let mut sampler = Sampler::with(host, config.sampling.interval, &config, &options);
+            if board.is_some() {
+                sampler.watch_node();
+            }
+            work(&mut sampler, &receiver, board.as_deref(), &options.pulse);
+        };
+        self.thread = Some(std::thread::Builder::new().name("sampler".to_owned()).spawn(work)?);
+        Ok(())
     }
 
     /// Begins to sample a job; `before` is what an earlier daemon saw of it.
@@ -193,8 +211,8 @@ impl Sampling {
     }
 
     /// Ends a job.
-    pub fn remove(&self, key: &JobKey, known: Known) -> Option<Sampled> {
-        self.ask(|reply| Order::Remove(key.clone(), known, reply)).ok().flatten()
+    pub fn remove(&self, key: &JobKey, known: Known) -> Result<Option<Sampled>, Stuck> {
+        self.ask(|reply| Order::Remove(key.clone(), known, reply))
     }
 
     /// Jobs that are over and whose energy is known since the last call.
@@ -224,12 +242,24 @@ impl Sampling {
 
     /// Samples by another period from now on.
     pub fn set_interval(&self, interval: Duration) {
+        self.attendance.set_interval(interval);
         let _ = self.orders.send(Order::Interval(interval));
     }
 
     /// Counts other events from now on; says what cannot be counted.
     pub fn set_events(&self, asked: EventsAsked, options: Options) -> Option<String> {
         self.ask(|reply| Order::Events(asked, Box::new(options), reply)).ok().flatten()
+    }
+
+    /// The same, and nobody waits for what it says.
+    pub fn tell_events(&self, asked: EventsAsked, options: Options) {
+        let (reply, _) = mpsc::sync_channel(1);
+        let _ = self.orders.send(Order::Events(asked, Box::new(options), reply));
+    }
+
+    /// Reads a source again that was left out.
+    pub fn reopen(&self, source: &'static str, options: Options) {
+        let _ = self.orders.send(Order::Reopen(source, Box::new(options)));
     }
 
     /// Takes up what another file says, other than period and events.
@@ -251,21 +281,44 @@ impl Sampling {
         self.ask(Order::Live).unwrap_or_default()
     }
 
+    /// What each source costs, also of those that are left out.
     pub fn costs(&self) -> Result<Vec<SourceStatus>, Stuck> {
-        self.ask(Order::Costs)
+        let mut costs = self.ask(Order::Costs)?;
+        self.attendance.add_kept_by(&mut costs);
+        Ok(costs)
     }
 
+    /// Whether another thread can and must go on in the place of this one.
+    pub(super) fn is_kept(&self) -> bool {
+        let has_failed = self.thread.as_ref().is_some_and(JoinHandle::is_finished);
+        has_failed && self.attendance.may_replace() || self.attendance.is_kept()
+    }
+
+    /// Waits for an answer, but not for a thread in whose place another one can go on.
     fn ask<T>(&self, order: impl FnOnce(SyncSender<T>) -> Order) -> Result<T, Stuck> {
         let (reply, answer) = mpsc::sync_channel(1);
         self.orders.send(order(reply)).map_err(|_| Stuck)?;
         let was_stuck = self.stuck.get();
         let patience = if was_stuck { ANSWER_WITHIN_WHEN_STUCK } else { ANSWER_WITHIN };
-        let answer = answer.recv_timeout(patience).map_err(|_| Stuck);
-        self.stuck.set(answer.is_err());
-        if let (Err(stuck), false) = (&answer, was_stuck) {
-            tracing::error!("{stuck}");
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match answer.recv_timeout(left.min(SURE_AFTER)) {
+                Ok(answer) => {
+                    self.stuck.set(false);
+                    return Ok(answer);
+                }
+                Err(RecvTimeoutError::Timeout) if self.attendance.is_kept() => return Err(Stuck),
+                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return Err(Stuck),
+            }
         }
-        answer
+        self.stuck.set(true);
+        if !was_stuck {
+            tracing::error!("{Stuck}");
+        }
+        Err(Stuck)
     }
 
     /// Ends the thread; what it holds must have been drained.
@@ -284,23 +337,33 @@ impl Sampling {
     }
 }
 
-fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>) {
+fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>, pulse: &Pulse) {
     let mut slots = HashMap::new();
     let mut last_errors = HashMap::new();
     let mut undelivered = Undelivered::default();
     let mut rest: Option<Rest> = None;
-    loop {
+    // Who was given up does nothing more, whatever is left in his channel.
+    while !pulse.is_given_up() {
         // Without jobs there is nothing to wake up for, but for a look at the machine now and then.
-        let order = match patience(sampler, &mut rest) {
+        let patience = patience(sampler, &mut rest);
+        pulse.rest();
+        let order = match patience {
             None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(patience) => orders.recv_timeout(patience.max(Duration::from_micros(1))),
         };
+        pulse.begin();
         match order {
             Ok(order) => obey(sampler, &mut slots, &last_errors, &mut undelivered, &mut rest, order),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        if pulse.is_given_up() {
+            return;
+        }
         if sampler.is_at_work() && sampler.tick_if_due() {
+            if pulse.is_given_up() {
+                return;
+            }
             for error in sampler.take_new_errors() {
                 tracing::warn!("source {}: {}", error.source, error.message);
                 last_errors.insert(error.source, error.message);
@@ -372,6 +435,7 @@ fn obey(
             // There may be a meter now that nobody would look at until a job has come and gone.
             *rest = rest.take().map(|rest| rest.again(clock::boottime_ns(), sampler.slowest_meter()));
         }
+        Order::Reopen(source, options) => sampler.reopen(source, &options),
         Order::Factor(factor) => sampler.energy().set_factor(*factor),
         Order::Change(key, change) => {
             if let Some(&slot) = slots.get(&key) {
@@ -400,6 +464,7 @@ fn obey(
                 errors: cost.errors,
                 rows: cost.rows,
                 last_error: last_errors.get(cost.source).cloned(),
+                left_out: false,
             });
             drop(reply.send(costs.collect()));
         }
@@ -459,7 +524,8 @@ mod tests {
     #[test]
     fn an_allocation_that_is_known_is_told_and_none_is_not() {
         let (orders, received) = mpsc::channel();
-        let sampling = Sampling { orders, thread: None, stuck: Cell::new(false) };
+        let attendance = Attendance::new(Duration::from_secs(1));
+        let sampling = Sampling { orders, thread: None, stuck: Cell::new(false), attendance };
         let mut record = crate::view::sample::bare(1, "x");
         sampling.allocate(&record);
         assert!(received.try_recv().is_err());
@@ -473,7 +539,8 @@ mod tests {
     fn a_sampler_that_does_not_answer_is_given_up() {
         // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
         let (orders, _never_read) = mpsc::channel();
-        let sampling = Sampling { orders, thread: None, stuck: Cell::new(true) };
+        let attendance = Attendance::new(Duration::from_secs(1));
+        let sampling = Sampling { orders, thread: None, stuck: Cell::new(true), attendance };
         assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));
         assert!(sampling.live().is_empty() && sampling.drain().jobs.is_empty());
         sampling.stop();

@@ -77,6 +77,13 @@ impl Keeping {
         }
     }
 
+    /// Tells a sampler that knows of none of the directories.
+    pub(super) fn tell_shadows(&self) {
+        for (key, shadow) in &self.shadows.by_job {
+            self.sampling.count_in(key, shadow.path().to_path_buf());
+        }
+    }
+
     /// Whether a directory was made for the job; one that has it already takes in who came since.
     fn shadow(&mut self, record: &Record) -> bool {
         let host = &self.host;

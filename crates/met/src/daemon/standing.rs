@@ -180,12 +180,21 @@ impl Keeping {
             self.sampling.set_interval(interval);
         }
         self.config.perf.events = self.standing.events_for_all().to_vec();
+        self.follow_shadows();
+        self.sampling.set_events(self.standing.asked(), self.options_of_events())
+    }
+
+    fn options_of_events(&self) -> Options {
         let mut options = Options { node: true, ..sampler::options(&self.config, Duration::ZERO) };
         options.events.extend(self.standing.all_events());
         options.events.sort();
         options.events.dedup();
-        self.follow_shadows();
-        self.sampling.set_events(self.standing.asked(), options)
+        options
+    }
+
+    /// Tells a sampler that knows only what holds for all.
+    pub(super) fn tell_standing(&self) {
+        self.sampling.tell_events(self.standing.asked(), self.options_of_events());
     }
 
     /// Reads the file again. A bad one changes nothing.
@@ -210,6 +219,7 @@ impl Keeping {
         // Until they are settled, the sampler has these.
         (self.config.sampling.interval, self.config.perf.events) = (interval, events);
         self.sampling.reconfigure(before.clone(), self.config.clone());
+        self.forgive_sources();
         self.sampling.keep_node(self.keeps_node());
         self.settle_standing();
         if let Err(error) = self.take_up(&before) {

@@ -104,13 +104,17 @@ pub(super) mod tests {
 
     /// A daemon's keeping, of a machine without anything.
     pub(in crate::daemon) fn keeping(root: &Path) -> Keeping {
+        keeping_by(root, Config::default())
+    }
+
+    pub(in crate::daemon) fn keeping_by(root: &Path, config: Config) -> Keeping {
         std::fs::create_dir_all(root.join("proc")).unwrap();
         std::fs::write(root.join("proc/stat"), "cpu 0 0 0 0\ncpu0 0 0 0 0\n").unwrap();
         std::fs::write(root.join("proc/meminfo"), "MemTotal: 8000000 kB\n").unwrap();
         let place = Place { state: root.join("state"), runtime: root.join("run"), system: false };
         let setting = Setting {
             host: Host::at(root).unwrap(),
-            config: Config::default(),
+            config,
             config_path: None,
             user: place.clone(),
             system: place.clone(),

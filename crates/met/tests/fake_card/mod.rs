@@ -53,6 +53,15 @@ impl Machine {
         self.met(&["run", "--print-id", "--", "sh", "-c", command]).trim().to_owned()
     }
 
+    /// What the daemon of this machine had to say.
+    #[allow(dead_code, reason = "not every test reads it")]
+    pub fn log(&self) -> String {
+        // The state of each machine has a folder of its own.
+        let folders = std::fs::read_dir(self.folder.path().join("met")).unwrap();
+        let logs = folders.map(|folder| folder.unwrap().path().join("daemon.log"));
+        logs.filter_map(|log| std::fs::read_to_string(log).ok()).collect()
+    }
+
     pub fn job(&self, id: &str) -> serde_json::Value {
         serde_json::from_str(&self.met(&["show", "--json", id])).unwrap()
     }

@@ -1,17 +1,16 @@
 //! What the sources of measurements find on this machine, and what energy is known by.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use met_core::energy::idle::{How, LearnedIdle};
 use met_host::Targets;
-use met_sources::{Options, Runner, SOURCES, TickInfo, Unavailable};
+use met_sources::{Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Unavailable};
 
 use super::{Finding, Health};
 use crate::idle_power;
 use crate::jobs;
 use crate::node_energy;
-use crate::protocol::{Reply, Request};
+use crate::protocol::{Reply, Request, Status};
 use crate::sampler::{self, METERS, Sampler};
 use crate::setting::Setting;
 use crate::view::units;
@@ -20,55 +19,100 @@ use crate::view::units;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
-    let options = Options { node: true, ..sampler::options(&setting.config, PATIENCE) };
+    let told = Told::by_daemon(setting);
+    // What keeps the daemon would keep us.
+    let left_out = told.left_out.clone();
+    let options = Options { node: true, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut runner = Runner::open(&setting.host, &options);
     runner.read(&Targets::default(), &TickInfo { slow: true, cgroups_only: false });
     let errors = runner.take_new_errors();
-    let failing = daemon_errors(setting);
-    let shortfalls: HashMap<_, _> = runner.shortfalls().collect();
-    let finding = |spec: &&'static met_sources::SourceSpec| {
-        if let Some(shortfall) = shortfalls.get(spec.name) {
+    let shortfalls: Vec<(&'static str, Shortfall)> = runner.shortfalls().collect();
+    let finding = |spec: &&'static SourceSpec| {
+        let of_source = |(name, _): &&(&'static str, Shortfall)| *name == spec.name;
+        if let Some((_, shortfall)) = shortfalls.iter().find(of_source) {
             let (detail, remedy) = (shortfall.detail.clone(), shortfall.remedy.clone());
             return Finding { what: spec.name, health: Health::Less, detail, remedy };
         }
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
         let error = errors.iter().find(|error| error.source == spec.name);
-        let (health, detail, remedy) = match reason {
-            None if error.is_some() => {
-                let message = error.map(|error| error.message.clone()).unwrap_or_default();
-                (Health::Broken, format!("{}, but: {message}", spec.help), None)
+        match (reason, error) {
+            (Some((_, reason)), _) => unavailable(spec, reason, &told),
+            (None, Some(error)) => {
+                let detail = format!("{}, but: {}", spec.help, error.message);
+                Finding { what: spec.name, health: Health::Broken, detail, remedy: None }
             }
-            None => match failing.iter().find(|(name, _)| name == spec.name) {
-                Some((_, error)) => (Health::Less, format!("{}; the daemon met: {error}", spec.help), None),
-                None => (Health::Good, spec.help.to_owned(), None),
-            },
-            Some((_, Unavailable::Absent(why))) if why.contains(met_sources::NO_ANSWER) => {
-                (Health::Broken, why.clone(), None)
-            }
-            Some((_, Unavailable::Absent(why))) => (Health::Absent, why.clone(), None),
-            Some((_, Unavailable::Denied { path, need })) => {
-                (Health::Denied, format!("{path} may not be read"), Some((*need).to_owned()))
-            }
-        };
-        Finding { what: spec.name, health, detail, remedy }
+            (None, None) => told.finding(spec),
+        }
     };
     SOURCES.iter().map(finding).collect()
 }
 
-/// What went wrong last in each source of the daemon that runs.
-fn daemon_errors(setting: &Setting) -> Vec<(String, String)> {
-    let daemon = setting.system_daemon().or_else(|| setting.user_daemon().ok());
-    match daemon.and_then(|mut client| client.call(&Request::Status).ok()) {
-        Some(Reply::Status(status)) => {
-            status.sources.into_iter().filter_map(|source| Some((source.name, source.last_error?))).collect()
+/// A source that this machine does not have, or does not show.
+fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &Told) -> Finding {
+    let (health, detail, remedy) = match reason {
+        Unavailable::Absent(why) if why.contains(met_sources::NO_ANSWER) => {
+            (Health::Broken, why.clone(), None)
         }
-        _ => Vec::new(),
+        Unavailable::Absent(why) => (Health::Absent, why.clone(), None),
+        Unavailable::Denied { path, need } => {
+            (Health::Denied, format!("{path} may not be read"), Some((*need).to_owned()))
+        }
+        Unavailable::Hangs => {
+            (Health::Broken, format!("{}, but: {reason}", spec.help), told.try_again.clone())
+        }
+    };
+    Finding { what: spec.name, health, detail, remedy }
+}
+
+/// What the daemon that runs says of its sources.
+#[derive(Default)]
+struct Told {
+    /// What went wrong last in each of them.
+    errors: Vec<(String, String)>,
+    /// Those that it does not read any more, because that kept it.
+    left_out: Vec<&'static str>,
+    /// The command that makes it try these again.
+    try_again: Option<String>,
+}
+
+impl Told {
+    fn by_daemon(setting: &Setting) -> Told {
+        let daemon = setting.system_daemon().or_else(|| setting.user_daemon().ok());
+        match daemon.and_then(|mut client| client.call(&Request::Status).ok()) {
+            Some(Reply::Status(status)) => Told::of(&status),
+            _ => Told::default(),
+        }
+    }
+
+    /// Of a source that we could read ourselves.
+    fn finding(&self, spec: &SourceSpec) -> Finding {
+        let error = self.errors.iter().find(|(name, _)| name == spec.name);
+        let (health, detail) = match error {
+            Some((_, error)) => (Health::Less, format!("{}; the daemon met: {error}", spec.help)),
+            None => (Health::Good, spec.help.to_owned()),
+        };
+        Finding { what: spec.name, health, detail, remedy: None }
+    }
+
+    fn of(status: &Status) -> Told {
+        let is_left_out =
+            |name: &str| status.sources.iter().any(|source| source.left_out && source.name == name);
+        let sudo = if status.system { "sudo " } else { "" };
+        Told {
+            left_out: SOURCES.iter().map(|spec| spec.name).filter(|name| is_left_out(name)).collect(),
+            try_again: Some(format!("{sudo}kill -HUP {}    (once it answers again)", status.pid)),
+            errors: (status.sources.iter())
+                .filter_map(|source| Some((source.name.clone(), source.last_error.clone()?)))
+                .collect(),
+        }
     }
 }
 
 /// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
 pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
-    let options = Options { node: true, only: Some(METERS), ..sampler::options(&setting.config, PATIENCE) };
+    let left_out = Told::by_daemon(setting).left_out;
+    let only = Some(METERS);
+    let options = Options { node: true, only, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
     sampler.look();
     let meters = sampler.energy().meters();
@@ -128,6 +172,43 @@ fn idle_finding(configured_watts: Option<f64>, learned: &[LearnedIdle], now_ns: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::SourceStatus;
+
+    #[test]
+    fn what_keeps_the_daemon_is_left_out_here_and_said_with_what_to_do() {
+        let hung = SourceStatus {
+            left_out: true,
+            last_error: Some("hangs".to_owned()),
+            ..SourceStatus::unread("rapl")
+        };
+        let failed = SourceStatus { last_error: Some("no card".to_owned()), ..SourceStatus::unread("drm") };
+        let status = |system: bool| Status {
+            pid: 7,
+            version: String::new(),
+            system,
+            jobs: 0,
+            interval_ms: 1000,
+            state: "/".into(),
+            sources: vec![hung.clone(), failed.clone()],
+            schedulers: Vec::new(),
+            discovery: None,
+            idle: Vec::new(),
+            forward: None,
+        };
+        let told = Told::of(&status(true));
+        assert_eq!(told.left_out, ["rapl"]);
+        let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
+        let rapl = unavailable(of("rapl"), &Unavailable::Hangs, &told);
+        assert_eq!((rapl.health.name(), rapl.health.cause()), ("no", Some("broken")));
+        assert!(
+            rapl.detail.ends_with("a reading of it did not come to an end; it is left out"),
+            "{}",
+            rapl.detail
+        );
+        assert!(rapl.remedy.unwrap().starts_with("sudo kill -HUP 7 "));
+        assert!(Told::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
+        assert!(told.finding(of("drm")).detail.ends_with("the daemon met: no card"));
+    }
 
     #[test]
     fn what_is_known_of_idle_power_is_said() {

@@ -1,0 +1,92 @@
+//! What somebody who reads sources is at, for whoever looks after him: a file system or a driver may never
+//! answer. Who reads writes a few words of memory and no more.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+
+use met_host::clock;
+
+use crate::SOURCES;
+
+#[derive(Debug, Default)]
+pub struct Pulse {
+    /// By CLOCK_MONOTONIC, which stands still while the machine sleeps; 0 while there is nothing to do.
+    since_ns: AtomicI64,
+    /// Counts beginnings and ends.
+    steps: AtomicU64,
+    /// The position of a source in `SOURCES`, from 1 on.
+    source: AtomicUsize,
+    given_up: AtomicBool,
+}
+
+/// What the reader is at. The same at two looks: he has not got on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At {
+    pub since_ns: i64,
+    pub source: Option<&'static str>,
+    steps: u64,
+}
+
+impl Pulse {
+    /// The reader has something to do.
+    pub fn begin(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.since_ns.store(clock::monotonic_ns(), Ordering::Release);
+    }
+
+    /// He has nothing to do.
+    pub fn rest(&self) {
+        self.since_ns.store(0, Ordering::Release);
+    }
+
+    /// He opens or reads a source, by its position.
+    pub(crate) fn enter(&self, part: u32) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.source.store(part as usize + 1, Ordering::Release);
+    }
+
+    pub(crate) fn leave(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.source.store(0, Ordering::Release);
+    }
+
+    /// Where he is; `None` while he has nothing to do.
+    pub fn at(&self) -> Option<At> {
+        let since_ns = Some(self.since_ns.load(Ordering::Acquire)).filter(|&since_ns| since_ns != 0)?;
+        let position = self.source.load(Ordering::Acquire).checked_sub(1);
+        let source = position.and_then(|position| SOURCES.get(position)).map(|spec| spec.name);
+        Some(At { since_ns, source, steps: self.steps.load(Ordering::Relaxed) })
+    }
+
+    /// Somebody else goes on in his place.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
+    }
+
+    /// Whether he is to go home, and to leave everything as it is.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gets_on_is_told_from_who_is_kept() {
+        let pulse = Pulse::default();
+        assert_eq!(pulse.at(), None);
+        pulse.begin();
+        pulse.enter(0);
+        let at = pulse.at();
+        assert_eq!(at.and_then(|at| at.source), Some(SOURCES[0].name));
+        assert_eq!(pulse.at(), at, "he is where he was");
+        pulse.leave();
+        pulse.enter(0);
+        assert_ne!(pulse.at(), at, "the same source, and another reading of it");
+        pulse.leave();
+        assert_eq!(pulse.at().and_then(|at| at.source), None);
+        pulse.rest();
+        assert_eq!(pulse.at(), None);
+    }
+}

@@ -1,0 +1,284 @@
+//! Looks after the sampling thread. One that is kept by something that does not answer, a driver or a file
+//! system, is given up, and another one goes on in its place as after a start of the daemon: with the records of
+//! the jobs and what the store has of their courses. What kept it is left out, or asked in another way.
+//!
+//! Nobody sets a timer for a tick: the thread leaves word of what it is at, and who wakes up anyway looks.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use met_core::job::{JobKey, Record};
+use met_host::clock;
+use met_sources::{At, DriverCalls, Options, Pulse, Unavailable};
+
+use super::keeping::Keeping;
+use super::sampling::{Sampling, Stuck};
+use crate::config::Config;
+use crate::protocol::SourceStatus;
+use crate::sampler::{self, Known, Sampled};
+
+/// A tick takes milliseconds. One that has lasted for two periods and so long is kept by something, and nobody
+/// who asks the thread waits longer than that.
+const KEPT_AFTER_MIN: Duration = Duration::from_secs(2);
+const KEPT_AFTER_MAX: Duration = Duration::from_secs(3);
+/// It is where it was for so long while others ran: a daemon that was stopped and goes on is not kept, nor is
+/// one that only takes its time.
+pub(super) const SURE_AFTER: Duration = Duration::from_secs(1);
+/// While it ticks somebody looks so often, though nobody else may have a reason to wake up.
+const LOOK_EVERY: Duration = Duration::from_secs(15);
+/// Then it stays where it is: what keeps it is not among what can be left out.
+const REPLACED_MAX: usize = 4;
+/// The source that another thread of its own can ask.
+const ASKED_APART: &str = "nvidia";
+
+/// What is known of the thread, by those who do not run in it.
+pub(super) struct Attendance {
+    pub(super) pulse: Arc<Pulse>,
+    driver_calls: DriverCalls,
+    kept_after: Cell<Duration>,
+    /// Where it was when it had been busy for too long, and when that was seen.
+    suspicion: Cell<Option<(At, Instant)>>,
+    looked: Cell<Instant>,
+    replaced: usize,
+    given_up: Vec<GivenUp>,
+}
+
+/// A thread that was kept, and goes home when it gets away; none if it had failed.
+struct GivenUp {
+    thread: Option<JoinHandle<()>>,
+    source: Option<&'static str>,
+    /// Nobody reads what kept it; else another thread asks for it.
+    is_left_out: bool,
+}
+
+impl Attendance {
+    pub(super) fn new(interval: Duration) -> Attendance {
+        let attendance = Attendance {
+            pulse: Arc::default(),
+            driver_calls: DriverCalls::Direct,
+            kept_after: Cell::new(KEPT_AFTER_MIN),
+            suspicion: Cell::new(None),
+            looked: Cell::new(Instant::now()),
+            replaced: 0,
+            given_up: Vec::new(),
+        };
+        attendance.set_interval(interval);
+        attendance
+    }
+
+    pub(super) fn set_interval(&self, interval: Duration) {
+        let periods = interval.saturating_mul(2);
+        self.kept_after.set(periods.clamp(KEPT_AFTER_MIN, KEPT_AFTER_MAX));
+    }
+
+    /// How the thread reads the sources.
+    pub(super) fn options(&self, config: &Config) -> Options {
+        Options {
+            node: true,
+            driver_calls: self.driver_calls,
+            left_out: self.left_out().collect(),
+            pulse: Arc::clone(&self.pulse),
+            ..sampler::options(config, Duration::ZERO)
+        }
+    }
+
+    /// How often another thread has gone on.
+    pub(super) fn replaced(&self) -> usize {
+        self.replaced
+    }
+
+    fn left_out(&self) -> impl Iterator<Item = &'static str> {
+        self.given_up.iter().filter(|given_up| given_up.is_left_out).filter_map(|given_up| given_up.source)
+    }
+
+    /// Whether another thread may go on.
+    pub(super) fn may_replace(&self) -> bool {
+        self.replaced < REPLACED_MAX
+    }
+
+    /// Whether the thread is kept for certain, and another one may go on.
+    pub(super) fn is_kept(&self) -> bool {
+        self.looked.set(Instant::now());
+        let kept_after_ns = self.kept_after.get().as_nanos() as i64;
+        let is_late = |at: &At| clock::monotonic_ns() - at.since_ns >= kept_after_ns;
+        let Some(at) = self.pulse.at().filter(is_late).filter(|_| self.may_replace()) else {
+            self.suspicion.set(None);
+            return false;
+        };
+        match self.suspicion.get() {
+            Some((known, seen)) if known == at => seen.elapsed() >= SURE_AFTER,
+            _ => {
+                self.suspicion.set(Some((at, Instant::now())));
+                false
+            }
+        }
+    }
+
+    /// Ends the time of a thread, and says what kept it. The next one asks in another way, or leaves it out.
+    fn give_up(&mut self, thread: Option<JoinHandle<()>>) -> Option<&'static str> {
+        let source = self.pulse.at().and_then(|at| at.source);
+        self.pulse.give_up();
+        self.pulse = Arc::default();
+        self.suspicion.set(None);
+        self.replaced += 1;
+        let is_asked_apart = source == Some(ASKED_APART) && self.driver_calls == DriverCalls::Direct;
+        self.driver_calls = DriverCalls::Apart;
+        self.given_up.push(GivenUp { thread, source, is_left_out: !is_asked_apart });
+        source
+    }
+
+    /// Sources that have answered after all: who was kept by them has gone home.
+    fn take_answered(&mut self) -> Vec<&'static str> {
+        let has_gone = |given_up: &GivenUp| given_up.thread.as_ref().is_some_and(JoinHandle::is_finished);
+        let gone: Vec<GivenUp> = self.given_up.extract_if(.., |given_up| has_gone(given_up)).collect();
+        let mut answered: Vec<&'static str> = gone
+            .iter()
+            .filter(|given_up| given_up.is_left_out)
+            .filter_map(|given_up| given_up.source)
+            .collect();
+        // One that keeps somebody else, too, has not answered him.
+        answered.retain(|source| !self.left_out().any(|left_out| left_out == *source));
+        answered
+    }
+
+    /// All that is left out is tried again: somebody has changed something.
+    fn take_all(&mut self) -> Vec<&'static str> {
+        let sources = self.left_out().collect();
+        self.given_up.iter_mut().for_each(|given_up| given_up.is_left_out = false);
+        self.replaced = 0;
+        sources
+    }
+
+    /// Adds what the thread that reads now does not know: which sources kept those before it.
+    pub(super) fn add_kept_by(&self, sources: &mut Vec<SourceStatus>) {
+        for given_up in &self.given_up {
+            let (name, why) = match given_up.source {
+                Some(name) if given_up.is_left_out => (name, Unavailable::Hangs.to_string()),
+                Some(name) if name == ASKED_APART => (name, met_sources::NO_ANSWER.to_owned()),
+                _ => continue,
+            };
+            let known = sources.iter().position(|source| source.name == name);
+            let at = known.unwrap_or_else(|| {
+                sources.push(SourceStatus::unread(name));
+                sources.len() - 1
+            });
+            let source = &mut sources[at];
+            source.left_out |= given_up.is_left_out;
+            source.last_error.get_or_insert(why);
+        }
+    }
+}
+
+impl Keeping {
+    /// When to look after the sampling thread, while it ticks.
+    pub fn next_care(&self) -> Option<Instant> {
+        let attendance = &self.sampling.attendance;
+        if let Some((_, seen)) = attendance.suspicion.get() {
+            return Some(seen + SURE_AFTER);
+        }
+        let ticks = !self.jobs.is_empty() || self.board.is_some();
+        ticks.then(|| attendance.looked.get() + LOOK_EVERY)
+    }
+
+    /// Goes on with another sampling thread if this one is kept.
+    pub fn look_after_sampling(&mut self) {
+        if self.sampling.is_kept() {
+            self.replace_sampling();
+        }
+        for source in self.sampling.attendance.take_answered() {
+            tracing::info!("source {source} has answered after all, and is read again");
+            self.read_again(source);
+        }
+    }
+
+    /// Tries again what was left out.
+    pub(super) fn forgive_sources(&mut self) {
+        for source in self.sampling.attendance.take_all() {
+            self.read_again(source);
+        }
+    }
+
+    fn read_again(&self, source: &'static str) {
+        self.sampling.reopen(source, self.sampling.attendance.options(&self.config));
+    }
+
+    /// Asks the sampling thread, and if something keeps it the next one.
+    pub(super) fn ask_sampling<T>(
+        &mut self,
+        ask: impl Fn(&Sampling) -> Result<T, Stuck>,
+    ) -> Result<T, Stuck> {
+        let answer = ask(&self.sampling);
+        if answer.is_err() && self.sampling.is_kept() && self.replace_sampling() {
+            return ask(&self.sampling);
+        }
+        answer
+    }
+
+    /// Takes a job out of the sampler, with all that was sampled of it.
+    pub(super) fn take_sampled(&mut self, record: &Record) -> Option<Sampled> {
+        let known = Known::of(record);
+        self.ask_sampling(|sampling| sampling.remove(&record.key, known)).ok().flatten()
+    }
+
+    /// Whether another thread goes on.
+    fn replace_sampling(&mut self) -> bool {
+        let thread = self.sampling.thread.take().filter(|thread| !thread.is_finished());
+        let happened = if thread.is_some() { "is kept by" } else { "failed in" };
+        let source = self.sampling.attendance.give_up(thread);
+        let what = source.map_or("something that it reads".to_owned(), |source| format!("source {source}"));
+        let instead = match source {
+            Some(source) if self.sampling.attendance.left_out().any(|left_out| left_out == source) => {
+                "; it is left out until it answers, the configuration is read again or a new daemon starts"
+            }
+            Some(_) => "; it is asked by a thread of its own from now on",
+            None => "",
+        };
+        tracing::error!("the sampling thread {happened} {what}, and another one goes on{instead}");
+        if let Err(error) = self.sampling.begin(self.host.clone(), &self.config, self.board.clone()) {
+            tracing::error!("no other sampling thread can be started: {error}");
+            return false;
+        }
+        self.brief_sampling();
+        self.tell_standing();
+        // Who was owed a last share of energy has what he was charged until his end.
+        self.owed.clear();
+        let keys: Vec<JobKey> = self.jobs.keys().cloned().collect();
+        for key in &keys {
+            self.tell_job(key);
+        }
+        self.tell_groups();
+        self.tell_shadows();
+        true
+    }
+
+    /// What every sampling thread is told before its first job.
+    pub(super) fn brief_sampling(&mut self) {
+        match self.writer.devices() {
+            Ok(devices) => self.sampling.recall_devices(devices),
+            Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
+        }
+        self.sampling.recall_idle(self.idle_power.learned());
+        self.sampling.keep_node(self.keeps_node());
+        self.tell_factor();
+    }
+
+    /// Tells the next thread of a job, as the next daemon would.
+    fn tell_job(&self, key: &JobKey) {
+        let Some(kept) = self.jobs.get(key) else { return };
+        let before = self.writer.course(key).ok().filter(|course| !course.is_empty());
+        match self.writer.get(key) {
+            Ok(Some(stored)) => {
+                let record = Record { gpus: stored.gpus.clone(), ..kept.record.clone() };
+                self.sampling.add(&record, before);
+                self.sampling.allocate(&stored);
+            }
+            _ => self.sampling.add(&kept.record, before),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "attending_tests.rs"]
+mod tests;

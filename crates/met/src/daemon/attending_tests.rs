@@ -1,0 +1,228 @@
+//! A file that never answers is a pipe into which nobody writes.
+
+use std::path::{Path, PathBuf};
+
+use met_core::job::{CgroupPaths, Origin, State};
+use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK};
+use met_core::{JOB, MISSING};
+
+use super::super::unwritten::tests::keeping_by;
+use super::*;
+use crate::view::sample;
+
+const METER: &str = "sys/cray/pm_counters/freshness";
+const CPU_FILE: &str = "sys/fs/cgroup/job/cpu.stat";
+const MEMORY_FILE: &str = "sys/fs/cgroup/job/memory.stat";
+
+/// A machine with a job in a cgroup, and with a meter that may fall silent.
+struct Machine {
+    root: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let machine = Machine { root: tempfile::tempdir().unwrap() };
+        machine.put(METER, "1\n");
+        machine.put("sys/cray/pm_counters/startup", "5\n");
+        machine.put("sys/cray/pm_counters/power", "300 W 1 us\n");
+        machine.put(CPU_FILE, "usage_usec 1000000\nuser_usec 1000000\nsystem_usec 0\n");
+        machine.put(MEMORY_FILE, "anon 1000\nfile 0\nshmem 0\n");
+        machine.put("sys/fs/cgroup/job/cgroup.procs", "");
+        machine.put("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        machine
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    fn put(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // In place: some files are kept open.
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn hang(&self, name: &str) {
+        let pipe = self.path("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        std::fs::rename(pipe, self.path(name)).unwrap();
+    }
+
+    /// Who waits for the pipe is answered, and so is everybody after him.
+    fn answer(&self, name: &str, text: &str) {
+        std::fs::rename(self.path(name), self.path("pipe")).unwrap();
+        self.put(name, text);
+        std::fs::write(self.path("pipe"), text).unwrap();
+    }
+
+    fn keeping(&self) -> Keeping {
+        let yaml = "sampling: {interval: 20ms}\nsources: {cray: {every: 100ms}}\n";
+        keeping_by(self.root.path(), Config::parse(yaml, Path::new("met.yaml")).unwrap())
+    }
+
+    fn job(&self, keeping: &mut Keeping) -> Record {
+        let mut record = sample::bare(7, "x");
+        record.key.manager = "slurm".to_owned();
+        let local = record.local.as_mut().unwrap();
+        (local.origin, local.main) = (Origin::Found, None);
+        local.boot_id.clone_from(&keeping.host.facts().boot_id);
+        let unified = Some(PathBuf::from("/sys/fs/cgroup/job"));
+        local.cgroup = CgroupPaths { unified, ..CgroupPaths::default() };
+        keeping.writer.put(&record).unwrap();
+        keeping.watch(record.clone());
+        record
+    }
+}
+
+/// Does what a daemon does all the time until there is enough.
+fn until(keeping: &mut Keeping, what: &str, enough: impl Fn(&mut Keeping) -> bool) {
+    let begin = Instant::now();
+    while !enough(keeping) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+        keeping.look_after_sampling();
+    }
+}
+
+fn total(keeping: &Keeping, key: &JobKey, column: usize) -> Option<i64> {
+    keeping.sampling.live().get(key).and_then(|live| live.totals.get(column))
+}
+
+fn left_out(keeping: &mut Keeping) -> Vec<String> {
+    let sources = keeping.ask_sampling(Sampling::costs).unwrap();
+    sources.into_iter().filter(|source| source.left_out).map(|source| source.name).collect()
+}
+
+#[test]
+fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
+    let machine = Machine::new();
+    let mut keeping = machine.keeping();
+    let mut record = machine.job(&mut keeping);
+    let key = record.key.clone();
+    machine.put(MEMORY_FILE, "anon 500000000\nfile 0\nshmem 0\n");
+    until(&mut keeping, "a peak", |keeping| {
+        total(keeping, &key, MEMORY_NEEDED_PEAK) == Some(500_000_000) && total(keeping, &key, CPU).is_some()
+    });
+    machine.put(MEMORY_FILE, "anon 1000\nfile 0\nshmem 0\n");
+    keeping.flush();
+
+    machine.hang(METER);
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    assert_eq!(left_out(&mut keeping), ["cray"]);
+    machine.put(CPU_FILE, "usage_usec 7000000\nuser_usec 7000000\nsystem_usec 0\n");
+    until(&mut keeping, "the job goes on", |keeping| total(keeping, &key, CPU) == Some(7_000_000_000));
+
+    machine.answer(METER, "2\n");
+    until(&mut keeping, "it is read again", |keeping| left_out(keeping).is_empty());
+    let is_read = |keeping: &mut Keeping| {
+        let sources = keeping.ask_sampling(Sampling::costs).unwrap();
+        sources.iter().any(|source| source.name == "cray" && source.read_ns > 0)
+    };
+    until(&mut keeping, "it has a price", is_read);
+
+    record.end_ns = Some(crate::jobs::now_ns());
+    keeping.close_found(record);
+    let end = keeping.writer.get(&key).unwrap().unwrap();
+    assert_eq!(end.state, State::Finished);
+    assert_eq!(end.totals.get(CPU), Some(7_000_000_000));
+    assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000), "seen by the thread before");
+    let course = keeping.writer.course(&key).unwrap();
+    let gap_ms = course.times_ms.windows(2).map(|pair| pair[1] - pair[0]).max();
+    assert!(gap_ms >= Some(KEPT_AFTER_MIN.as_millis() as i64), "nobody looked: {gap_ms:?}");
+    let cpu = &course.columns[JOB.column("cpu").unwrap()];
+    assert!(cpu.iter().all(|&cell| cell == MISSING || cell >= 1_000_000_000), "{cpu:?}");
+    keeping.close();
+}
+
+#[test]
+fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
+    let machine = Machine::new();
+    let mut keeping = machine.keeping();
+    let mut record = machine.job(&mut keeping);
+    let key = record.key.clone();
+    machine.put(MEMORY_FILE, "anon 500000000\nfile 0\nshmem 0\n");
+    until(&mut keeping, "a peak", |keeping| {
+        total(keeping, &key, MEMORY_NEEDED_PEAK) == Some(500_000_000) && total(keeping, &key, CPU).is_some()
+    });
+    keeping.flush();
+    machine.hang(METER);
+    let kept = |keeping: &mut Keeping| {
+        keeping.sampling.attendance.pulse.at().and_then(|at| at.source) == Some("cray")
+    };
+    until(&mut keeping, "the thread is kept", kept);
+    record.end_ns = Some(crate::jobs::now_ns());
+    keeping.close_found(record);
+    assert_eq!(keeping.sampling.attendance.replaced(), 1);
+    let end = keeping.writer.get(&key).unwrap().unwrap();
+    assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000));
+    machine.answer(METER, "2\n");
+    keeping.close();
+}
+
+#[test]
+fn what_is_opened_may_hang_too_and_a_changed_file_is_a_reason_to_try_again() {
+    let machine = Machine::new();
+    machine.hang("sys/cray/pm_counters/power");
+    let mut keeping = machine.keeping();
+    machine.job(&mut keeping);
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    assert_eq!(left_out(&mut keeping), ["cray"]);
+    keeping.forgive_sources();
+    assert_eq!(keeping.sampling.attendance.replaced(), 0);
+    until(&mut keeping, "it hangs again", |keeping| keeping.sampling.attendance.replaced() == 1);
+    assert_eq!(left_out(&mut keeping), ["cray"]);
+    keeping.close();
+}
+
+#[test]
+fn who_takes_his_time_is_not_given_up_and_after_some_nobody_is() {
+    let mut attendance = Attendance::new(Duration::from_secs(3600));
+    assert_eq!(attendance.kept_after.get(), KEPT_AFTER_MAX, "no longer than somebody waits for an answer");
+    attendance.kept_after.set(Duration::ZERO);
+    assert!(!attendance.is_kept(), "he has nothing to do");
+    attendance.pulse.begin();
+    assert!(!attendance.is_kept(), "seen once");
+    let long_ago = |attendance: &Attendance| {
+        let (at, seen) = attendance.suspicion.get().unwrap();
+        attendance.suspicion.set(Some((at, seen.checked_sub(SURE_AFTER).unwrap())));
+    };
+    long_ago(&attendance);
+    assert!(attendance.is_kept());
+    attendance.pulse.begin();
+    assert!(!attendance.is_kept(), "he is at something else");
+    for replaced in 1..=REPLACED_MAX {
+        attendance.pulse.begin();
+        let before = Arc::clone(&attendance.pulse);
+        assert!(!attendance.is_kept());
+        long_ago(&attendance);
+        assert!(attendance.is_kept());
+        assert_eq!(attendance.give_up(None), None);
+        assert!(before.is_given_up() && !attendance.pulse.is_given_up());
+        assert_eq!(attendance.replaced(), replaced);
+    }
+    attendance.pulse.begin();
+    assert!(!attendance.is_kept());
+    assert!(attendance.suspicion.get().is_none() && !attendance.may_replace());
+}
+
+#[test]
+fn another_thread_goes_on_where_one_has_failed() {
+    let machine = Machine::new();
+    let mut keeping = machine.keeping();
+    let key = machine.job(&mut keeping).key;
+    until(&mut keeping, "the job is sampled", |keeping| total(keeping, &key, CPU).is_some());
+    keeping.sampling.thread = Some(std::thread::spawn(|| {}));
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    assert!(left_out(&mut keeping).is_empty());
+    machine.put(CPU_FILE, "usage_usec 7000000\nuser_usec 7000000\nsystem_usec 0\n");
+    until(&mut keeping, "the job goes on", |keeping| total(keeping, &key, CPU) == Some(7_000_000_000));
+    keeping.close();
+}
