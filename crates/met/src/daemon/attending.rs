@@ -28,8 +28,9 @@ const KEPT_AFTER_MAX: Duration = Duration::from_secs(3);
 pub(super) const SURE_AFTER: Duration = Duration::from_secs(1);
 /// While it ticks somebody looks so often, though nobody else may have a reason to wake up.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
-/// Then it stays where it is: what keeps it is not among what can be left out.
+/// Then it stays where it is, for a while: what keeps it is not among what can be left out.
 const REPLACED_MAX: usize = 4;
+const REPLACED_AGAIN_AFTER: Duration = Duration::from_secs(3600);
 /// The source that another thread of its own can ask.
 const ASKED_APART: &str = "nvidia";
 
@@ -42,6 +43,7 @@ pub(super) struct Attendance {
     suspicion: Cell<Option<(At, Instant)>>,
     looked: Cell<Instant>,
     replaced: usize,
+    replaced_at: Instant,
     given_up: Vec<GivenUp>,
 }
 
@@ -62,6 +64,7 @@ impl Attendance {
             suspicion: Cell::new(None),
             looked: Cell::new(Instant::now()),
             replaced: 0,
+            replaced_at: Instant::now(),
             given_up: Vec::new(),
         };
         attendance.set_interval(interval);
@@ -95,7 +98,7 @@ impl Attendance {
 
     /// Whether another thread may go on.
     pub(super) fn may_replace(&self) -> bool {
-        self.replaced < REPLACED_MAX
+        self.replaced < REPLACED_MAX || self.replaced_at.elapsed() > REPLACED_AGAIN_AFTER
     }
 
     /// Whether the thread is kept for certain, and another one may go on.
@@ -122,7 +125,8 @@ impl Attendance {
         self.pulse.give_up();
         self.pulse = Arc::default();
         self.suspicion.set(None);
-        self.replaced += 1;
+        self.replaced = if self.replaced_at.elapsed() > REPLACED_AGAIN_AFTER { 1 } else { self.replaced + 1 };
+        self.replaced_at = Instant::now();
         let is_asked_apart = source == Some(ASKED_APART) && self.driver_calls == DriverCalls::Direct;
         self.driver_calls = DriverCalls::Apart;
         self.given_up.push(GivenUp { thread, source, is_left_out: !is_asked_apart });
