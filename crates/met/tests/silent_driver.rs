@@ -48,6 +48,8 @@ fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total
     let job = machine.run(&format!("{peak}; while [ ! -e go ]; do sleep 0.1; done"));
     let before =
         wait_for("the card is charged", || energy_joules(&machine, &job).filter(|&joules| joules > 500.0));
+    // What was charged is written every half second: seconds later this much is in the store.
+    wait_for("more is charged", || energy_joules(&machine, &job).filter(|&joules| joules > before + 1500.0));
     let samples = |machine: &Machine| machine.job(&job)["totals"]["memory_needed_peak_bytes"].as_f64();
     wait_for("a peak", || samples(&machine).filter(|&bytes| bytes > 4e7));
     let peak_bytes = samples(&machine).unwrap();
