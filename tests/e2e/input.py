@@ -79,6 +79,19 @@ def a_job_runs_where_it_is_told_to(world):
 
 
 @test
+def folders_and_files_may_have_any_name(world):
+    folder = os.fsencode(world.path("d")) + b"\xff"
+    os.mkdir(folder)
+    world.met("time", "--quiet", "--", "sh", "-c", "touch here; exit 3", cwd=folder).expect(3)
+    check(os.path.exists(folder + b"/here"), "it ran there")
+    world.met("run", "--wait", "-n", "job", "--out", b"out\xff", "--", "echo", "hi", cwd=folder).ok()
+    with open(folder + b"/out\xff") as file:
+        equal(file.read(), "hi\n", "output")
+    equal(world.met("logs", "job").ok().out, "hi\n", "logs")
+    equal([job["job"]["state"] for job in world.jobs()], ["finished", "failed"], "states")
+
+
+@test
 def output_files_of_an_earlier_job_are_kept(world):
     for number in (1, 2, 3):
         world.met("run", "--wait", "-n", "job", "--", "sh", "-c", f"echo out {number}; echo err {number} >&2").ok()

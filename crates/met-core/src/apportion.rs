@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn without_weights_all_is_nobodys() {
         assert_eq!(parts(7, &[0, 0, 0]), [0, 0, 7]);
-        assert_eq!(parts(7, &[]), []);
+        assert_eq!(parts(7, &[]), [0u64; 0]);
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use serde::de::Deserializer;
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
-use crate::JOB;
+use crate::{JOB, any_path};
 
 /// The manager of jobs that `met` itself started or attached to.
 pub const LOCAL: &str = "local";
@@ -371,8 +371,11 @@ pub struct Local {
     /// Parts without a line of their own that have ended: who follows the job next sees the others himself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub folded: Vec<Part>,
+    #[serde(with = "any_path")]
     pub cwd: PathBuf,
+    #[serde(default, with = "any_path::option")]
     pub stdout: Option<PathBuf>,
+    #[serde(default, with = "any_path::option")]
     pub stderr: Option<PathBuf>,
     /// Processes that were still alive when a `met time` job was closed.
     #[serde(default)]
@@ -392,42 +395,12 @@ pub enum Origin {
 /// Directories below the mount points, on cgroup v1 one for each hierarchy that counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupPaths {
-    #[serde(default, with = "any_path")]
+    #[serde(default, with = "any_path::option")]
     pub unified: Option<PathBuf>,
-    #[serde(default, with = "any_path")]
+    #[serde(default, with = "any_path::option")]
     pub memory: Option<PathBuf>,
-    #[serde(default, with = "any_path")]
+    #[serde(default, with = "any_path::option")]
     pub cpuacct: Option<PathBuf>,
-}
-
-/// Others name their cgroups as they like: a path is text where it can be, else its bytes.
-mod any_path {
-    use std::ffi::OsString;
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    use std::path::PathBuf;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Text(PathBuf),
-        Bytes(Vec<u8>),
-    }
-
-    pub fn serialize<S: Serializer>(path: &Option<PathBuf>, to: S) -> Result<S::Ok, S::Error> {
-        match path {
-            Some(path) if path.to_str().is_none() => path.as_os_str().as_bytes().serialize(to),
-            path => path.serialize(to),
-        }
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
-        Ok(Option::<Written>::deserialize(from)?.map(|written| match written {
-            Written::Text(path) => path,
-            Written::Bytes(bytes) => PathBuf::from(OsString::from_vec(bytes)),
-        }))
-    }
 }
 
 impl CgroupPaths {

@@ -4,6 +4,7 @@
 //! a line of the metric reference. Sources fill [`Batch`]es of integers, [`attribute`] folds them into
 //! one row per job, and everything behind that reads the [`JOB`] table only.
 
+pub mod any_path;
 pub mod apportion;
 pub mod attribute;
 mod batch;

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_core::any_path;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::job::{CgroupPaths, JobKey, Record};
@@ -152,7 +153,7 @@ pub struct Held<T> {
 #[serde(rename_all = "snake_case")]
 pub enum Whence {
     Default,
-    File(PathBuf),
+    File(#[serde(with = "any_path")] PathBuf),
     Live,
     /// Live, until this job ends; its name is for those who may see it.
     Job(Option<String>),
@@ -185,7 +186,8 @@ pub struct Status {
     pub system: bool,
     pub jobs: usize,
     pub interval_ms: i64,
-    pub state: std::path::PathBuf,
+    #[serde(with = "any_path")]
+    pub state: PathBuf,
     pub sources: Vec<SourceStatus>,
     #[serde(default)]
     pub schedulers: Vec<SchedulerStatus>,
@@ -239,14 +241,15 @@ pub struct SchedulerStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DiscoveryStatus {
     pub jobs: Vec<(String, usize)>,
-    pub homes: Vec<std::path::PathBuf>,
+    #[serde(with = "any_path::list")]
+    pub homes: Vec<PathBuf>,
     pub watches: usize,
     /// Why not everything is watched.
     pub refused: Option<String>,
     pub left_out: u64,
     /// Where there are more than are followed.
-    #[serde(default)]
-    pub crowded: Vec<std::path::PathBuf>,
+    #[serde(default, with = "any_path::list")]
+    pub crowded: Vec<PathBuf>,
     /// Directories of users that were gone before a job was seen in them, and what was used unseen.
     #[serde(default)]
     pub unseen_directories: u64,

@@ -18,6 +18,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use met_core::any_path;
 use met_core::job::Record;
 use met_store::inbox::JobDir;
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,7 @@ pub struct Assignment {
     /// The job as far as it is known before its start.
     pub record: Record,
     /// Where its start and end are kept; `None` leaves no trace.
+    #[serde(default, with = "any_path::option")]
     pub inbox: Option<PathBuf>,
     /// Whether the job leaves the terminal's session and is measured by a daemon.
     pub detached: bool,
@@ -52,11 +54,14 @@ pub struct Assignment {
 /// How the daemon of a job is reached.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DaemonPlace {
+    #[serde(with = "any_path")]
     pub socket: PathBuf,
     /// A system daemon is not ours to start.
     pub system: bool,
+    #[serde(default, with = "any_path::option")]
     pub config: Option<PathBuf>,
     /// Where a daemon that we start writes what it has to say.
+    #[serde(with = "any_path")]
     pub log: PathBuf,
 }
 
