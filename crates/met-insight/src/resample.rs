@@ -1,7 +1,7 @@
 //! A course in as many steps as a plot has columns.
 
-use met_core::Kind;
 use met_core::course::Course;
+use met_core::{Kind, MISSING};
 
 /// What a column did in one step of the plot, in the column's sub-unit; counters: their growth per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,6 +52,24 @@ pub fn between(
     sums.into_iter().map(Sum::bin).collect()
 }
 
+/// A course whose column `plus[0]` holds the sum of several, sample by sample, without `minus`: the peaks of the
+/// parts are not at the same time, and their sum is nobody's peak. A column that was never read counts nothing; a
+/// sample that lacks one of the others has no sum.
+pub fn combined(course: &Course, plus: &[usize], minus: Option<usize>) -> Course {
+    let is_known = |column: &&usize| course.columns[**column].iter().any(|&cell| cell != MISSING);
+    let plus_known: Vec<usize> = plus.iter().filter(is_known).copied().collect();
+    let sum = |row: usize| {
+        let cell = |column: usize| Some(course.columns[column][row]).filter(|&cell| cell != MISSING);
+        let whole = plus_known.iter().map(|&column| cell(column)).sum::<Option<i64>>()?;
+        minus.map_or(Some(whole), |minus| Some(whole - cell(minus)?))
+    };
+    let mut combined = course.clone();
+    if let Some(&first) = plus.first().filter(|_| !plus_known.is_empty()) {
+        combined.columns[first] = (0..course.len()).map(|row| sum(row).unwrap_or(MISSING)).collect();
+    }
+    combined
+}
+
 /// A counter that was read twice in a moment grew by whatever was told meanwhile: such a rate is no peak. Half of
 /// the usual interval; a level is as good after any time.
 fn shortest_of_rates(course: &Course, column: usize, gap_ms: i64) -> i64 {
@@ -90,8 +108,8 @@ impl Sum {
 
 #[cfg(test)]
 mod tests {
-    use met_core::job_table::{CPU, MEMORY_NEEDED};
-    use met_core::{JOB, MISSING};
+    use met_core::JOB;
+    use met_core::job_table::{CPU, MEMORY_NEEDED, READ, READ_CALL, WRITTEN};
     use proptest::prelude::*;
 
     use super::*;
@@ -104,6 +122,22 @@ mod tests {
             course.push(time_ms, &cells);
         }
         course
+    }
+
+    #[test]
+    fn peaks_at_different_times_are_not_added() {
+        // Sixty MB are read, then sixty written.
+        let mut course = Course::new(&JOB);
+        for (second, read, written) in [(0, 0, 0), (1, 60, 0), (2, 60, 60), (3, MISSING, 60)] {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[READ], cells[WRITTEN], cells[MEMORY_NEEDED]) = (read, written, 100 - second);
+            course.push(second * 1000, &cells);
+        }
+        let both = combined(&course, &[READ, WRITTEN, READ_CALL], None);
+        assert_eq!(both.columns[READ], [0, 60, 120, MISSING]);
+        assert_eq!(bins(&both, READ, 1, 5000)[0].map(|bin| bin.max), Some(60.0));
+        assert_eq!(combined(&course, &[WRITTEN], Some(READ)).columns[WRITTEN], [0, -60, 0, MISSING]);
+        assert_eq!(combined(&course, &[READ_CALL], None).columns, course.columns, "nothing is known of it");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
+use met_core::job_table::CORES_PEAK;
 
 use crate::cli::ShowArgs;
 use crate::jobs::{self, AllJobs, Meant};
@@ -39,7 +40,8 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     }
     let course = all.course(&record.key)?;
     let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
-    let plot = view::plot::course(&course, gap_ms, &style);
+    let cores_peak = record.totals.get(CORES_PEAK).map(|thousandths| thousandths as f64 / 1000.0);
+    let plot = view::plot::course(&course, gap_ms, cores_peak, &style);
     if !plot.is_empty() {
         write!(stdout, "\n{plot}")?;
     }

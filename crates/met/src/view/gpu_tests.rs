@@ -356,7 +356,7 @@ fn job_course() -> Course {
 
 #[test]
 fn cards_over_time() {
-    let drawn = plot::course(&job_course(), 10_000, &Style { width: Some(60), ..Style::plain() });
+    let drawn = plot::course(&job_course(), 10_000, None, &Style { width: Some(60), ..Style::plain() });
     expect![[r#"
         60 columns
                      GPU use, cards, peak 1.70

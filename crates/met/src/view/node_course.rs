@@ -102,15 +102,12 @@ struct Span {
 
 impl Span {
     fn panel(&self, wanted: &Plot, label: &str, course: &Course, gap_ms: i64) -> Option<Panel> {
-        let bins = match wanted.what {
-            What::Sum(columns) => {
-                columns.iter().filter_map(|column| self.of(course, column, gap_ms)).reduce(plot::added)?
-            }
-            What::Difference(whole, part) => {
-                let (whole, part) = (self.of(course, whole, gap_ms)?, self.of(course, part, gap_ms)?);
-                whole.into_iter().zip(part).map(|(whole, part)| without(whole?, part?)).collect()
-            }
+        let (names, minus) = match &wanted.what {
+            What::Sum(columns) => (*columns, None),
+            What::Difference(whole, part) => (std::slice::from_ref(whole), Some(course.table.column(part)?)),
         };
+        let plus: Vec<usize> = names.iter().filter_map(|name| course.table.column(name)).collect();
+        let bins = self.of(&resample::combined(course, &plus, minus), *plus.first()?, gap_ms);
         // Of a disk the kind is a label, too: once is enough.
         let words = label.split(' ').filter(|word| !word.is_empty() && *word != wanted.title);
         let title = std::iter::once(wanted.title).chain(words).collect::<Vec<_>>().join(" ");
@@ -118,19 +115,12 @@ impl Span {
         Some(panel).filter(Panel::did_something)
     }
 
-    fn of(&self, course: &Course, column: &str, gap_ms: i64) -> Option<Vec<Option<Bin>>> {
-        let index = course.table.column(column)?;
+    fn of(&self, course: &Course, index: usize, gap_ms: i64) -> Vec<Option<Bin>> {
         let scale = course.table.columns[index].scale;
         let bins = resample::between(course, index, self.first_ms, self.last_ms, self.bins, gap_ms);
         let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
-        Some(bins.into_iter().map(|bin| bin.map(scaled)).collect())
+        bins.into_iter().map(|bin| bin.map(scaled)).collect()
     }
-}
-
-/// The peak of a difference is not known; its highest mean is.
-fn without(whole: Bin, part: Bin) -> Option<Bin> {
-    let mean = whole.mean - part.mean;
-    Some(Bin { mean, max: mean })
 }
 
 /// Every sample: a list of parts, each with its times and the columns that were read, in their units.
@@ -221,10 +211,10 @@ mod tests {
         let style = Style { width: Some(50), ..Style::plain() };
         expect![[r#"
             50 columns
-                         memory in use, peak 8.00 GiB
-               8.00 GiB ┤                   ██████████████████
-                        │                  ███████████████████
-                        │█████████████████████████████████████
+                         memory in use, peak 12.0 GiB
+               15.0 GiB ┤
+                        │                   ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁
+                        │                  ▄██████████████████
                         │█████████████████████████████████████
                       0 ┼─────────────────────────────────────
                          power package-0, peak 200 W

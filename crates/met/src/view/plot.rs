@@ -35,12 +35,15 @@ const ASCII_BARS: bar::Set = bar::Set {
 
 /// CPU, memory, I/O and cards over time, one small plot each; what was never sampled has no plot, nor has I/O that
 /// there was none of.
-/// A pause between samples longer than `gap_ms` is shown as a gap.
-pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
+/// A pause between samples longer than `gap_ms` is shown as a gap. `cores_peak` is what the report calls the peak:
+/// between two samples that are close together there may seem to be a higher one.
+pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Style) -> String {
     let columns = columns(style);
     let bins = |index: usize| bins(course, index, columns, gap_ms);
+    let no_higher = |bin: Bin| Bin { max: bin.max.min(cores_peak.unwrap_or(f64::MAX)).max(bin.mean), ..bin };
+    let cores = bins(column::CPU).into_iter().map(|bin| bin.map(no_higher)).collect();
     let panels = [
-        Panel { title: "CPU cores".to_owned(), bins: bins(column::CPU), unit: units::cores, step: 1000.0 },
+        Panel { title: "CPU cores".to_owned(), bins: cores, unit: units::cores, step: 1000.0 },
         Panel {
             title: "memory needed".to_owned(),
             bins: bins(column::MEMORY_NEEDED),
@@ -50,7 +53,10 @@ pub fn course(course: &Course, gap_ms: i64, style: &Style) -> String {
     ];
     let io = Panel {
         title: "read and written".to_owned(),
-        bins: added(bins(column::READ), bins(column::WRITTEN)),
+        bins: {
+            let both = resample::combined(course, &[column::READ, column::WRITTEN], None);
+            self::bins(&both, column::READ, columns, gap_ms)
+        },
         unit: units::bytes_per_second,
         step: 1024.0,
     };
@@ -145,18 +151,6 @@ pub(super) fn draw(
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
-/// Both together, or the one that is known.
-pub(super) fn added(one: Vec<Option<Bin>>, other: Vec<Option<Bin>>) -> Vec<Option<Bin>> {
-    let add = |one: Bin, other: Bin| Bin { mean: one.mean + other.mean, max: one.max + other.max };
-    one.into_iter()
-        .zip(other)
-        .map(|(one, other)| match (one, other) {
-            (Some(one), Some(other)) => Some(add(one, other)),
-            (one, other) => one.or(other),
-        })
-        .collect()
-}
-
 pub(super) struct Panel {
     pub title: String,
     pub bins: Vec<Option<Bin>>,
@@ -178,8 +172,8 @@ impl Panel {
 
     fn draw(&self, style: &Style) -> Vec<String> {
         let known = || self.bins.iter().flatten();
-        let top = nice_above(known().map(|bin| bin.mean).fold(0.0, f64::max), self.step);
         let peak = known().map(|bin| bin.max).fold(0.0, f64::max);
+        let top = nice_above(peak, self.step);
         let title = format!("{:SCALE_COLUMNS$}  {}", "", self.title);
         let mut lines = vec![format!(
             "{}{}",
@@ -230,7 +224,8 @@ fn nice_above(value: f64, step: f64) -> f64 {
     let in_unit = value / unit;
     let decade = 10f64.powf(in_unit.log10().floor());
     let round = ROUND.into_iter().find(|&round| round * decade >= in_unit).unwrap_or(10.0);
-    unit * (round * decade).min(step)
+    // A thousand KiB are written as 0.98 MiB: one MiB is rounder.
+    unit * if round * decade < 1000.0 { round * decade } else { step }
 }
 
 fn time_axis(first_ms: i64, last_ms: i64, columns: usize, style: &Style) -> String {
@@ -255,7 +250,7 @@ mod tests {
     use crate::view::sample;
 
     fn check(style: Style, expected: Expect) {
-        let drawn = course(&sample::course(), 10_000, &style);
+        let drawn = course(&sample::course(), 10_000, None, &style);
         let width = style.width.unwrap_or(80);
         assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
         // The first line keeps the common indentation from being taken for the test's own.
@@ -271,11 +266,11 @@ mod tests {
                 (second * 1_000_000_000, 4096, 0);
             course.push(second * 1000, &cells);
         }
-        let drawn = super::course(&course, 5000, &Style::plain());
+        let drawn = super::course(&course, 5000, None, &Style::plain());
         assert!(drawn.contains("CPU cores") && !drawn.contains("read and written"), "{drawn}");
         cells[column::READ] = 8192;
         course.push(3000, &cells);
-        assert!(super::course(&course, 5000, &Style::plain()).contains("read and written"));
+        assert!(super::course(&course, 5000, None, &Style::plain()).contains("read and written"));
     }
 
     #[test]
@@ -371,7 +366,7 @@ mod tests {
     #[test]
     fn an_old_terminal_gets_plain_characters() {
         let style = Style { width: Some(60), ascii: true, ..Style::plain() };
-        assert!(course(&sample::course(), 10_000, &style).is_ascii());
+        assert!(course(&sample::course(), 10_000, None, &style).is_ascii());
         check(
             style,
             expect![[r#"
@@ -402,10 +397,10 @@ mod tests {
 
     #[test]
     fn nothing_sampled_is_no_plot() {
-        assert_eq!(course(&Course::new(&JOB), 10_000, &Style::plain()), "");
+        assert_eq!(course(&Course::new(&JOB), 10_000, None, &Style::plain()), "");
         let mut one = Course::new(&JOB);
         one.push(5, &vec![7; JOB.columns.len()]);
-        assert_eq!(course(&one, 10_000, &Style::plain()), "");
+        assert_eq!(course(&one, 10_000, None, &Style::plain()), "");
     }
 
     #[test]
