@@ -149,6 +149,7 @@ REFUSED = {
     "no_job_to_wait_for": (["wait"], ["JOB"]),
     "a_duration_without_a_unit": (["time", "--interval", "10", "--", "true"], ["--interval", "10s"]),
     "a_bad_duration": (["time", "--interval", "soon", "--", "true"], ["--interval", "soon"]),
+    "output_to_a_terminal_that_is_not_there": (["run", "--out", "-", "--", "true"], ["--out -", "name a file"]),
     "a_duration_too_short": (["time", "--interval", "1us", "--", "true"], ["--interval", "10ms"]),
     "a_bad_grace": (["cancel", "1", "--grace", "x"], ["--grace"]),
     "a_bad_signal": (["cancel", "1", "--signal", "TERMINATE"], ["TERMINATE"]),

@@ -444,7 +444,7 @@ taken up by a new daemon alone: `met daemon --stop` ends the old one, and the ne
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 
 An *interval* or *duration* is a number with a unit: `500ms`, `0.5s`, `1m`, `2h`, `90d`; intervals lie
-between `10ms` and `1h`. A *size* is a number of bytes or has a unit: `2GiB`, `500MB`.
+between `10ms` and `1h`, those of sources (`every`) from `100ms` on. A *size* is a number of bytes or has a unit: `2GiB`, `500MB`.
 
 ```yaml
 sampling:

@@ -138,6 +138,13 @@ impl Outputs {
             .chars()
             .map(|letter| if letter == '/' || letter.is_control() { '_' } else { letter })
             .collect();
+        for (option, path) in [("--out", &args.out), ("--err", &args.err)] {
+            if path.as_deref() == Some(Path::new("-")) {
+                return Err(Failure::usage(format!(
+                    "{option} -: a job in the background has no terminal; name a file (./- is one, too), or use met time"
+                )));
+            }
+        }
         let out = args.out.as_ref().map(|path| here.join(path));
         let err = args.err.as_ref().map(|path| here.join(path));
         if let (Some(out), Some(err)) = (&out, &err) {
