@@ -40,7 +40,7 @@ const ASCII_BARS: bar::Set = bar::Set {
 pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Style) -> String {
     let columns = columns(style);
     let bins = |index: usize| bins(course, index, columns, gap_ms);
-    let no_higher = |bin: Bin| Bin { max: bin.max.min(cores_peak.unwrap_or(f64::MAX)).max(bin.mean), ..bin };
+    let no_higher = |bin: Bin| Bin { max: bin.max.min(cores_peak.unwrap_or(f64::MAX)), ..bin };
     let cores = bins(column::CPU).into_iter().map(|bin| bin.map(no_higher)).collect();
     let panels = [
         Panel { title: "CPU cores".to_owned(), bins: cores, unit: units::cores, step: 1000.0 },
@@ -173,7 +173,7 @@ impl Panel {
     fn draw(&self, style: &Style) -> Vec<String> {
         let known = || self.bins.iter().flatten();
         let peak = known().map(|bin| bin.max).fold(0.0, f64::max);
-        let top = nice_above(peak, self.step);
+        let top = nice_above(known().map(|bin| bin.mean).fold(peak, f64::max), self.step);
         let title = format!("{:SCALE_COLUMNS$}  {}", "", self.title);
         let mut lines = vec![format!(
             "{}{}",

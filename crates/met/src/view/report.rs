@@ -15,6 +15,7 @@ const COLUMNS_MIN: usize = 40;
 /// Labels end here, right-aligned; values begin two columns on, one of them for a mark.
 const LABEL_COLUMNS: usize = 16;
 const AMOUNT_COLUMNS: usize = 12;
+const DETAIL_COLUMNS_MIN: usize = 20;
 const SEPARATOR: &str = " · ";
 
 pub fn render(report: &Report, style: &Style) -> String {
@@ -33,6 +34,22 @@ pub fn render(report: &Report, style: &Style) -> String {
     let blocks: Vec<String> = blocks.iter().map(|lines| lines.join("\n")).collect();
     let drawn = blocks.join("\n\n") + "\n";
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+/// Details in as few lines as they fit into. One that is too long for a line is broken between words: half a number
+/// is a wrong number.
+fn filled(details: impl Iterator<Item = String>, room: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for detail in details {
+        match lines.last_mut() {
+            Some(last) if text::width(last) + text::width(SEPARATOR) + text::width(&detail) <= room => {
+                last.push_str(SEPARATOR);
+                last.push_str(&detail);
+            }
+            _ => lines.extend(text::wrap(&detail, room)),
+        }
+    }
+    lines
 }
 
 struct Page<'a> {
@@ -62,18 +79,18 @@ impl Page<'_> {
     fn line(&self, line: &Line) -> String {
         let sign = mark(line.amount.quality).map_or(" ", |(sign, _)| sign);
         let value = format!("{sign}{}", amount(&line.amount));
-        let begin = LABEL_COLUMNS + 1;
-        let room = self.width.saturating_sub(begin + AMOUNT_COLUMNS + 2);
-        let mut details: Vec<String> = line.details.iter().map(detail).collect();
-        // A detail that does not fit is left out as a whole: half a number is a wrong number.
-        while details.len() > 1 && text::width(&details.join(SEPARATOR)) > room {
-            details.pop();
-        }
-        let details = text::cut(&details.join(SEPARATOR), room, self.style.ascii);
-        let value = if details.is_empty() { value } else { text::pad(&value, AMOUNT_COLUMNS) };
-        format!("{} {value}  {}", self.label(line.label), self.style.paint(Paint::Dim, &details))
-            .trim_end()
-            .to_owned()
+        let beside = LABEL_COLUMNS + 1 + AMOUNT_COLUMNS + 2;
+        // Where there is no room beside the value, details stand below it.
+        let fits_beside = self.width >= beside + DETAIL_COLUMNS_MIN;
+        let indent = if fits_beside { beside } else { LABEL_COLUMNS + 2 };
+        let details = filled(line.details.iter().map(detail), self.width - indent);
+        let mut details = details.iter().map(|words| self.style.paint(Paint::Dim, words)).peekable();
+        let first = match details.next_if(|_| fits_beside) {
+            Some(words) => format!("{}  {words}", text::pad(&value, AMOUNT_COLUMNS)),
+            None => value,
+        };
+        let below = details.map(|words| format!("\n{:indent$}{words}", ""));
+        format!("{} {first}{}", self.label(line.label), below.collect::<String>())
     }
 
     fn notes(&self, report: &Report) -> Vec<String> {

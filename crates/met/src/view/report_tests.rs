@@ -41,6 +41,7 @@ fn everything_known_at_60() {
                        cores  3.76         average · peak 7.91
                       waited  4.18s        ready to run, no CPU free
                     switches  57,214       45,210 voluntary
+                                           12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB
                        cache  2.70 GiB     average · reclaimable
@@ -58,6 +59,7 @@ fn everything_known_at_60() {
                 CPU pressure  6.9s         10% of the time
              memory pressure  0s           0% of the time
                 I/O pressure  9.42s        14% of the time
+                                           all tasks 3.1%
         "#]],
     );
 }
@@ -194,6 +196,7 @@ fn a_job_of_a_manager_at_60() {
                        cores  3.76         average · peak 7.91
                       waited  4.18s        ready to run, no CPU free
                     switches  57,214       45,210 voluntary
+                                           12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB
                        cache  2.70 GiB     average · reclaimable
@@ -211,6 +214,7 @@ fn a_job_of_a_manager_at_60() {
                 CPU pressure  6.9s         10% of the time
              memory pressure  0s           0% of the time
                 I/O pressure  9.42s        14% of the time
+                                           all tasks 3.1%
 
                    step       CPU time    memory  duration  exit
                    batch          5.4s  25.7 MiB         -     -
