@@ -1,8 +1,11 @@
 //! `met time`: a job in the foreground, sampled by this very process.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -62,7 +65,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let inbox = assignment.inbox.clone();
     let mut supervisor = launch::fork_supervisor(setting.host.clone(), assignment, &program, &args.command)?;
     let watched = watch(setting, &mut supervisor, interval)?;
-    let record = finish(watched, &mut supervisor, inbox.as_deref(), interval)?;
+    let record = finish(watched, &mut supervisor.channel, inbox.as_deref(), interval)?;
     let code = super::exit_code(&record);
     if !args.quiet
         && let Err(error) = report(setting, &args, &record, output)
@@ -183,30 +186,40 @@ fn pass_on_signals(supervisor: &Supervisor) {
 /// Adds what was sampled to what was counted, and makes it last.
 fn finish(
     watched: Watched,
-    supervisor: &mut Supervisor,
-    inbox: Option<&std::path::Path>,
+    supervisor: &mut UnixStream,
+    inbox: Option<&Path>,
     interval: Duration,
 ) -> Result<Record> {
     let Watched { mut record, mut sampled } = watched;
     sampled.close_course(&record);
     sampled.complete(&mut record, &sampled.course, interval);
-    if let Some(state) = inbox {
-        let folder = JobDir::open(state, record.key.id.parse()?);
-        // The course is worth less than the end: it comes first, and may fail. One sample is no course.
-        if sampled.course.len() > 1 {
-            let _ = folder.write_course(&sampled.course);
-        }
-        if let Err(error) = folder.write_end(&record) {
-            tracing::warn!(
-                "cannot keep the end of job {} in {}: {error}",
-                record.key.id,
-                folder.path().display()
-            );
+    let kept = match inbox {
+        Some(state) => keep(&JobDir::open(state, record.key.id.parse()?), &record, &sampled),
+        None => Ok(()),
+    };
+    match kept {
+        // It has nothing left to do but to exit, and nobody waits for that. One that is gone already wants no word.
+        Ok(()) => drop(supervisor.write_all(&[1])),
+        Err(words) => {
+            tracing::warn!("{words}");
+            // It keeps what it has counted, and is gone when it has.
+            let _ = supervisor.shutdown(Shutdown::Write);
+            let _ = supervisor.read(&mut [0]);
         }
     }
-    // It has nothing left to do but to exit, and nobody waits for that.
-    supervisor.channel.write_all(&[1])?;
     Ok(record)
+}
+
+/// Why the end of a job cannot be kept, in words.
+fn keep(folder: &JobDir, record: &Record, sampled: &Sampled) -> Result<(), String> {
+    // The course is worth less than the end: it comes first, and may fail. One sample is no course.
+    if sampled.course.len() > 1 {
+        let _ = folder.write_course(&sampled.course);
+    }
+    folder.write_end(record).map_err(|error| {
+        let (id, place) = (&record.key.id, folder.path().display());
+        format!("cannot keep what was sampled of job {id} in {place}: {error}")
+    })
 }
 
 fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<File>) -> io::Result<()> {
@@ -231,5 +244,43 @@ fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<Fi
             let _ = io::stderr().write_all(text.as_bytes());
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::sample;
+
+    /// What the supervisor is answered, which waits for it as one does.
+    fn answer_of(state: &Path) -> Vec<u8> {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let supervisor = std::thread::spawn(move || {
+            let mut answer = [0];
+            let count = theirs.read(&mut answer).unwrap();
+            answer[..count].to_vec()
+        });
+        let watched = Watched { record: sample::bare(1, "x"), sampled: Sampled::default() };
+        finish(watched, &mut ours, Some(state), Duration::from_secs(1)).unwrap();
+        supervisor.join().unwrap()
+    }
+
+    #[test]
+    fn an_end_that_could_not_be_written_is_left_to_the_supervisor() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(answer_of(root.path()).is_empty(), "there is no folder of the job");
+        JobDir::claim(root.path(), 1).unwrap();
+        assert_eq!(answer_of(root.path()), [1]);
+        assert!(JobDir::open(root.path(), 1).read().end.is_some());
+    }
+
+    #[test]
+    fn a_supervisor_that_is_gone_does_not_take_the_report_with_it() {
+        let root = tempfile::tempdir().unwrap();
+        JobDir::claim(root.path(), 1).unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        let watched = Watched { record: sample::bare(1, "x"), sampled: Sampled::default() };
+        assert!(finish(watched, &mut ours, Some(root.path()), Duration::from_secs(1)).is_ok());
     }
 }

@@ -75,7 +75,7 @@ pub enum Notice {
     NotExecuted {
         message: String,
     },
-    /// The job is over. A `met time` that reads this keeps the record itself and answers with one byte.
+    /// The job is over. A `met time` that reads this keeps the record itself and answers with one byte when it has.
     Ended(Box<Record>),
     Failed {
         message: String,
