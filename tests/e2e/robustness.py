@@ -97,6 +97,7 @@ def a_job_whose_supervisor_was_killed_is_lost_and_cancellable(world, who, with_d
     ended = user.show(job)
     equal(ended["job"]["state"], "cancelled", "state")
     check(ended["totals"]["wall_seconds"] > 0 and ended["job"]["end"], "its end is not known")
+    check("memory_needed_bytes" not in ended["average"], f"a mean of a part of its life: {ended['average']}")
     user.stop_daemon()
     equal(user.state_of(job), "cancelled", "state in the store")
     check("has already ended (cancelled)" in user.met("cancel", job).ok().out, "ended twice")

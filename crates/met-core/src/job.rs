@@ -577,6 +577,11 @@ impl Totals {
         self.figures.remove(&column);
     }
 
+    /// Of a job that went on: what is known so far is the least it can be.
+    pub fn set_lower_bounds(&mut self) {
+        self.figures.values_mut().for_each(|figure| figure.kind = QualityKind::LowerBound);
+    }
+
     /// In the order of the job table.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Figure)> {
         self.figures.iter().map(|(&column, figure)| (column, figure))

@@ -4,6 +4,9 @@ use met_core::JOB;
 use met_core::job::{QualityKind, Record, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
 
+/// The source of the wall time of a job that nobody measured to its end, and that `met cancel` saw end.
+pub const CANCEL: &str = "met cancel";
+
 /// How long the job ran, or has been running. Unknown for one that has not begun, and for one that was
 /// lost: when it ended nobody saw.
 pub fn wall_ns(record: &Record, now_ns: i64) -> Option<i64> {
@@ -27,8 +30,12 @@ pub fn cores(record: &Record, now_ns: i64) -> Option<f64> {
     per_second(record, CPU, now_ns)
 }
 
-/// The mean of a level over time, in the column's unit.
+/// The mean of a level over time, in the column's unit. Of a part of that time it says nothing of the whole, not even
+/// a bound.
 pub fn level(record: &Record, column: usize) -> Option<f64> {
+    if record.totals.figure(WALL).is_some_and(|wall| wall.source == CANCEL) {
+        return None;
+    }
     Some(record.summaries.get(column)?.mean * JOB.columns[column].scale)
 }
 

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::MISSING;
-use met_core::job::QualityKind::Measured;
+use met_core::job::QualityKind::{LowerBound, Measured};
 use met_core::job::{Origin, ProcessId, Record, State};
 use met_core::job_table::{CPU, CPU_SYSTEM, CPU_USER, MEMORY_PEAK, WALL};
 use met_host::Host;
+use met_insight::average;
 use met_jobs::enclosure;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -86,11 +87,16 @@ fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) 
 }
 
 /// How a job ended whose supervisor did not see it: just now, by us, with what its cgroup has counted. How its main
-/// process ended nobody knows.
+/// process ended nobody knows, and what was sampled stopped when the job was lost.
 fn end_of_lost(host: &Host, record: &Record, now_ns: i64) -> Record {
     let mut end = Record { state: State::Cancelled, end_ns: Some(now_ns), ..record.clone() };
+    end.totals.set_lower_bounds();
+    end.events.iter_mut().for_each(|event| event.kind = LowerBound);
+    for gpu in end.gpus.iter_mut().filter(|gpu| gpu.energy_kind.is_some()) {
+        gpu.energy_kind = Some(LowerBound);
+    }
     if let Some(wall_ns) = end.start_ns.map(|start_ns| now_ns - start_ns).filter(|&wall_ns| wall_ns >= 0) {
-        end.totals.set(WALL, wall_ns, Measured, "clock");
+        end.totals.set(WALL, wall_ns, Measured, average::CANCEL);
     }
     let counted = Reading::after_end(host, record).cgroup;
     for column in [CPU, CPU_USER, CPU_SYSTEM, MEMORY_PEAK] {
@@ -222,6 +228,11 @@ fn wait_for_supervisor(setting: &Setting, record: &Record) {
 
 #[cfg(test)]
 mod tests {
+    use met_core::job::GpuUse;
+    use met_core::job_table::{
+        COST, EMISSIONS, ENERGY, GPU_ENERGY, GPU_MEMORY_PEAK, MEMORY_NEEDED, MEMORY_NEEDED_PEAK,
+    };
+
     use super::*;
     use crate::view::sample;
 
@@ -235,6 +246,25 @@ mod tests {
         assert_eq!((end.state, end.end_ns, end.exit_code), (State::Cancelled, Some(start_ns + 5_000), None));
         assert_eq!(end.totals.get(WALL), Some(5_000));
         assert_eq!(end.totals.get(CPU), lost.totals.get(CPU), "without a cgroup nothing more is known");
+    }
+
+    #[test]
+    fn what_was_not_measured_to_the_end_of_a_lost_job_is_a_lower_bound() {
+        let host = Host::real().unwrap();
+        let mut lost = sample::full(1, "train");
+        (lost.state, lost.end_ns) = (State::Lost, None);
+        lost.gpus = vec![GpuUse { energy_kind: Some(Measured), ..GpuUse::default() }];
+        for column in [ENERGY, EMISSIONS, COST, GPU_ENERGY, GPU_MEMORY_PEAK, MEMORY_NEEDED_PEAK] {
+            lost.totals.set(column, 5, Measured, "test");
+        }
+        let now_ns = lost.start_ns.unwrap() + 3_600_000_000_000;
+        let end = end_of_lost(&host, &lost, now_ns);
+        let unmarked = end.totals.iter().filter(|(_, figure)| figure.kind != LowerBound);
+        assert_eq!(unmarked.map(|(column, _)| column).collect::<Vec<_>>(), [WALL]);
+        assert!(end.gpus.iter().all(|gpu| gpu.energy_kind == Some(LowerBound)));
+        assert!(average::level(&lost, MEMORY_NEEDED).is_some(), "a mean of what was seen");
+        assert_eq!(average::level(&end, MEMORY_NEEDED), None, "which is not that of the whole");
+        assert!(met_insight::json::object(&end, now_ns)["average"].get("memory_ratio").is_none());
     }
 
     #[test]
