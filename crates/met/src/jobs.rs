@@ -24,7 +24,7 @@ use reference::{one_managers, one_nodes, one_users};
 
 pub use files::{import, open_writer, retention};
 pub use filter::JobsFilter;
-pub use reference::{JobRef, Meant, find, newest_on_node};
+pub use reference::{JobRef, Meant, find, newest_of};
 pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
 
 /// Somebody who knows jobs.

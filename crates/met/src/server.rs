@@ -15,7 +15,7 @@ use met_server::cluster::api::{self, Api, Unanswered};
 use met_server::cluster::{ClusterView, Keeper, Misunderstood, Plan};
 use met_server::http::{Address, Options, Server};
 use met_store::cluster::{Bearer, Log};
-use met_store::{NodePart, StoreError};
+use met_store::{Filter, NodePart, StoreError};
 use met_wire::batch::PACKED_BYTES_MAX;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
@@ -215,8 +215,12 @@ fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply
         Request::Find(job) => {
             let mut found = view.ask(|store| jobs::find(store, &job))?;
             found.retain(sees);
-            if found.is_empty() && !matches!(job, jobs::JobRef::Id { .. }) {
-                found = newest_of(view, bearer, &job)?;
+            if let Bearer::User(user) = bearer
+                && found.is_empty()
+            {
+                // The newest of all is somebody else's.
+                let own = Filter { user: Some(user.clone()), ..Filter::default() };
+                found = view.ask(|store| jobs::newest_of(store, &job, &own))?;
             }
             Ok(Reply::Jobs(view.with_figures(found)?))
         }
@@ -246,24 +250,6 @@ fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply
         }
         Request::Nodes => Ok(Reply::Nodes(nodes(view)?)),
         _ => bail!("this is not asked of a server, but of a daemon on its node"),
-    }
-}
-
-/// The newest job of a user that fits, where the newest of all is somebody else's.
-fn newest_of(view: &ClusterView, bearer: &Bearer, job: &jobs::JobRef) -> Result<Vec<Record>> {
-    let Bearer::User(user) = bearer else { return Ok(Vec::new()) };
-    let name = match job {
-        jobs::JobRef::Name(name) => Some(name.clone()),
-        _ => None,
-    };
-    let filter =
-        JobsFilter { user: Some(user.clone()), limit: Some(1), name: name.clone(), ..JobsFilter::default() };
-    let found = view.jobs(&filter.to_store())?;
-    match name.filter(|_| found.is_empty()) {
-        Some(name) => {
-            Ok(view.ask(|store| jobs::newest_on_node(store, &name, Some(user)))?.into_iter().collect())
-        }
-        None => Ok(found),
     }
 }
 

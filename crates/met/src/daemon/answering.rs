@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record, State};
 use met_core::job_table::CPU;
+use met_store::Filter;
 
 use super::found;
 use super::keeping::Keeping;
@@ -42,7 +43,9 @@ impl Keeping {
                 let mut found = jobs::find(&self.writer, &job)?;
                 let sees_all = self.sees_all(peer);
                 if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
-                    found = self.find_own(&job, peer)?;
+                    // The newest of all is somebody else's.
+                    let own = Filter { uid: Some(peer.uid), ..Filter::default() };
+                    found = jobs::newest_of(&self.writer, &job, &own)?;
                 }
                 found.retain(|record| sees_all || record.uid == Some(peer.uid));
                 Ok(Reply::Jobs(self.with_live(found)))
@@ -68,17 +71,6 @@ impl Keeping {
                 bail!("not a question about jobs")
             }
         }
-    }
-
-    /// The newest job of a user that fits, where the newest of all is somebody else's.
-    fn find_own(&mut self, job: &jobs::JobRef, peer: Peer) -> Result<Vec<Record>> {
-        let name = match job {
-            jobs::JobRef::Id { .. } => return Ok(Vec::new()),
-            jobs::JobRef::Name(name) => Some(name.clone()),
-            jobs::JobRef::Last => None,
-        };
-        let filter = jobs::JobsFilter { uid: Some(peer.uid), limit: Some(1), name, ..Default::default() };
-        Ok(self.writer.jobs(&filter.to_store())?)
     }
 
     fn with_live(&mut self, mut found: Vec<Record>) -> Vec<Record> {

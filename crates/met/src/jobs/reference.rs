@@ -6,6 +6,7 @@ use met_jobs::layouts::Layout;
 use met_store::{Filter, Queries, StoreError};
 use serde::{Deserialize, Serialize};
 
+use super::sort_ns;
 use crate::failure::Failure;
 
 /// The managers whose name may stand before an id.
@@ -26,6 +27,9 @@ const MANAGERS: [&str; 13] = [
 ];
 /// Steps of a job that have a name instead of a number.
 const STEPS: [&str; 3] = ["batch", "extern", "interactive"];
+
+/// Jobs of a name that are looked at together, from the newest on, for one of a node.
+const PAGE_JOBS: usize = 100;
 
 /// How a user names a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,33 +91,44 @@ pub enum Meant {
 
 /// The candidates for a reference, newest first.
 pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
-    Ok(match job {
-        JobRef::Last => store.newest()?.into_iter().collect(),
-        JobRef::Id { manager, id, node } => {
-            let mut found = store.find(manager.as_deref(), id)?;
-            found.retain(|record| node.as_ref().is_none_or(|node| record.nodes.contains(node)));
-            found
-        }
-        JobRef::Name(name) => match store.newest_named(name)? {
-            Some(record) => vec![record],
-            None => newest_on_node(store, name, None)?.into_iter().collect(),
-        },
-    })
+    let JobRef::Id { manager, id, node } = job else { return newest_of(store, job, &Filter::default()) };
+    let mut found = store.find(manager.as_deref(), id)?;
+    found.retain(|record| node.as_ref().is_none_or(|node| record.nodes.contains(node)));
+    Ok(found)
+}
+
+/// The newest job that fits, where it is not known by a number. `whose`: among which.
+pub fn newest_of(store: &Queries, job: &JobRef, whose: &Filter) -> Result<Vec<Record>, StoreError> {
+    let name = match job {
+        JobRef::Id { .. } => return Ok(Vec::new()),
+        JobRef::Name(name) => Some(name),
+        JobRef::Last => None,
+    };
+    let newest = Filter { name: name.cloned(), limit: Some(1), with_summaries: true, ..whose.clone() };
+    let found = store.jobs(&newest)?;
+    match name.filter(|_| found.is_empty()) {
+        Some(name) => Ok(newest_on_node(store, name, whose)?.into_iter().collect()),
+        None => Ok(found),
+    }
 }
 
 /// The newest job of a name on a node, where `train@n1` is no name.
-pub fn newest_on_node(store: &Queries, text: &str, user: Option<&str>) -> Result<Option<Record>, StoreError> {
-    /// Jobs of one name are looked at as far back as this.
-    const LOOKED_AT: usize = 10_000;
+fn newest_on_node(store: &Queries, text: &str, whose: &Filter) -> Result<Option<Record>, StoreError> {
     let Some((name, node)) = text.rsplit_once('@') else { return Ok(None) };
-    let filter = Filter {
-        name: Some(name.to_owned()),
-        user: user.map(str::to_owned),
-        limit: Some(LOOKED_AT),
-        with_summaries: true,
-        ..Filter::default()
-    };
-    Ok(store.jobs(&filter)?.into_iter().find(|record| record.nodes.iter().any(|known| known == node)))
+    let mut page = Filter { name: Some(name.to_owned()), limit: Some(PAGE_JOBS), ..whose.clone() };
+    loop {
+        let jobs = store.jobs(&page)?;
+        if let Some(hit) = jobs.iter().find(|record| record.nodes.iter().any(|known| known == node)) {
+            return store.get(&hit.key);
+        }
+        let Some(last) = jobs.last().filter(|_| page.limit == Some(jobs.len())) else { return Ok(None) };
+        // Pages overlap in the jobs of one instant. Those that wait have none to go on from.
+        let until_ns = sort_ns(last).checked_add(1);
+        match until_ns == page.until_ns {
+            true => page.limit = page.limit.map(|limit| limit * 2),
+            false => page.until_ns = until_ns,
+        }
+    }
 }
 
 /// A job may have hundreds; whoever mistyped one looks for it among a few.
@@ -190,6 +205,56 @@ mod tests {
         assert!(one_managers("1240", std::slice::from_ref(&slurm)).is_ok());
         let error = one_managers("1240", &[ours, slurm]).unwrap_err().to_string();
         assert_eq!(error, "job 1240 is ambiguous: local:1240 or slurm:1234_7");
+    }
+
+    /// Three hundred jobs called train on n2, of which many began at once or wait, and older ones on n1.
+    fn many_jobs() -> (tempfile::TempDir, met_store::Writer) {
+        let root = tempfile::tempdir().unwrap();
+        let mut writer = met_store::Writer::open(root.path()).unwrap();
+        let job = |id: u32, node: &str, user: &str, uid: u32, start_ns: Option<i64>| {
+            let mut record = crate::view::sample::full(id, "train");
+            record.nodes = vec![node.to_owned()];
+            (record.user, record.uid) = (Some(user.to_owned()), Some(uid));
+            (record.start_ns, record.end_ns) = (start_ns, None);
+            record
+        };
+        let mut jobs: Vec<Record> = (10..310)
+            .map(|id| {
+                let start_ns = match id {
+                    ..130 => None,
+                    130..250 => Some(5_000_000_000),
+                    _ => Some(4_000_000_000 + i64::from(id)),
+                };
+                job(id, "n2", "alice", 1000, start_ns)
+            })
+            .collect();
+        jobs.push(job(2, "n1", "alice", 1000, Some(2_000_000_000)));
+        jobs.push(job(1, "n1", "bob", 1001, Some(1_000_000_000)));
+        writer.put_all(&jobs).unwrap();
+        (root, writer)
+    }
+
+    #[test]
+    fn a_job_is_found_by_name_and_node_however_many_are_newer_elsewhere() {
+        let (_root, writer) = many_jobs();
+        let found = |text: &str| find(&writer, &JobRef::Name(text.to_owned())).unwrap();
+        let on_n1 = found("train@n1");
+        assert_eq!(on_n1.iter().map(|record| record.key.id.as_str()).collect::<Vec<_>>(), ["2"]);
+        assert!(!on_n1[0].summaries.is_empty(), "with all that is known of it");
+        assert!(found("train@n3").is_empty() && found("sum@n1").is_empty());
+        assert_eq!(found("train@n2")[0].key.id, found("train")[0].key.id);
+    }
+
+    #[test]
+    fn everybody_finds_his_own_by_name_and_node() {
+        let (_root, writer) = many_jobs();
+        let job = JobRef::Name("train@n1".to_owned());
+        let id = |whose: Filter| newest_of(&writer, &job, &whose).unwrap().pop().map(|record| record.key.id);
+        assert_eq!(id(Filter { uid: Some(1001), ..Filter::default() }).as_deref(), Some("1"));
+        assert_eq!(id(Filter { user: Some("bob".to_owned()), ..Filter::default() }).as_deref(), Some("1"));
+        assert_eq!(id(Filter { uid: Some(7), ..Filter::default() }), None);
+        let newest = newest_of(&writer, &JobRef::Last, &Filter { uid: Some(1001), ..Filter::default() });
+        assert_eq!(newest.unwrap()[0].key.id, "1");
     }
 
     #[test]
