@@ -68,6 +68,28 @@ impl FromFiles {
         }
     }
 
+    /// Who writes is done in a moment, or is a daemon that was just starting: then it is the one to ask.
+    fn change(
+        &mut self,
+        here: impl Fn(&mut Writer) -> Result<(), StoreError>,
+        there: impl Fn(&mut FromDaemon) -> Result<()>,
+    ) -> Result<()> {
+        if let Files::Ours(writer) = &mut self.store {
+            return Ok(here(writer)?);
+        }
+        let begin = Instant::now();
+        loop {
+            match Writer::open(&self.state) {
+                Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
+                opened => return Ok(here(&mut opened?)?),
+            }
+            if let Ok(client) = Client::connect(&self.daemon) {
+                return there(&mut FromDaemon { client: Box::new(client) });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn up_to_date(&self, mut jobs: Vec<Record>) -> Vec<Record> {
         for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
             settle_or_end(&self.host, self.queries(), record);
@@ -113,28 +135,11 @@ impl JobSource for FromFiles {
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
-        if let Files::Ours(writer) = &mut self.store {
-            return Ok(writer.remove(key)?);
-        }
-        // Who writes is done in a moment, or is a daemon that was just starting: then it is the one to ask.
-        let begin = Instant::now();
-        loop {
-            match Writer::open(&self.state) {
-                Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
-                opened => return Ok(opened?.remove(key)?),
-            }
-            if let Ok(client) = Client::connect(&self.daemon) {
-                return FromDaemon { client: Box::new(client) }.remove(key);
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.change(|writer| writer.remove(key), |daemon| daemon.remove(key))
     }
 
     fn close(&mut self, end: &Record) -> Result<()> {
-        match &mut self.store {
-            Files::Ours(writer) => Ok(writer.put(end)?),
-            Files::Theirs(_) => Ok(open_writer(&self.state)?.put(end)?),
-        }
+        self.change(|writer| writer.put(end), |daemon| daemon.close(end))
     }
 }
 
@@ -200,4 +205,41 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
         writer.import()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::protocol::{PROTOCOL, Reply, Request, read_frame, write_frame};
+
+    /// What a daemon is asked that has the store, and answers as soon as it listens.
+    fn asked(change: impl Fn(&mut FromFiles)) -> Request {
+        let root = tempfile::tempdir().unwrap();
+        let _daemons = Writer::open(root.path()).unwrap();
+        let daemon = root.path().join("daemon.sock");
+        let listener = UnixListener::bind(&daemon).unwrap();
+        let answering = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _: Request = read_frame(&mut stream).unwrap();
+            write_frame(&mut stream, &Reply::Hello { protocol: PROTOCOL, pid: 1 }).unwrap();
+            let asked: Request = read_frame(&mut stream).unwrap();
+            write_frame(&mut stream, &Reply::Done).unwrap();
+            asked
+        });
+        let store = Files::Theirs(Box::new(Reader::open(root.path()).unwrap()));
+        let host = Host::real().unwrap();
+        change(&mut FromFiles { host, state: root.path().to_owned(), daemon, store });
+        answering.join().unwrap()
+    }
+
+    #[test]
+    fn what_a_daemon_that_was_just_starting_holds_is_changed_by_it() {
+        let record = crate::view::sample::full(1, "train");
+        let removed = asked(|files| files.remove(&record.key).unwrap());
+        assert!(matches!(removed, Request::Remove(key) if key == record.key));
+        let closed = asked(|files| files.close(&record).unwrap());
+        assert!(matches!(closed, Request::Ended(end) if end.key == record.key));
+    }
 }
