@@ -1,11 +1,11 @@
 //! `met attach`: measures a process that already runs.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{LOCAL, Origin, ProcessId, Record, State};
+use met_core::job::{LOCAL, Origin, ProcessId, State};
 use met_host::{Host, parse};
 
 use crate::cli::{AttachArgs, DetachArgs};
@@ -67,7 +67,8 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
         true => writeln!(output::stdout(), "{id}"),
         false => writeln!(output::stdout(), "Attached to pid {pid} as job {id} \"{name}\""),
     };
-    Ok(told.map_or_else(|error| untold(&record, &error), |()| 0))
+    let untold = |error| super::untold(&record, &error, args.print_id, "is measured", "detach");
+    Ok(told.map_or_else(untold, |()| 0))
 }
 
 /// What is measured already is not measured twice: the two would share what is sampled of it.
@@ -84,13 +85,6 @@ fn refuse_measured(setting: &Setting, process: ProcessId) -> Result<()> {
         true => format!("process {pid} is measured already, as job {id} \"{name}\"; met show {id} shows it"),
         false => format!("process {pid} is part of job {id} \"{name}\" already; met ps {id} shows it"),
     }))
-}
-
-/// It is measured, though the one who asked was not told so; the exit code.
-fn untold(record: &Record, error: &io::Error) -> i32 {
-    let id = &record.key.id;
-    tracing::error!("job {id} is measured (met show {id}, met detach {id}), but {error}");
-    1
 }
 
 /// Ends the measuring; the process runs on.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{Origin, Record};
+use met_core::job::Origin;
 
 use crate::cli::RunArgs;
 use crate::failure::Failure;
@@ -60,7 +60,8 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
                 let main = record.local.as_ref().and_then(|local| local.main).map_or(0, |main| main.pid);
                 let announced =
                     announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here);
-                let code = announced.map_or_else(|error| untold(&record, &error, &args), |()| 0);
+                let untold = |error| super::untold(&record, &error, args.print_id, "runs", "cancel");
+                let code = announced.map_or_else(untold, |()| 0);
                 if !args.wait {
                     return Ok(code);
                 }
@@ -92,17 +93,6 @@ fn announce(
         writeln!(stdout, "Started job {id} \"{name}\" (pid {pid}), output in {out} and {err}")?;
     }
     stdout.flush()
-}
-
-/// A job that runs and whose id did not reach anybody is named once more, on stderr; the exit code.
-fn untold(record: &Record, error: &io::Error, args: &RunArgs) -> i32 {
-    // Whoever stops reading sentences has had enough of them; an id was asked for.
-    if error.kind() == io::ErrorKind::BrokenPipe && !args.print_id {
-        return 0;
-    }
-    let id = &record.key.id;
-    tracing::error!("job {id} runs (met show {id}, met cancel {id}), but {error}");
-    1
 }
 
 fn parse_env(given: &[OsString]) -> Result<Vec<(OsString, OsString)>> {
