@@ -35,7 +35,7 @@ impl Client {
 
     /// Asks and waits for the answer; a refusal is an error.
     pub fn call(&mut self, request: &Request) -> io::Result<Reply> {
-        // A broken pipe is for the reader of our output; this one is a daemon that hung up.
+        // Nobody who reads "broken pipe" would think of a daemon that hung up.
         write_frame(&mut self.stream, request).map_err(|_| io::ErrorKind::ConnectionReset)?;
         match read_frame(&mut self.stream)? {
             Reply::Error { message } => Err(io::Error::new(io::ErrorKind::PermissionDenied, message)),

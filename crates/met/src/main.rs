@@ -133,11 +133,7 @@ fn one_line(text: &str) -> String {
 }
 
 fn explain(error: &anyhow::Error) -> i32 {
-    let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-    };
-    // Whoever reads our output has had enough; that is no failure.
-    if error.chain().any(broken_pipe) {
+    if output::is_reader_gone(error) {
         return 0;
     }
     let _ = writeln!(io::stderr(), "met: {error:#}");

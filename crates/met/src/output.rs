@@ -3,6 +3,8 @@
 use std::io::{self, ErrorKind, IsTerminal, StdoutLock, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::event::{PollFd, PollFlags, poll};
+
 use crate::view::Style;
 
 /// The standard output of a command, locked.
@@ -26,11 +28,31 @@ impl Output {
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes).map_err(explained)
+        patiently(&mut self.stream, |stream| stream.write(bytes)).map_err(explained)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush().map_err(explained)
+        patiently(&mut self.stream, Write::flush).map_err(explained)
+    }
+}
+
+impl Drop for Output {
+    /// At the exit nobody would wait for a reader.
+    fn drop(&mut self) {
+        let _ = self.flush();
+    }
+}
+
+/// Whoever has our output may have asked that no write of it waits: then this does.
+fn patiently<S: AsFd, T>(stream: &mut S, mut write: impl FnMut(&mut S) -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match write(stream) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                // Interrupted or not: the write tells what became of it.
+                let _ = poll(&mut [PollFd::new(stream, PollFlags::OUT)], None);
+            }
+            written => return written,
+        }
     }
 }
 
@@ -40,10 +62,25 @@ impl AsFd for Output {
     }
 }
 
+/// Whoever read our output has had enough, which is no failure. Other pipes may break, and that is one.
+#[derive(Debug, thiserror::Error)]
+#[error("broken pipe")]
+struct ReaderGone;
+
+/// Whether a command ended because nobody reads its output any more.
+pub fn is_reader_gone(error: &anyhow::Error) -> bool {
+    let marked = |cause: &(dyn std::error::Error + 'static)| {
+        let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        inner.is_some_and(|inner| inner.is::<ReaderGone>())
+    };
+    error.chain().any(marked)
+}
+
 fn explained(error: io::Error) -> io::Error {
     match error.kind() {
-        // A reader that leaves early is no failure, and a write that is interrupted is tried again.
-        ErrorKind::BrokenPipe | ErrorKind::Interrupted | ErrorKind::WouldBlock => error,
+        ErrorKind::BrokenPipe => io::Error::new(ErrorKind::BrokenPipe, ReaderGone),
+        // A write that is interrupted is tried again by whoever writes all.
+        ErrorKind::Interrupted => error,
         kind => {
             let place = std::fs::read_link("/proc/self/fd/1").ok().filter(|path| path.is_absolute());
             let place = place.map_or_else(String::new, |path| format!(", {}", path.display()));
@@ -72,7 +109,24 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_gone_stays_known_as_such() {
-        assert_eq!(explained(ErrorKind::BrokenPipe.into()).to_string(), "broken pipe");
+    fn a_reader_that_has_gone_stays_known_as_such_and_no_other_pipe_is_taken_for_it() {
+        let gone = explained(ErrorKind::BrokenPipe.into());
+        assert_eq!((gone.kind(), gone.to_string().as_str()), (ErrorKind::BrokenPipe, "broken pipe"));
+        assert!(is_reader_gone(&anyhow::Error::from(gone).context("listing")));
+        let other = io::Error::from(ErrorKind::BrokenPipe);
+        assert!(!is_reader_gone(&anyhow::Error::from(other).context("the supervisor ended at once")));
+    }
+
+    #[test]
+    fn a_write_that_would_block_waits_for_the_reader() {
+        let (mut reader, mut writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let full = |writer: &mut io::PipeWriter| writer.write(&[0; 4096]).is_err();
+        while !full(&mut writer) {}
+        let reading = std::thread::spawn(move || io::copy(&mut reader, &mut io::sink()).unwrap());
+        let written = patiently(&mut writer, |writer| writer.write(b"more"));
+        assert_eq!(written.unwrap(), 4);
+        drop(writer);
+        assert!(reading.join().unwrap() >= 4096 + 4);
     }
 }
