@@ -116,6 +116,7 @@ pub fn to_ascii(text: &str) -> String {
             '░' => '.',
             '…' => '~',
             '≥' => '>',
+            'µ' => 'u',
             _ => {
                 plain.push_str(&"?".repeat(character.width().unwrap_or(0)));
                 continue;
@@ -158,5 +159,6 @@ mod tests {
             assert_eq!(width(&to_ascii(text)), width(text), "{text}");
             assert!(to_ascii(text).is_ascii());
         }
+        assert_eq!(to_ascii("≥61µs"), ">61us");
     }
 }

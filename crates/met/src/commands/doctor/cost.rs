@@ -12,7 +12,7 @@ use crate::jobs::{AllJobs, JobsFilter};
 use crate::output;
 use crate::sampler::{Cost, Sampler};
 use crate::setting::Setting;
-use crate::view::{Paint, units};
+use crate::view::{Paint, Style, text, units};
 
 /// Looks a second apart, as a daemon does: in a loop everything would be in a cache, and look cheap.
 const LOOKS: u32 = 5;
@@ -43,23 +43,27 @@ pub(super) fn cost(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         writeln!(stdout, "{}", serde_json::Value::Array(lines.iter().map(CostLine::object).collect()))?;
         return Ok(0);
     }
+    stdout.write_all(table(&lines, &stdout.style()).as_bytes())?;
+    Ok(0)
+}
+
+fn table(lines: &[CostLine], style: &Style) -> String {
     let head =
         format!("{:<12} {:>7} {:>6} {:>12} {:>10}", "SOURCE", "EVERY", "ROWS", "PER READING", "OF A CORE");
-    writeln!(stdout, "{}", stdout.style().paint(Paint::Bold, &head))?;
-    for line in &lines {
-        writeln!(
-            stdout,
-            "{:<12} {:>7} {:>6} {:>12} {:>10}",
+    let mut drawn = style.paint(Paint::Bold, &head) + "\n";
+    for line in lines {
+        drawn += &format!(
+            "{:<12} {:>7} {:>6} {:>12} {:>10}\n",
             line.source,
             units::duration(line.every.as_secs_f64()),
             line.rows,
             line.each_ns.map_or("-".to_owned(), |ns| units::duration(ns / 1e9)),
             line.core_ratio().map_or("-".to_owned(), |ratio| format!("{:.3}%", ratio * 100.0)),
-        )?;
+        );
     }
     let total: f64 = lines.iter().filter_map(CostLine::core_ratio).sum();
-    writeln!(stdout, "{:<12} {:>38.3}%", "together", total * 100.0)?;
-    Ok(0)
+    drawn += &format!("{:<12} {:>38.3}%\n", "together", total * 100.0);
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
 /// One source and its price.
@@ -94,5 +98,29 @@ impl CostLine {
             "reading_seconds": self.each_ns.map(|ns| ns / 1e9),
             "core_ratio": self.core_ratio(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn a_terminal_without_greek_letters_is_told_microseconds_too() {
+        let line = CostLine {
+            source: "proc",
+            every: Duration::from_secs(1),
+            rows: 3,
+            each_ns: Some(61_000.0),
+        };
+        let style = Style { ascii: true, ..Style::plain() };
+        expect![[r#"
+            SOURCE         EVERY   ROWS  PER READING  OF A CORE
+            proc              1s      3         61us     0.006%
+            together                                      0.006%
+        "#]]
+        .assert_eq(&table(&[line], &style));
     }
 }
