@@ -59,11 +59,11 @@ pub fn energy(window: &EnergyWindow, style: &Style) -> String {
     let idle_sign = if window.idle_estimated { "~" } else { "" };
     let watts = |energy_uj: u64| units::watts(window.watts(energy_uj));
     let line = format!(
-        "{sign}{} in all   jobs {}   system {}   idle {idle_sign}{}   ({}, {})",
-        watts(window.whole_uj),
+        "{} in all   jobs {}   system {}   idle {}   ({}, {})",
+        units::marked(sign, &watts(window.whole_uj)),
         watts(window.jobs_uj),
         watts(window.system_uj),
-        watts(window.idle_uj),
+        units::marked(idle_sign, &watts(window.idle_uj)),
         units::duration((window.end_ns - window.begin_ns) as f64 / 1e9),
         window.meter,
     );

@@ -6,7 +6,7 @@ mod tables;
 
 use met_insight::report::{Line, Report};
 
-use super::{Paint, Style, text};
+use super::{Paint, Style, text, units};
 pub use amounts::{amount, mark};
 use amounts::{detail, legend};
 
@@ -78,7 +78,7 @@ impl Page<'_> {
 
     fn line(&self, line: &Line) -> String {
         let sign = mark(line.amount.quality).map_or(" ", |(sign, _)| sign);
-        let value = format!("{sign}{}", amount(&line.amount));
+        let value = units::marked(sign, &amount(&line.amount));
         let beside = LABEL_COLUMNS + 1 + AMOUNT_COLUMNS + 2;
         // Where there is no room beside the value, details stand below it.
         let fits_beside = self.width >= beside + DETAIL_COLUMNS_MIN;

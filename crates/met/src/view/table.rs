@@ -466,7 +466,7 @@ impl Amount {
             (Format::Together(scales), None) => Scale::of(scales, [self.value].into_iter()).write(self.value),
             (Format::Alone(format), _) => format(self.value),
         };
-        format!("{sign}{words} {}", self.unit).trim_end().to_owned()
+        format!("{} {}", units::marked(sign, &words), self.unit).trim_end().to_owned()
     }
 }
 

@@ -223,11 +223,25 @@ fn below_a_minute(seconds: f64) -> String {
 
 fn three_digits(value: f64) -> String {
     match value.abs() {
-        // Little is not nothing.
-        s if s > 0.0 && s < 0.005 => "<0.01".to_owned(),
+        // Little is not nothing: one digit that counts.
+        s if s > 0.0 && s < 0.000_05 => "<0.0001".to_owned(),
+        s if s > 0.0 && s < 0.000_95 => format!("{value:.4}"),
+        s if s > 0.0 && s < 0.009_5 => format!("{value:.3}"),
         s if s < 9.995 => format!("{value:.2}"),
         s if s < 99.95 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
+    }
+}
+
+/// A number with the sign of how well it is known. A bound below, or an estimate, that is too small to be written is
+/// about nothing: `≥<0.0001 W` says two things at once.
+pub fn marked(sign: &str, number: &str) -> String {
+    match number.strip_prefix('<') {
+        Some(rest) if matches!(sign, "≥" | "~") => {
+            let unit = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+            format!("{sign}0{unit}")
+        }
+        _ => format!("{sign}{number}"),
     }
 }
 
@@ -378,8 +392,19 @@ mod tests {
 
     #[test]
     fn little_is_told_from_nothing() {
-        assert_eq!([0.0, 0.0001, 0.005, 8.0].map(cores), ["0", "<0.01", "0.01", "8"]);
-        assert_eq!([0.0, 0.0001].map(watts), ["0.00 W", "<0.01 W"]);
+        let values = [0.0, 0.000_03, 0.000_3, 0.000_96, 0.003_76, 0.009_6, 8.0];
+        assert_eq!(values.map(cores), ["0", "<0.0001", "0.0003", "0.001", "0.004", "0.01", "8"]);
+        assert_eq!([0.0, 0.0001].map(watts), ["0.00 W", "0.0001 W"]);
+    }
+
+    #[test]
+    fn a_sign_and_a_small_number_do_not_contradict_each_other() {
+        assert_eq!(marked("≥", &watts(0.000_01)), "≥0 W");
+        assert_eq!(marked("~", &watts(0.000_3)), "~0.0003 W");
+        assert_eq!(marked("~", &percent(0.000_2)), "~0%");
+        assert_eq!(marked("≥", &Scale::of(&ENERGY, [0.36].into_iter()).write(0.001)), "≥0 mWh");
+        assert_eq!(marked(" ", &cores(0.000_01)), " <0.0001");
+        assert_eq!(marked("*", &cores(0.000_01)), "*<0.0001");
     }
 
     #[test]

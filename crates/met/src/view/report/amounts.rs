@@ -34,7 +34,7 @@ pub fn amount(amount: &Amount) -> String {
 }
 
 pub(super) fn marked(value: &Amount) -> String {
-    format!("{}{}", mark(value.quality).map_or("", |(sign, _)| sign), amount(value))
+    units::marked(mark(value.quality).map_or("", |(sign, _)| sign), &amount(value))
 }
 
 pub(super) fn detail(detail: &Detail) -> String {
