@@ -311,6 +311,29 @@ def a_closed_stdout_does_not_change_the_exit_code(world):
 
 
 @test
+def whoever_stops_reading_sentences_has_had_enough_of_them(world):
+    sleeper = world.start("sleep", "1000")
+    for command in (("run", "--", "true"), ("attach", str(sleeper.pid))):
+        equal(told_to_nobody(world, *command), (0, b""), f"{command}: exit code and stderr")
+    world.met("detach", "@last").ok()
+    # An id was asked for.
+    for command in (("run", "--print-id", "--", "true"), ("attach", "--print-id", str(sleeper.pid))):
+        code, said = told_to_nobody(world, *command)
+        check(code == 1 and b"met show" in said, f"{command}: {code} {said!r}")
+    sleeper.kill()
+
+
+def told_to_nobody(world, *arguments):
+    """The exit code of a command whose standard output is a pipe that nobody reads, and what it says beside it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = world.spawn(*arguments, stdout=writer)
+    os.close(writer)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, said
+
+
+@test
 def a_job_lasts_until_its_last_process_ends(world):
     job = world.run("sh", "-c", "(while [ ! -e go ]; do sleep 0.05; done; echo late) & exit 3")
     eventually(lambda: "sh" in world.met("ps", job).out, "the child is there")
