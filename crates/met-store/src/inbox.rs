@@ -29,6 +29,9 @@ const COURSE: &str = "course";
 /// Marks a directory that is kept for its number only.
 const DONE: &str = "done";
 
+/// What its processes and cgroups add to a record between its making and its start: with room for them the space is
+/// asked for once.
+const START_GROWTH_BYTES: u64 = 8 << 10;
 /// What totals and summaries may add to a record between its start and its end.
 const END_GROWTH_BYTES: u64 = 64 << 10;
 /// Larger files were not written by this program.
@@ -102,7 +105,7 @@ impl JobDir {
 
     /// Finds out before anything runs whether the end of this job could be kept.
     pub fn make_room(&self, record: &Record) -> io::Result<()> {
-        self.reserve_end(serde_json::to_vec(record)?.len() as u64 + END_GROWTH_BYTES)
+        self.reserve_end(serde_json::to_vec(record)?.len() as u64 + START_GROWTH_BYTES + END_GROWTH_BYTES)
     }
 
     /// Writes the start and reserves the space of the end; an error here says that the end could not be

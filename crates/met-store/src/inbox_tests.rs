@@ -37,6 +37,22 @@ fn records_and_samples_come_back() {
 }
 
 #[test]
+fn room_that_was_made_before_the_start_is_enough_for_it() {
+    let state = tempfile::tempdir().unwrap();
+    let (id, dir) = JobDir::reserve(state.path(), 1).unwrap();
+    let mut record = running(id, MIDNIGHT_S);
+    let main = record.local.as_mut().unwrap().main.take();
+    dir.make_room(&record).unwrap();
+    let room = || fs::metadata(dir.path().join(END_RESERVED)).unwrap().len();
+    let made = room();
+    let local = record.local.as_mut().unwrap();
+    local.main = main;
+    local.cgroup.unified = Some(PathBuf::from(format!("/sys/fs/cgroup/{}", "a".repeat(255))));
+    dir.write_start(&record).unwrap();
+    assert_eq!(room(), made, "no more was asked for");
+}
+
+#[test]
 fn files_are_private() {
     let state = tempfile::tempdir().unwrap();
     let (id, dir) = JobDir::reserve(&state.path().join("a/b"), 1).unwrap();
