@@ -95,7 +95,7 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
 pub fn job_of<'a>(host: &Host, jobs: &'a [Record], process: ProcessId) -> Option<&'a Record> {
     let mut members = Members::default();
     for (slot, record) in (0..).zip(jobs) {
-        // A sampler has one job for a root; the others would hide the one that is asked for.
+        // `Members` keeps one job for each root process: another one with the same would hide this one.
         if record.local.as_ref().and_then(|local| local.main) == Some(process) {
             return Some(record);
         }

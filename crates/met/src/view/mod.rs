@@ -16,8 +16,10 @@ pub mod table;
 pub mod text;
 pub mod units;
 
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use jiff::tz::TimeZone;
 
@@ -65,9 +67,12 @@ impl Style {
 /// The zone of the reader's clock. Where no variable names another, the machine's own file holds its rules; to ask
 /// for its name would list the whole database of zones, which takes longer than a short job.
 pub fn local_zone() -> TimeZone {
-    let machines = || TimeZone::tzif("local", &std::fs::read("/etc/localtime").ok()?).ok();
-    let named = std::env::var_os("TZ").is_some();
-    if named { None } else { machines() }.unwrap_or_else(TimeZone::system)
+    zone_of(std::env::var_os("TZ").as_deref(), Path::new("/etc/localtime"))
+}
+
+fn zone_of(variable: Option<&OsStr>, file: &Path) -> TimeZone {
+    let machines = || TimeZone::tzif("local", &std::fs::read(file).ok()?).ok();
+    if variable.is_some() { None } else { machines() }.unwrap_or_else(TimeZone::system)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,11 +132,25 @@ mod tests {
         assert!(!locale(&[("LANG", "POSIX")]));
     }
 
+    /// A file of a zone in which it is always the same number of hours later than in Greenwich.
+    fn zone_file(hours: i8) -> Vec<u8> {
+        let counts = [0_u32, 0, 0, 0, 1, 4].map(u32::to_be_bytes).concat();
+        let seconds = i32::from(hours) * 3600;
+        let block = [b"TZif2".as_slice(), &[0; 15], &counts, &seconds.to_be_bytes(), &[0, 0], b"XYZ\0"].concat();
+        [block.as_slice(), &block, format!("\nXYZ{}\n", -hours).as_bytes()].concat()
+    }
+
     #[test]
-    fn the_local_zone_tells_the_time_that_the_named_one_does() {
+    fn the_zone_is_that_of_the_machines_file_unless_a_variable_names_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("localtime");
+        std::fs::write(&file, zone_file(5)).unwrap();
         for second in [0, 1_700_000_000, 1_720_000_000, 4_000_000_000] {
             let at = jiff::Timestamp::from_second(second).unwrap();
-            assert_eq!(local_zone().to_offset(at), TimeZone::system().to_offset(at), "{at}");
+            assert_eq!(zone_of(None, &file).to_offset(at), jiff::tz::offset(5), "{at}");
+            let elsewhere = TimeZone::system().to_offset(at);
+            assert_eq!(zone_of(Some(OsStr::new("UTC")), &file).to_offset(at), elsewhere, "{at}");
+            assert_eq!(zone_of(None, &folder.path().join("none")).to_offset(at), elsewhere, "{at}");
         }
     }
 }
