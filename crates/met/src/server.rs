@@ -47,19 +47,29 @@ const AHEAD_MS: i64 = 6 * 3_600_000;
 
 /// Where a server keeps things: beside what a daemon of the same machine keeps.
 pub fn state(setting: &Setting) -> PathBuf {
-    place(setting).state.join("server")
+    state_in(place(setting))
+}
+
+fn state_in(place: &Place) -> PathBuf {
+    place.state.join("server")
 }
 
 fn place(setting: &Setting) -> &Place {
     if rustix::process::getuid().is_root() { &setting.system } else { &setting.user }
 }
 
+fn make_state(place: &Place) -> Result<PathBuf> {
+    let state = state_in(place);
+    let unkept = |error| Place { state: state.clone(), ..place.clone() }.cannot_keep("anything", &error);
+    create_private(&state).map_err(unkept)?;
+    Ok(state)
+}
+
 /// Serves until told to end.
 pub fn serve(setting: &Setting) -> Result<()> {
     crate::name_process(c"met-server");
     met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
-    let state = state(setting);
-    create_private(&state).map_err(|error| place(setting).cannot_keep("anything", &error))?;
+    let state = make_state(place(setting))?;
     let _only = only_one(&state)?;
     let signals = Signals::block().context("the server cannot listen for signals")?;
     let backends = setting.config.store.backends().map_err(|error| Failure::usage(error.to_string()))?;
@@ -307,6 +317,19 @@ fn nodes(view: &ClusterView) -> Result<Vec<NodeStatus>> {
 #[cfg(test)]
 mod tests {
     use met_wire::meaning::{Compared, Meaning, describe};
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let taken = root.path().join("server");
+        std::fs::write(&taken, "").unwrap();
+        let place = Place { state: root.path().to_owned(), runtime: "/r".into(), system: true };
+        let refusal = make_state(&place).unwrap_err().to_string();
+        assert!(refusal.contains(&format!("in {}: ", taken.display())), "{refusal}");
+        assert!(refusal.contains("system.state"), "{refusal}");
+    }
 
     /// A name with a blank in it would be two.
     #[test]
