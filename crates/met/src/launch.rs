@@ -114,7 +114,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     }
     Ok(Assignment {
         record,
-        inbox: draft.keep.then(|| setting.user.state.clone()),
+        inbox: draft.keep.then(|| setting.user.clone()),
         detached,
         until_last: draft.until_last,
         daemon: setting.daemon_place(system.is_some()),

@@ -6,15 +6,19 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use met_core::any_path;
+use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, StorageName};
 use crate::failure::Failure;
 use crate::output;
 
 /// The two directories of one daemon, a user's or the system's.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Place {
+    #[serde(with = "any_path")]
     pub state: PathBuf,
+    #[serde(with = "any_path")]
     pub runtime: PathBuf,
     pub system: bool,
 }
@@ -81,12 +85,31 @@ impl Place {
     }
 }
 
-/// A folder of the wrong kind is for the caller to change; a full disk is nobody's mistake.
+/// A folder of the wrong kind is for the caller to change; a full disk, a broken one or a limit is nobody's mistake.
 fn refusal(claim: String, error: &io::Error, remedy: &str) -> anyhow::Error {
-    match output::is_full(error.kind()) {
-        true => Failure::with_code(1, format!("{claim}: {error}; free space there, or {remedy}")),
-        false => Failure::usage(format!("{claim}: {error}; {remedy}")),
+    match (error.kind(), error.raw_os_error()) {
+        (kind, _) if output::is_full(kind) => {
+            Failure::with_code(1, format!("{claim}: {error}; free space there, or {remedy}"))
+        }
+        (_, Some(libc::EMFILE | libc::ENFILE)) => {
+            Failure::with_code(1, format!("{claim}: {error}; `ulimit -n` shows the limit of open files"))
+        }
+        (kind, number) if is_unfit(kind) || number == Some(libc::ELOOP) => {
+            Failure::usage(format!("{claim}: {error}; {remedy}"))
+        }
+        _ => Failure::with_code(1, format!("{claim}: {error}; {remedy}")),
     }
+}
+
+/// Whether the place itself was given wrongly.
+fn is_unfit(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{
+        AlreadyExists, InvalidFilename, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem,
+    };
+    matches!(
+        kind,
+        AlreadyExists | InvalidFilename | NotADirectory | NotFound | PermissionDenied | ReadOnlyFilesystem
+    )
 }
 
 pub fn create_private(folder: &Path) -> io::Result<()> {
@@ -139,9 +162,9 @@ fn absolute_variable(name: &str) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn refusal_of(system: bool, state: &str, kind: io::ErrorKind) -> (i32, String) {
+    fn refusal_of(system: bool, state: &str, error: impl Into<io::Error>) -> (i32, String) {
         let place = Place { state: state.into(), runtime: "/r/met".into(), system };
-        let refusal = place.cannot_keep("anything", &kind.into());
+        let refusal = place.cannot_keep("anything", &error.into());
         let failure = refusal.downcast_ref::<Failure>().unwrap();
         (failure.code, failure.message.clone())
     }
@@ -163,5 +186,15 @@ mod tests {
         let (code, words) = refusal_of(false, "/s", io::ErrorKind::StorageFull);
         assert_eq!(code, 1);
         assert!(words.contains("free space there, or set XDG_STATE_HOME"), "{words}");
+    }
+
+    #[test]
+    fn neither_is_a_broken_disk_or_a_limit() {
+        let (code, words) = refusal_of(false, "/s", io::Error::from_raw_os_error(libc::EIO));
+        assert_eq!(code, 1);
+        assert!(!words.contains("free space") && words.ends_with("a folder of yours"), "{words}");
+        let (code, words) = refusal_of(false, "/s", io::Error::from_raw_os_error(libc::EMFILE));
+        assert!(code == 1 && words.contains("ulimit -n"), "{code} {words}");
+        assert_eq!(refusal_of(false, "/s", io::Error::from_raw_os_error(libc::ELOOP)).0, 2);
     }
 }

@@ -62,7 +62,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
         }
         assigned => assigned?,
     };
-    let inbox = assignment.inbox.clone();
+    let inbox = assignment.inbox.as_ref().map(|place| place.state.clone());
     let mut supervisor = launch::fork_supervisor(setting.host.clone(), assignment, &program, &args.command)?;
     let watched = watch(setting, &mut supervisor, interval)?;
     let record = finish(watched, &mut supervisor.channel, inbox.as_deref(), interval)?;

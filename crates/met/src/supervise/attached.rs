@@ -17,7 +17,7 @@ use super::link::Link;
 use super::memory;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
-use super::{Assignment, Channel, Notice, job_dir, unkept};
+use super::{Assignment, Channel, Inbox, Notice};
 use crate::processes;
 
 /// Rounds of looking for threads that began while others were being opened.
@@ -39,7 +39,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<()> {
     let main =
         assignment.record.local.as_ref().and_then(|local| local.main).ok_or(io::ErrorKind::InvalidInput)?;
     let pidfd = open_process(&host, main)?;
-    let inbox = job_dir(&assignment)?;
+    let inbox = Inbox::of(&assignment)?;
     assignment.record.start_ns = Some(clock::realtime_ns());
     assignment.record.state = State::Running;
     if let Some(local) = &mut assignment.record.local {
@@ -49,7 +49,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<()> {
     let clocks = open_clocks(&host, &assignment.record);
     let mut events = open_events(&host, &assignment);
     if let Some(inbox) = &inbox {
-        inbox.write_start(&assignment.record).map_err(|error| unkept(inbox, &error))?;
+        inbox.folder.write_start(&assignment.record).map_err(|error| inbox.unkept(&error))?;
     }
     channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
     let mut link = Link::new(assignment.daemon.clone());
@@ -58,11 +58,11 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<()> {
     let record =
         close(assignment.record, clocks.as_deref(), &pidfd, clock::boottime_ns() - begin_boot_ns, &outcome);
     if let Some(inbox) = &inbox {
-        if let Err(error) = inbox.write_end(&record) {
+        if let Err(error) = inbox.folder.write_end(&record) {
             let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
         }
         if link.hand_over(&record) {
-            let _ = inbox.remove();
+            let _ = inbox.folder.remove();
         }
     }
     Ok(())

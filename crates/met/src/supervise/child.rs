@@ -7,7 +7,6 @@ use met_core::job::{LeftOver, Record, State};
 use met_core::job_table::{OOM_KILLS, PROCESSES};
 use met_host::{Host, clock, parse};
 use met_jobs::enclosure::{self, Enable, Enclosure};
-use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
@@ -17,7 +16,7 @@ use super::memory;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
-use super::{Assignment, Channel, Notice, job_dir, totals, unkept};
+use super::{Assignment, Channel, Inbox, Notice, totals};
 use crate::processes;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
@@ -32,7 +31,7 @@ pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut
 struct Supervision {
     host: Host,
     assignment: Assignment,
-    inbox: Option<JobDir>,
+    inbox: Option<Inbox>,
     signals: Signals,
     link: Option<Link>,
     enclosure: Enclosure,
@@ -62,7 +61,7 @@ impl Supervision {
         if assignment.detached {
             rustix::process::setsid()?;
         }
-        let inbox = job_dir(&assignment)?;
+        let inbox = Inbox::of(&assignment)?;
         let mut link = assignment.detached.then(|| Link::new(assignment.daemon.clone()));
         let name = enclosure_name(&assignment.record);
         let mut enclosure = Enclosure::create(&host, std::process::id(), &name, Enable::Yes);
@@ -84,12 +83,12 @@ impl Supervision {
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
         complete(&host, &mut assignment.record, child.pid as u32, &enclosure);
         if let Some(inbox) = &inbox
-            && let Err(error) = inbox.write_start(&assignment.record)
+            && let Err(error) = inbox.folder.write_start(&assignment.record)
         {
             // Nothing stays of a job that could not be kept. The closed gate ends its child.
             drop(child);
             let _ = rustix::process::waitpid(Some(main), WaitOptions::empty());
-            return Err(unkept(inbox, &error));
+            return Err(inbox.unkept(&error));
         }
         let events = Events::of_child(&host, &assignment.events, child.pid, &enclosure.paths);
         let begin_boot_ns = clock::boottime_ns();
@@ -292,13 +291,13 @@ impl Supervision {
     /// Makes the end durable, then tells the daemon, then cleans up.
     fn keep(&mut self, record: &Record) {
         let Some(inbox) = &self.inbox else { return };
-        if let Err(error) = inbox.write_end(record) {
+        if let Err(error) = inbox.folder.write_end(record) {
             let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
         }
         if let Some(link) = &mut self.link
             && link.hand_over(record)
         {
-            let _ = inbox.remove();
+            let _ = inbox.folder.remove();
         }
     }
 }

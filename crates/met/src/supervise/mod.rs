@@ -23,6 +23,7 @@ use met_core::job::Record;
 use met_store::inbox::JobDir;
 use serde::{Deserialize, Serialize};
 
+use crate::paths::Place;
 use crate::protocol;
 
 pub use attached::supervise_attached;
@@ -37,8 +38,7 @@ pub struct Assignment {
     /// The job as far as it is known before its start.
     pub record: Record,
     /// Where its start and end are kept; `None` leaves no trace.
-    #[serde(default, with = "any_path::option")]
-    pub inbox: Option<PathBuf>,
+    pub inbox: Option<Place>,
     /// Whether the job leaves the terminal's session and is measured by a daemon.
     pub detached: bool,
     /// Whether the job lasts until its last process ends, or until its main process does.
@@ -111,16 +111,38 @@ impl Channel {
     }
 }
 
-/// Takes back what was reserved of a job whose start cannot be written; why, and what would help.
-fn unkept(inbox: &JobDir, error: &io::Error) -> io::Error {
-    let _ = inbox.remove();
-    let folder = inbox.path().display();
-    let help = "free space there, or set XDG_STATE_HOME to another folder";
-    io::Error::new(error.kind(), format!("cannot keep it in {folder}: {error}; {help}"))
+/// The folder of a job that is kept, and who says where it is.
+struct Inbox {
+    place: Place,
+    folder: JobDir,
 }
 
-fn job_dir(assignment: &Assignment) -> io::Result<Option<JobDir>> {
-    let Some(state) = &assignment.inbox else { return Ok(None) };
-    let id = assignment.record.key.id.parse().map_err(io::Error::other)?;
-    Ok(Some(JobDir::open(state, id)))
+impl Inbox {
+    fn of(assignment: &Assignment) -> io::Result<Option<Inbox>> {
+        let Some(place) = assignment.inbox.clone() else { return Ok(None) };
+        let id = assignment.record.key.id.parse().map_err(io::Error::other)?;
+        Ok(Some(Inbox { folder: JobDir::open(&place.state, id), place }))
+    }
+
+    /// Takes back what was reserved of a job whose start cannot be written; why, and what would help.
+    fn unkept(&self, error: &io::Error) -> io::Error {
+        let _ = self.folder.remove();
+        io::Error::new(error.kind(), self.place.cannot_keep("it", error).to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_a_job_cannot_be_kept_is_said_with_what_would_help() {
+        let root = tempfile::tempdir().unwrap();
+        let place = Place { state: root.path().to_owned(), runtime: root.path().join("run"), system: false };
+        let inbox = Inbox { folder: JobDir::claim(root.path(), 1).unwrap(), place };
+        let words = |error: io::ErrorKind| inbox.unkept(&error.into()).to_string();
+        assert!(words(io::ErrorKind::StorageFull).contains("free space there, or set XDG_STATE_HOME"));
+        let denied = words(io::ErrorKind::PermissionDenied);
+        assert!(denied.contains("; set XDG_STATE_HOME"), "{denied}");
+    }
 }
