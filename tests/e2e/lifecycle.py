@@ -1,13 +1,20 @@
 """The life of a job: how it starts, how it ends, what its exit code becomes; and the life of the daemon."""
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
+import termios
 import threading
 import time
 
 from harness import DEADLINE_S, alive, check, children_of, each, equal, eventually, marked, test
+
+
+# Not in every Python's fcntl.
+F_SETPIPE_SZ = 1031
 
 
 def by_time(world, *command):
@@ -331,6 +338,27 @@ def told_to_nobody(world, *arguments):
     os.close(writer)
     _, said = process.communicate(timeout=DEADLINE_S)
     return process.returncode, said
+
+
+@test
+def an_output_that_does_not_wait_gets_everything(world):
+    expected = world.met("metrics", "--markdown").ok().out_bytes
+    reader, writer = os.pipe()
+    room = fcntl.fcntl(writer, F_SETPIPE_SZ, 4096)
+    check(len(expected) > 2 * room, f"{len(expected)} bytes are too few for a pipe of {room}")
+    os.set_blocking(writer, False)
+    process = world.spawn("metrics", "--markdown", stdout=writer)
+    os.close(writer)
+
+    def waiting():
+        return struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, bytes(4)))[0]
+
+    eventually(lambda: waiting() == room, "the pipe is full")
+    with open(reader, "rb") as file:
+        got = file.read()
+    _, said = process.communicate(timeout=DEADLINE_S)
+    equal((process.returncode, said), (0, b""), "exit code and stderr")
+    check(got == expected, f"{len(got)} of {len(expected)} bytes came through")
 
 
 @test
