@@ -119,6 +119,20 @@ def operators_see_everybodys_jobs(world):
     bob.met("cancel", second).ok()
 
 
+@test
+def a_job_by_name_and_node_is_ones_own(world):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    first = alice.run("true", options=("-n", "same"))
+    alice.met("wait", first).ok()
+    second = bob.run("true", options=("-n", "same"))
+    bob.met("wait", second).ok()
+    named = f"same@{os.uname().nodename}"
+    equal(alice.show(named)["job"]["id"], first, "whose it is, though bob's is newer")
+    equal(bob.show(named)["job"]["id"], second, "bob's")
+    alice.met("show", "same@elsewhere").refused("no job same@elsewhere")
+
+
 @each(reaped="reaped", ignored="ignored")
 def totals_under_a_root_daemon_are_exact_and_from_a_cgroup(world, children):
     alice, _ = two_users(world)

@@ -136,7 +136,8 @@ mod tests {
     fn zone_file(hours: i8) -> Vec<u8> {
         let counts = [0_u32, 0, 0, 0, 1, 4].map(u32::to_be_bytes).concat();
         let seconds = i32::from(hours) * 3600;
-        let block = [b"TZif2".as_slice(), &[0; 15], &counts, &seconds.to_be_bytes(), &[0, 0], b"XYZ\0"].concat();
+        let block =
+            [b"TZif2".as_slice(), &[0; 15], &counts, &seconds.to_be_bytes(), &[0, 0], b"XYZ\0"].concat();
         [block.as_slice(), &block, format!("\nXYZ{}\n", -hours).as_bytes()].concat()
     }
 

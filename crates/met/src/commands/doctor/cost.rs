@@ -109,12 +109,8 @@ mod tests {
 
     #[test]
     fn a_terminal_without_greek_letters_is_told_microseconds_too() {
-        let line = CostLine {
-            source: "proc",
-            every: Duration::from_secs(1),
-            rows: 3,
-            each_ns: Some(61_000.0),
-        };
+        let line =
+            CostLine { source: "proc", every: Duration::from_secs(1), rows: 3, each_ns: Some(61_000.0) };
         let style = Style { ascii: true, ..Style::plain() };
         expect![[r#"
             SOURCE         EVERY   ROWS  PER READING  OF A CORE
