@@ -127,11 +127,11 @@ fn energy_has_one_unit_in_a_column() {
     let records = [scaled(1, 0.0001), scaled(2, 1.0), scaled(3, 3.0), scaled(4, 5000.0)];
     let style = Style { width: Some(100), ..Style::plain() };
     expect![[r#"
-        JOB  NAME   STATE        ENERGY        CPU       IDLE        CO2E             COST  DURATION
-        1    train  finished  <0.001 Wh  <0.001 Wh  <0.001 Wh    0.008 mg  0.000000052 EUR      1m8s
-        2    train  finished    2.50 Wh    2.00 Wh   0.500 Wh     85.0 mg     0.000525 EUR      1m8s
-        3    train  finished    7.50 Wh    6.00 Wh    1.50 Wh      255 mg      0.00158 EUR      1m8s
-        4    train  finished  12,500 Wh  10,000 Wh   2,500 Wh  425,000 mg         2.62 EUR      1m8s
+        JOB  NAME   STATE        ENERGY        CPU       IDLE      CO2E             COST  DURATION
+        1    train  finished  <0.001 Wh  <0.001 Wh  <0.001 Wh  <0.001 g  0.000000052 EUR      1m8s
+        2    train  finished    2.50 Wh    2.00 Wh   0.500 Wh   0.085 g     0.000525 EUR      1m8s
+        3    train  finished    7.50 Wh    6.00 Wh    1.50 Wh   0.255 g      0.00158 EUR      1m8s
+        4    train  finished  12,500 Wh  10,000 Wh   2,500 Wh     425 g         2.62 EUR      1m8s
     "#]]
     .assert_eq(&list(&records, View::Energy, sample::NOW_NS, &style));
 }
