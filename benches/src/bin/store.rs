@@ -66,6 +66,7 @@ fn job(number: u64) -> Record {
         inside: None,
         parts: Vec::new(),
         emission: None,
+        as_of_ns: None,
         local: None,
     };
     for column in 0..16 {

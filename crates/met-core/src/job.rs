@@ -129,6 +129,9 @@ pub struct Record {
     /// What its emissions were computed with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emission: Option<Emission>,
+    /// Up to when the totals of a job that runs go, where that is not now: a server knows what it was last sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of_ns: Option<i64>,
     /// How to reach it, for a job of this machine.
     pub local: Option<Local>,
 }

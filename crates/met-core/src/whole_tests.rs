@@ -35,6 +35,7 @@ fn no_record() -> Record {
         inside: None,
         parts: Vec::new(),
         emission: None,
+        as_of_ns: None,
         local: None,
     }
 }

@@ -19,10 +19,16 @@ pub fn wall_ns(record: &Record, now_ns: i64) -> Option<i64> {
     record.totals.get(WALL).or_else(|| Some((record.end_ns? - record.start_ns?).max(0)))
 }
 
-/// The total of a counter over the wall time, in the column's unit per second.
+/// How long the job had run when its totals were as they are here.
+pub fn counted_ns(record: &Record, now_ns: i64) -> Option<i64> {
+    let until_ns = record.as_of_ns.filter(|_| record.state.is_live());
+    wall_ns(record, until_ns.unwrap_or(now_ns))
+}
+
+/// The total of a counter over the time in which it grew, in the column's unit per second.
 pub fn per_second(record: &Record, column: usize, now_ns: i64) -> Option<f64> {
-    let wall_ns = wall_ns(record, now_ns).filter(|&wall_ns| wall_ns > 0)?;
-    Some(JOB.columns[column].scaled(record.totals.get(column)?) / (wall_ns as f64 / 1e9))
+    let counted_ns = counted_ns(record, now_ns).filter(|&counted_ns| counted_ns > 0)?;
+    Some(JOB.columns[column].scaled(record.totals.get(column)?) / (counted_ns as f64 / 1e9))
 }
 
 /// Cores busy on average.

@@ -19,7 +19,7 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
         });
         counts.insert(one.name.clone(), value);
     }
-    let derived = event::derived(&record.events, average::wall_ns(record, now_ns));
+    let derived = event::derived(&record.events, average::counted_ns(record, now_ns));
     let derived = derived.into_iter().map(|figure| (figure.name.to_owned(), json!(figure.value)));
     json!({ "counts": counts, "derived": derived.collect::<Map<_, _>>() })
 }
@@ -42,7 +42,7 @@ pub fn section(record: &Record, now_ns: i64) -> Section {
     }
     // A sum of what was scaled is no better than its parts.
     let scaled = record.events.iter().any(|one| one.kind != QualityKind::Measured);
-    for figure in event::derived(&record.events, average::wall_ns(record, now_ns)) {
+    for figure in event::derived(&record.events, average::counted_ns(record, now_ns)) {
         let measure = match figure.name {
             "memory_bytes_per_second" => Measure::BytesPerSecond,
             name if name.ends_with("_ratio") => Measure::Share,

@@ -145,6 +145,7 @@ fn job(record: &Record) -> Value {
         "start": record.start_ns.and_then(time),
         "end": record.end_ns.and_then(time),
         "nodes": record.nodes,
+        "as_of": record.as_of_ns.filter(|_| record.state.is_live()).and_then(time),
         "inside": record.inside,
     })
 }
@@ -223,7 +224,7 @@ mod tests {
     fn a_finished_job_has_every_key_in_its_order() {
         expect![[r#"
             version: 1
-            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":"alice","account":null,"command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":null,"exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"],"inside":null}
+            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":"alice","account":null,"command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":null,"exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"],"as_of":null,"inside":null}
             requested: {}
             totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
             average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
@@ -241,7 +242,7 @@ mod tests {
     fn a_job_of_a_manager_has_what_the_manager_knows() {
         expect![[r#"
             version: 1
-            job: {"id":"1234_7","raw_id":"1240","manager":"slurm","cluster":"tux","name":"sum","user":"alice","account":"physics","command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":"COMPLETED","exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"],"inside":null}
+            job: {"id":"1234_7","raw_id":"1240","manager":"slurm","cluster":"tux","name":"sum","user":"alice","account":"physics","command":["sh","-c","echo \"a b\""],"state":"finished","manager_state":"COMPLETED","exit_code":0,"signal":null,"start":"2026-01-14T16:40:44.500000Z","end":"2026-01-14T16:40:48.500000Z","nodes":["n1"],"as_of":null,"inside":null}
             requested: {"cpus":4,"memory_bytes":536870912,"gpus":2,"time_limit_seconds":3600.0}
             totals: {"wall_seconds":4.0,"cpu_seconds":5.0,"cpu_user_seconds":3.75,"cores_peak":1.875,"memory_needed_peak_bytes":3145728,"read_bytes":4096,"processes":3}
             average: {"cores":1.25,"read_bytes_per_second":1024.0,"memory_needed_bytes":2097152.0,"memory_ratio":0.001953125}
@@ -264,7 +265,7 @@ mod tests {
         (record.totals, record.summaries) = Default::default();
         expect![[r#"
             version: 1
-            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":null,"account":null,"command":[],"state":"pending","manager_state":null,"exit_code":null,"signal":null,"start":null,"end":null,"nodes":[],"inside":null}
+            job: {"id":"42","raw_id":"42","manager":"local","cluster":null,"name":"sum","user":null,"account":null,"command":[],"state":"pending","manager_state":null,"exit_code":null,"signal":null,"start":null,"end":null,"nodes":[],"as_of":null,"inside":null}
             requested: {}
             totals: {}
             average: {}
@@ -287,6 +288,16 @@ mod tests {
         assert_eq!(object["quality"]["wall_seconds"]["source"], "clock");
         assert_eq!(object["average"]["cores"], 0.5);
         assert_eq!(object["job"]["end"], Value::Null);
+    }
+
+    #[test]
+    fn averages_are_over_the_time_that_the_totals_are_of() {
+        let mut record = sample::finished();
+        (record.state, record.end_ns, record.exit_code) = (State::Running, None, None);
+        record.as_of_ns = Some(sample::START_NS + 5_000_000_000);
+        let object = object(&record, sample::NOW_NS);
+        assert_eq!((&object["totals"]["wall_seconds"], &object["average"]["cores"]), (&json!(10.0), &json!(1.0)));
+        assert_eq!(object["job"]["as_of"], "2026-01-14T16:40:49.500000Z");
     }
 
     #[test]

@@ -268,6 +268,21 @@ mod tests {
     }
 
     #[test]
+    fn figures_that_are_old_say_so_while_the_job_runs() {
+        let mut record = sample::finished();
+        (record.state, record.end_ns, record.exit_code) = (State::Running, None, None);
+        record.as_of_ns = Some(sample::NOW_NS - 5_000_000_000);
+        let after = |seconds: i64, record: &Record| {
+            report(record, Machine::default(), sample::NOW_NS + seconds * 1_000_000_000).notes.concat()
+        };
+        assert_eq!(after(25, &record), "");
+        assert!(after(26, &record).starts_with("the figures are as of 31 s ago"));
+        assert!(after(600, &record).starts_with("the figures are as of 10 min ago"));
+        record.state = State::Lost;
+        assert_eq!(after(600, &record), "");
+    }
+
+    #[test]
     fn labels_tell_lines_apart_without_their_section() {
         let mut record = sample::finished();
         for index in 0..JOB.columns.len() {

@@ -48,6 +48,7 @@ pub fn finished() -> Record {
         inside: None,
         parts: Vec::new(),
         emission: None,
+        as_of_ns: None,
         local: None,
     }
 }

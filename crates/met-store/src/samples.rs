@@ -35,6 +35,7 @@ pub(crate) fn running(id: u64, start_s: i64) -> Record {
         inside: None,
         parts: Vec::new(),
         emission: None,
+        as_of_ns: None,
         local: Some(Local {
             boot_id: "b".into(),
             origin: Origin::Run,

@@ -46,6 +46,7 @@ fn record(id: u64) -> Record {
         inside: None,
         parts: Vec::new(),
         emission: None,
+        as_of_ns: None,
         local: None,
     };
     record.totals.set(CPU, id as i64, QualityKind::Measured, "test");

@@ -95,6 +95,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         inside: setting.layouts().job_around(&setting.host, draft.pid.unwrap_or(std::process::id())),
         parts: Vec::new(),
         emission: None,
+        as_of_ns: None,
         local: Some(Local {
             boot_id: facts.boot_id.clone(),
             origin: draft.origin,

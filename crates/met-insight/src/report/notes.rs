@@ -6,9 +6,12 @@ use met_core::job_table as column;
 use super::reader::Reader;
 use super::{IDLE_ESTIMATED, METER_MISSING};
 
+const OLD_SECONDS: i64 = 30;
+
 impl Reader<'_> {
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
+        notes.extend(self.age_note());
         notes.extend(self.energy_note().map(str::to_owned));
         let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);
         let is_bound = self.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound);
@@ -24,6 +27,19 @@ impl Reader<'_> {
             notes.push(format!("still running: {}", named.join(", ")));
         }
         notes
+    }
+
+    /// What is as old as nodes send anyway needs no word.
+    fn age_note(&self) -> Option<String> {
+        let as_of_ns = self.record.as_of_ns.filter(|_| self.record.state.is_live())?;
+        let old_s = self.now_ns.saturating_sub(as_of_ns) / 1_000_000_000;
+        let old = match old_s {
+            ..=OLD_SECONDS => return None,
+            ..120 => format!("{old_s} s"),
+            ..7200 => format!("{} min", old_s / 60),
+            _ => format!("{} h", old_s / 3600),
+        };
+        Some(format!("the figures are as of {old} ago: nothing was sent since; `met nodes` says who is late"))
     }
 
     fn energy_note(&self) -> Option<&'static str> {

@@ -240,6 +240,7 @@ fn record_of(run: &Recorded, asked_ns: i64) -> Record {
         inside: None,
         parts: run.parts.clone(),
         emission: None,
+        as_of_ns: None,
         local: None,
     }
 }

@@ -410,6 +410,7 @@ fn adopted_shape(incarnation: i64, state: State) -> Record {
         inside: None,
         parts: Vec::new(),
         emission: None,
+        as_of_ns: None,
         local: None,
     }
 }

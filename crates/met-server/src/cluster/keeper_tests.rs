@@ -46,7 +46,7 @@ fn start(state: &std::path::Path, nodes: &[&str]) -> (Keeper, ClusterView) {
     (keeper, view)
 }
 
-fn record(manager: &str, id: &str, start_s: i64, state: State, cpu_s: i64) -> Record {
+pub(in crate::cluster) fn record(manager: &str, id: &str, start_s: i64, state: State, cpu_s: i64) -> Record {
     let mut record: Record = serde_json::from_value(serde_json::json!({
         "key": {"cluster": null, "manager": manager, "id": id, "incarnation": start_s}, "name": "job", "user": "ada",
         "uid": 1000, "account": null, "command": [], "state": state, "manager_state": null, "exit_code": null,

@@ -77,6 +77,8 @@ impl Latest {
     pub fn complete(&self, keys: &[JobKey], record: &mut Record) {
         let all = 0..JOB.columns.len();
         self.put(keys, record, all, QualityKind::Sampled);
+        let jobs = self.lock();
+        record.as_of_ns = mean_time_ns(keys.iter().filter_map(|key| jobs.get(key)));
     }
 
     /// The same of a part of a job that is seen no more: it used at least so much. What it held at the time is no
@@ -110,6 +112,13 @@ impl Latest {
     }
 }
 
+/// Nodes send at different times: what they used together, over the mean of these times, is what they use at once.
+fn mean_time_ns<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<i64> {
+    let add = |(sum_ms, count), sample: &Sample| (sum_ms + i128::from(sample.time_ms), count + 1);
+    let (sum_ms, count) = samples.fold((0_i128, 0_i128), add);
+    i64::try_from(sum_ms.checked_div(count)?).ok()?.checked_mul(1_000_000)
+}
+
 #[cfg(test)]
 mod tests {
     use met_core::job_table::CPU;
@@ -140,5 +149,23 @@ mod tests {
         assert_eq!((sample.cells[MEMORY_NEEDED_PEAK], sample.cells[GPU_MEMORY_PEAK]), (60, MISSING));
         latest.forget(&key);
         assert_eq!(latest.get(&key), None);
+    }
+
+    #[test]
+    fn totals_of_nodes_that_sent_at_different_times_are_of_the_time_between() {
+        let latest = Latest::default();
+        let keys = ["n1", "n2", "n3"].map(|node| JobKey {
+            cluster: Some(node.into()),
+            manager: "slurm".into(),
+            id: "1".into(),
+            incarnation: 1,
+        });
+        latest.learn(&keys[0], &course(&[(95_000, 95, 1)]));
+        latest.learn(&keys[1], &course(&[(101_000, 101, 1)]));
+        let mut record = crate::cluster::keeper::tests::record("slurm", "1", 0, met_core::job::State::Running, 0);
+        latest.complete(&keys, &mut record);
+        assert_eq!((record.totals.get(CPU), record.as_of_ns), (Some(196), Some(98_000_000_000)));
+        latest.complete(&keys[2..], &mut record);
+        assert_eq!(record.as_of_ns, None, "nothing is known of it");
     }
 }

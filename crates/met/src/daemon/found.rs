@@ -184,6 +184,7 @@ impl Keeping {
             inside: None,
             parts: Vec::new(),
             emission: None,
+            as_of_ns: None,
             local: Some(Local {
                 boot_id: facts.boot_id.clone(),
                 origin: Origin::Found,

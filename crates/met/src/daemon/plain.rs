@@ -335,6 +335,7 @@ fn new_record(host: &Host, group: &Group) -> Record {
         inside: None,
         parts: Vec::new(),
         emission: None,
+        as_of_ns: None,
         local: Some(Local {
             boot_id: facts.boot_id.clone(),
             origin: Origin::Found,

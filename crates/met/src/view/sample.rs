@@ -47,6 +47,7 @@ pub fn bare(id: u32, name: &str) -> Record {
         inside: None,
         parts: Vec::new(),
         emission: None,
+        as_of_ns: None,
         local: Some(Local {
             boot_id: "b".to_owned(),
             origin: Origin::Run,
