@@ -3,6 +3,7 @@
 Hosts are network namespaces on one bridge; a cut link is a cut link."""
 
 import contextlib
+import datetime
 import gzip
 import http.client
 import json
@@ -373,6 +374,18 @@ def the_course_of_a_running_job_is_seen_from_afar(world):
         eventually(lambda: far().code == 0 and far().json()["totals"].get("cpu_seconds", 0) > 0.5, "it is seen to work")
         equal(far().json()["job"]["state"], "running", "state")
         check("cores" in made.ask("show", "1@n1").ok().out, "a plot")
+        # Averages are over the time that the totals are of, and figures are as well known as on the node.
+        eventually(lambda: "energy_joules" in far().json()["totals"] and "memory_needed_bytes" in far().json()["average"],
+                   lambda: f"its figures come: {far().out}")
+        shown, near = far().json(), node.met("show", "1", "--json").ok().json()
+        seconds = lambda text: datetime.datetime.fromisoformat(text).timestamp()
+        counted = seconds(shown["job"]["as_of"]) - seconds(shown["job"]["start"])
+        close_to(shown["average"]["cores"], shown["totals"]["cpu_seconds"] / counted, 0.001, "cores")
+        for name in ("energy_joules", "cpu_seconds", "memory_needed_peak_bytes"):
+            equal(shown["quality"][name], near["quality"][name], f"how well {name} is known")
+        equal(shown["emission"], near["emission"], "emission")
+        check("memory_ratio" in shown["average"], shown["average"])
+        check(f"of {os.cpu_count()} " in made.ask("show", "1@n1").ok().out, "a bar of the CPUs", made.ask("show", "1@n1").out)
         open(os.path.join(node.work, "stop"), "w").close()
         all_the_same(made)
 

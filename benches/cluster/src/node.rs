@@ -104,7 +104,7 @@ impl Node {
             columns: BTreeMap::from([(JOB.name.to_owned(), MEANT[usize::from(first)].clone())]),
             ..Header::default()
         };
-        let batch = Batch { header, records, pieces: jobs.iter().map(piece).collect() };
+        let batch = Batch { header, records, pieces: jobs.iter().map(piece).collect(), ..Batch::default() };
         Ok(Made { node: name(self.number), packed: batch.pack()?.bytes, jobs })
     }
 

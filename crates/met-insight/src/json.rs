@@ -296,7 +296,10 @@ mod tests {
         (record.state, record.end_ns, record.exit_code) = (State::Running, None, None);
         record.as_of_ns = Some(sample::START_NS + 5_000_000_000);
         let object = object(&record, sample::NOW_NS);
-        assert_eq!((&object["totals"]["wall_seconds"], &object["average"]["cores"]), (&json!(10.0), &json!(1.0)));
+        assert_eq!(
+            (&object["totals"]["wall_seconds"], &object["average"]["cores"]),
+            (&json!(10.0), &json!(1.0))
+        );
         assert_eq!(object["job"]["as_of"], "2026-01-14T16:40:49.500000Z");
     }
 

@@ -7,6 +7,7 @@
 pub mod link;
 mod sender;
 pub mod spool;
+mod standings;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -21,13 +22,14 @@ use met_core::course::Course;
 use met_core::job::Record;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
-use met_wire::batch::{Batch, Header, Piece, SAMPLES_MAX, Subject};
+use met_wire::batch::{Batch, Header, Piece, SAMPLES_MAX, Standing, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 use met_wire::meaning;
 use serde::{Deserialize, Serialize};
 
 use link::{Address, BadAddress, Link};
 use spool::{Limits, Spool};
+use standings::Standings;
 
 use crate::snapshot::Rows;
 
@@ -112,6 +114,7 @@ pub struct Status {
 
 enum Message {
     Course(Subject, Course),
+    Standing(Box<Standing>),
     /// A job ended, or began.
     Hurry,
     Stop,
@@ -213,6 +216,7 @@ impl Forward {
             spooled: Instant::now(),
             header: plan.header,
             held: HashMap::new(),
+            standings: Standings::default(),
             of_node: HashMap::new(),
             node_due: Instant::now() + NODE_EVERY,
             cells: 0,
@@ -230,6 +234,11 @@ impl Forward {
         if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Course(subject, course.clone())) {
             self.shared.lock().lost_in_queue += samples_in(course, 0..course.len());
         }
+    }
+
+    /// Hands over how a job stands, after its samples. One that finds no room comes again.
+    pub fn offer_standing(&self, standing: Standing) {
+        let _ = self.queue.try_send(Message::Standing(Box::new(standing)));
     }
 
     /// There is a record that people wait for.
@@ -276,6 +285,7 @@ struct Maker {
     header: Header,
     /// What was offered since the last batch.
     held: Held,
+    standings: Standings,
     /// The same of the machine: many parts with a sample now and then, which are little only when some are sent together.
     of_node: Held,
     node_due: Instant,
@@ -300,6 +310,7 @@ impl Maker {
         loop {
             match offered.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(Message::Course(subject, course)) => self.hold(subject, &course),
+                Ok(Message::Standing(standing)) => self.standings.hold(*standing, Instant::now()),
                 Ok(Message::Hurry) => due = due.min(Instant::now() + END_WITHIN),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     self.node_due = Instant::now();
@@ -334,6 +345,7 @@ impl Maker {
     /// What was held is on disk, or given up.
     fn let_go(&mut self) {
         self.held.clear();
+        self.standings.let_go(Instant::now());
         self.cells = self.of_node.values().map(|course| course.len() * course.columns.len()).sum();
         self.times = self.of_node.values().map(Course::len).sum();
     }
@@ -389,9 +401,10 @@ impl Maker {
     /// True if it is on disk now.
     fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> bool {
         let Packed { pieces, samples, surplus } = self.pieces();
-        let columns = self.columns(!records.is_empty());
+        let standings = self.standings.held();
+        let columns = self.columns(!records.is_empty() || !standings.is_empty());
         let header = Header { mark, made_ns: now_ns(), columns, ..self.header.clone() };
-        let mut batch = Batch { header, records, pieces };
+        let mut batch = Batch { header, records, standings, pieces };
         let mut inner = self.shared.lock();
         // With a surplus it is full, and all of it is let go in any case.
         inner.spool.count_dropped(surplus);
@@ -422,10 +435,10 @@ impl Maker {
         }
     }
 
-    /// What is meant by the columns in a batch; totals of records are named as the columns of jobs are.
-    fn columns(&self, with_records: bool) -> BTreeMap<String, String> {
+    /// What is meant by the columns in a batch; totals, too, are named as the columns of jobs are.
+    fn columns(&self, with_totals: bool) -> BTreeMap<String, String> {
         let mut occurring: BTreeMap<&str, (&Table, Vec<bool>)> = BTreeMap::new();
-        if with_records {
+        if with_totals {
             occurring.insert(JOB.name, (&JOB, vec![true; JOB.columns.len()]));
         }
         for course in self.held.values() {

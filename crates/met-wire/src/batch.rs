@@ -4,6 +4,7 @@
 //! "MET", version (1 byte), then frames of: kind (1 byte), length (varint), payload
 //!   H  who sends, as JSON; the first frame and only there
 //!   R  the record of a job, as JSON
+//!   L  how a job stands that runs, as JSON; beside its samples, with the series
 //!   S  a piece of a series: length and JSON of whose it is, length and name of its table, a block
 //! ```
 //! On the way and on disk it is gzip in two members: records, then series. A spool that is full cuts the
@@ -15,7 +16,7 @@ use std::io::{self, Read, Write};
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
-use met_core::job::{JobKey, Record};
+use met_core::job::{Emission, JobKey, Record, Summaries, Totals};
 use serde::{Deserialize, Serialize};
 
 use crate::bits::put_varint;
@@ -27,6 +28,7 @@ const BEGIN_BYTES: usize = MAGIC.len() + 1;
 const HEADER: u8 = b'H';
 const RECORD: u8 = b'R';
 const SERIES: u8 = b'S';
+const STANDING: u8 = b'L';
 
 /// Bounds of what is taken from a sender: compressed, and unpacked.
 pub const PACKED_BYTES_MAX: usize = 8 << 20;
@@ -43,6 +45,8 @@ pub fn unpacked_max(packed: usize) -> usize {
 
 /// A record of a job with all its steps.
 pub const RECORD_BYTES_MAX: usize = 4 << 20;
+/// How a job stands has a few thousand; what is longer is not ours.
+const STANDING_BYTES_MAX: usize = 64 << 10;
 const NAME_BYTES_MAX: usize = 255;
 /// Far more tables, and columns of one, than there are.
 const TABLES_MAX: usize = 256;
@@ -94,10 +98,24 @@ pub struct Piece {
     pub block: Vec<u8>,
 }
 
+/// How a job stands that runs, as far as its samples do not say it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Standing {
+    pub key: JobKey,
+    /// How well each figure is known, and by what. The values are those of then; newer ones are in the samples.
+    #[serde(default)]
+    pub totals: Totals,
+    #[serde(default)]
+    pub summaries: Summaries,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emission: Option<Emission>,
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     pub header: Header,
     pub records: Vec<Record>,
+    pub standings: Vec<Standing>,
     pub pieces: Vec<Piece>,
 }
 
@@ -138,8 +156,11 @@ impl Batch {
         let mut bytes = Vec::with_capacity(plain.len() / 4);
         gzip(&plain, &mut bytes)?;
         let records_end = bytes.len();
-        if !self.pieces.is_empty() {
+        if !self.pieces.is_empty() || !self.standings.is_empty() {
             plain.clear();
+            for standing in &self.standings {
+                put_json(&mut plain, STANDING, standing)?;
+            }
             for piece in &self.pieces {
                 put_piece(&mut plain, piece)?;
             }
@@ -162,6 +183,10 @@ impl Batch {
                     return Err(BadBatch::Content("a record is too long", at));
                 }
                 RECORD => batch.records.push(json("a record", payload)?),
+                // A server can do without.
+                STANDING if payload.len() <= STANDING_BYTES_MAX => {
+                    batch.standings.extend(serde_json::from_slice::<Standing>(payload).ok());
+                }
                 SERIES => batch.pieces.push(piece(payload, at)?),
                 HEADER => return Err(BadBatch::Content("a second header", at)),
                 // A later version may say more; what is not understood is not ours to refuse.

@@ -16,6 +16,18 @@ fn record(id: &str) -> Record {
     serde_json::from_value(text).unwrap()
 }
 
+fn standing() -> Standing {
+    let mut totals = Totals::default();
+    totals.set(met_core::job_table::ENERGY, 5, met_core::job::QualityKind::Estimated, "2 cores, by CPU time");
+    let emission = Some(Emission {
+        factor_mg_per_kwh: 1,
+        factor_source: "a yearly mean".to_owned(),
+        factor_time_ns: None,
+        pue_millionths: None,
+    });
+    Standing { key: key("3"), totals, summaries: Summaries::default(), emission }
+}
+
 fn batch() -> Batch {
     Batch {
         header: Header {
@@ -26,6 +38,7 @@ fn batch() -> Batch {
             ..Header::default()
         },
         records: vec![record("1"), record("2")],
+        standings: vec![standing()],
         pieces: vec![
             Piece { subject: Subject::Job(key("1")), table: "job".to_owned(), block: vec![1, 2, 3] },
             Piece {
@@ -54,7 +67,7 @@ fn what_was_packed_is_unpacked() {
 fn without_its_series_a_batch_is_still_one() {
     let packed = batch().pack().unwrap();
     let cut = Batch::unpack(&packed.bytes[..packed.records_end]).unwrap();
-    assert_eq!(cut, Batch { pieces: Vec::new(), ..batch() });
+    assert_eq!(cut, Batch { pieces: Vec::new(), standings: Vec::new(), ..batch() });
     for end in (0..packed.records_end).chain(packed.records_end + 1..packed.bytes.len()) {
         assert!(Batch::unpack(&packed.bytes[..end]).is_err(), "cut at {end}");
     }
@@ -107,6 +120,18 @@ fn frames_of_later_versions_are_passed_over() {
     assert_eq!(Batch::unpack(&gzipped(&plain)).unwrap().records.len(), 1);
     put_json(&mut plain, HEADER, &batch().header).unwrap();
     assert!(Batch::unpack(&gzipped(&plain)).unwrap_err().to_string().starts_with("a second header"));
+}
+
+#[test]
+fn a_batch_does_without_a_standing_that_is_none() {
+    let mut plain = begin().to_vec();
+    put_json(&mut plain, HEADER, &batch().header).unwrap();
+    put_frame(&mut plain, STANDING, b"{}");
+    let mut long = standing();
+    long.key.id = "7".repeat(STANDING_BYTES_MAX);
+    put_json(&mut plain, STANDING, &long).unwrap();
+    put_json(&mut plain, STANDING, &standing()).unwrap();
+    assert_eq!(Batch::read(&plain).unwrap().standings, [standing()]);
 }
 
 proptest! {

@@ -203,7 +203,7 @@ pub struct Status {
 }
 
 /// A node that sends to a server.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
     pub name: String,
     pub jobs: usize,

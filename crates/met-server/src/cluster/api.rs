@@ -334,8 +334,7 @@ mod tests {
             columns,
             ..Header::default()
         };
-        let (problem, told) =
-            answer_to(Batch { header, records: Vec::new(), pieces: Vec::new() }.pack().unwrap().bytes);
+        let (problem, told) = answer_to(Batch { header, ..Batch::default() }.pack().unwrap().bytes);
         assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true));
         assert!(told.unwrap().contains("meter.power"));
     }

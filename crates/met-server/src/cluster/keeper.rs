@@ -355,6 +355,9 @@ impl Work {
                     self.latest.learn(&series_key(node, key), &course);
                 }
             }
+            for standing in &batch.standings {
+                self.latest.stand(&series_key(node, &standing.key), standing);
+            }
             for record in batch.records.iter().filter(|record| !record.state.is_live()) {
                 self.latest.forget(&series_key(node, &record.key));
             }

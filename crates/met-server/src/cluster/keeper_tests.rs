@@ -82,7 +82,7 @@ fn send(
     pieces: Vec<Piece>,
 ) -> Result<(), Refusal> {
     let header = Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() };
-    let batch = Batch { header, records, pieces };
+    let batch = Batch { header, records, pieces, ..Batch::default() };
     let packed = batch.pack().unwrap().bytes;
     let kept = keeper.keep(batch, packed, now_ns(), None).unwrap().blocking_recv().unwrap();
     // It is acknowledged when it is durable, and shown a moment later.
@@ -182,8 +182,12 @@ fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
     keeper.stop();
     let finished = record(LOCAL, "1", START_S, State::Finished, 5);
     let header = Header { node: "n1".to_owned(), spool: "s".to_owned(), sequence: 1, ..Header::default() };
-    let batch =
-        Batch { header, records: vec![finished.clone()], pieces: vec![piece(&finished.key, START_S, 3)] };
+    let batch = Batch {
+        header,
+        records: vec![finished.clone()],
+        pieces: vec![piece(&finished.key, START_S, 3)],
+        ..Batch::default()
+    };
     let packed = batch.pack().unwrap().bytes;
     // As if it had been killed between the two.
     let arrived = Arrived {
@@ -287,7 +291,7 @@ fn give_at(
     pieces: Vec<Piece>,
 ) {
     let header = Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() };
-    let batch = Batch { header, records, pieces };
+    let batch = Batch { header, records, pieces, ..Batch::default() };
     let packed = batch.pack().unwrap().bytes;
     let (reply, mut kept) = oneshot::channel();
     work.take(vec![Incoming { batch, packed, received_ns, clock_offset_ns: None, reply }]);

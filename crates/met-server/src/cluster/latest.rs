@@ -1,15 +1,17 @@
 //! The newest sample of every job that runs: what lists and scrapes show of it.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use met_core::course::Course;
-use met_core::job::{JobKey, QualityKind, Record};
+use met_core::job::{Emission, JobKey, QualityKind, Record, Summaries, Summary, Totals};
 use met_core::job_table::{
     GPU_MEMORY, GPU_MEMORY_PEAK, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, PROCESSES_PEAK, PROCESSES_RUNNING,
     THREADS_PEAK, THREADS_RUNNING,
 };
-use met_core::{JOB, Kind, MISSING};
+use met_core::{Across, JOB, Kind, MISSING};
+use met_wire::batch::Standing;
 
 /// Beyond this nobody's cluster runs jobs at once; those that come later have no figures until they end.
 const JOBS_MAX: usize = 400_000;
@@ -22,27 +24,61 @@ const PEAKS: [(usize, usize); 4] = [
     (GPU_MEMORY_PEAK, GPU_MEMORY),
 ];
 
+/// Of figures whose own source is not known.
+const LAST_SAMPLE: &str = "last sample";
+/// Far more than nodes have; what is named after that is not told apart.
+const SOURCES_MAX: usize = 4096;
+
 /// By the key under which a node's series are kept.
 #[derive(Clone, Default)]
 pub struct Latest {
-    jobs: Arc<Mutex<HashMap<JobKey, Sample>>>,
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Default)]
+struct Inner {
+    jobs: HashMap<JobKey, Sample>,
+    /// The same few words on every node.
+    sources: HashSet<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     pub time_ms: i64,
     pub cells: Box<[i64]>,
+    stands: Option<Box<Stands>>,
+}
+
+/// What a node says of the figures of a job.
+#[derive(Clone, Debug, PartialEq)]
+struct Stands {
+    known: BTreeMap<usize, (QualityKind, Arc<str>)>,
+    /// Peaks that no sample has.
+    peaks: Totals,
+    summaries: Summaries,
+    emission: Option<Emission>,
+}
+
+impl Inner {
+    fn source(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.sources.get(name) {
+            return Arc::clone(known);
+        }
+        let named: Arc<str> = if self.sources.len() < SOURCES_MAX { name } else { LAST_SAMPLE }.into();
+        self.sources.insert(Arc::clone(&named));
+        named
+    }
 }
 
 impl Latest {
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, Sample>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes up the last sample of a course. A figure that is read now and then stays until the next reading.
     pub fn learn(&self, key: &JobKey, course: &Course) {
         let Some((&time_ms, last)) = course.times_ms.last().zip(course.len().checked_sub(1)) else { return };
-        let mut jobs = self.lock();
+        let jobs = &mut self.lock().jobs;
         let highest = |of: usize| course.maximum(of).unwrap_or(MISSING);
         if let Some(known) = jobs.get_mut(key) {
             if known.time_ms <= time_ms {
@@ -61,24 +97,58 @@ impl Latest {
         if jobs.len() < JOBS_MAX {
             let mut cells: Box<[i64]> = course.columns.iter().map(|column| column[last]).collect();
             PEAKS.into_iter().for_each(|(peak, of)| cells[peak] = cells[peak].max(highest(of)));
-            jobs.insert(key.clone(), Sample { time_ms, cells });
+            jobs.insert(key.clone(), Sample { time_ms, cells, stands: None });
+        }
+    }
+
+    /// Takes up how well the figures of a job are known of which there are samples.
+    pub fn stand(&self, key: &JobKey, standing: &Standing) {
+        let inner = &mut *self.lock();
+        if !inner.jobs.contains_key(key) {
+            return;
+        }
+        let mut stands = Stands {
+            known: BTreeMap::new(),
+            peaks: Totals::default(),
+            summaries: standing.summaries.clone(),
+            emission: standing.emission.clone(),
+        };
+        for (column, figure) in standing.totals.iter() {
+            let source = inner.source(&figure.source);
+            stands.known.insert(column, (figure.kind, source));
+            if JOB.columns[column].kind == Kind::Gauge {
+                stands.peaks.set(column, figure.value, figure.kind, figure.source.clone());
+            }
+        }
+        if let Some(sample) = inner.jobs.get_mut(key) {
+            sample.stands = Some(Box::new(stands));
         }
     }
 
     pub fn forget(&self, key: &JobKey) {
-        self.lock().remove(key);
+        self.lock().jobs.remove(key);
     }
 
     pub fn get(&self, key: &JobKey) -> Option<Sample> {
-        self.lock().get(key).cloned()
+        self.lock().jobs.get(key).cloned()
     }
 
     /// Puts what was last seen of a running job into its totals.
     pub fn complete(&self, keys: &[JobKey], record: &mut Record) {
+        let inner = self.lock();
+        let samples: Vec<&Sample> = keys.iter().filter_map(|key| inner.jobs.get(key)).collect();
         let all = 0..JOB.columns.len();
-        self.put(keys, record, all, QualityKind::Sampled);
-        let jobs = self.lock();
-        record.as_of_ns = mean_time_ns(keys.iter().filter_map(|key| jobs.get(key)));
+        put(&samples, record, all, |column| known_by_all(&samples, column));
+        record.as_of_ns = mean_time_ns(&samples);
+        let stands: Vec<&Stands> = samples.iter().filter_map(|sample| sample.stands.as_deref()).collect();
+        if stands.is_empty() || stands.len() < keys.len() {
+            return;
+        }
+        if let [one] = stands[..] {
+            record.totals.fill_from(&one.peaks);
+        }
+        record.summaries = summaries_together(&stands);
+        record.emission = stands.iter().find_map(|stands| stands.emission.clone());
     }
 
     /// The same of a part of a job that is seen no more: it used at least so much. What it held at the time is no
@@ -87,41 +157,80 @@ impl Latest {
         let is_peak = |column: usize| PEAKS.iter().any(|&(peak, _)| peak == column);
         let is_total = |&column: &usize| JOB.columns[column].kind == Kind::Counter || is_peak(column);
         let totals = (0..JOB.columns.len()).filter(is_total);
-        self.put(std::slice::from_ref(key), record, totals, QualityKind::LowerBound);
+        let inner = self.lock();
+        let samples: Vec<&Sample> = inner.jobs.get(key).into_iter().collect();
+        put(&samples, record, totals, |_| (QualityKind::LowerBound, Cow::Borrowed(LAST_SAMPLE)));
     }
+}
 
-    fn put(
-        &self,
-        keys: &[JobKey],
-        record: &mut Record,
-        columns: impl Iterator<Item = usize>,
-        kind: QualityKind,
-    ) {
-        let jobs = self.lock();
-        let samples: Vec<&Sample> = keys.iter().filter_map(|key| jobs.get(key)).collect();
-        for column in columns {
-            let known = samples.iter().map(|sample| sample.cells[column]).filter(|&cell| cell != MISSING);
-            let value = match JOB.columns[column].across {
-                met_core::Across::Max => known.max(),
-                _ => known.reduce(i64::saturating_add),
-            };
-            if let Some(value) = value {
-                record.totals.set(column, value, kind, "last sample");
-            }
+fn put(
+    samples: &[&Sample],
+    record: &mut Record,
+    columns: impl Iterator<Item = usize>,
+    known: impl Fn(usize) -> (QualityKind, Cow<'static, str>),
+) {
+    for column in columns {
+        let cells = samples.iter().map(|sample| sample.cells[column]).filter(|&cell| cell != MISSING);
+        let value = match JOB.columns[column].across {
+            Across::Max => cells.max(),
+            _ => cells.reduce(i64::saturating_add),
+        };
+        if let Some(value) = value {
+            let (kind, source) = known(column);
+            record.totals.set(column, value, kind, source);
         }
     }
 }
 
+/// A figure of several nodes is no better known than the worst of theirs. What no node says of it is a sample.
+fn known_by_all(samples: &[&Sample], column: usize) -> (QualityKind, Cow<'static, str>) {
+    let known = |sample: &&Sample| sample.stands.as_ref()?.known.get(&column).cloned();
+    let (mut kinds, mut sources) = (Vec::new(), Vec::new());
+    for (kind, source) in samples.iter().filter_map(known) {
+        kinds.push(kind);
+        sources.push(source);
+    }
+    if kinds.len() < samples.len() {
+        kinds.push(QualityKind::Sampled);
+    }
+    let source = match sources.first() {
+        None => Cow::Borrowed(LAST_SAMPLE),
+        Some(first) if sources.iter().all(|source| source == first) => Cow::Owned(first.to_string()),
+        Some(_) => Cow::Borrowed("several nodes"),
+    };
+    (kinds.into_iter().max().unwrap_or(QualityKind::Sampled), source)
+}
+
+/// Levels of nodes that run at the same time: the mean of a sum is the sum of the means.
+fn summaries_together(stands: &[&Stands]) -> Summaries {
+    let mut all = Summaries::default();
+    for (column, definition) in JOB.columns.iter().enumerate() {
+        let known: Vec<&Summary> = stands.iter().filter_map(|stands| stands.summaries.get(column)).collect();
+        // Not of all nodes: of the job nothing is known.
+        if known.is_empty() || known.len() < stands.len() {
+            continue;
+        }
+        let together = |of: fn(&Summary) -> f64| match definition.across {
+            Across::Sum => known.iter().map(|summary| of(summary)).sum(),
+            Across::Max => known.iter().map(|summary| of(summary)).fold(f64::MIN, f64::max),
+            Across::Mean => known.iter().map(|summary| of(summary)).sum::<f64>() / known.len() as f64,
+        };
+        let (mean, min, max) = (together(|of| of.mean), together(|of| of.min), together(|of| of.max));
+        all.set(column, Summary { mean, min, max, p50: None, p95: None });
+    }
+    all
+}
+
 /// Nodes send at different times: what they used together, over the mean of these times, is what they use at once.
-fn mean_time_ns<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<i64> {
-    let add = |(sum_ms, count), sample: &Sample| (sum_ms + i128::from(sample.time_ms), count + 1);
-    let (sum_ms, count) = samples.fold((0_i128, 0_i128), add);
-    i64::try_from(sum_ms.checked_div(count)?).ok()?.checked_mul(1_000_000)
+fn mean_time_ns(samples: &[&Sample]) -> Option<i64> {
+    let sum_ms = samples.iter().map(|sample| i128::from(sample.time_ms)).sum::<i128>();
+    let mean_ms = sum_ms.checked_div(i128::try_from(samples.len()).ok()?)?;
+    i64::try_from(mean_ms).ok()?.checked_mul(1_000_000)
 }
 
 #[cfg(test)]
 mod tests {
-    use met_core::job_table::CPU;
+    use met_core::job_table::{CORES_PEAK, CPU};
 
     use super::*;
 
@@ -162,10 +271,57 @@ mod tests {
         });
         latest.learn(&keys[0], &course(&[(95_000, 95, 1)]));
         latest.learn(&keys[1], &course(&[(101_000, 101, 1)]));
-        let mut record = crate::cluster::keeper::tests::record("slurm", "1", 0, met_core::job::State::Running, 0);
+        let mut record =
+            crate::cluster::keeper::tests::record("slurm", "1", 0, met_core::job::State::Running, 0);
         latest.complete(&keys, &mut record);
         assert_eq!((record.totals.get(CPU), record.as_of_ns), (Some(196), Some(98_000_000_000)));
         latest.complete(&keys[2..], &mut record);
         assert_eq!(record.as_of_ns, None, "nothing is known of it");
+    }
+
+    fn standing(key: &JobKey, kind: QualityKind, mean: f64) -> Standing {
+        let (mut totals, mut summaries) = (Totals::default(), Summaries::default());
+        totals.set(CPU, 1, kind, "cgroup");
+        totals.set(CORES_PEAK, 1500, QualityKind::Sampled, "cgroup");
+        summaries.set(MEMORY_NEEDED, Summary { mean, min: 1.0, max: mean, p50: None, p95: None });
+        let emission = Some(Emission {
+            factor_mg_per_kwh: 7,
+            factor_source: "given".to_owned(),
+            factor_time_ns: None,
+            pue_millionths: None,
+        });
+        Standing { key: key.clone(), totals, summaries, emission }
+    }
+
+    #[test]
+    fn how_well_figures_are_known_comes_from_their_nodes() {
+        let latest = Latest::default();
+        let keys = ["n1", "n2"].map(|node| JobKey {
+            cluster: Some(node.into()),
+            manager: "slurm".into(),
+            id: "1".into(),
+            incarnation: 1,
+        });
+        let completed = |keys: &[JobKey]| {
+            let mut record =
+                crate::cluster::keeper::tests::record("slurm", "1", 0, met_core::job::State::Running, 0);
+            latest.complete(keys, &mut record);
+            let cpu = record.totals.figure(CPU).map(|cpu| (cpu.value, cpu.kind, cpu.source.to_string()));
+            let memory = record.summaries.get(MEMORY_NEEDED).map(|memory| memory.mean);
+            (cpu, memory, record.totals.get(CORES_PEAK), record.emission.is_some())
+        };
+        latest.stand(&keys[0], &standing(&keys[0], QualityKind::Measured, 5.0));
+        latest.learn(&keys[0], &course(&[(1000, 3, 1)]));
+        let unsaid = Some((3, QualityKind::Sampled, LAST_SAMPLE.to_owned()));
+        assert_eq!(completed(&keys[..1]), (unsaid, None, None, false), "nothing stands without a sample");
+        latest.stand(&keys[0], &standing(&keys[0], QualityKind::Measured, 5.0));
+        let one = Some((3, QualityKind::Measured, "cgroup".to_owned()));
+        assert_eq!(completed(&keys[..1]), (one, Some(5.0), Some(1500), true));
+        latest.learn(&keys[1], &course(&[(1000, 4, 1)]));
+        let half = Some((7, QualityKind::Sampled, "cgroup".to_owned()));
+        assert_eq!(completed(&keys), (half, None, None, false), "one of two says nothing");
+        latest.stand(&keys[1], &standing(&keys[1], QualityKind::Estimated, 6.0));
+        let both = Some((7, QualityKind::Estimated, "cgroup".to_owned()));
+        assert_eq!(completed(&keys), (both, Some(11.0), None, true));
     }
 }

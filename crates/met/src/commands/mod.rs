@@ -26,6 +26,8 @@ use std::io;
 use met_core::job::{Record, State};
 use met_insight::report::Machine;
 
+use crate::jobs::Answers;
+use crate::protocol::{NodeStatus, Reply, Request};
 use crate::setting::Setting;
 
 /// What a shell would return for a job: its exit code, or 128 and the signal that ended it.
@@ -49,11 +51,22 @@ fn untold(record: &Record, error: &io::Error, print_id: bool, what: &str, end: &
     1
 }
 
-/// The machine a report compares with: this one, if the job ran here.
+/// The machine a report compares with: this one, if the job ran here, or those that a server says it ran on.
 fn machine(setting: &Setting, record: &Record) -> Machine {
+    if let Ok(Some(mut server)) = setting.server_client() {
+        let Ok(Reply::Nodes(nodes)) = server.call(&Request::Nodes) else { return Machine::default() };
+        return Machine { cpus: cpus_of(&nodes, record) };
+    }
     let facts = setting.host.facts();
     let here = record.nodes == [facts.hostname.clone()];
     Machine { cpus: here.then_some(facts.cpu_count) }
+}
+
+/// Of all nodes of a job together; of some of them it would be too few.
+fn cpus_of(nodes: &[NodeStatus], record: &Record) -> Option<u32> {
+    let cpus = |name: &String| nodes.iter().find(|node| node.name == *name)?.cpus;
+    let all: i64 = record.nodes.iter().map(cpus).sum::<Option<i64>>()?;
+    u32::try_from(all).ok().filter(|&all| all > 0)
 }
 
 #[cfg(test)]
@@ -67,5 +80,17 @@ mod tests {
         assert_eq!(code(io::ErrorKind::BrokenPipe, false), 0);
         assert_eq!(code(io::ErrorKind::BrokenPipe, true), 1);
         assert_eq!(code(io::ErrorKind::StorageFull, false), 1);
+    }
+
+    #[test]
+    fn a_job_has_the_cpus_of_its_nodes_if_all_are_known() {
+        let node = |name: &str, cpus| NodeStatus { name: name.to_owned(), cpus, ..NodeStatus::default() };
+        let nodes = [node("n1", Some(2)), node("n2", Some(4)), node("n3", None)];
+        let on = |names: &[&str]| {
+            let nodes_of = names.iter().map(|&name| name.to_owned()).collect();
+            cpus_of(&nodes, &Record { nodes: nodes_of, ..crate::view::sample::bare(1, "job") })
+        };
+        assert_eq!((on(&["n1"]), on(&["n1", "n2"])), (Some(2), Some(6)));
+        assert_eq!((on(&["n1", "n3"]), on(&["gone"]), on(&[])), (None, None, None));
     }
 }

@@ -1,5 +1,6 @@
 //! What a daemon writes from time to time: samples, what could not be written before, and what is too old.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -13,6 +14,7 @@ use super::forwarding;
 use super::keeping::Keeping;
 use crate::config::Presence;
 use crate::jobs;
+use crate::sampler::Live;
 
 impl Keeping {
     /// Samples go to disk this often: a killed daemon loses no more.
@@ -59,8 +61,13 @@ impl Keeping {
                 tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
             }
         }
+        let wanted = !drained.devices.is_empty() || self.forward.is_some();
+        let live = if wanted { self.sampling.live() } else { HashMap::new() };
+        if let Some(forward) = &self.forward {
+            live.iter().for_each(|(key, live)| forwarding::offer_standing(forward, key, live));
+        }
         if !drained.devices.is_empty() {
-            self.keep_cards(&drained.devices);
+            self.keep_cards(&drained.devices, live);
         }
         if let Err(error) = self.idle_power.keep(drained.idle) {
             tracing::warn!("what was learned of idle power is not kept: {error}");
@@ -78,8 +85,7 @@ impl Keeping {
     }
 
     /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
-    fn keep_cards(&mut self, devices: &[Device]) {
-        let live = self.sampling.live();
+    fn keep_cards(&mut self, devices: &[Device], live: HashMap<JobKey, Live>) {
         let records: Vec<Record> = live
             .into_iter()
             .filter(|(_, live)| !live.gpus.is_empty())

@@ -7,18 +7,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use met_core::course::Course;
-use met_core::job::JobKey;
+use met_core::job::{JobKey, Summaries};
+use met_core::{JOB, Kind};
 use met_host::Host;
 use met_sinks::forward::link::{self, Address, Link};
 use met_sinks::forward::spool::Limits;
 use met_sinks::forward::{Changed, Forward, Outbox, Plan, Status};
 use met_store::Reader;
-use met_wire::batch::{Header, Subject};
+use met_wire::batch::{Header, Standing, Subject};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::paths::{Place, create_private};
+use crate::sampler::Live;
 
 /// Below the state: what `--join` wrote, and batches that wait.
 const FOLDER: &str = "forward";
@@ -180,6 +182,15 @@ pub fn offer_job(forward: Option<&Forward>, key: &JobKey, course: &Course) {
     if let Some(forward) = forward {
         forward.offer(Subject::Job(key.clone()), course);
     }
+}
+
+/// Hands over how a job stands; means of counters are in their totals.
+pub fn offer_standing(forward: &Forward, key: &JobKey, live: &Live) {
+    let mut summaries = Summaries::default();
+    let levels = live.summaries.iter().filter(|&(column, _)| JOB.columns[column].kind == Kind::Gauge);
+    levels.for_each(|(column, summary)| summaries.set(column, *summary));
+    let (totals, emission) = (live.totals.clone(), live.emission.clone());
+    forward.offer_standing(Standing { key: key.clone(), totals, summaries, emission });
 }
 
 pub fn offer_card(forward: Option<&Forward>, uuid: &str, course: &Course) {
