@@ -38,7 +38,7 @@ enum Outcome {
 }
 
 pub fn work(link: &Link, shared: &Shared) {
-    let mut pause = Duration::ZERO;
+    let (mut pause, mut waited) = (Duration::ZERO, false);
     loop {
         let (sequence, bytes) = match next(shared, pause) {
             Some(Ok(next)) => next,
@@ -51,13 +51,19 @@ pub fn work(link: &Link, shared: &Shared) {
         };
         let offset_ns = shared.lock().status.clock_offset_ns;
         match attempt(link, shared, sequence, &bytes, offset_ns) {
-            Outcome::Sent => pause = Duration::ZERO,
+            Outcome::Sent => {
+                pause = Duration::ZERO;
+                if is_over(&mut waited, shared.lock().spool.batches()) {
+                    tracing::info!("what waited has been sent");
+                }
+            }
             Outcome::Refused(reason) => {
                 pause = after_refusal(pause);
                 lay_aside(shared, sequence, &reason);
             }
             Outcome::Later(reason, asked) => {
                 pause = asked.unwrap_or_default().max(longer(pause)).min(LONGEST_PAUSE * 5);
+                waited = true;
                 note(shared, reason);
             }
         }
@@ -152,6 +158,11 @@ fn note(shared: &Shared, reason: String) {
     inner.status.last_error = Some(reason);
 }
 
+/// Whether all that waited for a server is with it now: said once.
+fn is_over(waited: &mut bool, left: usize) -> bool {
+    left == 0 && std::mem::take(waited)
+}
+
 fn longer(pause: Duration) -> Duration {
     (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE)
 }
@@ -193,6 +204,15 @@ mod tests {
             assert!(matches!(judge(&answer(status, never), 7), Outcome::Refused(_)), "{status}");
         }
         assert!(matches!(judge(&answer(503, never), 7), Outcome::Later(..)));
+    }
+
+    #[test]
+    fn the_end_of_waiting_is_told_once() {
+        let mut waited = false;
+        assert!(!is_over(&mut waited, 0), "nothing waited");
+        waited = true;
+        let told: Vec<bool> = [2, 1, 0, 0].map(|left| is_over(&mut waited, left)).into();
+        assert_eq!(told, [false, false, true, false]);
     }
 
     #[test]
