@@ -213,7 +213,7 @@ impl Forward {
             limits: plan.limits,
             every: plan.every,
             quiet: plan.quiet,
-            spooled: Instant::now(),
+            spooled: None,
             header: plan.header,
             held: HashMap::new(),
             standings: Standings::default(),
@@ -280,8 +280,8 @@ struct Maker {
     limits: Limits,
     every: Duration,
     quiet: Duration,
-    /// When something last was.
-    spooled: Instant,
+    /// When something last was. The first batch says that we are here.
+    spooled: Option<Instant>,
     header: Header,
     /// What was offered since the last batch.
     held: Held,
@@ -395,7 +395,7 @@ impl Maker {
 
     /// A server calls a node late that it has not heard of. One it cannot reach is not told more often.
     fn is_quiet(&self) -> bool {
-        self.spooled.elapsed() >= self.quiet && self.shared.lock().spool.batches() == 0
+        self.spooled.is_none_or(|spooled| spooled.elapsed() >= self.quiet) && self.shared.lock().spool.batches() == 0
     }
 
     /// True if it is on disk now.
@@ -412,7 +412,7 @@ impl Maker {
             Ok(()) => {
                 inner.status.spool_error = None;
                 drop(inner);
-                self.spooled = Instant::now();
+                self.spooled = Some(Instant::now());
                 self.let_go();
                 self.shared.changed.notify_all();
                 true

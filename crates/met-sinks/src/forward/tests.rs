@@ -377,3 +377,27 @@ fn a_batch_never_has_more_times_than_a_server_takes() {
         assert_eq!(names, ["one"], "records are never given up");
     }
 }
+
+#[test]
+fn who_has_nothing_to_tell_says_that_he_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = plan(folder.path(), &listener);
+    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    serve(listener, move |batch| {
+        let answer = acknowledge(&batch);
+        kept.lock().unwrap().push(batch);
+        answer
+    });
+    let records = Records::default();
+    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    until("it is heard of", || !arrived.lock().unwrap().is_empty());
+    // Looked at again, and found to have nothing to say.
+    let asked = || records.asked.load(std::sync::atomic::Ordering::Relaxed);
+    let before = asked();
+    until("it goes on", || asked() > before + 2);
+    forward.stop();
+    let arrived = arrived.lock().unwrap();
+    assert_eq!((arrived.len(), arrived[0].records.len(), arrived[0].pieces.len()), (1, 0, 0));
+}
