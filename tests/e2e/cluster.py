@@ -385,7 +385,7 @@ def the_course_of_a_running_job_is_seen_from_afar(world):
             equal(shown["quality"][name], near["quality"][name], f"how well {name} is known")
         equal(shown["emission"], near["emission"], "emission")
         check("memory_ratio" in shown["average"], shown["average"])
-        check(f"of {os.cpu_count()} " in made.ask("show", "1@n1").ok().out, "a bar of the CPUs", made.ask("show", "1@n1").out)
+        check(f" of {os.cpu_count()} cores, average" in made.ask("show", "1@n1").ok().out, "a bar of the CPUs", made.ask("show", "1@n1").out)
         open(os.path.join(node.work, "stop"), "w").close()
         all_the_same(made)
 
@@ -434,6 +434,7 @@ def a_server_that_was_away_gets_everything_when_it_is_back(world):
         made.server.up()
         equal(len(all_the_same(made)), 4, "jobs")
         eventually(made.settled, "nothing waits")
+        eventually(lambda: "what waited has been sent" in node.log(), "its log says that it is over")
 
 
 @test
@@ -905,10 +906,14 @@ def the_page_of_a_server_tells_of_all_nodes(world):
 def a_node_that_was_expelled_may_not_send(world):
     with cluster(world, 1) as made:
         node = made.nodes[0]
+        # One without jobs says that it is there when it joins.
+        eventually(lambda: made.ask("nodes", "--json").ok().json()[0]["seen_ns"], "it is heard of at once", 20)
         made.server.met("server", "expel", "n1").ok()
         node.met("run", "--wait", "--", "true").ok()
         eventually(lambda: "401" in node.met("daemon", "--status").out, "it is told")
         equal(len(made.jobs()), 0, "jobs")
+        check("never" not in made.ask("node", "n1", "--since", "10m").ok().out, "what it sent stays")
+        made.ask("node", "n7", "--since", "10m").refused("ever enrolled")
         made.server.met("server", "expel", "n1").refused("never enrolled")
         made.server.met("server", "enroll", "../n1").refused("no name")
         check(any(name.endswith(".batch") for name in os.listdir(os.path.join(node.state, "forward", "spool"))), "kept")

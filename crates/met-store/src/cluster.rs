@@ -205,6 +205,12 @@ impl Log {
         self.ask(|connection| connection.prepare_cached("SELECT 1 FROM node WHERE name = ?1")?.exists([name]))
     }
 
+    /// Whether this node ever sent anything, or may: what it sent stays when it may no more.
+    pub fn has_heard_of(&self, node: &str) -> Result<bool, StoreError> {
+        let sql = "SELECT 1 FROM node WHERE name = ?1 UNION ALL SELECT 1 FROM spool WHERE node = ?1";
+        self.ask(|connection| connection.prepare_cached(sql)?.exists([node]))
+    }
+
     pub fn nodes(&self) -> Result<Vec<Node>, StoreError> {
         self.ask(|connection| {
             let sql = "SELECT name, enrolled_ns, seen_ns, version, cpus, memory_bytes, clock_offset_ns,

@@ -250,7 +250,7 @@ fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply
             course.truncate(PAGE_SAMPLES);
             Ok(Reply::Course(WireCourse::of(&course)))
         }
-        Request::NodeCourses { node, .. } if !view.nodes()?.iter().any(|known| known.name == node) => {
+        Request::NodeCourses { node, .. } if !view.has_heard_of(&node)? => {
             Ok(Reply::Error {
                 message: format!("no node {node:?} was ever enrolled; `met nodes` lists them"),
             })

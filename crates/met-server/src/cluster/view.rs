@@ -29,6 +29,11 @@ impl ClusterView {
         Log::open(&self.state)?.nodes()
     }
 
+    /// Whether there may be something of this node.
+    pub fn has_heard_of(&self, node: &str) -> Result<bool, StoreError> {
+        Log::open(&self.state)?.has_heard_of(node)
+    }
+
     pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
         self.with_figures(Reader::open_with(&self.state, &self.backends)?.jobs(filter)?)
     }
