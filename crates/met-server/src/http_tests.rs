@@ -291,6 +291,8 @@ fn a_file_that_cannot_be_followed_is_refused_with_the_reason() {
         &format!("{TLS}  client_auth_type: Maybe\n"),
         &format!("{TLS}  client_ca_file: ca.pem\n"),
         "http_server_config: {headers: {\"a b\": c}}\n",
+        "basic_auth_users:\n  ann:\n",
+        "basic_auth_users:\n  ann: \"\"\n",
         "[1\n",
     ]
     .into_iter()
@@ -310,6 +312,8 @@ fn a_file_that_cannot_be_followed_is_refused_with_the_reason() {
         /web.yml: tls_server_config.client_auth_type: "Maybe" is not known
         /web.yml: tls_server_config: client_ca_file says nothing without client_auth_type: RequireAndVerifyClientCert
         /web.yml: http_server_config.headers: "a b" is not a header with a value
+        /web.yml: basic_auth_users: "ann" has no password hash; write one with `htpasswd -nBC 10 ann`
+        /web.yml: basic_auth_users: "ann" has no password hash; write one with `htpasswd -nBC 10 ann`
         /web.yml: line 1 column 1: unclosed bracket '['
     "#]].assert_eq(&all);
 }

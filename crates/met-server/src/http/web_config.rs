@@ -25,7 +25,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 struct Content {
     tls_server_config: Option<Tls>,
     http_server_config: Option<HttpServer>,
-    basic_auth_users: Option<BTreeMap<String, String>>,
+    basic_auth_users: Option<BTreeMap<String, Option<String>>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -95,13 +95,7 @@ impl WebConfig {
             false => serde_saphyr::from_str(&text).map_err(|error| refuse(first_line(&error.to_string())))?,
         };
         let content = content.unwrap_or_default();
-        let users = content.basic_auth_users.unwrap_or_default();
-        if let Some((user, _)) = users.iter().find(|(_, hash)| !passwords::is_hash(hash)) {
-            let message = format!(
-                "basic_auth_users: what stands for {user:?} is not a bcrypt hash; write one with `htpasswd -nBC 10 {user}`"
-            );
-            return Err(refuse(message));
-        }
+        let users = hashes(content.basic_auth_users.unwrap_or_default()).map_err(refuse)?;
         let http = content.http_server_config.unwrap_or_default();
         let mut config =
             WebConfig { users, headers: headers(&http.headers).map_err(refuse)?, ..WebConfig::default() };
@@ -211,6 +205,20 @@ impl Files {
 
 fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
+/// The hash of every user's password.
+fn hashes(given: BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, String>, String> {
+    let hash = |(user, hash): (String, Option<String>)| {
+        let hash = hash.unwrap_or_default();
+        let wrong = match hash.trim() {
+            "" => format!("{user:?} has no password hash"),
+            _ if !passwords::is_hash(&hash) => format!("what stands for {user:?} is not a bcrypt hash"),
+            _ => return Ok((user, hash)),
+        };
+        Err(format!("basic_auth_users: {wrong}; write one with `htpasswd -nBC 10 {user}`"))
+    };
+    given.into_iter().map(hash).collect()
 }
 
 fn headers(given: &BTreeMap<String, String>) -> Result<Vec<(HeaderName, HeaderValue)>, String> {
