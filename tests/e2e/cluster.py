@@ -873,6 +873,22 @@ def nodes_with_certificates_need_no_token(world):
         eventually(lambda: "has everything" in node.met("daemon", "--status").out and made.settled(),
                    lambda: node.met("daemon", "--status").out)
 
+        def join_signed_by_itself(name, *more):
+            """What is said of a server whose certificate vouches for itself."""
+            openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2",
+                    "-subj", "/CN=server", "-addext", f"subjectAltName=IP:{server.address}", *more)
+            with open(os.path.join(folder, "web.yml"), "w") as file:
+                file.write(f"tls_server_config:\n  cert_file: {name}.pem\n  key_file: {name}.key\n")
+            return lambda: node.met("daemon", "--join", f"https://{server.address}:{PORT}", "--node", "n1",
+                                    "--ca-file", os.path.join(folder, f"{name}.pem"), input=b"0" * 64).refused().err
+
+        said = join_signed_by_itself("authority")
+        eventually(lambda: "CA:FALSE" in said(), said)
+        said = join_signed_by_itself("usable", "-addext", "basicConstraints=critical,CA:FALSE")
+        # It is believed, and the token is not.
+        eventually(lambda: "401" in said(), said)
+        node.met("daemon", "--join", f"http://{server.address}:{PORT}", "--plain", input=b"0" * 64).refused("write https://")
+
 
 @test
 def the_page_of_a_server_tells_of_all_nodes(world):
@@ -927,6 +943,7 @@ def joining_with_a_bad_address_or_token_says_what_is_wrong(world):
         join(made.url, token).refused("plain HTTP")
         join(made.url, token[:-1] + "x", "--plain").refused("401")
         join(made.url, "", "--plain").refused("no token")
+        join(made.url, "bad", "--plain").refused("is no token")
         join("https://", token).refused("no address")
         join(f"http://{made.server.address}:1", token, "--plain").refused("refused")
         node.met("daemon", "--join", made.url, "--node", "n6", "--plain", input=token.encode()).refused("--node n7")

@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow, bail};
 use met_sinks::forward::link::{self, Address, Link};
 
+use crate::config;
 use crate::failure::Failure;
 use crate::jobs::Answers;
 use crate::protocol::{Reply, Request};
 
+const ALLOW_PLAIN: &str = "client.plain: yes in met.yaml";
 const ASK: &str = "/api/v1/ask";
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
@@ -29,7 +31,7 @@ pub struct Asked {
 
 impl ServerClient {
     pub fn open(asked: &Asked) -> Result<ServerClient> {
-        let usage = |error: link::BadAddress| Failure::usage(error.to_string());
+        let usage = |error: link::BadAddress| Failure::usage(error.told(ALLOW_PLAIN));
         let token = asked.token_file.as_deref().map(link::token_of).transpose();
         let token = token.map_err(|error| Failure::usage(format!("no token for {}: {error}", asked.url)))?;
         let address = Address {
@@ -49,7 +51,8 @@ impl ServerClient {
         let url = self.link.url();
         match (answer.status, &self.token_file) {
             (401, None) => Failure::usage(format!(
-                "{url} wants a token: one line in ~/.config/met/token (chmod 600), which `met server enroll --user NAME` prints there"
+                "{url} wants a token: one line in {} (chmod 600), which `met server enroll --user NAME` prints there",
+                own_token().map_or("~/.config/met/token".to_owned(), |path| path.display().to_string())
             )),
             (401, Some(path)) => Failure::usage(format!(
                 "{url} does not know the token in {}; `met server enroll --user NAME` prints a new one there",
@@ -65,6 +68,11 @@ impl ServerClient {
     }
 }
 
+/// Where a person's token is looked for that no configuration names.
+pub fn own_token() -> Option<PathBuf> {
+    config::user_folder().map(|folder| folder.join("token"))
+}
+
 /// Why nobody answered at an address, and what to look at.
 pub fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
     let advice = match error.kind() {
@@ -72,6 +80,8 @@ pub fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
         io::ErrorKind::InvalidData if error.to_string().contains("certificate") => {
             "name who vouches for it in met.yaml: client.ca_file"
         }
+        // What to do is said already.
+        io::ErrorKind::InvalidInput => return Failure::usage(format!("cannot reach the server {url}: {error}")),
         _ => "see that the address is right, and that it can be reached from here",
     };
     Failure::usage(format!("cannot reach the server {url}: {error}; {advice}"))
@@ -132,7 +142,9 @@ mod tests {
             words.contains("the token in /home/a/token") && words.contains("met server enroll"),
             "{words}"
         );
-        assert!(refusal(401, None).1.contains("wants a token"));
+        let wanted = refusal(401, None).1;
+        let own = own_token().map_or("~/.config/met/token".to_owned(), |path| path.display().to_string());
+        assert!(wanted.contains("wants a token: one line in ") && wanted.contains(&own), "{wanted}");
         assert_eq!(refusal(404, None).0, 2);
         assert_eq!(
             refusal(503, None),
@@ -146,5 +158,14 @@ mod tests {
         assert_eq!(error.downcast_ref::<Failure>().unwrap().code, 2);
         let words = "cannot reach the server http://n1:1: connection refused; is `met server` running there, on this port?";
         assert_eq!(error.to_string(), words);
+        let told = unreachable("http://n1:1", &io::Error::new(io::ErrorKind::InvalidInput, "write https://"));
+        assert_eq!(told.to_string(), "cannot reach the server http://n1:1: write https://");
+    }
+
+    #[test]
+    fn who_asks_is_told_how_he_allows_plain_http() {
+        let asked = Asked { url: "http://10.0.0.1:9".to_owned(), ..Asked::default() };
+        let words = ServerClient::open(&asked).err().expect("it is not allowed").to_string();
+        assert!(words.contains("client.plain: yes") && !words.contains("--plain"), "{words}");
     }
 }

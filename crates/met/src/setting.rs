@@ -8,10 +8,10 @@ use met_host::Host;
 use met_jobs::layouts::Layouts;
 
 use crate::client::Client;
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::paths::Place;
-use crate::server_client::{Asked, ServerClient};
+use crate::server_client::{self, Asked, ServerClient};
 use crate::supervise::DaemonPlace;
 
 pub struct Setting {
@@ -42,7 +42,7 @@ impl Setting {
     /// The same, with a server to ask.
     pub fn with_server(mut self, url: Option<String>) -> Setting {
         let client = &self.config.client;
-        let own = || config::user_folder().map(|folder| folder.join("token")).filter(|path| path.exists());
+        let own = || server_client::own_token().filter(|path| path.exists());
         self.server = url.map(|url| Asked {
             url,
             token_file: client.token_file.clone().or_else(own),

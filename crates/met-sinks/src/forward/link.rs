@@ -51,14 +51,22 @@ impl Answer {
 pub enum BadAddress {
     #[error("{0:?} is no address of a server; write https://HOST:9317")]
     Url(String),
-    #[error(
-        "{0}: over plain HTTP all on the way can read it; use https, or allow it (`plain: yes` in the section `forward` or `client`, or --plain)"
-    )]
+    #[error("{0}: over plain HTTP all on the way can read it; use https")]
     Plain(String),
     #[error("cannot read {path}: {error}", path = .path.display())]
     File { path: PathBuf, error: io::Error },
     #[error("{path}: {why}", path = .path.display())]
     Content { path: PathBuf, why: String },
+}
+
+impl BadAddress {
+    /// With how whoever wrote the address allows plain HTTP.
+    pub fn told(&self, allowed_by: &str) -> String {
+        match self {
+            BadAddress::Plain(_) => format!("{self}, or allow it: {allowed_by}"),
+            _ => self.to_string(),
+        }
+    }
 }
 
 impl Link {
@@ -120,12 +128,32 @@ impl Link {
 
 /// What happened, without the words of the library around it.
 fn cause(error: ureq::Error) -> io::Error {
+    if let Some(words) = mix_up(&error) {
+        return io::Error::new(io::ErrorKind::InvalidInput, words);
+    }
     match error {
         ureq::Error::Io(error) => error,
         ureq::Error::HostNotFound => io::Error::new(io::ErrorKind::NotFound, "no host has this name"),
         ureq::Error::Timeout(_) => io::Error::new(io::ErrorKind::TimedOut, "no answer in time"),
         other => io::Error::other(other.to_string()),
     }
+}
+
+/// What the libraries have no plain words for.
+fn mix_up(error: &ureq::Error) -> Option<&'static str> {
+    let text = error.to_string();
+    if text.contains("InvalidContentType") {
+        return Some("it speaks plain HTTP and no TLS; write http://");
+    }
+    if text.contains("CaUsedAsEndEntity") {
+        return Some(
+            "its certificate is that of an authority (CA:TRUE) and may not be a server's own; make one with openssl \
+             req -x509 ... -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:HOST",
+        );
+    }
+    // A server that speaks TLS answers a line of HTTP with an alert.
+    let is_none = matches!(error, ureq::Error::Protocol(_)) && text.contains("http parse fail");
+    is_none.then_some("it does not speak plain HTTP; where it speaks TLS, write https://")
 }
 
 fn check(url: &str, plain: bool) -> Result<(), BadAddress> {
@@ -235,6 +263,37 @@ mod tests {
         ] {
             assert!(matches!(check(bad, true), Err(BadAddress::Url(_))), "{bad}");
         }
+    }
+
+    /// What is told of a server that answers with these bytes.
+    fn told_of(scheme: &str, answer: &'static [u8]) -> String {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("{scheme}://{}", listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            use std::io::Write;
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            stream.write_all(answer).unwrap();
+        });
+        let link = Link::open(&Address { url, ..Address::default() }).unwrap();
+        let told = link.post("/", &[], b"", 100).unwrap_err().to_string();
+        server.join().unwrap();
+        told
+    }
+
+    #[test]
+    fn the_wrong_scheme_is_told_with_the_right_one() {
+        let told = told_of("https", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        assert_eq!(told, "it speaks plain HTTP and no TLS; write http://");
+        let told = told_of("http", b"\x15\x03\x03\x00\x02\x02\x46");
+        assert_eq!(told, "it does not speak plain HTTP; where it speaks TLS, write https://");
+    }
+
+    #[test]
+    fn how_plain_http_is_allowed_is_said_by_who_was_asked() {
+        let plain = BadAddress::Plain("http://n1".to_owned());
+        assert!(plain.told("--plain").ends_with("use https, or allow it: --plain"));
+        assert!(!BadAddress::Url("n1".to_owned()).told("--plain").contains("--plain"));
     }
 
     #[test]

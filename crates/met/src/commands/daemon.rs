@@ -31,7 +31,7 @@ pub fn daemon(setting: &Setting, args: &DaemonArgs) -> Result<i32> {
 
 /// Asks the server whether it knows the token, keeps both, and serves.
 fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Result<i32> {
-    let usage = |error: link::BadAddress| Failure::usage(error.to_string());
+    let usage = |error: link::BadAddress| Failure::usage(error.told("--plain"));
     let token = match &args.token_file {
         Some(path) => link::token_of(path).map_err(usage)?,
         None => token_of_stdin()?,
@@ -85,8 +85,17 @@ fn token_of_stdin() -> Result<String> {
     let mut line = String::new();
     let read = io::stdin().lock().take(4096).read_line(&mut line);
     read.map_err(|error| Failure::usage(format!("cannot read the token from standard input: {error}")))?;
-    link::token_in(line.as_bytes()).ok_or_else(|| {
-        Failure::usage("no token on standard input; on the server: met server enroll NODE | ssh NODE met daemon --join URL")
+    token_in_line(&line)
+}
+
+fn token_in_line(line: &str) -> Result<String> {
+    let how = "on the server: met server enroll NODE | ssh NODE met daemon --join URL";
+    // It may be a token with a letter too much, which nobody else is to read.
+    link::token_in(line.as_bytes()).ok_or_else(|| match line.trim().is_empty() {
+        true => Failure::usage(format!("no token on standard input; {how}")),
+        false => Failure::usage(format!(
+            "what came on standard input is no token: one line of at least 8 letters and digits; {how}"
+        )),
     })
 }
 
@@ -151,4 +160,17 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         writeln!(stdout, "  {}", doctor::sent_to(forward))?;
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_token_and_a_bad_one_are_told_apart_and_neither_is_shown() {
+        assert_eq!(token_in_line(" node-0123456789abcdef\n").unwrap(), "node-0123456789abcdef");
+        assert!(token_in_line("\n").unwrap_err().to_string().starts_with("no token on"));
+        let bad = token_in_line("bad\n").unwrap_err().to_string();
+        assert!(bad.starts_with("what came on standard input is no token") && !bad.contains("bad"), "{bad}");
+    }
 }

@@ -12,7 +12,7 @@ use met_core::{JOB, Kind};
 use met_host::Host;
 use met_sinks::forward::link::{self, Address, Link};
 use met_sinks::forward::spool::Limits;
-use met_sinks::forward::{Changed, Forward, Outbox, Plan, Status};
+use met_sinks::forward::{CannotForward, Changed, Forward, Outbox, Plan, Status};
 use met_store::Reader;
 use met_wire::batch::{Header, Standing, Subject};
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,7 @@ use crate::sampler::Live;
 const FOLDER: &str = "forward";
 const JOINED: &str = "joined.json";
 const TOKEN: &str = "token";
+const ALLOW_PLAIN: &str = "forward.plain: yes in met.yaml";
 /// More than the server takes as one batch with good grace.
 const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
@@ -129,7 +130,8 @@ fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<Str
 /// Whether a daemon would send. Who joins wants to know now, not from its log.
 pub fn check(config: &Config, place: &Place) -> Result<()> {
     if let Some((address, _)) = address(config, place)? {
-        Link::open(&address).map_err(|error| Failure::usage(format!("forward: {error}")))?;
+        Link::open(&address)
+            .map_err(|error| Failure::usage(format!("forward: {}", error.told(ALLOW_PLAIN))))?;
     }
     Ok(())
 }
@@ -171,8 +173,10 @@ fn try_start(host: &Host, config: &Config, place: &Place) -> Result<Option<Forwa
     };
     let outbox = Box::new(Catalogue { state: place.state.clone(), reader: None });
     let url = plan.address.url.clone();
-    let started =
-        Forward::start(plan, outbox).map_err(|error| Failure::usage(format!("forward: {error}")))?;
+    let started = Forward::start(plan, outbox).map_err(|error| match error {
+        CannotForward::Address(error) => Failure::usage(format!("forward: {}", error.told(ALLOW_PLAIN))),
+        error => Failure::usage(format!("forward: {error}")),
+    })?;
     tracing::info!("sending to {url}");
     Ok(Some(started))
 }
