@@ -395,7 +395,8 @@ impl Maker {
 
     /// A server calls a node late that it has not heard of. One it cannot reach is not told more often.
     fn is_quiet(&self) -> bool {
-        self.spooled.is_none_or(|spooled| spooled.elapsed() >= self.quiet) && self.shared.lock().spool.batches() == 0
+        self.spooled.is_none_or(|spooled| spooled.elapsed() >= self.quiet)
+            && self.shared.lock().spool.batches() == 0
     }
 
     /// True if it is on disk now.

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use met_core::job::{JobKey, Record};
+use met_wire::batch::Page;
 use rusqlite::{Connection, OptionalExtension, Result as Answer, Row, params};
 
 use crate::days::in_transaction;
@@ -33,6 +34,7 @@ pub struct About<'a> {
     pub memory_bytes: Option<i64>,
     pub clock_offset_ns: Option<i64>,
     pub dropped_samples: u64,
+    pub page: Option<Page>,
 }
 
 /// A batch as it is kept.
@@ -64,6 +66,8 @@ pub struct Node {
     pub memory_bytes: Option<i64>,
     pub clock_offset_ns: Option<i64>,
     pub dropped_samples: i64,
+    /// Its own page for Prometheus, if it has one that others can reach.
+    pub page: Option<Page>,
 }
 
 /// Who shows a token.
@@ -214,7 +218,7 @@ impl Log {
     pub fn nodes(&self) -> Result<Vec<Node>, StoreError> {
         self.ask(|connection| {
             let sql = "SELECT name, enrolled_ns, seen_ns, version, cpus, memory_bytes, clock_offset_ns,
-                       dropped_samples FROM node ORDER BY name";
+                       dropped_samples, page_port, page_tls FROM node ORDER BY name";
             let mut statement = connection.prepare_cached(sql)?;
             let rows = statement.query_map([], |row| {
                 Ok(Node {
@@ -226,6 +230,10 @@ impl Log {
                     memory_bytes: row.get(5)?,
                     clock_offset_ns: row.get(6)?,
                     dropped_samples: row.get(7)?,
+                    page: match row.get(8)? {
+                        Some(port) => Some(Page { port, tls: row.get(9)? }),
+                        None => None,
+                    },
                 })
             })?;
             rows.collect()
@@ -492,9 +500,10 @@ fn told_key(row: &Row<'_>) -> Answer<ToldKey> {
 }
 
 fn take(connection: &Connection, batch: &Arrived<'_>) -> Answer<Arrival> {
-    let About { version, boot_id, cpus, memory_bytes, clock_offset_ns, dropped_samples } = batch.about;
+    let About { version, boot_id, cpus, memory_bytes, clock_offset_ns, dropped_samples, page } = batch.about;
     let sql = "UPDATE node SET seen_ns = ?2, version = ?3, boot_id = ?4, cpus = ?5, memory_bytes = ?6,
-               clock_offset_ns = coalesce(?7, clock_offset_ns), dropped_samples = ?8 WHERE name = ?1";
+               clock_offset_ns = coalesce(?7, clock_offset_ns), dropped_samples = ?8, page_port = ?9,
+               page_tls = ?10 WHERE name = ?1";
     let dropped = i64::try_from(dropped_samples).unwrap_or(i64::MAX);
     let known = connection.prepare_cached(sql)?.execute(params![
         batch.node,
@@ -504,7 +513,9 @@ fn take(connection: &Connection, batch: &Arrived<'_>) -> Answer<Arrival> {
         cpus,
         memory_bytes,
         clock_offset_ns,
-        dropped
+        dropped,
+        page.map(|page| page.port),
+        page.is_some_and(|page| page.tls)
     ])?;
     if known == 0 {
         return Ok(Arrival::Stranger);

@@ -36,7 +36,11 @@ pub(crate) static SERIES: Schema = Schema {
 
 pub(crate) static CLUSTER: Schema = Schema {
     application_id: i32::from_be_bytes(*b"metl"),
-    migrations: &[include_str!("schema/cluster-1.sql"), include_str!("schema/cluster-2.sql")],
+    migrations: &[
+        include_str!("schema/cluster-1.sql"),
+        include_str!("schema/cluster-2.sql"),
+        include_str!("schema/cluster-3.sql"),
+    ],
     cache_kib: 4000,
 };
 

@@ -68,6 +68,9 @@ pub struct Header {
     pub version: String,
     pub cpus: Option<i64>,
     pub memory_bytes: Option<i64>,
+    /// Its own page for Prometheus, if it has one that others can reach.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<Page>,
     /// Samples that found no room since the spool was made.
     #[serde(default)]
     pub dropped_samples: u64,
@@ -77,6 +80,13 @@ pub struct Header {
     /// The same as the first version said it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tables: BTreeMap<String, String>,
+}
+
+/// Where a page is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Page {
+    pub port: u16,
+    pub tls: bool,
 }
 
 /// Whose a piece of a series is.

@@ -250,11 +250,9 @@ fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply
             course.truncate(PAGE_SAMPLES);
             Ok(Reply::Course(WireCourse::of(&course)))
         }
-        Request::NodeCourses { node, .. } if !view.has_heard_of(&node)? => {
-            Ok(Reply::Error {
-                message: format!("no node {node:?} was ever enrolled; `met nodes` lists them"),
-            })
-        }
+        Request::NodeCourses { node, .. } if !view.has_heard_of(&node)? => Ok(Reply::Error {
+            message: format!("no node {node:?} was ever enrolled; `met nodes` lists them"),
+        }),
         Request::NodeCourses { node, after_ms } => {
             Ok(Reply::NodeCourses(node_courses(view, &node, after_ms, jobs::now_ns() / 1_000_000)?))
         }

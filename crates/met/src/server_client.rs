@@ -81,7 +81,9 @@ pub fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
             "name who vouches for it in met.yaml: client.ca_file"
         }
         // What to do is said already.
-        io::ErrorKind::InvalidInput => return Failure::usage(format!("cannot reach the server {url}: {error}")),
+        io::ErrorKind::InvalidInput => {
+            return Failure::usage(format!("cannot reach the server {url}: {error}"));
+        }
         _ => "see that the address is right, and that it can be reached from here",
     };
     Failure::usage(format!("cannot reach the server {url}: {error}; {advice}"))

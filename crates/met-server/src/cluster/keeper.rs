@@ -430,6 +430,7 @@ fn arrived(incoming: &Incoming) -> Arrived<'_> {
             memory_bytes: header.memory_bytes,
             clock_offset_ns: incoming.clock_offset_ns,
             dropped_samples: header.dropped_samples,
+            page: header.page,
         },
     }
 }

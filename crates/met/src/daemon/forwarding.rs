@@ -10,14 +10,15 @@ use met_core::course::Course;
 use met_core::job::{JobKey, Summaries};
 use met_core::{JOB, Kind};
 use met_host::Host;
+use met_server::http::WebConfig;
 use met_sinks::forward::link::{self, Address, Link};
 use met_sinks::forward::spool::Limits;
 use met_sinks::forward::{CannotForward, Changed, Forward, Outbox, Plan, Status};
 use met_store::Reader;
-use met_wire::batch::{Header, Standing, Subject};
+use met_wire::batch::{Header, Page, Standing, Subject};
 use serde::{Deserialize, Serialize};
 
-use crate::config::Config;
+use crate::config::{Config, Http};
 use crate::failure::Failure;
 use crate::paths::{Place, create_private};
 use crate::sampler::Live;
@@ -138,8 +139,14 @@ pub fn check(config: &Config, place: &Place) -> Result<()> {
 
 /// Starts to send, where a server is known. What is wrong with that is told to who asks for the status, and
 /// keeps nobody from measuring.
-pub fn start(host: &Host, config: &Config, place: &Place) -> Result<Option<Forward>, Box<Status>> {
-    try_start(host, config, place).map_err(|error| {
+pub fn start(
+    host: &Host,
+    config: &Config,
+    place: &Place,
+    listens: bool,
+) -> Result<Option<Forward>, Box<Status>> {
+    let page = if listens { page_for_others(&config.http) } else { None };
+    try_start(host, config, place, page).map_err(|error| {
         tracing::error!("nothing is sent to a server, and jobs are measured all the same: {error:#}");
         let joined = || joined(&place.state.join(FOLDER)).ok().flatten().map(|joined| joined.url);
         let url = config.forward.url.clone().or_else(joined);
@@ -151,7 +158,16 @@ pub fn start(host: &Host, config: &Config, place: &Place) -> Result<Option<Forwa
     })
 }
 
-fn try_start(host: &Host, config: &Config, place: &Place) -> Result<Option<Forward>> {
+/// Where others find the page of this daemon; `None` if only this machine does.
+fn page_for_others(http: &Http) -> Option<Page> {
+    let found = http.listen.iter().filter_map(|address| address.resolve().ok()).flatten();
+    let port =
+        found.filter(|found| !found.ip().to_canonical().is_loopback()).map(|found| found.port()).next()?;
+    let tls = http.web_config.as_deref().and_then(|path| WebConfig::load(path).ok());
+    Some(Page { port, tls: tls.is_some_and(|config| config.has_tls()) })
+}
+
+fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) -> Result<Option<Forward>> {
     let Some((address, node)) = address(config, place)? else { return Ok(None) };
     let facts = host.facts();
     let header = Header {
@@ -160,6 +176,7 @@ fn try_start(host: &Host, config: &Config, place: &Place) -> Result<Option<Forwa
         version: env!("CARGO_PKG_VERSION").to_owned(),
         cpus: Some(i64::from(facts.cpu_count)),
         memory_bytes: facts.memory_total_bytes,
+        page,
         ..Header::default()
     };
     let forward = &config.forward;
@@ -253,7 +270,8 @@ mod tests {
     }
 
     fn why_not(config: &Config, place: &Place, folder: &Path) -> (String, String) {
-        let status = start(&Host::at(folder).unwrap(), config, place).err().expect("it cannot be started");
+        let status =
+            start(&Host::at(folder).unwrap(), config, place, false).err().expect("it cannot be started");
         (status.url, status.last_error.unwrap())
     }
 
@@ -264,7 +282,8 @@ mod tests {
         let place = place(folder.path());
         let mut config = Config::default();
         assert!(
-            start(&Host::at(folder.path()).unwrap(), &config, &place).is_ok_and(|forward| forward.is_none())
+            start(&Host::at(folder.path()).unwrap(), &config, &place, false)
+                .is_ok_and(|forward| forward.is_none())
         );
 
         joined_to_one(&place);
@@ -284,6 +303,16 @@ mod tests {
         let (url, why) = why_not(&config, &place, folder.path());
         assert!(url == "http://10.0.0.1:9317" && why.contains("No such file"), "{url} {why}");
         assert!(check(&config, &place).is_err(), "who joins is refused");
+    }
+
+    #[test]
+    fn a_page_that_only_this_machine_reaches_is_not_for_others() {
+        let page = |listen: &[&str]| {
+            let listen = listen.iter().map(|address| address.parse().unwrap()).collect();
+            page_for_others(&Http { listen, ..Config::default().http })
+        };
+        assert_eq!((page(&[]), page(&["127.0.0.1:9317", "[::1]:9317"])), (None, None));
+        assert_eq!(page(&["127.0.0.1:9317", "0.0.0.0:9400"]), Some(Page { port: 9400, tls: false }));
     }
 
     #[test]

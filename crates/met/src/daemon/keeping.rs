@@ -97,7 +97,8 @@ impl Keeping {
         let before = |manager: &str| told::before(&writer, manager);
         let asked = &setting.config.schedulers;
         let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
-        let (forward, not_sending) = match forwarding::start(&setting.host, &setting.config, place) {
+        let started = forwarding::start(&setting.host, &setting.config, place, board.is_some());
+        let (forward, not_sending) = match started {
             Ok(forward) => (forward, None),
             Err(status) => (None, Some(status)),
         };

@@ -42,8 +42,6 @@ pub static MEMBER: Table = Table {
 
 /// All jobs of a cluster are read for it; scrapers come every minute.
 const FRESH_FOR: Duration = Duration::from_secs(10);
-/// Where daemons listen, unless they are told otherwise.
-const PORT: u16 = 9317;
 
 /// What pages are written from, read again when it is old.
 pub struct Pages {
@@ -146,9 +144,13 @@ fn metrics(pages: &Pages, asker: &Asker, headers: &HeaderMap) -> Result<Response
 
 fn targets(view: &ClusterView) -> Result<Response> {
     let nodes = view.nodes()?;
-    let heard = nodes.iter().filter(|node| node.seen_ns.is_some());
-    let target = |name| Target { node: name, host: name, port: PORT, tls: false, cluster: None };
-    let targets: Vec<Target<'_>> = heard.map(|node| target(node.name.as_str())).collect();
+    // Who has no page would be called down.
+    let mut targets = Vec::new();
+    for met_store::cluster::Node { name, page, .. } in &nodes {
+        if let Some(page) = page {
+            targets.push(Target { node: name, host: name, port: page.port, tls: page.tls, cluster: None });
+        }
+    }
     let json = service_discovery::json(&targets);
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
