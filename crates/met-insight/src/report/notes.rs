@@ -33,10 +33,12 @@ impl Reader<'_> {
     fn age_note(&self) -> Option<String> {
         let as_of_ns = self.record.as_of_ns.filter(|_| self.record.state.is_live())?;
         let old_s = self.now_ns.saturating_sub(as_of_ns) / 1_000_000_000;
+        if old_s <= OLD_SECONDS {
+            return None;
+        }
         let old = match old_s {
-            ..=OLD_SECONDS => return None,
-            ..120 => format!("{old_s} s"),
-            ..7200 => format!("{} min", old_s / 60),
+            ..=119 => format!("{old_s} s"),
+            120..=7199 => format!("{} min", old_s / 60),
             _ => format!("{} h", old_s / 3600),
         };
         Some(format!("the figures are as of {old} ago: nothing was sent since; `met nodes` says who is late"))
