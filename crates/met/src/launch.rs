@@ -65,13 +65,9 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
     let facts = setting.host.facts();
+    let incarnation = now_ns / 1_000_000_000;
     let record = Record {
-        key: JobKey {
-            cluster: None,
-            manager: LOCAL.to_owned(),
-            id: id.to_string(),
-            incarnation: now_ns / 1_000_000_000,
-        },
+        key: JobKey { cluster: None, manager: LOCAL.to_owned(), id: id.to_string(), incarnation },
         name,
         user: crate::users::name_of(uid),
         uid: Some(uid),
