@@ -11,7 +11,7 @@ from harness import DEADLINE_S, check, each, equal, eventually, marked, need_roo
 
 JOB_KEYS = [
     "id", "raw_id", "manager", "cluster", "name", "user", "account", "command", "state", "manager_state", "exit_code", "signal",
-    "start", "end", "nodes", "inside",
+    "start", "end", "nodes", "as_of", "inside",
 ]
 STATES = {"pending", "running", "suspended", "finished", "failed", "cancelled", "timeout", "out_of_memory", "lost"}
 KINDS = {"measured", "sampled", "attributed", "estimated", "lower_bound"}
