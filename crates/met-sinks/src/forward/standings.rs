@@ -6,27 +6,41 @@ use std::time::{Duration, Instant};
 use met_core::job::{Emission, JobKey, QualityKind};
 use met_wire::batch::Standing;
 
-/// Means change slowly, and a server that was started anew has forgotten the rest.
-const EVERY: Duration = Duration::from_secs(60);
+/// Means change ever more slowly: they are told again when a job is twice as old, within these bounds. A server that
+/// was started anew has forgotten the rest.
+const EVERY_MIN: Duration = Duration::from_secs(60);
+const EVERY_MAX: Duration = Duration::from_secs(600);
 /// Nothing more comes of a job that was not told of for so long.
-const OVER_AFTER: Duration = Duration::from_secs(600);
+const OVER_AFTER: Duration = Duration::from_secs(1800);
 
 /// What is told at once when it is another one.
 type Said = (Vec<(usize, QualityKind)>, Option<Emission>);
 
+struct Sent {
+    /// When it was told for the first time, and for the last.
+    first: Instant,
+    last: Instant,
+    said: Said,
+}
+
+impl Sent {
+    fn is_due(&self, now: Instant) -> bool {
+        let every = (self.last - self.first).clamp(EVERY_MIN, EVERY_MAX);
+        now.saturating_duration_since(self.last) >= every
+    }
+}
+
 #[derive(Default)]
 pub struct Standings {
-    sent: HashMap<JobKey, (Instant, Said)>,
+    sent: HashMap<JobKey, Sent>,
     held: HashMap<JobKey, Standing>,
 }
 
 impl Standings {
     /// Holds it for the next batch, if there is news in it.
     pub fn hold(&mut self, standing: Standing, now: Instant) {
-        let is_known = self.sent.get(&standing.key).is_some_and(|(at, said)| {
-            now.saturating_duration_since(*at) < EVERY && *said == said_by(&standing)
-        });
-        if !is_known {
+        let sent = self.sent.get(&standing.key);
+        if sent.is_none_or(|sent| sent.is_due(now) || sent.said != said_by(&standing)) {
             self.held.insert(standing.key.clone(), standing);
         }
     }
@@ -38,9 +52,11 @@ impl Standings {
 
     /// What was held is in a batch, or comes again.
     pub fn let_go(&mut self, now: Instant) {
-        self.sent.retain(|_, (at, _)| now.saturating_duration_since(*at) < OVER_AFTER);
-        let sent = self.held.drain().map(|(key, standing)| (key, (now, said_by(&standing))));
-        self.sent.extend(sent);
+        self.sent.retain(|_, sent| now.saturating_duration_since(sent.last) < OVER_AFTER);
+        for (key, standing) in self.held.drain() {
+            let first = self.sent.get(&key).map_or(now, |sent| sent.first);
+            self.sent.insert(key, Sent { first, last: now, said: said_by(&standing) });
+        }
     }
 }
 
@@ -64,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn news_are_told_at_once_and_the_rest_once_a_minute() {
+    fn news_are_told_at_once_and_the_rest_ever_more_rarely() {
         let mut standings = Standings::default();
         let begin = Instant::now();
         let mut told = |energy_uj, kind, seconds| {
@@ -79,5 +95,8 @@ mod tests {
         assert_eq!(told(3, QualityKind::Attributed, 20), 1, "it is known better now");
         assert_eq!(told(4, QualityKind::Attributed, 79), 0);
         assert_eq!(told(5, QualityKind::Attributed, 80), 1);
+        let again: Vec<u64> =
+            (81..4000).filter(|&second| told(6, QualityKind::Attributed, second) > 0).collect();
+        assert_eq!(again, [160, 320, 640, 1240, 1840, 2440, 3040, 3640]);
     }
 }
