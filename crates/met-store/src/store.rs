@@ -18,7 +18,7 @@ use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
 use crate::postgresql::Postgres;
 use crate::query::{CATALOGUE_FILE, Queries, live_states};
-use crate::record::{self, Terms};
+use crate::record::{self, Parts, Terms};
 use crate::schema::{Access, CATALOGUE, beside, move_aside, open_for_writing};
 use crate::series;
 use crate::sql::{Sql, in_transaction};
@@ -204,6 +204,9 @@ impl Writer {
             imported.problems.push(what);
             return Ok(());
         }
+        if self.knows_end(&end.key)? {
+            return self.discard(dir, imported);
+        }
         let (course, problem) = dir.read_course();
         imported.problems.extend(problem);
         if let Some(course) = course {
@@ -218,6 +221,19 @@ impl Writer {
         }
         self.put(&end)?;
         imported.ended.push(end);
+        self.discard(dir, imported)
+    }
+
+    /// Whether a job has ended here already, with what was sampled of it: its supervisor, who was told so a moment
+    /// ago, has not yet taken away what he wrote down himself.
+    fn knows_end(&self, key: &JobKey) -> Result<bool, StoreError> {
+        // Not what is in the inbox: that is the very end that is asked about.
+        let Some(sql) = self.queries.catalogue.get() else { return Ok(false) };
+        let known = record::exact(&**sql, key, Parts::NONE)?;
+        Ok(known.is_some_and(|known| !record::is_unsettled(&known.record)))
+    }
+
+    fn discard(&self, dir: &JobDir, imported: &mut Imported) -> Result<(), StoreError> {
         if let Err(error) = dir.remove() {
             imported.problems.push(format!("{}: {error}", dir.path().display()));
         }

@@ -285,8 +285,20 @@ pub fn store_and_inbox_are_shown_as_one(place: &Place) {
     assert_eq!(ended.state, State::Finished);
     assert_eq!(reader.find(None, "1").unwrap(), std::slice::from_ref(&ended));
 
+    // It ended here with what was sampled of it, and the supervisor has not taken his own word away yet.
+    let mut whole = ended.clone();
+    whole.totals.set(MEMORY_NEEDED_PEAK, 7, QualityKind::Sampled, "cgroup");
+    writer.put(&whole).unwrap();
     writer.import().unwrap();
-    assert_eq!(reader.find(None, "1").unwrap(), [ended]);
+    assert_eq!(reader.find(None, "1").unwrap(), std::slice::from_ref(&whole));
+    assert!(!dir.path().join("end").exists());
+
+    // Whoever was given up for lost has an end after all.
+    whole.state = State::Lost;
+    writer.put(&whole).unwrap();
+    dir.write_end(&finished(1, place.start_s)).unwrap();
+    writer.import().unwrap();
+    assert_eq!(reader.newest().unwrap().unwrap().state, State::Finished);
 }
 
 pub fn ended_jobs_are_imported_once_and_bad_entries_left_alone(place: &Place) {
