@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import struct
+import subprocess
 
 from accounting import CPU_SHARE, truth
 from harness import alive, check, close_to, each, equal, eventually, need_root, test
@@ -224,6 +225,57 @@ def a_job_that_ends_while_the_root_daemon_is_down_is_not_lost(world, how):
     equal(alice.show(job)["job"]["exit_code"], 3, "exit code")
     equal([(job["job"]["state"], job["job"]["exit_code"]) for job in alice.jobs()], [("failed", 3)], "jobs of alice")
     equal([(job["job"]["state"], job["job"]["exit_code"]) for job in world.jobs()], [("failed", 3)], "jobs for root")
+
+
+@each(stopped=signal.SIGTERM, killed=signal.SIGKILL)
+def the_next_root_daemon_is_told_of_an_end_that_none_heard_of(world, how):
+    # Alice runs no command after her job has ended: nobody but its supervisor can tell.
+    alice, _ = two_users(world)
+    world.start_system_daemon()
+    job = alice.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; while [ ! -e go ]; do sleep 0.02; done; exit 3")
+    pid = int(alice.appears("pid"))
+    eventually(world.jobs, "the daemon has heard of its start")
+    waiting = alice.spawn("wait", job)
+    world.stop_system_daemon(how)
+    open(alice.path("go"), "w").close()
+    # Who waits for the job does not wait for whoever tells of it.
+    equal(waiting.wait(60), 3, "exit code of the waiting")
+    check(not alive(pid), "it has not ended")
+    world.start_system_daemon()
+    seen = set()
+
+    def told():
+        [found] = world.jobs()
+        seen.add(found["job"]["state"])
+        return found["job"]["exit_code"] == 3 and found
+
+    found = eventually(told, lambda: f"root sees the end: {seen}")
+    check("lost" not in seen, f"it was called lost: {seen}")
+    equal(found["quality"]["cpu_seconds"]["kind"], "measured", "quality")
+
+
+@test
+def whoever_tells_of_an_end_keeps_nothing_of_its_job(world):
+    alice, _ = two_users(world)
+    world.start_system_daemon()
+    os.mkfifo(alice.path("out"))
+    os.chown(alice.path("out"), alice.uid, -1)
+    reader = alice.start("cat", "out", stdin=subprocess.DEVNULL)
+    job = alice.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; while [ ! -e go ]; do sleep 0.02; done",
+                    options=("--out", "out", "--err", "out"))
+    supervisor = alice.supervisor_of(int(alice.appears("pid")))
+    eventually(world.jobs, "the daemon has heard of its start")
+    world.stop_system_daemon()
+    open(alice.path("go"), "w").close()
+    equal(reader.wait(60), 0, "a reader of its output sees its end")
+    check(alive(supervisor), "nobody is left who could tell")
+    equal(os.readlink(f"/proc/{supervisor}/cwd"), "/", "where it stays")
+    os.kill(supervisor, signal.SIGTERM)
+    eventually(lambda: not alive(supervisor), "it goes when told to")
+    # Then it is for her next command.
+    world.start_system_daemon()
+    equal(alice.show(job)["job"]["state"], "finished", "state")
+    equal([job["job"]["state"] for job in world.jobs()], ["finished"], "state for root")
 
 
 @each(stopped=signal.SIGTERM, killed=signal.SIGKILL)

@@ -13,6 +13,7 @@ use met_core::job::{JobKey, Origin, Record, State};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_host::clock;
 use met_jobs::layouts::Layout;
+use met_store::inbox::JobDir;
 use met_store::{NodePart, Queries, StoreError, inbox};
 
 use crate::client::Client;
@@ -139,10 +140,11 @@ impl AllJobs {
         one_users(text, job, newest, &found).map(Some)
     }
 
-    /// A system daemon that was away when a job ended calls it lost; who knows better tells it.
+    /// A system daemon that was away when a job ended calls it lost, or running while its supervisor is about to
+    /// tell; who knows better tells it.
     fn correct(&mut self, found: &[Record]) {
-        for lost in found.iter().filter(|record| record.state == State::Lost) {
-            let known = |record: &&Record| record.key == lost.key && is_known_end(record);
+        for unaware in found.iter().filter(|record| !is_known_end(record)) {
+            let known = |record: &&Record| record.key == unaware.key && is_known_end(record);
             if let (Some(end), Some(system)) = (found.iter().find(known), self.sources.last_mut()) {
                 system.learn(end);
             }
@@ -207,8 +209,16 @@ impl AllJobs {
     }
 }
 
-fn is_known_end(record: &Record) -> bool {
+/// Whether somebody saw how the job ended.
+pub fn is_known_end(record: &Record) -> bool {
     !record.state.is_live() && record.state != State::Lost
+}
+
+/// Whether the supervisor of a job of this user has nothing to do any more but to tell a system daemon that is away.
+pub fn waits_for_daemon(setting: &Setting, record: &Record) -> bool {
+    let folder = record.key.id.parse().ok().map(|id| JobDir::open(&setting.user.state, id));
+    let end = folder.and_then(|folder| folder.read().end);
+    end.is_some_and(|end| end.key == record.key) && setting.system_daemon().is_none()
 }
 
 /// As the store sorts: what has yet to start is the newest.
