@@ -423,6 +423,34 @@ def only_root_may_stop_the_root_daemon(world):
 
 
 @test
+def stopping_a_daemon_says_whose_it_was(world):
+    need_root()
+    job = world.run("sleep", "1000")
+    world.daemon_pid()
+    world.start_system_daemon()
+    first = world.met("daemon", "--stop").ok().out
+    check("the daemon of this machine" in first and world.system_runtime in first, first)
+    equal(world.system.wait(60), 0, "exit code")
+    world.system = None
+    second = world.met("daemon", "--stop").ok().out
+    check("your own daemon (no daemon of this machine runs)" in second and world.runtime in second, second)
+    world.met("daemon", "--stop").refused("no daemon runs")
+    world.met("cancel", job).ok()
+
+
+@test
+def only_root_may_correct_the_emissions_of_everybodys_jobs(world):
+    alice, _ = two_users(world)
+    alice.met("emissions", "set", "3", "--since", "today").ok()
+    world.start_system_daemon()
+    alice.met("emissions", "set", "4", "--since", "today").refused("only root", "--user")
+    alice.met("emissions", "set", "5", "--since", "today", "--user").ok()
+    world.met("emissions", "set", "6", "--since", "today").ok()
+    for user, grams in ((alice, "5.00 g"), (world, "6.00 g")):
+        check(grams in user.met("emissions").ok().out, f"not {grams}")
+
+
+@test
 def a_second_root_daemon_is_refused(world):
     need_root()
     world.start_system_daemon()

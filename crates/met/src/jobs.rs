@@ -30,6 +30,10 @@ pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
 
 /// Somebody who knows jobs.
 trait JobSource {
+    /// Why it may know of more jobs than it tells.
+    fn unread(&self) -> Option<&str> {
+        None
+    }
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>>;
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
     fn course(&mut self, key: &JobKey) -> Result<Course>;
@@ -85,8 +89,19 @@ impl AllJobs {
         }
         self.correct(&jobs);
         let mut jobs = merge(jobs);
+        self.doubt(jobs.is_empty())?;
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
+    }
+
+    /// That there is no job is not said of a store that cannot be read.
+    fn doubt(&self, nothing: bool) -> Result<()> {
+        match self.sources.iter().find_map(|source| source.unread()) {
+            Some(why) if nothing => bail!("{why}"),
+            Some(why) => tracing::warn!("{why}"),
+            None => {}
+        }
+        Ok(())
     }
 
     /// The one job meant by `text`.
@@ -129,6 +144,7 @@ impl AllJobs {
         }
         self.correct(&found);
         let found = merge(found);
+        self.doubt(found.is_empty())?;
         let Some(newest) = found.first() else { return Ok(None) };
         // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
         if let JobRef::Id { manager: None, .. } = job {
