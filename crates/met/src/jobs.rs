@@ -234,7 +234,12 @@ pub fn is_known_end(record: &Record) -> bool {
 pub fn waits_for_daemon(setting: &Setting, record: &Record) -> bool {
     let folder = record.key.id.parse().ok().map(|id| JobDir::open(&setting.user.state, id));
     let end = folder.and_then(|folder| folder.read().end);
-    end.is_some_and(|end| end.key == record.key) && setting.system_daemon().is_none()
+    end.is_some_and(|end| end.key == record.key) && !has_daemon(setting)
+}
+
+/// Whether there is a daemon to which a supervisor may be handing an end over.
+pub fn has_daemon(setting: &Setting) -> bool {
+    setting.system_daemon().is_some() || setting.user_daemon().is_ok()
 }
 
 /// As the store sorts: what has yet to start is the newest.

@@ -1,7 +1,7 @@
 //! `met wait`: until jobs have ended.
 
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_core::job::{LOCAL, ProcessId, Record, State};
@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cli::WaitArgs;
-use crate::jobs::{AllJobs, is_known_end};
+use crate::jobs::{AllJobs, has_daemon, is_known_end};
 use crate::managers;
 use crate::setting::Setting;
 
@@ -19,6 +19,8 @@ const RECORD_PAUSE: Duration = Duration::from_millis(20);
 /// How often is looked for the end of a job whose first process is gone, and whose supervisor is not.
 const FIRST_LOOK: Duration = Duration::from_millis(100);
 const LONGEST_LOOK: Duration = Duration::from_secs(2);
+/// Who hands an end over to a daemon is done with it by then.
+const HAND_OVER: Duration = Duration::from_secs(5);
 const FOUND_PAUSE: Duration = Duration::from_millis(500);
 
 pub fn wait(setting: &Setting, args: &WaitArgs) -> Result<i32> {
@@ -55,7 +57,7 @@ fn wait_for_supervisor(setting: &Setting, record: &Record, supervisor: &OwnedFd)
         while poll(&mut fds, None).is_err() {}
     }
     let name = format!("{}:{}", record.key.manager, record.key.id);
-    let mut pause = FIRST_LOOK;
+    let (mut pause, mut ended) = (FIRST_LOOK, None);
     loop {
         let timeout = Timespec::try_from(pause).ok();
         if poll(&mut [PollFd::new(supervisor, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
@@ -65,7 +67,11 @@ fn wait_for_supervisor(setting: &Setting, record: &Record, supervisor: &OwnedFd)
         // A daemon that comes or goes at this moment is asked again.
         let now = AllJobs::open(setting).and_then(|mut all| all.find(&name)).ok();
         if let Some(end) = now.filter(|now| now.key == record.key && is_known_end(now)) {
-            return Some(end);
+            // A daemon that is told of it knows more in a moment.
+            let ended = *ended.get_or_insert_with(Instant::now);
+            if !has_daemon(setting) || ended.elapsed() > HAND_OVER {
+                return Some(end);
+            }
         }
         pause = (pause * 2).min(LONGEST_LOOK);
     }
