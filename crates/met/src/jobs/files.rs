@@ -241,7 +241,7 @@ mod tests {
         });
         let store = Files::Theirs(Box::new(Reader::open(root.path()).unwrap()));
         let host = Host::real().unwrap();
-        change(&mut FromFiles { host, state: root.path().to_owned(), daemon, store });
+        change(&mut FromFiles { host, state: root.path().to_owned(), daemon, store, unread: None });
         answering.join().unwrap()
     }
 
