@@ -235,8 +235,8 @@ def the_next_root_daemon_is_told_of_an_end_that_none_heard_of(world, how):
     job = alice.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; while [ ! -e go ]; do sleep 0.02; done; exit 3")
     pid = int(alice.appears("pid"))
     eventually(world.jobs, "the daemon has heard of its start")
-    waiting = alice.spawn("wait", job)
     world.stop_system_daemon(how)
+    waiting = alice.spawn("wait", job)
     open(alice.path("go"), "w").close()
     # Who waits for the job does not wait for whoever tells of it.
     equal(waiting.wait(60), 3, "exit code of the waiting")

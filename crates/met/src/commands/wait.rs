@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cli::WaitArgs;
-use crate::jobs::{AllJobs, has_daemon, is_known_end};
+use crate::jobs::{AllJobs, has_daemon, is_known_end, waits_for_daemon};
 use crate::managers;
 use crate::setting::Setting;
 
@@ -57,12 +57,17 @@ fn wait_for_supervisor(setting: &Setting, record: &Record, supervisor: &OwnedFd)
         while poll(&mut fds, None).is_err() {}
     }
     let name = format!("{}:{}", record.key.manager, record.key.id);
-    let (mut pause, mut ended) = (FIRST_LOOK, None);
+    let (mut pause, begin, mut ended) = (FIRST_LOOK, Instant::now(), None);
     loop {
         let timeout = Timespec::try_from(pause).ok();
         if poll(&mut [PollFd::new(supervisor, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
         {
             return None;
+        }
+        pause = (pause * 2).min(LONGEST_LOOK);
+        // A daemon that is just told of the end is not asked for it meanwhile.
+        if !waits_for_daemon(setting, record) && begin.elapsed() < HAND_OVER {
+            continue;
         }
         // A daemon that comes or goes at this moment is asked again.
         let now = AllJobs::open(setting).and_then(|mut all| all.find(&name)).ok();
@@ -73,7 +78,6 @@ fn wait_for_supervisor(setting: &Setting, record: &Record, supervisor: &OwnedFd)
                 return Some(end);
             }
         }
-        pause = (pause * 2).min(LONGEST_LOOK);
     }
 }
 
