@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from harness import check, close_to, equal, eventually, test
+from harness import Skip, check, close_to, equal, eventually, test
 
 PARTS = ["energy_cpu_joules", "energy_memory_joules", "energy_rest_joules"]
 #: Keeps a CPU busy for a while, whatever else the machine does.
@@ -310,3 +310,23 @@ def the_parts_of_the_last_window_add_up_to_the_meter(world):
     parts = round(energy["jobs_joules"] * 1e6) + round(energy["system_joules"] * 1e6) + round(energy["idle_joules"] * 1e6)
     equal(parts, round(energy["whole_joules"] * 1e6), "jobs + system + idle")
     world.me.met("cancel", job).ok()
+
+
+@test
+def energy_of_an_attached_job_whose_children_left_its_tree_is_a_lower_bound(world):
+    """Orphans are not in the tree that is sampled; the clock that they inherited counts them."""
+    world.configure("sources:\n  rapl: off\nsampling:\n  interval: 100ms\n")
+    with open(world.path("busy.py"), "w") as file:
+        file.write(BUSY.format(0.3))
+    orphans = f"for i in 1 2 3 4 5; do ( setsid {world.python} busy.py & ); sleep 0.4; done; sleep 1"
+    process = world.start("sh", "-c", f"while [ ! -e go ]; do sleep 0.02; done; {orphans}")
+    job = world.met("attach", str(process.pid), "--print-id").ok().out.strip()
+    eventually(lambda: "energy_joules" in world.show(job)["totals"], "it is being sampled")
+    open(world.path("go"), "w").close()
+    process.communicate()
+    world.met("wait", job).ok()
+    record = world.show(job)
+    if record["quality"]["cpu_seconds"]["source"] != "perf task-clock":
+        raise Skip("no perf events")
+    equal(record["quality"]["energy_joules"]["kind"], "lower_bound", f"quality of {record['totals']}")
+    check("processes used that the attached one left behind" in world.met("show", job).ok().out, "no note")

@@ -197,7 +197,7 @@ def a_stopped_daemon_leaves_its_jobs_running(world):
     job = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit 9")
     world.daemon_pid()
     said = world.met("daemon", "--user", "--stop").ok()
-    equal(said.out, "Stopped; jobs run on\n", "output")
+    equal(said.out, f"Stopped your own daemon, which served at {world.socket()}; jobs run on\n", "output")
     eventually(lambda: not world.daemon_pids(), "the daemon is gone")
     equal(world.state_of(job), "running", "state")
     open(world.path("go"), "w").close()

@@ -221,6 +221,46 @@ def what_cannot_be_written_is_told_with_where_and_what_to_do(world):
     to_a_full_disk(world, "doctor", "--json").refused("standard output", code=1)
     world.met("time", "-o", "/dev/full", "--", "true").refused("report to /dev/full", "met show 1", code=1)
     world.met("time", "-o", "/dev/full", "--", "sh", "-c", "exit 7").refused("report to /dev/full", code=7)
+    with open("/dev/full", "wb") as full:
+        for options in ((), ("--json",), ("--no-record",)):
+            equal(world.met("time", *options, "--", "true", stderr=full).code, 1, f"code without a report, {options}")
+            equal(world.met("time", *options, "--", "sh", "-c", "exit 7", stderr=full).code, 7, "that of the job")
+        equal(world.met("time", "--quiet", "--", "true", stderr=full).code, 0, "code where none was asked for")
+
+
+@test
+def a_job_that_is_not_kept_has_no_number(world):
+    said = world.met("time", "--no-record", "-n", "once", "--", "true").ok().err
+    check(said.splitlines()[0].startswith("Job  once "), said)
+
+
+@test
+def of_a_store_that_cannot_be_read_nothing_is_claimed(world):
+    on_a_small_disk(world.me)
+    world.met("time", "--quiet", "--", "true").ok()
+    world.met("rm", "1").ok()
+    for name in os.listdir(world.store_folder()):
+        if name.startswith("store.db"):
+            os.unlink(os.path.join(world.store_folder(), name))
+    fill(world.state)
+    for command in (("list",), ("list", "--json"), ("show", "@last")):
+        result = world.met(*command).refused("store.", code=1)
+        equal(result.out, "", f"output of {command}")
+    os.unlink(os.path.join(world.state, "filler"))
+    check("no jobs yet" in world.met("list").ok().out, "an empty store")
+
+
+@test
+def a_lost_job_whose_processes_run_is_not_forgotten(world):
+    job = world.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; sleep 1000")
+    pid = int(world.appears("pid"))
+    os.kill(world.supervisor_of(pid), signal.SIGKILL)
+    world.wait_for_state(job, "lost")
+    world.met("rm", job).refused("2 processes still run", f"met cancel {job}")
+    check(alive(pid), "it was ended")
+    world.met("cancel", job).ok()
+    world.met("rm", job).ok()
+    equal(world.jobs(), [], "jobs")
 
 
 @test

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import struct
+import subprocess
 
 from accounting import CPU_SHARE, truth
 from harness import alive, check, close_to, each, equal, eventually, need_root, test
@@ -227,6 +228,57 @@ def a_job_that_ends_while_the_root_daemon_is_down_is_not_lost(world, how):
 
 
 @each(stopped=signal.SIGTERM, killed=signal.SIGKILL)
+def the_next_root_daemon_is_told_of_an_end_that_none_heard_of(world, how):
+    # Alice runs no command after her job has ended: nobody but its supervisor can tell.
+    alice, _ = two_users(world)
+    world.start_system_daemon()
+    job = alice.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; while [ ! -e go ]; do sleep 0.02; done; exit 3")
+    pid = int(alice.appears("pid"))
+    eventually(world.jobs, "the daemon has heard of its start")
+    world.stop_system_daemon(how)
+    waiting = alice.spawn("wait", job)
+    open(alice.path("go"), "w").close()
+    # Who waits for the job does not wait for whoever tells of it.
+    equal(waiting.wait(60), 3, "exit code of the waiting")
+    check(not alive(pid), "it has not ended")
+    world.start_system_daemon()
+    seen = set()
+
+    def told():
+        [found] = world.jobs()
+        seen.add(found["job"]["state"])
+        return found["job"]["exit_code"] == 3 and found
+
+    found = eventually(told, lambda: f"root sees the end: {seen}")
+    check("lost" not in seen, f"it was called lost: {seen}")
+    equal(found["quality"]["cpu_seconds"]["kind"], "measured", "quality")
+
+
+@test
+def whoever_tells_of_an_end_keeps_nothing_of_its_job(world):
+    alice, _ = two_users(world)
+    world.start_system_daemon()
+    os.mkfifo(alice.path("out"))
+    os.chown(alice.path("out"), alice.uid, -1)
+    reader = alice.start("cat", "out", stdin=subprocess.DEVNULL)
+    job = alice.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; while [ ! -e go ]; do sleep 0.02; done",
+                    options=("--out", "out", "--err", "out"))
+    supervisor = alice.supervisor_of(int(alice.appears("pid")))
+    eventually(world.jobs, "the daemon has heard of its start")
+    world.stop_system_daemon()
+    open(alice.path("go"), "w").close()
+    equal(reader.wait(60), 0, "a reader of its output sees its end")
+    check(alive(supervisor), "nobody is left who could tell")
+    equal(os.readlink(f"/proc/{supervisor}/cwd"), "/", "where it stays")
+    os.kill(supervisor, signal.SIGTERM)
+    eventually(lambda: not alive(supervisor), "it goes when told to")
+    # Then it is for her next command.
+    world.start_system_daemon()
+    equal(alice.show(job)["job"]["state"], "finished", "state")
+    equal([job["job"]["state"] for job in world.jobs()], ["finished"], "state for root")
+
+
+@each(stopped=signal.SIGTERM, killed=signal.SIGKILL)
 def a_job_that_outlives_the_root_daemon_is_taken_up_by_the_next(world, how):
     alice, _ = two_users(world)
     world.configure("sampling:\n  interval: 100ms\n")
@@ -368,6 +420,34 @@ def only_root_may_stop_the_root_daemon(world):
     world.met("daemon", "--stop").ok()
     equal(world.system.wait(60), 0, "exit code")
     world.system = None
+
+
+@test
+def stopping_a_daemon_says_whose_it_was(world):
+    need_root()
+    job = world.run("sleep", "1000")
+    world.daemon_pid()
+    world.start_system_daemon()
+    first = world.met("daemon", "--stop").ok().out
+    check("the daemon of this machine" in first and world.system_runtime in first, first)
+    equal(world.system.wait(60), 0, "exit code")
+    world.system = None
+    second = world.met("daemon", "--stop").ok().out
+    check("your own daemon (no daemon of this machine runs)" in second and world.runtime in second, second)
+    world.met("daemon", "--stop").refused("no daemon runs")
+    world.met("cancel", job).ok()
+
+
+@test
+def only_root_may_correct_the_emissions_of_everybodys_jobs(world):
+    alice, _ = two_users(world)
+    alice.met("emissions", "set", "3", "--since", "today").ok()
+    world.start_system_daemon()
+    alice.met("emissions", "set", "4", "--since", "today").refused("only root", "--user")
+    alice.met("emissions", "set", "5", "--since", "today", "--user").ok()
+    world.met("emissions", "set", "6", "--since", "today").ok()
+    for user, grams in ((alice, "5.00 g"), (world, "6.00 g")):
+        check(grams in user.met("emissions").ok().out, f"not {grams}")
 
 
 @test

@@ -24,6 +24,8 @@ use reader::Reader;
 pub const IDLE_ESTIMATED: &str = "idle power estimated";
 /// In the source of a figure of energy: one of the meters was missing.
 pub const METER_MISSING: &str = "a meter missing";
+/// In the source of a figure of energy: CPU time of the job that samples did not see as its.
+pub const CPU_UNSEEN: &str = "without processes that left its tree";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -354,6 +356,8 @@ mod tests {
         assert!(idle.contains("doing nothing"), "{idle}");
         let missing = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {METER_MISSING}"));
         assert!(missing.contains("met doctor"), "{missing}");
+        let unseen = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {CPU_UNSEEN}"));
+        assert!(unseen.contains("met run"), "{unseen}");
         assert_eq!(note(QualityKind::Attributed, "RAPL, by CPU time"), "");
         assert_eq!(note(QualityKind::LowerBound, "several nodes"), "");
     }

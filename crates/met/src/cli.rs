@@ -472,6 +472,9 @@ pub struct EmissionsSetArgs {
     /// Until when (default: until another one is known)
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub until: Option<String>,
+    /// For jobs that this user keeps himself (`met time`), also where a daemon keeps everybody's
+    #[arg(long)]
+    pub user: bool,
 }
 
 #[derive(Debug, Args)]

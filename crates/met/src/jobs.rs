@@ -13,6 +13,7 @@ use met_core::job::{JobKey, Origin, Record, State};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_host::clock;
 use met_jobs::layouts::Layout;
+use met_store::inbox::JobDir;
 use met_store::{NodePart, Queries, StoreError, inbox};
 
 use crate::client::Client;
@@ -29,6 +30,10 @@ pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
 
 /// Somebody who knows jobs.
 trait JobSource {
+    /// Why it may know of more jobs than it tells.
+    fn unread(&self) -> Option<&str> {
+        None
+    }
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>>;
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
     fn course(&mut self, key: &JobKey) -> Result<Course>;
@@ -84,8 +89,19 @@ impl AllJobs {
         }
         self.correct(&jobs);
         let mut jobs = merge(jobs);
+        self.doubt(jobs.is_empty())?;
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
+    }
+
+    /// That there is no job is not said of a store that cannot be read.
+    fn doubt(&self, nothing: bool) -> Result<()> {
+        match self.sources.iter().find_map(|source| source.unread()) {
+            Some(why) if nothing => bail!("{why}"),
+            Some(why) => tracing::warn!("{why}"),
+            None => {}
+        }
+        Ok(())
     }
 
     /// The one job meant by `text`.
@@ -128,6 +144,7 @@ impl AllJobs {
         }
         self.correct(&found);
         let found = merge(found);
+        self.doubt(found.is_empty())?;
         let Some(newest) = found.first() else { return Ok(None) };
         // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
         if let JobRef::Id { manager: None, .. } = job {
@@ -139,10 +156,11 @@ impl AllJobs {
         one_users(text, job, newest, &found).map(Some)
     }
 
-    /// A system daemon that was away when a job ended calls it lost; who knows better tells it.
+    /// A system daemon that was away when a job ended calls it lost, or running while its supervisor is about to
+    /// tell; who knows better tells it.
     fn correct(&mut self, found: &[Record]) {
-        for lost in found.iter().filter(|record| record.state == State::Lost) {
-            let known = |record: &&Record| record.key == lost.key && is_known_end(record);
+        for unaware in found.iter().filter(|record| !is_known_end(record)) {
+            let known = |record: &&Record| record.key == unaware.key && is_known_end(record);
             if let (Some(end), Some(system)) = (found.iter().find(known), self.sources.last_mut()) {
                 system.learn(end);
             }
@@ -207,8 +225,21 @@ impl AllJobs {
     }
 }
 
-fn is_known_end(record: &Record) -> bool {
+/// Whether somebody saw how the job ended.
+pub fn is_known_end(record: &Record) -> bool {
     !record.state.is_live() && record.state != State::Lost
+}
+
+/// Whether the supervisor of a job of this user has nothing to do any more but to tell a system daemon that is away.
+pub fn waits_for_daemon(setting: &Setting, record: &Record) -> bool {
+    let folder = record.key.id.parse().ok().map(|id| JobDir::open(&setting.user.state, id));
+    let end = folder.and_then(|folder| folder.read().end);
+    end.is_some_and(|end| end.key == record.key) && !has_daemon(setting)
+}
+
+/// Whether there is a daemon to which a supervisor may be handing an end over.
+pub fn has_daemon(setting: &Setting) -> bool {
+    setting.system_daemon().is_some() || setting.user_daemon().is_ok()
 }
 
 /// As the store sorts: what has yet to start is the newest.

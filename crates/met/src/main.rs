@@ -141,7 +141,9 @@ fn explain(error: &anyhow::Error) -> i32 {
 }
 
 fn log_to_stderr(daemon: bool) {
-    let builder = tracing_subscriber::fmt().with_writer(io::stderr).with_target(false);
+    // What a full disk does not take is not said there once more: that would end the program.
+    let builder =
+        tracing_subscriber::fmt().with_writer(io::stderr).with_target(false).log_internal_errors(false);
     let builder = builder.with_ansi(io::stderr().is_terminal()).with_max_level(tracing::Level::INFO);
     if daemon {
         builder.init();

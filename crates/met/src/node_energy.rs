@@ -456,6 +456,15 @@ impl NodeEnergy {
         }
     }
 
+    /// What samples see of an attached job is its tree of processes. All its CPU time shows whether some left it, and
+    /// then what they used was charged to the system; that is not taken back, so that the windows still add up.
+    pub fn compare(&mut self, slot: u32, cpu_ns: i64) {
+        if let Some(job) = self.jobs.get_mut(&slot) {
+            let by_one_daemon = job.charged.before == [0; COLUMNS.len()];
+            job.charged.unseen = by_one_daemon && job.was_unseen(cpu_ns);
+        }
+    }
+
     /// The job is over. `cpu_ns` is all the CPU time it had, where that is known, `cards_uj` what it was
     /// charged on cards, active and idle.
     pub fn leave(&mut self, slot: u32, cpu_ns: Option<i64>, cards_uj: (u64, u64), now_ns: i64) {

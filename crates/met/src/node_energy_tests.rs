@@ -515,6 +515,37 @@ fn a_nested_job_is_a_part_of_the_one_around_it() {
 }
 
 #[test]
+fn an_attached_job_whose_processes_left_its_tree_is_charged_a_lower_bound() {
+    let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
+    let mut record = sample::bare(1, "job");
+    record.start_ns = Some(clock::realtime_ns());
+    record.local.as_mut().unwrap().origin = met_core::job::Origin::Attach;
+    for slot in [1, 2] {
+        bench.map.add_job(slot, None);
+        bench.energy.begin(slot, &record, bench.now_ns);
+    }
+    for second in 0..11 {
+        bench.package(second * 100 * WATT_SECOND);
+        bench.node(second * 2 * SECOND);
+        // What they did before anybody was attached is not charged.
+        bench.job(1, 1000 * SECOND + second * SECOND);
+        bench.job(2, 1000 * SECOND + second * SECOND / 10);
+        bench.tick();
+    }
+    assert_eq!(bench.value(1, column::ENERGY), Some(500 * WATT_SECOND));
+    // The clocks of both have counted ten seconds.
+    let figures = [1, 2].map(|slot| {
+        bench.energy.compare(slot, 10 * SECOND);
+        let mut totals = Totals::default();
+        bench.energy.charged(slot).unwrap().put(&mut totals);
+        totals.figure(column::ENERGY).unwrap().clone()
+    });
+    assert_eq!((figures[0].kind, &*figures[0].source), (QualityKind::Attributed, "RAPL, by CPU time"));
+    assert_eq!((figures[1].value, figures[1].kind), (50 * WATT_SECOND, QualityKind::LowerBound));
+    assert_eq!(figures[1].source, "RAPL, by CPU time, without processes that left its tree");
+}
+
+#[test]
 fn a_job_that_ends_is_settled_when_its_meter_is_read_again() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
     bench.begin(1, None);

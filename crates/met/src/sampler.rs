@@ -289,6 +289,9 @@ impl Sampler {
         let gpus = gpu_use::together(&job.gpus_before, self.cards.leave(slot));
         let mut totals = totals(&job.running, job.profile);
         set_gpu_energy(&mut totals, &gpus, job.gpu_untold_uj());
+        if let Some(cpu_ns) = known.cpu_ns.filter(|_| job.profile.attached) {
+            self.energy.compare(slot, cpu_ns);
+        }
         let charged = self.energy.charged(slot);
         let emission = charged.and_then(Charged::emission);
         charged.into_iter().for_each(|charged| charged.put(&mut totals));

@@ -221,7 +221,10 @@ fn wait_for_supervisor(setting: &Setting, record: &Record) {
     let attached = record.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
     let patience = if attached { Duration::from_secs(3) } else { KILL_PATIENCE };
     let begin = Instant::now();
-    while supervisor(setting, record).is_some() && begin.elapsed() < patience {
+    while supervisor(setting, record).is_some()
+        && !jobs::waits_for_daemon(setting, record)
+        && begin.elapsed() < patience
+    {
         std::thread::sleep(LOOK_EVERY);
     }
 }

@@ -104,7 +104,8 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         true => &[&setting.system, &setting.user],
         false => &[&setting.user],
     };
-    let Some(mut client) = own.iter().find_map(|place| Client::connect(&place.socket()).ok()) else {
+    let answering = own.iter().find_map(|place| Some((*place, Client::connect(&place.socket()).ok()?)));
+    let Some((place, mut client)) = answering else {
         if args.stop {
             own.iter().for_each(|place| daemon::remove_dead_socket(place));
         }
@@ -118,7 +119,12 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         client.call(&Request::Stop).map_err(unanswered)?;
         // It has flushed and let go of its files when it closes the connection.
         while client.read_unasked().is_ok() {}
-        writeln!(stdout, "Stopped; jobs run on")?;
+        let which = match place.system {
+            true => "the daemon of this machine",
+            false if for_everybody => "your own daemon (no daemon of this machine runs)",
+            false => "your own daemon",
+        };
+        writeln!(stdout, "Stopped {which}, which served at {}; jobs run on", place.socket().display())?;
         return Ok(0);
     }
     let reply = client.call(&Request::Status).map_err(unanswered)?;

@@ -37,8 +37,15 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
             if to_ns.is_some_and(|to_ns| to_ns <= from_ns) {
                 return Err(Failure::usage("--until must be later than --since"));
             }
+            let is_root = rustix::process::geteuid().is_root();
+            if !is_root && !set.user && setting.system_daemon().is_some() {
+                return Err(Failure::usage(
+                    "only root may change the factors of the system daemon, which keeps your jobs; --user changes \
+                     those for what you keep yourself (`met time`)",
+                ));
+            }
             let mg_per_kwh = emissions::mg(set.grams);
-            correct(setting, Correction::Set { mg_per_kwh, from_ns, to_ns })?;
+            correct(setting, set.user, Correction::Set { mg_per_kwh, from_ns, to_ns })?;
             writeln!(output::stdout(), "Kept. {APPLY}")?;
             Ok(0)
         }
@@ -46,7 +53,7 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
         Some(EmissionsCommand::Recompute { since }) => {
             let since_ns = opt_time("--since", since)?;
             learn_history(setting, since_ns)?;
-            let corrected = correct(setting, Correction::Recompute { since_ns })?;
+            let corrected = correct(setting, false, Correction::Recompute { since_ns })?;
             output::stdout().write_all(words(corrected).as_bytes())?;
             Ok(0)
         }
@@ -60,7 +67,7 @@ fn take_back(setting: &Setting, unset: &EmissionsUnsetArgs) -> Result<i32> {
         return Err(Failure::usage("--until must be later than --since"));
     }
     let before = told(setting)?;
-    correct(setting, Correction::Unset { from_ns, to_ns })?;
+    correct(setting, false, Correction::Unset { from_ns, to_ns })?;
     let words = match before == told(setting)? {
         true => "Nothing was set for that time.".to_owned(),
         false => format!("Taken back. {APPLY}"),
@@ -84,7 +91,7 @@ fn learn_history(setting: &Setting, since_ns: Option<i64>) -> Result<()> {
     match emissions::history(&setting.config.emissions, since_ns) {
         Ok(factors) => {
             for some in factors.chunks(FACTORS_AT_ONCE) {
-                correct(setting, Correction::Told { factors: some.to_vec() })?;
+                correct(setting, false, Correction::Told { factors: some.to_vec() })?;
             }
         }
         Err(error) => writeln!(io::stderr(), "met: the provider does not tell its past: {error:#}")?,
@@ -92,9 +99,10 @@ fn learn_history(setting: &Setting, since_ns: Option<i64>) -> Result<()> {
     Ok(())
 }
 
-/// Who writes the store: root's is the system daemon's, if there is one.
-fn daemon(setting: &Setting) -> Option<Client> {
-    let system = rustix::process::geteuid().is_root().then(|| setting.system_daemon()).flatten();
+/// Who writes the store: root's is the system daemon's, if there is one and he does not mean his own.
+fn daemon(setting: &Setting, own: bool) -> Option<Client> {
+    let is_root = rustix::process::geteuid().is_root();
+    let system = (is_root && !own).then(|| setting.system_daemon()).flatten();
     system.or_else(|| setting.user_daemon().ok())
 }
 
@@ -109,8 +117,8 @@ fn words(Corrected { jobs, without_pue }: Corrected) -> String {
     if without_pue == 0 { changed } else { changed + &left }
 }
 
-fn correct(setting: &Setting, correction: Correction) -> Result<Corrected> {
-    if let Some(mut client) = daemon(setting) {
+fn correct(setting: &Setting, own: bool, correction: Correction) -> Result<Corrected> {
+    if let Some(mut client) = daemon(setting, own) {
         return match client.call(&Request::Correct(correction)).map_err(unanswered)? {
             Reply::Corrected(corrected) => Ok(corrected),
             Reply::Error { message } => bail!("{message}"),
@@ -123,7 +131,7 @@ fn correct(setting: &Setting, correction: Correction) -> Result<Corrected> {
 }
 
 fn told(setting: &Setting) -> Result<Vec<Factor>> {
-    if let Some(mut client) = daemon(setting) {
+    if let Some(mut client) = daemon(setting, false) {
         return match client.call(&Request::Factors).map_err(unanswered)? {
             Reply::Factors(factors) => Ok(factors),
             reply => bail!("the daemon answered {reply:?}"),

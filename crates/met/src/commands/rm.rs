@@ -3,13 +3,14 @@
 use std::io::Write;
 
 use anyhow::Result;
-use met_core::job::Origin;
+use met_core::job::{Origin, State};
 
 use crate::cli::RmArgs;
 use crate::failure::Failure;
 use crate::jobs::AllJobs;
 use crate::managers;
 use crate::output;
+use crate::processes;
 use crate::setting::Setting;
 
 pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
@@ -32,6 +33,17 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
             Some(command) => format!("job {id} still runs; end it first with: {command}"),
             None => format!("job {id} still runs"),
         }));
+    }
+    // Its record is all by which its processes are still known.
+    let lost = records.iter().filter(|record| record.state == State::Lost && !managers::is_foreign(record));
+    for record in lost {
+        let count = processes::of_job(&setting.host, record).len();
+        if count > 0 {
+            let (id, plural) = (record.label(), if count == 1 { " still runs" } else { "es still run" });
+            return Err(Failure::usage(format!(
+                "job {id} is lost, and {count} process{plural}; end it first with: met cancel {id}"
+            )));
+        }
     }
     for record in records {
         all.remove(&record.key)?;

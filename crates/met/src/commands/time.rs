@@ -68,12 +68,13 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let record = finish(watched, &mut supervisor.channel, inbox.as_deref(), interval)?;
     let code = super::exit_code(&record);
     if !args.quiet
-        && let Err(error) = report(setting, &args, &record, output)
+        && let Err(error) = report(setting, &args, &record, inbox.is_some(), output)
     {
         let known =
             if inbox.is_some() { format!("; met show {} has it", record.key.id) } else { String::new() };
-        let path = args.output.unwrap_or_default();
-        tracing::error!("cannot write the report to {}: {error:#}{known}", path.display());
+        let place =
+            args.output.map_or_else(|| "standard error".to_owned(), |path| path.display().to_string());
+        tracing::error!("cannot write the report to {place}: {error:#}{known}");
         // What the job says of itself is worth more; a success without the report that was asked for is none.
         return Ok(if code == 0 { 1 } else { code });
     }
@@ -222,14 +223,23 @@ fn keep(folder: &JobDir, record: &Record, sampled: &Sampled) -> Result<(), Strin
     })
 }
 
-fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<File>) -> io::Result<()> {
+fn report(
+    setting: &Setting,
+    args: &TimeArgs,
+    record: &Record,
+    kept: bool,
+    output: Option<File>,
+) -> io::Result<()> {
     let now_ns = clock::realtime_ns();
     let text = if args.json {
         format!("{}\n", met_insight::json::object(record, now_ns))
     } else {
         let style = if output.is_some() { Style::plain() } else { Style::of_stream(&io::stderr()) };
-        let machine = super::machine(setting, record);
-        view::report::render(&met_insight::report::report(record, machine, now_ns), &style)
+        let mut report = met_insight::report::report(record, super::machine(setting, record), now_ns);
+        if !kept {
+            report.id.clear();
+        }
+        view::report::render(&report, &style)
     };
     match output {
         Some(mut file) => {
@@ -239,11 +249,11 @@ fn report(setting: &Setting, args: &TimeArgs, record: &Record, output: Option<Fi
             }
             file.write_all(text.as_bytes())
         }
-        // A report that nobody can read must not change the exit code of the job.
-        None => {
-            let _ = io::stderr().write_all(text.as_bytes());
-            Ok(())
-        }
+        None => match io::stderr().write_all(text.as_bytes()) {
+            // Whoever stops reading has had enough of it.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            written => written,
+        },
     }
 }
 

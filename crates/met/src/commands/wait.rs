@@ -1,20 +1,26 @@
 //! `met wait`: until jobs have ended.
 
-use std::time::Duration;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use met_core::job::{LOCAL, Record, State};
-use rustix::event::{PollFd, PollFlags, poll};
+use met_core::job::{LOCAL, ProcessId, Record, State};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cli::WaitArgs;
-use crate::jobs::AllJobs;
+use crate::jobs::{AllJobs, has_daemon, is_known_end, waits_for_daemon};
 use crate::managers;
 use crate::setting::Setting;
 
 /// Between a supervisor's end and the record of it lies a write to disk.
 const RECORD_TRIES: u32 = 100;
 const RECORD_PAUSE: Duration = Duration::from_millis(20);
+/// How often is looked for the end of a job whose first process is gone, and whose supervisor is not.
+const FIRST_LOOK: Duration = Duration::from_millis(100);
+const LONGEST_LOOK: Duration = Duration::from_secs(2);
+/// Who hands an end over to a daemon is done with it by then.
+const HAND_OVER: Duration = Duration::from_secs(5);
 const FOUND_PAUSE: Duration = Duration::from_millis(500);
 
 pub fn wait(setting: &Setting, args: &WaitArgs) -> Result<i32> {
@@ -36,18 +42,55 @@ pub fn wait(setting: &Setting, args: &WaitArgs) -> Result<i32> {
     Ok(worst)
 }
 
+fn open_living(setting: &Setting, process: ProcessId) -> Option<OwnedFd> {
+    let pidfd = pidfd_open(Pid::from_raw(process.pid as i32)?, PidfdFlags::empty()).ok()?;
+    // Looked at with the descriptor in hand: the pid may have become somebody else's.
+    setting.host.is_alive(process).then_some(pidfd)
+}
+
+/// Until the supervisor is gone. One that stays, to tell a daemon that is away, has written the end before.
+fn wait_for_supervisor(setting: &Setting, record: &Record, supervisor: &OwnedFd) -> Option<Record> {
+    let main = record.local.as_ref().and_then(|local| local.main);
+    if let Some(main) = main.and_then(|main| open_living(setting, main)) {
+        // No job is over before its first process is.
+        let mut fds = [PollFd::new(supervisor, PollFlags::IN), PollFd::new(&main, PollFlags::IN)];
+        while poll(&mut fds, None).is_err() {}
+    }
+    let name = format!("{}:{}", record.key.manager, record.key.id);
+    let (mut pause, begin, mut ended) = (FIRST_LOOK, Instant::now(), None);
+    loop {
+        let timeout = Timespec::try_from(pause).ok();
+        if poll(&mut [PollFd::new(supervisor, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
+        {
+            return None;
+        }
+        pause = (pause * 2).min(LONGEST_LOOK);
+        // A daemon that is just told of the end is not asked for it meanwhile.
+        if !waits_for_daemon(setting, record) && begin.elapsed() < HAND_OVER {
+            continue;
+        }
+        // A daemon that comes or goes at this moment is asked again.
+        let now = AllJobs::open(setting).and_then(|mut all| all.find(&name)).ok();
+        if let Some(end) = now.filter(|now| now.key == record.key && is_known_end(now)) {
+            // A daemon that is told of it knows more in a moment.
+            let ended = *ended.get_or_insert_with(Instant::now);
+            if !has_daemon(setting) || ended.elapsed() > HAND_OVER {
+                return Some(end);
+            }
+        }
+    }
+}
+
 /// The record of a job that is over.
 fn wait_for(setting: &Setting, record: Record) -> Result<Record> {
     if !record.state.is_live() {
         return Ok(record);
     }
     let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
-    if let Some(supervisor) = supervisor.filter(|supervisor| setting.host.is_alive(*supervisor))
-        && let Some(pid) = Pid::from_raw(supervisor.pid as i32)
-        && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
-        && setting.host.is_alive(supervisor)
+    if let Some(pidfd) = supervisor.and_then(|supervisor| open_living(setting, supervisor))
+        && let Some(end) = wait_for_supervisor(setting, &record, &pidfd)
     {
-        while poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None).is_err() {}
+        return Ok(end);
     }
     let name = format!("{}:{}", record.key.manager, record.key.id);
     let mut now = AllJobs::open(setting)?.find(&name)?;

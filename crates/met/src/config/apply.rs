@@ -114,7 +114,7 @@ fn example(key: &Key) -> &'static str {
         Form::Interval(_) | Form::Duration(_) => "1s",
         Form::Count(_) => "100",
         Form::Size(_) => "2GiB",
-        Form::Number(_) => "1.5",
+        Form::Number(_) | Form::Ratio(_) => "1.5",
         Form::Power(_) => "75W",
         Form::Events(_) => "page_faults",
         Form::Addresses(_) => "127.0.0.1:9317",

@@ -24,6 +24,8 @@ pub enum Form {
     Storage(fn(&mut Config, StorageName)),
     /// A number that is not negative, with a fraction.
     Number(fn(&mut Config, f64)),
+    /// The same, of a whole to a part of it: 1 or more.
+    Ratio(fn(&mut Config, f64)),
     /// One of these words.
     Word(&'static [&'static str], fn(&mut Config, &str)),
     /// One for all, or one for each name; the name is `None` for all the others.
@@ -61,6 +63,7 @@ impl Form {
             Form::Address(..) => "address",
             Form::Storage(_) => "`sqlite` or `memory`",
             Form::Number(_) => "number",
+            Form::Ratio(_) => "number from 1 on",
             Form::Word(..) => "word",
             Form::Power(_) => "power, or one for each",
             Form::Presence(_) => "`auto`, `true` or `false`",
@@ -87,6 +90,7 @@ impl Form {
             }
             Form::Storage(set) => set(config, storage(text)?),
             Form::Number(set) => set(config, number(text)?),
+            Form::Ratio(set) => set(config, ratio(text)?),
             Form::Word(words, set) => set(config, word(text, words)?),
             Form::Power(set) => set(config, None, power_mw(text)?),
             Form::Presence(set) => set(config, presence(text)?),
@@ -129,6 +133,11 @@ fn count(text: &str) -> Result<u64, ParseError> {
 fn number(text: &str) -> Result<f64, ParseError> {
     let value = text.parse::<f64>().ok().filter(|value| (0.0..=COUNT_MAX as f64).contains(value));
     value.ok_or_else(|| ParseError(format!("{text:?} is not a number from 0 to {COUNT_MAX}")))
+}
+
+fn ratio(text: &str) -> Result<f64, ParseError> {
+    let value = text.parse::<f64>().ok().filter(|value| (1.0..=COUNT_MAX as f64).contains(value));
+    value.ok_or_else(|| ParseError(format!("{text:?} is not a number from 1 on")))
 }
 
 fn word<'t>(text: &'t str, words: &[&str]) -> Result<&'t str, ParseError> {

@@ -324,7 +324,7 @@ pub static SECTIONS: &[Section] = &[
             },
             Key {
                 name: "pue",
-                form: Form::Number(|config, ratio| config.energy.pue = ratio.max(1.0)),
+                form: Form::Ratio(|config, ratio| config.energy.pue = ratio),
                 default: "1",
                 help: "power usage effectiveness of the building: its energy for one unit of the machine's; in CO2 and cost, not in energy",
             },

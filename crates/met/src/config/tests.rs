@@ -250,6 +250,10 @@ fn a_value_of_the_wrong_kind_is_told_what_to_write() {
         expect![[r#"met.yaml:2: storage.size: "many" is not a number from 1 to 1000000000"#]],
     );
     check_error(
+        "energy: {pue: 0.2}\n",
+        expect![[r#"met.yaml:1: energy.pue: "0.2" is not a number from 1 on"#]],
+    );
+    check_error(
         "storage:\n  size: -1\n",
         expect![[r#"met.yaml:2: storage.size: "-1" is not a number from 1 to 1000000000"#]],
     );

@@ -29,6 +29,8 @@ pub(super) struct FromFiles {
     /// Where a daemon would answer.
     daemon: PathBuf,
     store: Files,
+    /// Why there is no database to read.
+    unread: Option<String>,
 }
 
 enum Files {
@@ -42,6 +44,7 @@ impl FromFiles {
     pub(super) fn open(setting: &Setting) -> Result<FromFiles> {
         let state = &setting.user.state;
         let host = setting.host.clone();
+        let mut unread = None;
         let store = match Writer::open(state) {
             Ok(mut writer) => {
                 retain_daily(&mut writer, setting);
@@ -53,12 +56,16 @@ impl FromFiles {
             }
             Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open(state)?)),
             Err(error @ (StoreError::Io { .. } | StoreError::Database { .. })) => {
-                tracing::warn!("{error}");
-                Files::Theirs(Box::new(Reader::open(state)?))
+                let reader = Reader::open(state)?;
+                match reader.has_database() {
+                    true => tracing::warn!("{error}"),
+                    false => unread = Some(error.to_string()),
+                }
+                Files::Theirs(Box::new(reader))
             }
             Err(error) => return Err(Failure::usage(error.to_string())),
         };
-        Ok(FromFiles { host, state: state.clone(), daemon: setting.user.socket(), store })
+        Ok(FromFiles { host, state: state.clone(), daemon: setting.user.socket(), store, unread })
     }
 
     fn queries(&self) -> &Queries {
@@ -104,6 +111,10 @@ impl FromFiles {
 }
 
 impl JobSource for FromFiles {
+    fn unread(&self) -> Option<&str> {
+        self.unread.as_deref()
+    }
+
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let jobs = self.queries().jobs(&filter.to_store())?;
         let mut jobs = self.up_to_date(jobs);
@@ -230,7 +241,7 @@ mod tests {
         });
         let store = Files::Theirs(Box::new(Reader::open(root.path()).unwrap()));
         let host = Host::real().unwrap();
-        change(&mut FromFiles { host, state: root.path().to_owned(), daemon, store });
+        change(&mut FromFiles { host, state: root.path().to_owned(), daemon, store, unread: None });
         answering.join().unwrap()
     }
 

@@ -8,7 +8,7 @@ use met_core::energy::ledger::{CPU, MEMORY, PARTS, REST};
 use met_core::energy::{Closed, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
-use met_insight::report::{IDLE_ESTIMATED, METER_MISSING};
+use met_insight::report::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING};
 
 use super::weighing::Weighed;
 use crate::config::Energy;
@@ -53,6 +53,8 @@ pub struct Charged {
     estimated_uj: u64,
     idle_assumed_uj: u64,
     lower_bound_uj: u64,
+    /// Much of what it did nobody saw as its, and so it was charged to others.
+    pub(super) unseen: bool,
     tariff: Tariff,
     /// Of an earlier daemon, by `COLUMNS`.
     pub(super) before: [i64; COLUMNS.len()],
@@ -78,6 +80,7 @@ impl Charged {
             estimated_uj: 0,
             idle_assumed_uj: 0,
             lower_bound_uj: 0,
+            unseen: false,
             tariff,
             before: [0; COLUMNS.len()],
         }
@@ -118,7 +121,9 @@ impl Charged {
     }
 
     fn kind(&self) -> QualityKind {
-        if !self.measured || self.matters(self.estimated_uj) || self.matters(self.idle_assumed_uj) {
+        if self.unseen {
+            QualityKind::LowerBound
+        } else if !self.measured || self.matters(self.estimated_uj) || self.matters(self.idle_assumed_uj) {
             QualityKind::Estimated
         } else if self.matters(self.lower_bound_uj) {
             QualityKind::LowerBound
@@ -129,6 +134,9 @@ impl Charged {
 
     /// What was wanting, in words.
     fn reservation(&self) -> String {
+        if self.unseen {
+            return format!(", {CPU_UNSEEN}");
+        }
         match (self.measured && self.matters(self.idle_assumed_uj), self.matters(self.lower_bound_uj)) {
             (true, _) => format!(", {IDLE_ESTIMATED}"),
             (false, true) => format!(", {METER_MISSING}"),

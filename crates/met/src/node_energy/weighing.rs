@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use met_core::MISSING;
 use met_core::apportion::apportion;
 use met_core::energy::Weights;
-use met_core::job::{JobKey, Record};
+use met_core::job::{JobKey, Origin, Record};
 use met_host::clock;
 
 use super::charged::Charged;
@@ -13,11 +13,15 @@ use crate::config::Weight;
 
 /// All that a job of this age did is in the window that is open.
 const YOUNG_NS: i64 = 2_000_000_000;
+/// So much of all is not much.
+const UNSEEN_SHARE: i64 = 20;
 
 pub(super) struct Job {
     pub(super) key: JobKey,
     held_cpus: u64,
     cpu_ns: Option<i64>,
+    /// CPU time that it was seen to use, nested jobs included.
+    seen_ns: u64,
     weighed_ns: i64,
     pub(super) outer: Option<u32>,
     /// CPU time of nested jobs that ended: this job's next reading has it, too.
@@ -33,11 +37,13 @@ impl Job {
     pub(super) fn new(record: &Record, charged: Charged, now_ns: i64) -> Job {
         let age_ns = record.start_ns.map(|start_ns| clock::realtime_ns() - start_ns);
         let is_young = age_ns.is_some_and(|age_ns| (0..YOUNG_NS).contains(&age_ns));
+        let is_attached = record.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
         Job {
             key: record.key.clone(),
             held_cpus: held_here(record).unwrap_or(0),
             // Counters of an older one, or of one that was attached to, have a history.
-            cpu_ns: is_young.then_some(0),
+            cpu_ns: (is_young && !is_attached).then_some(0),
+            seen_ns: 0,
             weighed_ns: now_ns,
             outer: None,
             settled_inside_ns: 0,
@@ -66,6 +72,12 @@ impl Job {
         self.grown.take()
     }
 
+    /// Whether much of its CPU time was used by processes that nobody saw as its.
+    pub(super) fn was_unseen(&self, cpu_ns: i64) -> bool {
+        let unseen_ns = cpu_ns.saturating_sub(i64::try_from(self.seen_ns).unwrap_or(i64::MAX));
+        unseen_ns > cpu_ns / UNSEEN_SHARE
+    }
+
     pub(super) fn weigh(&mut self, now_ns: i64, cpu_ns: i64, memory_bytes: i64) -> Weights {
         let elapsed_ns = (now_ns - self.weighed_ns).max(0) as u64;
         self.weighed_ns = now_ns;
@@ -75,6 +87,7 @@ impl Job {
             // A reading may be short of a child that just ended; the next one has it again.
             self.cpu_ns = Some(cpu_ns.max(before_ns));
             let grown_ns = cpu_ns.saturating_sub(before_ns).max(0) as u64;
+            self.seen_ns = self.seen_ns.saturating_add(grown_ns);
             weights.cpu = grown_ns.saturating_sub(self.settled_inside_ns);
             self.settled_inside_ns = self.settled_inside_ns.saturating_sub(grown_ns);
         }

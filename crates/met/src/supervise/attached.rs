@@ -17,6 +17,7 @@ use super::link::Link;
 use super::memory;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
+use super::untold::Untold;
 use super::{Assignment, Channel, Inbox, Notice};
 use crate::processes;
 
@@ -27,12 +28,17 @@ const REAPED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Waits for the process named as the main one of the assignment's job.
 pub fn supervise_attached(assignment: Assignment, mut channel: Channel) {
-    if let Err(error) = watch(assignment, &mut channel) {
-        channel.tell(&Notice::Failed { message: error.to_string() });
+    match watch(assignment, &mut channel) {
+        Ok(None) => {}
+        Ok(Some(untold)) => {
+            drop(channel);
+            untold.stay();
+        }
+        Err(error) => drop(channel.tell(&Notice::Failed { message: error.to_string() })),
     }
 }
 
-fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<()> {
+fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option<Untold>> {
     let signals = Signals::block()?;
     rustix::process::setsid()?;
     let host = Host::real()?;
@@ -57,15 +63,11 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<()> {
     assignment.record.events = events.close();
     let record =
         close(assignment.record, clocks.as_deref(), &pidfd, clock::boottime_ns() - begin_boot_ns, &outcome);
-    if let Some(inbox) = &inbox {
-        if let Err(error) = inbox.folder.write_end(&record) {
-            let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
-        }
-        if link.hand_over(&record) {
-            let _ = inbox.folder.remove();
-        }
+    let Some(inbox) = inbox else { return Ok(None) };
+    if let Err(error) = inbox.folder.write_end(&record) {
+        let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
     }
-    Ok(())
+    Ok(Untold::or_told(Some(link), signals, inbox.folder, record))
 }
 
 fn open_process(host: &Host, process: ProcessId) -> io::Result<OwnedFd> {

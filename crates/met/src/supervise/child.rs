@@ -16,15 +16,19 @@ use super::memory;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
+use super::untold::Untold;
 use super::{Assignment, Channel, Inbox, Notice, totals};
 use crate::processes;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
 pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {
-    if let Err(error) =
-        Supervision::begin(host, assignment, command, &mut channel).map(|job| job.finish(&mut channel))
-    {
-        channel.tell(&Notice::Failed { message: error.to_string() });
+    match Supervision::begin(host, assignment, command, &mut channel).map(|job| job.finish(&mut channel)) {
+        Ok(None) => {}
+        Ok(Some(untold)) => {
+            drop(channel);
+            untold.stay();
+        }
+        Err(error) => drop(channel.tell(&Notice::Failed { message: error.to_string() })),
     }
 }
 
@@ -115,20 +119,20 @@ impl Supervision {
         })
     }
 
-    fn finish(mut self, channel: &mut Channel) {
+    /// What is left to tell when the job is over.
+    fn finish(mut self, channel: &mut Channel) -> Option<Untold> {
         self.wait(channel);
         // A child that ended at once may have been reaped before its word was read.
         if let Some(outcome) = self.outcome.take() {
             self.executed(outcome, channel);
         }
         let record = self.close();
-        let taken = !self.assignment.detached && channel.hand_over(&record);
-        if !taken {
-            self.keep(&record);
+        if !self.assignment.detached {
+            return if channel.hand_over(&record) { None } else { self.keep(record) };
         }
-        if self.assignment.detached {
-            channel.tell(&Notice::Ended(Box::new(record)));
-        }
+        let untold = self.keep(record.clone());
+        channel.tell(&Notice::Ended(Box::new(record)));
+        untold
     }
 
     /// Returns when the job is over.
@@ -289,16 +293,12 @@ impl Supervision {
     }
 
     /// Makes the end durable, then tells the daemon, then cleans up.
-    fn keep(&mut self, record: &Record) {
-        let Some(inbox) = &self.inbox else { return };
-        if let Err(error) = inbox.folder.write_end(record) {
+    fn keep(self, record: Record) -> Option<Untold> {
+        let inbox = self.inbox?;
+        if let Err(error) = inbox.folder.write_end(&record) {
             let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
         }
-        if let Some(link) = &mut self.link
-            && link.hand_over(record)
-        {
-            let _ = inbox.folder.remove();
-        }
+        Untold::or_told(self.link, self.signals, inbox.folder, record)
     }
 }
 

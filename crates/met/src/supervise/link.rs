@@ -23,6 +23,15 @@ const START_AGAIN: Duration = Duration::from_secs(2);
 /// A log that has grown beyond this is begun again.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
+/// What became of an end that a daemon was to be told.
+pub enum HandedOver {
+    /// The daemon has it, too.
+    Taken,
+    /// It does not want it; asking again is no use.
+    Refused,
+    Away,
+}
+
 pub struct Link {
     place: DaemonPlace,
     stream: Option<UnixStream>,
@@ -130,10 +139,19 @@ impl Link {
         }
     }
 
-    /// Hands the end over when the job is over and its end on disk; true when the daemon has it, too.
-    pub fn hand_over(&mut self, record: &Record) -> bool {
+    /// Whether the daemon is that of the machine.
+    pub fn is_to_system(&self) -> bool {
+        self.place.system
+    }
+
+    /// Hands the end over when the job is over and its end on disk.
+    pub fn hand_over(&self, record: &Record) -> HandedOver {
         let client = Client::connect(&self.place.socket);
-        client.and_then(|mut client| client.call(&Request::Ended(Box::new(record.clone())))).is_ok()
+        match client.and_then(|mut client| client.call(&Request::Ended(Box::new(record.clone())))) {
+            Ok(_) => HandedOver::Taken,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => HandedOver::Refused,
+            Err(_) => HandedOver::Away,
+        }
     }
 }
 

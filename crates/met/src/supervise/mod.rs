@@ -13,6 +13,7 @@ mod perf;
 mod signals;
 mod spawn;
 mod totals;
+mod untold;
 
 use std::io;
 use std::os::unix::net::UnixStream;
