@@ -286,6 +286,10 @@ def on_a_full_disk_a_job_is_refused_and_met_time_runs_it_unremembered(world):
     result = world.met("time", "--quiet", "--", "sh", "-c", "echo hello; exit 7").expect(7)
     equal(result.out, "hello\n", "output")
     check("not be remembered" in result.err and folder in result.err, result.err)
+    # What cannot be read is not called empty.
+    listed = world.met("list").expect(1)
+    check(listed.out == "" and "disk is full" in listed.err, listed.err)
+    os.remove(os.path.join(world.state, "filler"))
 
 
 @test
