@@ -58,6 +58,8 @@ const CONNECTIONS_PER_USER_MAX: usize = 4096;
 /// While jobs that are over wait for their last window of energy.
 const SETTLE_EVERY: Duration = Duration::from_millis(500);
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
+/// Ticks need half of the code that starting, opening sources and answering does.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(15);
 /// So long after the last job and question nothing is expected soon.
 const REST_AFTER: Duration = Duration::from_secs(5);
 
@@ -100,6 +102,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         idle_exit: (auto && !place.system).then_some(setting.config.daemon.idle_exit),
         busy_at: Instant::now(),
         rests: false,
+        gave_back: Instant::now(),
         next_flush: Instant::now(),
         next_retention: Instant::now(),
     };
@@ -141,6 +144,8 @@ struct Daemon {
     idle_exit: Option<Duration>,
     busy_at: Instant,
     rests: bool,
+    /// When code that starting and answering had needed was last given back while there were jobs.
+    gave_back: Instant,
     next_flush: Instant,
     next_retention: Instant,
 }
@@ -331,6 +336,10 @@ impl Daemon {
         }
         if !self.is_idle() {
             self.busy_at = now;
+        }
+        if now >= self.gave_back + GIVE_BACK_EVERY {
+            memory::give_back_code();
+            self.gave_back = now;
         }
     }
 
