@@ -101,16 +101,21 @@ fn left_out(keeping: &mut Keeping) -> Vec<String> {
     sources.into_iter().filter(|source| source.left_out).map(|source| source.name).collect()
 }
 
+/// The job needs much memory for a while, and that is sampled.
+fn reach_peak(machine: &Machine, keeping: &mut Keeping, key: &JobKey) {
+    machine.put(MEMORY_FILE, "anon 500000000\nfile 0\nshmem 0\n");
+    until(keeping, "a peak", |keeping| {
+        total(keeping, key, MEMORY_NEEDED_PEAK) == Some(500_000_000) && total(keeping, key, CPU).is_some()
+    });
+}
+
 #[test]
 fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
     let machine = Machine::new();
     let mut keeping = machine.keeping();
     let mut record = machine.job(&mut keeping);
     let key = record.key.clone();
-    machine.put(MEMORY_FILE, "anon 500000000\nfile 0\nshmem 0\n");
-    until(&mut keeping, "a peak", |keeping| {
-        total(keeping, &key, MEMORY_NEEDED_PEAK) == Some(500_000_000) && total(keeping, &key, CPU).is_some()
-    });
+    reach_peak(&machine, &mut keeping, &key);
     machine.put(MEMORY_FILE, "anon 1000\nfile 0\nshmem 0\n");
     keeping.flush();
 
@@ -148,10 +153,7 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
     let mut keeping = machine.keeping();
     let mut record = machine.job(&mut keeping);
     let key = record.key.clone();
-    machine.put(MEMORY_FILE, "anon 500000000\nfile 0\nshmem 0\n");
-    until(&mut keeping, "a peak", |keeping| {
-        total(keeping, &key, MEMORY_NEEDED_PEAK) == Some(500_000_000) && total(keeping, &key, CPU).is_some()
-    });
+    reach_peak(&machine, &mut keeping, &key);
     keeping.flush();
     machine.hang(METER);
     let kept = |keeping: &mut Keeping| {
