@@ -8,6 +8,7 @@
 mod alarm;
 mod files;
 mod followed;
+mod homes;
 mod ledger;
 mod places;
 mod tree;

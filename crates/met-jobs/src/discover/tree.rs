@@ -20,7 +20,7 @@ pub(super) struct Route {
     segments: Vec<Segment>,
     parts: Vec<Segment>,
     /// So many directories lead to the one that outlives its jobs, itself included.
-    home: usize,
+    pub(super) home: usize,
     /// That directory is of this manager alone, and says that he is there.
     has_own_home: bool,
 }
@@ -61,7 +61,7 @@ pub(super) struct Node {
     inode: u64,
     /// In which it is counted.
     place: u32,
-    children: HashMap<OsString, u32>,
+    pub(super) children: HashMap<OsString, u32>,
     /// Whether some of its directories are not followed for want of room.
     is_crowded: bool,
     /// Whether it was made while it was looked at, and nothing was ever seen in it.
@@ -92,8 +92,8 @@ pub(super) enum Role {
 
 #[derive(Clone, Debug)]
 pub(super) struct Way {
-    route: usize,
-    at: usize,
+    pub(super) route: usize,
+    pub(super) at: usize,
     captures: Captures,
 }
 
@@ -112,16 +112,6 @@ impl Discovery {
             self.nodes.iter().filter(|(_, node)| node.parent.is_none()).map(|(id, _)| *id).collect();
         roots.sort_unstable();
         roots
-    }
-
-    /// The directories in which jobs were looked for or found, without the tops of the hierarchies.
-    pub(super) fn home_paths(&self) -> Vec<PathBuf> {
-        let homes: BTreeSet<PathBuf> = (self.jobs.keys())
-            .filter_map(|id| self.nodes.get(id))
-            .filter_map(|node| Some((node, self.nodes.get(&node.parent?)?)))
-            .map(|(node, parent)| self.files.hierarchies[node.hierarchy].point.join(&parent.path))
-            .collect();
-        homes.into_iter().collect()
     }
 
     /// Resource managers whose own directories are there, in whichever hierarchy, or jobs of them.
@@ -177,11 +167,6 @@ impl Discovery {
         };
         self.places.open(id, Some(node.place), room, made_max);
         self.has_news = true;
-    }
-
-    /// Whether this is the directory that outlives the jobs of a route.
-    fn ends_at_home(&self, way: &Way) -> bool {
-        way.at == self.routes[way.route].home
     }
 
     fn insert(&mut self, hierarchy: usize, parent: Option<u32>, path: PathBuf, role: Role) -> u32 {
@@ -333,7 +318,7 @@ impl Discovery {
     }
 
     /// Until somebody listens again nothing is noticed of what happens in a directory.
-    fn stop_listening_to(&mut self, id: u32) {
+    pub(super) fn stop_listening_to(&mut self, id: u32) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         for watch in std::mem::take(&mut node.watches) {
             self.watched.remove(&watch);
@@ -391,23 +376,6 @@ impl Discovery {
             false => Some((Role::Way(further), None)),
             true => self.ledger.follows(parent).then_some((Role::Beside, None)),
         }
-    }
-
-    /// Below the directory that outlives its jobs one hierarchy alone is followed.
-    fn leads_on(&self, node: &Node, way: &Way) -> bool {
-        let home = self.routes[way.route].home;
-        if way.at < home {
-            return true;
-        }
-        let path: PathBuf = node.path.components().take(home).collect();
-        self.homes.get(&path).and_then(BTreeSet::first) == Some(&node.hierarchy)
-    }
-
-    /// Whether a directory outlives jobs, and its children are to be followed.
-    fn is_active_home(&self, node: &Node) -> bool {
-        let Role::Way(ways) = &node.role else { return false };
-        let ends_here = |way: &&Way| way.at > 0 && self.ends_at_home(way);
-        ways.iter().filter(ends_here).any(|way| self.leads_on(node, way))
     }
 
     fn open_account(&mut self, id: u32, existing: bool, now_ns: i64) {
@@ -508,69 +476,6 @@ impl Discovery {
             segments.get(way.at..end).filter(|names| !names.is_empty()).map(Trail::from)
         };
         ways.iter().filter(|way| self.leads_on(node, way)).filter_map(trail).collect()
-    }
-
-    /// A directory that outlives its jobs is there in one more hierarchy; the best of them is followed.
-    fn register_home(&mut self, id: u32) {
-        let Some(node) = self.nodes.get(&id) else { return };
-        let Role::Way(ways) = &node.role else { return };
-        if !ways.iter().any(|way| self.ends_at_home(way)) {
-            return;
-        }
-        let (hierarchy, path) = (node.hierarchy, node.path.clone());
-        let home = self.homes.entry(path.clone()).or_default();
-        let before = home.first().copied();
-        home.insert(hierarchy);
-        if let Some(worse) = before.filter(|&before| hierarchy < before) {
-            self.leave_home(worse, &path);
-        }
-    }
-
-    /// Lets go of what was followed below a home in a hierarchy; its jobs are taken up in another one.
-    fn leave_home(&mut self, hierarchy: usize, path: &Path) {
-        let Some(id) = self.node_at(hierarchy, path) else { return };
-        let children: Vec<u32> =
-            self.nodes.get(&id).map_or_else(Vec::new, |node| node.children.values().copied().collect());
-        self.ledger.forget(id);
-        for child in children {
-            for id in self.subtree(child) {
-                if let (Some(job), Some(node)) = (self.jobs.remove(&id), self.nodes.get(&id)) {
-                    self.moving.insert(node.path.clone(), job);
-                }
-                self.drop_node(id);
-                self.ledger.forget(id);
-            }
-        }
-        if let Some(node) = self.nodes.get_mut(&id) {
-            node.children.clear();
-        }
-        self.stop_listening_to(id);
-    }
-
-    fn node_at(&self, hierarchy: usize, path: &Path) -> Option<u32> {
-        let is_root = |node: &Node| node.parent.is_none() && node.hierarchy == hierarchy;
-        let mut id = self.nodes.iter().find(|(_, node)| is_root(node)).map(|(id, _)| *id)?;
-        for name in path.components() {
-            id = *self.nodes.get(&id)?.children.get(name.as_os_str())?;
-        }
-        Some(id)
-    }
-
-    /// The home is gone from the hierarchy in which it was followed; another one may still have it.
-    pub(super) fn lose_home(&mut self, hierarchy: usize, path: &Path, now_ns: i64) {
-        let Some(home) = self.homes.get_mut(path) else { return };
-        let was_followed = home.first() == Some(&hierarchy);
-        home.remove(&hierarchy);
-        match home.first().copied() {
-            Some(next) if was_followed => {
-                if let Some(id) = self.node_at(next, path) {
-                    self.descend(id, true, None, now_ns);
-                    self.doubt_remnants_below(id, now_ns);
-                }
-            }
-            Some(_) => {}
-            None => drop(self.homes.remove(path)),
-        }
     }
 
     /// A node and all below it, the inner ones first.
