@@ -158,7 +158,8 @@ fn id_from_hostname(hostname: &str) -> String {
 }
 
 fn memory_total_bytes(root: &Dir, buffer: &mut Vec<u8>) -> Option<i64> {
-    root.read("proc/meminfo", buffer).ok()?;
+    // Its first line says it; asked for more, the kernel would add everything up once more.
+    root.read_at_most("proc/meminfo", 1 << 10, buffer).ok()?;
     let bytes = parse::scaled(parse::value_of(buffer, "MemTotal"), 1024);
     (bytes >= 0).then_some(bytes)
 }

@@ -25,7 +25,7 @@ impl Enclosure {
     /// nothing is: a directory left behind would block its clean-up.
     pub fn create(host: &Host, caller: u32, name: &str, enable: Enable) -> Enclosure {
         let mut enclosure = Enclosure::default();
-        let Ok(hierarchies) = Hierarchies::read(host) else { return enclosure };
+        let hierarchies = host.hierarchies();
         let Ok(home) = hierarchies.of_process(host, caller) else { return enclosure };
         if !matches!(layouts::resource_manager_of(host, caller), Ok(None)) {
             return enclosure;

@@ -113,9 +113,12 @@ static ALTERNATIVES: &[&[&[Format]]] = &[
 ];
 
 fn open(host: &Host, _: &Options) -> Opened {
-    let hierarchies = Hierarchies::read(host)
-        .map_err(|_| Unavailable::Denied { path: "/proc/self/mountinfo".into(), need: "a mounted /proc" })?;
-    if hierarchies.kind() == Kind::None {
+    let unreadable =
+        |_| Unavailable::Denied { path: "/proc/self/mountinfo".into(), need: "a mounted /proc" };
+    // One that was not there when first asked for may be by now.
+    if host.hierarchies().kind() == Kind::None
+        && Hierarchies::read(host).map_err(unreadable)?.kind() == Kind::None
+    {
         return Err(Unavailable::Absent("no cgroup hierarchy is mounted".into()));
     }
     Ok(Box::new(Cgroups {

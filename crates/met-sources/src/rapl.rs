@@ -214,6 +214,30 @@ struct Events {
 struct Counter {
     fd: OwnedFd,
     joules_per_count: f64,
+    motion: Motion,
+}
+
+/// Whether a counter that began at 0 has ever moved. Virtual machines offer zones that nothing is behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Motion {
+    Unread,
+    /// Read once, right after it began.
+    Begun,
+    Still,
+    Moving,
+}
+
+impl Motion {
+    /// The reading, or missing where the counter stands still: the next reading of a real one is another.
+    fn push(&mut self, energy_uj: i64) -> i64 {
+        *self = match self {
+            _ if energy_uj != 0 => Motion::Moving,
+            Motion::Unread => Motion::Begun,
+            Motion::Begun | Motion::Still => Motion::Still,
+            Motion::Moving => Motion::Moving,
+        };
+        if *self == Motion::Still { MISSING } else { energy_uj }
+    }
 }
 
 /// An event as /sys describes it.
@@ -262,7 +286,8 @@ impl Events {
                 let package = format!("package-{package}");
                 let zone = if event.zone == "package" { package.clone() } else { event.zone.to_owned() };
                 labels.push(vec![zone, package, format!("perf:{:#x}:{cpu}", event.config)]);
-                counters.push(Counter { fd, joules_per_count: event.joules_per_count });
+                let joules_per_count = event.joules_per_count;
+                counters.push(Counter { fd, joules_per_count, motion: Motion::Unread });
             }
         }
         (!counters.is_empty()).then_some(Events { counters, labels })
@@ -287,12 +312,12 @@ impl Source for Events {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
-        for (part, counter) in (0..).zip(&self.counters) {
+        for (part, counter) in (0..).zip(&mut self.counters) {
             let mut count = [0; 8];
             match rustix::io::read(&counter.fd, &mut count) {
                 Ok(8) => {
                     let energy_uj = microjoules(u64::from_ne_bytes(count), counter.joules_per_count);
-                    batch.push_part(Subject::Node, part)[ENERGY] = energy_uj;
+                    batch.push_part(Subject::Node, part)[ENERGY] = counter.motion.push(energy_uj);
                 }
                 other => {
                     let error =
@@ -307,6 +332,16 @@ impl Source for Events {
 
     fn labels(&self) -> &[Vec<String>] {
         &self.labels
+    }
+
+    fn shortfall(&self) -> Option<Shortfall> {
+        let zones = self.counters.iter().zip(&self.labels);
+        let still: Vec<&str> = zones
+            .filter(|(counter, _)| counter.motion == Motion::Still)
+            .map(|(_, labels)| labels[0].as_str())
+            .collect();
+        let detail = format!("stands still, as in a virtual machine without it: {}", still.join(", "));
+        (!still.is_empty()).then_some(Shortfall { detail, remedy: None })
     }
 }
 
@@ -328,6 +363,18 @@ mod tests {
 
     const INTEL: &str = include_str!("../../../fixtures/hosts/rapl-intel.txt");
     const SECOND: i64 = 1_000_000_000;
+
+    #[test]
+    fn a_zone_that_nothing_is_behind_is_not_told() {
+        let read = |values: &[i64]| {
+            let mut motion = Motion::Unread;
+            values.iter().map(|&value| motion.push(value)).collect::<Vec<_>>()
+        };
+        assert_eq!(read(&[0, 0, 0]), [0, MISSING, MISSING]);
+        assert_eq!(read(&[0, 5, 5]), [0, 5, 5]);
+        assert_eq!(read(&[7, 7, 9]), [7, 7, 9]);
+        assert_eq!(read(&[0, 0, 4, 4]), [0, MISSING, 4, 4]);
+    }
 
     #[test]
     fn two_sockets_with_dram_and_the_whole_board() {

@@ -8,8 +8,8 @@
 //! job runs cannot lose its end.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -34,6 +34,8 @@ const DONE: &str = "done";
 const START_GROWTH_BYTES: u64 = 8 << 10;
 /// What totals and summaries may add to a record between its start and its end.
 const END_GROWTH_BYTES: u64 = 64 << 10;
+/// What `st_blocks` counts, whatever the blocks of the file system are.
+const STAT_BLOCK_BYTES: u64 = 512;
 /// Larger files were not written by this program.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 /// A reservation that old and still empty belongs to a process that did not live to use it.
@@ -114,19 +116,18 @@ impl JobDir {
         let json = serde_json::to_vec(record)?;
         self.reserve_end(json.len() as u64 + END_GROWTH_BYTES)?;
         let temporary = self.path.join(format!("{START}.tmp"));
-        let mut file = create(&temporary)?;
-        file.set_len(0)?;
-        file.write_all(&json)?;
+        replace(&create(&temporary)?, &json)?;
         fs::rename(&temporary, self.path.join(START))
     }
 
     fn reserve_end(&self, bytes: u64) -> io::Result<()> {
         let file = create(&self.path.join(END_RESERVED))?;
-        if file.metadata()?.len() >= bytes {
+        if file.metadata()?.blocks() * STAT_BLOCK_BYTES >= bytes {
             return Ok(());
         }
-        // Not synced: a crash of the machine takes the reservation, and the job with it.
-        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+        // Not synced: a crash of the machine takes the reservation, and the job with it. Behind the end of the file:
+        // what is written there needs no cutting, for which a file system may wait for its disk.
+        match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes) {
             // Zeros take space just as well, only slower.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(&vec![0; bytes as usize], 0),
             result => Ok(result?),
@@ -138,12 +139,23 @@ impl JobDir {
         let json = serde_json::to_vec(record)?;
         let reserved = self.path.join(END_RESERVED);
         let file = create(&reserved)?;
-        // Truncating first would give the space away.
-        file.write_all_at(&json, 0)?;
-        file.set_len(json.len() as u64)?;
+        replace(&file, &json)?;
         file.sync_all()?;
         fs::rename(&reserved, self.path.join(END))?;
         File::open(&self.path)?.sync_all()
+    }
+
+    /// Whether the end was written, by whomever; the database may have taken it in since.
+    pub fn has_end(&self) -> bool {
+        [END, DONE].iter().any(|name| self.path.join(name).exists()) || !self.path.exists()
+    }
+
+    /// Gives back what the end did not need of the space reserved for it.
+    pub fn give_back_room(&self) {
+        let mut options = OpenOptions::new();
+        options.write(true).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+        // Where it fails the space is free when the database has taken the end in.
+        let _ = options.open(self.path.join(END)).and_then(|end| end.set_len(end.metadata()?.len()));
     }
 
     /// Writes samples. Best effort: totals do not depend on them, so nothing waits for the disk.
@@ -157,9 +169,7 @@ impl JobDir {
             bytes.extend_from_slice(&block);
         }
         let temporary = self.path.join("course.tmp");
-        let mut file = create(&temporary)?;
-        file.set_len(0)?;
-        file.write_all(&bytes)?;
+        replace(&create(&temporary)?, &bytes)?;
         fs::rename(&temporary, self.path.join(COURSE))
     }
 
@@ -322,6 +332,15 @@ fn ignore_exists(result: io::Result<()>) -> io::Result<()> {
 }
 
 /// Opens for writing, without truncating; a new file is private whatever the umask.
+/// Makes `bytes` all that is in the file. Truncating first would give reserved space away.
+fn replace(file: &File, bytes: &[u8]) -> io::Result<()> {
+    file.write_all_at(bytes, 0)?;
+    if file.metadata()?.len() > bytes.len() as u64 {
+        file.set_len(bytes.len() as u64)?;
+    }
+    Ok(())
+}
+
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW.bits() as i32;
     let file = OpenOptions::new()

@@ -1,3 +1,5 @@
+use std::io::Write;
+
 use super::*;
 use crate::samples::{MIDNIGHT_S, course, finished, running};
 

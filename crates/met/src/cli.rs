@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, FromArgMatches, Parser, Subcommand};
 
 use crate::view::table::View;
 
@@ -29,6 +29,21 @@ pub struct Cli {
 
     #[command(subcommand)]
     pub command: Option<Command>,
+}
+
+impl Cli {
+    pub fn of(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+        Cli::of_time(arguments).map_or_else(|| Cli::try_parse_from(arguments), Ok)
+    }
+
+    /// `met time` by its own part of the grammar: to build all of it takes longer than many a command does. Whatever
+    /// that part does not understand is for the whole, which says what is wrong.
+    fn of_time(arguments: &[OsString]) -> Option<Cli> {
+        let time = arguments.get(1..).filter(|words| words.first().is_some_and(|word| word == "time"))?;
+        let matches = TimeArgs::augment_args(clap::Command::new("time")).try_get_matches_from(time).ok()?;
+        let args = TimeArgs::from_arg_matches(&matches).ok()?;
+        Some(Cli { config: None, server: None, command: Some(Command::Time(args)) })
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -505,4 +520,46 @@ pub struct ManArgs {
     /// Folder for the pages
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split(' ').map(OsString::from).collect()
+    }
+
+    /// What both ways make of a command line, errors with all their words.
+    fn both(line: &str) -> [String; 2] {
+        [Cli::of(&words(line)), Cli::try_parse_from(words(line))]
+            .map(|parsed| parsed.map_or_else(|error| error.render().to_string(), |cli| format!("{cli:?}")))
+    }
+
+    #[test]
+    fn a_part_of_the_grammar_says_what_the_whole_says() {
+        let lines = [
+            "met",
+            "met time",
+            "met time -- true",
+            "met time true -x --json",
+            "met time -q --json -n name --interval -1 -o file --all --no-record -- sh -c time",
+            "met time --config file -- true",
+            "met time -c file true",
+            "met time --server url -- true",
+            "met -c file time -- true",
+            "met time --help",
+            "met time --jsn -- true",
+            "met time --interval",
+            "met help time",
+            "met list cpu",
+        ];
+        for line in lines {
+            let [part, whole] = both(line);
+            assert_eq!(part, whole, "{line}");
+        }
+        assert!(Cli::of_time(&words("met time --json -- true")).is_some());
+        assert!(Cli::of_time(&words("met time -c file -- true")).is_none());
+        assert!(Cli::of_time(&words("met run -- time")).is_none());
+    }
 }

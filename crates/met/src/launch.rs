@@ -217,22 +217,28 @@ pub fn find_program(command: &[OsString], path: Option<&OsStr>, cwd: &Path) -> R
 }
 
 /// The command with this process's environment, what the job sets on top, and the variables by which a job
-/// is recognised. In the supervisor, whose pid is one of them.
+/// is recognised, but for the one that names its supervisor.
 fn prepare(program: &OsStr, argv: &[OsString], assignment: &Assignment) -> Result<Command> {
     let string = |text: &[u8]| CString::new(text).context("a NUL byte in the command");
-    let record = &assignment.record;
     let mut variables: BTreeMap<Vec<u8>, Vec<u8>> = std::env::vars_os()
         .map(|(key, value)| (key.into_encoded_bytes(), value.into_encoded_bytes()))
         .chain(assignment.env.iter().cloned())
         .collect();
-    variables.insert(processes::MARKER.into(), processes::marker(record, std::process::id()).into());
-    variables.insert(processes::JOB_ID.into(), record.key.id.clone().into());
+    variables.remove(processes::MARKER.as_bytes());
+    variables.insert(processes::JOB_ID.into(), assignment.record.key.id.clone().into());
     let envp = variables
         .iter()
         .map(|(key, value)| string(&[key.as_slice(), value].join(&b'=')))
         .collect::<Result<_>>()?;
     let argv = argv.iter().map(|argument| string(argument.as_bytes())).collect::<Result<_>>()?;
     Ok(Command { program: string(program.as_bytes())?, argv, envp })
+}
+
+/// The command with everything, in the supervisor.
+fn marked(mut command: Command, assignment: &Assignment) -> Result<Command> {
+    let marker = processes::marker(&assignment.record, std::process::id());
+    command.envp.push(CString::new(format!("{}={marker}", processes::MARKER))?);
+    Ok(command)
 }
 
 /// Forks a supervisor that stays in the terminal's foreground. Only while this process has one thread.
@@ -242,6 +248,8 @@ pub fn fork_supervisor(
     program: &Path,
     argv: &[OsString],
 ) -> Result<Supervisor> {
+    // Before the fork: a page that the child writes to is copied for it.
+    let command = prepare(program.as_os_str(), argv, &assignment)?;
     let (ours, theirs) = UnixStream::pair().context(NO_SUPERVISOR)?;
     let signals = supervise::Signals::block().context(NO_SUPERVISOR)?;
     // SAFETY: one thread; the child goes on as an ordinary single-threaded process.
@@ -250,7 +258,7 @@ pub fn fork_supervisor(
         0 => {
             drop(ours);
             signals.release();
-            if let Ok(command) = prepare(program.as_os_str(), argv, &assignment) {
+            if let Ok(command) = marked(command, &assignment) {
                 supervise::supervise_child(host, assignment, command, Channel::new(theirs));
             }
             // SAFETY: ends the child without running what the parent registered for its own end.
@@ -325,7 +333,7 @@ pub fn run_as_supervisor(arguments: &[OsString]) -> Result<()> {
     let channel = Channel::new(channel);
     match arguments.split_first() {
         Some((program, argv)) => {
-            let command = prepare(program, argv, &assignment)?;
+            let command = marked(prepare(program, argv, &assignment)?, &assignment)?;
             supervise::supervise_child(Host::real()?, assignment, command, channel);
         }
         None => supervise::supervise_attached(assignment, channel),

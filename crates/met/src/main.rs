@@ -32,7 +32,6 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
-use clap::Parser;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
@@ -50,7 +49,7 @@ fn main() {
         let code = i32::from(launch::run_as_supervisor(&arguments[2..]).is_err());
         std::process::exit(code);
     }
-    let cli = Cli::try_parse_from(arguments).unwrap_or_else(|error| refuse(&error));
+    let cli = Cli::of(&arguments).unwrap_or_else(|error| refuse(&error));
     log_to_stderr(matches!(cli.command, Some(Command::Daemon(_) | Command::Server(_))));
     let code = run(cli).unwrap_or_else(|error| explain(&error));
     std::process::exit(code);

@@ -14,6 +14,7 @@ use crate::processes;
 
 /// What counts for a job that is read once; its cards are followed or not known.
 const COUNTERS: &[&str] = &["cgroup", "process"];
+const COUNTERS_OF_PROCESSES: &[&str] = &["process"];
 
 /// The counters of one job, read once. What is not known is missing.
 pub struct Reading {
@@ -59,7 +60,8 @@ impl Reading {
     }
 
     fn of_targets(host: &Host, targets: &Targets, map: &JobMap) -> Reading {
-        let mut runner = Runner::open(host, &Options { only: Some(COUNTERS), ..Options::default() });
+        let only = if targets.cgroups.is_empty() { COUNTERS_OF_PROCESSES } else { COUNTERS };
+        let mut runner = Runner::open(host, &Options { only: Some(only), ..Options::default() });
         runner.read(targets, &TickInfo { slow: true, cgroups_only: false });
         let mut reading = Reading::nothing();
         let mut out = Batch::new(&JOB);

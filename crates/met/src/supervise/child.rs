@@ -128,7 +128,8 @@ impl Supervision {
         }
         let record = self.close();
         if !self.assignment.detached {
-            return if channel.hand_over(&record) { None } else { self.keep(record) };
+            channel.hand_over(&record);
+            return if self.is_kept() { None } else { self.keep(record) };
         }
         let untold = self.keep(record.clone());
         channel.tell(&Notice::Ended(Box::new(record)));
@@ -292,12 +293,20 @@ impl Supervision {
         members.into_iter().map(|process| LeftOver { pid: process.id.pid, name: process.name }).collect()
     }
 
+    /// Whether a `met time`, which knew more, has kept the end.
+    fn is_kept(&self) -> bool {
+        let Some(inbox) = self.inbox.as_ref().filter(|inbox| inbox.folder.has_end()) else { return false };
+        inbox.folder.give_back_room();
+        true
+    }
+
     /// Makes the end durable, then tells the daemon, then cleans up.
     fn keep(self, record: Record) -> Option<Untold> {
         let inbox = self.inbox?;
         if let Err(error) = inbox.folder.write_end(&record) {
             let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
         }
+        inbox.folder.give_back_room();
         Untold::or_told(self.link, self.signals, inbox.folder, record)
     }
 }

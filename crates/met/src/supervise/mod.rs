@@ -76,7 +76,8 @@ pub enum Notice {
     NotExecuted {
         message: String,
     },
-    /// The job is over. A `met time` that reads this keeps the record itself and answers with one byte when it has.
+    /// The job is over. A `met time` that reads this keeps the record itself; what it has not kept when it hangs up
+    /// its supervisor keeps.
     Ended(Box<Record>),
     Failed {
         message: String,
@@ -102,13 +103,14 @@ impl Channel {
         told
     }
 
-    /// Hands the finished record over; true when the other side has taken charge of it.
-    fn hand_over(&mut self, record: &Record) -> bool {
+    /// Tells of the end and waits until the other side is done with it, or gone.
+    fn hand_over(&mut self, record: &Record) {
         use std::io::Read;
-        let told = self.tell(&Notice::Ended(Box::new(record.clone())));
-        let Some(stream) = self.stream.as_mut().filter(|_| told) else { return false };
-        let mut taken = [0];
-        matches!(stream.read(&mut taken), Ok(1))
+        if self.tell(&Notice::Ended(Box::new(record.clone())))
+            && let Some(stream) = &mut self.stream
+        {
+            let _ = stream.read(&mut [0]);
+        }
     }
 }
 
