@@ -9,7 +9,7 @@ use met_core::job::QualityKind::Measured;
 use met_core::job::{ProcessId, Record, State};
 use met_core::job_table::{CPU, WALL};
 use met_host::{Host, clock, parse};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::events::Events;
@@ -86,18 +86,13 @@ struct Outcome {
 
 /// Returns when the process has ended, or is to be watched no more.
 fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link) -> Outcome {
-    let (mut cancelled, mut detached, mut shed) = (false, false, false);
+    let (mut cancelled, mut detached) = (false, false);
     loop {
         link.keep_up(record);
-        if !shed && link.is_known() {
-            memory::shed_file_pages();
-            shed = true;
-        }
         let (ended, signalled, farewell) = {
             let mut fds = vec![PollFd::new(pidfd, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
             fds.extend(link.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            let timeout = link.patience().and_then(|patience| Timespec::try_from(patience).ok());
-            let _ = poll(&mut fds, timeout.as_ref());
+            memory::wait(&mut fds, link.patience(), link.is_known());
             let ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
             (ready(0), ready(1), ready(2))
         };

@@ -7,7 +7,7 @@ use met_core::job::{LeftOver, Record, State};
 use met_core::job_table::{OOM_KILLS, PROCESSES};
 use met_host::{Host, clock, parse};
 use met_jobs::enclosure::{self, Enable, Enclosure};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
 use super::events::Events;
@@ -49,8 +49,6 @@ struct Supervision {
     /// Whether children are left; as subreaper we have inherited every descendant.
     childless: bool,
     cancelled: bool,
-    /// Whether memory was given back; once is enough.
-    shed: bool,
 }
 
 impl Supervision {
@@ -115,7 +113,6 @@ impl Supervision {
             reaped: 0,
             childless: false,
             cancelled: false,
-            shed: false,
         })
     }
 
@@ -141,10 +138,6 @@ impl Supervision {
         while !self.reap() {
             if let Some(link) = &mut self.link {
                 link.keep_up(&self.assignment.record);
-            }
-            if !self.shed && self.is_settled() {
-                memory::shed_file_pages();
-                self.shed = true;
             }
             let [signalled, farewell, executed] = self.poll();
             self.events.yield_to_others();
@@ -172,9 +165,7 @@ impl Supervision {
         fds.extend(link.iter().chain(&outcome).map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let patience = self.link.as_ref().and_then(|link| link.patience());
         let patience = patience.into_iter().chain(self.events.patience()).min();
-        let timeout = patience.and_then(|patience| rustix::event::Timespec::try_from(patience).ok());
-        // A signal that interrupts the poll is found in the next round.
-        let _ = poll(&mut fds, timeout.as_ref());
+        memory::wait(&mut fds, patience, self.is_settled());
         let ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
         let behind_link = 1 + usize::from(link.is_some());
         [ready(0), link.is_some() && ready(1), outcome.is_some() && ready(behind_link)]
