@@ -7,12 +7,14 @@
 //! energy is the integral of power, and what no reading has told of yet is split by who was seen to compute.
 //! What a job that leaves in the middle is charged stays as it is, and the rest is for the others.
 
+mod counter;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use self::counter::{Counter, Shown};
 use crate::MISSING;
 use crate::apportion::apportion;
 use crate::idle_power::{IdlePower, IdleSource};
-use crate::rate::{self, Step};
 
 /// The age of a reading is told with some jitter; two readings are further apart than this.
 const SAME_PASS_NS: i64 = 50_000_000;
@@ -104,9 +106,7 @@ pub struct CardLedger {
     /// Charged to jobs that left more than their windows turned out to hold; the next ones pay it back.
     overdraft_uj: u64,
     closed_uj: u64,
-    /// The counter when it was last read, and what was charged since then without it.
-    anchor_uj: Option<i64>,
-    unanchored_uj: u64,
+    counter: Counter,
     /// When use by process was last read.
     use_ns: i64,
     /// What the open window holds for each, as of the last look.
@@ -164,6 +164,7 @@ impl CardLedger {
             self.pause();
         }
         self.learn_idle(look);
+        self.counter.learn(look.power_mw, look.power_limit_mw);
         if self.last.is_none() {
             // What was read before anybody looked says nothing about the time since.
             self.window.begin_ns = look.at_ns - 2 * SAME_PASS_NS;
@@ -185,7 +186,7 @@ impl CardLedger {
                 self.settle(look);
             }
             if is_pass(read_ns) {
-                self.close((look.counter_uj != MISSING).then_some(look.counter_uj));
+                self.close(Shown::new(look.counter_uj, read_ns));
                 // It may be older than the last look: what the card drew since is not in the counter.
                 (self.window.begin_ns, from_ns) = (read_ns, read_ns);
             }
@@ -197,7 +198,7 @@ impl CardLedger {
         }
         // Nothing dear to wait for: every look closes its own window.
         if look.pass_ns.is_none() {
-            self.close((look.counter_uj != MISSING).then_some(look.counter_uj));
+            self.close(Shown::new(look.counter_uj, look.at_ns));
             self.window.begin_ns = look.at_ns;
         }
         self.last = Some((look.at_ns, look.power_mw));
@@ -207,7 +208,8 @@ impl CardLedger {
     /// Nobody looks for a while, or the card is out of sight: what it uses until the next look is nobody's.
     pub fn pause(&mut self) {
         self.close(None);
-        (self.last, self.anchor_uj, self.unanchored_uj) = (None, None, 0);
+        self.last = None;
+        self.counter.forget();
         self.open.clear();
     }
 
@@ -348,33 +350,32 @@ impl CardLedger {
     }
 
     /// Ends the window with what the counter shows now, and charges it. A window of which the counter was not
-    /// read is charged by its power; the next reading is of both, and settles the difference.
-    fn close(&mut self, counter_uj: Option<i64>) {
-        let grown = match (self.anchor_uj, counter_uj) {
-            (Some(before), Some(now)) => rate::step(before, now),
-            _ => Step::Gap,
-        };
-        let (energy_uj, counted) = match grown {
-            Step::Delta(delta) => {
-                let delta_uj = u64::try_from(delta).unwrap_or(0);
-                let excess_uj = self.unanchored_uj.saturating_sub(delta_uj);
+    /// read, or is not believed, is charged by its power; the next reading is of both, and settles the difference.
+    fn close(&mut self, shown: Option<Shown>) {
+        let integral_uj = self.window.integral_uj;
+        let grown = shown.and_then(|shown| self.counter.grown(shown, integral_uj));
+        let energy_uj = match &grown {
+            Some(grown) => {
+                let excess_uj = grown.charged_uj.saturating_sub(grown.delta_uj);
                 self.closed_uj -= excess_uj.min(self.closed_uj);
                 self.overdraft_uj += excess_uj;
-                (delta_uj.saturating_sub(self.unanchored_uj), true)
+                grown.delta_uj.saturating_sub(grown.charged_uj)
             }
-            Step::Restarted | Step::Gap => (self.window.integral_uj, false),
+            None => integral_uj,
         };
-        match counter_uj {
-            Some(now) => (self.anchor_uj, self.unanchored_uj) = (Some(now), 0),
-            None => self.unanchored_uj += energy_uj,
-        }
+        self.counter.note(shown, grown.is_some(), energy_uj);
         self.closed_uj += energy_uj;
         let owed_uj = self.window.paid_uj + self.overdraft_uj;
         self.overdraft_uj = owed_uj.saturating_sub(energy_uj);
-        for (who, line) in self.split(energy_uj.saturating_sub(owed_uj), counted) {
+        for (who, line) in self.split(energy_uj.saturating_sub(owed_uj), grown.is_some()) {
             self.lines.entry(who).or_default().add(&line);
         }
         self.window = Window::default();
+    }
+
+    /// The most that the card can draw, as far as that is known.
+    pub fn most_mw(&self) -> i64 {
+        self.counter.most_mw()
     }
 
     fn provisional(&self) -> BTreeMap<Who, Line> {

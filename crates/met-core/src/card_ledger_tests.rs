@@ -180,14 +180,30 @@ enum Event {
     Pause,
 }
 
-/// A dear reading: how much the counter grew since the one before, if it could be read.
+/// A dear reading.
 #[derive(Clone, Copy, Debug)]
 struct Pass {
-    grown_uj: i64,
-    is_read: bool,
-    is_new_driver: bool,
+    /// The counter does not agree with the samples of power: how much of what they say it grew by, and what besides.
+    percent: i64,
+    besides_uj: i64,
+    reading: Reading,
     /// It was there at the look before, and is taken over only now.
     is_late: bool,
+}
+
+/// What the counter shows when it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    Right,
+    /// It could not be read.
+    Failed,
+    /// The driver was loaded anew: it begins at 0.
+    NewDriver,
+    /// What no card can do, this time alone: it shows nothing, or a lot.
+    Zero,
+    Jump,
+    /// It is not updated yet: it shows what it showed when it was last right.
+    Behind,
 }
 
 fn told() -> impl Strategy<Value = Told> {
@@ -195,10 +211,16 @@ fn told() -> impl Strategy<Value = Told> {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let [is_read, is_new_driver, is_late] = [0.8, 0.05, 0.2].map(prop::bool::weighted);
-    let pass = (0i64..2_000_000_000, is_read, is_new_driver, is_late).prop_map(
-        |(grown_uj, is_read, is_new_driver, is_late)| Pass { grown_uj, is_read, is_new_driver, is_late },
-    );
+    let reading = prop_oneof![
+        14 => Just(Reading::Right),
+        4 => Just(Reading::Failed),
+        1 => Just(Reading::NewDriver),
+        1 => Just(Reading::Zero),
+        1 => Just(Reading::Jump),
+        2 => Just(Reading::Behind),
+    ];
+    let pass = (80i64..130, 0i64..500_000_000, reading, prop::bool::weighted(0.2))
+        .prop_map(|(percent, besides_uj, reading, is_late)| Pass { percent, besides_uj, reading, is_late });
     let look =
         (
             20i64..70_000,
@@ -216,21 +238,41 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![12 => look, 1 => (0u32..4).prop_map(Event::Leave), 1 => Just(Event::Pause)]
 }
 
-/// What the card used while it was looked at: by its counter between two readings of it, else by its
-/// power. Knows nothing of who used it.
-#[derive(Default)]
+/// What the card used while it was looked at: by its counter between two right readings of it, else by its
+/// power. Knows nothing of who used it, and which readings are right.
 struct Truth {
-    /// All that is over: up to the last reading of the counter, or the last pause.
+    /// All that is over: up to the last right reading of the counter, or the last pause.
     settled_uj: i64,
-    counter_uj: Option<i64>,
+    /// The counter itself, and what it showed when it was last right.
+    counter_uj: i64,
+    right_uj: Option<i64>,
+    /// Readings since then that were not, and whether it was the first one of a driver.
+    wrong: u32,
+    is_new_driver: bool,
     /// By power since then: in windows that are over, and in the open one.
     closed_uj: i64,
     open_uj: i64,
     last: Option<(i64, i64)>,
 }
 
+impl Default for Truth {
+    fn default() -> Truth {
+        Truth {
+            settled_uj: 0,
+            counter_uj: 5_000_000_000_000_000,
+            right_uj: None,
+            wrong: 0,
+            is_new_driver: false,
+            closed_uj: 0,
+            open_uj: 0,
+            last: None,
+        }
+    }
+}
+
 impl Truth {
-    fn power(&mut self, at_ns: i64, power_mw: i64, pass_ns: Option<(i64, Option<i64>)>) {
+    /// A look; what the counter shows if it was read in between.
+    fn power(&mut self, at_ns: i64, power_mw: i64, pass: Option<(i64, Pass)>) -> Option<i64> {
         let mut after_pass_uj = 0;
         if let Some((last_ns, last_mw)) = self.last.filter(|&(_, mw)| mw != MISSING && power_mw != MISSING) {
             let energy = |from_ns: i64, to_ns: i64| {
@@ -240,32 +282,57 @@ impl Truth {
                 };
                 ((at(from_ns) + at(to_ns)) / 2.0 * (to_ns - from_ns) as f64 / 1e6) as i64
             };
-            let cut_ns = pass_ns.map_or(at_ns, |(pass_ns, _)| pass_ns);
+            let cut_ns = pass.map_or(at_ns, |(pass_ns, _)| pass_ns);
             self.open_uj += energy(last_ns, cut_ns.max(last_ns));
             after_pass_uj = energy(cut_ns, at_ns);
         }
-        if let Some((_, counter_uj)) = pass_ns {
-            self.read(counter_uj);
-            self.open_uj = after_pass_uj;
-        }
+        let is_first = self.last.is_none();
         self.last = Some((at_ns, power_mw));
+        // What was read before the first look is not about what is looked at.
+        let (_, pass) = pass.filter(|(pass_ns, _)| !is_first || at_ns - pass_ns < SAME_PASS_NS)?;
+        let shown_uj = self.read(pass);
+        self.open_uj = after_pass_uj;
+        shown_uj
     }
 
-    fn read(&mut self, counter_uj: Option<i64>) {
+    fn read(&mut self, pass: Pass) -> Option<i64> {
+        self.counter_uj += self.open_uj * pass.percent / 100 + pass.besides_uj + 1;
         self.closed_uj += self.open_uj;
-        if let Some(now_uj) = counter_uj {
-            self.settled_uj += match self.counter_uj {
-                Some(before_uj) if now_uj >= before_uj => now_uj - before_uj,
-                _ => self.closed_uj,
-            };
-            (self.counter_uj, self.closed_uj) = (Some(now_uj), 0);
-        }
         self.open_uj = 0;
+        // After three wrong ones nobody could know; and a counter that is new must show once that it grows.
+        // Of one that has counted a few joules nobody could tell a new one, either.
+        let is_high = self.counter_uj > 1_000_000_000_000;
+        let can_be_wrong = is_high && self.wrong < 2 && !self.is_new_driver && self.right_uj.is_some();
+        match pass.reading {
+            Reading::Failed => return None,
+            Reading::NewDriver if is_high => {
+                (self.counter_uj, self.is_new_driver) = (0, true);
+                self.settled_uj += std::mem::take(&mut self.closed_uj);
+                (self.right_uj, self.wrong) = (Some(0), 0);
+                return Some(0);
+            }
+            Reading::Zero | Reading::Jump | Reading::Behind if can_be_wrong => {
+                self.wrong += 1;
+                return match pass.reading {
+                    Reading::Zero => Some(0),
+                    // Never the same twice: what two readings agree on is believed.
+                    Reading::Jump => Some(i64::from(self.wrong + 1) * self.counter_uj + 5_000_000_000_000),
+                    _ => self.right_uj,
+                };
+            }
+            _ => {}
+        }
+        let used_uj = self.right_uj.map_or(self.closed_uj, |right_uj| self.counter_uj - right_uj);
+        self.settled_uj += used_uj;
+        (self.right_uj, self.wrong, self.is_new_driver, self.closed_uj) =
+            (Some(self.counter_uj), 0, false, 0);
+        self.right_uj
     }
 
     fn pause(&mut self) {
         self.settled_uj += self.closed_uj + self.open_uj;
-        *self = Truth { settled_uj: self.settled_uj, ..Truth::default() };
+        let (settled_uj, counter_uj) = (self.settled_uj, self.counter_uj);
+        *self = Truth { settled_uj, counter_uj, ..Truth::default() };
     }
 }
 
@@ -299,7 +366,7 @@ proptest! {
     fn what_is_charged_is_what_the_card_used(events in prop::collection::vec(event(), 1..60)) {
         let mut ledger = CardLedger::default();
         let mut truth = Truth::default();
-        let (mut at_ns, mut pass_ns, mut counter_uj, mut told_uj) = (1, 1, 0i64, MISSING);
+        let (mut at_ns, mut pass_ns, mut told_uj) = (1, 1, MISSING);
         let (mut left_uj, mut gone) = (0u64, Vec::new());
         let (mut use_ns, mut looks) = (1, 0);
         for event in events {
@@ -316,13 +383,12 @@ proptest! {
                         let late_ns = last_ns - 10_000_000;
                         let is_late = pass.is_late && looks > 1 && late_ns > pass_ns + SAME_PASS_NS;
                         pass_ns = if is_late { late_ns } else { at_ns - after_ms * 300_000 };
-                        counter_uj = if pass.is_new_driver { 0 } else { counter_uj + pass.grown_uj };
-                        told_uj = if pass.is_read { counter_uj } else { MISSING };
-                        passed = Some((pass_ns, pass.is_read.then_some(counter_uj)));
+                        passed = Some((pass_ns, pass));
                     }
-                    // What was read before the first look is not about what is looked at.
-                    let is_first = truth.last.is_none();
-                    truth.power(at_ns, power_mw, passed.filter(|_| !is_first || at_ns - pass_ns < SAME_PASS_NS));
+                    let shown_uj = truth.power(at_ns, power_mw, passed);
+                    if passed.is_some() {
+                        told_uj = shown_uj.unwrap_or(MISSING);
+                    }
                     let claims: Vec<Claim> = (0u32..4)
                         .filter(|slot| !gone.contains(slot))
                         .map(|slot| Claim {
@@ -462,6 +528,68 @@ fn a_counter_that_could_not_be_read_once_is_not_counted_twice() {
     assert_eq!(ledger.line(Some(1)).total_uj(), 930_000_000);
 }
 
+/// A card that draws 300 W for a minute; what its counter shows by second, which is read every `every_s`.
+fn charged_by(every_s: i64, shown_uj: impl Fn(i64) -> i64) -> Line {
+    let mut ledger = without_idle_power();
+    let claims = [claim(1, 500)];
+    for at_s in 0..=59 {
+        let pass_s = at_s / every_s * every_s;
+        ledger.look(&Look {
+            pass_ns: Some(pass_s * SECOND_NS),
+            counter_uj: shown_uj(pass_s),
+            power_limit_mw: 700_000,
+            ..look(at_s, 300_000, &claims)
+        });
+    }
+    ledger.line(Some(1))
+}
+
+const BEGIN_UJ: i64 = 5_000_000_000_000;
+const MINUTE_UJ: u64 = 59 * 300_000_000;
+
+#[test]
+fn one_wrong_reading_of_the_counter_charges_nothing_that_the_card_did_not_use() {
+    let right = |at_s: i64| BEGIN_UJ + at_s * 300_000_000;
+    for every_s in [1, 7, 20] {
+        for wrong_uj in [0, 2 * BEGIN_UJ, i64::MAX] {
+            let line = charged_by(every_s, |at_s| if at_s / every_s == 1 { wrong_uj } else { right(at_s) });
+            assert_eq!(line.total_uj(), MINUTE_UJ, "{wrong_uj} once, read every {every_s} s");
+        }
+    }
+    assert_eq!(charged_by(1, |at_s| if at_s == 30 { 0 } else { right(at_s) }).total_uj(), MINUTE_UJ);
+}
+
+#[test]
+fn a_counter_that_stands_still_is_not_believed_and_what_it_lost_is_not_paid_back() {
+    let right = |at_s: i64| BEGIN_UJ + at_s * 300_000_000;
+    assert_eq!(charged_by(1, |at_s| right(at_s.min(19))).total_uj(), MINUTE_UJ);
+    // It goes on from where it stood: what it has not counted is known by power.
+    let lost = |at_s: i64| right(if at_s < 40 { at_s.min(20) } else { at_s - 20 });
+    for every_s in [1, 5, 10] {
+        assert_eq!(charged_by(every_s, lost).total_uj(), MINUTE_UJ, "read every {every_s} s");
+    }
+}
+
+#[test]
+fn a_counter_that_is_late_or_coarse_or_disagrees_with_power_is_believed() {
+    // Up to date every so often only, and read more often than that.
+    for (step_s, every_s) in [(2, 1), (5, 2), (10, 1), (25, 4), (30, 7)] {
+        let steps = |at_s: i64| BEGIN_UJ + at_s / step_s * step_s * 250_000_000;
+        let charged_uj = charged_by(every_s, steps).total_uj() as i64;
+        let last_uj = steps(59 / every_s * every_s);
+        // By the counter up to the first reading of its last step, and by power since then.
+        let first_s = (0..=59).find(|&at_s| at_s % every_s == 0 && steps(at_s) == last_uj).unwrap();
+        let right_uj = last_uj - BEGIN_UJ + (59 - first_s) * 300_000_000;
+        assert_eq!(charged_uj, right_uj, "steps of {step_s} s, read every {every_s} s");
+    }
+    // Bursts that samples of power do not meet, and some that all of them meet.
+    for watts in [30, 1_300] {
+        let line = charged_by(20, |at_s| BEGIN_UJ + at_s * watts * 1_000_000);
+        assert_eq!(line.total_uj() as i64, 40 * watts * 1_000_000 + 19 * 300_000_000, "{watts} W");
+        assert_eq!(line.counted_uj as i64, 40 * watts * 1_000_000);
+    }
+}
+
 #[test]
 fn a_job_pays_from_when_it_came() {
     let mut ledger = CardLedger::default();
@@ -501,7 +629,7 @@ fn shift() -> impl Strategy<Value = Shift> {
         0i64..700_000,
         few(),
         prop::bool::weighted(0.7),
-        0i64..4_000_000_000,
+        1i64..4_000_000_000,
     )
         .prop_map(|(others, told, power_mw, guess, is_idle, grown_uj)| Shift {
             others,

@@ -695,6 +695,9 @@ impl Card {
         }
         if let Some((before_ns, before_uj)) = self.energy_before.replace((at_ns, energy_uj)) {
             let power_mw = rate::power_mw(before_uj, energy_uj, at_ns - before_ns);
+            // What no card draws is a wrong reading of its counter.
+            let most_mw = self.ledger.most_mw().max(self.cells[card::POWER_LIMIT]);
+            let power_mw = power_mw.filter(|power_mw| *power_mw <= most_mw);
             self.cells[card::POWER] = power_mw.unwrap_or(MISSING);
         }
     }

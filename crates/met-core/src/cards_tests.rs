@@ -240,6 +240,23 @@ fn a_card_that_only_counts_its_energy_has_a_power_and_an_idle_part() {
 }
 
 #[test]
+fn a_wrong_reading_of_a_card_that_only_counts_its_energy_is_neither_power_nor_charged() {
+    let mut machine = Machine::new(&[(1, "ZE_AFFINITY_MASK=0")]);
+    machine.labels[0][label::VENDOR] = "intel".to_owned();
+    for at_s in 1..=20 {
+        let (mut cards, processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        let right_uj = 5_000_000_000 + at_s * 30_000_000;
+        let cells = cards.push_part(Subject::Node, 0);
+        cells[card::ENERGY] = if at_s == 7 { 1_000 * right_uj } else { right_uj };
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, at_s * SECOND_NS, 0);
+        let power_mw = machine.cards.in_use().next().map_or(MISSING, |(_, cells)| cells[card::POWER]);
+        assert_eq!(power_mw, if [1, 7, 8].contains(&at_s) { MISSING } else { 30_000 }, "{at_s}");
+    }
+    assert_eq!(machine.cards.leave(1).remove(0).energy_uj(), 19 * 30_000_000);
+}
+
+#[test]
 fn where_cards_differ_a_number_of_cudas_means_what_the_job_opens() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
     machine.label("1", "GPU-b", "");
