@@ -257,6 +257,10 @@ impl Cards {
     fn card(&mut self, labels: &[String], at_ns: i64) -> usize {
         let uuid = &labels[label::UUID];
         if let Some(&index) = self.by_uuid.get(uuid) {
+            // Cards are numbered anew when one of them is lost or found, and parts when others are made.
+            if self.known[index].labels != labels {
+                labels.clone_into(&mut self.known[index].labels);
+            }
             return index;
         }
         let parent = self.by_uuid.get(&labels[label::PARENT]).copied();

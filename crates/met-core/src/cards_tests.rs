@@ -257,6 +257,21 @@ fn a_wrong_reading_of_a_card_that_only_counts_its_energy_is_neither_power_nor_ch
 }
 
 #[test]
+fn a_number_means_the_card_that_has_it_now() {
+    let mut machine = Machine::new(&[]);
+    machine.label("1", "GPU-b", "");
+    machine.second(&[(0, 100_000, 0), (1, 100_000, 0)], &[]);
+    // The first one is lost, and the driver counts the others anew.
+    machine.labels[1][label::INDEX] = "0".to_owned();
+    machine.map.add_job(1, None);
+    machine.cards.hold(1, holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
+    machine.second(&[(1, 100_000, 0)], &[]);
+    machine.second(&[(1, 100_000, 0)], &[]);
+    let uses = machine.cards.leave(1);
+    assert_eq!((uses.len(), uses[0].uuid.as_str(), uses[0].index.as_str()), (1, "GPU-b", "0"));
+}
+
+#[test]
 fn where_cards_differ_a_number_of_cudas_means_what_the_job_opens() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
     machine.label("1", "GPU-b", "");

@@ -409,9 +409,11 @@ impl Nvidia {
     }
 }
 
+/// A card keeps its row; its number may be another one by now.
 fn add_labels(known: &mut Vec<Vec<String>>, labels: &[String]) {
-    if !known.iter().any(|known| known[card::label::UUID] == labels[card::label::UUID]) {
-        known.push(labels.to_vec());
+    match known.iter_mut().find(|known| known[card::label::UUID] == labels[card::label::UUID]) {
+        Some(known) => labels.clone_into(known),
+        None => known.push(labels.to_vec()),
     }
 }
 

@@ -223,6 +223,16 @@ fn a_driver_that_is_loaded_anew_is_found_again() {
 }
 
 #[test]
+fn a_card_that_is_numbered_anew_has_its_new_number() {
+    let mut machine = Machine::new(TWO_CARDS);
+    machine.read_until(|text| text.contains("1 GPU-b"));
+    machine.script("driver 2\ncard 0 uuid=GPU-b name=Fake_T4 power=70000 temperature=30\n");
+    let text = machine.read_until(|text| text.contains("GPU-b") && !text.contains("error"));
+    assert!(text.starts_with("0 GPU-b"), "{text}");
+    assert_eq!(machine.source.labels().len(), 2, "a card keeps its row");
+}
+
+#[test]
 fn a_critical_error_is_counted_and_named() {
     let mut machine = Machine::new(&format!("{TWO_CARDS}xid 1 number=79\n"));
     machine.read_until(|text| text.contains("faults=1 fault_last=79"));
