@@ -9,6 +9,7 @@
 //! part 0 uuid=MIG-a slices=3 memory=20 gi=1 ci=0
 //! process 0 pid=100 memory=7 sm=60 gi=1 ci=0
 //! xid 0 number=79
+//! clock 0 ahead_us=5000            samples of use bear a time that is later by so much
 //! error nvmlDeviceGetPowerUsage 1 15
 //! delay nvmlDeviceGetPowerUsage 0 60000
 //! ```
@@ -414,18 +415,22 @@ pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     call("nvmlDeviceGetProcessUtilization", handle, |script| {
         let card = split(handle).0 as u64;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let now_us = u64::try_from(now.as_micros()).unwrap_or(0);
+        let ahead_us = script.of("clock").find_map(|(_, pairs)| number_of(pairs, "ahead_us")).unwrap_or(0);
+        let now_us = u64::try_from(now.as_micros()).unwrap_or(0) + ahead_us;
+        // What bears an older time is not told.
+        if now_us <= since_us {
+            return NOT_FOUND;
+        }
         let mut found: Vec<Utilization> = Vec::new();
         for (_, pairs) in script.of("process").filter(|(number, _)| *number == card) {
             let samples = text_of(pairs, "sm").unwrap_or("").split('+');
             let samples: Vec<u32> = samples.filter_map(|sm| sm.parse().ok()).filter(|sm| *sm > 0).collect();
             for (age, &sm) in (0u64..).zip(samples.iter().rev()) {
                 // They lie between the call before and this one, equally far apart.
-                let time_us = now_us.max(since_us + 1);
-                let apart_us = (time_us - since_us).min(1_000_000) / samples.len() as u64;
+                let apart_us = (now_us - since_us).min(1_000_000) / samples.len() as u64;
                 found.push(Utilization {
                     pid: number_of(pairs, "pid").unwrap_or(0) as u32,
-                    time_us: time_us - age * apart_us,
+                    time_us: now_us - age * apart_us,
                     sm,
                     memory: 0,
                     encoder: 0,

@@ -237,8 +237,12 @@ fn list_by<T>(buffer: &mut Vec<T>, call: impl Fn(*mut u32, *mut T) -> nvmlReturn
 
 /// Use by process since it was last read.
 pub(super) fn read_use(device: &Device<'_>, figures: &mut SlowCard) {
-    if figures.last_seen_us == 0 {
-        figures.last_seen_us = u64::try_from(clock::realtime_ns() / 1000 - COVERED_MAX_US).unwrap_or(0);
+    let now_us = clock::realtime_ns() / 1000;
+    // The driver's samples bear the time of day. If that was set back, those since then seem to be of before the
+    // last one: until the next reading nobody knows what was done, and it is not nothing.
+    let was_set_back = i64::try_from(figures.last_seen_us).is_ok_and(|seen_us| seen_us > now_us);
+    if figures.last_seen_us == 0 || was_set_back {
+        figures.last_seen_us = u64::try_from(now_us - COVERED_MAX_US).unwrap_or(0);
     }
     figures.use_at_ns = clock::boottime_ns();
     figures.samples.clear();
@@ -247,6 +251,9 @@ pub(super) fn read_use(device: &Device<'_>, figures: &mut SlowCard) {
     figures.asked_for.clear();
     figures.asked_for.extend(figures.processes.iter().map(|info| info.pid));
     figures.asked_for.extend(figures.graphics.iter().map(|&(pid, _)| pid));
+    if was_set_back {
+        return;
+    }
     if let Ok(raw) = list_use(device, figures.last_seen_us) {
         let (samples, last_seen_us) = by_process(&raw, figures.last_seen_us, &figures.asked_for);
         (figures.samples, figures.knows_processes) = (samples, true);

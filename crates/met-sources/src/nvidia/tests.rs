@@ -233,6 +233,18 @@ fn a_card_that_is_numbered_anew_has_its_new_number() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_makes_nobody_idle() {
+    // Samples of a time to come: when the line goes, the clock is set back by an hour.
+    let mut machine = Machine::new(&format!("{TWO_CARDS}clock 0 ahead_us=3600000000\n"));
+    machine.read_until(|text| text.contains("100/7 on GPU-a: memory=1000 utilization=600"));
+    machine.script(&TWO_CARDS.replace("sm=60", "sm=70"));
+    machine.read_until(|text| {
+        assert!(!text.contains("100/7 on GPU-a: memory=1000 utilization=0"), "{text}");
+        text.contains("100/7 on GPU-a: memory=1000 utilization=700")
+    });
+}
+
+#[test]
 fn a_critical_error_is_counted_and_named() {
     let mut machine = Machine::new(&format!("{TWO_CARDS}xid 1 number=79\n"));
     machine.read_until(|text| text.contains("faults=1 fault_last=79"));
