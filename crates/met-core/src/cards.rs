@@ -202,6 +202,11 @@ impl Cards {
         for (row, cells) in rows.cards.rows() {
             let Some(labels) = rows.labels.get(row.part as usize) else { continue };
             let index = self.card(labels, at_ns);
+            if card::is_lost(cells) {
+                let users = self.uses.iter_mut().filter(|((_, used), _)| *used == index);
+                users.for_each(|(_, usage)| usage.count_faults(cells));
+                continue;
+            }
             positions[row.part as usize] = Some(index);
             let card = &mut self.known[index];
             card.seen_ns = at_ns;

@@ -135,6 +135,26 @@ fn a_lost_card_is_a_gap_and_no_zero() {
 }
 
 #[test]
+fn why_a_card_was_lost_is_told_with_the_job_that_had_it() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    let mut look = |power_mw: i64, faults: i64, fault_last: i64| {
+        machine.at_s += 1;
+        let (mut cards, processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
+        let cells = cards.push_part(Subject::Node, 0);
+        (cells[card::POWER], cells[card::FAULTS], cells[card::FAULT_LAST]) = (power_mw, faults, fault_last);
+        let rows = Rows { cards: &cards, processes: &processes, labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, machine.at_s * SECOND_NS, 0);
+        let usage = machine.cards.uses_of(1).remove(0);
+        (usage.faults, usage.fault_last, usage.lost_since_ns)
+    };
+    assert_eq!(look(200_000, 0, MISSING), (Some(0), None, None));
+    assert_eq!(look(MISSING, 1, 79), (Some(1), Some(79), Some(SECOND_NS)));
+    // The driver is loaded anew, and has heard of nothing.
+    assert_eq!(look(200_000, 0, MISSING), (Some(1), Some(79), None));
+    assert_eq!(machine.cards.leave(1).remove(0).held_ns, 0, "the time without it is not held");
+}
+
+#[test]
 fn who_holds_a_part_of_a_card_pays_for_its_slices() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-1"), (2, "CUDA_VISIBLE_DEVICES=MIG-2")]);
     machine.label("0.0", "MIG-1", "GPU-a");

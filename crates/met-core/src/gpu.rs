@@ -38,6 +38,13 @@ pub mod card {
         columns: COLUMNS,
     };
 
+    /// Of a card that is lost nothing is told but its critical errors.
+    pub fn is_lost(cells: &[i64]) -> bool {
+        let is_told = |column: usize| cells[column] != crate::MISSING;
+        let mut others = (0..cells.len()).filter(|&column| column != FAULTS && column != FAULT_LAST);
+        is_told(FAULTS) && !others.any(is_told)
+    }
+
     /// Positions in the labels of a row.
     pub mod label {
         pub const INDEX: usize = 0;

@@ -329,8 +329,12 @@ impl Nvidia {
             if trouble.reload {
                 self.slow.reload();
             }
-            // One that is lost has no row; the others have theirs.
+            // One that is lost has no row but for why; the others have theirs.
             if trouble.lost {
+                let faulty = self.figures.get(index).filter(|figures| figures.faults > Some(0));
+                if let Some(figures) = faulty {
+                    figures.fill_faults(cards.push_part(Subject::Node, part));
+                }
                 return Err(trouble.text.clone());
             }
         }

@@ -40,10 +40,14 @@ struct State {
     driver: u64,
     /// How often it was initialised and not shut down: as long as that is not 0 it stays what it is.
     users: u64,
-    xids_told: usize,
+    /// The card of each set of events, which is known by its place here, counted from 1.
+    sets: Vec<Option<u64>>,
+    /// Which lines about errors were told.
+    xids_told: Vec<usize>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { driver: 0, users: 0, xids_told: 0 });
+static STATE: Mutex<State> =
+    Mutex::new(State { driver: 0, users: 0, sets: Vec::new(), xids_told: Vec::new() });
 
 fn beside(name: &str) -> Option<PathBuf> {
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -533,7 +537,9 @@ pub unsafe extern "C" fn nvmlDeviceGetAttributes_v2(handle: Handle, out: *mut At
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlEventSetCreate(out: *mut Handle) -> c_int {
-    unsafe { out.write(1) };
+    let Ok(mut state) = STATE.lock() else { return UNINITIALIZED };
+    state.sets.push(None);
+    unsafe { out.write(state.sets.len()) };
     OK
 }
 
@@ -543,8 +549,12 @@ pub extern "C" fn nvmlEventSetFree(_set: Handle) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceRegisterEvents(_handle: Handle, _kinds: c_ulonglong, _set: Handle) -> c_int {
-    OK
+pub extern "C" fn nvmlDeviceRegisterEvents(handle: Handle, _kinds: c_ulonglong, set: Handle) -> c_int {
+    call("nvmlDeviceRegisterEvents", handle, |_| {
+        let Ok(mut state) = STATE.lock() else { return UNINITIALIZED };
+        state.sets[set - 1] = Some(split(handle).0 as u64);
+        OK
+    })
 }
 
 #[repr(C)]
@@ -557,11 +567,15 @@ pub struct Event {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlEventSetWait_v2(_set: Handle, out: *mut Event, _timeout_ms: c_uint) -> c_int {
+pub unsafe extern "C" fn nvmlEventSetWait_v2(set: Handle, out: *mut Event, _timeout_ms: c_uint) -> c_int {
+    let of_set = STATE.lock().ok().and_then(|state| state.sets[set - 1]);
+    let Some(card) = of_set else { return TIMEOUT };
+    hang("nvmlEventSetWait_v2", card);
     let script = Script::read();
     let Ok(mut state) = STATE.lock() else { return TIMEOUT };
-    let Some((card, pairs)) = script.of("xid").nth(state.xids_told) else { return TIMEOUT };
-    state.xids_told += 1;
+    let is_new = |(line, (of, _)): &(usize, (u64, _))| *of == card && !state.xids_told.contains(line);
+    let Some((line, (_, pairs))) = script.of("xid").enumerate().find(is_new) else { return TIMEOUT };
+    state.xids_told.push(line);
     let event = Event {
         handle: (card as usize + 1) << 8,
         kind: 8,

@@ -141,13 +141,16 @@ impl Use {
         }
         self.ecc_corrected.add(cells[card::ECC_CORRECTED]);
         self.ecc_uncorrected.add(cells[card::ECC_UNCORRECTED]);
-        self.faults.add(cells[card::FAULTS]);
-        // The number of an error of before is not this job's.
-        if self.faults.get().is_some_and(|faults| faults > 0) {
-            self.fault_last = cells[card::FAULT_LAST];
-        }
+        self.count_faults(cells);
         self.processes = self.processes.max(seen.processes);
         (self.now_utilization, self.now_memory) = (seen.utilization, seen.memory);
         (self.present, self.last_ns) = (true, Some(seen.at_ns));
+    }
+    pub fn count_faults(&mut self, cells: &[i64]) {
+        self.faults.add(cells[card::FAULTS]);
+        // The number of an error of before is not this job's; a driver that is loaded anew knows none.
+        if self.faults.get().is_some_and(|faults| faults > 0) && cells[card::FAULT_LAST] != MISSING {
+            self.fault_last = cells[card::FAULT_LAST];
+        }
     }
 }

@@ -48,10 +48,10 @@ impl Duty {
         Some(self.crew)
     }
 
-    /// Nobody could be sent: who is kept stays on duty.
-    pub fn no_relief(&mut self) {
+    /// Nobody could be sent: who is kept stays on duty, and is to be relieved as if it had come now.
+    pub fn no_relief(&mut self, now_ns: i64) {
         self.crew -= 1;
-        self.kept.pop();
+        self.at = self.kept.pop().map(|card| (card, now_ns));
     }
 }
 
@@ -69,5 +69,16 @@ mod tests {
         assert_eq!(duty.relief(9999, 100), None, "nobody is kept who has left");
         assert!(!duty.leave(&hung, 0), "the first one goes home");
         assert!(duty.enter(&hung, 500));
+    }
+
+    #[test]
+    fn who_could_not_be_relieved_once_is_relieved_later() {
+        let hung: Arc<str> = "a".into();
+        let mut duty = Duty::default();
+        assert!(duty.enter(&hung, 100));
+        assert_eq!(duty.relief(300, 100), Some(1));
+        duty.no_relief(300);
+        assert_eq!((duty.relief(350, 100), duty.relief(500, 100)), (None, Some(1)));
+        assert!(!duty.leave(&hung, 0), "it was kept for too long");
     }
 }

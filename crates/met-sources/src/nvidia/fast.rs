@@ -81,9 +81,8 @@ impl Fast {
             return Asked::Soon;
         }
         if let Some(crew) = state.duty.relief(now_ns, KEPT_AFTER_NS) {
-            drop(state);
             if self.begin(crew).is_err() {
-                lock(&self.shared.state).duty.no_relief();
+                state.duty.no_relief(now_ns);
             }
             return Asked::InVain;
         }

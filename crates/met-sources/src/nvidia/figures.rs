@@ -41,6 +41,8 @@ pub(super) struct SlowCard {
     energy_uj: Option<i64>,
     /// It keeps whoever asks it.
     pub silent: bool,
+    /// It was out of reach when its levels were read.
+    pub is_lost: bool,
     /// When use by process was read, which is since the reading before, and whether the card tells.
     use_at_ns: i64,
     knows_processes: bool,
@@ -125,11 +127,16 @@ impl SlowCard {
             (card::UTILIZATION_DECODER, self.decoder),
             (card::PCIE_RECEIVED, self.pcie_received),
             (card::PCIE_SENT, self.pcie_sent),
-            (card::FAULTS, self.faults),
-            (card::FAULT_LAST, self.fault_last),
         ] {
             cells[column] = value.unwrap_or(MISSING);
         }
+        self.fill_faults(cells);
+    }
+
+    /// What was heard of a card, which it need not be asked for.
+    pub fn fill_faults(&self, cells: &mut [i64]) {
+        cells[card::FAULTS] = self.faults.unwrap_or(MISSING);
+        cells[card::FAULT_LAST] = self.fault_last.unwrap_or(MISSING);
     }
 
     /// A process that the library does not name did nothing, unless it is newer than the pass.
@@ -151,7 +158,8 @@ pub(super) fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_
     figures.levels_at_ns = clock::boottime_ns();
     let temperature = device.temperature(TemperatureSensor::Gpu);
     // A lost card keeps every caller waiting: one call is enough to know.
-    if temperature.as_ref().is_err_and(is_lost) {
+    figures.is_lost = temperature.as_ref().is_err_and(is_lost);
+    if figures.is_lost {
         figures.levels = [MISSING; LEVELS.len()];
         figures.processes.clear();
         figures.knows_list = false;

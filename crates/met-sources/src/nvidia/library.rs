@@ -144,15 +144,22 @@ pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String
 }
 
 impl Loaded {
-    /// Whether there is a card that could not be read when the library was loaded, and can be now.
-    pub fn count_changed(&self) -> bool {
-        let count = self.nvml.device_count().unwrap_or(0);
+    /// Whether a card that did not answer when the library was loaded has answered since.
+    pub fn has_answered(&self) -> bool {
+        self.has_answered.load(Ordering::Relaxed)
+    }
+
+    /// Of so many cards, those that could not be read when the library was loaded, but for those that keep whoever
+    /// asks them.
+    pub fn unread(&self, count: u32) -> impl Iterator<Item = u32> {
         let is_silent = |index: u32| self.lost.iter().any(|(lost, why)| *lost == index && why == NO_ANSWER);
         let is_known = |index: u32| self.cards.iter().any(|facts| facts.index == index);
-        let unknown = (0..count).filter(|&index| !is_known(index) && !is_silent(index));
-        let may_be_read =
-            |index: u32| self.nvml.device_by_index(index).is_ok_and(|device| device.uuid().is_ok());
-        self.has_answered.load(Ordering::Relaxed) || unknown.into_iter().any(may_be_read)
+        (0..count).filter(move |&index| !is_known(index) && !is_silent(index))
+    }
+
+    /// Whether one of them can be read now.
+    pub fn may_be_read(&self, index: u32) -> bool {
+        self.nvml.device_by_index(index).is_ok_and(|device| device.uuid().is_ok())
     }
 }
 

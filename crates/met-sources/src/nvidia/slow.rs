@@ -1,13 +1,13 @@
 //! The thread that does what takes milliseconds: loads the library, finds the cards, reads the dear
 //! figures. It works only while somebody looks, and as often as its cost allows.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use met_core::gpu::card;
 use met_host::clock;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
@@ -120,9 +120,14 @@ impl Kind {
     }
 }
 
+/// Where the driver tells of critical errors of a card, by its number; nothing where it refused. Of its own for
+/// each: who refuses takes no other one with it, and a card that is lost need not be asked who it is.
+type Faults<'a> = BTreeMap<u32, Option<EventSet<'a>>>;
+
 /// What is read of the cards of one loading, and when.
-struct Rounds {
+struct Rounds<'a> {
     figures: Vec<SlowCard>,
+    faults: Faults<'a>,
     levels: Kind,
     usage: Kind,
     pass: Kind,
@@ -130,10 +135,11 @@ struct Rounds {
     layout_due_ns: i64,
 }
 
-impl Rounds {
-    fn new(figures: Vec<SlowCard>) -> Rounds {
+impl Rounds<'_> {
+    fn new(figures: Vec<SlowCard>) -> Self {
         Rounds {
             figures,
+            faults: Faults::new(),
             levels: Kind::new(LEVELS_COST_INVERSE, LEVELS_EVERY_MAX_NS),
             usage: Kind::new(USE_COST_INVERSE, USE_EVERY_MAX_NS),
             pass: Kind::new(PASS_COST_INVERSE, EVERY_MAX_NS),
@@ -201,7 +207,7 @@ impl Slow {
         if let Some(crew) = state.duty.relief(now_ns, KEPT_AFTER_NS)
             && (Worker { crew, noted_cpu_ns: Arc::default(), ..self.worker.clone() }).begin().is_err()
         {
-            state.duty.no_relief();
+            state.duty.no_relief(now_ns);
         }
         Some(state)
     }
@@ -336,86 +342,100 @@ impl Worker {
             false => loaded.cards.iter().map(|_| SlowCard::new()).collect(),
         };
         let mut rounds = Rounds::new(figures);
-        let Some(faults) = self.listen(loaded, &mut rounds.figures) else { return End::Relieved };
         loop {
             if let Some(end) = self.wait_for_order() {
                 return end;
             }
-            if !self.round(loaded, faults.as_ref(), &mut rounds) {
+            if self.round(loaded, &mut rounds).is_err() {
                 return End::Relieved;
             }
         }
     }
 
-    /// Asks each card that keeps nobody. False: one took so long that somebody else is on duty.
+    /// Asks the driver about something that keeps nobody. `Err`: it took so long that somebody else is on duty.
+    fn ask<T>(&self, what: &Arc<str>, question: impl FnOnce() -> T) -> Result<Option<T>, Relieved> {
+        if !lock(&self.shared.state).duty.enter(what, clock::boottime_ns()) {
+            return Ok(None);
+        }
+        let answer = question();
+        match lock(&self.shared.state).duty.leave(what, self.crew) {
+            true => Ok(Some(answer)),
+            false => Err(Relieved),
+        }
+    }
+
+    /// Asks each card that keeps nobody.
     fn each(
         &self,
         loaded: &Loaded,
         figures: &mut [SlowCard],
-        mut ask: impl FnMut(&CardFacts, &Device<'_>, &mut SlowCard),
-    ) -> bool {
+        mut question: impl FnMut(&CardFacts, &Device<'_>, &mut SlowCard),
+    ) -> Result<(), Relieved> {
         for (facts, figures) in loaded.cards.iter().zip(figures) {
-            let now_ns = clock::boottime_ns();
-            figures.silent = !lock(&self.shared.state).duty.enter(&facts.id, now_ns);
-            if figures.silent {
-                continue;
-            }
-            ask(facts, &facts.device(&loaded.nvml), figures);
-            if !lock(&self.shared.state).duty.leave(&facts.id, self.crew) {
-                return false;
-            }
+            let answer =
+                self.ask(&facts.id, || question(facts, &facts.device(&loaded.nvml), &mut *figures))?;
+            figures.silent = answer.is_none();
         }
-        true
+        Ok(())
     }
 
-    /// Reads what is due. False: somebody else is on duty.
-    fn round(&self, loaded: &Loaded, faults: Option<&EventSet<'_>>, rounds: &mut Rounds) -> bool {
-        let Rounds { figures, levels, usage, pass: passes, pcie_due_ns, layout_due_ns } = rounds;
+    /// Whether there are other cards or parts of cards by now.
+    fn has_changed(&self, loaded: &Loaded, figures: &mut [SlowCard]) -> Result<bool, Relieved> {
+        let count = self.ask(&"the driver".into(), || loaded.nvml.device_count().unwrap_or(0))?;
+        let mut changed = loaded.has_answered();
+        for index in loaded.unread(count.unwrap_or(0)) {
+            changed |= self.ask(&format!("card {index}").into(), || loaded.may_be_read(index))? == Some(true);
+        }
+        self.each(loaded, figures, |facts, _, _| changed |= is_changed(loaded, facts))?;
+        Ok(changed)
+    }
+
+    /// Reads what is due.
+    fn round<'a>(&self, loaded: &'a Loaded, rounds: &mut Rounds<'a>) -> Result<(), Relieved> {
+        let Rounds { figures, faults, levels, usage, pass: passes, pcie_due_ns, layout_due_ns } = rounds;
         if clock::boottime_ns() >= *layout_due_ns {
             *layout_due_ns = clock::boottime_ns() + LAYOUT_EVERY_NS;
-            let mut changed = loaded.count_changed();
-            let is_on_duty = self.each(loaded, figures, |facts, _, _| changed |= is_changed(loaded, facts));
+            let changed = self.has_changed(loaded, figures)?;
             lock(&self.shared.state).reload |= changed;
             // Found before the next round.
-            return is_on_duty;
+            return Ok(());
         }
+        self.listen(loaded, figures, faults)?;
         let mut buffer = Vec::new();
         levels.begin();
-        let mut is_on_duty =
-            self.each(loaded, figures, |_, device, figures| read_levels(device, &mut buffer, figures));
+        self.each(loaded, figures, |_, device, figures| read_levels(device, &mut buffer, figures))?;
         let levels_every_ns = levels.end();
         let passed = passes.is_due();
         // Use is read with the counter: what ends a window tells who computed in it.
         if usage.is_due() || passed {
             usage.begin();
-            is_on_duty =
-                is_on_duty && self.each(loaded, figures, |_, device, figures| read_use(device, figures));
+            self.each(loaded, figures, |_, device, figures| read_use(device, figures))?;
             usage.end();
         }
         if passed {
             passes.begin();
-            is_on_duty = is_on_duty && self.each(loaded, figures, |_, device, figures| pass(device, figures));
-            hear(faults, loaded, figures);
+            self.each(loaded, figures, |_, device, figures| pass(device, figures))?;
             passes.end();
         }
-        if !is_on_duty {
-            return false;
+        // A job may not outlive the loss of its card for long: why is asked at once.
+        if passed || figures.iter().any(|figures| figures.is_lost) {
+            self.each(loaded, figures, |facts, _, figures| hear(faults.get(&facts.index), figures))?;
         }
         self.publish(figures, levels_every_ns);
         // The first pass is for those who wait; what takes 20 ms and more comes with a later one.
         let now_ns = clock::boottime_ns();
         if now_ns < *pcie_due_ns {
-            return true;
+            return Ok(());
         }
         if *pcie_due_ns == 0 {
             *pcie_due_ns = now_ns + PCIE_EVERY_MIN_NS;
-            return true;
+            return Ok(());
         }
         let begin_ns = clock::thread_cpu_ns();
-        let is_on_duty = self.each(loaded, figures, |_, device, figures| read_pcie(device, figures));
+        self.each(loaded, figures, |_, device, figures| read_pcie(device, figures))?;
         let cost_ns = clock::thread_cpu_ns() - begin_ns;
         *pcie_due_ns = now_ns + (cost_ns * PCIE_COST_INVERSE).clamp(PCIE_EVERY_MIN_NS, PCIE_EVERY_MAX_NS);
-        is_on_duty
+        Ok(())
     }
 
     /// Hands the figures over and says when more may be read.
@@ -435,42 +455,39 @@ impl Worker {
         self.shared.done.notify_all();
     }
 
-    /// Asks the driver to tell of critical errors of every card that can. `None`: somebody else is on duty.
-    fn listen<'a>(&self, loaded: &'a Loaded, figures: &mut [SlowCard]) -> Option<Option<EventSet<'a>>> {
-        let mut set = loaded.nvml.create_event_set().ok();
-        let mut heard = false;
-        let is_on_duty = self.each(loaded, figures, |facts, _, _| {
-            let device = facts.device(&loaded.nvml);
-            set = set.take().and_then(|set| {
-                match device.register_events(EventTypes::CRITICAL_XID_ERROR, set) {
-                    Ok(set) => {
-                        heard = true;
-                        Some(set)
-                    }
-                    // The set is gone with the card that refused: begin again without it.
-                    Err(_) => loaded.nvml.create_event_set().ok(),
-                }
+    /// Asks the driver to tell of critical errors of each card that was not asked for before.
+    fn listen<'a>(
+        &self,
+        loaded: &'a Loaded,
+        figures: &mut [SlowCard],
+        faults: &mut Faults<'a>,
+    ) -> Result<(), Relieved> {
+        if faults.len() == loaded.cards.len() {
+            return Ok(());
+        }
+        self.each(loaded, figures, |facts, _, figures| {
+            faults.entry(facts.index).or_insert_with(|| {
+                let set = loaded.nvml.create_event_set().ok()?;
+                let device = facts.device(&loaded.nvml);
+                let set = device.register_events(EventTypes::CRITICAL_XID_ERROR, set).ok()?;
+                figures.faults.get_or_insert(0);
+                Some(set)
             });
-        });
-        is_on_duty.then(|| set.filter(|_| heard))
+        })
     }
 }
 
-fn hear(faults: Option<&EventSet<'_>>, loaded: &Loaded, figures: &mut [SlowCard]) {
+/// Another thread is on duty.
+struct Relieved;
+
+fn hear(faults: Option<&Option<EventSet<'_>>>, figures: &mut SlowCard) {
     const EVENTS_MAX: usize = 64;
-    let Some(faults) = faults else { return };
-    for figures in figures.iter_mut() {
-        figures.faults.get_or_insert(0);
-    }
+    let Some(Some(faults)) = faults else { return };
     for _ in 0..EVENTS_MAX {
         let Ok(event) = faults.wait(0) else { return };
-        let uuid = event.device.uuid().unwrap_or_default();
-        let card = loaded.cards.iter().position(|facts| facts.labels[card::label::UUID] == uuid);
-        if let Some(figures) = card.and_then(|index| figures.get_mut(index)) {
-            *figures.faults.get_or_insert(0) += 1;
-            if let Some(XidError::Value(number)) = event.event_data {
-                figures.fault_last = i64::try_from(number).ok();
-            }
+        *figures.faults.get_or_insert(0) += 1;
+        if let Some(XidError::Value(number)) = event.event_data {
+            figures.fault_last = i64::try_from(number).ok();
         }
     }
 }

@@ -251,6 +251,43 @@ fn a_critical_error_is_counted_and_named() {
 }
 
 #[test]
+fn a_card_that_refuses_to_tell_of_errors_silences_no_other_one_and_says_nothing_itself() {
+    let refused = format!("{TWO_CARDS}error nvmlDeviceRegisterEvents 1 3\nxid 0 number=48\n");
+    let text = Machine::new(&refused).read_until(|text| text.contains("energy="));
+    let second = text.lines().find(|line| line.starts_with("1 GPU-b")).unwrap();
+    assert!(text.contains("faults=1 fault_last=48") && !second.contains("faults="), "{text}");
+}
+
+#[test]
+fn why_a_card_was_lost_is_told_though_it_answers_no_more() {
+    let mut machine = Machine::new(TWO_CARDS);
+    machine.read_until(|text| text.contains("energy="));
+    machine.script(&format!("{TWO_CARDS}error * 0 15\nxid 0 number=79\n"));
+    let text = machine.read_until(|text| text.contains("fault_last=79"));
+    assert!(text.contains("GPU-a Fake H200 nvidia  195:0: faults=1 fault_last=79\n"), "{text}");
+}
+
+#[test]
+fn a_driver_that_hangs_where_it_tells_of_errors_keeps_no_other_card() {
+    for call in ["nvmlEventSetWait", "nvmlDeviceRegisterEvents"] {
+        let mut machine = Machine::new(&format!("{TWO_CARDS}delay {call} 0 3600000\n"));
+        machine
+            .read_until(|text| text.contains("error: NVML, card 0: ") && text.contains("temperature=30000"));
+    }
+    // The same when it is asked whether there are other cards.
+    let lost = format!("{TWO_CARDS}error nvmlDeviceGetUUID 0 15\n");
+    let mut machine = Machine::new(&lost);
+    machine.read_until(|text| text.contains("temperature=30000"));
+    let hung = format!("{lost}delay nvmlDeviceGetHandleByIndex 0 3600000\n");
+    machine.script(&hung.replace("temperature=30", "temperature=31"));
+    machine.read_until(|text| text.contains("temperature=31000"));
+    for celsius in 32..36 {
+        machine.script(&hung.replace("temperature=30", &format!("temperature={celsius}")));
+        machine.read_until(|text| text.contains(&format!("temperature={celsius}000")));
+    }
+}
+
+#[test]
 fn a_library_that_cannot_be_used_says_why() {
     let host = Host::real().unwrap();
     let folder = prepare("driver 1\n");
