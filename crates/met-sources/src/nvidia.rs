@@ -345,13 +345,14 @@ impl Nvidia {
         if let Some(figures) = figures {
             figures.fill(now_ns, &mut cells);
         }
-        let known = figures.filter(|figures| figures.knows_list);
-        cells[card::PROCESSES] = known.map_or(MISSING, |figures| figures.processes.len() as i64);
+        cells[card::PROCESSES] = figures.map_or(MISSING, SlowCard::count);
         cells[card::SLICES] = facts.slices.map_or(MISSING, i64::from);
         cards.push_part(Subject::Node, part).copy_from_slice(&cells);
-        for piece in &facts.parts {
+        for (position, piece) in facts.parts.iter().enumerate() {
+            let used = figures.and_then(|figures| figures.parts_used.get(position));
             let cells = cards.push_part(Subject::Node, part_of(&self.labels, &piece.labels));
             cells[card::SLICES] = i64::from(piece.slices);
+            cells[card::MEMORY_USED] = used.copied().unwrap_or(MISSING);
             cells[card::MEMORY_TOTAL] = piece.memory_bytes;
         }
         if let Some(figures) = figures {

@@ -6,8 +6,8 @@
 //! ```text
 //! driver 1                         another number: the driver was loaded anew, old handles are worthless
 //! card 0 uuid=GPU-a name=Card power=300000 energy=1000 util=90 memory=5 total=80 temperature=50
-//! part 0 uuid=MIG-a slices=3 memory=20 gi=1 ci=0
-//! process 0 pid=100 memory=7 sm=60 gi=1 ci=0
+//! part 0 uuid=MIG-a slices=3 memory=20 used=9 gi=1 ci=0
+//! process 0 pid=100 memory=7 sm=60 gi=1 ci=0       with draws=1 it is one that does not compute
 //! xid 0 number=79
 //! clock 0 ahead_us=5000            samples of use bear a time that is later by so much
 //! error nvmlDeviceGetPowerUsage 1 15
@@ -272,6 +272,38 @@ pub unsafe extern "C" fn nvmlDeviceGetTotalEnergyConsumption(handle: Handle, out
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetEnforcedPowerLimit(handle: Handle, out: *mut c_uint) -> c_int {
+    give("nvmlDeviceGetEnforcedPowerLimit", handle, "limit", out)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetPcieThroughput(
+    handle: Handle,
+    kind: c_uint,
+    out: *mut c_uint,
+) -> c_int {
+    give("nvmlDeviceGetPcieThroughput", handle, if kind == 0 { "sent" } else { "received" }, out)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetEncoderUtilization(
+    handle: Handle,
+    out: *mut c_uint,
+    _period_us: *mut c_uint,
+) -> c_int {
+    give("nvmlDeviceGetEncoderUtilization", handle, "encoder", out)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetDecoderUtilization(
+    handle: Handle,
+    out: *mut c_uint,
+    _period_us: *mut c_uint,
+) -> c_int {
+    give("nvmlDeviceGetDecoderUtilization", handle, "decoder", out)
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperature(
     handle: Handle,
     _sensor: c_uint,
@@ -314,16 +346,41 @@ pub struct Memory {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: Handle, out: *mut Memory) -> c_int {
-    let (mut used, mut total) = (0u64, 0u64);
-    let code = give("nvmlDeviceGetMemoryInfo", handle, "memory", &mut used);
-    if code != OK {
-        return code;
-    }
-    let code = give("nvmlDeviceGetMemoryInfo", handle, "total", &mut total);
+    let (code, used, total) = memory("nvmlDeviceGetMemoryInfo_v2", handle);
     if code == OK {
         unsafe { ((*out).total, (*out).used, (*out).free) = (total, used, total.saturating_sub(used)) };
     }
     code
+}
+
+#[repr(C)]
+pub struct OldMemory {
+    total: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(handle: Handle, out: *mut OldMemory) -> c_int {
+    let (code, used, total) = memory("nvmlDeviceGetMemoryInfo", handle);
+    if code == OK {
+        unsafe { out.write(OldMemory { total, free: total.saturating_sub(used), used }) };
+    }
+    code
+}
+
+/// What is used of all there is. A part has its size in megabytes.
+fn memory(name: &str, handle: Handle) -> (c_int, u64, u64) {
+    let is_part = split(handle).1.is_some();
+    let keys = if is_part { ["used", "memory"] } else { ["memory", "total"] };
+    let mut numbers = [0u64; 2];
+    for (key, number) in keys.into_iter().zip(&mut numbers) {
+        let code = give(name, handle, key, number);
+        if code != OK {
+            return (code, 0, 0);
+        }
+    }
+    (OK, numbers[0], if is_part { numbers[1] << 20 } else { numbers[1] })
 }
 
 #[repr(C)]
@@ -341,6 +398,17 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     out: *mut ProcessInfo,
 ) -> c_int {
     list_processes("nvmlDeviceGetComputeRunningProcesses_v3", handle, count, |position, info| unsafe {
+        out.add(position).write(info);
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+    handle: Handle,
+    count: *mut c_uint,
+    out: *mut ProcessInfo,
+) -> c_int {
+    list_processes("nvmlDeviceGetGraphicsRunningProcesses_v3", handle, count, |position, info| unsafe {
         out.add(position).write(info);
     })
 }
@@ -376,10 +444,12 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(
 fn list_processes(name: &str, handle: Handle, count: *mut c_uint, put: impl Fn(usize, ProcessInfo)) -> c_int {
     call(name, handle, |script| {
         let card = split(handle).0 as u64;
-        let found: Vec<_> = script
-            .of("process")
-            .filter(|(number, pairs)| *number == card && number_of(pairs, "ended").is_none())
-            .collect();
+        let draws = name.contains("Graphics");
+        let is_meant = |pairs: &[(String, String)]| {
+            number_of(pairs, "ended").is_none() && number_of(pairs, "draws").is_some() == draws
+        };
+        let found: Vec<_> =
+            script.of("process").filter(|(number, pairs)| *number == card && is_meant(pairs)).collect();
         let room = unsafe { count.read() } as usize;
         unsafe { count.write(found.len() as c_uint) };
         if found.len() > room {

@@ -10,10 +10,11 @@ use nvml_wrapper::enum_wrappers::device::{
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{
-    nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlReturn_t,
+    nvmlMemory_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlReturn_t,
 };
 
-use super::{is_lost, memory_bytes, outcome};
+use super::library::CardFacts;
+use super::{is_lost, is_unsupported, memory_bytes, outcome};
 
 pub(super) const EVERY_MAX_NS: i64 = 20_000_000_000;
 pub(super) const USE_EVERY_MAX_NS: i64 = 10_000_000_000;
@@ -35,6 +36,8 @@ pub(super) struct SlowCard {
     levels_at_ns: i64,
     pub levels_age_max_ns: i64,
     levels: [i64; LEVELS.len()],
+    /// Memory in use of each part, in the order of the parts.
+    pub parts_used: Vec<i64>,
     pub processes: Vec<OnCard>,
     /// The driver said who is on the card; else an empty list says nothing.
     pub knows_list: bool,
@@ -49,8 +52,10 @@ pub(super) struct SlowCard {
     pub samples: Vec<Sample>,
     /// Who was on the card then.
     asked_for: Vec<u32>,
-    /// Processes that draw and do not compute.
+    /// Processes that draw and do not compute, and whether that could not be read.
     pub graphics: Vec<(u32, i64)>,
+    graphics_failed: bool,
+    power_limit: Option<i64>,
     ecc_corrected: Option<i64>,
     ecc_uncorrected: Option<i64>,
     encoder: Option<i64>,
@@ -108,6 +113,12 @@ impl SlowCard {
         now_ns - self.levels_at_ns <= self.levels_age_max_ns
     }
 
+    /// How many processes compute on the card; unknown if any list of it could not be read.
+    pub fn count(&self) -> i64 {
+        let knows_all = self.knows_list && !self.graphics_failed;
+        if knows_all { self.processes.len() as i64 } else { MISSING }
+    }
+
     pub fn fill(&self, now_ns: i64, cells: &mut [i64]) {
         for (column, level) in LEVELS.into_iter().zip(self.levels) {
             cells[column] = level;
@@ -121,6 +132,7 @@ impl SlowCard {
         cells[card::PASS_AGE] = (now_ns - self.at_ns).max(0);
         for (column, value) in [
             (card::ENERGY, self.energy_uj),
+            (card::POWER_LIMIT, self.power_limit),
             (card::ECC_CORRECTED, self.ecc_corrected),
             (card::ECC_UNCORRECTED, self.ecc_uncorrected),
             (card::UTILIZATION_ENCODER, self.encoder),
@@ -153,7 +165,12 @@ impl SlowCard {
 }
 
 /// What changes slowly, and who is on the card.
-pub(super) fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>, figures: &mut SlowCard) {
+pub(super) fn read_levels(
+    facts: &CardFacts,
+    device: &Device<'_>,
+    buffer: &mut Vec<nvmlProcessInfo_t>,
+    figures: &mut SlowCard,
+) {
     let number = |found: Result<i64, NvmlError>| found.unwrap_or(MISSING);
     figures.levels_at_ns = clock::boottime_ns();
     let temperature = device.temperature(TemperatureSensor::Gpu);
@@ -161,19 +178,23 @@ pub(super) fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_
     figures.is_lost = temperature.as_ref().is_err_and(is_lost);
     if figures.is_lost {
         figures.levels = [MISSING; LEVELS.len()];
+        figures.parts_used.clear();
         figures.processes.clear();
         figures.knows_list = false;
         return;
     }
-    let memory = device.memory_info().ok();
+    let (used, total) = memory_of(device);
     figures.levels = [
         number(temperature.map(|celsius| i64::from(celsius) * 1000)),
         number(device.clock_info(Clock::SM).map(i64::from)),
         number(device.clock_info(Clock::Memory).map(i64::from)),
         number(device.current_throttle_reasons().map(|reasons| reasons.bits() as i64)),
-        memory.as_ref().map_or(MISSING, |memory| memory_bytes(memory.used)),
-        memory.as_ref().map_or(MISSING, |memory| memory_bytes(memory.total)),
+        used,
+        total,
     ];
+    let used = facts.parts.iter().map(|part| memory_of(&part.device(device.nvml())).0);
+    figures.parts_used.clear();
+    figures.parts_used.extend(used);
     figures.processes.clear();
     figures.knows_list = list_processes(device, buffer).or_else(|_| list_as_before(device, buffer)).is_ok();
     if figures.knows_list {
@@ -186,7 +207,23 @@ pub(super) fn read_levels(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_
     }
 }
 
-/// The same of a driver older than 510, which has parts of cards from 450 on.
+/// Memory in use, and all there is. A driver older than 510 has but the first form of the call.
+fn memory_of(device: &Device<'_>) -> (i64, i64) {
+    match device.memory_info() {
+        Ok(memory) => return (memory_bytes(memory.used), memory_bytes(memory.total)),
+        Err(error) if !is_unsupported(&error) => return (MISSING, MISSING),
+        Err(_) => {}
+    }
+    let Ok(symbol) = device.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref() else { return (MISSING, MISSING) };
+    let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
+    // SAFETY: the library fills a structure of this form.
+    match outcome(unsafe { symbol(device.handle(), &mut memory) }) {
+        Ok(()) => (memory_bytes(memory.used), memory_bytes(memory.total)),
+        Err(_) => (MISSING, MISSING),
+    }
+}
+
+/// Processes of a driver older than 510, which has parts of cards from 450 on.
 fn list_as_before(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>) -> Result<(), NvmlError> {
     const NO_PART: u32 = u32::MAX;
     let library = device.nvml().lib();
@@ -288,7 +325,12 @@ pub(super) fn pass(device: &Device<'_>, figures: &mut SlowCard) {
         UsedGpuMemory::Used(bytes) => memory_bytes(bytes),
         UsedGpuMemory::Unavailable => MISSING,
     };
-    let graphics = device.running_graphics_processes().unwrap_or_default();
+    let limit = device.enforced_power_limit().or_else(|_| device.power_management_limit());
+    figures.power_limit = limit.ok().map(i64::from).filter(|&limit_mw| limit_mw > 0);
+    let graphics = device.running_graphics_processes();
+    // Where there is no such list there are none; one that could not be read is not an empty one.
+    figures.graphics_failed = graphics.as_ref().is_err_and(|error| !is_unsupported(error));
+    let graphics = graphics.unwrap_or_default();
     figures.graphics = graphics.into_iter().map(|info| (info.pid, memory(info.used_gpu_memory))).collect();
 }
 

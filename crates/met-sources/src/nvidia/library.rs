@@ -91,11 +91,19 @@ impl CardFacts {
 }
 
 pub(super) struct PartFacts {
+    handle: Handle,
     pub labels: Vec<String>,
     pub gpu_instance: u32,
     pub compute_instance: u32,
     pub slices: u32,
     pub memory_bytes: i64,
+}
+
+impl PartFacts {
+    pub fn device<'a>(&self, nvml: &'a Nvml) -> Device<'a> {
+        // SAFETY: as for the whole card.
+        unsafe { Device::new(self.handle.0, nvml) }
+    }
 }
 
 pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String> {
@@ -265,5 +273,7 @@ fn part_facts(device: &Device<'_>, card: u32, position: u32, name: &str, parent:
         String::new(),
         format!("{gpu_instance}/{compute_instance}"),
     ];
-    Some(PartFacts { labels, gpu_instance, compute_instance, slices, memory_bytes: memory })
+    // SAFETY: kept with the library it comes from.
+    let handle = Handle(unsafe { device.handle() });
+    Some(PartFacts { handle, labels, gpu_instance, compute_instance, slices, memory_bytes: memory })
 }

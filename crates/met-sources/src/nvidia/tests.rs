@@ -145,7 +145,7 @@ fn a_process_that_ended_is_still_named_by_what_it_did() {
 fn parts_of_a_card_are_cards_with_a_parent() {
     let mut machine = Machine::new(
         "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n\
-         part 0 uuid=MIG-1 slices=3 memory=40 gi=1 ci=0\n\
+         part 0 uuid=MIG-1 slices=3 memory=40 used=5000 gi=1 ci=0\n\
          part 0 uuid=MIG-2 slices=4 memory=30 gi=2 ci=0\n\
          process 0 pid=100 memory=9 gi=2 ci=0\n\
          error nvmlDeviceGetProcessUtilization 0 3\n\
@@ -155,11 +155,42 @@ fn parts_of_a_card_are_cards_with_a_parent() {
         machine.read_until(|text| text.contains("energy=")),
         expect![[r#"
             0 GPU-a Fake nvidia  195:0: memory_used=30 memory_total=70 power=200000 energy=5000 faults=0 processes=1 slices=7
-            0.0 MIG-1 Fake MIG 3g nvidia GPU-a  1/0: memory_total=41943040 slices=3
+            0.0 MIG-1 Fake MIG 3g nvidia GPU-a  1/0: memory_used=5000 memory_total=41943040 slices=3
             0.1 MIG-2 Fake MIG 4g nvidia GPU-a  2/0: memory_total=31457280 slices=4
             100/7 on MIG-2: memory=9 open=1
         "#]],
     );
+}
+
+#[test]
+fn what_is_read_now_and_then_and_who_draws() {
+    let card = "card 0 uuid=GPU-a name=Fake power=200000 limit=350000 energy=5 encoder=7 decoder=3 received=5 sent=6\n\
+        process 0 pid=100 memory=9\nprocess 0 pid=200 memory=4 draws=1\n";
+    check(
+        Machine::new(card).read_until(|text| text.contains("pcie_sent_rate=6000")),
+        expect![[r#"
+            0 GPU-a Fake nvidia  195:0: utilization_encoder=70 utilization_decoder=30 power=200000 power_limit=350000 energy=5000 faults=0 pcie_received_rate=5000 pcie_sent_rate=6000 processes=1
+            100/7 on GPU-a: memory=9 utilization=0 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
+            200/7 on GPU-a: memory=4 utilization=0 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
+        "#]],
+    );
+    // Who draws is not known then, and neither how many are on the card.
+    let read = |code: u32| {
+        let script = format!("{card}error nvmlDeviceGetGraphicsRunningProcesses 0 {code}\n");
+        Machine::new(&script).read_until(|text| text.contains("energy="))
+    };
+    let failed = read(999);
+    assert!(failed.contains("100/7 on GPU-a: memory=9") && !failed.contains("processes="), "{failed}");
+    let unsupported = read(3);
+    assert!(unsupported.contains("processes=1") && !unsupported.contains("200/7"), "{unsupported}");
+}
+
+#[test]
+fn an_older_driver_tells_its_memory_by_its_own_call() {
+    let mut machine = Machine::new(&format!("{TWO_CARDS}error nvmlDeviceGetMemoryInfo_v2 0 13\n"));
+    machine.read_until(|text| text.contains("memory_used=3000 memory_total=8000"));
+    machine.script(&format!("{TWO_CARDS}error nvmlDeviceGetMemoryInfo 0 999\n"));
+    machine.read_until(|text| !text.contains("memory_total=8000") && text.contains("memory_total=4000"));
 }
 
 #[test]
