@@ -495,6 +495,9 @@ impl Cards {
             let known = own().map(|presence| presence.cells[column]).filter(|&cell| cell != MISSING);
             known.reduce(i64::saturating_add)
         };
+        let holds_unknown = |presence: &Presence| {
+            presence.cells[process::OPEN] != 0 && presence.cells[process::MEMORY] == MISSING
+        };
         // A driver that does not say who is on the card does not say that nobody is.
         let knows_who = card.labels[label::VENDOR] != "nvidia"
             || card.parent.is_some()
@@ -516,7 +519,13 @@ impl Cards {
             encoder: sum(process::UTILIZATION_ENCODER).unwrap_or(MISSING),
             decoder: sum(process::UTILIZATION_DECODER).unwrap_or(MISSING),
             copy: sum(process::UTILIZATION_COPY).unwrap_or(MISSING),
-            memory: sum(process::MEMORY).unwrap_or(if open || !knows_who { MISSING } else { 0 }),
+            memory: match sum(process::MEMORY) {
+                // What some of them hold is not what all of them do.
+                Some(_) if own().any(holds_unknown) => MISSING,
+                Some(memory) => memory,
+                None if open || !knows_who => MISSING,
+                None => 0,
+            },
             processes: own().filter(|presence| presence.cells[process::OPEN] != 0).count() as i64,
         };
         Some((held_by.unwrap_or("open"), seen))
@@ -679,9 +688,7 @@ impl Card {
         let active: u64 = claims.iter().map(|claim| claim.active).sum();
         let open = || self.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
         let all_known = || open().all(|presence| presence.cells[process::UTILIZATION] != MISSING);
-        // Of these only the processes of jobs are looked at.
-        let hides_others = self.labels[label::VENDOR] != "nvidia";
-        if hides_others && all_known() {
+        if self.hides_others() && all_known() {
             if busy > active + NOISE_THOUSANDTHS {
                 put_active(claims, None, busy - active);
             }
@@ -693,6 +700,11 @@ impl Card {
             open().for_each(|presence| put_active(claims, presence.slot, 1));
         }
         false
+    }
+
+    /// Of these only the processes of jobs are looked at, and not each tells what it does.
+    fn hides_others(&self) -> bool {
+        self.labels[label::VENDOR] != "nvidia"
     }
 
     /// Some cards count their energy and do not tell their power.
@@ -728,7 +740,18 @@ impl Card {
         let known = known.filter(|&utilization| utilization != MISSING);
         let (sum, count) =
             known.fold((0i64, 0i64), |(sum, count), used| (sum.saturating_add(used), count + 1));
+        let is_unknown = |presence: &&Presence| {
+            presence.cells[process::OPEN] != 0 && presence.cells[process::UTILIZATION] == MISSING
+        };
         match presence.cells[process::UTILIZATION] {
+            // Here it does not depend on when they came: what others do not tell of is theirs.
+            MISSING
+                if count > 0 && open && self.hides_others() && self.cells[card::UTILIZATION] != MISSING =>
+            {
+                let rest = self.cells[card::UTILIZATION].saturating_sub(sum);
+                let unknown = self.present.iter().filter(is_unknown).count().max(1) as i64;
+                return u64::try_from(rest / unknown).unwrap_or(0);
+            }
             MISSING if count > 0 && open && presence.young => {
                 // Newer than the last dear reading: until the next it is taken to be like the others.
                 return u64::try_from(sum / count).unwrap_or(0);

@@ -498,6 +498,28 @@ fn a_job_does_not_pay_for_strangers_of_whom_a_card_does_not_tell() {
 }
 
 #[test]
+fn who_does_not_tell_what_he_does_pays_for_what_the_others_did_not() {
+    let mut machine = Machine::new(&[(1, ""), (2, "")]);
+    machine.labels[0][label::VENDOR] = "amd".to_owned();
+    machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
+    for _ in 0..51 {
+        machine.second(&[(0, 500_000, 1000)], &[(100, 0, 5, 50), (200, 0, 5, MISSING)]);
+    }
+    let [draws, computes] = [1, 2].map(|slot| machine.cards.leave(slot).remove(0).energy_active_uj);
+    assert_eq!((draws, computes), (1_000_000_000, 19_000_000_000), "a twentieth, and the rest");
+}
+
+#[test]
+fn the_memory_of_a_job_is_that_of_all_its_processes_or_unknown() {
+    let mut machine = Machine::new(&[(1, "")]);
+    machine.map.assign(task(101), 1);
+    machine.second(&[(0, 100_000, 0)], &[(100, 0, 5, 0), (101, 0, 7, 0)]);
+    machine.second(&[(0, 100_000, 0)], &[(100, 0, 50, 0), (101, 0, MISSING, 0)]);
+    assert_eq!(machine.cells(1)[GPU_MEMORY], MISSING);
+    assert_eq!(machine.cards.uses_of(1)[0].memory_peak_bytes, Some(12));
+}
+
+#[test]
 fn a_part_counts_by_its_slices_and_not_by_its_processes() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-1"), (2, "CUDA_VISIBLE_DEVICES=MIG-2")]);
     machine.cards.recall_idle("GPU-a".to_owned(), Some(70_000), None);

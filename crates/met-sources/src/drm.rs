@@ -30,6 +30,8 @@ const SCAN_EVERY_MIN_NS: i64 = 900_000_000;
 /// Of a process that has no card for long.
 const SCAN_EVERY_MAX_NS: i64 = 8_000_000_000;
 const CARD_FILES: &[u8] = b"/dev/dri/";
+/// A driver that is loaded anew makes new directories.
+const REOPEN_EVERY_NS: i64 = 5_000_000_000;
 
 struct Drm {
     host: Host,
@@ -39,8 +41,13 @@ struct Drm {
     known: HashMap<(u32, u64), Known>,
     /// What each client's engines had done, and when that was read.
     clients: HashMap<(usize, u64), (i64, Engines)>,
+    /// When cards that do not tell anything any more are looked for again.
+    reopen_due_ns: i64,
     buffer: Vec<u8>,
 }
+
+/// The process that a client was met with in this reading, and whether what it did was counted there.
+type Met = HashMap<(usize, u64), (u32, bool)>;
 
 /// How a process has to do with cards, as of when it was last looked through.
 #[derive(Clone, Debug, Default)]
@@ -65,6 +72,8 @@ struct Card {
     pci: String,
     /// The card's number in KFD.
     kfd_id: Option<Vec<u8>>,
+    /// It was there, and is not any more.
+    is_gone: bool,
 }
 
 /// What engines of one kind did. Several that work side by side count as one.
@@ -94,36 +103,18 @@ struct Client {
 }
 
 fn open(host: &Host, _: &Options) -> Opened {
-    let absent = || Unavailable::Absent("no AMD or Intel card".to_owned());
-    let folder = host.open_dir(DRM).map_err(|_| absent())?;
-    let mut names = Vec::new();
-    let _ = folder.list(&mut Vec::new(), |name, _, _| {
-        // `card0-HDMI-A-1` is a plug of it.
-        names.extend(name.strip_prefix(b"card").and_then(parse::u32));
-    });
-    names.sort_unstable();
-    let mut source = Drm {
-        host: host.clone(),
-        cards: Vec::new(),
-        labels: Vec::new(),
-        known: HashMap::new(),
-        clients: HashMap::new(),
-        buffer: Vec::new(),
-    };
-    for number in names {
-        source.meet(number);
-    }
-    if source.cards.is_empty() { Err(absent()) } else { Ok(Box::new(source)) }
+    let mut source = Drm::new(host);
+    source.find_cards();
+    let absent = Unavailable::Absent("no AMD or Intel card".to_owned());
+    if source.cards.is_empty() { Err(absent) } else { Ok(Box::new(source)) }
 }
 
 impl Source for Drm {
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [cards, processes] = out else { return Ok(()) };
-        for (part, card) in (0..).zip(&self.cards) {
-            card.fill(&mut self.buffer, cards.push_part(Subject::Node, part));
-        }
         let now_ns = clock::boottime_ns();
-        let mut seen = HashSet::new();
+        self.read_cards(now_ns, cards);
+        let mut met = Met::new();
         let living: HashSet<_> = targets.tasks.iter().map(|task| (task.pid, task.start_ticks)).collect();
         self.known.retain(|key, _| living.contains(key));
         for task in targets.tasks.iter().filter(|task| task.role == TaskRole::Member) {
@@ -133,9 +124,9 @@ impl Source for Drm {
             if (is_due || task.young) && !tick.cgroups_only {
                 self.look_through(task, now_ns);
             }
-            self.read_process(task, &mut seen, processes);
+            self.read_process(task, &mut met, processes);
         }
-        self.clients.retain(|key, _| seen.contains(key));
+        self.clients.retain(|key, _| met.contains_key(key));
         for (row, cells) in cards.rows_mut() {
             let on_it = processes.rows().filter(|(process, _)| process.part == row.part);
             cells[card::PROCESSES] = on_it.count() as i64;
@@ -149,9 +140,66 @@ impl Source for Drm {
 }
 
 impl Drm {
-    /// Takes up a card if its maker is one of ours.
-    fn meet(&mut self, number: u32) {
-        let Ok(device) = self.host.open_dir(format!("{DRM}/card{number}/device")) else { return };
+    fn new(host: &Host) -> Drm {
+        Drm {
+            host: host.clone(),
+            cards: Vec::new(),
+            labels: Vec::new(),
+            known: HashMap::new(),
+            clients: HashMap::new(),
+            reopen_due_ns: 0,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Fills a row for each card that is there. One that is gone, or whose driver was loaded anew, is looked for.
+    fn read_cards(&mut self, now_ns: i64, out: &mut Batch) {
+        let mut is_whole = true;
+        for (part, card) in (0..).zip(&self.cards) {
+            let mut cells = [MISSING; card::TABLE.columns.len()];
+            is_whole &= !card.is_gone && card.fill(&mut self.buffer, &mut cells);
+            if !card.is_gone {
+                out.push_part(Subject::Node, part).copy_from_slice(&cells);
+            }
+        }
+        if !is_whole && now_ns >= self.reopen_due_ns {
+            self.reopen_due_ns = now_ns + REOPEN_EVERY_NS;
+            self.find_cards();
+        }
+    }
+
+    /// Takes up the cards that there are. One that is known keeps its row.
+    fn find_cards(&mut self) {
+        let mut names = Vec::new();
+        if let Ok(folder) = self.host.open_dir(DRM) {
+            let _ = folder.list(&mut Vec::new(), |name, _, _| {
+                // `card0-HDMI-A-1` is a plug of it.
+                names.extend(name.strip_prefix(b"card").and_then(parse::u32));
+            });
+        }
+        names.sort_unstable();
+        self.cards.iter_mut().for_each(|card| card.is_gone = true);
+        let mut counts = HashMap::new();
+        for number in names {
+            let Some((card, mut labels)) = self.meet(number) else { continue };
+            // Each maker's own variables count its own cards.
+            let count: &mut usize = counts.entry(labels[card::label::VENDOR].clone()).or_default();
+            labels[card::label::INDEX] = count.to_string();
+            *count += 1;
+            let uuid = |labels: &Vec<String>| labels[card::label::UUID].clone();
+            match self.labels.iter().position(|known| uuid(known) == uuid(&labels)) {
+                Some(known) => (self.cards[known], self.labels[known]) = (card, labels),
+                None => {
+                    self.cards.push(card);
+                    self.labels.push(labels);
+                }
+            }
+        }
+    }
+
+    /// A card and its labels, if its maker is one of ours.
+    fn meet(&mut self, number: u32) -> Option<(Card, Vec<String>)> {
+        let device = self.host.open_dir(format!("{DRM}/card{number}/device")).ok()?;
         let mut text = |name: &str| {
             device.read(name, &mut self.buffer).ok()?;
             let text = String::from_utf8_lossy(self.buffer.trim_ascii()).into_owned();
@@ -160,7 +208,7 @@ impl Drm {
         let vendor = match text("vendor").as_deref() {
             Some("0x1002") => "amd",
             Some("0x8086") => "intel",
-            _ => return,
+            _ => return None,
         };
         let uevent = text("uevent").unwrap_or_default();
         let pci =
@@ -171,14 +219,11 @@ impl Drm {
             format!("{maker} {}", text("device").unwrap_or_default())
         });
         let numbers = render_device(&device).unwrap_or_else(|| format!("226:{number}"));
-        // Each maker's own variables count its own cards.
-        let index =
-            self.labels.iter().filter(|labels| labels[card::label::VENDOR] == vendor).count().to_string();
-        self.labels.push(vec![index, uuid, name, vendor.to_owned(), String::new(), numbers]);
+        let labels = vec![String::new(), uuid, name, vendor.to_owned(), String::new(), numbers];
         let hwmon = first_below(&device, "hwmon");
         let gt = self.host.open_dir(format!("{DRM}/card{number}/gt/gt0")).ok();
         let kfd_id = kfd_id(&self.host, &pci);
-        self.cards.push(Card { device, hwmon, gt, pci, kfd_id });
+        Some((Card { device, hwmon, gt, pci, kfd_id, is_gone: false }, labels))
     }
 
     /// Looks for descriptors of cards. Where they lead is told by a link, which costs a third of what the file
@@ -218,7 +263,7 @@ impl Drm {
         self.cards.iter().enumerate().filter_map(move |(index, card)| Some((index, id(card)?)))
     }
 
-    fn read_process(&mut self, task: &TaskTarget, seen: &mut HashSet<(usize, u64)>, out: &mut Batch) {
+    fn read_process(&mut self, task: &TaskTarget, met: &mut Met, out: &mut Batch) {
         let now_ns = clock::boottime_ns();
         let known = self.known.get(&(task.pid, task.start_ticks)).filter(|known| known.has_card());
         let Some(Known { descriptors, by_kfd, .. }) = known.cloned() else { return };
@@ -232,12 +277,17 @@ impl Drm {
             let Some(index) = self.cards.iter().position(|card| card.pci == client.pci) else { continue };
             let cells = uses[index].get_or_insert_with(|| vec![MISSING; process::TABLE.columns.len()]);
             cells[process::OPEN] = 1;
-            if seen.insert((index, client.id)) {
-                let before = self.clients.insert((index, client.id), (now_ns, client.engines));
-                add_client(cells, &client, before, now_ns);
-            } else {
+            match met.get(&(index, client.id)) {
+                // A duplicated descriptor.
+                Some((pid, _)) if *pid == task.pid => {}
                 // Counted with another process: this one adds nothing to it.
-                add_nothing(cells, &client.engines);
+                Some((_, true)) => add_nothing(cells, &client.engines),
+                Some((_, false)) => {}
+                None => {
+                    let before = self.clients.insert((index, client.id), (now_ns, client.engines));
+                    met.insert((index, client.id), (task.pid, before.is_some()));
+                    add_client(cells, &client, before, now_ns);
+                }
             }
         }
         let by_kfd: Vec<(usize, String)> = self.kfd_ids().filter(|_| by_kfd).collect();
@@ -260,7 +310,13 @@ impl Drm {
 }
 
 impl Card {
-    fn fill(&self, buffer: &mut Vec<u8>, cells: &mut [i64]) {
+    /// False: it tells nothing, and its directories may be those of a driver that is gone.
+    fn fill(&self, buffer: &mut Vec<u8>, cells: &mut [i64]) -> bool {
+        // To read its files would wake it up.
+        let has_status = self.device.read("power/runtime_status", buffer).is_ok();
+        if has_status && buffer.starts_with(b"suspend") {
+            return true;
+        }
         let mut number = |folder: Option<&Dir>, names: &[&str], factor: i64, divisor: i64| {
             let Some(folder) = folder else { return MISSING };
             let read = names.iter().find_map(|name| {
@@ -275,8 +331,10 @@ impl Card {
         cells[card::MEMORY_USED] = number(device, &["mem_info_vram_used"], 1, 1);
         cells[card::MEMORY_TOTAL] = number(device, &["mem_info_vram_total"], 1, 1);
         // µW, µJ, m°C and Hz.
-        cells[card::POWER] = number(hwmon, &["power1_average", "power1_input"], 1, 1000);
-        cells[card::POWER_LIMIT] = number(hwmon, &["power1_cap", "power1_max"], 1, 1000);
+        // The second chip of a card in two says 0 of the power and the limit that the first one tells of both.
+        let above_0 = |cell: i64| if cell > 0 { cell } else { MISSING };
+        cells[card::POWER] = above_0(number(hwmon, &["power1_average", "power1_input"], 1, 1000));
+        cells[card::POWER_LIMIT] = above_0(number(hwmon, &["power1_cap", "power1_max"], 1, 1000));
         cells[card::ENERGY] = number(hwmon, &["energy1_input"], 1, 1);
         cells[card::TEMPERATURE] = number(hwmon, &["temp1_input", "temp2_input"], 1, 1);
         cells[card::CLOCK] = number(hwmon, &["freq1_input"], 1, 1_000_000);
@@ -284,6 +342,11 @@ impl Card {
             cells[card::CLOCK] = number(self.gt.as_ref(), &["rps_act_freq_mhz"], 1, 1);
         }
         cells[card::CLOCK_MEMORY] = number(hwmon, &["freq2_input"], 1, 1_000_000);
+        let of_hwmon = [card::POWER, card::POWER_LIMIT, card::ENERGY, card::TEMPERATURE, card::CLOCK_MEMORY];
+        match hwmon {
+            Some(_) => of_hwmon.iter().any(|&column| cells[column] != MISSING),
+            None => cells.iter().any(|cell| *cell != MISSING),
+        }
     }
 }
 
@@ -492,7 +555,6 @@ mod tests {
               processes 2
             100
               memory 2097152
-              utilization 0
               open 1
             101
               memory 8589934592
@@ -504,14 +566,7 @@ mod tests {
     #[test]
     fn who_opens_a_card_later_is_found_and_who_has_none_is_asked_less_and_less_often() {
         let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
-        let mut source = Drm {
-            host: machine.host.clone(),
-            cards: Vec::new(),
-            labels: Vec::new(),
-            known: HashMap::new(),
-            clients: HashMap::new(),
-            buffer: Vec::new(),
-        };
+        let mut source = Drm::new(&machine.host);
         let task = machine.targets.tasks[1];
         let known = |source: &Drm| source.known[&(task.pid, task.start_ticks)].clone();
         source.look_through(&task, 0);
@@ -521,6 +576,77 @@ mod tests {
         std::os::unix::fs::symlink("/dev/dri/card0", link).unwrap();
         source.look_through(&task, 0);
         assert_eq!((known(&source).descriptors, known(&source).every_ns), (vec![77], SCAN_EVERY_MIN_NS));
+    }
+
+    /// What each reading shows of the cards, and of the use of each process, on a machine that changes in between.
+    fn read_often(machine: &Machine, changes: &[&dyn Fn()]) -> Vec<String> {
+        let mut source = Drm::new(&machine.host);
+        source.find_cards();
+        let mut shown = Vec::new();
+        for change in changes {
+            change();
+            source.reopen_due_ns = 0;
+            let mut batches: Vec<Batch> = SPEC.tables.iter().copied().map(Batch::new).collect();
+            source.read(&machine.targets, &SLOW, &mut batches).unwrap();
+            let mut text = String::new();
+            for (row, cells) in batches[0].rows() {
+                let labels = &source.labels[row.part as usize];
+                let power = cells[card::POWER];
+                text += &format!("{} {} {power};", labels[card::label::INDEX], labels[card::label::UUID]);
+            }
+            for (row, cells) in batches[1].rows() {
+                if let Subject::Task { pid, .. } = row.owner {
+                    text += &format!("{pid} {};", cells[process::UTILIZATION]);
+                }
+            }
+            shown.push(text.replace(&MISSING.to_string(), "-"));
+        }
+        shown
+    }
+
+    #[test]
+    fn a_driver_that_is_loaded_anew_is_found_and_a_card_that_sleeps_is_not_woken() {
+        let mut machine = machine(include_str!("../../../fixtures/hosts/gpu-amd.txt"));
+        machine.targets.tasks.clear();
+        let card = machine.path("/sys/class/drm/card0");
+        let aside = machine.path("/sys/class/drm/aside");
+        let write = |name: &str, text: &str| {
+            let path = card.join("device").join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let shown = read_often(
+            &machine,
+            &[
+                &|| {},
+                &|| write("power/runtime_status", "suspended\n"),
+                &|| write("power/runtime_status", "active\n"),
+                // The driver goes, and its directories with it.
+                &|| {
+                    std::fs::rename(&card, &aside).unwrap();
+                    std::fs::remove_dir_all(aside.join("device/hwmon/hwmon3")).unwrap();
+                },
+                &|| {},
+                &|| {
+                    std::fs::rename(&aside, &card).unwrap();
+                    write("hwmon/hwmon7/power1_average", "77000000\n");
+                },
+                &|| {},
+                // The second chip of a card in two.
+                &|| write("hwmon/hwmon7/power1_average", "0\n"),
+            ],
+        );
+        let powers: Vec<&str> =
+            shown.iter().map(|text| text.trim_start_matches("0 GPU-b0f26b8a9aa3c5b1 ")).collect();
+        // What is gone has no row, and is found at the reading after it came back.
+        assert_eq!(powers, ["412000;", "-;", "412000;", "-;", "", "", "77000;", "-;"]);
+    }
+
+    #[test]
+    fn what_a_client_did_before_it_was_first_read_is_not_known() {
+        let machine = machine(include_str!("../../../fixtures/hosts/gpu-amd.txt"));
+        let shown = read_often(&machine, &[&|| {}, &|| {}]);
+        assert!(shown[0].contains(";100 -;") && shown[1].contains(";100 0;"), "{shown:?}");
     }
 
     #[test]
