@@ -80,9 +80,13 @@ impl Counter {
         (self.trusted, self.doubted, self.doubts) = (None, None, 0);
     }
 
+    /// The most that the card can draw. One sample of power may be as wrong as one of the counter.
     pub fn most_mw(&self) -> i64 {
-        let known_mw = self.limit_mw.max(self.drawn_mw).saturating_mul(LIMIT_FACTOR);
-        if self.limit_mw > 0 { known_mw } else { known_mw.max(UNLIMITED_MW) }
+        let twice = |mw: i64| mw.saturating_mul(LIMIT_FACTOR);
+        match self.limit_mw > 0 {
+            true => twice(self.drawn_mw.clamp(self.limit_mw, twice(self.limit_mw))),
+            false => twice(self.drawn_mw).max(UNLIMITED_MW),
+        }
     }
 
     /// How far the counter grew since a reading that it goes on from; power says that it drew `integral_uj` in
