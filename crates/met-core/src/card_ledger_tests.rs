@@ -528,6 +528,66 @@ fn a_counter_that_could_not_be_read_once_is_not_counted_twice() {
     assert_eq!(ledger.line(Some(1)).total_uj(), 930_000_000);
 }
 
+/// Some time before a look at a card that is as it should be.
+#[derive(Clone, Copy, Debug)]
+struct Honest {
+    after_ms: i64,
+    /// What it really draws in that time, and what the sample of its power says: bursts come and go in between.
+    drawn_mw: i64,
+    sampled_mw: i64,
+    /// The counter is read.
+    is_pass: bool,
+}
+
+fn honest() -> impl Strategy<Value = Honest> {
+    let sampled_mw = prop_oneof![20 => 0i64..900_000, 1 => Just(MISSING)];
+    (900i64..30_000, 1_000i64..900_000, sampled_mw, any::<bool>()).prop_map(
+        |(after_ms, drawn_mw, sampled_mw, is_pass)| Honest { after_ms, drawn_mw, sampled_mw, is_pass },
+    )
+}
+
+proptest! {
+    /// Whatever samples of power say. The counter is updated in steps, and late.
+    #[test]
+    fn an_honest_counter_is_believed_to_the_microjoule(
+        looks in prop::collection::vec(honest(), 2..40),
+        step_ms in 1i64..400,
+        late_ms in 0i64..400,
+        limit_mw in prop_oneof![Just(700_000i64), Just(MISSING)],
+    ) {
+        // What it has used by each look, in milliseconds and microjoules (mW × ms).
+        let mut used = vec![(0i64, 0i64)];
+        let counter_uj = |used: &[(i64, i64)], at_ms: i64| {
+            let shown_ms = ((at_ms - late_ms) / step_ms * step_ms).max(0);
+            let next = used.partition_point(|&(ms, _)| ms <= shown_ms).min(used.len() - 1).max(1);
+            let ((from_ms, from_uj), (to_ms, to_uj)) = (used[next - 1], used[next]);
+            from_uj + (to_uj - from_uj) * (shown_ms - from_ms) / (to_ms - from_ms)
+        };
+        let mut ledger = CardLedger::default();
+        let (mut pass, mut first_uj) = ((0, MISSING), None);
+        for look_at in looks {
+            let (last_ms, last_uj) = used[used.len() - 1];
+            let at_ms = last_ms + look_at.after_ms;
+            used.push((at_ms, last_uj + look_at.drawn_mw * look_at.after_ms));
+            let is_pass = look_at.is_pass && used.len() > 2;
+            if is_pass {
+                pass = (at_ms, counter_uj(&used, at_ms));
+            }
+            ledger.look(&Look {
+                at_ns: at_ms * 1_000_000,
+                pass_ns: Some(pass.0 * 1_000_000),
+                counter_uj: pass.1,
+                power_limit_mw: limit_mw,
+                ..look(0, look_at.sampled_mw, &[claim(1, 500)])
+            });
+            if is_pass {
+                let &mut (begin_uj, before_uj) = first_uj.get_or_insert((pass.1, ledger.closed_uj()));
+                prop_assert_eq!(ledger.closed_uj() - before_uj, (pass.1 - begin_uj) as u64);
+            }
+        }
+    }
+}
+
 /// A card that draws 300 W for a minute; what its counter shows by second, which is read every `every_s`.
 fn charged_by(every_s: i64, shown_uj: impl Fn(i64) -> i64) -> Line {
     let mut ledger = without_idle_power();

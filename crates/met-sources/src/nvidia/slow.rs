@@ -416,12 +416,16 @@ impl Worker {
         }
         if passed {
             passes.begin();
-            self.each(loaded, figures, |_, device, figures| pass(device, figures))?;
+            self.each(loaded, figures, |facts, device, figures| {
+                pass(device, figures);
+                hear(faults.get(&facts.index), figures);
+            })?;
             passes.end();
-        }
-        // A job may not outlive the loss of its card for long: why is asked at once.
-        if passed || figures.iter().any(|figures| figures.is_lost) {
-            self.each(loaded, figures, |facts, _, figures| hear(faults.get(&facts.index), figures))?;
+        } else if figures.iter().any(|figures| figures.is_lost) {
+            // A job does not outlive the loss of its card for long: why is asked at once.
+            self.each(loaded, figures, |facts, _, figures| {
+                hear(faults.get(&facts.index).filter(|_| figures.is_lost), figures);
+            })?;
         }
         self.publish(figures, levels_every_ns);
         // The first pass is for those who wait; what takes 20 ms and more comes with a later one.
