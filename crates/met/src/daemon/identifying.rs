@@ -73,6 +73,15 @@ impl Keeping {
         }
     }
 
+    /// As if all that were asked had been so this long ago.
+    #[cfg(test)]
+    pub(super) fn pretend_asked(&mut self, ago: Duration) {
+        let then = |at: Instant| at.checked_sub(ago).unwrap_or(at);
+        for asking in &mut self.asking {
+            (asking.since, asking.last) = (then(asking.since), then(asking.last));
+        }
+    }
+
     /// Asks the processes of a job who it is.
     fn ask(&mut self, job: u64) -> Answer {
         let Some(kept) = self.found.get(&job).and_then(|directory| self.jobs.get_mut(&directory.key)) else {
