@@ -122,6 +122,7 @@ impl Source for Drm {
         for (part, card) in (0..).zip(&self.cards) {
             card.fill(&mut self.buffer, cards.push_part(Subject::Node, part));
         }
+        // Only processes of jobs are looked through: how many are on a card is not known.
         let now_ns = clock::boottime_ns();
         let mut seen = HashSet::new();
         let living: HashSet<_> = targets.tasks.iter().map(|task| (task.pid, task.start_ticks)).collect();
@@ -136,10 +137,6 @@ impl Source for Drm {
             self.read_process(task, &mut seen, processes);
         }
         self.clients.retain(|key, _| seen.contains(key));
-        for (row, cells) in cards.rows_mut() {
-            let on_it = processes.rows().filter(|(process, _)| process.part == row.part);
-            cells[card::PROCESSES] = on_it.count() as i64;
-        }
         Ok(())
     }
 
@@ -489,7 +486,6 @@ mod tests {
               temperature 54000
               clock 1700
               clock_memory 1600
-              processes 2
             100
               memory 2097152
               utilization 0
@@ -531,7 +527,6 @@ mod tests {
               power_limit 150000
               energy 987654321
               clock 1950
-              processes 1
             100
               memory 3145728
               open 1
@@ -568,7 +563,6 @@ mod tests {
               power_limit 190000
               energy 1500000
               temperature 41000
-              processes 1
             100
               memory 24567808
               open 1

@@ -1,6 +1,6 @@
 //! `met gpus`: the cards now, who uses them, who holds them and idles.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use met_core::cards::CardNow;
 use met_core::gpu::{self, card, card::label};
 use met_core::job::{GpuUse, JobKey, ProcessId, Record, State};
 use met_core::{MISSING, Subject};
+use met_host::Host;
 use serde_json::json;
 
 use crate::cli::GpusArgs;
@@ -24,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// In this time the dear figures (use by process) are read twice.
 const LOOK_FOR: Duration = Duration::from_millis(1200);
 const LOOKS: u32 = 6;
+/// The number of processes that have none here.
+const UNSEEN: u32 = 0;
 
 pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
     let interval = LOOK_FOR / LOOKS;
@@ -43,9 +46,12 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
         }
     }
     let mut lines: Vec<CardLine> =
-        sampler.cards().iter().map(|(card, keys)| line(setting, card, keys, &known)).collect();
+        sampler.cards().iter().map(|(card, keys)| line(&setting.host, card, keys, &known)).collect();
     lines.extend(lost(&lines, &known));
-    lines.sort_by_key(|line| line.index.split('.').map(|part| part.parse::<u32>().ok()).collect::<Vec<_>>());
+    lines.sort_by_cached_key(|line| {
+        let numbers = line.index.split('.').map(|part| part.parse::<u32>().ok());
+        (line.vendor.clone(), numbers.collect::<Vec<_>>())
+    });
     let troubles = sampler.card_troubles();
     for trouble in &troubles {
         writeln!(io::stderr(), "met: {trouble}")?;
@@ -66,7 +72,7 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
 }
 
 fn line(
-    setting: &Setting,
+    host: &Host,
     card: &CardNow<'_>,
     keys: &HashMap<u32, JobKey>,
     known: &HashMap<JobKey, Record>,
@@ -77,36 +83,27 @@ fn line(
     let mut users: Vec<UserLine> = Vec::new();
     for &(slot, since) in &card.holders {
         let Some(record) = keys.get(&slot).and_then(|key| known.get(key)) else { continue };
-        // Who samples the job all the time knows better since when it idles.
         let watched = record.gpus.iter().find(|gpu: &&GpuUse| gpu.uuid == card.labels[label::UUID]);
+        let sums = sums(card, Some(slot));
+        let works = sums.utilization.is_some_and(|utilization| utilization > 0.0);
+        // A second without work is a pause to who samples the job all the time.
+        let idle = watched.map_or(since.idle_ns, |gpu| gpu.idle_since_ns).is_some();
         users.push(UserLine {
             job: Some(record.label()),
             name: record.name.clone(),
             user: record.user.clone(),
-            idle: since.idle_ns.is_some(),
-            idle_since_ns: watched.and_then(|gpu| gpu.idle_since_ns),
-            ..sums(card, Some(slot))
+            idle: idle && !works,
+            idle_since_ns: watched.and_then(|gpu| gpu.idle_since_ns).filter(|_| !works),
+            ..sums
         });
     }
     users.extend(held_elsewhere(card, keys, known));
-    for &(subject, slot, _, _) in card.processes.iter().filter(|(_, slot, _, _)| slot.is_none()) {
-        let Subject::Task { pid, .. } = subject else { continue };
-        let uid = rustix::fs::stat(format!("/proc/{pid}")).ok().map(|found| found.st_uid);
-        let name =
-            setting.host.process(pid).ok().and_then(|process: ProcessId| setting.host.process_name(process));
-        let of_it = |other: &(Subject, Option<u32>, i64, i64)| other.0 == subject;
-        let only =
-            CardNow { processes: card.processes.iter().copied().filter(of_it).collect(), ..card.clone() };
-        users.push(UserLine {
-            name: name.unwrap_or_else(|| "a process that is not shown here".to_owned()),
-            user: uid.and_then(users::name_of),
-            ..sums(&only, slot)
-        });
-    }
+    users.extend(strangers(host, card));
     CardLine {
         index: card.labels[label::INDEX].clone(),
         uuid: card.labels[label::UUID].clone(),
         name: card.labels[label::NAME].clone(),
+        vendor: card.labels[label::VENDOR].clone(),
         utilization: cell(card::UTILIZATION, 1e-3),
         memory_used_bytes: cell(card::MEMORY_USED, 1.0),
         memory_total_bytes: cell(card::MEMORY_TOTAL, 1.0),
@@ -119,12 +116,43 @@ fn line(
     }
 }
 
+/// The processes on a card that are no job's. Those of which only the driver knows, because they are outside of
+/// this container, have no number here and are one line.
+fn strangers(host: &Host, card: &CardNow<'_>) -> Vec<UserLine> {
+    let mut met = HashSet::new();
+    let mut lines = Vec::new();
+    for &(subject, slot, _, _) in card.processes.iter().filter(|(_, slot, _, _)| slot.is_none()) {
+        let Subject::Task { pid, .. } = subject else { continue };
+        if !met.insert(subject) {
+            continue;
+        }
+        let of_it = |other: &(Subject, Option<u32>, i64, i64)| other.0 == subject;
+        let only =
+            CardNow { processes: card.processes.iter().copied().filter(of_it).collect(), ..card.clone() };
+        let shown = Some(pid).filter(|&pid| pid != UNSEEN);
+        let uid = shown.and_then(|pid| rustix::fs::stat(format!("/proc/{pid}")).ok()).map(|found| found.st_uid);
+        let name = shown
+            .and_then(|pid| host.process(pid).ok())
+            .and_then(|process: ProcessId| host.process_name(process));
+        lines.push(UserLine {
+            name: name.unwrap_or_else(|| match only.processes.len() {
+                1 => "a process that is not shown here".to_owned(),
+                count => format!("{count} processes not shown here"),
+            }),
+            user: uid.and_then(users::name_of),
+            ..sums(&only, slot)
+        });
+    }
+    lines
+}
+
 /// What the processes of one job, or of nobody, have of a card.
 fn sums(card: &CardNow<'_>, whose: Option<u32>) -> UserLine {
     let mut line = UserLine::default();
-    for &(subject, slot, memory, utilization) in card.processes.iter().filter(|process| process.1 == whose) {
-        let _ = slot;
-        if let Subject::Task { pid, .. } = subject {
+    for &(subject, _, memory, utilization) in card.processes.iter().filter(|process| process.1 == whose) {
+        if let Subject::Task { pid, .. } = subject
+            && pid != UNSEEN
+        {
             line.pids.push(pid);
         }
         for (sum, cell, scale) in
@@ -152,7 +180,7 @@ fn held_elsewhere(
             record.gpus.iter().find(|gpu| gpu.uuid == card.labels[label::UUID] && gpu.held_by != "open");
         if let Some(gpu) = held {
             lines.push(UserLine {
-                job: Some(record.key.id.clone()),
+                job: Some(record.label()),
                 name: record.name.clone(),
                 user: record.user.clone(),
                 idle: gpu.idle_since_ns.is_some(),
@@ -180,6 +208,7 @@ fn lost(shown: &[CardLine], known: &HashMap<JobKey, Record>) -> Vec<CardLine> {
                     index: gpu.index.clone(),
                     uuid: gpu.uuid.clone(),
                     name: gpu.name.clone(),
+                    vendor: gpu.vendor.clone(),
                     lost_since_ns: gpu.lost_since_ns,
                     ..CardLine::default()
                 });
@@ -213,6 +242,7 @@ fn object(card: &CardLine) -> serde_json::Value {
         "index": card.index,
         "uuid": card.uuid,
         "name": card.name,
+        "vendor": card.vendor,
         "utilization_ratio": card.utilization,
         "memory_used_bytes": card.memory_used_bytes,
         "memory_total_bytes": card.memory_total_bytes,
@@ -223,4 +253,74 @@ fn object(card: &CardLine) -> serde_json::Value {
         "lost_since": card.lost_since_ns.and_then(met_insight::json::time),
         "users": card.users.iter().map(user).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::cards::GpuUseSince;
+
+    use super::*;
+    use crate::view::sample;
+
+    fn labels() -> Vec<String> {
+        ["0", "GPU-a", "Card", "nvidia", "", ""].map(str::to_owned).to_vec()
+    }
+
+    /// The one user of a card: a job that did not compute, or did, while it was looked at.
+    fn user_of(watched: &[GpuUse], utilization: i64) -> UserLine {
+        let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+        let quiet = GpuUseSince { held_ns: 1, idle_ns: (utilization == 0).then_some(1) };
+        let mut record = sample::bare(7, "pausing");
+        record.gpus = watched.to_vec();
+        let task = Subject::Task { pid: 100, start_ticks: 1 };
+        let now = CardNow {
+            labels: &labels,
+            cells: &cells,
+            processes: vec![(task, Some(3), 10, utilization)],
+            holders: vec![(3, &quiet)],
+        };
+        let keys = HashMap::from([(3, record.key.clone())]);
+        let known = HashMap::from([(record.key.clone(), record)]);
+        let users = line(&Host::real().unwrap(), &now, &keys, &known).users;
+        let [user] = &users[..] else { panic!("{users:?}") };
+        user.clone()
+    }
+
+    #[test]
+    fn a_job_that_pauses_for_a_second_does_not_idle_where_somebody_watches_it() {
+        let watched = |idle_since_ns| [GpuUse { uuid: "GPU-a".to_owned(), idle_since_ns, ..GpuUse::default() }];
+        let state = |user: UserLine| (user.idle, user.idle_since_ns);
+        assert_eq!(state(user_of(&watched(None), 0)), (false, None));
+        assert_eq!(state(user_of(&watched(Some(5)), 0)), (true, Some(5)));
+        assert_eq!(state(user_of(&watched(Some(5)), 400)), (false, None), "it has begun again");
+        assert_eq!(state(user_of(&[], 0)), (true, None), "nobody watches: by this look alone");
+    }
+
+    #[test]
+    fn processes_outside_of_a_container_are_counted_once_and_have_no_numbers() {
+        let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+        let unseen = Subject::Task { pid: 0, start_ticks: 0 };
+        let own = Subject::Task { pid: std::process::id(), start_ticks: 1 };
+        let processes = vec![(unseen, None, 10, MISSING), (own, None, 7, 300), (unseen, None, 10, MISSING)];
+        let now = CardNow { labels: &labels, cells: &cells, processes, holders: Vec::new() };
+        let users = line(&Host::real().unwrap(), &now, &HashMap::new(), &HashMap::new()).users;
+        let [outside, here] = &users[..] else { panic!("{users:?}") };
+        assert_eq!((outside.name.as_str(), &outside.pids[..]), ("2 processes not shown here", &[][..]));
+        assert_eq!((outside.memory_bytes, outside.utilization), (Some(20.0), None));
+        assert_eq!((&here.pids[..], here.memory_bytes), (&[std::process::id()][..], Some(7.0)));
+    }
+
+    #[test]
+    fn a_job_whose_environment_is_not_shown_is_named_as_elsewhere() {
+        let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+        let mut record = sample::bare(7, "theirs");
+        record.key.manager = "slurm".to_owned();
+        let gpu = GpuUse { uuid: "GPU-a".to_owned(), held_by: "SLURM_JOB_GPUS".to_owned(), ..GpuUse::default() };
+        record.gpus = vec![gpu];
+        let now = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
+        let known = HashMap::from([(record.key.clone(), record)]);
+        let card = line(&Host::real().unwrap(), &now, &HashMap::new(), &known);
+        assert_eq!(card.users[0].job.as_deref(), Some("slurm:7"));
+        assert_eq!(object(&card)["vendor"], "nvidia");
+    }
 }
