@@ -182,7 +182,8 @@ fn a_job_may_hold_cards_of_two_makers() {
     machine.label("0", "GPU-amd", "");
     machine.labels[1][label::VENDOR] = "amd".to_owned();
     machine.second(&[(0, 70_000, 0), (1, 40_000, 0)], &[]);
-    let held: Vec<_> = machine.cards.uses_of(1).into_iter().map(|usage| (usage.uuid, usage.held_by)).collect();
+    let held: Vec<_> =
+        machine.cards.uses_of(1).into_iter().map(|usage| (usage.uuid, usage.held_by)).collect();
     let [nvidia, amd] = [("GPU-a", "CUDA_VISIBLE_DEVICES"), ("GPU-amd", "ROCR_VISIBLE_DEVICES")];
     assert_eq!(held, [nvidia, amd].map(|(uuid, by)| (uuid.to_owned(), by.to_owned())));
 }

@@ -195,7 +195,9 @@ fn who_is_known_by_his_environment_is_the_first_process_whoever_was_there_before
         Question { manager: "slurm", id: "31", uid: None, user: None, cgroup: &cgroup, pids: &[41, 45] };
     let mut record: Record = serde_json::from_str(RECORD).unwrap();
     let main = |record: &Record| record.local.as_ref().unwrap().main.map(|main| main.pid);
-    for (pids, expected) in [(&[41][..], None), (&[41, 45], Some(45)), (&[41, 45, 51], Some(51)), (&[45], Some(51))] {
+    for (pids, expected) in
+        [(&[41][..], None), (&[41, 45], Some(45)), (&[41, 45, 51], Some(51)), (&[45], Some(51))]
+    {
         identify(&machine.host, &Question { pids, ..question }).apply(&mut record);
         assert_eq!(main(&record), expected, "{pids:?}");
     }

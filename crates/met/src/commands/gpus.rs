@@ -1,6 +1,6 @@
 //! `met gpus`: the cards now, who uses them, who holds them and idles.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -9,12 +9,13 @@ use met_core::cards::CardNow;
 use met_core::gpu::{self, card, card::label};
 use met_core::job::{GpuUse, JobKey, ProcessId, Record, State};
 use met_core::{MISSING, Subject};
-use met_host::Host;
+use met_host::{Host, parse};
 use serde_json::json;
 
 use crate::cli::GpusArgs;
 use crate::jobs::{self, AllJobs, JobsFilter};
 use crate::output;
+use crate::processes;
 use crate::sampler::Sampler;
 use crate::setting::Setting;
 use crate::users;
@@ -25,6 +26,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// In this time the dear figures (use by process) are read twice.
 const LOOK_FOR: Duration = Duration::from_millis(1200);
 const LOOKS: u32 = 6;
+/// Descriptors of one process that are looked through for cards.
+const DESCRIPTORS_MAX: usize = 4096;
+/// By these programs compute; what draws has others.
+const RENDER_FILES: &[u8] = b"/dev/dri/renderD";
+const RENDER_MAJOR: u32 = 226;
 /// The number of processes that have none here.
 const UNSEEN: u32 = 0;
 
@@ -45,8 +51,14 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
             sampler.look();
         }
     }
+    let cards = sampler.cards();
+    let tells_all = |card: &CardNow<'_>| card.labels[label::VENDOR] == "nvidia";
+    let openers = match cards.iter().all(|(card, _)| tells_all(card)) {
+        true => Openers::new(),
+        false => openers(&setting.host),
+    };
     let mut lines: Vec<CardLine> =
-        sampler.cards().iter().map(|(card, keys)| line(&setting.host, card, keys, &known)).collect();
+        cards.iter().map(|(card, keys)| line(&setting.host, card, keys, &known, &openers)).collect();
     lines.extend(lost(&lines, &known));
     lines.sort_by_cached_key(|line| {
         let numbers = line.index.split('.').map(|part| part.parse::<u32>().ok());
@@ -76,6 +88,7 @@ fn line(
     card: &CardNow<'_>,
     keys: &HashMap<u32, JobKey>,
     known: &HashMap<JobKey, Record>,
+    openers: &Openers,
 ) -> CardLine {
     let cell = |column: usize, scale: f64| {
         (card.cells[column] != MISSING).then(|| card.cells[column] as f64 * scale)
@@ -99,6 +112,7 @@ fn line(
     }
     users.extend(held_elsewhere(card, keys, known));
     users.extend(strangers(host, card));
+    users.extend(untold(host, card, openers));
     CardLine {
         index: card.labels[label::INDEX].clone(),
         uuid: card.labels[label::UUID].clone(),
@@ -129,21 +143,60 @@ fn strangers(host: &Host, card: &CardNow<'_>) -> Vec<UserLine> {
         let of_it = |other: &(Subject, Option<u32>, i64, i64)| other.0 == subject;
         let only =
             CardNow { processes: card.processes.iter().copied().filter(of_it).collect(), ..card.clone() };
-        let shown = Some(pid).filter(|&pid| pid != UNSEEN);
-        let uid = shown.and_then(|pid| rustix::fs::stat(format!("/proc/{pid}")).ok()).map(|found| found.st_uid);
-        let name = shown
-            .and_then(|pid| host.process(pid).ok())
-            .and_then(|process: ProcessId| host.process_name(process));
+        let (name, user) = if pid == UNSEEN { (None, None) } else { name_and_user(host, pid) };
         lines.push(UserLine {
             name: name.unwrap_or_else(|| match only.processes.len() {
                 1 => "a process that is not shown here".to_owned(),
                 count => format!("{count} processes not shown here"),
             }),
-            user: uid.and_then(users::name_of),
+            user,
             ..sums(&only, slot)
         });
     }
     lines
+}
+
+fn name_and_user(host: &Host, pid: u32) -> (Option<String>, Option<String>) {
+    let name = host.process(pid).ok().and_then(|process: ProcessId| host.process_name(process));
+    (name, processes::owner(pid).and_then(users::name_of))
+}
+
+/// Who has a card open, by the numbers of its device file.
+type Openers = HashMap<String, BTreeSet<u32>>;
+
+/// Who has which card of the kernel's own drivers open. Of others' processes only root is shown that.
+fn openers(host: &Host) -> Openers {
+    let (mut buffer, mut pids) = (Vec::new(), Vec::new());
+    let mut found = Openers::new();
+    let _ = host.proc_dir().list(&mut buffer, |name, _, _| pids.extend(parse::u32(name)));
+    for pid in pids {
+        let Ok(folder) = host.open_dir(format!("/proc/{pid}/fd")) else { continue };
+        let mut numbers = Vec::new();
+        let _ = folder.list(&mut buffer, |name, _, _| numbers.extend(parse::u32(name)));
+        for number in numbers.into_iter().take(DESCRIPTORS_MAX) {
+            let is_read = folder.read_link(number.to_string(), &mut buffer).is_ok();
+            let minor = buffer.strip_prefix(RENDER_FILES).and_then(parse::u32);
+            if let Some(minor) = minor.filter(|_| is_read) {
+                found.entry(format!("{RENDER_MAJOR}:{minor}")).or_default().insert(pid);
+            }
+        }
+    }
+    found
+}
+
+/// Those of them that no job has and no driver tells of: what they do on the card is not known.
+fn untold(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLine> {
+    let is_told = |pid: u32| {
+        let mut told = card.processes.iter().map(|process| process.0);
+        told.any(|told| matches!(told, Subject::Task { pid: told, .. } if told == pid))
+    };
+    let pids = openers.get(&card.labels[label::DEVICE]).into_iter().flatten();
+    let line = |&pid: &u32| {
+        let (name, user) = name_and_user(host, pid);
+        // One that has ended meanwhile is not there.
+        Some(UserLine { name: name?, user, pids: vec![pid], ..UserLine::default() })
+    };
+    pids.filter(|&&pid| !is_told(pid)).filter_map(line).collect()
 }
 
 /// What the processes of one job, or of nobody, have of a card.
@@ -281,14 +334,15 @@ mod tests {
         };
         let keys = HashMap::from([(3, record.key.clone())]);
         let known = HashMap::from([(record.key.clone(), record)]);
-        let users = line(&Host::real().unwrap(), &now, &keys, &known).users;
+        let users = line(&Host::real().unwrap(), &now, &keys, &known, &Openers::new()).users;
         let [user] = &users[..] else { panic!("{users:?}") };
         user.clone()
     }
 
     #[test]
     fn a_job_that_pauses_for_a_second_does_not_idle_where_somebody_watches_it() {
-        let watched = |idle_since_ns| [GpuUse { uuid: "GPU-a".to_owned(), idle_since_ns, ..GpuUse::default() }];
+        let watched =
+            |idle_since_ns| [GpuUse { uuid: "GPU-a".to_owned(), idle_since_ns, ..GpuUse::default() }];
         let state = |user: UserLine| (user.idle, user.idle_since_ns);
         assert_eq!(state(user_of(&watched(None), 0)), (false, None));
         assert_eq!(state(user_of(&watched(Some(5)), 0)), (true, Some(5)));
@@ -303,7 +357,8 @@ mod tests {
         let own = Subject::Task { pid: std::process::id(), start_ticks: 1 };
         let processes = vec![(unseen, None, 10, MISSING), (own, None, 7, 300), (unseen, None, 10, MISSING)];
         let now = CardNow { labels: &labels, cells: &cells, processes, holders: Vec::new() };
-        let users = line(&Host::real().unwrap(), &now, &HashMap::new(), &HashMap::new()).users;
+        let users =
+            line(&Host::real().unwrap(), &now, &HashMap::new(), &HashMap::new(), &Openers::new()).users;
         let [outside, here] = &users[..] else { panic!("{users:?}") };
         assert_eq!((outside.name.as_str(), &outside.pids[..]), ("2 processes not shown here", &[][..]));
         assert_eq!((outside.memory_bytes, outside.utilization), (Some(20.0), None));
@@ -315,12 +370,39 @@ mod tests {
         let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
         let mut record = sample::bare(7, "theirs");
         record.key.manager = "slurm".to_owned();
-        let gpu = GpuUse { uuid: "GPU-a".to_owned(), held_by: "SLURM_JOB_GPUS".to_owned(), ..GpuUse::default() };
+        let gpu =
+            GpuUse { uuid: "GPU-a".to_owned(), held_by: "SLURM_JOB_GPUS".to_owned(), ..GpuUse::default() };
         record.gpus = vec![gpu];
         let now = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
         let known = HashMap::from([(record.key.clone(), record)]);
-        let card = line(&Host::real().unwrap(), &now, &HashMap::new(), &known);
+        let card = line(&Host::real().unwrap(), &now, &HashMap::new(), &known, &Openers::new());
         assert_eq!(card.users[0].job.as_deref(), Some("slurm:7"));
         assert_eq!(object(&card)["vendor"], "nvidia");
+    }
+
+    #[test]
+    fn who_has_a_card_open_of_which_only_jobs_are_told_is_shown_without_figures() {
+        let root = tempfile::tempdir().unwrap();
+        for (pid, name, file) in
+            [(70, "trainer", "renderD129"), (71, "viewer", "renderD128"), (72, "job", "renderD129")]
+        {
+            let folder = root.path().join(format!("proc/{pid}"));
+            std::fs::create_dir_all(folder.join("fd")).unwrap();
+            let zeros = "0 ".repeat(17);
+            std::fs::write(folder.join("stat"), format!("{pid} ({name}) S 1 {zeros}9 0")).unwrap();
+            for (number, target) in [(0, "/dev/null"), (3, &format!("/dev/dri/{file}"))] {
+                std::os::unix::fs::symlink(target, folder.join(format!("fd/{number}"))).unwrap();
+            }
+        }
+        let host = Host::at(root.path()).unwrap();
+        let labels = ["0", "GPU-a", "Card", "amd", "", "226:129"].map(str::to_owned).to_vec();
+        let cells = vec![MISSING; card::TABLE.columns.len()];
+        let job = Subject::Task { pid: 72, start_ticks: 9 };
+        let processes = vec![(job, Some(3), 10, 400)];
+        let now = CardNow { labels: &labels, cells: &cells, processes, holders: Vec::new() };
+        let users = line(&host, &now, &HashMap::new(), &HashMap::new(), &openers(&host)).users;
+        let [user] = &users[..] else { panic!("{users:?}") };
+        assert_eq!((user.name.as_str(), &user.pids[..]), ("trainer", &[70][..]));
+        assert_eq!((user.memory_bytes, user.utilization), (None, None));
     }
 }

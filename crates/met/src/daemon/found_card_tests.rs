@@ -45,7 +45,10 @@ impl Machine {
         let name = command.split(' ').next().unwrap();
         let zeros = "0 ".repeat(17);
         self.put(&format!("proc/{pid}/stat"), &format!("{pid} ({name}) S 1 {zeros}{pid} 0"));
-        self.put(&format!("proc/{pid}/status"), &format!("Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"));
+        self.put(
+            &format!("proc/{pid}/status"),
+            &format!("Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"),
+        );
         self.put(&format!("proc/{pid}/cmdline"), &format!("{}\0", command.replace(' ', "\0")));
         self.put(&format!("proc/{pid}/cgroup"), &format!("5:devices:/job_31\n0::/slurm/job_31/{step}\n"));
         let path = format!("{CGROUP}/cgroup.procs");
@@ -105,7 +108,10 @@ fn a_found_job_holds_its_cards_as_soon_as_its_first_process_is_there() {
     assert_eq!((gpu.index.as_str(), gpu.held_by.as_str()), ("1", "SLURM_JOB_GPUS"));
     assert!(gpu.idle_since_ns.is_some(), "nobody has it open");
     let record = record(&keeping);
-    assert_eq!((record.command, record.uid), (vec!["bash".to_owned(), "slurm_script".to_owned()], Some(1000)));
+    assert_eq!(
+        (record.command, record.uid),
+        (vec!["bash".to_owned(), "slurm_script".to_owned()], Some(1000))
+    );
     assert_eq!(record.allocated.cpus, None, "though its CPUs are not known");
     assert_eq!(record.local.unwrap().main.map(|main| main.pid), Some(51));
     keeping.close();
