@@ -130,6 +130,22 @@ fn a_first_process_that_has_ended_leaves_the_cards_that_it_named() {
 }
 
 #[test]
+fn another_sampling_thread_is_told_of_the_cards_by_who_is_left() {
+    let machine = Machine::new();
+    for pid in [51, 52] {
+        machine.put(&format!("proc/{pid}/environ"), "SLURM_JOB_ID=31\0SLURM_JOB_GPUS=0\0");
+        machine.enter(pid, 1000, "bash slurm_script", "step_batch/user/task_0");
+    }
+    let mut keeping = machine.keeping();
+    keeping.identify(1);
+    std::fs::remove_dir_all(machine.root.path().join("proc/51")).unwrap();
+    assert!(keeping.replace_sampling());
+    assert_eq!(held(&mut keeping).held_by, "SLURM_JOB_GPUS");
+    assert_eq!(record(&keeping).local.unwrap().main.map(|main| main.pid), Some(52));
+    keeping.close();
+}
+
+#[test]
 fn where_no_environment_can_be_read_the_devices_of_its_cgroup_say_which_cards_it_has() {
     let machine = Machine::new();
     machine.put("sys/fs/cgroup/devices/job_31/devices.list", "c 1:3 rwm\nc 195:1 rw\nc 195:255 rw\n");

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use met_core::job::JobKey;
 use met_jobs::identity::{self, Question};
 
 use super::keeping::Keeping;
@@ -70,6 +71,18 @@ impl Keeping {
             if asking.answer != Answer::Known {
                 self.asking.push(asking);
             }
+        }
+    }
+
+    /// Asks jobs whose first process has ended: the next sampling thread cannot read what that said.
+    pub(super) fn ask_those_who_are_left(&mut self) {
+        let has_ended = |key: &JobKey| {
+            let main = self.jobs.get(key).and_then(|kept| kept.record.local.as_ref()?.main);
+            main.is_some_and(|main| !self.host.is_alive(main))
+        };
+        let left = self.found.iter().filter(|(_, directory)| has_ended(&directory.key));
+        for job in left.map(|(&job, _)| job).collect::<Vec<u64>>() {
+            self.ask(job);
         }
     }
 
