@@ -6,8 +6,9 @@ import pwd
 import re
 import socket
 
+import cards
 from accounting import CPU_SHARE, truth
-from harness import DEADLINE_S, Ground, alive, check, close_to, equal, eventually, test
+from harness import DEADLINE_S, Ground, Skip, alive, check, close_to, equal, eventually, test
 
 GROUND = Ground("slurm")
 
@@ -21,10 +22,10 @@ def node():
         return file.read().strip()
 
 
-def watched(world):
+def watched(world, more=""):
     """A root daemon that looks for jobs and asks this Slurm; the user whose jobs they are."""
     world.configure(
-        f"sampling:\n  interval: {PERIOD_S}s\n"
+        f"{more}sampling:\n  interval: {PERIOD_S}s\n"
         "jobs:\n  discover: true\n  plain: off\n"
         f"schedulers:\n  slurm: true\n  oar: false\n  interval: {PERIOD_S}s\n  scope: cluster\n  path: {GROUND.path('bin')}\n")
     world.start_system_daemon()
@@ -94,6 +95,8 @@ def a_slurm_job_is_seen_while_it_runs_and_exact_when_it_has_ended(world):
     running(world, job)
     eventually(lambda: (seen := shown(world, job)["job"]) and (seen["user"], seen["name"]) == (user.name, "demo"),
                lambda: f"owner and name are known while it runs: {shown(world, job)['job']}")
+    command = shown(world, job)["job"]["command"]
+    check(command[-1].endswith("/slurm_script"), f"not what was submitted: {command}")
     open(user.path("go"), "w").close()
     record = recorded(world, job, "COMPLETED")
     check_account(record, truth(user))
@@ -103,6 +106,23 @@ def a_slurm_job_is_seen_while_it_runs_and_exact_when_it_has_ended(world):
     check(any(part["step"] == "batch" for part in record["parts"]), f"no part is the batch step: {record['parts']}")
     listed = world.met("list").ok().out
     check(re.search(rf"\bslurm:{job}\b.*\bdemo\b", listed), f"not in the list:\n{listed}")
+
+
+@test
+def a_slurm_job_holds_the_card_that_it_was_given_and_does_not_use(world):
+    if not os.path.exists(GROUND.path("dev/nvidia1")):
+        raise Skip("no device file can be made")
+    user = watched(world, f"gpu:\n  nvml: {cards.played(world)}\n")
+    held = dict.fromkeys(submit(user, "sleep", 1000, options=("--gres=gpu:1",)) for _ in range(2))
+    for job in held:
+        gpu, = eventually(lambda: (seen := shown(world, job)) and seen["gpus"], f"job {job} holds a card")
+        equal(gpu["held_by"], "SLURM_JOB_GPUS", "what says so")
+        eventually(lambda: shown(world, job)["gpus"][0]["idle_since"], "it does nothing with it")
+        held[job] = gpu["index"]
+    equal(sorted(held.values()), ["0", "1"], "cards")
+    for job in held:
+        GROUND.command("scancel", job, user=user)
+        recorded(world, job, "CANCELLED")
 
 
 @test

@@ -29,7 +29,7 @@ pub struct Rows<'a> {
 pub struct Cards {
     known: Vec<Card>,
     by_uuid: HashMap<String, usize>,
-    holdings: HashMap<u32, Holding>,
+    holdings: HashMap<u32, Vec<Holding>>,
     uses: BTreeMap<(u32, usize), Use>,
     /// Processes that were on a card in the last minutes: the dear figures may name one that has ended.
     subjects: HashMap<Subject, Known>,
@@ -111,11 +111,12 @@ impl Cards {
         self.known.is_empty()
     }
 
-    /// What a job was given. `None`: nobody says, so it holds what it has open.
-    pub fn hold(&mut self, slot: u32, holding: Option<Holding>) {
-        match holding {
-            Some(holding) => drop(self.holdings.insert(slot, holding)),
-            None => drop(self.holdings.remove(&slot)),
+    /// What a job was given. Nothing: nobody says, so it holds what it has open.
+    pub fn hold(&mut self, slot: u32, holdings: Vec<Holding>) {
+        if holdings.is_empty() {
+            self.holdings.remove(&slot);
+        } else {
+            self.holdings.insert(slot, holdings);
         }
     }
 
@@ -304,15 +305,20 @@ impl Cards {
 
     /// Whether the job was given the card, and what says so.
     fn given(&self, slot: u32, index: usize) -> Option<&'static str> {
-        let card = &self.known[index];
         // What is cut into parts is held by its parts.
-        let holding = self.holdings.get(&slot).filter(|_| !card.has_parts)?;
+        let holdings = self.holdings.get(&slot).filter(|_| !self.known[index].has_parts)?;
+        holdings.iter().find_map(|holding| self.given_by(holding, slot, index))
+    }
+
+    fn given_by(&self, holding: &Holding, slot: u32, index: usize) -> Option<&'static str> {
+        let card = &self.known[index];
         let named = || holding.includes(card.named(), self.numbered_vendor());
         if !holding.is_doubtful() || !self.models_differ || card.labels[label::VENDOR] != "nvidia" {
             return named().then_some(holding.source);
         }
         // Which card a number means is known when the job has opened it.
-        if self.opened.range((slot, 0)..=(slot, usize::MAX)).next().is_some() {
+        let mut opened = self.opened.range((slot, 0)..=(slot, usize::MAX));
+        if opened.any(|&(_, opened)| self.known[opened].labels[label::VENDOR] == "nvidia") {
             return self.opened.contains(&(slot, index)).then_some("CUDA_VISIBLE_DEVICES (as opened)");
         }
         named().then_some("CUDA_VISIBLE_DEVICES (order unknown)")
@@ -730,6 +736,7 @@ impl Card {
             vendor: &self.labels[label::VENDOR],
             parent: &self.labels[label::PARENT],
             device: &self.labels[label::DEVICE],
+            mig: self.labels.get(label::MIG).map_or("", String::as_str),
         }
     }
 

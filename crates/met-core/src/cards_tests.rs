@@ -177,6 +177,38 @@ fn who_holds_a_part_of_a_card_pays_for_its_slices() {
 }
 
 #[test]
+fn a_scheduler_that_counts_parts_charges_each_job_for_its_own() {
+    let slurm = [
+        (1, "SLURM_JOB_GPUS=0\0CUDA_VISIBLE_DEVICES=MIG-1"),
+        (2, "SLURM_JOB_GPUS=1\0CUDA_VISIBLE_DEVICES=MIG-GPU-a/4/0"),
+    ];
+    let mut machine = Machine::new(&slurm);
+    for (index, uuid, mig) in [("0.0", "MIG-1", "3/0"), ("0.1", "MIG-2", "4/0")] {
+        machine.label(index, uuid, "GPU-a");
+        machine.labels.last_mut().unwrap().push(mig.to_owned());
+    }
+    for _ in 0..11 {
+        machine.second(&[(0, 70_000, 0), (1, MISSING, MISSING), (2, MISSING, MISSING)], &[]);
+    }
+    let parts = |slot| machine.cards.uses_of(slot).into_iter().map(|usage| usage.uuid).collect::<Vec<_>>();
+    assert_eq!((parts(1), parts(2)), (vec!["MIG-1".to_owned()], vec!["MIG-2".to_owned()]));
+    let energy_uj = |slot| machine.cards.uses_of(slot)[0].energy_uj();
+    assert!(energy_uj(1) > 0 && energy_uj(1) == energy_uj(2), "{} and {}", energy_uj(1), energy_uj(2));
+}
+
+#[test]
+fn a_job_may_hold_cards_of_two_makers() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0\0ROCR_VISIBLE_DEVICES=0")]);
+    machine.label("0", "GPU-amd", "");
+    machine.labels[1][label::VENDOR] = "amd".to_owned();
+    machine.second(&[(0, 70_000, 0), (1, 40_000, 0)], &[]);
+    let held: Vec<_> =
+        machine.cards.uses_of(1).into_iter().map(|usage| (usage.uuid, usage.held_by)).collect();
+    let [nvidia, amd] = [("GPU-a", "CUDA_VISIBLE_DEVICES"), ("GPU-amd", "ROCR_VISIBLE_DEVICES")];
+    assert_eq!(held, [nvidia, amd].map(|(uuid, by)| (uuid.to_owned(), by.to_owned())));
+}
+
+#[test]
 fn a_process_that_ended_since_the_last_look_is_still_its_jobs() {
     let mut machine = Machine::new(&[(1, "")]);
     machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 900)]);

@@ -26,44 +26,72 @@ pub enum CardRef {
 }
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+const NVIDIA: &str = "nvidia";
+const INTEL: &str = "intel";
 
-/// In order of belief. Inside a job whose other cards are hidden, CUDA counts from 0 again: what the
-/// scheduler wrote comes first.
-const VARIABLES: [(&str, Option<&str>); 8] = [
-    ("SLURM_STEP_GPUS", None),
-    ("SLURM_JOB_GPUS", None),
-    (CUDA, Some("nvidia")),
-    ("NVIDIA_VISIBLE_DEVICES", Some("nvidia")),
-    ("ROCR_VISIBLE_DEVICES", Some("amd")),
-    ("HIP_VISIBLE_DEVICES", Some("amd")),
-    ("GPU_DEVICE_ORDINAL", Some("amd")),
-    ("ZE_AFFINITY_MASK", Some("intel")),
+/// What a scheduler wrote, which says of no maker whose cards it counts. What the job has comes before what one
+/// of its steps has: the rest of the job's cards is held, too.
+const OF_SCHEDULER: [&str; 2] = ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"];
+
+/// Of each maker's own variables the first that names a card is believed.
+const OF_MAKERS: [(&str, &[&str]); 3] = [
+    (NVIDIA, &[CUDA, "NVIDIA_VISIBLE_DEVICES"]),
+    ("amd", &["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"]),
+    (INTEL, &["ZE_AFFINITY_MASK"]),
 ];
 /// More cards than any machine has; what is beyond is somebody's joke.
 const CARDS_MAX: usize = 1024;
 
-/// What the environment of a process, as /proc/PID/environ has it, says about cards.
-pub fn of_environ(environ: &[u8]) -> Option<Holding> {
-    let value_of = |name: &str| {
-        environ.split(|&byte| byte == 0).find_map(|entry| {
+/// What the environment of a process, as /proc/PID/environ has it, says about cards: one holding, or one for
+/// each maker whose cards it names.
+pub fn of_environ(environ: &[u8]) -> Vec<Holding> {
+    let environ = Environ(environ);
+    // A scheduler sets the variables of all makers, whoever made the cards: its word is all there is.
+    if let Some(scheduler) = OF_SCHEDULER.into_iter().find_map(|name| environ.holding(name, None)) {
+        // Its numbers count what it hands out, of which a part of a card is one: then only the uuid is exact.
+        // Numbers for CUDA begin at 0 again in a job whose other cards are hidden.
+        let exact = environ.holding(CUDA, Some(NVIDIA)).filter(Holding::names_uuids);
+        return vec![exact.unwrap_or(scheduler)];
+    }
+    let of_maker = |(vendor, names): (&'static str, &'static [&'static str])| {
+        for &name in names {
+            let held = environ.holding(name, Some(vendor));
+            // `void` says nothing; an empty list for CUDA says: none.
+            if held.is_some() || (name == CUDA && environ.value_of(name).is_some()) {
+                return held;
+            }
+        }
+        None
+    };
+    OF_MAKERS.into_iter().filter_map(of_maker).collect()
+}
+
+#[derive(Clone, Copy)]
+struct Environ<'a>(&'a [u8]);
+
+impl Environ<'_> {
+    fn value_of(self, name: &str) -> Option<String> {
+        self.0.split(|&byte| byte == 0).find_map(|entry| {
             let (key, value) = entry.split_at(entry.iter().position(|&byte| byte == b'=')?);
             (key == name.as_bytes()).then(|| String::from_utf8_lossy(&value[1..]).into_owned())
         })
-    };
-    for (source, vendor) in VARIABLES {
-        let Some(value) = value_of(source) else { continue };
-        let cards = cards(&value);
-        if !cards.is_empty() {
-            let fastest_first =
-                source == CUDA && value_of("CUDA_DEVICE_ORDER").as_deref() != Some("PCI_BUS_ID");
-            return Some(Holding { source, vendor, cards, fastest_first });
-        }
-        // `void` and an empty scheduler's variable say nothing; an empty CUDA list says: none.
-        if source == CUDA {
-            return None;
-        }
     }
-    None
+
+    fn holding(self, source: &'static str, vendor: Option<&'static str>) -> Option<Holding> {
+        let mut cards = cards(&self.value_of(source)?);
+        if vendor == Some(INTEL) {
+            // Tiles are no cards of their own here: who has one has the card.
+            for card in &mut cards {
+                if let CardRef::Index(_, tile) = card {
+                    *tile = None;
+                }
+            }
+            cards.dedup();
+        }
+        let fastest_first =
+            source == CUDA && self.value_of("CUDA_DEVICE_ORDER").as_deref() != Some("PCI_BUS_ID");
+        (!cards.is_empty()).then_some(Holding { source, vendor, cards, fastest_first })
+    }
 }
 
 /// What a list of cards names; CUDA ends its list at the first entry that is none.
@@ -140,9 +168,15 @@ pub struct Named<'a> {
     /// The uuid of the card this is a part of, or nothing.
     pub parent: &'a str,
     pub device: &'a str,
+    /// Of a part its GPU instance and compute instance, as `1/0`; else nothing.
+    pub mig: &'a str,
 }
 
 impl Holding {
+    fn names_uuids(&self) -> bool {
+        self.cards.iter().any(|card| matches!(card, CardRef::Uuid(_)))
+    }
+
     /// Whether it names cards by numbers that may mean others where the machine has different ones. A uuid
     /// and a part's uuid are exact.
     pub fn is_doubtful(&self) -> bool {
@@ -156,13 +190,10 @@ impl Holding {
         }
         self.cards.iter().any(|held| match held {
             CardRef::All => true,
-            CardRef::Uuid(uuid) => {
-                // Of an older driver `MIG-GPU-<uuid>/1/0`, of which `/1/0` is not the beginning of `/1/01`.
-                let exact = uuid.starts_with("MIG-") && uuid.contains('/');
-                let is_named = if exact { card.uuid == uuid } else { card.uuid.starts_with(uuid.as_str()) };
-                is_named || card.parent == uuid.as_str()
-            }
+            CardRef::Uuid(uuid) => is_meant(uuid, card),
             CardRef::Index(..) if self.vendor.is_none() && card.vendor != numbered => false,
+            // What a scheduler counts beside whole cards are parts: whose it is, its number does not say.
+            CardRef::Index(_, None) if self.vendor.is_none() && !card.parent.is_empty() => false,
             CardRef::Index(index, None) => {
                 let whole = card.index.split_once('.').map_or(card.index, |(whole, _)| whole);
                 whole.parse() == Ok(*index)
@@ -173,16 +204,33 @@ impl Holding {
     }
 }
 
+/// Whether a uuid, or the beginning of one, means a card.
+fn is_meant(uuid: &str, card: Named<'_>) -> bool {
+    // What older drivers call a part: `MIG-GPU-<uuid of the card>/1/0`, of which `/1/0` is not the beginning of
+    // `/1/01`. Newer ones take it, too, and call the part by a uuid of its own.
+    if let Some((parent, mig)) = uuid.strip_prefix("MIG-").and_then(|rest| rest.split_once('/')) {
+        return card.uuid == uuid || (card.parent == parent && card.mig == mig);
+    }
+    card.uuid.starts_with(uuid) || card.parent == uuid
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     const CARD: Named<'_> =
-        Named { index: "1", uuid: "GPU-8f2c-77", vendor: "nvidia", parent: "", device: "195:1" };
+        Named { index: "1", uuid: "GPU-8f2c-77", vendor: "nvidia", parent: "", device: "195:1", mig: "" };
 
-    fn of(environ: &str) -> Option<Holding> {
+    fn all_of(environ: &str) -> Vec<Holding> {
         of_environ(environ.replace(' ', "\0").as_bytes())
+    }
+
+    /// What it says where it speaks of one maker's cards.
+    fn of(environ: &str) -> Option<Holding> {
+        let mut all = all_of(environ);
+        assert!(all.len() <= 1, "{all:?}");
+        all.pop()
     }
 
     #[test]
@@ -190,6 +238,54 @@ mod tests {
         let held = of("A=1 CUDA_VISIBLE_DEVICES=0 SLURM_JOB_GPUS=2-3").unwrap();
         assert_eq!(held.source, "SLURM_JOB_GPUS");
         assert_eq!(held.cards, [CardRef::Index(2, None), CardRef::Index(3, None)]);
+    }
+
+    #[test]
+    fn what_the_job_has_comes_before_what_its_first_step_has() {
+        let held = of("SLURM_STEP_GPUS=1 SLURM_JOB_GPUS=0,1").unwrap();
+        assert_eq!(held.source, "SLURM_JOB_GPUS");
+        assert_eq!(held.cards, [CardRef::Index(0, None), CardRef::Index(1, None)]);
+        assert_eq!(of("SLURM_STEP_GPUS=1 SLURM_JOB_GPUS=").unwrap().cards, [CardRef::Index(1, None)]);
+    }
+
+    #[test]
+    fn a_scheduler_that_hands_out_parts_is_believed_by_their_uuids() {
+        let part = |uuid, index| Named { index, uuid, parent: "GPU-8f2c-77", device: "", ..CARD };
+        let parts = [part("MIG-1", "0.0"), part("MIG-2", "0.1")];
+        let holds = |environ: &str| {
+            let held = of(environ).unwrap();
+            parts.map(|part| held.includes(part, "nvidia"))
+        };
+        assert_eq!(holds("SLURM_JOB_GPUS=0 CUDA_VISIBLE_DEVICES=MIG-1"), [true, false]);
+        assert_eq!(holds("SLURM_JOB_GPUS=1 CUDA_VISIBLE_DEVICES=MIG-2"), [false, true]);
+        // Which of them the number means nobody says.
+        assert_eq!(holds("SLURM_JOB_GPUS=0 CUDA_VISIBLE_DEVICES=0"), [false, false]);
+        assert_eq!(holds("SLURM_JOB_GPUS=0"), [false, false]);
+    }
+
+    #[test]
+    fn each_maker_has_variables_of_its_own_unless_a_scheduler_wrote_them_all() {
+        let sources = |environ: &str| all_of(environ).iter().map(|held| held.source).collect::<Vec<_>>();
+        assert_eq!(
+            sources("ZE_AFFINITY_MASK=1 CUDA_VISIBLE_DEVICES=0 HIP_VISIBLE_DEVICES=1 ROCR_VISIBLE_DEVICES=0"),
+            ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]
+        );
+        assert_eq!(sources("CUDA_VISIBLE_DEVICES= ROCR_VISIBLE_DEVICES=0"), ["ROCR_VISIBLE_DEVICES"]);
+        let amd = Named { index: "0", uuid: "GPU-a", vendor: "amd", ..CARD };
+        let held = all_of("CUDA_VISIBLE_DEVICES=1 ROCR_VISIBLE_DEVICES=0");
+        for card in [amd, CARD] {
+            assert_eq!(held.iter().filter(|held| held.includes(card, "nvidia")).count(), 1, "{card:?}");
+        }
+        let written = "SLURM_JOB_GPUS=1 CUDA_VISIBLE_DEVICES=0 ROCR_VISIBLE_DEVICES=0";
+        assert_eq!(sources(written), ["SLURM_JOB_GPUS"]);
+    }
+
+    #[test]
+    fn who_has_a_tile_of_an_intel_card_has_the_card() {
+        let held = of("ZE_AFFINITY_MASK=0.0,0.1,1").unwrap();
+        assert_eq!(held.cards, [CardRef::Index(0, None), CardRef::Index(1, None)]);
+        let card = Named { index: "0", uuid: "PCI-0", vendor: "intel", ..CARD };
+        assert!(held.includes(card, "intel"));
     }
 
     #[test]
@@ -253,6 +349,11 @@ mod tests {
         );
         assert!(!held.includes(part("MIG-GPU-8f2c-77/2/0"), "nvidia") && !held.includes(CARD, "nvidia"));
         assert!(of("CUDA_VISIBLE_DEVICES=MIG-77aa").unwrap().includes(part("MIG-77aa-b"), "nvidia"));
+        // A newer driver takes the older form, and tells a part's uuid and instances.
+        let renamed = |mig| Named { mig, ..part("MIG-77aa-b") };
+        assert!(held.includes(renamed("1/0"), "nvidia") && !held.includes(renamed("1/01"), "nvidia"));
+        let other_card = Named { parent: "GPU-other", ..renamed("1/0") };
+        assert!(!held.includes(other_card, "nvidia"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod variables;
 
 use std::path::Path;
 
-use met_core::holding::{self, CardRef};
+use met_core::holding::{self, CardRef, Holding};
 use met_core::job::{CgroupPaths, ProcessId, Record, Resources, Scheduling};
 use met_host::{Host, PidPath, clock, parse};
 
@@ -52,8 +52,10 @@ pub struct Identity {
     pub scheduling: Scheduling,
     /// All nodes of the job.
     pub nodes: Vec<String>,
-    /// The first process that is not the manager's own.
+    /// The first process of its user: the one whose environment is about this job, where one could be read.
     pub main: Option<ProcessId>,
+    /// The cards that its environment names.
+    pub holdings: Vec<Holding>,
     /// When the first process of all began, in ticks since the boot.
     pub start_ticks: Option<u64>,
     /// Whether an environment could be read that is about this job. If not, asking again may help.
@@ -67,16 +69,16 @@ pub fn identify(host: &Host, question: &Question<'_>) -> Identity {
     let mut identity = Identity {
         uid: owner(host, question, &own),
         user: question.user.map(|user| printable(user.as_bytes())),
-        main: own.first().map(|process| process.id),
         start_ticks: processes.iter().map(|process| process.id.start_ticks).min(),
         ..Identity::default()
     };
-    if let Some(main) = identity.main {
-        identity.command = command(host, main);
-    }
-    let mut cards = None;
+    let of_user: Vec<&Process> =
+        own.iter().copied().filter(|process| Some(process.uid) == identity.uid).collect();
+    // All of a container is its own; into other jobs root looks in, to prepare them or to wait in them.
+    let first = if question.is_container() { own.first() } else { of_user.first() };
+    identity.main = first.map(|process| process.id);
     let mut environ = Vec::new();
-    for process in own.iter().filter(|process| Some(process.uid) == identity.uid).take(ENVIRONS_MAX) {
+    for process in of_user.iter().take(ENVIRONS_MAX) {
         if !read_environ(host, process.id, &mut environ) {
             continue;
         }
@@ -87,15 +89,27 @@ pub fn identify(host: &Host, question: &Question<'_>) -> Identity {
             identity.add_nodes(host, &path);
         }
         identity.id = Some(id).filter(|_| is_sluid(question.id));
-        cards = holding::of_environ(&environ).and_then(|held| card_count(&held.cards));
+        identity.holdings = holding::of_environ(&environ);
         identity.environment_read = true;
+        if !question.is_container() {
+            identity.main = Some(process.id);
+        }
         break;
+    }
+    if let Some(main) = identity.main {
+        identity.command = command(host, main);
     }
     if question.manager == "podman" {
         identity.name = identity.main.and_then(|main| conmon_name(host, main, question.id)).or(identity.name);
     }
-    identity.add_limits(limits::read(host, question.cgroup), cards, question, host.facts().cpu_count);
+    identity.add_limits(limits::read(host, question.cgroup), question, host.facts().cpu_count);
     identity
+}
+
+impl Question<'_> {
+    fn is_container(&self) -> bool {
+        matches!(self.manager, "docker" | "podman" | "kubernetes")
+    }
 }
 
 impl Identity {
@@ -118,22 +132,15 @@ impl Identity {
     }
 
     /// What the cgroup says is the kernel's word and beats the environment's, where this node is all there is.
-    fn add_limits(
-        &mut self,
-        limits: limits::Limits,
-        cards: Option<i64>,
-        question: &Question<'_>,
-        machine_cpus: u32,
-    ) {
+    fn add_limits(&mut self, limits: limits::Limits, question: &Question<'_>, machine_cpus: u32) {
         if self.allocated.nodes.is_some_and(|nodes| nodes > 1) {
             return;
         }
-        let container = matches!(question.manager, "docker" | "podman" | "kubernetes");
         // A container that was limited to nothing shows all CPUs.
-        let cpus = limits.cpus.filter(|&cpus| !container || cpus != i64::from(machine_cpus));
+        let cpus = limits.cpus.filter(|&cpus| !question.is_container() || cpus != i64::from(machine_cpus));
         self.allocated.cpus = cpus.or(self.allocated.cpus);
         self.allocated.memory_bytes = limits.memory_bytes;
-        self.allocated.gpus = limits.gpus.or(cards);
+        self.allocated.gpus = limits.gpus.or_else(|| card_count(&self.holdings));
     }
 
     /// Unix time at which the first process began.
@@ -166,7 +173,8 @@ impl Identity {
         // Its users know it by its number, whatever its directory is called.
         fill(&mut record.scheduling.alias, &self.id);
         if let Some(local) = &mut record.local {
-            fill(&mut local.main, &self.main);
+            // Who is known by his environment is it, whoever was taken for it before.
+            local.main = self.main.filter(|_| self.environment_read).or(local.main).or(self.main);
         }
     }
 }
@@ -239,11 +247,23 @@ fn processes(host: &Host, question: &Question<'_>) -> Vec<Process> {
             let watches = watchers(question.manager).iter().any(|name| stat.name == name.as_bytes());
             folder.read(PidPath::new(pid, "status").as_path(), &mut buffer).ok()?;
             let uid = u32::try_from(parse::value_of(&buffer, "Uid")).ok()?;
-            Some(Process { id, uid, of_manager: watches || Some(uid) == daemon_uid })
+            let of_manager = watches || Some(uid) == daemon_uid || waits(host, question, pid, uid);
+            Some(Process { id, uid, of_manager })
         })
         .collect();
     found.sort_unstable_by_key(|process| (process.id.start_ticks, process.id.pid));
     found
+}
+
+/// Where Slurm contains a job from its prolog on, root sleeps in a step of his own for as long as the job lasts,
+/// and what prepares the job runs there, too.
+fn waits(host: &Host, question: &Question<'_>, pid: u32, uid: u32) -> bool {
+    let mut text = Vec::new();
+    let is_extern = |line: &[u8]| line.split(|&byte| byte == b'/').any(|name| name == b"step_extern");
+    question.manager == "slurm"
+        && uid == 0
+        && host.proc_dir().read(PidPath::new(pid, "cgroup").as_path(), &mut text).is_ok()
+        && parse::lines(&text).any(is_extern)
 }
 
 /// The user as whom a manager works inside its jobs, unless the job is his.
@@ -312,10 +332,12 @@ fn conmon_name(host: &Host, main: ProcessId, container: &str) -> Option<String> 
     value("-n").filter(|name| is_its_own && !name.is_empty()).map(|name| printable(name.as_bytes()))
 }
 
-/// How many cards are named; `all` is no number.
-fn card_count(cards: &[CardRef]) -> Option<i64> {
-    let counted = !cards.contains(&CardRef::All);
-    i64::try_from(cards.len()).ok().filter(|&count| counted && count > 0)
+/// How many cards are named; `all` is no number. Who sets the variables of several makers says the same in each,
+/// for whichever made the cards that are there.
+fn card_count(holdings: &[Holding]) -> Option<i64> {
+    let counted = holdings.iter().all(|held| !held.cards.contains(&CardRef::All));
+    let most = holdings.iter().map(|held| held.cards.len()).max().filter(|_| counted)?;
+    i64::try_from(most).ok()
 }
 
 #[cfg(test)]

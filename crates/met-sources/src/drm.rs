@@ -115,6 +115,7 @@ impl Source for Drm {
         let now_ns = clock::boottime_ns();
         self.read_cards(now_ns, cards);
         let mut met = Met::new();
+        // Only processes of jobs are looked through: how many are on a card is not known.
         let living: HashSet<_> = targets.tasks.iter().map(|task| (task.pid, task.start_ticks)).collect();
         self.known.retain(|key, _| living.contains(key));
         for task in targets.tasks.iter().filter(|task| task.role == TaskRole::Member) {
@@ -127,10 +128,6 @@ impl Source for Drm {
             self.read_process(task, &mut met, processes);
         }
         self.clients.retain(|key, _| met.contains_key(key));
-        for (row, cells) in cards.rows_mut() {
-            let on_it = processes.rows().filter(|(process, _)| process.part == row.part);
-            cells[card::PROCESSES] = on_it.count() as i64;
-        }
         Ok(())
     }
 
@@ -552,7 +549,6 @@ mod tests {
               temperature 54000
               clock 1700
               clock_memory 1600
-              processes 2
             100
               memory 2097152
               open 1
@@ -657,7 +653,6 @@ mod tests {
               power_limit 150000
               energy 987654321
               clock 1950
-              processes 1
             100
               memory 3145728
               open 1
@@ -694,7 +689,6 @@ mod tests {
               power_limit 190000
               energy 1500000
               temperature 41000
-              processes 1
             100
               memory 24567808
               open 1

@@ -165,15 +165,20 @@ pub fn command_of(host: &Host, pid: u32) -> Vec<String> {
     arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
 }
 
-/// The cards that a process was given, by its environment or else by its devices cgroup.
-pub fn holding(host: &Host, process: ProcessId) -> Option<Holding> {
+/// The cards that a process was given, by its environment or else by its devices cgroup. Nothing where nobody
+/// says.
+pub fn holdings(host: &Host, process: ProcessId) -> Vec<Holding> {
     let mut text = Vec::new();
-    host.read_small(format!("/proc/{}/environ", process.pid), &mut text).ok()?;
-    // Read first and looked at then: the number may have become another process's.
-    if !host.is_alive(process) {
-        return None;
+    // The devices of others may be looked at, and their environments may not.
+    if host.read_small(format!("/proc/{}/environ", process.pid), &mut text).is_err() {
+        text.clear();
     }
-    holding::of_environ(&text).or_else(|| devices_of(host, process.pid))
+    let mut held = holding::of_environ(&text);
+    if held.is_empty() {
+        held.extend(devices_of(host, process.pid));
+    }
+    // Read first and looked at then: the number may have become another process's.
+    if host.is_alive(process) { held } else { Vec::new() }
 }
 
 /// Only cgroup v1 shows which devices are allowed; on v2 it is a program in the kernel.

@@ -196,7 +196,7 @@ impl Sampler {
                 watch: self.departures.open(&self.host, slot, beginning, is_unused),
                 left: vec![0; JOB.columns.len()],
                 floors: vec![MISSING; JOB.columns.len()],
-                main: local.main,
+                main: local.main.map(|main| (main, now_ns)),
                 gpu_before_uj: (0, 0),
                 gpus_before: record.gpus.clone(),
                 all_ended: false,

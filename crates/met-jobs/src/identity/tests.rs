@@ -99,8 +99,14 @@ fn check(archive: &str, question: &Question<'_>, expected: Expect) {
     expected.assert_eq(&print(&identify(&machine.host, question)));
 }
 
+const RECORD: &str = r#"{"key":{"cluster":null,"manager":"slurm","id":"31","incarnation":1},"name":"","user":null,
+    "uid":null,"account":null,"command":[],"state":"running","manager_state":null,"exit_code":null,
+    "signal":null,"start_ns":null,"end_ns":null,"nodes":[],"node_memory_bytes":null,
+    "local":{"boot_id":"","origin":"found","supervisor":null,"main":null,"cgroup":{},"cwd":"/","stdout":null,
+    "stderr":null}}"#;
 const SLURM: &str = include_str!("../../../../fixtures/jobs/slurm-v1.txt");
 const SLUID: &str = include_str!("../../../../fixtures/jobs/slurm-sluid.txt");
+const CONTAIN: &str = include_str!("../../../../fixtures/jobs/slurm-contain.txt");
 const OAR: &str = include_str!("../../../../fixtures/jobs/oar.txt");
 const OTHERS: &str = include_str!("../../../../fixtures/jobs/others.txt");
 
@@ -147,6 +153,54 @@ fn a_slurm_job_named_by_its_sluid_with_a_hostile_environment() {
         start: 900
     "#]],
     );
+}
+
+#[test]
+fn root_who_waits_in_a_job_is_not_its_first_process() {
+    let cgroup = unified("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_31");
+    let question =
+        Question { manager: "slurm", id: "31", uid: None, user: None, cgroup: &cgroup, pids: &[40, 41, 42] };
+    // Whose it is, and by what it is called, is not known before its user's first process is there.
+    check(CONTAIN, &question, expect!["start: 900\n"]);
+    // One who came in later is not what was submitted, but better than nothing.
+    let adopted = expect![[r#"
+        owner: 1000 None
+        command: ["-bash"]
+        main: 45
+        start: 900
+    "#]];
+    check(CONTAIN, &Question { pids: &[40, 41, 42, 45], ..question }, adopted);
+    let whole = expect![[r#"
+        owner: 1000 None
+        name: "train"
+        command: ["/bin/bash", "/var/spool/slurmd/job00031/slurm_script"]
+        allocated: gpus 2
+        main: 51
+        start: 900
+    "#]];
+    check(CONTAIN, &Question { pids: &[40, 41, 42, 45, 50, 51], ..question }, whole);
+    // A job of root's own.
+    let of_root = Question { uid: Some(0), pids: &[40, 41, 42, 50, 52], ..question };
+    let identity = identify(&machine(CONTAIN).host, &of_root);
+    assert_eq!((identity.uid, identity.main.map(|main| main.pid)), (Some(0), Some(52)));
+    let held: Vec<_> = identity.holdings.iter().map(|held| (held.source, held.cards.len())).collect();
+    assert_eq!(held, [("SLURM_JOB_GPUS", 2)]);
+}
+
+#[test]
+fn who_is_known_by_his_environment_is_the_first_process_whoever_was_there_before() {
+    let machine = machine(CONTAIN);
+    let cgroup = CgroupPaths::default();
+    let question =
+        Question { manager: "slurm", id: "31", uid: None, user: None, cgroup: &cgroup, pids: &[41, 45] };
+    let mut record: Record = serde_json::from_str(RECORD).unwrap();
+    let main = |record: &Record| record.local.as_ref().unwrap().main.map(|main| main.pid);
+    for (pids, expected) in
+        [(&[41][..], None), (&[41, 45], Some(45)), (&[41, 45, 51], Some(51)), (&[45], Some(51))]
+    {
+        identify(&machine.host, &Question { pids, ..question }).apply(&mut record);
+        assert_eq!(main(&record), expected, "{pids:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `met gpus`: the cards now, who uses them, who holds them and idles.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -9,11 +9,13 @@ use met_core::cards::CardNow;
 use met_core::gpu::{self, card, card::label};
 use met_core::job::{GpuUse, JobKey, ProcessId, Record, State};
 use met_core::{MISSING, Subject};
+use met_host::{Host, parse};
 use serde_json::json;
 
 use crate::cli::GpusArgs;
 use crate::jobs::{self, AllJobs, JobsFilter};
 use crate::output;
+use crate::processes;
 use crate::sampler::Sampler;
 use crate::setting::Setting;
 use crate::users;
@@ -24,6 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// In this time the dear figures (use by process) are read twice.
 const LOOK_FOR: Duration = Duration::from_millis(1200);
 const LOOKS: u32 = 6;
+/// Descriptors of one process that are looked through for cards.
+const DESCRIPTORS_MAX: usize = 4096;
+/// By these programs compute; what draws has others.
+const RENDER_FILES: &[u8] = b"/dev/dri/renderD";
+const RENDER_MAJOR: u32 = 226;
+/// The number of processes that have none here.
+const UNSEEN: u32 = 0;
 
 pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
     let interval = LOOK_FOR / LOOKS;
@@ -42,10 +51,19 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
             sampler.look();
         }
     }
+    let cards = sampler.cards();
+    let tells_all = |card: &CardNow<'_>| card.labels[label::VENDOR] == "nvidia";
+    let openers = match cards.iter().all(|(card, _)| tells_all(card)) {
+        true => Openers::new(),
+        false => openers(&setting.host),
+    };
     let mut lines: Vec<CardLine> =
-        sampler.cards().iter().map(|(card, keys)| line(setting, card, keys, &known)).collect();
+        cards.iter().map(|(card, keys)| line(&setting.host, card, keys, &known, &openers)).collect();
     lines.extend(lost(&lines, &known));
-    lines.sort_by_key(|line| line.index.split('.').map(|part| part.parse::<u32>().ok()).collect::<Vec<_>>());
+    lines.sort_by_cached_key(|line| {
+        let numbers = line.index.split('.').map(|part| part.parse::<u32>().ok());
+        (line.vendor.clone(), numbers.collect::<Vec<_>>())
+    });
     let troubles = sampler.card_troubles();
     for trouble in &troubles {
         writeln!(io::stderr(), "met: {trouble}")?;
@@ -66,10 +84,11 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
 }
 
 fn line(
-    setting: &Setting,
+    host: &Host,
     card: &CardNow<'_>,
     keys: &HashMap<u32, JobKey>,
     known: &HashMap<JobKey, Record>,
+    openers: &Openers,
 ) -> CardLine {
     let cell = |column: usize, scale: f64| {
         (card.cells[column] != MISSING).then(|| card.cells[column] as f64 * scale)
@@ -77,36 +96,28 @@ fn line(
     let mut users: Vec<UserLine> = Vec::new();
     for &(slot, since) in &card.holders {
         let Some(record) = keys.get(&slot).and_then(|key| known.get(key)) else { continue };
-        // Who samples the job all the time knows better since when it idles.
         let watched = record.gpus.iter().find(|gpu: &&GpuUse| gpu.uuid == card.labels[label::UUID]);
+        let sums = sums(card, Some(slot));
+        let works = sums.utilization.is_some_and(|utilization| utilization > 0.0);
+        // A second without work is a pause to who samples the job all the time.
+        let idle = watched.map_or(since.idle_ns, |gpu| gpu.idle_since_ns).is_some();
         users.push(UserLine {
             job: Some(record.label()),
             name: record.name.clone(),
             user: record.user.clone(),
-            idle: since.idle_ns.is_some(),
-            idle_since_ns: watched.and_then(|gpu| gpu.idle_since_ns),
-            ..sums(card, Some(slot))
+            idle: idle && !works,
+            idle_since_ns: watched.and_then(|gpu| gpu.idle_since_ns).filter(|_| !works),
+            ..sums
         });
     }
     users.extend(held_elsewhere(card, keys, known));
-    for &(subject, slot, _, _) in card.processes.iter().filter(|(_, slot, _, _)| slot.is_none()) {
-        let Subject::Task { pid, .. } = subject else { continue };
-        let uid = rustix::fs::stat(format!("/proc/{pid}")).ok().map(|found| found.st_uid);
-        let name =
-            setting.host.process(pid).ok().and_then(|process: ProcessId| setting.host.process_name(process));
-        let of_it = |other: &(Subject, Option<u32>, i64, i64)| other.0 == subject;
-        let only =
-            CardNow { processes: card.processes.iter().copied().filter(of_it).collect(), ..card.clone() };
-        users.push(UserLine {
-            name: name.unwrap_or_else(|| "a process that is not shown here".to_owned()),
-            user: uid.and_then(users::name_of),
-            ..sums(&only, slot)
-        });
-    }
+    users.extend(strangers(host, card));
+    users.extend(untold(host, card, openers));
     CardLine {
         index: card.labels[label::INDEX].clone(),
         uuid: card.labels[label::UUID].clone(),
         name: card.labels[label::NAME].clone(),
+        vendor: card.labels[label::VENDOR].clone(),
         utilization: cell(card::UTILIZATION, 1e-3),
         memory_used_bytes: cell(card::MEMORY_USED, 1.0),
         memory_total_bytes: cell(card::MEMORY_TOTAL, 1.0),
@@ -119,12 +130,82 @@ fn line(
     }
 }
 
+/// The processes on a card that are no job's. Those of which only the driver knows, because they are outside of
+/// this container, have no number here and are one line.
+fn strangers(host: &Host, card: &CardNow<'_>) -> Vec<UserLine> {
+    let mut met = HashSet::new();
+    let mut lines = Vec::new();
+    for &(subject, slot, _, _) in card.processes.iter().filter(|(_, slot, _, _)| slot.is_none()) {
+        let Subject::Task { pid, .. } = subject else { continue };
+        if !met.insert(subject) {
+            continue;
+        }
+        let of_it = |other: &(Subject, Option<u32>, i64, i64)| other.0 == subject;
+        let only =
+            CardNow { processes: card.processes.iter().copied().filter(of_it).collect(), ..card.clone() };
+        let (name, user) = if pid == UNSEEN { (None, None) } else { name_and_user(host, pid) };
+        lines.push(UserLine {
+            name: name.unwrap_or_else(|| match only.processes.len() {
+                1 => "a process that is not shown here".to_owned(),
+                count => format!("{count} processes not shown here"),
+            }),
+            user,
+            ..sums(&only, slot)
+        });
+    }
+    lines
+}
+
+fn name_and_user(host: &Host, pid: u32) -> (Option<String>, Option<String>) {
+    let name = host.process(pid).ok().and_then(|process: ProcessId| host.process_name(process));
+    (name, processes::owner(pid).and_then(users::name_of))
+}
+
+/// Who has a card open, by the numbers of its device file.
+type Openers = HashMap<String, BTreeSet<u32>>;
+
+/// Who has which card of the kernel's own drivers open. Of others' processes only root is shown that.
+fn openers(host: &Host) -> Openers {
+    let (mut buffer, mut pids) = (Vec::new(), Vec::new());
+    let mut found = Openers::new();
+    let _ = host.proc_dir().list(&mut buffer, |name, _, _| pids.extend(parse::u32(name)));
+    for pid in pids {
+        let Ok(folder) = host.open_dir(format!("/proc/{pid}/fd")) else { continue };
+        let mut numbers = Vec::new();
+        let _ = folder.list(&mut buffer, |name, _, _| numbers.extend(parse::u32(name)));
+        for number in numbers.into_iter().take(DESCRIPTORS_MAX) {
+            let is_read = folder.read_link(number.to_string(), &mut buffer).is_ok();
+            let minor = buffer.strip_prefix(RENDER_FILES).and_then(parse::u32);
+            if let Some(minor) = minor.filter(|_| is_read) {
+                found.entry(format!("{RENDER_MAJOR}:{minor}")).or_default().insert(pid);
+            }
+        }
+    }
+    found
+}
+
+/// Those of them that no job has and no driver tells of: what they do on the card is not known.
+fn untold(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLine> {
+    let is_told = |pid: u32| {
+        let mut told = card.processes.iter().map(|process| process.0);
+        told.any(|told| matches!(told, Subject::Task { pid: told, .. } if told == pid))
+    };
+    let pids = openers.get(&card.labels[label::DEVICE]).into_iter().flatten();
+    let line = |&pid: &u32| {
+        let (name, user) = name_and_user(host, pid);
+        // One that has ended meanwhile is not there.
+        Some(UserLine { name: name?, user, pids: vec![pid], ..UserLine::default() })
+    };
+    pids.filter(|&&pid| !is_told(pid)).filter_map(line).collect()
+}
+
 /// What the processes of one job, or of nobody, have of a card.
 fn sums(card: &CardNow<'_>, whose: Option<u32>) -> UserLine {
     let mut line = UserLine::default();
-    for &(subject, slot, memory, utilization) in card.processes.iter().filter(|process| process.1 == whose) {
-        let _ = slot;
-        if let Subject::Task { pid, .. } = subject {
+    for &(subject, _, memory, utilization) in card.processes.iter().filter(|process| process.1 == whose) {
+        if let Subject::Task { pid, .. } = subject
+            && pid != UNSEEN
+        {
             line.pids.push(pid);
         }
         for (sum, cell, scale) in
@@ -152,7 +233,7 @@ fn held_elsewhere(
             record.gpus.iter().find(|gpu| gpu.uuid == card.labels[label::UUID] && gpu.held_by != "open");
         if let Some(gpu) = held {
             lines.push(UserLine {
-                job: Some(record.key.id.clone()),
+                job: Some(record.label()),
                 name: record.name.clone(),
                 user: record.user.clone(),
                 idle: gpu.idle_since_ns.is_some(),
@@ -180,6 +261,7 @@ fn lost(shown: &[CardLine], known: &HashMap<JobKey, Record>) -> Vec<CardLine> {
                     index: gpu.index.clone(),
                     uuid: gpu.uuid.clone(),
                     name: gpu.name.clone(),
+                    vendor: gpu.vendor.clone(),
                     lost_since_ns: gpu.lost_since_ns,
                     ..CardLine::default()
                 });
@@ -213,6 +295,7 @@ fn object(card: &CardLine) -> serde_json::Value {
         "index": card.index,
         "uuid": card.uuid,
         "name": card.name,
+        "vendor": card.vendor,
         "utilization_ratio": card.utilization,
         "memory_used_bytes": card.memory_used_bytes,
         "memory_total_bytes": card.memory_total_bytes,
@@ -223,4 +306,103 @@ fn object(card: &CardLine) -> serde_json::Value {
         "lost_since": card.lost_since_ns.and_then(met_insight::json::time),
         "users": card.users.iter().map(user).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::cards::GpuUseSince;
+
+    use super::*;
+    use crate::view::sample;
+
+    fn labels() -> Vec<String> {
+        ["0", "GPU-a", "Card", "nvidia", "", ""].map(str::to_owned).to_vec()
+    }
+
+    /// The one user of a card: a job that did not compute, or did, while it was looked at.
+    fn user_of(watched: &[GpuUse], utilization: i64) -> UserLine {
+        let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+        let quiet = GpuUseSince { held_ns: 1, idle_ns: (utilization == 0).then_some(1) };
+        let mut record = sample::bare(7, "pausing");
+        record.gpus = watched.to_vec();
+        let task = Subject::Task { pid: 100, start_ticks: 1 };
+        let now = CardNow {
+            labels: &labels,
+            cells: &cells,
+            processes: vec![(task, Some(3), 10, utilization)],
+            holders: vec![(3, &quiet)],
+        };
+        let keys = HashMap::from([(3, record.key.clone())]);
+        let known = HashMap::from([(record.key.clone(), record)]);
+        let users = line(&Host::real().unwrap(), &now, &keys, &known, &Openers::new()).users;
+        let [user] = &users[..] else { panic!("{users:?}") };
+        user.clone()
+    }
+
+    #[test]
+    fn a_job_that_pauses_for_a_second_does_not_idle_where_somebody_watches_it() {
+        let watched =
+            |idle_since_ns| [GpuUse { uuid: "GPU-a".to_owned(), idle_since_ns, ..GpuUse::default() }];
+        let state = |user: UserLine| (user.idle, user.idle_since_ns);
+        assert_eq!(state(user_of(&watched(None), 0)), (false, None));
+        assert_eq!(state(user_of(&watched(Some(5)), 0)), (true, Some(5)));
+        assert_eq!(state(user_of(&watched(Some(5)), 400)), (false, None), "it has begun again");
+        assert_eq!(state(user_of(&[], 0)), (true, None), "nobody watches: by this look alone");
+    }
+
+    #[test]
+    fn processes_outside_of_a_container_are_counted_once_and_have_no_numbers() {
+        let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+        let unseen = Subject::Task { pid: 0, start_ticks: 0 };
+        let own = Subject::Task { pid: std::process::id(), start_ticks: 1 };
+        let processes = vec![(unseen, None, 10, MISSING), (own, None, 7, 300), (unseen, None, 10, MISSING)];
+        let now = CardNow { labels: &labels, cells: &cells, processes, holders: Vec::new() };
+        let users =
+            line(&Host::real().unwrap(), &now, &HashMap::new(), &HashMap::new(), &Openers::new()).users;
+        let [outside, here] = &users[..] else { panic!("{users:?}") };
+        assert_eq!((outside.name.as_str(), &outside.pids[..]), ("2 processes not shown here", &[][..]));
+        assert_eq!((outside.memory_bytes, outside.utilization), (Some(20.0), None));
+        assert_eq!((&here.pids[..], here.memory_bytes), (&[std::process::id()][..], Some(7.0)));
+    }
+
+    #[test]
+    fn a_job_whose_environment_is_not_shown_is_named_as_elsewhere() {
+        let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+        let mut record = sample::bare(7, "theirs");
+        record.key.manager = "slurm".to_owned();
+        let gpu =
+            GpuUse { uuid: "GPU-a".to_owned(), held_by: "SLURM_JOB_GPUS".to_owned(), ..GpuUse::default() };
+        record.gpus = vec![gpu];
+        let now = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
+        let known = HashMap::from([(record.key.clone(), record)]);
+        let card = line(&Host::real().unwrap(), &now, &HashMap::new(), &known, &Openers::new());
+        assert_eq!(card.users[0].job.as_deref(), Some("slurm:7"));
+        assert_eq!(object(&card)["vendor"], "nvidia");
+    }
+
+    #[test]
+    fn who_has_a_card_open_of_which_only_jobs_are_told_is_shown_without_figures() {
+        let root = tempfile::tempdir().unwrap();
+        for (pid, name, file) in
+            [(70, "trainer", "renderD129"), (71, "viewer", "renderD128"), (72, "job", "renderD129")]
+        {
+            let folder = root.path().join(format!("proc/{pid}"));
+            std::fs::create_dir_all(folder.join("fd")).unwrap();
+            let zeros = "0 ".repeat(17);
+            std::fs::write(folder.join("stat"), format!("{pid} ({name}) S 1 {zeros}9 0")).unwrap();
+            for (number, target) in [(0, "/dev/null"), (3, &format!("/dev/dri/{file}"))] {
+                std::os::unix::fs::symlink(target, folder.join(format!("fd/{number}"))).unwrap();
+            }
+        }
+        let host = Host::at(root.path()).unwrap();
+        let labels = ["0", "GPU-a", "Card", "amd", "", "226:129"].map(str::to_owned).to_vec();
+        let cells = vec![MISSING; card::TABLE.columns.len()];
+        let job = Subject::Task { pid: 72, start_ticks: 9 };
+        let processes = vec![(job, Some(3), 10, 400)];
+        let now = CardNow { labels: &labels, cells: &cells, processes, holders: Vec::new() };
+        let users = line(&host, &now, &HashMap::new(), &HashMap::new(), &openers(&host)).users;
+        let [user] = &users[..] else { panic!("{users:?}") };
+        assert_eq!((user.name.as_str(), &user.pids[..]), ("trainer", &[70][..]));
+        assert_eq!((user.memory_bytes, user.utilization), (None, None));
+    }
 }

@@ -227,7 +227,7 @@ impl Keeping {
     }
 
     /// Whether another thread goes on.
-    fn replace_sampling(&mut self) -> bool {
+    pub(super) fn replace_sampling(&mut self) -> bool {
         let thread = self.sampling.thread.take().filter(|thread| !thread.is_finished());
         let happened = if thread.is_some() { "is kept by" } else { "failed in" };
         let source = self.sampling.attendance.give_up(thread);
@@ -252,6 +252,7 @@ impl Keeping {
         for key in &keys {
             self.tell_job(key);
         }
+        self.ask_those_who_are_left();
         self.tell_groups();
         self.tell_shadows();
         true

@@ -462,6 +462,10 @@ fn is_same(host: &Host, record: &Record, found: &Found) -> bool {
 }
 
 #[cfg(test)]
+#[path = "found_card_tests.rs"]
+mod card_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::ffi::OsStringExt;

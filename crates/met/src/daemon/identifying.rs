@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use met_core::job::JobKey;
 use met_jobs::identity::{self, Question};
 
 use super::keeping::Keeping;
@@ -13,23 +14,43 @@ use crate::users;
 /// is not there yet, or has not begun its own program.
 const ASK_AFTER_MS: [u64; 7] = [0, 50, 150, 400, 1_000, 5_000, 30_000];
 
+/// A job in which there is only its manager for long may have its user's first process at any time.
+const ASK_EVERY: Duration = Duration::from_secs(30);
+
 /// A job of which it is not known yet who it is.
 pub(super) struct Asking {
     job: u64,
     since: Instant,
     asked: usize,
+    last: Instant,
+    answer: Answer,
+}
+
+/// What the processes of a job told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// All there is to know.
+    Known,
+    /// Some of it; the rest may come.
+    Partly,
+    /// None of them is its user's.
+    Nobody,
 }
 
 impl Asking {
     fn due(&self) -> Option<Instant> {
-        ASK_AFTER_MS.get(self.asked).map(|&ms| self.since + Duration::from_millis(ms))
+        match ASK_AFTER_MS.get(self.asked) {
+            Some(&ms) => Some(self.since + Duration::from_millis(ms)),
+            None => (self.answer == Answer::Nobody).then(|| self.last + ASK_EVERY),
+        }
     }
 }
 
 impl Keeping {
     /// Somebody is in the job now who can be asked who it is.
     pub(super) fn identify(&mut self, job: u64) {
-        self.asking.push(Asking { job, since: Instant::now(), asked: 0 });
+        let now = Instant::now();
+        self.asking.push(Asking { job, since: now, asked: 0, last: now, answer: Answer::Nobody });
         self.ask_who_is_due();
         self.follow_shadows();
     }
@@ -42,24 +63,42 @@ impl Keeping {
     pub fn ask_who_is_due(&mut self) {
         let now = Instant::now();
         for mut asking in std::mem::take(&mut self.asking) {
-            let known = match asking.due() {
-                None => true,
-                Some(due) if due > now => false,
-                Some(_) => {
-                    asking.asked += 1;
-                    self.ask(asking.job)
-                }
-            };
-            if !known {
+            let Some(due) = asking.due() else { continue };
+            if due <= now {
+                (asking.asked, asking.last) = (asking.asked + 1, now);
+                asking.answer = self.ask(asking.job);
+            }
+            if asking.answer != Answer::Known {
                 self.asking.push(asking);
             }
         }
     }
 
-    /// Asks the processes of a job; true when there is nothing more to ask them.
-    fn ask(&mut self, job: u64) -> bool {
+    /// Asks jobs whose first process has ended: the next sampling thread cannot read what that said.
+    pub(super) fn ask_those_who_are_left(&mut self) {
+        let has_ended = |key: &JobKey| {
+            let main = self.jobs.get(key).and_then(|kept| kept.record.local.as_ref()?.main);
+            main.is_some_and(|main| !self.host.is_alive(main))
+        };
+        let left = self.found.iter().filter(|(_, directory)| has_ended(&directory.key));
+        for job in left.map(|(&job, _)| job).collect::<Vec<u64>>() {
+            self.ask(job);
+        }
+    }
+
+    /// As if all that were asked had been so this long ago.
+    #[cfg(test)]
+    pub(super) fn pretend_asked(&mut self, ago: Duration) {
+        let then = |at: Instant| at.checked_sub(ago).unwrap_or(at);
+        for asking in &mut self.asking {
+            (asking.since, asking.last) = (then(asking.since), then(asking.last));
+        }
+    }
+
+    /// Asks the processes of a job who it is.
+    fn ask(&mut self, job: u64) -> Answer {
         let Some(kept) = self.found.get(&job).and_then(|directory| self.jobs.get_mut(&directory.key)) else {
-            return true;
+            return Answer::Known;
         };
         let record = &mut kept.record;
         let pids: Vec<u32> =
@@ -88,12 +127,19 @@ impl Keeping {
         if *record != before {
             self.sampling.allocate(record);
         }
+        if let Some(main) = identity.main {
+            self.sampling.set_main(&record.key, main, identity.holdings);
+        }
         if *record != before
             && let Some(board) = &self.board
         {
             board.runs(record);
         }
         // Who watches over a container, and knows its name, may come after its first process.
-        identity.environment_read && record.name != record.key.id
+        match identity.main {
+            None => Answer::Nobody,
+            Some(_) if identity.environment_read && record.name != record.key.id => Answer::Known,
+            Some(_) => Answer::Partly,
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use met_core::course::Course;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
+use met_core::holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_host::{Host, clock};
 use met_sources::{Options, Pulse};
@@ -64,6 +65,8 @@ enum Order {
 /// Another place in which a job is to be read, or what was learned of it.
 enum Change {
     Allocation(Box<Record>),
+    /// Its first process, and the cards that this was given.
+    Main(ProcessId, Vec<Holding>),
     Process(ProcessId),
     Cgroup(CgroupPaths),
     /// One that is gone, with what was used in it.
@@ -75,6 +78,7 @@ impl Change {
     fn make(self, sampler: &mut Sampler, slot: u32) {
         match self {
             Change::Allocation(record) => sampler.energy().hold(slot, &record),
+            Change::Main(main, holdings) => sampler.set_main(slot, main, holdings),
             Change::Process(process) => sampler.add_root(slot, process),
             Change::Cgroup(paths) => sampler.add_cgroup(slot, paths),
             Change::CgroupGone(paths, cpu_ns) => sampler.leave_cgroup(slot, &paths, cpu_ns),
@@ -198,6 +202,11 @@ impl Sampling {
             let change = Change::Allocation(Box::new(record.clone()));
             let _ = self.orders.send(Order::Change(record.key.clone(), change));
         }
+    }
+
+    /// Tells the first process of a job that was found before it had one, and the cards that this was given.
+    pub fn set_main(&self, key: &JobKey, main: ProcessId, holdings: Vec<Holding>) {
+        let _ = self.orders.send(Order::Change(key.clone(), Change::Main(main, holdings)));
     }
 
     /// Counts the events of a job in a directory that was made for that.

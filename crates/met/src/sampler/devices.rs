@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use met_core::cards::{CardNow, Rows};
 use met_core::course::Course;
 use met_core::gpu::card::{self, label};
-use met_core::job::JobKey;
+use met_core::holding::Holding;
+use met_core::job::{JobKey, ProcessId};
 use met_core::{MISSING, gpu};
 use met_host::clock;
 use met_sources::SOURCES;
 use met_store::Device;
 
 use super::Sampler;
-use super::ticking::EARLY_MS;
 use crate::processes;
 
 /// A card is sampled no more often than this for its own course.
@@ -20,7 +20,20 @@ const CARD_SAMPLES_MS: i64 = 900;
 /// Bounds what a daemon that cannot write holds of each card: more than an hour.
 const CARD_SAMPLES_MAX: usize = 4096;
 
+/// How long after it was met the first process of a job is asked which cards it was given.
+const ASKED_FOR_NS: i64 = 1_000_000_000;
+
 impl Sampler {
+    /// Tells the first process of a job that was found before it had one, and the cards that this was given as
+    /// far as they are known: it may have ended.
+    pub fn set_main(&mut self, slot: u32, main: ProcessId, holdings: Vec<Holding>) {
+        let Some(job) = self.jobs.get_mut(&slot) else { return };
+        job.main = Some((main, clock::boottime_ns()));
+        if !holdings.is_empty() {
+            self.cards.hold(slot, holdings);
+        }
+    }
+
     pub(super) fn follow_cards(&mut self, now_ns: i64) {
         let mut rows = Vec::new();
         for (batches, labels) in self.runner.labelled() {
@@ -34,13 +47,13 @@ impl Sampler {
             return;
         }
         for (&slot, job) in &mut self.jobs {
-            // Between fork and exec a process still has its parent's environment, so a young job is asked again.
-            if let Some(main) = job.main {
-                let known = processes::holding(&self.host, main);
-                if known.is_some() || job.early_taken == 0 {
+            // Between fork and exec a process still has its parent's environment, so a young one is asked again.
+            if let Some((main, since_ns)) = job.main {
+                let known = processes::holdings(&self.host, main);
+                if !known.is_empty() {
                     self.cards.hold(slot, known);
                 }
-                if job.early_taken >= EARLY_MS.len() {
+                if now_ns - since_ns >= ASKED_FOR_NS {
                     job.main = None;
                 }
             }

@@ -27,8 +27,8 @@ pub(super) struct Tracked {
     pub(super) left: Vec<i64>,
     /// The highest reading of each counter.
     pub(super) floors: Vec<i64>,
-    /// Its first process, until its environment has been read for the last time.
-    pub(super) main: Option<ProcessId>,
+    /// Its first process and since when that is known, until its environment has been read for the last time.
+    pub(super) main: Option<(ProcessId, i64)>,
     /// Energy of cards, and its idle part, that an earlier daemon saw.
     pub(super) gpu_before_uj: (i64, i64),
     /// What the job had done with its cards when an earlier daemon last wrote it down.

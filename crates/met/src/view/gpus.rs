@@ -8,6 +8,8 @@ pub struct CardLine {
     pub index: String,
     pub uuid: String,
     pub name: String,
+    /// Each maker's cards are numbered by themselves.
+    pub vendor: String,
     pub utilization: Option<f64>,
     pub memory_used_bytes: Option<f64>,
     pub memory_total_bytes: Option<f64>,
@@ -35,21 +37,29 @@ pub struct UserLine {
     pub idle_since_ns: Option<i64>,
 }
 
+const NUMBER_COLUMNS: usize = 5;
 const NAME_COLUMNS: usize = 28;
 
 pub fn cards(cards: &[CardLine], now_ns: i64, style: &Style) -> String {
-    if cards.is_empty() {
+    let Some(first) = cards.first() else {
         return "no cards; `met doctor` says why\n".to_owned();
-    }
+    };
+    let several_makers = cards.iter().any(|card| card.vendor != first.vendor);
+    let number = |card: &CardLine| match several_makers {
+        true => format!("{} {}", card.vendor, card.index),
+        false => card.index.clone(),
+    };
+    let room = cards.iter().map(|card| number(card).len()).max().unwrap_or(0).max(NUMBER_COLUMNS);
     let head = format!(
-        "{:<5} {:<NAME_COLUMNS$} {:>5}  {:>21}  {:>7}  {:>6}  {:>8}",
+        "{:<room$} {:<NAME_COLUMNS$} {:>5}  {:>21}  {:>7}  {:>6}  {:>8}",
         "GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", "CLOCK"
     );
     let mut drawn = style.paint(Paint::Bold, head.trim_end()) + "\n";
     for card in cards {
-        drawn.push_str(&line(card, now_ns, style));
+        let number = text::pad(&text::escape(&number(card)), room);
+        drawn.push_str(&format!("{number} {}", line(card, now_ns, style)));
         for user in &card.users {
-            drawn.push_str(&user_line(user, now_ns, style));
+            drawn.push_str(&user_line(user, room, now_ns, style));
         }
     }
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
@@ -60,18 +70,18 @@ fn or_dash<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
 }
 
 fn line(card: &CardLine, now_ns: i64, style: &Style) -> String {
-    let memory = match (card.memory_used_bytes, card.memory_total_bytes) {
-        (Some(used), Some(total)) => format!("{} of {}", units::bytes(used), units::bytes(total)),
-        (used, total) => or_dash(used.or(total), units::bytes),
+    let used = or_dash(card.memory_used_bytes, units::bytes);
+    let memory = match card.memory_total_bytes {
+        Some(total) => format!("{used} of {}", units::bytes(total)),
+        None => used,
     };
     let name = text::pad(&text::cut(&text::escape(&card.name), NAME_COLUMNS, style.ascii), NAME_COLUMNS);
     if let Some(since_ns) = card.lost_since_ns {
         let words = format!("lost since {}", units::time_short(since_ns, now_ns, &style.zone));
-        return format!("{:<5} {name}  {}\n", card.index, style.paint(Paint::Red, &words));
+        return format!("{name}  {}\n", style.paint(Paint::Red, &words));
     }
     let mut line = format!(
-        "{:<5} {name} {}  {}  {}  {}  {}",
-        card.index,
+        "{name} {}  {}  {}  {}  {}",
         text::pad_left(&or_dash(card.utilization, units::percent), 5),
         text::pad_left(&memory, 21),
         text::pad_left(&or_dash(card.power_watts, units::watts), 7),
@@ -85,7 +95,7 @@ fn line(card: &CardLine, now_ns: i64, style: &Style) -> String {
     line + "\n"
 }
 
-fn user_line(user: &UserLine, now_ns: i64, style: &Style) -> String {
+fn user_line(user: &UserLine, number_columns: usize, now_ns: i64, style: &Style) -> String {
     let who = match &user.job {
         Some(job) => format!("job {} {}", text::escape(job), text::escape(&user.name)),
         None => text::escape(&user.name),
@@ -94,7 +104,7 @@ fn user_line(user: &UserLine, now_ns: i64, style: &Style) -> String {
         Some(name) => format!("{who} ({})", text::escape(name)),
         None => who,
     };
-    let room = 6 + NAME_COLUMNS - 2;
+    let room = number_columns + 1 + NAME_COLUMNS - 2;
     let pids = user.pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
     let state = match (user.idle, user.idle_since_ns) {
         (true, Some(since_ns)) => {
@@ -157,6 +167,7 @@ mod tests {
             CardLine {
                 index: "1.0".to_owned(),
                 name: "NVIDIA H200 MIG 3g".to_owned(),
+                memory_total_bytes: Some(40.0 * (1u64 << 30) as f64),
                 ..CardLine::default()
             },
             CardLine {
@@ -173,11 +184,30 @@ mod tests {
               job 12 train                       60%                954 MiB  pid 100 101
               job 13 notebook                      -                      -  held, idle since 16:40:44
               Xorg                                 -                      -  pid 7
-            1.0   NVIDIA H200 MIG 3g               -                      -        -       -         -
+            1.0   NVIDIA H200 MIG 3g               -          - of 40.0 GiB        -       -         -
             2     NVIDIA H200                   lost since 16:40:44
               job 14 train                         -                      -
         "#]]
         .assert_eq(&cards(&all, 1_768_408_900_000_000_000, &Style::plain()));
         assert_eq!(cards(&[], 0, &Style::plain()), "no cards; `met doctor` says why\n");
+    }
+
+    #[test]
+    fn cards_of_two_makers_are_told_apart() {
+        let card = |vendor: &str, name: &str| CardLine {
+            index: "0".to_owned(),
+            vendor: vendor.to_owned(),
+            name: name.to_owned(),
+            users: vec![UserLine { name: "Xorg".to_owned(), pids: vec![7], ..UserLine::default() }],
+            ..CardLine::default()
+        };
+        expect![[r#"
+            GPU      NAME                           USE                 MEMORY    POWER    TEMP     CLOCK
+            amd 0    MI300                            -                      -        -       -         -
+              Xorg                                    -                      -  pid 7
+            nvidia 0 H200                             -                      -        -       -         -
+              Xorg                                    -                      -  pid 7
+        "#]]
+        .assert_eq(&cards(&[card("amd", "MI300"), card("nvidia", "H200")], 0, &Style::plain()));
     }
 }

@@ -1,0 +1,61 @@
+"""Cards of jobs that others start, on a machine whose NVIDIA library plays a script."""
+
+import contextlib
+import glob
+import os
+import shutil
+
+from discovery import managed, slurm
+from harness import Skip, equal, eventually, test
+
+CARDS = "".join(
+    f"card {number} uuid=GPU-{number} name=Fake power=70000 util=0 memory=0 total=8000 temperature=40\n"
+    for number in range(2))
+
+#: Root's process that becomes a user's, as one that a manager starts.
+BECOME = "import os, time\nos.setgid(1)\nos.setuid(1)\ntime.sleep(1000)"
+
+
+def played(world):
+    """The library that the unit tests are built with, and its script; the path of the library."""
+    built = os.path.join(os.path.dirname(os.path.dirname(os.environ["MET"])), "*", "deps", "libnvml_fake.so")
+    found = glob.glob(built)
+    if not found:
+        raise Skip("libnvml_fake.so was not built: cargo test -p met --no-run")
+    library = os.path.join(world.root, "libnvidia-ml.so.1")
+    shutil.copy(found[0], library)
+    with open(os.path.join(world.root, "script"), "w") as file:
+        file.write(CARDS)
+    return library
+
+
+@contextlib.contextmanager
+def manager_with_cards(world):
+    manager = managed(world, f"gpu:\n  nvml: {played(world)}\nsampling:\n  interval: 200ms\n")
+    try:
+        manager.make(manager.home)
+        yield manager
+    finally:
+        manager.close()
+
+
+@test
+def a_found_job_holds_its_card_at_once_and_not_by_who_waits_in_it(world):
+    with manager_with_cards(world) as manager:
+        world.start_system_daemon()
+        waits = manager.start(manager.job(7, uid=1, task="step_extern/task_0"), "sleep", "100000000")
+        eventually(lambda: "7" in slurm(world), "the job is seen")
+        environ = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "held", "SLURM_JOB_GPUS": "1",
+                   "CUDA_VISIBLE_DEVICES": "0"}
+        path = manager.job(7, uid=1, task="step_batch/task_0")
+        script = manager.start(path, world.python, "-c", BECOME, env=environ)
+        gpu, = eventually(lambda: slurm(world)["7"]["gpus"], "it holds a card")
+        equal((gpu["index"], gpu["held_by"]), ("1", "SLURM_JOB_GPUS"), "card")
+        job = eventually(lambda: slurm(world)["7"]["gpus"][0]["idle_since"] and slurm(world)["7"], "it idles")["job"]
+        equal((job["name"], job["command"]), ("held", [world.python, "-c", BECOME]), "name and command")
+        cards = {card["index"]: card["users"] for card in world.met("gpus", "--json").ok().json()}
+        equal([(user["job"], user["idle"]) for user in cards["1"]], [("slurm:7", True)], "users of card 1")
+        equal(cards["0"], [], "users of card 0")
+        for process in (script, waits):
+            process.kill()
+            process.wait()
