@@ -100,9 +100,17 @@ pub struct PartLine {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Section {
     pub title: &'static str,
-    /// Of one thing among several, such as a card: its label and what there is to say before its lines.
-    pub heading: Option<(String, String)>,
+    pub heading: Option<Heading>,
     pub lines: Vec<Line>,
+}
+
+/// Of one thing among several, such as a card: what there is to say before its lines.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heading {
+    pub label: String,
+    pub words: Vec<String>,
+    /// What holds since a time, in Unix nanoseconds.
+    pub since: Option<(&'static str, i64)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -504,7 +504,7 @@ fn a_nested_job_is_a_part_of_the_one_around_it() {
     assert_eq!(bench.value(1, column::ENERGY), Some(1000 * WATT_SECOND));
     assert_eq!(bench.windows.iter().map(|window| window.jobs_uj).sum::<u64>(), 1000 * WATT_SECOND as u64);
     // It ends with a second of CPU time that only its end tells; the outer one's next figures have it, too.
-    bench.energy.leave(2, Some(11 * SECOND), (0, 0), bench.now_ns);
+    bench.energy.leave(2, Some(11 * SECOND), (0, 0), CardEnergy::default(), bench.now_ns);
     bench.package(1100 * WATT_SECOND);
     bench.node(22 * SECOND);
     bench.job(1, 22 * SECOND);
@@ -555,7 +555,7 @@ fn a_job_that_ends_is_settled_when_its_meter_is_read_again() {
         bench.job(1, second * SECOND);
         bench.tick();
     }
-    bench.energy.leave(1, Some(3 * SECOND), (0, 0), bench.now_ns);
+    bench.energy.leave(1, Some(3 * SECOND), (0, 0), CardEnergy::default(), bench.now_ns);
     assert!(bench.energy.owes() && bench.energy.take_settled().is_empty());
     bench.package(300 * WATT_SECOND);
     bench.node(4 * SECOND);

@@ -34,7 +34,7 @@ use met_sources::{NewError, Options, Runner, SourceSpec, TickInfo, Unavailable};
 
 use crate::config::{Config, Weight};
 use crate::departures::{Beginning, Departures, OwnFigures};
-use crate::node_energy::{Charged, NodeEnergy};
+use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
 use crate::node_series::NodeSeries;
 use crate::processes;
 use crate::running::Running;
@@ -296,7 +296,7 @@ impl Sampler {
         let emission = charged.and_then(Charged::emission);
         charged.into_iter().for_each(|charged| charged.put(&mut totals));
         let cpu_ns = known.cpu_ns.filter(|_| !job.profile.attached);
-        self.energy.leave(slot, cpu_ns, cards_uj, clock::boottime_ns());
+        self.energy.leave(slot, cpu_ns, cards_uj, CardEnergy::of(&totals), clock::boottime_ns());
         if self.jobs.is_empty() {
             if !self.watches_node {
                 self.cards.pause();

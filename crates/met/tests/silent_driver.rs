@@ -74,6 +74,8 @@ fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total
     let totals = &record["totals"];
     assert_eq!(totals["memory_needed_peak_bytes"].as_f64(), Some(peak_bytes), "{record:#}");
     assert!(totals["gpu_energy_joules"].as_f64().unwrap() >= before, "{record:#}");
+    let all = wait_for("its energy is settled", || machine.job(&job)["totals"]["energy_joules"].as_f64());
+    assert!(all >= totals["gpu_energy_joules"].as_f64().unwrap(), "{record:#}");
     assert!(totals["cpu_seconds"].as_f64().unwrap() >= then, "{record:#}");
     machine.script(TWO_CARDS);
     machine.met(&["daemon", "--stop"]);

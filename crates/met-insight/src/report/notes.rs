@@ -44,12 +44,24 @@ impl Reader<'_> {
         Some(format!("the figures are as of {old} ago: nothing was sent since; `met nodes` says who is late"))
     }
 
+    /// Of all but the cards, as far as a figure tells it apart.
+    fn is_host_estimated(&self) -> bool {
+        let parts = [column::ENERGY_CPU, column::ENERGY_REST].into_iter().filter_map(|part| self.figure(part));
+        parts.fold(true, |all, part| all && part.kind == QualityKind::Estimated)
+    }
+
     fn energy_note(&self) -> Option<&'static str> {
         let figure = self.figure(column::ENERGY)?;
         match figure.kind {
             QualityKind::Estimated if figure.source.contains(IDLE_ESTIMATED) => Some(
                 "what the machine uses doing nothing was not known and was estimated; a daemon learns it while no \
                  job runs, or energy.idle_power says it",
+            ),
+            // A share of a card is an estimate while nobody knows what it draws idle: that is said with the card.
+            QualityKind::Estimated if !self.is_host_estimated() => None,
+            QualityKind::Estimated if self.figure(column::GPU_ENERGY).is_some() => Some(
+                "no meter of energy was read but those of the cards: the rest is an estimate; `met doctor` says what \
+                 would make one readable",
             ),
             QualityKind::Estimated => {
                 Some("no meter of energy was read; `met doctor` says what would make one readable")

@@ -306,10 +306,10 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
     };
     expect![[r#"
                   energy *2.50 Wh      *132 W average · RAPL, by CPU time
+              of it idle *500 mWh      for what the job holds
               CPU energy *2.00 Wh
            memory energy *300 mWh
             other energy *200 mWh      board, fans, disks, losses
-              of it idle *500 mWh      for what the job holds
                emissions *85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost *0.000525     EUR at 0.21 per kWh
 
@@ -318,10 +318,10 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
     .assert_eq(&energy(QualityKind::Attributed));
     expect![[r#"
                   energy ~2.50 Wh      ~132 W average · RAPL, by CPU time
+              of it idle ~500 mWh      for what the job holds
               CPU energy ~2.00 Wh
            memory energy ~300 mWh
             other energy ~200 mWh      board, fans, disks, losses
-              of it idle ~500 mWh      for what the job holds
                emissions ~85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost ~0.000525     EUR at 0.21 per kWh
 
