@@ -367,6 +367,15 @@ mod tests {
         let unseen = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {CPU_UNSEEN}"));
         assert!(unseen.contains("met run"), "{unseen}");
         assert_eq!(note(QualityKind::Attributed, "RAPL, by CPU time"), "");
+        let mut with_cards = sample::finished();
+        with_cards.totals.set(column::GPU_ENERGY, 1_000_000, QualityKind::Measured, "energy counter");
+        let notes = |record: &Record| report(record, Machine::default(), sample::NOW_NS).notes.concat();
+        let kind = QualityKind::Estimated;
+        with_cards.totals.set(column::ENERGY, 2_000_000, kind, "energy counter of cards; 2 CPUs, by CPU time");
+        assert!(notes(&with_cards).starts_with("no meter of energy was read but those of the cards"));
+        // Doubt about a card is none about the meters of the machine.
+        with_cards.totals.set(column::ENERGY_CPU, 1_000_000, QualityKind::Attributed, "RAPL, by CPU time");
+        assert_eq!(notes(&with_cards), "");
         assert_eq!(note(QualityKind::LowerBound, "several nodes"), "");
     }
 }

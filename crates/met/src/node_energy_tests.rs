@@ -802,3 +802,29 @@ proptest! {
         prop_assert_eq!(charged as u64, lines);
     }
 }
+
+#[test]
+fn energy_that_is_nearly_all_of_cards_is_as_well_known_as_theirs() {
+    let mut bench = Bench::new(|_| {});
+    bench.begin(1, None);
+    for second in 0..11 {
+        bench.node(second * 4 * SECOND);
+        bench.job(1, second * 4 * SECOND);
+        bench.tick();
+    }
+    let energy = |cards_uj: i64, kind: QualityKind| {
+        let mut totals = Totals::default();
+        totals.set(column::GPU_ENERGY, cards_uj, kind, "energy counter");
+        bench.energy.charged(1).unwrap().put(&mut totals);
+        assert_eq!(totals.figure(column::ENERGY_CPU).unwrap().kind, QualityKind::Estimated);
+        totals.figure(column::ENERGY).unwrap().clone()
+    };
+    // Processors and memory are estimated, less than 200 J of them.
+    let most = energy(40_000 * WATT_SECOND, QualityKind::Measured);
+    assert!((40_168..40_200).contains(&(most.value / WATT_SECOND)), "{most:?}");
+    assert_eq!(most.kind, QualityKind::Attributed);
+    assert_eq!(&*most.source, "energy counter of cards; 4 cores of an unknown model, by CPU time");
+    assert_eq!(energy(40_000 * WATT_SECOND, QualityKind::Estimated).kind, QualityKind::Estimated);
+    assert_eq!(energy(40_000 * WATT_SECOND, QualityKind::LowerBound).kind, QualityKind::LowerBound);
+    assert_eq!(energy(400 * WATT_SECOND, QualityKind::Measured).kind, QualityKind::Estimated);
+}

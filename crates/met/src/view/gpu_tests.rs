@@ -164,7 +164,7 @@ fn the_list_of_cards_at_160() {
 #[test]
 fn the_list_of_cards_for_programs() {
     expect![[r#"
-        job,ppid,name,gpu_utilization_ratio,gpu_memory_bytes,gpu_energy_joules,gpu_temperature_max_celsius,state,wall_seconds,gpus
+        job,ppid,name,gpu_ratio,gpu_memory_bytes,gpu_energy_joules,gpu_temperature_max_celsius,state,wall_seconds,cards
         50,3113,notebook,0,0,14960,34,running,68,"0: idle, 1: idle"
         51,3113,train-a-large-model,0.76,67645734912,45900,61,finished,68.25,"0: 62%, 1: 90%"
     "#]].assert_eq(&table::csv(&jobs()[..2], View::Gpu, NOW_NS).replace('\r', ""));
@@ -410,4 +410,20 @@ fn a_whole_card_over_time_with_a_time_in_which_it_was_lost() {
                      where the axis breaks off: no samples
     "#]]
     .assert_eq(&format!("60 columns\n{drawn}"));
+}
+
+#[test]
+fn since_when_a_card_idles_is_told_in_the_readers_zone_and_not_cut() {
+    let mut card = used("0", 0.4);
+    card.idle_since_ns = Some(START_NS + 30 * SECOND_NS);
+    card.held_by = "CUDA_VISIBLE_DEVICES (as opened)".to_owned();
+    let record = with(sample::full(12, "train"), vec![card]);
+    let shown = report(&record, Machine::default(), NOW_NS);
+    let zone = jiff::tz::TimeZone::fixed(jiff::tz::offset(9));
+    let drawn = super::report::render(&shown, &Style { width: Some(80), zone, ..Style::plain() });
+    let from = drawn.lines().position(|line| line.contains("GPU 0")).unwrap();
+    let heading: Vec<&str> = drawn.lines().skip(from).take(2).collect();
+    expect![[r#"
+                   GPU 0  NVIDIA H200, given by CUDA_VISIBLE_DEVICES (as opened), idle
+                          since 2026-01-15 01:41:14"#]].assert_eq(&heading.join("\n"));
 }

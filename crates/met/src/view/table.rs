@@ -215,8 +215,8 @@ static GPU: &[ListColumn] = &[
     ListColumn { header: "PROCESS NAME", ..NAME },
     ListColumn {
         short: "GPU UTIL",
-        ..text_column("GPU UTIL (AVG)", "gpu_utilization_ratio", |job| {
-            Value::plain(gpu::utilization(job.record), units::percent_fixed)
+        ..text_column("GPU UTIL (AVG)", "gpu_ratio", |job| {
+            Value::plain(gpu::ratio(job.record), units::percent_fixed)
         })
     },
     ListColumn {
@@ -239,7 +239,7 @@ static GPU: &[ListColumn] = &[
     .rank(5),
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
     ListColumn { side: Side::Left, ..DURATION.rank(3) },
-    text_column("CARDS", "gpus", |job| Value::Text(job.cards())).rank(1),
+    text_column("CARDS", "cards", |job| Value::Text(job.cards())).rank(1),
 ];
 
 static ENERGY: &[ListColumn] = &[
