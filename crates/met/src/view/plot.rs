@@ -40,7 +40,9 @@ const ASCII_BARS: bar::Set = bar::Set {
 pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Style) -> String {
     let columns = columns(style);
     let bins = |index: usize| bins(course, index, columns, gap_ms);
-    let no_higher = |bin: Bin| Bin { max: bin.max.min(cores_peak.unwrap_or(f64::MAX)), ..bin };
+    // One that is written as 0 is too young to have lasted: then what was sampled is all there is.
+    let most = cores_peak.filter(|&peak| peak > 0.0).unwrap_or(f64::MAX);
+    let no_higher = |bin: Bin| Bin { max: bin.max.min(most), mean: bin.mean.min(most) };
     let cores = bins(column::CPU).into_iter().map(|bin| bin.map(no_higher)).collect();
     let panels = [
         Panel { title: "CPU cores".to_owned(), bins: cores, unit: units::cores, step: 1000.0 },
@@ -230,11 +232,17 @@ fn nice_above(value: f64, step: f64) -> f64 {
 
 fn time_axis(first_ms: i64, last_ms: i64, columns: usize, style: &Style) -> String {
     let label = |time_ms: i64| units::time_short(time_ms * 1_000_000, last_ms * 1_000_000, &style.zone);
-    let (first, last) = (label(first_ms), label(last_ms));
+    let (first, mut last) = (label(first_ms), label(last_ms));
+    let is_short = first == last;
+    if is_short {
+        // Within one second a clock says nothing: how long it took does.
+        last = format!("+{}", units::duration((last_ms - first_ms) as f64 / 1e3));
+    }
     let room = columns - SCALE_COLUMNS - 2;
     let between = room.saturating_sub(text::width(&first) + text::width(&last));
     let middle = label(first_ms + (last_ms - first_ms) / 2);
-    let middle = if between > text::width(&middle) + 8 { middle } else { String::new() };
+    let tells = !is_short && middle != first && middle != last;
+    let middle = if tells && between > text::width(&middle) + 8 { middle } else { String::new() };
     let left = (room / 2).saturating_sub(text::width(&first) + text::width(&middle) / 2);
     let right = between.saturating_sub(left + text::width(&middle));
     let axis = format!("{first}{}{middle}{}{last}", " ".repeat(left), " ".repeat(right));
@@ -393,6 +401,34 @@ mod tests {
                              where the axis breaks off: no samples
             "#]],
         );
+    }
+
+    fn cores_of(times_ms: &[i64], cpu_ms: &[i64], peak: Option<f64>) -> String {
+        let mut course = Course::new(&JOB);
+        let mut cells = vec![met_core::MISSING; JOB.columns.len()];
+        for (time_ms, cpu_ms) in times_ms.iter().zip(cpu_ms) {
+            cells[column::CPU] = cpu_ms * 1_000_000;
+            course.push(*time_ms, &cells);
+        }
+        super::course(&course, 5000, peak, &Style::plain())
+    }
+
+    #[test]
+    fn the_peak_in_words_is_that_of_the_bars_and_fits_the_axis() {
+        let young = cores_of(&[0, 100, 200], &[0, 4, 8], Some(0.0));
+        assert!(young.contains("peak 0.04") && young.contains("0.04 ┤"), "{young}");
+        let capped = cores_of(&[0, 20, 1020, 2020], &[0, 25, 855, 1000], Some(0.83));
+        assert!(capped.contains("peak 0.83") && capped.contains(" 1 ┤"), "{capped}");
+    }
+
+    #[test]
+    fn below_a_second_the_axis_tells_how_long_it_was() {
+        let short = cores_of(&[0, 100, 800], &[0, 40, 80], None);
+        let axis = short.lines().last().unwrap();
+        assert!(axis.trim_start().starts_with("00:00:00  ") && axis.ends_with(" +800ms"), "{axis}");
+        let longer = cores_of(&[0, 1000, 1500], &[0, 40, 80], None);
+        let axis = longer.lines().last().unwrap();
+        assert_eq!(axis.split_whitespace().collect::<Vec<_>>(), ["00:00:00", "00:00:01"], "{axis}");
     }
 
     #[test]
