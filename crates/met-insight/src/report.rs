@@ -371,7 +371,12 @@ mod tests {
         with_cards.totals.set(column::GPU_ENERGY, 1_000_000, QualityKind::Measured, "energy counter");
         let notes = |record: &Record| report(record, Machine::default(), sample::NOW_NS).notes.concat();
         let kind = QualityKind::Estimated;
-        with_cards.totals.set(column::ENERGY, 2_000_000, kind, "energy counter of cards; 2 CPUs, by CPU time");
+        with_cards.totals.set(
+            column::ENERGY,
+            2_000_000,
+            kind,
+            "energy counter of cards; 2 CPUs, by CPU time",
+        );
         assert!(notes(&with_cards).starts_with("no meter of energy was read but those of the cards"));
         // Doubt about a card is none about the meters of the machine.
         with_cards.totals.set(column::ENERGY_CPU, 1_000_000, QualityKind::Attributed, "RAPL, by CPU time");

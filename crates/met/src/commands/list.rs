@@ -124,7 +124,9 @@ mod tests {
         };
         assert!(said(&["gpu"]).unwrap().starts_with("no job with a card;"));
         for narrowed in [["--name", "zzz"], ["--limit", "0"], ["--user", "nobody"]] {
-            assert!(said(&[&["gpu"][..], &narrowed].concat()).unwrap().starts_with("no job with a card fits;"));
+            assert!(
+                said(&[&["gpu"][..], &narrowed].concat()).unwrap().starts_with("no job with a card fits;")
+            );
             assert!(said(&narrowed).unwrap().starts_with("no job fits;"));
         }
         assert_eq!(said(&[]), None);

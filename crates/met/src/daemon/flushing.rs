@@ -12,9 +12,9 @@ use met_store::{Device, inbox};
 
 use super::forwarding;
 use super::keeping::Keeping;
-use crate::node_energy;
 use crate::config::Presence;
 use crate::jobs;
+use crate::node_energy;
 use crate::sampler::Live;
 
 impl Keeping {

@@ -56,11 +56,7 @@ impl CardEnergy {
 
     pub(super) fn of_cells(cells: &[i64]) -> CardEnergy {
         let uj = |column: usize| cells[column].max(0);
-        CardEnergy {
-            energy_uj: uj(column::GPU_ENERGY),
-            idle_uj: uj(column::GPU_ENERGY_IDLE),
-            known_by: None,
-        }
+        CardEnergy { energy_uj: uj(column::GPU_ENERGY), idle_uj: uj(column::GPU_ENERGY_IDLE), known_by: None }
     }
 }
 
@@ -162,10 +158,9 @@ impl Charged {
     pub(super) fn recall(&mut self, cells: &[i64]) {
         self.before = COLUMNS.map(|column| cells[column].max(0));
         self.cards_before = CardEnergy::of_cells(cells);
-        for (column, part_uj) in [
-            (column::ENERGY, self.cards_before.energy_uj),
-            (column::ENERGY_IDLE, self.cards_before.idle_uj),
-        ] {
+        for (column, part_uj) in
+            [(column::ENERGY, self.cards_before.energy_uj), (column::ENERGY_IDLE, self.cards_before.idle_uj)]
+        {
             if let Some(at) = COLUMNS.iter().position(|&known| known == column) {
                 self.before[at] = self.before[at].max(part_uj);
             }

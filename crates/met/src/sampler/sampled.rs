@@ -122,9 +122,8 @@ impl Sampled {
             let final_already =
                 matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || node_energy::COLUMNS.contains(&column);
             // What an earlier daemon wrote of it was for the case that nobody sees the end.
-            let is_so_far = |known: &Figure| {
-                final_already && known.kind == LowerBound && known.value <= figure.value
-            };
+            let is_so_far =
+                |known: &Figure| final_already && known.kind == LowerBound && known.value <= figure.value;
             if record.totals.figure(column).is_none_or(is_so_far) {
                 let counter = JOB.columns[column].kind == Kind::Counter;
                 // The last sample of a counter is not its end, unless the ends of its processes were heard.

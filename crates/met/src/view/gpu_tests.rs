@@ -425,5 +425,6 @@ fn since_when_a_card_idles_is_told_in_the_readers_zone_and_not_cut() {
     let heading: Vec<&str> = drawn.lines().skip(from).take(2).collect();
     expect![[r#"
                    GPU 0  NVIDIA H200, given by CUDA_VISIBLE_DEVICES (as opened), idle
-                          since 2026-01-15 01:41:14"#]].assert_eq(&heading.join("\n"));
+                          since 2026-01-15 01:41:14"#]]
+    .assert_eq(&heading.join("\n"));
 }

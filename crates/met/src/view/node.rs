@@ -324,7 +324,11 @@ fn card_power(cards: &[CardNow<'_>]) -> Vec<String> {
         let watts = power_mw.map(|mw| units::watts(mw as f64 / 1e3));
         let by = watts.as_ref().map(|_| card.labels[card::label::VENDOR].clone());
         let name = format!("GPU {} {}", card.labels[card::label::INDEX], card.labels[card::label::NAME]);
-        line(&name, &[("", watts.or_else(|| Some("power not told".to_owned()))), ("by ", by)], Freshness::Current)
+        line(
+            &name,
+            &[("", watts.or_else(|| Some("power not told".to_owned()))), ("by ", by)],
+            Freshness::Current,
+        )
     };
     cards.iter().filter(is_whole).filter_map(one).collect()
 }
@@ -394,8 +398,7 @@ mod tests {
         let labels = ["0", "GPU-a", "Fake H200", "nvidia", "", "195:0"].map(str::to_owned);
         let mut cells = vec![MISSING; card::TABLE.columns.len()];
         cells[card::POWER] = 489_500;
-        let card =
-            CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
+        let card = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
         let cards = if rows.known(now_ns).next().is_some() { vec![card] } else { Vec::new() };
         machine(&Machine { name: "n1", cpus: 4, cards: &cards }, &known, &Style::plain())
     }

@@ -72,9 +72,9 @@ impl Page<'_> {
 
     /// Broken between words, and never cut: since when a card idles comes last.
     fn heading(&self, heading: &Heading) -> String {
-        let since = heading.since.map(|(what, since_ns)| {
-            format!("{what} {}", units::time(since_ns, &self.style.zone))
-        });
+        let since = heading
+            .since
+            .map(|(what, since_ns)| format!("{what} {}", units::time(since_ns, &self.style.zone)));
         let words: Vec<String> = heading.words.iter().map(|words| text::escape(words)).chain(since).collect();
         let lines = text::wrap(&words.join(", "), self.width - LABEL_COLUMNS - 2);
         let label = self.style.paint(Paint::Bold, &text::pad_left(&heading.label, LABEL_COLUMNS));
