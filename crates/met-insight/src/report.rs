@@ -26,6 +26,8 @@ pub const IDLE_ESTIMATED: &str = "idle power estimated";
 pub const METER_MISSING: &str = "a meter missing";
 /// In the source of a figure of energy: CPU time of the job that samples did not see as its.
 pub const CPU_UNSEEN: &str = "without processes that left its tree";
+/// In the source of a figure of energy: there was a time in which nobody looked.
+pub const NOT_WATCHED: &str = "not watched all the time";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -366,6 +368,8 @@ mod tests {
         assert!(missing.contains("met doctor"), "{missing}");
         let unseen = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {CPU_UNSEEN}"));
         assert!(unseen.contains("met run"), "{unseen}");
+        let gap = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {NOT_WATCHED}"));
+        assert!(gap.contains("daemon"), "{gap}");
         assert_eq!(note(QualityKind::Attributed, "RAPL, by CPU time"), "");
         let mut with_cards = sample::finished();
         with_cards.totals.set(column::GPU_ENERGY, 1_000_000, QualityKind::Measured, "energy counter");

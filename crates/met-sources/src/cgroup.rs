@@ -113,8 +113,7 @@ static ALTERNATIVES: &[&[&[Format]]] = &[
 ];
 
 fn open(host: &Host, _: &Options) -> Opened {
-    let unreadable =
-        |_| Unavailable::Denied { path: "/proc/self/mountinfo".into(), need: "a mounted /proc" };
+    let unreadable = |_| Unavailable::Denied { path: "/proc/self/mountinfo".into(), need: "a mounted /proc" };
     // One that was not there when first asked for may be by now.
     if host.hierarchies().kind() == Kind::None
         && Hierarchies::read(host).map_err(unreadable)?.kind() == Kind::None

@@ -242,10 +242,10 @@ impl NodeEnergy {
         }
     }
 
-    /// What an earlier daemon charged, by the job's last cells.
-    pub fn recall(&mut self, slot: u32, cells: &[i64]) {
+    /// What an earlier daemon charged, by the job's last cells; `missed` if nobody looked for a while.
+    pub fn recall(&mut self, slot: u32, cells: &[i64], missed: bool) {
         if let Some(job) = self.jobs.get_mut(&slot) {
-            job.charged.recall(cells);
+            job.charged.recall(cells, missed);
         }
     }
 

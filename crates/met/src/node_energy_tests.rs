@@ -653,7 +653,7 @@ fn what_an_earlier_daemon_charged_is_added() {
     bench.begin(1, None);
     let mut cells = vec![MISSING; JOB.columns.len()];
     cells[column::ENERGY] = 7 * WATT_SECOND;
-    bench.energy.recall(1, &cells);
+    bench.energy.recall(1, &cells, false);
     assert_eq!(bench.value(1, column::ENERGY), Some(7 * WATT_SECOND));
     for second in 0..2 {
         bench.package(second * WATT_SECOND);
@@ -662,6 +662,17 @@ fn what_an_earlier_daemon_charged_is_added() {
         bench.tick();
     }
     assert_eq!(bench.value(1, column::ENERGY), Some(8 * WATT_SECOND));
+    let energy = |bench: &Bench| {
+        let mut totals = Totals::default();
+        bench.energy.charged(1).unwrap().put(&mut totals);
+        totals.figure(column::ENERGY).unwrap().clone()
+    };
+    assert_eq!(energy(&bench).kind, QualityKind::Attributed);
+    // Nobody was there in between, and nobody knows what it used then.
+    bench.energy.recall(1, &cells, true);
+    let bound = energy(&bench);
+    assert_eq!((bound.value, bound.kind), (8 * WATT_SECOND, QualityKind::LowerBound));
+    assert_eq!(&*bound.source, "RAPL, by CPU time, not watched all the time");
 }
 
 /// A captured machine of two sockets with memory, whose counters go on as the test says.

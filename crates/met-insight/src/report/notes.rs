@@ -4,7 +4,7 @@ use met_core::job::{Origin, QualityKind};
 use met_core::job_table as column;
 
 use super::reader::Reader;
-use super::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING};
+use super::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING, NOT_WATCHED};
 
 const OLD_SECONDS: i64 = 30;
 
@@ -69,6 +69,9 @@ impl Reader<'_> {
             }
             QualityKind::LowerBound if figure.source.contains(METER_MISSING) => {
                 Some("a meter of energy could not be read at times; `met doctor` says which")
+            }
+            QualityKind::LowerBound if figure.source.contains(NOT_WATCHED) => {
+                Some("energy lacks what was used while no daemon looked at the job")
             }
             QualityKind::LowerBound if figure.source.contains(CPU_UNSEEN) => Some(
                 "energy lacks what processes used that the attached one left behind; `met run` follows all of them",

@@ -8,7 +8,7 @@ use met_core::energy::ledger::{CPU, MEMORY, PARTS, REST};
 use met_core::energy::{Closed, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
-use met_insight::report::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING};
+use met_insight::report::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING, NOT_WATCHED};
 
 use super::weighing::Weighed;
 use crate::config::Energy;
@@ -89,6 +89,8 @@ pub struct Charged {
     lower_bound_uj: u64,
     /// Much of what it did nobody saw as its, and so it was charged to others.
     pub(super) unseen: bool,
+    /// There was a time in which nobody looked.
+    missed: bool,
     tariff: Tariff,
     /// Of an earlier daemon, by `COLUMNS`.
     pub(super) before: [i64; COLUMNS.len()],
@@ -119,6 +121,7 @@ impl Charged {
             idle_assumed_uj: 0,
             lower_bound_uj: 0,
             unseen: false,
+            missed: false,
             tariff,
             before: [0; COLUMNS.len()],
         }
@@ -154,8 +157,9 @@ impl Charged {
         }
     }
 
-    /// What an earlier daemon charged, by the job's last cells.
-    pub(super) fn recall(&mut self, cells: &[i64]) {
+    /// What an earlier daemon charged, by the job's last cells; `missed` if nobody looked for a while.
+    pub(super) fn recall(&mut self, cells: &[i64], missed: bool) {
+        self.missed = missed;
         self.before = COLUMNS.map(|column| cells[column].max(0));
         self.cards_before = CardEnergy::of_cells(cells);
         for (column, part_uj) in
@@ -190,7 +194,7 @@ impl Charged {
     fn kind_of_windows(&self, whole_uj: u64) -> QualityKind {
         let matters = |part_uj: u64| Charged::matters(part_uj, whole_uj);
         let is_all = whole_uj == self.line.total_uj();
-        if self.unseen {
+        if self.unseen || self.missed {
             QualityKind::LowerBound
         } else if (!self.measured && is_all) || matters(self.estimated_uj) || matters(self.idle_assumed_uj) {
             QualityKind::Estimated
@@ -207,21 +211,18 @@ impl Charged {
         let whole_uj = self.line.total_uj() + cards_uj;
         let windows = self.kind_of_windows(whole_uj);
         let kind_of_cards = cards.known_by.as_ref().map(|(kind, _)| *kind);
-        match kind_of_cards.filter(|_| Charged::matters(cards_uj, whole_uj)) {
-            Some(kind @ (QualityKind::Estimated | QualityKind::LowerBound))
-                if windows == QualityKind::Attributed =>
-            {
-                kind
-            }
-            Some(QualityKind::Estimated) if !self.unseen => QualityKind::Estimated,
-            _ => windows,
-        }
+        // That it was measured, or how it was shared, is what the windows say of the whole, too.
+        let doubtful = kind_of_cards.filter(|&kind| kind >= QualityKind::Estimated);
+        doubtful.filter(|_| Charged::matters(cards_uj, whole_uj)).map_or(windows, |kind| windows.max(kind))
     }
 
     /// What was wanting, in words.
     fn reservation(&self) -> String {
         if self.unseen {
             return format!(", {CPU_UNSEEN}");
+        }
+        if self.missed {
+            return format!(", {NOT_WATCHED}");
         }
         let matters = |part_uj: u64| Charged::matters(part_uj, self.line.total_uj());
         match (self.measured && matters(self.idle_assumed_uj), matters(self.lower_bound_uj)) {

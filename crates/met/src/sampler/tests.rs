@@ -367,3 +367,40 @@ fn all_energy_of_a_job_is_that_of_its_cards_and_of_the_rest_at_every_moment() {
     settled[0].1.put(&mut totals);
     assert!(totals.get(ENERGY) >= sampled.totals.get(GPU_ENERGY), "{totals:?}");
 }
+
+#[test]
+fn energy_is_a_lower_bound_after_a_time_in_which_nobody_looked() {
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut first = sampler_of_energy(&job, &host);
+    let mut record = job.record(&host);
+    first.add(&record).unwrap();
+    let before = look_until(&mut first, |live| energy_uj(live) > 1_000_000 && live.gpus[0].used_ns > 0);
+    let course = first.drain().remove(0).1;
+    drop(first);
+    // Quiet for the last samples, and not for long enough to be called idle.
+    job.script(0, 10);
+    record.gpus = before.gpus.clone();
+    let mut quiet = course.clone();
+    let (&last_ms, mut cells) = (quiet.times_ms.last().unwrap(), vec![MISSING; JOB.columns.len()]);
+    cells[GPU_UTILIZATION] = 0;
+    quiet.push(last_ms + 1, &cells);
+    let kinds = |away_ms: i64| {
+        let mut course = quiet.clone();
+        course.times_ms.iter_mut().for_each(|time_ms| *time_ms -= away_ms);
+        let mut second = sampler_of_energy(&job, &host);
+        let slot = second.add(&record).unwrap();
+        second.recall(slot, &course);
+        let live = look_until(&mut second, |live| {
+            energy_uj(live) > energy_uj(&before) && live.gpus[0].idle_since_ns.is_some()
+        });
+        assert_eq!(live.gpus[0].idle_since_ns, Some((last_ms + 1 - away_ms) * 1_000_000));
+        let kind = |column: usize| live.totals.figure(column).unwrap().kind;
+        (kind(GPU_ENERGY), kind(ENERGY), live.gpus[0].energy_kind.unwrap())
+    };
+    let bound = QualityKind::LowerBound;
+    assert_eq!(kinds(60_000), (bound, bound, bound));
+    let (cards, all, card) = kinds(0);
+    assert!(cards < bound && all < bound && card < bound, "{cards:?} {all:?} {card:?}");
+}

@@ -422,9 +422,25 @@ fn since_when_a_card_idles_is_told_in_the_readers_zone_and_not_cut() {
     let zone = jiff::tz::TimeZone::fixed(jiff::tz::offset(9));
     let drawn = super::report::render(&shown, &Style { width: Some(80), zone, ..Style::plain() });
     let from = drawn.lines().position(|line| line.contains("GPU 0")).unwrap();
-    let heading: Vec<&str> = drawn.lines().skip(from).take(2).collect();
-    expect![[r#"
-                   GPU 0  NVIDIA H200, given by CUDA_VISIBLE_DEVICES (as opened), idle
-                          since 2026-01-15 01:41:14"#]]
-    .assert_eq(&heading.join("\n"));
+    let heading: Vec<&str> = drawn.lines().skip(from).take(2).map(str::trim_start).collect();
+    let words = "GPU 0  NVIDIA H200, given by CUDA_VISIBLE_DEVICES (as opened), idle";
+    assert_eq!(heading, [words, "since 2026-01-15 01:41:14"], "{drawn}");
+}
+
+#[test]
+fn cards_are_not_drawn_through_a_time_in_which_nobody_looked() {
+    let mut course = Course::new(&JOB);
+    let mut cells = vec![MISSING; JOB.columns.len()];
+    for second in (0..20).chain(31..50) {
+        (cells[column::GPU_POWER], cells[column::CPU]) = (400_000, second * SECOND_NS);
+        course.push(second * 1000, &cells);
+    }
+    let drawn = plot::course(&course, 25_000, None, &Style { width: Some(60), ..Style::plain() });
+    let axis = |title: &str| {
+        let below = drawn.lines().skip_while(|line| !line.contains(title));
+        below.take(6).last().unwrap_or_default().trim_end().to_owned()
+    };
+    assert!(axis("GPU power").contains("─ "), "{drawn}");
+    // What a counter has grown by meanwhile is known.
+    assert!(!axis("CPU cores").contains("─ "), "{drawn}");
 }

@@ -11,6 +11,7 @@ use ratatui_core::widgets::Widget;
 use ratatui_widgets::sparkline::Sparkline;
 
 use super::{Paint, Style, text, units};
+use crate::sampler::look_gap_ms;
 
 const COLUMNS_DEFAULT: usize = 80;
 const COLUMNS_MAX: usize = 120;
@@ -40,6 +41,8 @@ const ASCII_BARS: bar::Set = bar::Set {
 pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Style) -> String {
     let columns = columns(style);
     let bins = |index: usize| bins(course, index, columns, gap_ms);
+    let card_gap_ms = card_gap_ms(course, gap_ms);
+    let card_bins = |index: usize| self::bins(course, index, columns, card_gap_ms);
     // One that is written as 0 is too young to have lasted: then what was sampled is all there is.
     let most = cores_peak.filter(|&peak| peak > 0.0).unwrap_or(f64::MAX);
     let no_higher = |bin: Bin| Bin { max: bin.max.min(most), mean: bin.mean.min(most) };
@@ -65,19 +68,19 @@ pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Sty
     let gpu = [
         Panel {
             title: "GPU use, cards".to_owned(),
-            bins: bins(column::GPU_UTILIZATION),
+            bins: card_bins(column::GPU_UTILIZATION),
             unit: units::cores,
             step: 1000.0,
         },
         Panel {
             title: "GPU memory".to_owned(),
-            bins: bins(column::GPU_MEMORY),
+            bins: card_bins(column::GPU_MEMORY),
             unit: units::bytes,
             step: 1024.0,
         },
         Panel {
             title: "GPU power".to_owned(),
-            bins: bins(column::GPU_POWER),
+            bins: card_bins(column::GPU_POWER),
             unit: units::watts,
             step: 1000.0,
         },
@@ -90,6 +93,7 @@ pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Sty
 /// A whole card while a job had it, whoever used it.
 pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String {
     let columns = columns(style);
+    let gap_ms = card_gap_ms(course, gap_ms);
     let title = |what: &str| format!("GPU {}, whole card: {what}", text::escape(index));
     let panels = [
         Panel {
@@ -106,6 +110,12 @@ pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String 
         },
     ];
     draw_course(&panels, course, columns, style)
+}
+
+/// Cards are looked at in every tick, and nothing else tells what they did meanwhile: a shorter pause is a gap.
+fn card_gap_ms(course: &Course, gap_ms: i64) -> i64 {
+    const LEAST_MS: i64 = 5000;
+    look_gap_ms(&course.times_ms, LEAST_MS).min(gap_ms)
 }
 
 fn bins(course: &Course, index: usize, columns: usize, gap_ms: i64) -> Vec<Option<Bin>> {
