@@ -32,6 +32,19 @@ fn ticks_jobs_and_the_end_of_the_daemon_do_not_wait_for_a_driver() {
     machine.met(&["cancel", &first]);
 }
 
+#[test]
+fn met_time_says_why_it_knows_nothing_of_cards_that_were_given() {
+    let machine = Machine::with("");
+    machine.script(&format!("{CARD}error nvmlInit 0 18\n"));
+    let report = machine.output(&["time", "--", "sleep", "2"]).stderr;
+    let report = String::from_utf8(report).unwrap();
+    let words = "the job was given cards (CUDA_VISIBLE_DEVICES), and nothing is known of them";
+    assert!(report.contains(words) && report.contains("different versions"), "{report}");
+    machine.script(CARD);
+    let report = String::from_utf8(machine.output(&["time", "--", "sleep", "1"]).stderr).unwrap();
+    assert!(!report.contains("nothing is known"), "{report}");
+}
+
 const TWO_CARDS: &str = "card 0 uuid=GPU-a name=Fake power=300000 util=90 memory=30 total=80 temperature=61\n\
     card 1 uuid=GPU-b name=Fake power=70000 util=0 memory=0 total=80 temperature=30\n";
 

@@ -115,6 +115,11 @@ impl Sampled {
         Sampled { totals: totals(&running, Profile::of(local)), ..Sampled::default() }
     }
 
+    /// Whether it had to do with a card, as far as could be seen.
+    pub fn has_cards(&self) -> bool {
+        !self.gpus.is_empty()
+    }
+
     /// Adds the totals that are not known otherwise. Of a counter the last sample is not its end.
     pub fn fill(&self, record: &mut Record) {
         for (column, figure) in self.totals.iter() {
