@@ -245,9 +245,9 @@ impl CardLedger {
         line
     }
 
-    /// Who was charged what in closed windows, and has not left: final, and only ever more.
+    /// Who was charged what and has not left: in closed windows, and besides, provisionally, in the open one.
     pub fn charged(&self) -> impl Iterator<Item = (Who, Line)> {
-        self.lines.iter().map(|(&who, &line)| (who, line))
+        self.lines.iter().chain(&self.open).map(|(&who, &line)| (who, line))
     }
 
     /// All that was charged in closed windows, to whomever: what the card used in them.

@@ -596,7 +596,7 @@ impl Cards {
         line
     }
 
-    /// Who was charged what on all cards together, in windows that are closed.
+    /// Who was charged what on all cards together up to now, provisionally in windows that are open.
     pub fn charged(&self) -> BTreeMap<Option<u32>, (u64, u64)> {
         let mut sums = BTreeMap::<Option<u32>, (u64, u64)>::new();
         for (who, line) in self.known.iter().flat_map(|card| card.ledger.charged()) {

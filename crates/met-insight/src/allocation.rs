@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use met_core::job::{Part, QualityKind, Record, Totals};
-use met_core::job_table::{CPU, GPU_UTILIZATION, MEMORY_NEEDED_PEAK, MEMORY_PEAK};
+use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, MEMORY_PEAK};
 use met_core::{Across, JOB};
 
 use crate::average;
@@ -47,9 +47,7 @@ pub fn shares(record: &Record, now_ns: i64) -> Vec<Share> {
     let (cpus, cpu_quality) = used_cpus(record, now_ns);
     let (memory, memory_quality) = used_memory(record);
     let wall = seconds(average::wall_ns(record, now_ns));
-    let cards = record.gpus.iter().filter_map(|gpu| gpu.utilization).reduce(|sum, used| sum + used);
-    let gpus = cards.or_else(|| average::level(record, GPU_UTILIZATION));
-    let gpus = gpus.filter(|_| covers_all_nodes(record));
+    let gpus = average::cards(record).filter(|_| covers_all_nodes(record));
     let limit = requested.time_limit_ns.or(allocated.time_limit_ns);
     let share = |resource, requested, allocated, used, quality| Share {
         resource,

@@ -2,7 +2,9 @@
 
 use met_core::JOB;
 use met_core::job::{QualityKind, Record, State};
-use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
+use met_core::job_table::{CPU, GPU_MEMORY, GPU_UTILIZATION, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
+
+use crate::gpu;
 
 /// The source of the wall time of a job that nobody measured to its end, and that `met cancel` saw end.
 pub const CANCEL: &str = "met cancel";
@@ -43,6 +45,17 @@ pub fn level(record: &Record, column: usize) -> Option<f64> {
         return None;
     }
     Some(record.summaries.get(column)?.mean * JOB.columns[column].scale)
+}
+
+/// Cards computing on average. What is known card by card is the mean of the times in which each was seen; samples of
+/// all together lack a card that was lost.
+pub fn cards(record: &Record) -> Option<f64> {
+    gpu::computing(record).or_else(|| level(record, GPU_UTILIZATION))
+}
+
+/// Memory of all cards together, the same way.
+pub fn card_memory_bytes(record: &Record) -> Option<f64> {
+    gpu::memory_bytes(record).or_else(|| level(record, GPU_MEMORY))
 }
 
 /// How well a mean is known. Needed memory that was added up by process is an estimate at its peak and on average.

@@ -60,9 +60,21 @@ pub fn power_watts(gpu: &GpuUse) -> Option<f64> {
     (gpu.held_ns > 0).then(|| gpu.energy_uj() as f64 * 1e3 / gpu.held_ns as f64)
 }
 
-/// The mean over the job's cards, each for the time it was the job's: 1 is every one of them fully used.
-pub fn utilization(record: &Record) -> Option<f64> {
-    weighted(record, |gpu| gpu.utilization)
+/// Cards computing on average, as the cards' own means say: 1 is one card fully used. A card of which nothing is known
+/// is not one that did nothing.
+pub fn computing(record: &Record) -> Option<f64> {
+    let known = record.gpus.iter().filter_map(|gpu| gpu.utilization);
+    known.reduce(|sum, used| sum + used)
+}
+
+/// The same as a share of the cards that it is known of: 1 is every one of them fully used.
+pub fn ratio(record: &Record) -> Option<f64> {
+    Some(computing(record)? / known(record) as f64)
+}
+
+/// Cards whose use is known.
+pub fn known(record: &Record) -> usize {
+    record.gpus.iter().filter(|gpu| gpu.utilization.is_some()).count()
 }
 
 /// Memory of all cards together, on average.
@@ -75,27 +87,37 @@ pub fn temperature_celsius(record: &Record) -> Option<f64> {
     record.gpus.iter().filter_map(|gpu| gpu.temperature_max_mc).max().map(|mc| mc as f64 / 1e3)
 }
 
-fn weighted(record: &Record, value: impl Fn(&GpuUse) -> Option<f64>) -> Option<f64> {
-    let known = record.gpus.iter().filter_map(|gpu| Some((value(gpu)?, gpu.held_ns.max(1) as f64)));
-    let (sum, weight) =
-        known.fold((0.0, 0.0), |(sum, weight), (value, held)| (sum + value * held, weight + held));
-    (weight > 0.0).then(|| sum / weight)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sample;
 
     #[test]
-    fn a_mean_over_cards_is_weighted_by_time() {
+    fn one_job_has_one_mean_over_its_cards_by_whatever_name() {
         let mut record = sample::finished();
-        assert_eq!(utilization(&record), None);
-        record.gpus =
-            vec![sample::gpu(), GpuUse { held_ns: 30_000_000_000, utilization: Some(0.2), ..sample::gpu() }];
-        assert_eq!(utilization(&record), Some((0.6 * 10.0 + 0.2 * 30.0) / 40.0));
-        assert_eq!(memory_bytes(&record), Some(2e9));
+        assert_eq!((computing(&record), ratio(&record)), (None, None));
+        let unknown = GpuUse { utilization: None, ..sample::gpu() };
+        let short = GpuUse { held_ns: 30_000_000_000, utilization: Some(0.2), ..sample::gpu() };
+        record.gpus = vec![sample::gpu(), short, unknown];
+        let used = 0.6 + 0.2;
+        assert_eq!((computing(&record), ratio(&record)), (Some(used), Some(used / 2.0)));
+        assert_eq!(memory_bytes(&record), Some(3e9));
         assert_eq!(power_watts(&record.gpus[0]), Some(240.0));
+        // Samples know of the times in which a card was lost, and of nothing better.
+        let mut course = met_core::course::Course::new(&met_core::JOB);
+        let mut cells = vec![met_core::MISSING; met_core::JOB.columns.len()];
+        cells[met_core::job_table::GPU_UTILIZATION] = 300;
+        (0..3).for_each(|second| course.push(second * 1000, &cells));
+        record.summaries = course.summaries(5000);
+        record.allocated.gpus = Some(2);
+        let shown = crate::json::object(&record, sample::NOW_NS);
+        assert_eq!(shown["average"]["gpu_utilization_ratio"], used);
+        assert_eq!(shown["average"]["gpu_ratio"], used / 2.0);
+        assert_eq!(shown["average"]["gpu_memory_bytes"], 3e9);
+        assert_eq!(shown["efficiency"]["gpu_ratio"], used / 2.0);
+        let report = crate::report::report(&record, crate::report::Machine::default(), sample::NOW_NS);
+        let meter = report.meters.iter().find(|meter| meter.label == "GPU").unwrap();
+        assert_eq!((meter.used.value, meter.share), (used, used / 2.0));
     }
 
     #[test]

@@ -186,9 +186,12 @@ fn averages(record: &Record, now_ns: i64) -> Value {
         put(&name, average::per_second(record, column, now_ns));
     }
     let levels = [MEMORY_NEEDED, MEMORY_CACHE, PROCESSES_RUNNING, THREADS_RUNNING];
-    for column in levels.into_iter().chain([GPU_UTILIZATION, GPU_MEMORY, GPU_POWER]) {
+    for column in levels.into_iter().chain([GPU_POWER]) {
         put(&JOB.columns[column].json_name(), average::level(record, column));
     }
+    put(&JOB.columns[GPU_UTILIZATION].json_name(), average::cards(record));
+    put(&JOB.columns[GPU_MEMORY].json_name(), average::card_memory_bytes(record));
+    put("gpu_ratio", gpu::ratio(record));
     put("power_watts", average::per_second(record, ENERGY, now_ns));
     put("memory_ratio", average::memory_ratio(record));
     Value::Object(averages)

@@ -26,6 +26,8 @@ pub const IDLE_ESTIMATED: &str = "idle power estimated";
 pub const METER_MISSING: &str = "a meter missing";
 /// In the source of a figure of energy: CPU time of the job that samples did not see as its.
 pub const CPU_UNSEEN: &str = "without processes that left its tree";
+/// In the source of a figure of energy: there was a time in which nobody looked.
+pub const NOT_WATCHED: &str = "not watched all the time";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -100,9 +102,17 @@ pub struct PartLine {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Section {
     pub title: &'static str,
-    /// Of one thing among several, such as a card: its label and what there is to say before its lines.
-    pub heading: Option<(String, String)>,
+    pub heading: Option<Heading>,
     pub lines: Vec<Line>,
+}
+
+/// Of one thing among several, such as a card: what there is to say before its lines.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heading {
+    pub label: String,
+    pub words: Vec<String>,
+    /// What holds since a time, in Unix nanoseconds.
+    pub since: Option<(&'static str, i64)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -358,7 +368,23 @@ mod tests {
         assert!(missing.contains("met doctor"), "{missing}");
         let unseen = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {CPU_UNSEEN}"));
         assert!(unseen.contains("met run"), "{unseen}");
+        let gap = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {NOT_WATCHED}"));
+        assert!(gap.contains("daemon"), "{gap}");
         assert_eq!(note(QualityKind::Attributed, "RAPL, by CPU time"), "");
+        let mut with_cards = sample::finished();
+        with_cards.totals.set(column::GPU_ENERGY, 1_000_000, QualityKind::Measured, "energy counter");
+        let notes = |record: &Record| report(record, Machine::default(), sample::NOW_NS).notes.concat();
+        let kind = QualityKind::Estimated;
+        with_cards.totals.set(
+            column::ENERGY,
+            2_000_000,
+            kind,
+            "energy counter of cards; 2 CPUs, by CPU time",
+        );
+        assert!(notes(&with_cards).starts_with("no meter of energy was read but those of the cards"));
+        // Doubt about a card is none about the meters of the machine.
+        with_cards.totals.set(column::ENERGY_CPU, 1_000_000, QualityKind::Attributed, "RAPL, by CPU time");
+        assert_eq!(notes(&with_cards), "");
         assert_eq!(note(QualityKind::LowerBound, "several nodes"), "");
     }
 }

@@ -13,7 +13,7 @@ use crate::view::table::View;
     version,
     about = "What did my job do with the machine?",
     long_about = "Runs jobs, measures them with all their children, and tells what they did with the machine: \
-                  CPU, memory, I/O. No set-up, no root, no configuration.\n\nWithout a command, the jobs are listed.",
+                  CPU, memory, I/O, GPUs, energy. No set-up, no root, no configuration.\n\nWithout a command, the jobs are listed.",
     after_help = "Examples:\n  met time -- make -j8          run, watch, report\n  met run -- python train.py    \
                   run in the background\n  met list                      all jobs\n  met show @last                \
                   the newest one"

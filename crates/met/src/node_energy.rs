@@ -10,7 +10,7 @@ mod used;
 mod weighing;
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use met_core::attribute::JobMap;
@@ -18,7 +18,7 @@ use met_core::cards::Cards;
 use met_core::energy::emission::Factor;
 use met_core::energy::estimate::Estimate;
 use met_core::energy::idle::LearnedIdle;
-use met_core::energy::ledger::IdleTo;
+use met_core::energy::ledger::{CARDS, IdleTo};
 use met_core::energy::{Closed, Ledger, Policy, Scope, Weights, Who};
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
@@ -36,7 +36,7 @@ use used::Used;
 pub use used::{EMISSION, ENERGY};
 use weighing::{Job, by_counts, memory_weight};
 
-pub use charged::{COLUMNS, Charged, emission_of};
+pub use charged::{COLUMNS, CardEnergy, Charged, emission_of};
 pub use machine::machine;
 
 /// A meter that was not read for so many of its periods is gone.
@@ -44,6 +44,8 @@ const PATIENCE_PERIODS: i64 = 3;
 const PATIENCE_MIN_NS: i64 = 2_500_000_000;
 /// A controller may take longer to answer than the time between two questions.
 const PATIENCE_MIN_SLOW_NS: i64 = 15_000_000_000;
+/// The counter of a card is read up to so long apart: what it says more or less than power did is of all that time.
+const CARDS_SPAN_NS: i64 = 20_000_000_000;
 /// The least time without a look that is a gap.
 const GAP_NS: i64 = 60_000_000_000;
 
@@ -63,12 +65,13 @@ pub struct NodeEnergy {
     tariff: Tariff,
     weight: Weight,
     factor: Factor,
-    last: Option<EnergyWindow>,
+    /// The last windows, the newest last.
+    recent: VecDeque<EnergyWindow>,
     settled: Vec<(JobKey, Charged)>,
     used: Used,
 }
 
-/// Who used what the meter says in the last window: jobs + system + idle == whole.
+/// Who used what the meter says in a window: jobs + system + idle == whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnergyWindow {
     /// Nanoseconds of CLOCK_BOOTTIME.
@@ -80,6 +83,9 @@ pub struct EnergyWindow {
     pub jobs_uj: u64,
     pub system_uj: u64,
     pub idle_uj: u64,
+    /// Of the whole, what cards used.
+    #[serde(default)]
+    pub cards_uj: u64,
     /// What is idle was estimated: the machine has not been seen at rest yet.
     #[serde(default)]
     pub idle_estimated: bool,
@@ -99,7 +105,24 @@ impl EnergyWindow {
             jobs_uj: sum(|who| matches!(who, Who::Job(_))),
             system_uj: sum(|who| *who == Who::System),
             idle_uj: sum(|who| *who == Who::Idle),
+            cards_uj: closed.lines.values().map(|line| line.active_uj[CARDS] + line.idle_uj[CARDS]).sum(),
             idle_estimated: closed.idle_assumed,
+        }
+    }
+
+    /// This one and the one right before it as one.
+    fn after(self, before: &EnergyWindow) -> EnergyWindow {
+        let rank = |kind: QualityKind| QualityKind::ALL.iter().position(|&known| known == kind);
+        EnergyWindow {
+            begin_ns: before.begin_ns,
+            kind: if rank(before.kind) > rank(self.kind) { before.kind } else { self.kind },
+            whole_uj: before.whole_uj + self.whole_uj,
+            jobs_uj: before.jobs_uj + self.jobs_uj,
+            system_uj: before.system_uj + self.system_uj,
+            idle_uj: before.idle_uj + self.idle_uj,
+            cards_uj: before.cards_uj + self.cards_uj,
+            idle_estimated: before.idle_estimated || self.idle_estimated,
+            ..self
         }
     }
 
@@ -147,7 +170,7 @@ impl NodeEnergy {
             tariff: Tariff::of(&config.energy),
             weight: config.energy.weight,
             factor: emissions::fixed(&config.emissions),
-            last: None,
+            recent: VecDeque::new(),
             settled: Vec::new(),
             used: Used::default(),
         }
@@ -219,10 +242,10 @@ impl NodeEnergy {
         }
     }
 
-    /// What an earlier daemon charged, by the job's last cells.
-    pub fn recall(&mut self, slot: u32, cells: &[i64]) {
+    /// What an earlier daemon charged, by the job's last cells; `missed` if nobody looked for a while.
+    pub fn recall(&mut self, slot: u32, cells: &[i64], missed: bool) {
         if let Some(job) = self.jobs.get_mut(&slot) {
-            job.charged.before = COLUMNS.map(|column| cells[column].max(0));
+            job.charged.recall(cells, missed);
         }
     }
 
@@ -288,8 +311,33 @@ impl NodeEnergy {
     }
 
     /// The window that was closed last.
+    #[cfg(test)]
     pub fn last_window(&self) -> Option<&EnergyWindow> {
-        self.last.as_ref()
+        self.recent.back()
+    }
+
+    /// The last time in which every part of the machine is known: that of the last window, or with cards one as
+    /// long as it takes until their counters are read.
+    pub fn now(&self) -> Option<EnergyWindow> {
+        let mut newest_first = self.recent.iter().rev();
+        let mut now = newest_first.next()?.clone();
+        if self.recent.iter().all(|window| window.cards_uj == 0) {
+            return Some(now);
+        }
+        for before in newest_first {
+            let goes_on = before.end_ns == now.begin_ns && before.meter == now.meter;
+            if !goes_on || now.end_ns - now.begin_ns >= CARDS_SPAN_NS {
+                break;
+            }
+            now = now.after(before);
+        }
+        Some(now)
+    }
+
+    fn keep_recent(&mut self, window: EnergyWindow) {
+        let since_ns = window.end_ns - CARDS_SPAN_NS;
+        self.recent.retain(|before| before.end_ns > since_ns);
+        self.recent.push_back(window);
     }
 
     fn weigh_jobs(&mut self, now_ns: i64, rows: &Batch, map: &JobMap) {
@@ -342,15 +390,22 @@ impl NodeEnergy {
     }
 
     fn charge_cards(&mut self, cards: &Cards) {
-        for (who, (active_uj, idle_uj)) in cards.charged() {
-            match who {
-                Some(slot) => self.ledger.charge_cards(Who::Job(slot), active_uj, idle_uj),
-                // Cards that nobody holds are idle; what computes on one without a job is the system's.
-                None => {
-                    self.ledger.charge_cards(Who::System, active_uj, 0);
-                    self.ledger.charge_cards(Who::Idle, 0, idle_uj);
-                }
-            }
+        let charged = cards.charged();
+        let uj = |who: Option<u32>| charged.get(&who).copied().unwrap_or_default();
+        for (&slot, _) in self.jobs.iter().filter(|(_, job)| !job.has_left) {
+            let (active_uj, idle_uj) = uj(Some(slot));
+            self.ledger.charge_cards(Who::Job(slot), active_uj, idle_uj);
+        }
+        // Cards that nobody holds are idle; what computes on one without a job is the system's.
+        let (active_uj, idle_uj) = uj(None);
+        self.ledger.charge_cards(Who::System, active_uj, 0);
+        self.ledger.charge_cards(Who::Idle, 0, idle_uj);
+    }
+
+    /// What a job was charged on cards so far, nested jobs included, by its cells.
+    pub fn see_cards(&mut self, slot: u32, cells: &[i64]) {
+        if let Some(job) = self.jobs.get_mut(&slot) {
+            job.charged.see_cards(cells[column::GPU_ENERGY], &self.factor);
         }
     }
 
@@ -465,11 +520,19 @@ impl NodeEnergy {
         }
     }
 
-    /// The job is over. `cpu_ns` is all the CPU time it had, where that is known, `cards_uj` what it was
-    /// charged on cards, active and idle.
-    pub fn leave(&mut self, slot: u32, cpu_ns: Option<i64>, cards_uj: (u64, u64), now_ns: i64) {
+    /// The job is over. `cpu_ns` is all the CPU time it had, where that is known, `cards_uj` what it was itself
+    /// charged on cards, active and idle, and `cards` all that it shows of them.
+    pub fn leave(
+        &mut self,
+        slot: u32,
+        cpu_ns: Option<i64>,
+        cards_uj: (u64, u64),
+        cards: CardEnergy,
+        now_ns: i64,
+    ) {
         let Some(job) = self.jobs.get_mut(&slot).filter(|job| !job.has_left) else { return };
         job.has_left = true;
+        job.charged.cards = cards;
         let weights = job.weigh(now_ns, cpu_ns.unwrap_or(MISSING), MISSING);
         job.charged.weighed.add(self.weight, weights.cpu, false);
         self.ledger.weigh_job(slot, weights);
@@ -530,7 +593,7 @@ impl NodeEnergy {
             }
             let window = EnergyWindow::of(&closed, &meter);
             self.used.add(&window, &self.factor, self.tariff.pue);
-            self.last = Some(window);
+            self.keep_recent(window);
         }
         let waiting = self.ledger.unsettled();
         let is_settled = |(slot, job): (&u32, &Job)| job.has_left && !waiting.contains(slot);
@@ -543,7 +606,8 @@ impl NodeEnergy {
 
     /// Writes what the job was charged so far into its row.
     pub fn fill(&self, slot: u32, cells: &mut [i64]) {
-        let Some(values) = self.jobs.get(&slot).and_then(|job| job.charged.values()) else { return };
+        let cards = CardEnergy::of_cells(cells);
+        let Some(values) = self.jobs.get(&slot).and_then(|job| job.charged.values(&cards)) else { return };
         for (column, value) in COLUMNS.into_iter().zip(values) {
             cells[column] = value.unwrap_or(MISSING);
         }

@@ -504,7 +504,7 @@ fn a_nested_job_is_a_part_of_the_one_around_it() {
     assert_eq!(bench.value(1, column::ENERGY), Some(1000 * WATT_SECOND));
     assert_eq!(bench.windows.iter().map(|window| window.jobs_uj).sum::<u64>(), 1000 * WATT_SECOND as u64);
     // It ends with a second of CPU time that only its end tells; the outer one's next figures have it, too.
-    bench.energy.leave(2, Some(11 * SECOND), (0, 0), bench.now_ns);
+    bench.energy.leave(2, Some(11 * SECOND), (0, 0), CardEnergy::default(), bench.now_ns);
     bench.package(1100 * WATT_SECOND);
     bench.node(22 * SECOND);
     bench.job(1, 22 * SECOND);
@@ -555,7 +555,7 @@ fn a_job_that_ends_is_settled_when_its_meter_is_read_again() {
         bench.job(1, second * SECOND);
         bench.tick();
     }
-    bench.energy.leave(1, Some(3 * SECOND), (0, 0), bench.now_ns);
+    bench.energy.leave(1, Some(3 * SECOND), (0, 0), CardEnergy::default(), bench.now_ns);
     assert!(bench.energy.owes() && bench.energy.take_settled().is_empty());
     bench.package(300 * WATT_SECOND);
     bench.node(4 * SECOND);
@@ -653,7 +653,7 @@ fn what_an_earlier_daemon_charged_is_added() {
     bench.begin(1, None);
     let mut cells = vec![MISSING; JOB.columns.len()];
     cells[column::ENERGY] = 7 * WATT_SECOND;
-    bench.energy.recall(1, &cells);
+    bench.energy.recall(1, &cells, false);
     assert_eq!(bench.value(1, column::ENERGY), Some(7 * WATT_SECOND));
     for second in 0..2 {
         bench.package(second * WATT_SECOND);
@@ -662,6 +662,17 @@ fn what_an_earlier_daemon_charged_is_added() {
         bench.tick();
     }
     assert_eq!(bench.value(1, column::ENERGY), Some(8 * WATT_SECOND));
+    let energy = |bench: &Bench| {
+        let mut totals = Totals::default();
+        bench.energy.charged(1).unwrap().put(&mut totals);
+        totals.figure(column::ENERGY).unwrap().clone()
+    };
+    assert_eq!(energy(&bench).kind, QualityKind::Attributed);
+    // Nobody was there in between, and nobody knows what it used then.
+    bench.energy.recall(1, &cells, true);
+    let bound = energy(&bench);
+    assert_eq!((bound.value, bound.kind), (8 * WATT_SECOND, QualityKind::LowerBound));
+    assert_eq!(&*bound.source, "RAPL, by CPU time, not watched all the time");
 }
 
 /// A captured machine of two sockets with memory, whose counters go on as the test says.
@@ -801,4 +812,30 @@ proptest! {
         let lines: u64 = bench.windows.iter().map(|window| window.jobs_uj).sum();
         prop_assert_eq!(charged as u64, lines);
     }
+}
+
+#[test]
+fn energy_that_is_nearly_all_of_cards_is_as_well_known_as_theirs() {
+    let mut bench = Bench::new(|_| {});
+    bench.begin(1, None);
+    for second in 0..11 {
+        bench.node(second * 4 * SECOND);
+        bench.job(1, second * 4 * SECOND);
+        bench.tick();
+    }
+    let energy = |cards_uj: i64, kind: QualityKind| {
+        let mut totals = Totals::default();
+        totals.set(column::GPU_ENERGY, cards_uj, kind, "energy counter");
+        bench.energy.charged(1).unwrap().put(&mut totals);
+        assert_eq!(totals.figure(column::ENERGY_CPU).unwrap().kind, QualityKind::Estimated);
+        totals.figure(column::ENERGY).unwrap().clone()
+    };
+    // Processors and memory are estimated, less than 200 J of them.
+    let most = energy(40_000 * WATT_SECOND, QualityKind::Measured);
+    assert!((40_168..40_200).contains(&(most.value / WATT_SECOND)), "{most:?}");
+    assert_eq!(most.kind, QualityKind::Attributed);
+    assert_eq!(&*most.source, "energy counter of cards; 4 cores of an unknown model, by CPU time");
+    assert_eq!(energy(40_000 * WATT_SECOND, QualityKind::Estimated).kind, QualityKind::Estimated);
+    assert_eq!(energy(40_000 * WATT_SECOND, QualityKind::LowerBound).kind, QualityKind::LowerBound);
+    assert_eq!(energy(400 * WATT_SECOND, QualityKind::Measured).kind, QualityKind::Estimated);
 }

@@ -27,14 +27,14 @@ use met_core::gpu::card;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_core::job_table::*;
 use met_core::node::NodeRows;
-use met_core::{Batch, JOB, MISSING, Subject, gpu_use};
+use met_core::{Batch, JOB, MISSING, Subject};
 use met_host::{Host, Targets, clock};
 use met_jobs::Members;
 use met_sources::{NewError, Options, Runner, SourceSpec, TickInfo, Unavailable};
 
 use crate::config::{Config, Weight};
 use crate::departures::{Beginning, Departures, OwnFigures};
-use crate::node_energy::{Charged, NodeEnergy};
+use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
 use crate::node_series::NodeSeries;
 use crate::processes;
 use crate::running::Running;
@@ -72,6 +72,15 @@ pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
     spans.sort_unstable();
     let usual_ms = spans.get(spans.len() * 9 / 10).filter(|_| spans.len() >= SPANS_MIN);
     gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
+}
+
+/// A longer time between two looks is one in which nobody looked: at least so much, and more where the looks of
+/// most of the time are further apart.
+pub fn look_gap_ms(times_ms: &[i64], least_ms: i64) -> i64 {
+    let mut spans: Vec<i64> = times_ms.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    spans.sort_unstable();
+    let usual_ms = spans.get(spans.len() * 9 / 10).copied().unwrap_or(0);
+    least_ms.max(usual_ms.saturating_mul(3))
 }
 
 pub struct Sampler {
@@ -199,6 +208,7 @@ impl Sampler {
                 main: local.main.map(|main| (main, now_ns)),
                 gpu_before_uj: (0, 0),
                 gpus_before: record.gpus.clone(),
+                missed: false,
                 all_ended: false,
                 events: Vec::new(),
             },
@@ -264,7 +274,12 @@ impl Sampler {
         }
         let before = |column: usize| job.floors[column].max(0);
         job.gpu_before_uj = (before(GPU_ENERGY), before(GPU_ENERGY_IDLE));
-        self.energy.recall(slot, &job.floors);
+        let now_ms = (clock::boottime_ns() + job.unix_offset_ns) / 1_000_000;
+        let looks_ms: Vec<i64> = course.times_ms.iter().copied().chain([now_ms]).collect();
+        let gap_ms = look_gap_ms(&course.times_ms, (self.interval_ns * 3 + CARD_GAP_NS) / 1_000_000);
+        job.missed = looks_ms.windows(2).any(|pair| pair[1] - pair[0] > gap_ms);
+        job.recall_quiet(course);
+        self.energy.recall(slot, &job.floors, job.missed);
     }
 
     /// Ends a job. All of its CPU time, where that is known, decides the last share of energy, which is told
@@ -286,7 +301,7 @@ impl Sampler {
         self.departures.close(slot);
         self.members.remove(slot);
         let cards_uj = self.cards.own_uj(slot);
-        let gpus = gpu_use::together(&job.gpus_before, self.cards.leave(slot));
+        let gpus = job.gpus(self.cards.leave(slot));
         let mut totals = totals(&job.running, job.profile);
         set_gpu_energy(&mut totals, &gpus, job.gpu_untold_uj());
         if let Some(cpu_ns) = known.cpu_ns.filter(|_| job.profile.attached) {
@@ -296,7 +311,7 @@ impl Sampler {
         let emission = charged.and_then(Charged::emission);
         charged.into_iter().for_each(|charged| charged.put(&mut totals));
         let cpu_ns = known.cpu_ns.filter(|_| !job.profile.attached);
-        self.energy.leave(slot, cpu_ns, cards_uj, clock::boottime_ns());
+        self.energy.leave(slot, cpu_ns, cards_uj, CardEnergy::of(&totals), clock::boottime_ns());
         if self.jobs.is_empty() {
             if !self.watches_node {
                 self.cards.pause();

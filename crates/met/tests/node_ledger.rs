@@ -50,6 +50,10 @@ fn a_meter_of_the_node_includes_its_cards() {
     assert!(record["quality"]["energy_joules"]["source"].as_str().unwrap().contains("IPMI"), "{record:#}");
     let inner = total("energy_cpu_joules") + total("energy_memory_joules") + total("energy_rest_joules");
     assert!(inner <= total("energy_joules"), "{record:#}");
+    assert!(total("energy_joules") >= total("gpu_energy_joules"), "{record:#}");
+    let shown = machine.met(&["node"]);
+    let card = shown.lines().find(|line| line.contains("GPU 0 Fake")).unwrap_or_default();
+    assert!(card.contains("300 W   by nvidia"), "{shown}");
     machine.met(&["cancel", &job]);
     machine.met(&["daemon", "--stop"]);
 }

@@ -32,6 +32,19 @@ fn ticks_jobs_and_the_end_of_the_daemon_do_not_wait_for_a_driver() {
     machine.met(&["cancel", &first]);
 }
 
+#[test]
+fn met_time_says_why_it_knows_nothing_of_cards_that_were_given() {
+    let machine = Machine::with("");
+    machine.script(&format!("{CARD}error nvmlInit 0 18\n"));
+    let report = machine.output(&["time", "--", "sleep", "2"]).stderr;
+    let report = String::from_utf8(report).unwrap();
+    let words = "the job was given cards (CUDA_VISIBLE_DEVICES), and nothing is known of them";
+    assert!(report.contains(words) && report.contains("different versions"), "{report}");
+    machine.script(CARD);
+    let report = String::from_utf8(machine.output(&["time", "--", "sleep", "1"]).stderr).unwrap();
+    assert!(!report.contains("nothing is known"), "{report}");
+}
+
 const TWO_CARDS: &str = "card 0 uuid=GPU-a name=Fake power=300000 util=90 memory=30 total=80 temperature=61\n\
     card 1 uuid=GPU-b name=Fake power=70000 util=0 memory=0 total=80 temperature=30\n";
 
@@ -74,6 +87,8 @@ fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total
     let totals = &record["totals"];
     assert_eq!(totals["memory_needed_peak_bytes"].as_f64(), Some(peak_bytes), "{record:#}");
     assert!(totals["gpu_energy_joules"].as_f64().unwrap() >= before, "{record:#}");
+    let all = wait_for("its energy is settled", || machine.job(&job)["totals"]["energy_joules"].as_f64());
+    assert!(all >= totals["gpu_energy_joules"].as_f64().unwrap(), "{record:#}");
     assert!(totals["cpu_seconds"].as_f64().unwrap() >= then, "{record:#}");
     machine.script(TWO_CARDS);
     machine.met(&["daemon", "--stop"]);

@@ -20,6 +20,8 @@ pub(super) struct Use {
     pub used_ns: i64,
     pub utilization: Mean,
     pub card_utilization: Mean,
+    /// The same in the times of which the job's own use is known.
+    pub card_utilization_beside: Mean,
     pub encoder: Mean,
     pub decoder: Mean,
     pub copy: Mean,
@@ -130,6 +132,9 @@ impl Use {
         ] {
             mean.add(cell, span_ns);
         }
+        if seen.utilization != MISSING {
+            self.card_utilization_beside.add(cells[card::UTILIZATION], span_ns);
+        }
         self.memory_peak = self.memory_peak.max(seen.memory);
         self.clock_max = self.clock_max.max(cells[card::CLOCK]);
         self.temperature_max = self.temperature_max.max(cells[card::TEMPERATURE]);
@@ -152,5 +157,38 @@ impl Use {
         if self.faults.get().is_some_and(|faults| faults > 0) && cells[card::FAULT_LAST] != MISSING {
             self.fault_last = cells[card::FAULT_LAST];
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_compared_with_its_card_in_the_times_in_which_both_are_known() {
+        let mut usage = Use { memory_peak: MISSING, ..Use::default() };
+        let mut cells = vec![MISSING; card::TABLE.columns.len()];
+        let second_ns = 1_000_000_000;
+        // Who computes is told two seconds later than that the card does.
+        for (second, own, whole) in
+            [(0, MISSING, 0), (1, MISSING, 0), (2, MISSING, 700), (3, 600, 700), (4, 600, 700)]
+        {
+            cells[card::UTILIZATION] = whole;
+            let (at_ns, unknown) = (second * second_ns, MISSING);
+            let seen = Seen {
+                at_ns,
+                unix_ns: at_ns,
+                utilization: own,
+                encoder: unknown,
+                decoder: unknown,
+                copy: unknown,
+                memory: unknown,
+                processes: 1,
+            };
+            usage.see(&seen, &cells, 10 * second_ns);
+        }
+        assert_eq!(usage.utilization.get(), Some(600.0));
+        assert_eq!(usage.card_utilization.get(), Some(525.0));
+        assert_eq!(usage.card_utilization_beside.get(), Some(700.0));
     }
 }

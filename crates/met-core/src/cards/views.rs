@@ -92,7 +92,8 @@ impl Cards {
             held_ns: usage.held_ns,
             used_ns: usage.used_ns,
             utilization: ratio(usage.utilization),
-            card_utilization: ratio(usage.card_utilization),
+            // Of the same times as the job's: else a part may be more than the whole.
+            card_utilization: ratio(usage.card_utilization_beside).or_else(|| ratio(usage.card_utilization)),
             encoder: ratio(usage.encoder),
             decoder: ratio(usage.decoder),
             copy: ratio(usage.copy),

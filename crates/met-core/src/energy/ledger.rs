@@ -45,6 +45,13 @@ impl Line {
         self.idle_uj.iter().sum()
     }
 
+    /// Without its cards, whose own ledger knows them better.
+    pub fn host(&self) -> Line {
+        let mut host = *self;
+        (host.active_uj[CARDS], host.idle_uj[CARDS]) = (0, 0);
+        host
+    }
+
     pub fn add(&mut self, other: &Line) {
         for (sum, more) in self.active_uj.iter_mut().zip(other.active_uj) {
             *sum += more;
@@ -136,6 +143,8 @@ pub struct Ledger {
     /// Of the whole machine: all its used CPU time and memory, and all its CPUs as held.
     node: Weights,
     cards: BTreeMap<Who, CardLine>,
+    /// Of jobs that left: what they were told to have used on cards beyond what windows took.
+    left_cards_uj: i128,
     ended: Vec<u32>,
     idle: IdlePower,
     /// Of a machine whose idle power is known by part.
@@ -144,11 +153,25 @@ pub struct Ledger {
     assumed_idle_mw: Option<[u64; 2]>,
 }
 
-/// Of somebody on all cards together, as it grows: at the last close and now.
+/// Of somebody on all cards together, active and idle: what is known of it now, and what windows took of it.
 #[derive(Clone, Copy, Debug, Default)]
 struct CardLine {
-    before_uj: (u64, u64),
     now_uj: (u64, u64),
+    taken_uj: (u64, u64),
+}
+
+impl CardLine {
+    /// What no window has taken yet. What is active may turn out to be idle: both together only grow.
+    fn grown(&self) -> (u64, u64) {
+        let (now, taken) = (self.now_uj, self.taken_uj);
+        let grown = (now.0 + now.1).saturating_sub(taken.0 + taken.1);
+        let active = grown.min(now.0.saturating_sub(taken.0));
+        (active, grown - active)
+    }
+
+    fn untaken_uj(&self) -> i128 {
+        i128::from(self.now_uj.0 + self.now_uj.1) - i128::from(self.taken_uj.0 + self.taken_uj.1)
+    }
 }
 
 /// Energy of a window by part.
@@ -172,6 +195,7 @@ impl Ledger {
             weights: BTreeMap::new(),
             node: Weights::default(),
             cards: BTreeMap::new(),
+            left_cards_uj: 0,
             ended: Vec::new(),
             idle: IdlePower::default(),
             known_idle_mw: None,
@@ -260,10 +284,13 @@ impl Ledger {
         self.node.add(weights);
     }
 
-    /// What somebody's use of cards has come to, active and idle: only ever more.
+    /// What somebody's use of cards has come to, active and idle, by what is known now. Until a card's counter
+    /// is read that is provisional, and may turn out to be less or somebody else's.
     pub fn charge_cards(&mut self, who: Who, active_uj: u64, idle_uj: u64) {
-        let line = self.cards.entry(who).or_default();
-        line.now_uj = (line.now_uj.0.max(active_uj), line.now_uj.1.max(idle_uj));
+        // Most jobs have no card.
+        if (active_uj, idle_uj) != (0, 0) || self.cards.contains_key(&who) {
+            self.cards.entry(who).or_default().now_uj = (active_uj, idle_uj);
+        }
     }
 
     /// The job is over; its last window will settle it.
@@ -290,11 +317,13 @@ impl Ledger {
         let Some(end_ns) = end_ns else {
             // Nobody has measured what these did.
             self.open_ns = None;
+            self.forget_cards();
             self.begin_window();
             return None;
         };
         let Some(begin_ns) = self.open_ns else {
             self.open_ns = Some(end_ns);
+            self.forget_cards();
             self.begin_window();
             return None;
         };
@@ -302,6 +331,9 @@ impl Ledger {
             return None;
         }
         let closed = self.split(begin_ns, end_ns);
+        if closed.is_none() {
+            self.forget_cards();
+        }
         self.open_ns = Some(end_ns);
         self.begin_window();
         for meter in &mut self.meters {
@@ -313,18 +345,39 @@ impl Ledger {
     fn begin_window(&mut self) {
         self.weights.clear();
         self.node = Weights::default();
-        for line in self.cards.values_mut() {
-            line.before_uj = line.now_uj;
-        }
         for slot in self.ended.drain(..) {
-            self.cards.remove(&Who::Job(slot));
+            let left = self.cards.remove(&Who::Job(slot));
+            self.left_cards_uj += left.map_or(0, |line| line.untaken_uj());
         }
     }
 
+    /// What cards used so far belongs to no window.
+    fn forget_cards(&mut self) {
+        self.left_cards_uj = 0;
+        for line in self.cards.values_mut() {
+            line.taken_uj = line.now_uj;
+        }
+    }
+
+    /// What cards used that no window has taken, by who it is of. A share that turned out to be too high is made
+    /// good by the next ones: windows one after the other add up to what the cards used.
+    fn take_cards(&mut self) -> Vec<(Who, (u64, u64))> {
+        let due_uj = self.left_cards_uj + self.cards.values().map(CardLine::untaken_uj).sum::<i128>();
+        let due_uj = u64::try_from(due_uj.max(0)).unwrap_or(u64::MAX);
+        let grown: Vec<(u64, u64)> = self.cards.values().map(CardLine::grown).collect();
+        let weights: Vec<u64> = grown.iter().flat_map(|(active, idle)| [*active, *idle]).collect();
+        let mut parts = Vec::new();
+        apportion(due_uj.min(weights.iter().sum()), &weights, &mut parts);
+        let mut taken = Vec::new();
+        for ((&who, line), pair) in self.cards.iter_mut().zip(parts.chunks_exact(2)) {
+            line.taken_uj = (line.taken_uj.0 + pair[0], line.taken_uj.1 + pair[1]);
+            taken.push((who, (pair[0], pair[1])));
+        }
+        taken
+    }
+
     fn split(&mut self, begin_ns: i64, end_ns: i64) -> Option<Closed> {
-        let card_lines: Vec<(Who, (u64, u64))> = (self.cards.iter())
-            .map(|(&who, line)| (who, (line.now_uj.0 - line.before_uj.0, line.now_uj.1 - line.before_uj.1)))
-            .collect();
+        let card_lines = self.take_cards();
         let cards_uj: u64 = card_lines.iter().map(|(_, (active, idle))| active + idle).sum();
         let whole = self.whole(begin_ns, end_ns, cards_uj)?;
         let (idle_uj, idle_assumed) = self.idle_of(&whole, begin_ns, end_ns);

@@ -106,6 +106,40 @@ fn cards_inside_the_node_meter_are_not_counted_twice() {
 }
 
 #[test]
+fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    ledger.read_counter(meter, 0, 0);
+    ledger.close(0);
+    let mut at_ns = 0;
+    let mut close = |ledger: &mut Ledger| {
+        at_ns += SECOND;
+        ledger.read_counter(meter, at_ns, 0);
+        ledger.close(at_ns).unwrap()
+    };
+    let cards = |closed: &Closed, who: Who| {
+        closed.lines.get(&who).map_or((0, 0), |line| (line.active_uj[CARDS], line.idle_uj[CARDS]))
+    };
+    ledger.charge_cards(Who::Job(1), 100, 0);
+    assert_eq!(close(&mut ledger).whole_uj, 100);
+    // Some of it was idle, and some was the other's: the sum is the same, and so nothing is new.
+    ledger.charge_cards(Who::Job(1), 20, 40);
+    ledger.charge_cards(Who::Job(2), 40, 0);
+    assert_eq!(close(&mut ledger).whole_uj, 0);
+    ledger.charge_cards(Who::Job(1), 20, 140);
+    ledger.charge_cards(Who::Job(2), 90, 0);
+    let closed = close(&mut ledger);
+    assert_eq!(closed.whole_uj, 150);
+    assert_eq!((cards(&closed, Who::Job(1)), cards(&closed, Who::Job(2))), ((0, 60), (90, 0)));
+    // It leaves with less than windows took: the others' next shares pay for that.
+    ledger.charge_cards(Who::Job(2), 70, 0);
+    ledger.leave(2);
+    assert_eq!(close(&mut ledger).whole_uj, 0);
+    ledger.charge_cards(Who::Job(1), 20, 190);
+    assert_eq!(close(&mut ledger).whole_uj, 30);
+}
+
+#[test]
 fn the_better_meter_is_believed_and_a_lost_one_replaced() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);

@@ -2,13 +2,13 @@
 
 use met_core::job::{GpuUse, QualityKind};
 
-use super::{Amount, Detail, Measure, Section};
+use super::{Amount, Detail, Heading, Measure, Section};
 
 pub(super) fn gpu(gpu: &GpuUse) -> Section {
     let some = |value: Option<f64>, measure, quality| Some(Amount { value: value?, measure, quality });
     let sampled = |value: Option<f64>, measure| some(value, measure, QualityKind::Sampled);
     let mut section = Section::new("GPU");
-    section.heading = Some((format!("GPU {}", gpu.index), heading(gpu)));
+    section.heading = Some(heading(gpu));
     let busy = Detail::before("the card", sampled(gpu.card_utilization, Measure::Share));
     let works = [("encoder", gpu.encoder), ("decoder", gpu.decoder), ("copy engine", gpu.copy)]
         .map(|(name, used)| Detail::before(name, sampled(used.filter(|&used| used > 0.0), Measure::Share)));
@@ -52,19 +52,18 @@ pub(super) fn gpu(gpu: &GpuUse) -> Section {
     section
 }
 
-fn heading(gpu: &GpuUse) -> String {
-    let utc = |since: String| format!("{} UTC", since[..19].replace('T', " "));
-    let time = |since_ns: Option<i64>| since_ns.and_then(crate::json::time);
-    let state = match (time(gpu.lost_since_ns), time(gpu.idle_since_ns), gpu.used_ns) {
-        (Some(since), _, _) => format!("lost since {}", utc(since)),
-        (None, Some(_), 0) => "never used".to_owned(),
-        (None, Some(since), _) => format!("idle since {}", utc(since)),
-        (None, None, _) => String::new(),
+fn heading(gpu: &GpuUse) -> Heading {
+    let (state, since) = match (gpu.lost_since_ns, gpu.idle_since_ns, gpu.used_ns) {
+        (Some(since_ns), _, _) => ("", Some(("lost since", since_ns))),
+        (None, Some(_), 0) => ("never used", None),
+        (None, Some(since_ns), _) => ("", Some(("idle since", since_ns))),
+        (None, None, _) => ("", None),
     };
     let by = match gpu.held_by.as_str() {
         "" | "open" => String::new(),
         by => format!("given by {by}"),
     };
-    let parts = [gpu.name.clone(), by, state];
-    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+    let mut words = vec![gpu.name.clone(), by, state.to_owned()];
+    words.retain(|part| !part.is_empty());
+    Heading { label: format!("GPU {}", gpu.index), words, since }
 }

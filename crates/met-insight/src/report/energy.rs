@@ -17,12 +17,13 @@ impl Reader<'_> {
         let source = self.figure(column::ENERGY).map(|figure| figure.source.to_string());
         let details = [Detail::after(power, "average"), Detail::text(source)];
         section.put("energy", self.total(column::ENERGY), details);
-        section.put("CPU energy", some(column::ENERGY_CPU), []);
-        section.put("memory energy", some(column::ENERGY_MEMORY), []);
-        section.put("cards' energy", some(column::GPU_ENERGY), []);
-        section.put("other energy", some(column::ENERGY_REST), [Detail::words("board, fans, disks, losses")]);
         let idle = some(column::ENERGY_IDLE);
         section.put("of it idle", idle, [Detail::words("for what the job holds")]);
+        section.put("CPU energy", some(column::ENERGY_CPU), []);
+        section.put("memory energy", some(column::ENERGY_MEMORY), []);
+        let idle_part = Detail::before("idle part", some(column::GPU_ENERGY_IDLE));
+        section.put("cards' energy", some(column::GPU_ENERGY), [idle_part]);
+        section.put("other energy", some(column::ENERGY_REST), [Detail::words("board, fans, disks, losses")]);
         let factor = self.record.emission.as_ref().map(|emission| {
             let grams = emission.factor_mg_per_kwh as f64 / 1e3;
             let building = emission.pue().filter(|pue| *pue != 1.0);

@@ -6,6 +6,7 @@ use met_core::job_table as column;
 use super::reader::{Reader, measured};
 use super::{Amount, Fact, FactValue, Measure, Meter, ShareLine};
 use crate::allocation::{self, Resource, Share};
+use crate::gpu;
 
 impl Reader<'_> {
     pub(super) fn facts(&self) -> Vec<Fact> {
@@ -77,11 +78,9 @@ impl Reader<'_> {
     }
 
     fn gpu_meter(&self) -> Option<Meter> {
-        let known: Vec<f64> = self.record.gpus.iter().filter_map(|gpu| gpu.utilization).collect();
-        let used = known.iter().copied().reduce(|sum, used| sum + used)?;
+        let used = gpu::computing(self.record)?;
         let amount = |value, quality| Amount { value, measure: Measure::Cards, quality };
-        // A card of which nothing is known is not one that did nothing.
-        let whole = amount(known.len() as f64, QualityKind::Measured);
+        let whole = amount(gpu::known(self.record) as f64, QualityKind::Measured);
         meter("GPU", amount(used, QualityKind::Sampled), whole, "average")
     }
 }

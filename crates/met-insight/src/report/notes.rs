@@ -4,7 +4,7 @@ use met_core::job::{Origin, QualityKind};
 use met_core::job_table as column;
 
 use super::reader::Reader;
-use super::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING};
+use super::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING, NOT_WATCHED};
 
 const OLD_SECONDS: i64 = 30;
 
@@ -44,6 +44,13 @@ impl Reader<'_> {
         Some(format!("the figures are as of {old} ago: nothing was sent since; `met nodes` says who is late"))
     }
 
+    /// Of all but the cards, as far as a figure tells it apart.
+    fn is_host_estimated(&self) -> bool {
+        let parts =
+            [column::ENERGY_CPU, column::ENERGY_REST].into_iter().filter_map(|part| self.figure(part));
+        parts.fold(true, |all, part| all && part.kind == QualityKind::Estimated)
+    }
+
     fn energy_note(&self) -> Option<&'static str> {
         let figure = self.figure(column::ENERGY)?;
         match figure.kind {
@@ -51,11 +58,20 @@ impl Reader<'_> {
                 "what the machine uses doing nothing was not known and was estimated; a daemon learns it while no \
                  job runs, or energy.idle_power says it",
             ),
+            // A share of a card is an estimate while nobody knows what it draws idle: that is said with the card.
+            QualityKind::Estimated if !self.is_host_estimated() => None,
+            QualityKind::Estimated if self.figure(column::GPU_ENERGY).is_some() => Some(
+                "no meter of energy was read but those of the cards: the rest is an estimate; `met doctor` says what \
+                 would make one readable",
+            ),
             QualityKind::Estimated => {
                 Some("no meter of energy was read; `met doctor` says what would make one readable")
             }
             QualityKind::LowerBound if figure.source.contains(METER_MISSING) => {
                 Some("a meter of energy could not be read at times; `met doctor` says which")
+            }
+            QualityKind::LowerBound if figure.source.contains(NOT_WATCHED) => {
+                Some("energy lacks what was used while no daemon looked at the job")
             }
             QualityKind::LowerBound if figure.source.contains(CPU_UNSEEN) => Some(
                 "energy lacks what processes used that the attached one left behind; `met run` follows all of them",

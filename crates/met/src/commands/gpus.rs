@@ -279,6 +279,8 @@ fn lost(shown: &[CardLine], known: &HashMap<JobKey, Record>) -> Vec<CardLine> {
 }
 
 fn object(card: &CardLine) -> serde_json::Value {
+    // Whole numbers, as everywhere.
+    let whole = |bytes: Option<f64>| bytes.map(|bytes| bytes as i64);
     let user = |user: &UserLine| {
         json!({
             "job": user.job,
@@ -286,7 +288,7 @@ fn object(card: &CardLine) -> serde_json::Value {
             "user": user.user,
             "pids": user.pids,
             "utilization_ratio": user.utilization,
-            "memory_bytes": user.memory_bytes,
+            "memory_bytes": whole(user.memory_bytes),
             "idle": user.idle,
             "idle_since": user.idle_since_ns.and_then(met_insight::json::time),
         })
@@ -297,8 +299,8 @@ fn object(card: &CardLine) -> serde_json::Value {
         "name": card.name,
         "vendor": card.vendor,
         "utilization_ratio": card.utilization,
-        "memory_used_bytes": card.memory_used_bytes,
-        "memory_total_bytes": card.memory_total_bytes,
+        "memory_used_bytes": whole(card.memory_used_bytes),
+        "memory_total_bytes": whole(card.memory_total_bytes),
         "power_watts": card.power_watts,
         "temperature_celsius": card.temperature_celsius,
         "clock_hertz": card.clock_hertz,
@@ -404,5 +406,20 @@ mod tests {
         let [user] = &users[..] else { panic!("{users:?}") };
         assert_eq!((user.name.as_str(), &user.pids[..]), ("trainer", &[70][..]));
         assert_eq!((user.memory_bytes, user.utilization), (None, None));
+    }
+
+    #[test]
+    fn the_page_about_the_list_has_every_key_and_bytes_are_whole() {
+        let user = UserLine { memory_bytes: Some(6e8), ..UserLine::default() };
+        let card = CardLine { memory_used_bytes: Some(6e8), users: vec![user], ..CardLine::default() };
+        let shown = object(&card);
+        assert_eq!(shown["memory_used_bytes"].to_string(), "600000000");
+        assert_eq!(shown["users"][0]["memory_bytes"].to_string(), "600000000");
+        let page = include_str!("../../../../docs/json.md");
+        let (_, page) = page.split_once("## The list of `met gpus --json`").unwrap();
+        let of_users = shown["users"][0].as_object().unwrap().keys();
+        for key in shown.as_object().unwrap().keys().chain(of_users) {
+            assert!(page.contains(&format!("`{key}`")), "docs/json.md lacks {key} of met gpus");
+        }
     }
 }

@@ -49,14 +49,26 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
         format!("{}\n", serde_json::Value::Array(objects))
     } else if args.csv {
         table::csv(&records, args.view, now_ns)
-    } else if records.is_empty() && args.view == table::View::Gpu {
-        "no job with a card; `met gpus` shows the cards, `met list` all jobs\n".to_owned()
-    } else if records.is_empty() && is_narrowed(args) {
-        "no job fits; `met list` shows all\n".to_owned()
+    } else if records.is_empty()
+        && let Some(words) = nothing_found(args)
+    {
+        words.to_owned()
     } else {
         let more = if args.limit.is_none() && records.len() == LIMIT { MORE } else { "" };
         table::list(&records, args.view, now_ns, style) + more
     })
+}
+
+/// Why a list is empty, where that is not because there are no jobs.
+fn nothing_found(args: &ListArgs) -> Option<&'static str> {
+    match (args.view, is_narrowed(args)) {
+        (table::View::Gpu, true) => Some("no job with a card fits; `met list gpu` shows all of them\n"),
+        (table::View::Gpu, false) => {
+            Some("no job with a card; `met gpus` shows the cards, `met list` all jobs\n")
+        }
+        (_, true) => Some("no job fits; `met list` shows all\n"),
+        (_, false) => None,
+    }
 }
 
 fn is_narrowed(args: &ListArgs) -> bool {
@@ -94,4 +106,29 @@ fn parse_state(text: &str) -> Result<State> {
         let names = State::ALL.map(State::name).join(", ");
         Failure::usage(format!("--state {text}: no such state; there are {names}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn an_empty_list_says_whether_it_was_narrowed() {
+        let said = |words: &[&str]| {
+            let cli = Cli::try_parse_from([&["met", "list"], words].concat()).unwrap();
+            let Some(Command::List(args)) = cli.command else { panic!("{words:?}") };
+            nothing_found(&args)
+        };
+        assert!(said(&["gpu"]).unwrap().starts_with("no job with a card;"));
+        for narrowed in [["--name", "zzz"], ["--limit", "0"], ["--user", "nobody"]] {
+            assert!(
+                said(&[&["gpu"][..], &narrowed].concat()).unwrap().starts_with("no job with a card fits;")
+            );
+            assert!(said(&narrowed).unwrap().starts_with("no job fits;"));
+        }
+        assert_eq!(said(&[]), None);
+    }
 }

@@ -4,11 +4,13 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::Result;
+use met_core::cards::CardNow;
 use met_core::course::Course;
+use met_core::gpu::card;
 use met_core::node::{Freshness, NodeRow};
 use met_core::{Kind, MISSING};
 use met_host::clock;
-use met_sources::{Choice, Options, Pace, SOURCES};
+use met_sources::{Choice, Options, Pace, SOURCES, SourceSpec};
 use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
@@ -45,18 +47,22 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     sampler.wait(PATIENCE);
     sampler.look();
     progress.end();
-    let energy = ledger_of_daemon(setting).or_else(|| sampler.energy().last_window().cloned());
+    let energy = ledger_of_daemon(setting).or_else(|| sampler.energy().now());
     let rows: Vec<(&NodeRow, Freshness)> = sampler.node_rows().collect();
+    let cards: Vec<CardNow<'_>> = sampler.cards().into_iter().map(|(card, _)| card).collect();
     let mut stdout = output::stdout();
     if args.json {
         let mut object = object(setting, &rows);
+        if !cards.is_empty() {
+            object["tables"][card::TABLE.name] = cards.iter().map(card_object).collect();
+        }
         object["energy"] = energy.as_ref().map_or(Value::Null, energy_object);
         writeln!(stdout, "{object}")?;
         return Ok(0);
     }
     let style = stdout.style();
     let facts = setting.host.facts();
-    let machine = node::Machine { name: &facts.hostname, cpus: facts.cpu_count };
+    let machine = node::Machine { name: &facts.hostname, cpus: facts.cpu_count, cards: &cards };
     stdout.write_all(node::machine(&machine, &rows, &style).as_bytes())?;
     if let Some(window) = &energy {
         stdout.write_all(node::energy(window, &style).as_bytes())?;
@@ -120,6 +126,7 @@ fn energy_object(window: &EnergyWindow) -> Value {
         "jobs_joules": joules(window.jobs_uj),
         "system_joules": joules(window.system_uj),
         "idle_joules": joules(window.idle_uj),
+        "cards_joules": joules(window.cards_uj),
         "idle_estimated": window.idle_estimated,
     })
 }
@@ -131,7 +138,9 @@ fn open(setting: &Setting) -> Sampler {
         period_max: Some(BETWEEN_LOOKS),
         ..sampler::options(&setting.config, PATIENCE)
     };
-    for spec in SOURCES.iter().filter(|spec| spec.pace == Pace::Tick) {
+    // Of what jobs are read by, cards are things of the machine, too.
+    let of_cards = |spec: &SourceSpec| spec.tables.iter().any(|table| std::ptr::eq(*table, &card::TABLE));
+    for spec in SOURCES.iter().filter(|spec| spec.pace == Pace::Tick && !of_cards(spec)) {
         options.choices.insert(spec.name, Choice { off: true, period: None });
     }
     Sampler::with(setting.host.clone(), BETWEEN_LOOKS, &setting.config, &options)
@@ -170,6 +179,17 @@ fn object(setting: &Setting, rows: &[(&NodeRow, Freshness)]) -> Value {
         "time": met_insight::json::time(clock::realtime_ns()),
         "tables": tables,
     })
+}
+
+/// A card, or a part of one, with every column that was read.
+fn card_object(card: &CardNow<'_>) -> Value {
+    let labels = card::TABLE.labels.iter().zip(card.labels);
+    let mut object: Map<String, Value> =
+        labels.map(|(name, label)| ((*name).to_owned(), json!(label))).collect();
+    for (column, &cell) in card::TABLE.columns.iter().zip(card.cells).filter(|(_, cell)| **cell != MISSING) {
+        object.insert(column.json_name(), json!(column.scaled(cell)));
+    }
+    Value::Object(object)
 }
 
 /// Labels, then every column that was read; a counter also as what it grew by per second.

@@ -9,8 +9,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use met_core::holding;
 use met_core::job::{Origin, Record};
-use met_host::clock;
+use met_host::{Host, clock};
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -120,7 +121,7 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
             Notice::Ended(record) => {
                 let mut record = *record;
                 let sampled = match sampling {
-                    Sampling::By(sampler, slot) => end(*sampler, slot, &mut record),
+                    Sampling::By(sampler, slot) => end(&setting.host, *sampler, slot, &mut record),
                     Sampling::Not | Sampling::From(..) => None,
                 };
                 return Ok(Watched { record, sampled: sampled.unwrap_or_default() });
@@ -165,13 +166,29 @@ impl Sampling {
 }
 
 /// What was sampled, and the energy, for which the meters are read once more.
-fn end(mut sampler: Sampler, slot: u32, record: &mut Record) -> Option<Sampled> {
+fn end(host: &Host, mut sampler: Sampler, slot: u32, record: &mut Record) -> Option<Sampled> {
+    let troubles = sampler.card_troubles();
     let sampled = sampler.remove(slot, Known::of(record));
+    if sampled.as_ref().is_some_and(|sampled| !sampled.has_cards()) {
+        miss_cards(host, &troubles);
+    }
     for (_, charged) in sampler.settle_now() {
         charged.put(&mut record.totals);
         record.emission = charged.emission();
     }
     sampled
+}
+
+/// Says why there are no figures of cards that the job was given; its environment is ours.
+fn miss_cards(host: &Host, troubles: &[String]) {
+    let mut environ = Vec::new();
+    let _ = host.read_small("/proc/self/environ", &mut environ);
+    let given = holding::of_environ(&environ);
+    let sources: Vec<&str> = given.iter().map(|holding| holding.source).collect();
+    for trouble in troubles.iter().filter(|_| !given.is_empty()) {
+        let source = sources.join(", ");
+        tracing::warn!("the job was given cards ({source}), and nothing is known of them: {trouble}");
+    }
 }
 
 /// A terminal signals the whole foreground group; what was sent to us alone is meant for the job.

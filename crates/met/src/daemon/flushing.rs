@@ -14,6 +14,7 @@ use super::forwarding;
 use super::keeping::Keeping;
 use crate::config::Presence;
 use crate::jobs;
+use crate::node_energy;
 use crate::sampler::Live;
 
 impl Keeping {
@@ -91,8 +92,9 @@ impl Keeping {
             .filter(|(_, live)| !live.gpus.is_empty())
             .filter_map(|(key, live)| {
                 let mut record = Record { gpus: live.gpus, ..self.jobs.get(&key)?.record.clone() };
-                for column in [GPU_ENERGY, GPU_ENERGY_IDLE] {
-                    // Should nobody see the end of it, this is what is known.
+                record.emission = live.emission.or(record.emission);
+                for column in [GPU_ENERGY, GPU_ENERGY_IDLE].into_iter().chain(node_energy::COLUMNS) {
+                    // Should nobody see the end of it, this is what is known. Cards are a part of the whole.
                     if let Some(figure) = live.totals.figure(column) {
                         record.totals.set(
                             column,

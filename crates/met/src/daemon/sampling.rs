@@ -434,7 +434,7 @@ fn obey(
         }
         Order::Settled(reply) => undelivered.hand_over_settled(sampler.take_settled(), &reply),
         Order::SettleNow(reply) => undelivered.hand_over_settled(sampler.settle_now(), &reply),
-        Order::Window(reply) => drop(reply.send(sampler.energy().last_window().cloned())),
+        Order::Window(reply) => drop(reply.send(sampler.energy().now())),
         Order::Idle(reply) => drop(reply.send(sampler.energy().learned_idle())),
         Order::KeepNode(keep) => sampler.keep_node(keep),
         Order::Interval(interval) => sampler.set_interval(interval),

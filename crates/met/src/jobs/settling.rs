@@ -5,6 +5,7 @@ use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::{Host, parse};
 use met_store::Queries;
 
+use crate::node_energy;
 use crate::sampler::Live;
 
 /// A job that nobody waits for any more is lost, whatever its last record says.
@@ -80,7 +81,7 @@ pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
 
 /// Adds what is known of a running job to its record.
 pub fn overlay(record: &mut Record, live: Live) {
-    for column in [GPU_ENERGY, GPU_ENERGY_IDLE] {
+    for column in [GPU_ENERGY, GPU_ENERGY_IDLE].into_iter().chain(node_energy::COLUMNS) {
         // Written now and then for the next daemon; who samples knows more by now.
         if live.totals.get(column).is_some() {
             record.totals.remove(column);
@@ -96,7 +97,7 @@ pub fn overlay(record: &mut Record, live: Live) {
     if !live.gpus.is_empty() {
         record.gpus = live.gpus;
     }
-    record.emission = record.emission.take().or(live.emission);
+    record.emission = live.emission.or(record.emission.take());
 }
 
 #[cfg(test)]

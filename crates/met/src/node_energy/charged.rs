@@ -8,7 +8,7 @@ use met_core::energy::ledger::{CPU, MEMORY, PARTS, REST};
 use met_core::energy::{Closed, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
-use met_insight::report::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING};
+use met_insight::report::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING, NOT_WATCHED};
 
 use super::weighing::Weighed;
 use crate::config::Energy;
@@ -35,10 +35,44 @@ pub(super) struct Tariff {
     currency: Arc<str>,
 }
 
+/// The energy of cards that a job shows: a part of all its energy at every moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CardEnergy {
+    energy_uj: i64,
+    idle_uj: i64,
+    /// How it is known and from what; nothing where no card is.
+    known_by: Option<(QualityKind, String)>,
+}
+
+impl CardEnergy {
+    pub fn of(totals: &Totals) -> CardEnergy {
+        let figure = totals.figure(column::GPU_ENERGY);
+        CardEnergy {
+            energy_uj: figure.map_or(0, |figure| figure.value),
+            idle_uj: totals.get(column::GPU_ENERGY_IDLE).unwrap_or(0),
+            known_by: figure.map(|figure| (figure.kind, figure.source.to_string())),
+        }
+    }
+
+    pub(super) fn of_cells(cells: &[i64]) -> CardEnergy {
+        let uj = |column: usize| cells[column].max(0);
+        CardEnergy { energy_uj: uj(column::GPU_ENERGY), idle_uj: uj(column::GPU_ENERGY_IDLE), known_by: None }
+    }
+}
+
 /// What a job was charged so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Charged {
+    /// Its share of windows. What it has of cards their own ledger tells, which does not wait for a window.
     pub(super) line: Line,
+    /// At its end, what it shows of cards.
+    pub(super) cards: CardEnergy,
+    /// What an earlier daemon showed of them.
+    cards_before: CardEnergy,
+    /// What it was last seen to have of them since, and the emissions of that in the unit of `emitted`. What was
+    /// provisional may be taken back.
+    cards_seen_uj: i64,
+    cards_emitted: i128,
     /// What the processors' part was split by.
     pub(super) weighed: Weighed,
     /// Microjoules × milligrams per kilowatt hour.
@@ -55,6 +89,8 @@ pub struct Charged {
     lower_bound_uj: u64,
     /// Much of what it did nobody saw as its, and so it was charged to others.
     pub(super) unseen: bool,
+    /// There was a time in which nobody looked.
+    missed: bool,
     tariff: Tariff,
     /// Of an earlier daemon, by `COLUMNS`.
     pub(super) before: [i64; COLUMNS.len()],
@@ -71,6 +107,10 @@ impl Charged {
     pub(super) fn nothing(tariff: Tariff) -> Charged {
         Charged {
             line: Line::default(),
+            cards: CardEnergy::default(),
+            cards_before: CardEnergy::default(),
+            cards_seen_uj: 0,
+            cards_emitted: 0,
             weighed: Weighed::default(),
             emitted: 0,
             factor: None,
@@ -81,6 +121,7 @@ impl Charged {
             idle_assumed_uj: 0,
             lower_bound_uj: 0,
             unseen: false,
+            missed: false,
             tariff,
             before: [0; COLUMNS.len()],
         }
@@ -88,8 +129,9 @@ impl Charged {
 
     /// Its line of a window, or that of a job inside it.
     pub(super) fn add(&mut self, line: &Line, window: &Closed, factor: &Factor) {
+        let line = line.host();
         let energy_uj = line.total_uj();
-        self.line.add(line);
+        self.line.add(&line);
         match window.kind {
             QualityKind::Estimated => self.estimated_uj += energy_uj,
             QualityKind::LowerBound => self.lower_bound_uj += energy_uj,
@@ -115,21 +157,63 @@ impl Charged {
         }
     }
 
-    /// Whether it is more than a hundredth of what was charged: a controller takes a while to begin with.
-    fn matters(&self, part_uj: u64) -> bool {
-        part_uj.saturating_mul(100) > self.line.total_uj()
+    /// What an earlier daemon charged, by the job's last cells; `missed` if nobody looked for a while.
+    pub(super) fn recall(&mut self, cells: &[i64], missed: bool) {
+        self.missed = missed;
+        self.before = COLUMNS.map(|column| cells[column].max(0));
+        self.cards_before = CardEnergy::of_cells(cells);
+        for (column, part_uj) in
+            [(column::ENERGY, self.cards_before.energy_uj), (column::ENERGY_IDLE, self.cards_before.idle_uj)]
+        {
+            if let Some(at) = COLUMNS.iter().position(|&known| known == column) {
+                self.before[at] = self.before[at].max(part_uj);
+            }
+        }
     }
 
-    fn kind(&self) -> QualityKind {
-        if self.unseen {
+    /// What the job shows of cards now, in all; each microjoule counts by the factor of its time.
+    pub(super) fn see_cards(&mut self, energy_uj: i64, factor: &Factor) {
+        let grown_uj = (energy_uj.max(0) - self.cards_before.energy_uj).max(0);
+        let more = i128::from(grown_uj - self.cards_seen_uj);
+        self.cards_emitted += more * i128::from(factor.mg_per_kwh.max(0));
+        self.cards_seen_uj = grown_uj;
+    }
+
+    /// Of cards since an earlier daemon: all of it, and its idle part.
+    fn cards_since(&self, cards: &CardEnergy) -> (i64, i64) {
+        let (now, before) = (cards, &self.cards_before);
+        ((now.energy_uj - before.energy_uj).max(0), (now.idle_uj - before.idle_uj).max(0))
+    }
+
+    /// Whether it is more than a hundredth of a whole: a controller takes a while to begin with.
+    fn matters(part_uj: u64, whole_uj: u64) -> bool {
+        part_uj.saturating_mul(100) > whole_uj
+    }
+
+    /// How well what the windows say is known, as a part of so much.
+    fn kind_of_windows(&self, whole_uj: u64) -> QualityKind {
+        let matters = |part_uj: u64| Charged::matters(part_uj, whole_uj);
+        let is_all = whole_uj == self.line.total_uj();
+        if self.unseen || self.missed {
             QualityKind::LowerBound
-        } else if !self.measured || self.matters(self.estimated_uj) || self.matters(self.idle_assumed_uj) {
+        } else if (!self.measured && is_all) || matters(self.estimated_uj) || matters(self.idle_assumed_uj) {
             QualityKind::Estimated
-        } else if self.matters(self.lower_bound_uj) {
+        } else if matters(self.lower_bound_uj) {
             QualityKind::LowerBound
         } else {
             QualityKind::Attributed
         }
+    }
+
+    /// The same of all that it was charged: it is known as badly as the worse of its parts that matter.
+    fn kind(&self, cards: &CardEnergy) -> QualityKind {
+        let cards_uj = self.cards_since(cards).0 as u64;
+        let whole_uj = self.line.total_uj() + cards_uj;
+        let windows = self.kind_of_windows(whole_uj);
+        let kind_of_cards = cards.known_by.as_ref().map(|(kind, _)| *kind);
+        // That it was measured, or how it was shared, is what the windows say of the whole, too.
+        let doubtful = kind_of_cards.filter(|&kind| kind >= QualityKind::Estimated);
+        doubtful.filter(|_| Charged::matters(cards_uj, whole_uj)).map_or(windows, |kind| windows.max(kind))
     }
 
     /// What was wanting, in words.
@@ -137,15 +221,19 @@ impl Charged {
         if self.unseen {
             return format!(", {CPU_UNSEEN}");
         }
-        match (self.measured && self.matters(self.idle_assumed_uj), self.matters(self.lower_bound_uj)) {
+        if self.missed {
+            return format!(", {NOT_WATCHED}");
+        }
+        let matters = |part_uj: u64| Charged::matters(part_uj, self.line.total_uj());
+        match (self.measured && matters(self.idle_assumed_uj), matters(self.lower_bound_uj)) {
             (true, _) => format!(", {IDLE_ESTIMATED}"),
             (false, true) => format!(", {METER_MISSING}"),
             (false, false) => String::new(),
         }
     }
 
-    /// By `COLUMNS`; nothing before the first window.
-    pub(super) fn values(&self) -> Option<[Option<i64>; COLUMNS.len()]> {
+    /// By `COLUMNS`, with what the job shows of cards; nothing before the first window.
+    pub(super) fn values(&self, cards: &CardEnergy) -> Option<[Option<i64>; COLUMNS.len()]> {
         if self.meters.is_empty() && self.before == [0; COLUMNS.len()] {
             return None;
         }
@@ -155,14 +243,18 @@ impl Charged {
             let before = COLUMNS.iter().position(|&known| known == column).map(|at| self.before[at]);
             (self.metered[part] || before.is_some_and(|before| before > 0)).then_some(energy_uj)
         };
-        let energy_uj = self.line.total_uj() as i64;
-        let emitted_ug = self.emitted as f64 * 1000.0 / emission::UJ_PER_KWH as f64 * self.tariff.pue;
+        let (cards_uj, cards_idle_uj) = self.cards_since(cards);
+        let energy_uj = self.line.total_uj() as i64 + cards_uj;
+        let factor_mg = self.factor.as_ref().map_or(0, |factor| factor.mg_per_kwh.max(0));
+        let unseen = i128::from(cards_uj - self.cards_seen_uj) * i128::from(factor_mg);
+        let emitted = self.emitted as f64 + (self.cards_emitted + unseen) as f64;
+        let emitted_ug = emitted * 1000.0 / emission::UJ_PER_KWH as f64 * self.tariff.pue;
         let own = [
             Some(energy_uj),
             part(CPU, column::ENERGY_CPU),
             part(MEMORY, column::ENERGY_MEMORY),
             part(REST, column::ENERGY_REST),
-            Some(self.line.idle_total_uj() as i64),
+            Some(self.line.idle_total_uj() as i64 + cards_idle_uj),
             Some(emitted_ug.round() as i64),
             self.tariff.cost_nano(energy_uj),
         ];
@@ -173,26 +265,35 @@ impl Charged {
         Some(values)
     }
 
-    /// Puts the figures into the totals of a record, in the place of those that samples made.
+    /// Puts the figures into the totals of a record, in the place of those that samples made. What the totals say of
+    /// cards is a part of them; where they say nothing, what the job showed at its end.
     pub fn put(&self, totals: &mut Totals) {
         for column in COLUMNS {
             totals.remove(column);
         }
-        let Some(values) = self.values() else { return };
-        let kind = self.kind();
+        let known = CardEnergy::of(totals);
+        let cards = if known.known_by.is_some() { &known } else { &self.cards };
+        let Some(values) = self.values(cards) else { return };
+        let (kind, kind_of_parts) = (self.kind(cards), self.kind_of_windows(self.line.total_uj()));
         let meters = self.meters.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
         let (by, reservation) = (self.weighed.words(), self.reservation());
         let source = if meters.is_empty() { by.to_owned() } else { format!("{meters}, {by}{reservation}") };
+        let with_cards = match &cards.known_by {
+            Some((_, by)) if cards.energy_uj > 0 => format!("{by} of cards; {source}"),
+            _ => source.clone(),
+        };
         for (column, value) in COLUMNS.into_iter().zip(values) {
-            if let Some(value) = value {
-                let source = match (column, &self.factor) {
-                    (column::ENERGY_MEMORY, _) => format!("{meters}, by memory held{reservation}"),
-                    (column::EMISSIONS, Some(factor)) => factor.source.clone(),
-                    (column::COST, _) => self.tariff.words().unwrap_or_default(),
-                    _ => source.clone(),
-                };
-                totals.set(column, value, kind, source);
-            }
+            let Some(value) = value else { continue };
+            let (source, kind) = match (column, &self.factor) {
+                (column::ENERGY_MEMORY, _) => {
+                    (format!("{meters}, by memory held{reservation}"), kind_of_parts)
+                }
+                (column::ENERGY_CPU | column::ENERGY_REST, _) => (source.clone(), kind_of_parts),
+                (column::EMISSIONS, Some(factor)) => (factor.source.clone(), kind),
+                (column::COST, _) => (self.tariff.words().unwrap_or_default(), kind),
+                _ => (with_cards.clone(), kind),
+            };
+            totals.set(column, value, kind, source);
         }
     }
 

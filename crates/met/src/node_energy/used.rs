@@ -83,6 +83,7 @@ mod tests {
             jobs_uj: 3_600_000,
             system_uj: 400_000,
             idle_uj: 2_000_000,
+            cards_uj: 0,
             idle_estimated: false,
         };
         let factor = |mg_per_kwh| Factor { mg_per_kwh, source: "configured".to_owned(), since_ns: 0 };

@@ -2,7 +2,7 @@
 
 use met_core::course::Course;
 use met_core::job::{Emission, EventCount, GpuUse, JobKey, Record, Totals};
-use met_core::{JOB, MISSING, gpu_use};
+use met_core::{JOB, MISSING};
 use met_host::Host;
 
 use super::reading::Reading;
@@ -44,7 +44,7 @@ impl Sampler {
     pub fn live(&self) -> Vec<(JobKey, Live)> {
         let live = |(&slot, job): (&u32, &Tracked)| {
             let mut live = Live::of(&job.running, job.profile);
-            live.gpus = gpu_use::together(&job.gpus_before, self.cards.uses_of(slot));
+            live.gpus = job.gpus(self.cards.uses_of(slot));
             live.events.clone_from(&job.events);
             set_gpu_energy(&mut live.totals, &live.gpus, job.gpu_untold_uj());
             if let Some(charged) = self.energy.charged(slot) {

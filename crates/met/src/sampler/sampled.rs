@@ -5,7 +5,7 @@ use std::time::Duration;
 use met_core::course::Course;
 use met_core::ended::{INHERITED, OWN};
 use met_core::job::QualityKind::{LowerBound, Measured};
-use met_core::job::{Emission, EventCount, GpuUse, QualityKind, Record, Totals};
+use met_core::job::{Emission, EventCount, Figure, GpuUse, QualityKind, Record, Totals};
 use met_core::job_table::*;
 use met_core::{JOB, Kind, MISSING};
 
@@ -115,14 +115,22 @@ impl Sampled {
         Sampled { totals: totals(&running, Profile::of(local)), ..Sampled::default() }
     }
 
+    /// Whether it had to do with a card, as far as could be seen.
+    pub fn has_cards(&self) -> bool {
+        !self.gpus.is_empty()
+    }
+
     /// Adds the totals that are not known otherwise. Of a counter the last sample is not its end.
     pub fn fill(&self, record: &mut Record) {
         for (column, figure) in self.totals.iter() {
-            if record.totals.get(column).is_none() {
+            // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
+            let final_already =
+                matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || node_energy::COLUMNS.contains(&column);
+            // What an earlier daemon wrote of it was for the case that nobody sees the end.
+            let is_so_far =
+                |known: &Figure| final_already && known.kind == LowerBound && known.value <= figure.value;
+            if record.totals.figure(column).is_none_or(is_so_far) {
                 let counter = JOB.columns[column].kind == Kind::Counter;
-                // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
-                let final_already =
-                    matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || node_energy::COLUMNS.contains(&column);
                 // The last sample of a counter is not its end, unless the ends of its processes were heard.
                 let kind = match counter && !final_already {
                     true => self.ends.quality(column, figure.value),

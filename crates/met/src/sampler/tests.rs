@@ -307,3 +307,100 @@ fn without_jobs_only_who_watches_the_machine_ticks() {
     sampler.watch_node();
     assert!(sampler.is_at_work());
 }
+
+/// All energy of a job, and that of its cards; its emissions by a factor that never changed.
+fn assert_cards_are_a_part(totals: &met_core::job::Totals, factor_mg: Option<i64>) {
+    let Some(energy_uj) = totals.get(ENERGY) else { return };
+    let part = |column: usize| totals.get(column).unwrap_or(0);
+    let inner_uj = part(ENERGY_CPU) + part(ENERGY_MEMORY) + part(ENERGY_REST) + part(GPU_ENERGY);
+    assert_eq!(energy_uj, inner_uj, "{totals:?}");
+    assert!(part(ENERGY_IDLE) >= part(GPU_ENERGY_IDLE), "{totals:?}");
+    if let Some(factor_mg) = factor_mg {
+        let least_ug = part(GPU_ENERGY) as f64 * factor_mg as f64 * 1000.0 / 3.6e12;
+        assert!(part(EMISSIONS) as f64 >= least_ug.floor() - 1.0, "{totals:?}");
+    }
+}
+
+fn sampler_of_energy(job: &Sleeper, host: &Host) -> Sampler {
+    let mut config = Config::default();
+    config.gpu.nvml = Some(job.library());
+    let options =
+        Options { node: true, only: Some(WITH_ENERGY), ..options(&config, Duration::from_secs(20)) };
+    Sampler::with(host.clone(), Duration::from_millis(20), &config, &options)
+}
+
+#[test]
+fn all_energy_of_a_job_is_that_of_its_cards_and_of_the_rest_at_every_moment() {
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut first = sampler_of_energy(&job, &host);
+    let record = job.record(&host);
+    first.add(&record).unwrap();
+    let factor_mg = |live: &Live| live.emission.as_ref().map(|emission| emission.factor_mg_per_kwh);
+    let is_charged = |live: &Live| {
+        assert_cards_are_a_part(&live.totals, factor_mg(live));
+        live.totals.get(ENERGY).is_some() && energy_uj(live) > 100_000_000
+    };
+    let before = look_until(&mut first, is_charged);
+    let figure = before.totals.figure(ENERGY).unwrap();
+    assert!(figure.source.contains("of cards"), "{figure:?}");
+    // What the cards draw now is in the power of the machine, and not what they drew in a minute.
+    let now = first.energy().now().unwrap();
+    assert!((200.0..400.0).contains(&now.watts(now.cards_uj)), "{now:?}");
+    assert!(now.cards_uj <= now.whole_uj && now.jobs_uj + now.system_uj + now.idle_uj == now.whole_uj);
+    let course = first.drain().remove(0).1;
+    let last = course.len() - 1;
+    assert!(course.columns[ENERGY][last] >= course.columns[GPU_ENERGY][last]);
+    drop(first);
+
+    // Nobody wrote what it did with its cards: what was sampled of it is known.
+    let mut second = sampler_of_energy(&job, &host);
+    let slot = second.add(&record).unwrap();
+    second.recall(slot, &course);
+    look_until(&mut second, |live| is_charged(live) && energy_uj(live) > energy_uj(&before) + 20_000_000);
+    let sampled = second.remove(slot, Known::default()).unwrap();
+    assert_cards_are_a_part(&sampled.totals, None);
+    let settled = second.settle_now();
+    // Who keeps the end may know nothing of cards yet.
+    let mut totals = met_core::job::Totals::default();
+    settled[0].1.put(&mut totals);
+    assert!(totals.get(ENERGY) >= sampled.totals.get(GPU_ENERGY), "{totals:?}");
+}
+
+#[test]
+fn energy_is_a_lower_bound_after_a_time_in_which_nobody_looked() {
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut first = sampler_of_energy(&job, &host);
+    let mut record = job.record(&host);
+    first.add(&record).unwrap();
+    let before = look_until(&mut first, |live| energy_uj(live) > 1_000_000 && live.gpus[0].used_ns > 0);
+    let course = first.drain().remove(0).1;
+    drop(first);
+    // Quiet for the last samples, and not for long enough to be called idle.
+    job.script(0, 10);
+    record.gpus = before.gpus.clone();
+    let mut quiet = course.clone();
+    let (&last_ms, mut cells) = (quiet.times_ms.last().unwrap(), vec![MISSING; JOB.columns.len()]);
+    cells[GPU_UTILIZATION] = 0;
+    quiet.push(last_ms + 1, &cells);
+    let kinds = |away_ms: i64| {
+        let mut course = quiet.clone();
+        course.times_ms.iter_mut().for_each(|time_ms| *time_ms -= away_ms);
+        let mut second = sampler_of_energy(&job, &host);
+        let slot = second.add(&record).unwrap();
+        second.recall(slot, &course);
+        let live = look_until(&mut second, |live| {
+            energy_uj(live) > energy_uj(&before) && live.gpus[0].idle_since_ns.is_some()
+        });
+        assert_eq!(live.gpus[0].idle_since_ns, Some((last_ms + 1 - away_ms) * 1_000_000));
+        let kind = |column: usize| live.totals.figure(column).unwrap().kind;
+        (kind(GPU_ENERGY), kind(ENERGY), live.gpus[0].energy_kind.unwrap())
+    };
+    let bound = QualityKind::LowerBound;
+    assert_eq!(kinds(60_000), (bound, bound, bound));
+    let (cards, all, card) = kinds(0);
+    assert!(cards < bound && all < bound && card < bound, "{cards:?} {all:?} {card:?}");
+}

@@ -91,8 +91,14 @@ impl Sampler {
             for (column, before_uj) in
                 [(GPU_ENERGY, job.gpu_before_uj.0), (GPU_ENERGY_IDLE, job.gpu_before_uj.1)]
             {
-                cells[column] = if cells[column] == MISSING { MISSING } else { cells[column] + before_uj };
+                cells[column] = match cells[column] {
+                    // Out of sight, or not met yet: what an earlier daemon saw of it is known all the same.
+                    MISSING if before_uj > 0 => before_uj,
+                    MISSING => MISSING,
+                    since_uj => since_uj + before_uj,
+                };
             }
+            self.energy.see_cards(slot, cells);
             self.energy.fill(slot, cells);
             job.hold_counters(cells);
             let time_ms = (now_ns + job.unix_offset_ns) / 1_000_000;

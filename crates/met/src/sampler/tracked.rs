@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use met_core::course::Course;
 use met_core::ended::{Gone, INHERITED, OWN};
-use met_core::job::{EventCount, GpuUse, JobKey, Local, Origin, ProcessId};
+use met_core::job::{EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind};
 use met_core::job_table::*;
-use met_core::{JOB, Kind, MISSING, Table};
+use met_core::{JOB, Kind, MISSING, Table, gpu_use};
 use met_jobs::enclosure;
 
 use crate::departures::{OwnFigures, Watch};
@@ -33,6 +33,8 @@ pub(super) struct Tracked {
     pub(super) gpu_before_uj: (i64, i64),
     /// What the job had done with its cards when an earlier daemon last wrote it down.
     pub(super) gpus_before: Vec<GpuUse>,
+    /// Since it was first sampled there was a time in which nobody looked.
+    pub(super) missed: bool,
     /// At its end none of its processes was left.
     pub(super) all_ended: bool,
     /// Counted in its cgroup, where no supervisor counts.
@@ -45,6 +47,28 @@ impl Tracked {
         let told = |energy_uj: fn(&GpuUse) -> i64| self.gpus_before.iter().map(energy_uj).sum::<i64>();
         let (all_uj, idle_uj) = self.gpu_before_uj;
         ((all_uj - told(GpuUse::energy_uj)).max(0), (idle_uj - told(|gpu| gpu.energy_idle_uj)).max(0))
+    }
+
+    /// What it did with its cards, by what an earlier daemon wrote and what is known since. What a card used while
+    /// nobody looked is in no figure.
+    pub(super) fn gpus(&self, now: Vec<GpuUse>) -> Vec<GpuUse> {
+        let mut gpus = gpu_use::together(&self.gpus_before, now);
+        let had = |gpu: &GpuUse| self.gpus_before.iter().any(|before| before.uuid == gpu.uuid);
+        for gpu in gpus.iter_mut().filter(|gpu| self.missed && had(gpu)) {
+            gpu.energy_kind = gpu.energy_kind.map(|_| QualityKind::LowerBound);
+        }
+        gpus
+    }
+
+    /// Cards that were quiet when an earlier daemon last looked, and that it did not call idle yet, are idle since
+    /// then if they are found so.
+    pub(super) fn recall_quiet(&mut self, course: &Course) {
+        let used = &course.columns[GPU_UTILIZATION];
+        let quiet = used.iter().rev().take_while(|&&cell| cell == 0).count();
+        let Some(&since_ms) = course.times_ms.get(used.len() - quiet).filter(|_| quiet > 0) else { return };
+        for gpu in self.gpus_before.iter_mut().filter(|gpu| gpu.idle_since_ns.is_none()) {
+            gpu.idle_since_ns = Some(since_ms * 1_000_000);
+        }
     }
 
     /// Adds what no living process shows.

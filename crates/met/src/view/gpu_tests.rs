@@ -164,7 +164,7 @@ fn the_list_of_cards_at_160() {
 #[test]
 fn the_list_of_cards_for_programs() {
     expect![[r#"
-        job,ppid,name,gpu_utilization_ratio,gpu_memory_bytes,gpu_energy_joules,gpu_temperature_max_celsius,state,wall_seconds,gpus
+        job,ppid,name,gpu_ratio,gpu_memory_bytes,gpu_energy_joules,gpu_temperature_max_celsius,state,wall_seconds,cards
         50,3113,notebook,0,0,14960,34,running,68,"0: idle, 1: idle"
         51,3113,train-a-large-model,0.76,67645734912,45900,61,finished,68.25,"0: 62%, 1: 90%"
     "#]].assert_eq(&table::csv(&jobs()[..2], View::Gpu, NOW_NS).replace('\r', ""));
@@ -188,7 +188,7 @@ fn the_report_of_a_job_on_two_cards() {
         &jobs()[1],
         expect![[r#"
             80 columns
-                         GPU  ████████████████████░░░░░░  76%  1.52 of 2 cards, average
+                         GPU  ███████████████████░░░░░░   76%  1.52 of 2 cards, average
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
@@ -230,7 +230,7 @@ fn the_report_of_a_job_that_holds_and_does_not_use() {
         &jobs()[0],
         expect![[r#"
             80 columns
-                         GPU  ░░░░░░░░░░░░░░░░░░░░░░░░░░   0%  0 of 2 cards, average
+                         GPU  ░░░░░░░░░░░░░░░░░░░░░░░░░    0%  0 of 2 cards, average
 
                        GPU 0  NVIDIA H200, given by SLURM_JOB_GPUS, never used
                      GPU use  0%           average · the card 0%
@@ -255,7 +255,7 @@ fn the_report_of_a_card_with_errors() {
         &jobs()[3],
         expect![[r#"
             80 columns
-                         GPU  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.0%  0.07 of 1 card, average
+                         GPU  ██░░░░░░░░░░░░░░░░░░░░░░░  7.0%  0.07 of 1 card, average
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
@@ -294,7 +294,7 @@ fn the_report_of_a_card_that_was_never_seen_idle() {
         &with(sample::full(54, "train"), vec![gpu]),
         expect![[r#"
             80 columns
-                         GPU  █████████████░░░░░░░░░░░░░  50%  0.50 of 1 card, average
+                         GPU  █████████████░░░░░░░░░░░░   50%  0.50 of 1 card, average
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
@@ -410,4 +410,37 @@ fn a_whole_card_over_time_with_a_time_in_which_it_was_lost() {
                      where the axis breaks off: no samples
     "#]]
     .assert_eq(&format!("60 columns\n{drawn}"));
+}
+
+#[test]
+fn since_when_a_card_idles_is_told_in_the_readers_zone_and_not_cut() {
+    let mut card = used("0", 0.4);
+    card.idle_since_ns = Some(START_NS + 30 * SECOND_NS);
+    card.held_by = "CUDA_VISIBLE_DEVICES (as opened)".to_owned();
+    let record = with(sample::full(12, "train"), vec![card]);
+    let shown = report(&record, Machine::default(), NOW_NS);
+    let zone = jiff::tz::TimeZone::fixed(jiff::tz::offset(9));
+    let drawn = super::report::render(&shown, &Style { width: Some(80), zone, ..Style::plain() });
+    let from = drawn.lines().position(|line| line.contains("GPU 0")).unwrap();
+    let heading: Vec<&str> = drawn.lines().skip(from).take(2).map(str::trim_start).collect();
+    let words = "GPU 0  NVIDIA H200, given by CUDA_VISIBLE_DEVICES (as opened), idle";
+    assert_eq!(heading, [words, "since 2026-01-15 01:41:14"], "{drawn}");
+}
+
+#[test]
+fn cards_are_not_drawn_through_a_time_in_which_nobody_looked() {
+    let mut course = Course::new(&JOB);
+    let mut cells = vec![MISSING; JOB.columns.len()];
+    for second in (0..20).chain(31..50) {
+        (cells[column::GPU_POWER], cells[column::CPU]) = (400_000, second * SECOND_NS);
+        course.push(second * 1000, &cells);
+    }
+    let drawn = plot::course(&course, 25_000, None, &Style { width: Some(60), ..Style::plain() });
+    let axis = |title: &str| {
+        let below = drawn.lines().skip_while(|line| !line.contains(title));
+        below.take(6).last().unwrap_or_default().trim_end().to_owned()
+    };
+    assert!(axis("GPU power").contains("─ "), "{drawn}");
+    // What a counter has grown by meanwhile is known.
+    assert!(!axis("CPU cores").contains("─ "), "{drawn}");
 }

@@ -1,5 +1,8 @@
 //! The machine as it is now: one block for each thing that it has.
 
+use met_core::MISSING;
+use met_core::cards::CardNow;
+use met_core::gpu::card;
 use met_core::job::QualityKind;
 use met_core::node::{Freshness, NodeRow};
 
@@ -9,6 +12,7 @@ use crate::node_energy::EnergyWindow;
 pub struct Machine<'a> {
     pub name: &'a str,
     pub cpus: u32,
+    pub cards: &'a [CardNow<'a>],
 }
 
 type Rows<'a> = &'a [(&'a NodeRow, Freshness)];
@@ -34,7 +38,7 @@ pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
         ("Fabric", fabric(rows)),
         ("Lustre", lustre(rows)),
         ("NFS", nfs(rows)),
-        ("Power", power(rows)),
+        ("Power", power(rows).into_iter().chain(card_power(machine.cards)).collect()),
         ("Temperature", temperatures(rows)),
     ];
     for (head, lines) in blocks {
@@ -58,8 +62,12 @@ pub fn energy(window: &EnergyWindow, style: &Style) -> String {
     };
     let idle_sign = if window.idle_estimated { "~" } else { "" };
     let watts = |energy_uj: u64| units::watts(window.watts(energy_uj));
+    let cards = match window.cards_uj {
+        0 => String::new(),
+        cards_uj => format!(", of it cards {}", watts(cards_uj)),
+    };
     let line = format!(
-        "{} in all   jobs {}   system {}   idle {}   ({}, {})",
+        "{} in all{cards}   jobs {}   system {}   idle {}   ({}, {})",
         units::marked(sign, &watts(window.whole_uj)),
         watts(window.jobs_uj),
         watts(window.system_uj),
@@ -308,6 +316,23 @@ fn power(rows: Rows<'_>) -> Vec<String> {
     rows.iter().filter_map(one).collect()
 }
 
+/// Parts of a card draw what the card draws.
+fn card_power(cards: &[CardNow<'_>]) -> Vec<String> {
+    let is_whole = |card: &&CardNow<'_>| card.labels[card::label::PARENT].is_empty();
+    let one = |card: &CardNow<'_>| {
+        let power_mw = Some(card.cells[card::POWER]).filter(|&cell| cell != MISSING);
+        let watts = power_mw.map(|mw| units::watts(mw as f64 / 1e3));
+        let by = watts.as_ref().map(|_| card.labels[card::label::VENDOR].clone());
+        let name = format!("GPU {} {}", card.labels[card::label::INDEX], card.labels[card::label::NAME]);
+        line(
+            &name,
+            &[("", watts.or_else(|| Some("power not told".to_owned()))), ("by ", by)],
+            Freshness::Current,
+        )
+    };
+    cards.iter().filter(is_whole).filter_map(one).collect()
+}
+
 /// The hottest first.
 fn temperatures(rows: Rows<'_>) -> Vec<String> {
     let name = |row: &NodeRow| match row.table.name {
@@ -370,7 +395,12 @@ mod tests {
 
     fn draw(rows: &NodeRows, now_ns: i64) -> String {
         let known: Vec<_> = rows.known(now_ns).collect();
-        machine(&Machine { name: "n1", cpus: 4 }, &known, &Style::plain())
+        let labels = ["0", "GPU-a", "Fake H200", "nvidia", "", "195:0"].map(str::to_owned);
+        let mut cells = vec![MISSING; card::TABLE.columns.len()];
+        cells[card::POWER] = 489_500;
+        let card = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
+        let cards = if rows.known(now_ns).next().is_some() { vec![card] } else { Vec::new() };
+        machine(&Machine { name: "n1", cpus: 4, cards: &cards }, &known, &Style::plain())
     }
 
     const NODE: &[(&str, i64, i64)] = &[
@@ -464,6 +494,7 @@ mod tests {
             Power        package-0                98.5 W   by rapl
                          package-0 dram           12.0 W   by rapl
                          node                     221 W   by ipmi
+                         GPU 0 Fake H200          490 W   by nvidia
             Temperature  coretemp Package id 0    61 °C   critical at 100 °C
                          zone 0 x86_pkg_temp      45 °C
         "#]].assert_eq(&draw(&sample(), 2 * SECOND));
@@ -480,12 +511,17 @@ mod tests {
             jobs_uj: 1_000_000_000,
             system_uj: 50_000_000,
             idle_uj: 950_000_000,
+            cards_uj: 0,
             idle_estimated: false,
         };
         expect![[r#"
             Energy       200 W in all   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
         "#]]
         .assert_eq(&energy(&window, &Style::plain()));
+        let with_cards = EnergyWindow { cards_uj: 800_000_000, ..window.clone() };
+        expect![[r#"
+            Energy       200 W in all, of it cards 80.0 W   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
+        "#]].assert_eq(&energy(&with_cards, &Style::plain()));
         let doubtful = EnergyWindow { kind: QualityKind::LowerBound, idle_estimated: true, ..window };
         expect![[r#"
             Energy       ≥200 W in all   jobs 100 W   system 5.00 W   idle ~95.0 W   (10s, IPMI)

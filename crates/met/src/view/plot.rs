@@ -11,6 +11,7 @@ use ratatui_core::widgets::Widget;
 use ratatui_widgets::sparkline::Sparkline;
 
 use super::{Paint, Style, text, units};
+use crate::sampler::look_gap_ms;
 
 const COLUMNS_DEFAULT: usize = 80;
 const COLUMNS_MAX: usize = 120;
@@ -40,7 +41,11 @@ const ASCII_BARS: bar::Set = bar::Set {
 pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Style) -> String {
     let columns = columns(style);
     let bins = |index: usize| bins(course, index, columns, gap_ms);
-    let no_higher = |bin: Bin| Bin { max: bin.max.min(cores_peak.unwrap_or(f64::MAX)), ..bin };
+    let card_gap_ms = card_gap_ms(course, gap_ms);
+    let card_bins = |index: usize| self::bins(course, index, columns, card_gap_ms);
+    // One that is written as 0 is too young to have lasted: then what was sampled is all there is.
+    let most = cores_peak.filter(|&peak| peak > 0.0).unwrap_or(f64::MAX);
+    let no_higher = |bin: Bin| Bin { max: bin.max.min(most), mean: bin.mean.min(most) };
     let cores = bins(column::CPU).into_iter().map(|bin| bin.map(no_higher)).collect();
     let panels = [
         Panel { title: "CPU cores".to_owned(), bins: cores, unit: units::cores, step: 1000.0 },
@@ -63,19 +68,19 @@ pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Sty
     let gpu = [
         Panel {
             title: "GPU use, cards".to_owned(),
-            bins: bins(column::GPU_UTILIZATION),
+            bins: card_bins(column::GPU_UTILIZATION),
             unit: units::cores,
             step: 1000.0,
         },
         Panel {
             title: "GPU memory".to_owned(),
-            bins: bins(column::GPU_MEMORY),
+            bins: card_bins(column::GPU_MEMORY),
             unit: units::bytes,
             step: 1024.0,
         },
         Panel {
             title: "GPU power".to_owned(),
-            bins: bins(column::GPU_POWER),
+            bins: card_bins(column::GPU_POWER),
             unit: units::watts,
             step: 1000.0,
         },
@@ -88,6 +93,7 @@ pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Sty
 /// A whole card while a job had it, whoever used it.
 pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String {
     let columns = columns(style);
+    let gap_ms = card_gap_ms(course, gap_ms);
     let title = |what: &str| format!("GPU {}, whole card: {what}", text::escape(index));
     let panels = [
         Panel {
@@ -104,6 +110,12 @@ pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String 
         },
     ];
     draw_course(&panels, course, columns, style)
+}
+
+/// Cards are looked at in every tick, and nothing else tells what they did meanwhile: a shorter pause is a gap.
+fn card_gap_ms(course: &Course, gap_ms: i64) -> i64 {
+    const LEAST_MS: i64 = 5000;
+    look_gap_ms(&course.times_ms, LEAST_MS).min(gap_ms)
 }
 
 fn bins(course: &Course, index: usize, columns: usize, gap_ms: i64) -> Vec<Option<Bin>> {
@@ -230,11 +242,17 @@ fn nice_above(value: f64, step: f64) -> f64 {
 
 fn time_axis(first_ms: i64, last_ms: i64, columns: usize, style: &Style) -> String {
     let label = |time_ms: i64| units::time_short(time_ms * 1_000_000, last_ms * 1_000_000, &style.zone);
-    let (first, last) = (label(first_ms), label(last_ms));
+    let (first, mut last) = (label(first_ms), label(last_ms));
+    let is_short = first == last;
+    if is_short {
+        // Within one second a clock says nothing: how long it took does.
+        last = format!("+{}", units::duration((last_ms - first_ms) as f64 / 1e3));
+    }
     let room = columns - SCALE_COLUMNS - 2;
     let between = room.saturating_sub(text::width(&first) + text::width(&last));
     let middle = label(first_ms + (last_ms - first_ms) / 2);
-    let middle = if between > text::width(&middle) + 8 { middle } else { String::new() };
+    let tells = !is_short && middle != first && middle != last;
+    let middle = if tells && between > text::width(&middle) + 8 { middle } else { String::new() };
     let left = (room / 2).saturating_sub(text::width(&first) + text::width(&middle) / 2);
     let right = between.saturating_sub(left + text::width(&middle));
     let axis = format!("{first}{}{middle}{}{last}", " ".repeat(left), " ".repeat(right));
@@ -393,6 +411,34 @@ mod tests {
                              where the axis breaks off: no samples
             "#]],
         );
+    }
+
+    fn cores_of(times_ms: &[i64], cpu_ms: &[i64], peak: Option<f64>) -> String {
+        let mut course = Course::new(&JOB);
+        let mut cells = vec![met_core::MISSING; JOB.columns.len()];
+        for (time_ms, cpu_ms) in times_ms.iter().zip(cpu_ms) {
+            cells[column::CPU] = cpu_ms * 1_000_000;
+            course.push(*time_ms, &cells);
+        }
+        super::course(&course, 5000, peak, &Style::plain())
+    }
+
+    #[test]
+    fn the_peak_in_words_is_that_of_the_bars_and_fits_the_axis() {
+        let young = cores_of(&[0, 100, 200], &[0, 4, 8], Some(0.0));
+        assert!(young.contains("peak 0.04") && young.contains("0.04 ┤"), "{young}");
+        let capped = cores_of(&[0, 20, 1020, 2020], &[0, 25, 855, 1000], Some(0.83));
+        assert!(capped.contains("peak 0.83") && capped.contains(" 1 ┤"), "{capped}");
+    }
+
+    #[test]
+    fn below_a_second_the_axis_tells_how_long_it_was() {
+        let short = cores_of(&[0, 100, 800], &[0, 40, 80], None);
+        let axis = short.lines().last().unwrap();
+        assert!(axis.trim_start().starts_with("00:00:00  ") && axis.ends_with(" +800ms"), "{axis}");
+        let longer = cores_of(&[0, 1000, 1500], &[0, 40, 80], None);
+        let axis = longer.lines().last().unwrap();
+        assert_eq!(axis.split_whitespace().collect::<Vec<_>>(), ["00:00:00", "00:00:01"], "{axis}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod amounts;
 mod head;
 mod tables;
 
-use met_insight::report::{Line, Report};
+use met_insight::report::{Heading, Line, Report};
 
 use super::{Paint, Style, text, units};
 pub use amounts::{amount, mark};
@@ -25,7 +25,7 @@ pub fn render(report: &Report, style: &Style) -> String {
     blocks.push(report.meters.iter().map(|meter| page.meter(meter)).collect());
     blocks.push(page.shares(&report.shares));
     for section in &report.sections {
-        let heading = section.heading.iter().map(|(label, words)| page.heading(label, words));
+        let heading = section.heading.iter().map(|heading| page.heading(heading));
         blocks.push(heading.chain(section.lines.iter().map(|line| page.line(line))).collect());
     }
     blocks.push(page.parts(&report.parts));
@@ -70,10 +70,16 @@ impl Page<'_> {
         }
     }
 
-    fn heading(&self, label: &str, words: &str) -> String {
-        let words = self.cut(&text::escape(words), self.width - LABEL_COLUMNS - 2);
-        let label = self.style.paint(Paint::Bold, &text::pad_left(label, LABEL_COLUMNS));
-        format!("{label}  {words}")
+    /// Broken between words, and never cut: since when a card idles comes last.
+    fn heading(&self, heading: &Heading) -> String {
+        let since = heading
+            .since
+            .map(|(what, since_ns)| format!("{what} {}", units::time(since_ns, &self.style.zone)));
+        let words: Vec<String> = heading.words.iter().map(|words| text::escape(words)).chain(since).collect();
+        let lines = text::wrap(&words.join(", "), self.width - LABEL_COLUMNS - 2);
+        let label = self.style.paint(Paint::Bold, &text::pad_left(&heading.label, LABEL_COLUMNS));
+        let indent = format!("\n{}  ", " ".repeat(LABEL_COLUMNS));
+        format!("{label}  {}", lines.join(&indent))
     }
 
     fn line(&self, line: &Line) -> String {

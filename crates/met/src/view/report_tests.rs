@@ -3,7 +3,7 @@ use met_core::job::{QualityKind, Record};
 use met_core::job_table as column;
 use met_insight::report::{Machine, report};
 
-use super::tables::filled_columns;
+use super::tables::bar;
 use super::*;
 use crate::view::sample;
 
@@ -34,8 +34,8 @@ fn everything_known_at_60() {
                      started  2026-01-14 16:40:44 to 16:41:52
                     duration  1m8.3s
 
-                         CPU  ████░░░░  47%  3.76 of 8 cores, average
-                      memory  █░░░░░░░ 7.6%  1.21 GiB of 16.0 GiB, peak
+                         CPU  ████░░░░   47%  3.76 of 8 cores, average
+                      memory  █░░░░░░░  7.6%  1.21 GiB of 16.0 GiB, peak
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
@@ -70,39 +70,39 @@ fn everything_known_at_80() {
         &sample::full(42, "train"),
         80,
         expect![[r#"
-        Job 42  train                                              finished, exit code 0
-        ────────────────────────────────────────────────────────────────────────────────
-                 command  python3 train.py --epochs 3 --label 'first try'
-                    user  alice
-                    node  n1
-                 started  2026-01-14 16:40:44 to 16:41:52
-                duration  1m8.3s
+            Job 42  train                                              finished, exit code 0
+            ────────────────────────────────────────────────────────────────────────────────
+                     command  python3 train.py --epochs 3 --label 'first try'
+                        user  alice
+                        node  n1
+                     started  2026-01-14 16:40:44 to 16:41:52
+                    duration  1m8.3s
 
-                     CPU  ████████████░░░░░░░░░░░░░░  47%  3.76 of 8 cores, average
-                  memory  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.6%  1.21 GiB of 16.0 GiB, peak
+                         CPU  ████████████░░░░░░░░░░░░░   47%  3.76 of 8 cores, average
+                      memory  ██░░░░░░░░░░░░░░░░░░░░░░░  7.6%  1.21 GiB of 16.0 GiB, peak
 
-                CPU time  4m16.9s      user 4m3.8s · system 13.1s
-                   cores  3.76         average · peak 7.91
-                  waited  4.18s        ready to run, no CPU free
-                switches  57,214       45,210 voluntary · 12,004 preempted
+                    CPU time  4m16.9s      user 4m3.8s · system 13.1s
+                       cores  3.76         average · peak 7.91
+                      waited  4.18s        ready to run, no CPU free
+                    switches  57,214       45,210 voluntary · 12,004 preempted
 
-           memory needed  1.21 GiB     peak · average 963 MiB
-                   cache  2.70 GiB     average · reclaimable
-         peak with cache  4.70 GiB
-             page faults  2,345,990    2,345,678 minor · 312 major
+               memory needed  1.21 GiB     peak · average 963 MiB
+                       cache  2.70 GiB     average · reclaimable
+             peak with cache  4.70 GiB
+                 page faults  2,345,990    2,345,678 minor · 312 major
 
-                    read  3.22 GiB     from storage · 48.3 MiB/s
-                 written  700 MiB      towards storage · 10.3 MiB/s
-              read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
-             write calls  775 MiB      11.4 MiB/s · 98,123 calls
+                        read  3.22 GiB     from storage · 48.3 MiB/s
+                     written  700 MiB      towards storage · 10.3 MiB/s
+                  read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
+                 write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-               processes  23           seen · 9 at once
-                 threads  41           at once
+                   processes  23           seen · 9 at once
+                     threads  41           at once
 
-            CPU pressure  6.9s         10% of the time
-         memory pressure  0s           0% of the time
-            I/O pressure  9.42s        14% of the time · all tasks 3.1%
-    "#]],
+                CPU pressure  6.9s         10% of the time
+             memory pressure  0s           0% of the time
+                I/O pressure  9.42s        14% of the time · all tasks 3.1%
+        "#]],
     );
 }
 
@@ -271,8 +271,8 @@ fn what_is_not_certain_is_marked_and_explained() {
                      started  2026-01-14 16:40:44 to 16:41:52
                     duration  1m8.3s
 
-                         CPU  ████████████░░░░░░░░░░░░░░  47%  ≥3.76 of 8 cores, average
-                      memory  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.6%  ~1.21 GiB of 16.0 GiB, peak
+                         CPU  ████████████░░░░░░░░░░░░░   47%  ≥3.76 of 8 cores, average
+                      memory  ██░░░░░░░░░░░░░░░░░░░░░░░  7.6%  ~1.21 GiB of 16.0 GiB, peak
 
                     CPU time ≥4m16.9s      user ≥4m3.8s · system ≥13.1s
                        cores ≥3.76         average · peak 7.91
@@ -306,10 +306,10 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
     };
     expect![[r#"
                   energy *2.50 Wh      *132 W average · RAPL, by CPU time
+              of it idle *500 mWh      for what the job holds
               CPU energy *2.00 Wh
            memory energy *300 mWh
             other energy *200 mWh      board, fans, disks, losses
-              of it idle *500 mWh      for what the job holds
                emissions *85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost *0.000525     EUR at 0.21 per kWh
 
@@ -318,10 +318,10 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
     .assert_eq(&energy(QualityKind::Attributed));
     expect![[r#"
                   energy ~2.50 Wh      ~132 W average · RAPL, by CPU time
+              of it idle ~500 mWh      for what the job holds
               CPU energy ~2.00 Wh
            memory energy ~300 mWh
             other energy ~200 mWh      board, fans, disks, losses
-              of it idle ~500 mWh      for what the job holds
                emissions ~85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost ~0.000525     EUR at 0.21 per kWh
 
@@ -358,37 +358,37 @@ fn a_long_command_and_a_hostile_name_stay_in_their_place() {
         &record,
         80,
         expect![[r#"
-        Job 1  evil\n\x1b]0;title\x07name-that-goes-on-and-on-and-on-and-on-an…  running
-        ────────────────────────────────────────────────────────────────────────────────
-                 command  argument-0 argument-1 argument-2 argument-3 argument-4
-                          argument-5 argument-6 argument-7 argument-8 argument-9
-                          argument-10 argument-11 argument-12 argument-13 argument-14  …
-                    user  alice
-                    node  n1
-                 started  2026-01-14 17:39:36
-             running for  1m8s
+            Job 1  evil\n\x1b]0;title\x07name-that-goes-on-and-on-and-on-and-on-an…  running
+            ────────────────────────────────────────────────────────────────────────────────
+                     command  argument-0 argument-1 argument-2 argument-3 argument-4
+                              argument-5 argument-6 argument-7 argument-8 argument-9
+                              argument-10 argument-11 argument-12 argument-13 argument-14  …
+                        user  alice
+                        node  n1
+                     started  2026-01-14 17:39:36
+                 running for  1m8s
 
-                  memory  ██░░░░░░░░░░░░░░░░░░░░░░░░ 7.6%  1.21 GiB of 16.0 GiB, peak
+                      memory  ██░░░░░░░░░░░░░░░░░░░░░░░  7.6%  1.21 GiB of 16.0 GiB, peak
 
-                  waited  4.18s        ready to run, no CPU free
-                switches  57,214       45,210 voluntary · 12,004 preempted
+                      waited  4.18s        ready to run, no CPU free
+                    switches  57,214       45,210 voluntary · 12,004 preempted
 
-           memory needed  1.21 GiB     peak
-         peak with cache  4.70 GiB
-             page faults  2,345,990    2,345,678 minor · 312 major
+               memory needed  1.21 GiB     peak
+             peak with cache  4.70 GiB
+                 page faults  2,345,990    2,345,678 minor · 312 major
 
-                    read  3.22 GiB     from storage · 48.5 MiB/s
-                 written  700 MiB      towards storage · 10.3 MiB/s
-              read calls  9.20 GiB     139 MiB/s · 1,204,117 calls
-             write calls  775 MiB      11.4 MiB/s · 98,123 calls
+                        read  3.22 GiB     from storage · 48.5 MiB/s
+                     written  700 MiB      towards storage · 10.3 MiB/s
+                  read calls  9.20 GiB     139 MiB/s · 1,204,117 calls
+                 write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-               processes  23           seen · 9 at once
-                 threads  41           at once
+                   processes  23           seen · 9 at once
+                     threads  41           at once
 
-            CPU pressure  6.9s         10% of the time
-         memory pressure  0s           0% of the time
-            I/O pressure  9.42s        14% of the time · all tasks 3.1%
-    "#]],
+                CPU pressure  6.9s         10% of the time
+             memory pressure  0s           0% of the time
+                I/O pressure  9.42s        14% of the time · all tasks 3.1%
+        "#]],
     );
 }
 
@@ -406,8 +406,8 @@ fn colours_and_plain_characters() {
         ESC[2m         startedESC[0m  2026-01-14 16:40:44 to 16:41:52
         ESC[2m        durationESC[0m  1m8.3s
 
-        ESC[2m             CPUESC[0m  ESC[36m████████████ESC[0mESC[2m░░░░░░░░░░░░░░ESC[0m  47%  ≥3.76 of 8 cores, average
-        ESC[2m          memoryESC[0m  ESC[36m██ESC[0mESC[2m░░░░░░░░░░░░░░░░░░░░░░░░ESC[0m 7.6%  ~1.21 GiB of 16.0 GiB, peak
+        ESC[2m             CPUESC[0m  ESC[36m████████████ESC[0mESC[2m░░░░░░░░░░░░░ESC[0m   47%  ≥3.76 of 8 cores, average
+        ESC[2m          memoryESC[0m  ESC[36m██ESC[0mESC[2m░░░░░░░░░░░░░░░░░░░░░░░ESC[0m  7.6%  ~1.21 GiB of 16.0 GiB, peak
 
         ESC[2m        CPU timeESC[0m ≥4m16.9s      ESC[2muser ≥4m3.8s · system ≥13.1sESC[0m"#]].assert_eq(&head.join("\n").replace('\x1b', "ESC"));
     let plain = draw(&record, &Style { ascii: true, ..Style::plain() });
@@ -416,5 +416,6 @@ fn colours_and_plain_characters() {
 
 #[test]
 fn a_bar_is_empty_only_for_nothing_and_full_only_for_all() {
-    assert_eq!([0.0, 0.001, 0.5, 1.0, 7.0].map(|share| filled_columns(share, 10)), [0, 1, 5, 10, 10]);
+    let bars = [0.0, 0.001, 0.06, 0.5, 1.0, 7.0].map(|share| bar(share, 10));
+    assert_eq!(bars, ["", "▏", "█", "█████", "██████████", "██████████"]);
 }

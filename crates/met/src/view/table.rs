@@ -215,8 +215,8 @@ static GPU: &[ListColumn] = &[
     ListColumn { header: "PROCESS NAME", ..NAME },
     ListColumn {
         short: "GPU UTIL",
-        ..text_column("GPU UTIL (AVG)", "gpu_utilization_ratio", |job| {
-            Value::plain(gpu::utilization(job.record), units::percent_fixed)
+        ..text_column("GPU UTIL (AVG)", "gpu_ratio", |job| {
+            Value::plain(gpu::ratio(job.record), units::percent_fixed)
         })
     },
     ListColumn {
@@ -239,7 +239,7 @@ static GPU: &[ListColumn] = &[
     .rank(5),
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
     ListColumn { side: Side::Left, ..DURATION.rank(3) },
-    text_column("CARDS", "gpus", |job| Value::Text(job.cards())).rank(1),
+    text_column("CARDS", "cards", |job| Value::Text(job.cards())).rank(1),
 ];
 
 static ENERGY: &[ListColumn] = &[
@@ -475,6 +475,10 @@ fn sign(kind: QualityKind) -> Option<&'static str> {
 }
 
 impl Value {
+    fn known(&self) -> Option<&Amount> {
+        if let Value::Amount(amount) = self { amount.as_ref() } else { None }
+    }
+
     fn shown(&self, scale: Option<&Scale>, now_ns: i64, style: &Style) -> String {
         let known = match self {
             Value::Text(text) => text.as_deref().map(text::escape),
@@ -505,8 +509,12 @@ pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> Strin
         return NO_JOBS.to_owned();
     }
     let jobs: Vec<Job> = records.iter().map(|record| Job { record, now_ns }).collect();
-    let mut shown: Vec<Shown> = (view.columns().iter())
-        .map(|column| Shown::of(column, &jobs, now_ns, style))
+    let columns: Vec<(&ListColumn, Vec<Value>)> = (view.columns().iter())
+        .map(|column| (column, jobs.iter().map(|job| (column.value)(job)).collect()))
+        .collect();
+    let all = || columns.iter().flat_map(|(_, values)| values);
+    let mut shown: Vec<Shown> = (columns.iter())
+        .map(|(column, values)| Shown::of(column, values, common_scale(values, all()), now_ns, style))
         .filter(Shown::is_wanted)
         .collect();
     let frame = Frame { boxed: matches!(view, View::Cpu | View::Gpu) };
@@ -519,6 +527,18 @@ pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> Strin
         text.push_str(&legend(&shown, style));
     }
     text
+}
+
+/// The unit of a column whose numbers are compared with each other, and with those of every other column of the same
+/// kind: a part is read beside its whole.
+fn common_scale<'v>(values: &[Value], all: impl Iterator<Item = &'v Value>) -> Option<&'static Scale> {
+    let scales_of = |amount: &Amount| match amount.format {
+        Format::Together(scales) => Some(scales),
+        Format::Alone(_) => None,
+    };
+    let scales = values.iter().filter_map(Value::known).find_map(scales_of)?;
+    let is_same = |amount: &&Amount| scales_of(amount).is_some_and(|other| std::ptr::eq(other, scales));
+    Some(Scale::of(scales, all.filter_map(Value::known).filter(is_same).map(|amount| amount.value)))
 }
 
 /// The signs that the list uses, in words.
@@ -574,23 +594,18 @@ struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    fn of(column: &'a ListColumn, jobs: &[Job], now_ns: i64, style: &Style) -> Shown<'a> {
-        let values: Vec<Value> = jobs.iter().map(|job| (column.value)(job)).collect();
-        let amounts = || {
-            values
-                .iter()
-                .filter_map(|value| if let Value::Amount(amount) = value { amount.as_ref() } else { None })
-        };
-        let scales = amounts().find_map(|amount| match amount.format {
-            Format::Together(scales) => Some(scales),
-            Format::Alone(_) => None,
-        });
-        let scale = scales.map(|scales| Scale::of(scales, amounts().map(|amount| amount.value)));
+    fn of(
+        column: &'a ListColumn,
+        values: &[Value],
+        scale: Option<&Scale>,
+        now_ns: i64,
+        style: &Style,
+    ) -> Shown<'a> {
         Shown {
             column,
             header: column.header,
             cells: values.iter().map(|value| value.shown(scale, now_ns, style)).collect(),
-            kinds: amounts().map(|amount| amount.kind).collect(),
+            kinds: values.iter().filter_map(Value::known).map(|amount| amount.kind).collect(),
         }
     }
 

@@ -23,20 +23,20 @@ fn energy_has_units_and_estimates_are_marked() {
         (
             80,
             expect![[r#"
-                JOB  NAME   STATE       ENERGY      IDLE      CO2E           COST  DURATION
-                1    train  finished   2.50 Wh   500 mWh   85.0 mg   0.000525 EUR      1m8s
-                2    train  finished  ~2.50 Wh  ~500 mWh  ~85.0 mg  ~0.000525 EUR      1m8s
-                3    x      running          -         -         -              -      1m8s
+                JOB  NAME   STATE       ENERGY       IDLE      CO2E           COST  DURATION
+                1    train  finished   2.50 Wh   0.500 Wh   85.0 mg   0.000525 EUR      1m8s
+                2    train  finished  ~2.50 Wh  ~0.500 Wh  ~85.0 mg  ~0.000525 EUR      1m8s
+                3    x      running          -          -         -              -      1m8s
                 ~ estimated
             "#]],
         ),
         (
             140,
             expect![[r#"
-                JOB  NAME   STATE       ENERGY       CPU    MEMORY      REST      IDLE      CO2E           COST  QUALITY     DURATION
-                1    train  finished   2.50 Wh   2.00 Wh   300 mWh   200 mWh   500 mWh   85.0 mg   0.000525 EUR  attributed      1m8s
-                2    train  finished  ~2.50 Wh  ~2.00 Wh  ~300 mWh  ~200 mWh  ~500 mWh  ~85.0 mg  ~0.000525 EUR  estimated       1m8s
-                3    x      running          -         -         -         -         -         -              -  -               1m8s
+                JOB  NAME   STATE       ENERGY       CPU     MEMORY       REST       IDLE      CO2E           COST  QUALITY     DURATION
+                1    train  finished   2.50 Wh   2.00 Wh   0.300 Wh   0.200 Wh   0.500 Wh   85.0 mg   0.000525 EUR  attributed      1m8s
+                2    train  finished  ~2.50 Wh  ~2.00 Wh  ~0.300 Wh  ~0.200 Wh  ~0.500 Wh  ~85.0 mg  ~0.000525 EUR  estimated       1m8s
+                3    x      running          -         -          -          -          -         -              -  -               1m8s
                 ~ estimated
             "#]],
         ),

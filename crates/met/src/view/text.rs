@@ -110,7 +110,7 @@ pub fn to_ascii(text: &str) -> String {
         plain.push(match character {
             _ if character.is_ascii() => character,
             '─' | '·' => '-',
-            '│' | '┤' | '├' => '|',
+            '│' | '┤' | '├' | '▏' => '|',
             '┌' | '┐' | '└' | '┘' | '┬' | '┴' | '┼' => '+',
             '█' => '#',
             '░' => '.',

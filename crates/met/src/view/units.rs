@@ -85,16 +85,21 @@ pub static EMISSIONS: [Scale; 5] =
     [scale("µg", 1e-6), scale("mg", 1e-3), scale("g", 1.0), scale("kg", 1e3), scale("t", 1e6)];
 
 impl Scale {
-    /// The unit in which most of these are easily read: that of the middle one, unless the largest has too many
-    /// digits in it.
+    /// The unit in which most of these are easily read: that of the middle one, or the next one if the largest has too
+    /// many digits in it and the middle one is still a number in that.
     pub fn of(scales: &'static [Scale], values: impl Iterator<Item = f64>) -> &'static Scale {
         let mut sizes: Vec<f64> = values.map(f64::abs).filter(|&size| size > 0.0).collect();
         sizes.sort_by(f64::total_cmp);
         let middle = sizes.get(sizes.len() / 2).copied().unwrap_or(0.0);
         let of_middle = scales.iter().rposition(|scale| middle >= 0.9995 * scale.size).unwrap_or(0);
         let largest = sizes.last().copied().unwrap_or(0.0);
-        let fits = |scale: &&Scale| largest < 99_999.5 * scale.size;
-        scales[of_middle..].iter().find(fits).unwrap_or(&scales[scales.len() - 1])
+        let fits = |pair: &&[Scale]| {
+            let (scale, next) = (&pair[0], &pair[1]);
+            let is_short = largest < 999.5 * scale.size;
+            let is_lost = middle < 0.0095 * next.size && largest < 99_999.5 * scale.size;
+            is_short || is_lost
+        };
+        scales[of_middle..].windows(2).find(fits).map_or(&scales[scales.len() - 1], |pair| &pair[0])
     }
 
     /// `0.690 Wh`, `12.4 Wh`, `12,400 Wh`: never in another unit, and nothing is nothing in any.
@@ -495,6 +500,10 @@ mod tests {
         let shown: Vec<String> = joules.iter().map(|&joules| scale.write(joules)).collect();
         assert_eq!(shown, ["2.00 mWh", "5.00 mWh", "2,000 mWh", "<0.001 mWh", "0"]);
         assert_eq!(Scale::of(&ENERGY, std::iter::empty()).write(0.36), "0.100 mWh");
+        // More digits than anybody reads, and the middle one can do with the next unit.
+        let grams = [0.012, 0.020, 5.265];
+        let scale = Scale::of(&EMISSIONS, grams.into_iter());
+        assert_eq!(grams.map(|grams| scale.write(grams)), ["0.012 g", "0.020 g", "5.26 g"]);
         assert_eq!(Scale::of(&EMISSIONS, [1500.0].into_iter()).write(1500.0), "1.50 kg");
         let uneven = Scale::of(&EMISSIONS, [1e-6, 2e-6, 0.188_63].into_iter());
         assert_eq!([1e-6, 0.188_63].map(|grams| uneven.write(grams)), ["0.001 mg", "189 mg"]);

@@ -1,7 +1,7 @@
 //! The program with a card that a script plays, in folders of its own.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 pub const CARD: &str = "card 0 uuid=GPU-a name=Fake power=300000 util=90 memory=30 total=80 temperature=61\n";
@@ -34,6 +34,10 @@ impl Machine {
     }
 
     pub fn met(&self, words: &[&str]) -> String {
+        String::from_utf8(self.output(words).stdout).unwrap()
+    }
+
+    pub fn output(&self, words: &[&str]) -> Output {
         let here: &Path = self.folder.path();
         let done = Command::new(env!("CARGO_BIN_EXE_met"))
             .args(words)
@@ -46,7 +50,7 @@ impl Machine {
             .output()
             .unwrap();
         assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
-        String::from_utf8(done.stdout).unwrap()
+        done
     }
 
     pub fn run(&self, command: &str) -> String {

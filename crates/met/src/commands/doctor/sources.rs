@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use met_core::Batch;
 use met_core::energy::idle::{How, LearnedIdle};
+use met_core::gpu::card;
 use met_host::Targets;
 use met_sources::{Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Unavailable};
 
@@ -37,14 +39,39 @@ pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
         let error = errors.iter().find(|error| error.source == spec.name);
         match (reason, error) {
             (Some((_, reason)), _) => unavailable(spec, reason, &told),
-            (None, Some(error)) => {
-                let detail = format!("{}, but: {}", spec.help, error.message);
-                Finding { what: spec.name, health: Health::Broken, detail, remedy: None }
-            }
+            (None, Some(error)) => failed(spec, &error.message, is_read(&runner, spec)),
             (None, None) => told.finding(spec),
         }
     };
     SOURCES.iter().map(finding).collect()
+}
+
+/// Whether anything was read of a source, whatever else went wrong.
+fn is_read(runner: &Runner, spec: &SourceSpec) -> bool {
+    let is_its = |batch: &Batch| spec.tables.iter().any(|table| std::ptr::eq(*table, batch.table));
+    // Two sources fill the tables of cards, and the maker tells which it was.
+    let is_its_card = |labels: &[Vec<String>], part: u32| {
+        let maker = labels.get(part as usize).map(|labels| labels[card::label::VENDOR].as_str());
+        maker.is_some_and(|maker| (maker == "nvidia") == (spec.name == "nvidia"))
+    };
+    if spec.tables.iter().any(|table| std::ptr::eq(*table, &card::TABLE)) {
+        return runner.labelled().any(|(batches, labels)| {
+            let cards = batches.iter().filter(|batch| std::ptr::eq(batch.table, &card::TABLE));
+            cards.flat_map(Batch::rows).any(|(row, _)| is_its_card(labels, row.part))
+        });
+    }
+    runner.batches().iter().any(|batch| is_its(batch) && !batch.is_empty())
+}
+
+/// A source of which a reading went wrong: one card of several is less than all, and not nothing.
+fn failed(spec: &SourceSpec, message: &str, is_read: bool) -> Finding {
+    let health = if is_read { Health::Less } else { Health::Broken };
+    let is_of_a_card = spec.name == "nvidia" && message.contains("card ");
+    let remedy = is_of_a_card.then(|| {
+        "sudo nvidia-smi --gpu-reset -i NUMBER    (while nobody uses the card; else restart the machine)"
+            .to_owned()
+    });
+    Finding { what: spec.name, health, detail: format!("{}, but: {message}", spec.help), remedy }
 }
 
 /// A source that this machine does not have, or does not show.
@@ -208,6 +235,18 @@ mod tests {
         assert!(rapl.remedy.unwrap().starts_with("sudo kill -HUP 7 "));
         assert!(Told::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
         assert!(told.finding(of("drm")).detail.ends_with("the daemon met: no card"));
+    }
+
+    #[test]
+    fn a_source_that_is_read_in_part_is_less_and_not_nothing() {
+        let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
+        let message = "NVML, card 1: device fell off the bus";
+        let part = failed(of("nvidia"), message, true);
+        assert_eq!(part.health.name(), "less");
+        assert!(part.detail.ends_with(&format!(", but: {message}")), "{}", part.detail);
+        assert!(part.remedy.unwrap().contains("nvidia-smi --gpu-reset"));
+        let none = failed(of("ipmi"), "no answer", false);
+        assert_eq!((none.health.name(), none.health.cause(), none.remedy), ("no", Some("broken"), None));
     }
 
     #[test]

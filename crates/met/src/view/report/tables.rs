@@ -6,15 +6,15 @@ use super::amounts::{amount, marked};
 use super::{LABEL_COLUMNS, Page};
 use crate::view::{Paint, text, units};
 
-/// What stands beside a meter's bar: ` 47%  3.76 of 8 cores, average`.
-const METER_TEXT_COLUMNS: usize = 36;
+/// What stands beside a meter's bar: `  47%  3.76 of 8 cores, average`.
+const METER_TEXT_COLUMNS: usize = 37;
 /// Steps and tasks on a terminal; a file gets all of them.
 const PARTS_MAX: usize = 20;
 
 impl Page<'_> {
     pub(super) fn meter(&self, meter: &Meter) -> String {
         let room = self.width.saturating_sub(LABEL_COLUMNS + 2 + METER_TEXT_COLUMNS).max(8);
-        let filled = filled_columns(meter.share, room);
+        let bar = bar(meter.share, room);
         let paint = if meter.share > 0.9 { Paint::Yellow } else { Paint::Cyan };
         let unit = match meter.used.measure {
             Measure::Cores => " cores",
@@ -23,13 +23,14 @@ impl Page<'_> {
             _ => "",
         };
         let words = format!("{} of {}{unit}, {}", marked(&meter.used), amount(&meter.whole), meter.of);
-        let words = text::cut(&words, self.width - LABEL_COLUMNS - 2 - room - 7, self.style.ascii);
+        let words = text::cut(&words, self.width - LABEL_COLUMNS - 2 - room - 8, self.style.ascii);
         format!(
             "{}  {}{} {}  {words}",
             self.label(meter.label),
-            self.style.paint(paint, &"█".repeat(filled)),
-            self.style.paint(Paint::Dim, &"░".repeat(room - filled)),
-            text::pad_left(&units::percent(meter.share), 4),
+            self.style.paint(paint, &bar),
+            self.style.paint(Paint::Dim, &"░".repeat(room - text::width(&bar))),
+            // As wide as `<0.1%`.
+            text::pad_left(&units::percent(meter.share), 5),
         )
     }
 
@@ -104,8 +105,11 @@ fn part_cells(part: &PartLine, several_nodes: bool) -> [String; 6] {
     [step, known(&part.cpu), known(&part.memory), known(&part.duration), exit, words.join(" on ")]
 }
 
-/// Something used is never an empty bar, and all of it is never less than a full one.
-pub(super) fn filled_columns(share: f64, columns: usize) -> usize {
+/// Something used is never an empty bar, little of it is less than a block, and all of it is a full bar.
+pub(super) fn bar(share: f64, columns: usize) -> String {
     let exact = share.clamp(0.0, 1.0) * columns as f64;
-    if exact > 0.0 { (exact.round() as usize).max(1) } else { 0 }
+    match exact.round() as usize {
+        0 if exact > 0.0 => "▏".to_owned(),
+        filled => "█".repeat(filled),
+    }
 }
