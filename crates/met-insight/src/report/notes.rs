@@ -46,9 +46,9 @@ impl Reader<'_> {
 
     /// Of all but the cards, as far as a figure tells it apart.
     fn is_host_estimated(&self) -> bool {
-        let parts =
+        let mut parts =
             [column::ENERGY_CPU, column::ENERGY_REST].into_iter().filter_map(|part| self.figure(part));
-        parts.fold(true, |all, part| all && part.kind == QualityKind::Estimated)
+        parts.all(|part| part.kind == QualityKind::Estimated)
     }
 
     fn energy_note(&self) -> Option<&'static str> {

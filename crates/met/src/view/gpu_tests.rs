@@ -423,8 +423,8 @@ fn since_when_a_card_idles_is_told_in_the_readers_zone_and_not_cut() {
     let drawn = super::report::render(&shown, &Style { width: Some(80), zone, ..Style::plain() });
     let from = drawn.lines().position(|line| line.contains("GPU 0")).unwrap();
     let heading: Vec<&str> = drawn.lines().skip(from).take(2).map(str::trim_start).collect();
-    let words = "GPU 0  NVIDIA H200, given by CUDA_VISIBLE_DEVICES (as opened), idle";
-    assert_eq!(heading, [words, "since 2026-01-15 01:41:14"], "{drawn}");
+    let words = "GPU 0  NVIDIA H200, given by CUDA_VISIBLE_DEVICES (as opened)";
+    assert_eq!(heading, [words, "idle since 2026-01-15 01:41:14"], "{drawn}");
 }
 
 #[test]

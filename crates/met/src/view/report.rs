@@ -38,12 +38,12 @@ pub fn render(report: &Report, style: &Style) -> String {
 
 /// Details in as few lines as they fit into. One that is too long for a line is broken between words: half a number
 /// is a wrong number.
-fn filled(details: impl Iterator<Item = String>, room: usize) -> Vec<String> {
+fn filled(details: impl Iterator<Item = String>, separator: &str, room: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for detail in details {
         match lines.last_mut() {
-            Some(last) if text::width(last) + text::width(SEPARATOR) + text::width(&detail) <= room => {
-                last.push_str(SEPARATOR);
+            Some(last) if text::width(last) + text::width(separator) + text::width(&detail) <= room => {
+                last.push_str(separator);
                 last.push_str(&detail);
             }
             _ => lines.extend(text::wrap(&detail, room)),
@@ -70,13 +70,14 @@ impl Page<'_> {
         }
     }
 
-    /// Broken between words, and never cut: since when a card idles comes last.
+    /// Never cut, and broken between what there is to say: since when a card idles comes last.
     fn heading(&self, heading: &Heading) -> String {
-        let since = heading
-            .since
-            .map(|(what, since_ns)| format!("{what} {}", units::time(since_ns, &self.style.zone)));
-        let words: Vec<String> = heading.words.iter().map(|words| text::escape(words)).chain(since).collect();
-        let lines = text::wrap(&words.join(", "), self.width - LABEL_COLUMNS - 2);
+        let since = heading.since.map(|(what, since_ns)| {
+            let time = units::time(since_ns, &self.style.zone);
+            format!("{what} {time}")
+        });
+        let words = heading.words.iter().map(|words| text::escape(words)).chain(since);
+        let lines = filled(words, ", ", self.width - LABEL_COLUMNS - 2);
         let label = self.style.paint(Paint::Bold, &text::pad_left(&heading.label, LABEL_COLUMNS));
         let indent = format!("\n{}  ", " ".repeat(LABEL_COLUMNS));
         format!("{label}  {}", lines.join(&indent))
@@ -89,7 +90,7 @@ impl Page<'_> {
         // Where there is no room beside the value, details stand below it.
         let fits_beside = self.width >= beside + DETAIL_COLUMNS_MIN;
         let indent = if fits_beside { beside } else { LABEL_COLUMNS + 2 };
-        let details = filled(line.details.iter().map(detail), self.width - indent);
+        let details = filled(line.details.iter().map(detail), SEPARATOR, self.width - indent);
         let mut details = details.iter().map(|words| self.style.paint(Paint::Dim, words)).peekable();
         let first = match details.next_if(|_| fits_beside) {
             Some(words) => format!("{}  {words}", text::pad(&value, AMOUNT_COLUMNS)),
