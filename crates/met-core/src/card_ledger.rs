@@ -323,6 +323,11 @@ impl CardLedger {
         piece.energy_uj.saturating_sub(self.idle_uj(piece.covered_ns)).max(least_uj)
     }
 
+    /// Since when it is not settled who is charged what; where nobody looked before, from now on.
+    pub fn open_since_ns(&self) -> i64 {
+        self.last.map_or(i64::MAX, |_| self.window.begin_ns)
+    }
+
     /// When use by process was last read.
     pub fn use_read_ns(&self) -> i64 {
         self.use_ns

@@ -39,6 +39,8 @@ pub struct Cards {
     looked_ns: i64,
     /// Jobs that came since the last look, and when.
     joined: Vec<(u32, i64)>,
+    /// When each job began.
+    began: HashMap<u32, i64>,
     /// A longer time between two looks is a gap.
     gap_ns: Option<i64>,
     /// The job around each job that is inside another one.
@@ -65,6 +67,8 @@ struct Card {
     seen_ns: i64,
     /// The same as unix time.
     seen_unix_ns: i64,
+    /// Since when it was not settled, when it was looked at, who is charged what.
+    open_since_ns: i64,
     /// Who claimed what of it at the last look, and the sums of what is active and held.
     claims: Vec<Claim>,
     claimed: (u64, u64),
@@ -132,6 +136,7 @@ impl Cards {
     /// A job begins: what cards used before is not its.
     pub fn join(&mut self, slot: u32, at_ns: i64) {
         self.joined.push((slot, at_ns));
+        self.began.insert(slot, at_ns);
     }
 
     /// Nobody looks until the next job begins.
@@ -287,6 +292,7 @@ impl Cards {
             energy_before: None,
             seen_ns: i64::MIN,
             seen_unix_ns: 0,
+            open_since_ns: i64::MAX,
             claims: Vec::new(),
             claimed: (0, 0),
             cells: Vec::new(),
@@ -348,6 +354,7 @@ impl Cards {
         if self.known[index].parent.is_some() {
             return;
         }
+        self.known[index].open_since_ns = self.known[index].ledger.open_since_ns();
         let mut claims = std::mem::take(&mut self.known[index].claims);
         claims.clear();
         let parts: Vec<usize> = (0..self.known.len())
@@ -459,7 +466,9 @@ impl Cards {
                 continue;
             };
             let (power, gap_ns) = (self.power_share(slot, index), self.gap_ns());
+            let paid_since_ns = self.paid_since_ns(slot, index);
             let usage = self.uses.entry((slot, index)).or_insert_with(|| Use {
+                paid_early_ns: (at_ns - paid_since_ns).max(0),
                 since: GpuUseSince { held_ns: seen.unix_ns, idle_ns: None },
                 memory_peak: MISSING,
                 clock_max: MISSING,
@@ -470,6 +479,13 @@ impl Cards {
             (usage.held_by, usage.now_power) = (held_by, power);
             usage.see(&seen, &cells, gap_ns);
         }
+    }
+
+    /// Since when a job that is first seen with a card now is charged for it: it had it before it was seen.
+    fn paid_since_ns(&self, slot: u32, index: usize) -> i64 {
+        let whole = self.known[index].parent.unwrap_or(index);
+        let began_ns = self.began.get(&slot).copied().unwrap_or(i64::MAX);
+        self.known[whole].open_since_ns.max(began_ns)
     }
 
     /// What is read of a card, and of a part also what only the whole card can say.
@@ -504,10 +520,7 @@ impl Cards {
         let holds_unknown = |presence: &Presence| {
             presence.cells[process::OPEN] != 0 && presence.cells[process::MEMORY] == MISSING
         };
-        // A driver that does not say who is on the card does not say that nobody is.
-        let knows_who = card.labels[label::VENDOR] != "nvidia"
-            || card.parent.is_some()
-            || card.cells[card::PROCESSES] != MISSING;
+        let knows_who = self.knows_who(slot, index, at_ns);
         let utilization = match sum(process::UTILIZATION) {
             Some(utilization) => utilization.min(1000),
             None if !open && !knows_who => MISSING,
@@ -535,6 +548,23 @@ impl Cards {
             processes: own().filter(|presence| presence.cells[process::OPEN] != 0).count() as i64,
         };
         Some((held_by.unwrap_or("open"), seen))
+    }
+
+    /// Whether a job of which nobody is listed on the card is known to have nobody there.
+    fn knows_who(&self, slot: u32, index: usize, at_ns: i64) -> bool {
+        let card = &self.known[index];
+        // A driver that does not say who is on the card does not say that nobody is.
+        let is_listed = card.labels[label::VENDOR] != "nvidia"
+            || card.parent.is_some()
+            || card.cells[card::PROCESSES] != MISSING;
+        // Nor does a list from before the job began, nor one of nobody while the card computes.
+        let age_ns = card.cells[card::LIST_AGE];
+        let is_old =
+            age_ns != MISSING && self.began.get(&slot).is_some_and(|&began_ns| at_ns - age_ns < began_ns);
+        let computes = card.cells[card::UTILIZATION] != MISSING && card.cells[card::UTILIZATION] > 0;
+        let is_explained = card.present.iter().any(|presence| presence.cells[process::OPEN] != 0);
+        let is_behind = age_ns != MISSING && computes && !is_explained;
+        is_listed && !is_old && !is_behind
     }
 
     /// The job's part of the card's power at this moment.
@@ -651,6 +681,7 @@ impl Cards {
         self.outer.retain(|_, outer| *outer != slot);
         self.inherited.retain(|(owner, _), _| *owner != slot);
         self.joined.retain(|(owner, _)| *owner != slot);
+        self.began.remove(&slot);
         self.opened.retain(|(owner, _)| *owner != slot);
         self.used_ns.retain(|&(user, _), _| user != slot);
     }

@@ -13,12 +13,19 @@ struct Machine {
     map: JobMap,
     at_s: i64,
     labels: Vec<Vec<String>>,
+    /// How old the list of processes is, where that is told.
+    list_age_ns: i64,
 }
 
 impl Machine {
     fn new(jobs: &[(u32, &str)]) -> Machine {
-        let mut machine =
-            Machine { cards: Cards::default(), map: JobMap::default(), at_s: 0, labels: Vec::new() };
+        let mut machine = Machine {
+            cards: Cards::default(),
+            map: JobMap::default(),
+            at_s: 0,
+            labels: Vec::new(),
+            list_age_ns: MISSING,
+        };
         for &(slot, environ) in jobs {
             machine.map.add_job(slot, None);
             machine.map.assign(task(slot * 100), slot);
@@ -44,6 +51,7 @@ impl Machine {
                 (cells[card::TEMPERATURE], cells[card::THROTTLE]) = (50_000 + power_mw / 100, 4);
             }
             cells[card::SLICES] = if part == 0 { 7 } else { 3 };
+            cells[card::LIST_AGE] = self.list_age_ns;
             cells[card::PROCESSES] = processes.iter().filter(|process| process.1 == part).count() as i64;
         }
         for &(pid, part, memory, utilization) in processes {
@@ -728,4 +736,50 @@ fn parts_that_are_made_anew_without_end_are_forgotten_but_for_those_that_a_job_h
     }
     assert!(machine.cards.known.len() <= KNOWN_USUAL, "{}", machine.cards.known.len());
     assert_eq!(machine.cards.uses_of(1).remove(0).uuid, "MIG-0");
+}
+
+#[test]
+fn a_list_from_before_a_job_began_says_nothing_of_it() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.at_s = 10;
+    machine.cards.join(1, 10 * SECOND_NS);
+    machine.list_age_ns = 2 * SECOND_NS;
+    machine.second(&[(0, 80_000, 0)], &[]);
+    let usage = machine.cards.uses_of(1).remove(0);
+    assert_eq!((usage.idle_since_ns, usage.memory_peak_bytes), (None, None), "it may be there by now");
+    assert_eq!((machine.cells(1)[GPU_UTILIZATION], machine.cells(1)[GPU_MEMORY]), (MISSING, MISSING));
+    machine.list_age_ns = 0;
+    machine.second(&[(0, 80_000, 0)], &[]);
+    let usage = machine.cards.uses_of(1).remove(0);
+    assert_eq!((usage.utilization, usage.memory_peak_bytes), (Some(0.0), Some(0)));
+    assert_eq!(usage.idle_since_ns, Some(12 * SECOND_NS));
+}
+
+#[test]
+fn while_a_card_computes_a_list_of_nobody_is_behind() {
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
+    machine.cards.join(1, 0);
+    machine.list_age_ns = 0;
+    machine.second(&[(0, 80_000, 0)], &[]);
+    assert!(machine.cards.uses_of(1)[0].idle_since_ns.is_some());
+    machine.second(&[(0, 500_000, 900)], &[]);
+    let usage = machine.cards.uses_of(1).remove(0);
+    assert_eq!((usage.idle_since_ns, usage.utilization), (None, None));
+    machine.second(&[(0, 500_000, 900)], &[(100, 0, 1 << 30, MISSING)]);
+    let usage = machine.cards.uses_of(1).remove(0);
+    assert_eq!((usage.utilization, usage.used_ns), (Some(0.9), SECOND_NS));
+}
+
+#[test]
+fn the_energy_of_before_a_job_was_seen_with_a_card_is_not_that_of_the_time_since() {
+    let mut machine = Machine::new(&[(1, "")]);
+    machine.second(&[(0, 80_000, 0)], &[]);
+    machine.cards.join(1, SECOND_NS);
+    machine.second(&[(0, 500_000, 0)], &[]);
+    for _ in 0..3 {
+        machine.second(&[(0, 500_000, 900)], &[(100, 0, 1 << 30, 900)]);
+    }
+    let usage = machine.cards.leave(1).remove(0);
+    assert_eq!((usage.held_ns, usage.paid_ns), (2 * SECOND_NS, 3 * SECOND_NS));
+    assert_eq!(usage.energy_uj(), 3 * 500_000_000);
 }

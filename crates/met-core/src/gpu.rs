@@ -29,6 +29,7 @@ pub mod card {
         PROCESSES = Column::gauge("processes", Unit::Count, ONE, "processes on the card, as far as the driver shows them"),
         SLICES = Column::gauge("slices", Unit::Count, ONE, "computing slices of a part of a card; of a card that is cut into parts, all it has"),
         USE_AGE = Column::gauge("use_age", Unit::Seconds, NANO, "how long ago use by process was read; each reading tells of the time since the one before").across(Across::Max),
+        LIST_AGE = Column::gauge("list_age", Unit::Seconds, NANO, "how long ago it was read who is on the card").across(Across::Max),
     }
 
     pub static TABLE: Table = Table {

@@ -16,6 +16,7 @@ impl GpuUse {
                 (since_ns, _) => since_ns,
             },
             held_ns: before.held_ns + now.held_ns,
+            paid_ns: before.paid_ns.max(before.held_ns) + now.paid_ns.max(now.held_ns),
             used_ns: before.used_ns + now.used_ns,
             utilization: mean(before.utilization, now.utilization),
             card_utilization: mean(before.card_utilization, now.card_utilization),

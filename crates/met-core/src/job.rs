@@ -439,6 +439,9 @@ pub struct GpuUse {
     /// How long it was the job's, and how long of that the job computed on it.
     pub held_ns: i64,
     pub used_ns: i64,
+    /// The time that its energy is of: it is charged for a card from before it is first seen with it.
+    #[serde(default)]
+    pub paid_ns: i64,
     /// By the job's own processes; 1 is all of the card.
     pub utilization: Option<f64>,
     /// Of the whole card, whoever used it.

@@ -57,7 +57,8 @@ pub fn object(gpu: &GpuUse) -> Value {
 /// The job's part of the card's power, on average.
 pub fn power_watts(gpu: &GpuUse) -> Option<f64> {
     gpu.energy_kind?;
-    (gpu.held_ns > 0).then(|| gpu.energy_uj() as f64 * 1e3 / gpu.held_ns as f64)
+    let paid_ns = gpu.paid_ns.max(gpu.held_ns);
+    (paid_ns > 0).then(|| gpu.energy_uj() as f64 * 1e3 / paid_ns as f64)
 }
 
 /// Cards computing on average, as the cards' own means say: 1 is one card fully used. A card of which nothing is known

@@ -57,6 +57,10 @@ const FRESH_MIN_NS: i64 = 1_000_000_000;
 
 /// A process that has another number here, or none: nobody's.
 const FOREIGN: Subject = Subject::Task { pid: 0, start_ticks: 0 };
+/// The list of who is on the cards is read before its time this often at most; in vain, after twice the time, again
+/// and again.
+const HURRY_EVERY_NS: i64 = 900_000_000;
+const HURRIES_DOUBLED: u32 = 5;
 /// Cards are made of parts, and parts made anew, without end: more rows than this are not remembered.
 const LABELS_MAX: usize = if cfg!(test) { 16 } else { 64 };
 
@@ -73,6 +77,7 @@ struct Nvidia {
     slow_since_ns: Option<i64>,
     /// Somebody who had time waited in vain.
     waited_in_vain: bool,
+    hurry: Hurry,
     /// When processes that are no target began, as of when the driver named them; 0 where they had ended.
     strangers: HashMap<u32, u64>,
     numbers: Numbers,
@@ -82,6 +87,27 @@ struct Nvidia {
     figures_number: u64,
     /// By row: a card, or a part of one. A part is found again by its uuid.
     labels: Vec<Vec<String>>,
+}
+
+/// When the list of who is on the cards was last asked for before its time, and how often in vain.
+#[derive(Default)]
+struct Hurry {
+    at_ns: i64,
+    in_vain: u32,
+}
+
+impl Hurry {
+    fn is_due(&mut self, unexplained: bool, now_ns: i64) -> bool {
+        if !unexplained {
+            self.in_vain = 0;
+            return false;
+        }
+        let is_due = now_ns - self.at_ns >= HURRY_EVERY_NS << self.in_vain;
+        if is_due {
+            (self.at_ns, self.in_vain) = (now_ns, (self.in_vain + 1).min(HURRIES_DOUBLED));
+        }
+        is_due
+    }
 }
 
 /// Who asks for power and use.
@@ -116,6 +142,7 @@ fn open(host: &Host, options: &Options) -> Opened {
         asked: None,
         age_max_ns: age_max_ns(options.interval),
         slow_since_ns: None,
+        hurry: Hurry::default(),
         waited_in_vain: false,
         strangers: HashMap::new(),
         numbers: Numbers::new(host),
@@ -153,6 +180,7 @@ impl Source for Nvidia {
                 first_error = first_error.and(Err(retry(path, text)));
             }
         }
+        self.hurry_if_unexplained(now_ns);
         first_error
     }
 
@@ -280,6 +308,16 @@ impl Nvidia {
         }
     }
 
+    /// A card computes of which nobody was listed: somebody has come since. Who is there for a second or two would
+    /// be gone when the list is read in its turn. One that nobody is ever listed of is not asked all the time.
+    fn hurry_if_unexplained(&mut self, now_ns: i64) {
+        let mut cards = self.now.cards.iter().zip(&self.figures);
+        let unexplained = cards.any(|(reading, figures)| reading.computes() && figures.lists_nobody());
+        if self.hurry.is_due(unexplained, now_ns) {
+            self.slow.hurry(now_ns);
+        }
+    }
+
     /// A number alone may be another process's by now: those that are no target are looked at once.
     fn meet_strangers(&mut self, all: &Targets) {
         let targets: HashSet<u32> = all.tasks.iter().map(|task| task.pid).collect();
@@ -354,6 +392,7 @@ impl Nvidia {
             cells[card::SLICES] = i64::from(piece.slices);
             cells[card::MEMORY_USED] = used.copied().unwrap_or(MISSING);
             cells[card::MEMORY_TOTAL] = piece.memory_bytes;
+            cells[card::LIST_AGE] = figures.map_or(MISSING, |figures| figures.list_age_ns(now_ns));
         }
         if let Some(figures) = figures {
             self.push_processes(facts, figures, part, targets, processes);

@@ -17,6 +17,8 @@ pub(super) struct Use {
     pub quiet_since_ns: Option<i64>,
     pub last_ns: Option<i64>,
     pub held_ns: i64,
+    /// For how long before it was first seen with the card the job is charged for it.
+    pub paid_early_ns: i64,
     pub used_ns: i64,
     pub utilization: Mean,
     pub card_utilization: Mean,

@@ -90,6 +90,7 @@ impl Cards {
             idle_since_ns: usage.since.idle_ns,
             lost_since_ns: (card.seen_ns < self.looked_ns).then_some(card.seen_unix_ns),
             held_ns: usage.held_ns,
+            paid_ns: usage.held_ns + usage.paid_early_ns,
             used_ns: usage.used_ns,
             utilization: ratio(usage.utilization),
             // Of the same times as the job's: else a part may be more than the whole.

@@ -119,10 +119,21 @@ impl SlowCard {
         if knows_all { self.processes.len() as i64 } else { MISSING }
     }
 
+    /// How long ago it was read who is on the card.
+    pub fn list_age_ns(&self, now_ns: i64) -> i64 {
+        (now_ns - self.levels_at_ns).max(0)
+    }
+
+    /// Whether the driver said that nobody is on the card.
+    pub fn lists_nobody(&self) -> bool {
+        self.count() == 0 && self.graphics.is_empty()
+    }
+
     pub fn fill(&self, now_ns: i64, cells: &mut [i64]) {
         for (column, level) in LEVELS.into_iter().zip(self.levels) {
             cells[column] = level;
         }
+        cells[card::LIST_AGE] = self.list_age_ns(now_ns);
         if self.knows_processes && now_ns - self.use_at_ns <= PERIODS_MAX * USE_EVERY_MAX_NS {
             cells[card::USE_AGE] = (now_ns - self.use_at_ns).max(0);
         }

@@ -55,6 +55,10 @@ impl Reading {
         Reading { at_ns, trouble: Some(Trouble::of_silent()), ..Reading::NOTHING }
     }
 
+    pub fn computes(&self) -> bool {
+        self.utilization != MISSING && self.utilization > 0
+    }
+
     pub fn fill(&self, cells: &mut [i64]) {
         cells[card::POWER] = self.power;
         cells[card::UTILIZATION] = self.utilization;

@@ -199,10 +199,8 @@ impl Slow {
     pub fn glance(&self, now_ns: i64) -> Option<MutexGuard<'_, State>> {
         let mut state = self.shared.state.try_lock().ok()?;
         state.looked_ns = now_ns;
-        if !state.asked && now_ns >= state.due_ns {
-            state.asked = true;
-            state.asked_since_ns.get_or_insert(now_ns);
-            self.shared.wake.notify_one();
+        if now_ns >= state.due_ns {
+            self.ask(&mut state, now_ns);
         }
         if let Some(crew) = state.duty.relief(now_ns, KEPT_AFTER_NS)
             && (Worker { crew, noted_cpu_ns: Arc::default(), ..self.worker.clone() }).begin().is_err()
@@ -210,6 +208,21 @@ impl Slow {
             state.duty.no_relief(now_ns);
         }
         Some(state)
+    }
+
+    fn ask(&self, state: &mut State, now_ns: i64) {
+        if !state.asked {
+            state.asked = true;
+            state.asked_since_ns.get_or_insert(now_ns);
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// Asks for more though it is not time yet. A thread that is just writing has more anyway.
+    pub fn hurry(&self, now_ns: i64) {
+        if let Ok(mut state) = self.shared.state.try_lock() {
+            self.ask(&mut state, now_ns);
+        }
     }
 
     pub fn reload(&self) {

@@ -579,3 +579,29 @@ fn a_card_that_hangs_from_the_beginning_is_left_out_until_it_answers() {
     machine.script(TWO_CARDS);
     machine.read_until(|text| text.contains("GPU-a") && text.contains("power=300000"));
 }
+
+#[test]
+fn who_came_since_the_last_list_is_asked_for_before_its_time_and_less_often_in_vain() {
+    let mut hurry = Hurry::default();
+    let begin_ns = 100 * HURRY_EVERY_NS;
+    let mut asked =
+        |unexplained: bool, period: i64| hurry.is_due(unexplained, begin_ns + period * HURRY_EVERY_NS);
+    assert!(!asked(false, 0) && asked(true, 0) && !asked(true, 0));
+    let times: Vec<i64> = (1..200).filter(|&period| asked(true, period)).collect();
+    assert_eq!(times, [2, 6, 14, 30, 62, 94, 126, 158, 190]);
+    assert!(!asked(false, 200) && asked(true, 201), "somebody was found, and somebody else has come");
+}
+
+#[test]
+fn the_thread_reads_when_it_is_hurried_though_nothing_is_due() {
+    let folder = prepare("card 0 uuid=GPU-a name=Card power=100 utilization=50\n");
+    let library = folder.path().join("libnvidia-ml.so.1");
+    let slow = Slow::start(Some(library), Lender::default(), Duration::from_secs(1)).unwrap();
+    let patience = Duration::from_secs(30);
+    assert!(slow.wait_until(patience, |state| state.shown.is_some()));
+    for number in 1..4 {
+        // Nobody but this asks: a glance would, when it is time.
+        slow.hurry(clock::boottime_ns());
+        assert!(slow.wait_until(patience, |state| state.number >= number));
+    }
+}

@@ -39,6 +39,77 @@ pub struct UserLine {
 
 const NUMBER_COLUMNS: usize = 5;
 const NAME_COLUMNS: usize = 28;
+const NAME_COLUMNS_MIN: usize = 12;
+
+/// What fits the terminal: names are cut first, then figures go, those least asked for before the others.
+struct Layout {
+    number: usize,
+    name: usize,
+    /// Room for the memory in use, and for the whole beside it or not.
+    memory: usize,
+    temperature: bool,
+    clock: bool,
+    width: Option<usize>,
+}
+
+const MEMORY_OF_WHOLE: usize = 21;
+const MEMORY_ALONE: usize = 8;
+
+impl Layout {
+    fn of(number: usize, width: Option<usize>) -> Layout {
+        let mut layout = Layout {
+            number,
+            name: NAME_COLUMNS,
+            memory: MEMORY_OF_WHOLE,
+            temperature: true,
+            clock: true,
+            width,
+        };
+        for (memory, temperature, clock) in [
+            (MEMORY_OF_WHOLE, true, true),
+            (MEMORY_OF_WHOLE, true, false),
+            (MEMORY_ALONE, true, false),
+            (MEMORY_ALONE, false, false),
+        ] {
+            (layout.memory, layout.temperature, layout.clock) = (memory, temperature, clock);
+            let others = layout.columns() - layout.name;
+            let room = width.map_or(NAME_COLUMNS, |width| width.saturating_sub(others));
+            layout.name = room.clamp(NAME_COLUMNS_MIN, NAME_COLUMNS);
+            if room >= NAME_COLUMNS_MIN {
+                break;
+            }
+        }
+        layout
+    }
+
+    fn columns(&self) -> usize {
+        let temperature = if self.temperature { 8 } else { 0 };
+        let clock = if self.clock { 10 } else { 0 };
+        self.number + 1 + self.name + 1 + 5 + 2 + self.memory + 2 + 7 + temperature + clock
+    }
+
+    /// The figures of a line, each in its column.
+    fn figures(&self, [used, memory, power, temperature, clock]: [&str; 5]) -> String {
+        let mut line = format!("{}  {}", text::pad_left(used, 5), text::pad_left(memory, self.memory));
+        line.push_str(&format!("  {}", text::pad_left(power, 7)));
+        if self.temperature {
+            line.push_str(&format!("  {}", text::pad_left(temperature, 6)));
+        }
+        if self.clock {
+            line.push_str(&format!("  {}", text::pad_left(clock, 8)));
+        }
+        line
+    }
+
+    /// What is said behind a line, or below it where it does not fit.
+    fn behind(&self, line: &str, words: &str) -> String {
+        let fits = self.width.is_none_or(|width| text::width(line) + 2 + text::width(words) <= width);
+        match fits || words.is_empty() {
+            true => format!("  {words}"),
+            false => format!("\n    {words}"),
+        }
+    }
+}
 
 pub fn cards(cards: &[CardLine], now_ns: i64, style: &Style) -> String {
     let Some(first) = cards.first() else {
@@ -50,16 +121,20 @@ pub fn cards(cards: &[CardLine], now_ns: i64, style: &Style) -> String {
         false => card.index.clone(),
     };
     let room = cards.iter().map(|card| number(card).len()).max().unwrap_or(0).max(NUMBER_COLUMNS);
+    let layout = Layout::of(room, style.width);
     let head = format!(
-        "{:<room$} {:<NAME_COLUMNS$} {:>5}  {:>21}  {:>7}  {:>6}  {:>8}",
-        "GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", "CLOCK"
+        "{:<room$} {:<name$} {}",
+        "GPU",
+        "NAME",
+        layout.figures(["USE", "MEMORY", "POWER", "TEMP", "CLOCK"]),
+        name = layout.name
     );
     let mut drawn = style.paint(Paint::Bold, head.trim_end()) + "\n";
     for card in cards {
         let number = text::pad(&text::escape(&number(card)), room);
-        drawn.push_str(&format!("{number} {}", line(card, now_ns, style)));
+        drawn.push_str(&line(card, &number, &layout, now_ns, style));
         for user in &card.users {
-            drawn.push_str(&user_line(user, room, now_ns, style));
+            drawn.push_str(&user_line(user, &layout, now_ns, style));
         }
     }
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
@@ -69,33 +144,33 @@ fn or_dash<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map(format).unwrap_or_else(|| "-".to_owned())
 }
 
-fn line(card: &CardLine, now_ns: i64, style: &Style) -> String {
+fn line(card: &CardLine, number: &str, layout: &Layout, now_ns: i64, style: &Style) -> String {
     let used = or_dash(card.memory_used_bytes, units::bytes);
-    let memory = match card.memory_total_bytes {
+    let memory = match card.memory_total_bytes.filter(|_| layout.memory == MEMORY_OF_WHOLE) {
         Some(total) => format!("{used} of {}", units::bytes(total)),
         None => used,
     };
-    let name = text::pad(&text::cut(&text::escape(&card.name), NAME_COLUMNS, style.ascii), NAME_COLUMNS);
+    let name = text::pad(&text::cut(&text::escape(&card.name), layout.name, style.ascii), layout.name);
     if let Some(since_ns) = card.lost_since_ns {
         let words = format!("lost since {}", units::time_short(since_ns, now_ns, &style.zone));
-        return format!("{name}  {}\n", style.paint(Paint::Red, &words));
+        return format!("{number} {name}  {}\n", style.paint(Paint::Red, &words));
     }
-    let mut line = format!(
-        "{name} {}  {}  {}  {}  {}",
-        text::pad_left(&or_dash(card.utilization, units::percent), 5),
-        text::pad_left(&memory, 21),
-        text::pad_left(&or_dash(card.power_watts, units::watts), 7),
-        text::pad_left(&or_dash(card.temperature_celsius, units::celsius), 6),
-        text::pad_left(&or_dash(card.clock_hertz, units::hertz), 8),
-    );
-    if !card.throttled.is_empty() {
-        let words = format!("held down: {}", card.throttled.join(", "));
-        line = format!("{line}  {}", style.paint(Paint::Yellow, &words));
+    let figures = layout.figures([
+        &or_dash(card.utilization, units::percent),
+        &memory,
+        &or_dash(card.power_watts, units::watts),
+        &or_dash(card.temperature_celsius, units::celsius),
+        &or_dash(card.clock_hertz, units::hertz),
+    ]);
+    let line = format!("{number} {name} {figures}");
+    if card.throttled.is_empty() {
+        return line + "\n";
     }
-    line + "\n"
+    let words = layout.behind(&line, &format!("held down: {}", card.throttled.join(", ")));
+    format!("{line}{}\n", style.paint(Paint::Yellow, &words))
 }
 
-fn user_line(user: &UserLine, number_columns: usize, now_ns: i64, style: &Style) -> String {
+fn user_line(user: &UserLine, layout: &Layout, now_ns: i64, style: &Style) -> String {
     let who = match &user.job {
         Some(job) => format!("job {} {}", text::escape(job), text::escape(&user.name)),
         None => text::escape(&user.name),
@@ -104,7 +179,7 @@ fn user_line(user: &UserLine, number_columns: usize, now_ns: i64, style: &Style)
         Some(name) => format!("{who} ({})", text::escape(name)),
         None => who,
     };
-    let room = number_columns + 1 + NAME_COLUMNS - 2;
+    let room = layout.number + 1 + layout.name - 2;
     let pids = user.pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
     let state = match (user.idle, user.idle_since_ns) {
         (true, Some(since_ns)) => {
@@ -116,12 +191,13 @@ fn user_line(user: &UserLine, number_columns: usize, now_ns: i64, style: &Style)
     let rest = [if pids.is_empty() { String::new() } else { format!("pid {pids}") }, state];
     let rest = rest.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ");
     let line = format!(
-        "  {} {}  {}  {rest}",
+        "  {} {}  {}",
         text::pad(&text::cut(&who, room, style.ascii), room),
         text::pad_left(&or_dash(user.utilization, units::percent), 5),
-        text::pad_left(&or_dash(user.memory_bytes, units::bytes), 21),
+        text::pad_left(&or_dash(user.memory_bytes, units::bytes), layout.memory),
     );
     let paint = if user.idle { Paint::Yellow } else { Paint::Dim };
+    let line = format!("{line}{}", layout.behind(&line, &rest));
     style.paint(paint, line.trim_end()) + "\n"
 }
 
@@ -190,6 +266,23 @@ mod tests {
         "#]]
         .assert_eq(&cards(&all, 1_768_408_900_000_000_000, &Style::plain()));
         assert_eq!(cards(&[], 0, &Style::plain()), "no cards; `met doctor` says why\n");
+        for width in 44..100 {
+            let drawn =
+                cards(&all, 1_768_408_900_000_000_000, &Style { width: Some(width), ..Style::plain() });
+            let longest = drawn.lines().map(text::width).max();
+            assert!(longest.is_some_and(|longest| longest <= width), "{width} columns:\n{drawn}");
+        }
+        let narrow = Style { width: Some(60), ..Style::plain() };
+        expect![[r#"
+            GPU   NAME                    USE    MEMORY    POWER    TEMP
+            0     NVIDIA H200             90%  3.00 GiB    312 W   61 °C
+                held down: power cap
+              job 12 train                60%   954 MiB  pid 100 101
+              job 13 notebook               -         -
+                held, idle since 16:40:44
+              Xorg                          -         -  pid 7
+        "#]]
+        .assert_eq(&cards(&all[..1], 1_768_408_900_000_000_000, &narrow));
     }
 
     #[test]
