@@ -839,3 +839,43 @@ fn energy_that_is_nearly_all_of_cards_is_as_well_known_as_theirs() {
     assert_eq!(energy(40_000 * WATT_SECOND, QualityKind::LowerBound).kind, QualityKind::LowerBound);
     assert_eq!(energy(400 * WATT_SECOND, QualityKind::Measured).kind, QualityKind::Estimated);
 }
+
+#[test]
+fn power_now_is_a_mean_over_a_time_in_which_cards_are_known() {
+    let window = |second: i64, cards_w: u64| EnergyWindow {
+        begin_ns: second * SECOND,
+        end_ns: (second + 1) * SECOND,
+        meter: "RAPL".to_owned(),
+        kind: QualityKind::Measured,
+        whole_uj: (20 + cards_w) * WATT_SECOND as u64,
+        jobs_uj: cards_w * WATT_SECOND as u64,
+        system_uj: 5 * WATT_SECOND as u64,
+        idle_uj: 15 * WATT_SECOND as u64,
+        cards_uj: cards_w * WATT_SECOND as u64,
+        idle_estimated: false,
+    };
+    let watts = |bench: &Bench| {
+        let now = bench.energy.now().unwrap();
+        assert_eq!(now.jobs_uj + now.system_uj + now.idle_uj, now.whole_uj);
+        (
+            (now.end_ns - now.begin_ns) / SECOND,
+            now.watts(now.whole_uj).round(),
+            now.watts(now.cards_uj).round(),
+        )
+    };
+    let mut bench = Bench::new(|_| {});
+    assert_eq!(bench.energy.now(), None);
+    for second in 0..40 {
+        // Once in ten seconds their counters say more than their power did, and are right.
+        bench.energy.keep_recent(window(second, if second % 10 == 0 { 580 } else { 480 }));
+    }
+    assert_eq!(watts(&bench), (20, 510.0, 490.0));
+    assert!(bench.energy.recent.len() <= 21, "{}", bench.energy.recent.len());
+    // Beyond a gap nothing is known.
+    bench.energy.keep_recent(window(45, 480));
+    assert_eq!(watts(&bench), (1, 500.0, 480.0));
+    // Without cards the last window says what is now.
+    let mut bench = Bench::new(|_| {});
+    (0..5).for_each(|second| bench.energy.keep_recent(window(second, 0)));
+    assert_eq!(watts(&bench), (1, 20.0, 0.0));
+}

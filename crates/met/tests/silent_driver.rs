@@ -53,6 +53,17 @@ fn energy_joules(machine: &Machine, job: &str) -> Option<f64> {
 }
 
 #[test]
+fn doctor_calls_cards_of_which_one_is_lost_less_and_not_missing() {
+    let machine = Machine::with("");
+    machine.script(&format!("{TWO_CARDS}error * 1 15\n"));
+    let doctor = machine.met(&["doctor"]);
+    let at = doctor.lines().position(|line| line.contains(" nvidia ")).unwrap();
+    let lines: Vec<&str> = doctor.lines().skip(at).take(2).collect();
+    assert!(lines[0].starts_with("less ") && lines[0].contains("card 1"), "{doctor}");
+    assert!(lines[1].trim_start().starts_with("enable: sudo nvidia-smi --gpu-reset"), "{doctor}");
+}
+
+#[test]
 fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total() {
     let machine = Machine::with("storage: {interval: 500ms}\n");
     machine.script(TWO_CARDS);
