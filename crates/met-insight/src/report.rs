@@ -382,6 +382,10 @@ mod tests {
             "energy counter of cards; 2 CPUs, by CPU time",
         );
         assert!(notes(&with_cards).starts_with("no meter of energy was read but those of the cards"));
+        // What is next to nothing needs no word.
+        let mut nearly_all = with_cards.clone();
+        nearly_all.totals.set(column::GPU_ENERGY, 1_990_000, kind, "integral of power");
+        assert_eq!(notes(&nearly_all), "");
         // Doubt about a card is none about the meters of the machine.
         with_cards.totals.set(column::ENERGY_CPU, 1_000_000, QualityKind::Attributed, "RAPL, by CPU time");
         assert_eq!(notes(&with_cards), "");

@@ -51,6 +51,13 @@ impl Reader<'_> {
         parts.all(|part| part.kind == QualityKind::Estimated)
     }
 
+    /// Whether what is not of cards does not matter.
+    fn is_of_cards(&self) -> bool {
+        let value = |index: usize| self.figure(index).map_or(0, |figure| figure.value);
+        let (all, cards) = (value(column::ENERGY), value(column::GPU_ENERGY));
+        cards > 0 && cards >= all - all / 100
+    }
+
     fn energy_note(&self) -> Option<&'static str> {
         let figure = self.figure(column::ENERGY)?;
         match figure.kind {
@@ -59,7 +66,7 @@ impl Reader<'_> {
                  job runs, or energy.idle_power says it",
             ),
             // A share of a card is an estimate while nobody knows what it draws idle: that is said with the card.
-            QualityKind::Estimated if !self.is_host_estimated() => None,
+            QualityKind::Estimated if !self.is_host_estimated() || self.is_of_cards() => None,
             QualityKind::Estimated if self.figure(column::GPU_ENERGY).is_some() => Some(
                 "no meter of energy was read but those of the cards: the rest is an estimate; `met doctor` says what \
                  would make one readable",
