@@ -206,14 +206,14 @@ mod tests {
     use super::*;
     use expect_test::expect;
 
-    #[test]
-    fn a_shared_card_one_held_and_a_stranger() {
+    /// A shared card, a part of one, and one that is lost.
+    fn some_cards() -> [CardLine; 3] {
         let user = |job: &str, name: &str| UserLine {
             job: Some(job.to_owned()),
             name: name.to_owned(),
             ..UserLine::default()
         };
-        let all = [
+        [
             CardLine {
                 index: "0".to_owned(),
                 name: "NVIDIA H200".to_owned(),
@@ -253,7 +253,14 @@ mod tests {
                 users: vec![user("14", "train")],
                 ..CardLine::default()
             },
-        ];
+        ]
+    }
+
+    const NOW_NS: i64 = 1_768_408_900_000_000_000;
+
+    #[test]
+    fn a_shared_card_one_held_and_a_stranger() {
+        let all = some_cards();
         expect![[r#"
             GPU   NAME                           USE                 MEMORY    POWER    TEMP     CLOCK
             0     NVIDIA H200                    90%    3.00 GiB of 140 GiB    312 W   61 °C  1.98 GHz  held down: power cap
@@ -264,11 +271,15 @@ mod tests {
             2     NVIDIA H200                   lost since 16:40:44
               job 14 train                         -                      -
         "#]]
-        .assert_eq(&cards(&all, 1_768_408_900_000_000_000, &Style::plain()));
+        .assert_eq(&cards(&all, NOW_NS, &Style::plain()));
         assert_eq!(cards(&[], 0, &Style::plain()), "no cards; `met doctor` says why\n");
+    }
+
+    #[test]
+    fn cards_fit_a_narrow_terminal() {
+        let all = some_cards();
         for width in 44..100 {
-            let drawn =
-                cards(&all, 1_768_408_900_000_000_000, &Style { width: Some(width), ..Style::plain() });
+            let drawn = cards(&all, NOW_NS, &Style { width: Some(width), ..Style::plain() });
             let longest = drawn.lines().map(text::width).max();
             assert!(longest.is_some_and(|longest| longest <= width), "{width} columns:\n{drawn}");
         }
@@ -282,7 +293,7 @@ mod tests {
                 held, idle since 16:40:44
               Xorg                          -         -  pid 7
         "#]]
-        .assert_eq(&cards(&all[..1], 1_768_408_900_000_000_000, &narrow));
+        .assert_eq(&cards(&all[..1], NOW_NS, &narrow));
     }
 
     #[test]
