@@ -75,10 +75,10 @@ pub fn energy(window: &EnergyWindow, style: &Style) -> String {
         units::duration((window.end_ns - window.begin_ns) as f64 / 1e9),
         window.meter,
     );
-    let line = style.width.map_or(line.clone(), |width| {
-        text::cut(&line, width.saturating_sub(HEAD_COLUMNS).max(20), style.ascii)
-    });
-    let drawn = format!("{}{line}\n", style.paint(Paint::Cyan, &text::pad("Energy", HEAD_COLUMNS)));
+    let room = style.width.map_or(usize::MAX, |width| width.saturating_sub(HEAD_COLUMNS).max(20));
+    let lines: Vec<String> = text::wrap(&line, room).iter().map(|line| line.trim().to_owned()).collect();
+    let lines = lines.join(&format!("\n{}", " ".repeat(HEAD_COLUMNS)));
+    let drawn = format!("{}{lines}\n", style.paint(Paint::Cyan, &text::pad("Energy", HEAD_COLUMNS)));
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
@@ -522,6 +522,10 @@ mod tests {
         expect![[r#"
             Energy       200 W in all, of it cards 80.0 W   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
         "#]].assert_eq(&energy(&with_cards, &Style::plain()));
+        expect![[r#"
+            Energy       200 W in all, of it cards 80.0 W   jobs 100 W   system 5.00 W
+                         idle 95.0 W   (10s, IPMI)
+        "#]].assert_eq(&energy(&with_cards, &Style { width: Some(80), ..Style::plain() }));
         let doubtful = EnergyWindow { kind: QualityKind::LowerBound, idle_estimated: true, ..window };
         expect![[r#"
             Energy       ≥200 W in all   jobs 100 W   system 5.00 W   idle ~95.0 W   (10s, IPMI)
