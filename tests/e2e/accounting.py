@@ -1,5 +1,6 @@
 """Totals are exact: whatever a job's processes do, whoever reaps them, with and without a cgroup."""
 
+import json
 import os
 import shutil
 
@@ -197,6 +198,17 @@ def a_job_inside_a_job_is_counted_once_in_the_outer(world, outer, inner):
     # met itself is part of the outer job: its own start is the slack.
     counted = found["sh"]["totals"]["cpu_seconds"]
     check(whole * (1 - CPU_SHARE) <= counted <= whole * (1 + CPU_SHARE) + 0.15, f"outer: {counted}, truth {whole}")
+
+
+@test
+def the_supervisor_of_a_job_that_ends_with_the_outer_one_is_not_left_over(world):
+    for _ in range(20):
+        inner = [world.met_path, "time", "--quiet", "--", "true"]
+        outer = world.met("time", "--json", "--", *inner).ok()
+        report = json.loads(outer.err.strip().splitlines()[-1])
+        kinds = {name: quality["kind"] for name, quality in report["quality"].items()}
+        # What is left over makes it a lower bound: its switches are not added yet.
+        check(kinds["context_switches_voluntary"] == "measured", kinds)
 
 
 @test

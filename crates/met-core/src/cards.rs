@@ -196,6 +196,7 @@ impl Cards {
                 // A card that is lost is a gap in the figures of who holds it.
                 self.known[index].ledger.pause();
                 for (_, usage) in self.uses.iter_mut().filter(|((_, card), _)| *card == index) {
+                    usage.lost_it |= usage.present;
                     (usage.present, usage.last_ns) = (false, None);
                 }
             }
@@ -210,7 +211,8 @@ impl Cards {
             let index = self.card(labels, at_ns);
             if card::is_lost(cells) {
                 let users = self.uses.iter_mut().filter(|((_, used), _)| *used == index);
-                users.for_each(|(_, usage)| usage.count_faults(cells));
+                let had_it = users.filter(|(_, usage)| usage.present || usage.lost_it);
+                had_it.for_each(|(_, usage)| usage.count_faults(cells));
                 continue;
             }
             positions[row.part as usize] = Some(index);
@@ -461,7 +463,7 @@ impl Cards {
         for &slot in map.slots() {
             let Some((held_by, seen)) = self.seen(slot, index, at_ns, unix_offset_ns) else {
                 if let Some(usage) = self.uses.get_mut(&(slot, index)) {
-                    (usage.present, usage.last_ns) = (false, None);
+                    (usage.present, usage.lost_it, usage.last_ns) = (false, false, None);
                 }
                 continue;
             };

@@ -783,3 +783,20 @@ fn the_energy_of_before_a_job_was_seen_with_a_card_is_not_that_of_the_time_since
     assert_eq!((usage.held_ns, usage.paid_ns), (2 * SECOND_NS, 3 * SECOND_NS));
     assert_eq!(usage.energy_uj(), 3 * 500_000_000);
 }
+
+#[test]
+fn what_befell_a_card_that_a_job_had_closed_before_is_not_the_jobs() {
+    let mut machine = Machine::new(&[(1, ""), (2, "")]);
+    let lost = |machine: &mut Machine, faults: i64| {
+        machine.at_s += 1;
+        let mut cards = Batch::new(&card::TABLE);
+        cards.push_part(Subject::Node, 0)[card::FAULTS] = faults;
+        let rows = Rows { cards: &cards, processes: &Batch::new(&process::TABLE), labels: &machine.labels };
+        machine.cards.look(&[rows], &machine.map, machine.at_s * SECOND_NS, 0);
+        [1, 2].map(|slot| machine.cards.uses_of(slot)[0].faults)
+    };
+    machine.second(&[(0, 300_000, 900)], &[(100, 0, 1, 500), (200, 0, 1, 400)]);
+    machine.second(&[(0, 300_000, 900)], &[(200, 0, 1, 900)]);
+    assert_eq!(lost(&mut machine, 1), [None, Some(0)], "what was before is not known of either");
+    assert_eq!(lost(&mut machine, 3), [None, Some(2)]);
+}

@@ -61,21 +61,36 @@ pub fn power_watts(gpu: &GpuUse) -> Option<f64> {
     (paid_ns > 0).then(|| gpu.energy_uj() as f64 * 1e3 / paid_ns as f64)
 }
 
-/// Cards computing on average, as the cards' own means say: 1 is one card fully used. A card of which nothing is known
-/// is not one that did nothing.
+/// Cards computing on average over the time of the one held longest, as the cards' own means say: 1 is one card fully
+/// used. A card of which nothing is known is not one that did nothing.
 pub fn computing(record: &Record) -> Option<f64> {
-    let known = record.gpus.iter().filter_map(|gpu| gpu.utilization);
-    known.reduce(|sum, used| sum + used)
+    Some(card_seconds(record)? / held(record).fold(0.0, f64::max))
 }
 
-/// The same as a share of the cards that it is known of: 1 is every one of them fully used.
+/// The same as a share of the cards held: 1 is every one of them fully used as long as it was held.
 pub fn ratio(record: &Record) -> Option<f64> {
-    Some(computing(record)? / known(record) as f64)
+    Some(computing(record)? / cards(record))
 }
 
-/// Cards whose use is known.
-pub fn known(record: &Record) -> usize {
-    record.gpus.iter().filter(|gpu| gpu.utilization.is_some()).count()
+/// Cards held on average over the same time, of those whose use is known.
+pub fn cards(record: &Record) -> f64 {
+    held(record).sum::<f64>() / held(record).fold(0.0, f64::max)
+}
+
+/// The time in which cards were computed on, all together.
+fn card_seconds(record: &Record) -> Option<f64> {
+    let seconds = |gpu: &GpuUse| Some(gpu.utilization? * held_seconds(gpu));
+    record.gpus.iter().filter_map(seconds).reduce(|sum, seconds| sum + seconds)
+}
+
+/// How long each card was held whose use is known.
+fn held(record: &Record) -> impl Iterator<Item = f64> {
+    record.gpus.iter().filter(|gpu| gpu.utilization.is_some()).map(held_seconds)
+}
+
+/// A card that was seen once counts, however little.
+fn held_seconds(gpu: &GpuUse) -> f64 {
+    gpu.held_ns.max(1) as f64 / 1e9
 }
 
 /// Memory of all cards together, on average.
@@ -100,8 +115,9 @@ mod tests {
         let unknown = GpuUse { utilization: None, ..sample::gpu() };
         let short = GpuUse { held_ns: 30_000_000_000, utilization: Some(0.2), ..sample::gpu() };
         record.gpus = vec![sample::gpu(), short, unknown];
-        let used = 0.6 + 0.2;
-        assert_eq!((computing(&record), ratio(&record)), (Some(used), Some(used / 2.0)));
+        // 0.6 for 10 s and 0.2 for 30 s.
+        let (used, share) = (0.4, 0.30000000000000004);
+        assert_eq!((computing(&record), ratio(&record)), (Some(used), Some(share)));
         assert_eq!(memory_bytes(&record), Some(3e9));
         assert_eq!(power_watts(&record.gpus[0]), Some(240.0));
         // Samples know of the times in which a card was lost, and of nothing better.
@@ -113,12 +129,12 @@ mod tests {
         record.allocated.gpus = Some(2);
         let shown = crate::json::object(&record, sample::NOW_NS);
         assert_eq!(shown["average"]["gpu_utilization_ratio"], used);
-        assert_eq!(shown["average"]["gpu_ratio"], used / 2.0);
+        assert_eq!(shown["average"]["gpu_ratio"], share);
         assert_eq!(shown["average"]["gpu_memory_bytes"], 3e9);
-        assert_eq!(shown["efficiency"]["gpu_ratio"], used / 2.0);
+        assert_eq!(shown["efficiency"]["gpu_ratio"], used / 2.0, "of the cards that were given");
         let report = crate::report::report(&record, crate::report::Machine::default(), sample::NOW_NS);
         let meter = report.meters.iter().find(|meter| meter.label == "GPU").unwrap();
-        assert_eq!((meter.used.value, meter.share), (used, used / 2.0));
+        assert_eq!((meter.used.value, meter.share), (used, share));
     }
 
     #[test]

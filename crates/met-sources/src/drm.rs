@@ -271,7 +271,8 @@ impl Drm {
                 continue;
             }
             let Some(client) = client_of(&self.buffer) else { continue };
-            let Some(index) = self.cards.iter().position(|card| card.pci == client.pci) else { continue };
+            let is_its = |card: &Card| card.pci == client.pci && !card.is_gone;
+            let Some(index) = self.cards.iter().position(is_its) else { continue };
             let cells = uses[index].get_or_insert_with(|| vec![MISSING; process::TABLE.columns.len()]);
             cells[process::OPEN] = 1;
             match met.get(&(index, client.id)) {

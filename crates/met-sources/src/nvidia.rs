@@ -97,16 +97,17 @@ struct Hurry {
 }
 
 impl Hurry {
-    fn is_due(&mut self, unexplained: bool, now_ns: i64) -> bool {
-        if !unexplained {
-            self.in_vain = 0;
-            return false;
-        }
-        let is_due = now_ns - self.at_ns >= HURRY_EVERY_NS << self.in_vain;
-        if is_due {
-            (self.at_ns, self.in_vain) = (now_ns, (self.in_vain + 1).min(HURRIES_DOUBLED));
-        }
-        is_due
+    fn is_due(&self, now_ns: i64) -> bool {
+        now_ns - self.at_ns >= HURRY_EVERY_NS << self.in_vain
+    }
+
+    fn done(&mut self, now_ns: i64) {
+        (self.at_ns, self.in_vain) = (now_ns, (self.in_vain + 1).min(HURRIES_DOUBLED));
+    }
+
+    /// Somebody was listed.
+    fn explained(&mut self) {
+        self.in_vain = 0;
     }
 }
 
@@ -312,9 +313,12 @@ impl Nvidia {
     /// be gone when the list is read in its turn. One that nobody is ever listed of is not asked all the time.
     fn hurry_if_unexplained(&mut self, now_ns: i64) {
         let mut cards = self.now.cards.iter().zip(&self.figures);
+        if self.figures.iter().any(|figures| !figures.lists_nobody()) {
+            self.hurry.explained();
+        }
         let unexplained = cards.any(|(reading, figures)| reading.computes() && figures.lists_nobody());
-        if self.hurry.is_due(unexplained, now_ns) {
-            self.slow.hurry(now_ns);
+        if unexplained && self.hurry.is_due(now_ns) && self.slow.hurry(now_ns) {
+            self.hurry.done(now_ns);
         }
     }
 

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use met_core::table::MICRO;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
@@ -146,9 +146,12 @@ fn open(host: &Host, _: &Options) -> Opened {
         return Ok(Box::new(Powercap { zones, labels, buffer: Vec::new(), budget }));
     }
     match (Events::open(host), denied) {
-        (Some(events), _) => Ok(Box::new(events)),
-        (None, Some(path)) => Err(Unavailable::Denied { path, need: NEED }),
-        (None, None) => Err(Unavailable::Absent("no RAPL zone".to_owned())),
+        (Some(events), _) if !events.counters.is_empty() => Ok(Box::new(events)),
+        (Some(events), None) if !events.still.is_empty() => {
+            Err(Unavailable::Absent(format!("{STANDS_STILL}: {}", events.still.join(", "))))
+        }
+        (_, Some(path)) => Err(Unavailable::Denied { path, need: NEED }),
+        (_, None) => Err(Unavailable::Absent("no RAPL zone".to_owned())),
     }
 }
 
@@ -209,34 +212,44 @@ impl Source for Powercap {
 struct Events {
     counters: Vec<Counter>,
     labels: Vec<Vec<String>>,
+    /// Zones that a virtual machine offers and nothing is behind. As meters they would be waited for, for ever.
+    still: Vec<String>,
+}
+
+/// A counter that begins at 0 and is read again and again has moved by now: the processor counts every millisecond.
+const MOVES_WITHIN: Duration = Duration::from_millis(10);
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Takes what does not move out of `counters`, and says the zones. Real ones move at the first or second look.
+fn take_still<T>(counters: &mut Vec<(T, Vec<String>)>, mut has_moved: impl FnMut(&T) -> bool) -> Vec<String> {
+    let mut moved = vec![false; counters.len()];
+    let begin = Instant::now();
+    loop {
+        for (moved, (counter, _)) in moved.iter_mut().zip(counters.iter()) {
+            *moved = *moved || has_moved(counter);
+        }
+        if moved.iter().all(|&moved| moved) || begin.elapsed() >= MOVES_WITHIN {
+            break;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    let mut moved = moved.into_iter();
+    let still = counters.extract_if(.., |_| !moved.next().unwrap_or(true));
+    still.map(|(_, labels)| labels[0].clone()).collect()
 }
 
 struct Counter {
     fd: OwnedFd,
     joules_per_count: f64,
-    motion: Motion,
 }
 
-/// Whether a counter that began at 0 has ever moved. Virtual machines offer zones that nothing is behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Motion {
-    Unread,
-    /// Read once, right after it began.
-    Begun,
-    Still,
-    Moving,
-}
-
-impl Motion {
-    /// The reading, or missing where the counter stands still: the next reading of a real one is another.
-    fn push(&mut self, energy_uj: i64) -> i64 {
-        *self = match self {
-            _ if energy_uj != 0 => Motion::Moving,
-            Motion::Unread => Motion::Begun,
-            Motion::Begun | Motion::Still => Motion::Still,
-            Motion::Moving => Motion::Moving,
-        };
-        if *self == Motion::Still { MISSING } else { energy_uj }
+impl Counter {
+    fn read(&self) -> io::Result<u64> {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.fd, &mut count)? {
+            8 => Ok(u64::from_ne_bytes(count)),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 }
 
@@ -279,18 +292,19 @@ fn events(host: &Host) -> Option<Vec<Event>> {
 
 impl Events {
     fn open(host: &Host) -> Option<Events> {
-        let (mut counters, mut labels) = (Vec::new(), Vec::new());
+        let mut opened = Vec::new();
         for event in events(host)? {
             for (package, &cpu) in event.cpus.iter().enumerate() {
                 let fd = open_event(event.kind, event.config, cpu)?;
                 let package = format!("package-{package}");
                 let zone = if event.zone == "package" { package.clone() } else { event.zone.to_owned() };
-                labels.push(vec![zone, package, format!("perf:{:#x}:{cpu}", event.config)]);
-                let joules_per_count = event.joules_per_count;
-                counters.push(Counter { fd, joules_per_count, motion: Motion::Unread });
+                let labels = vec![zone, package, format!("perf:{:#x}:{cpu}", event.config)];
+                opened.push((Counter { fd, joules_per_count: event.joules_per_count }, labels));
             }
         }
-        (!counters.is_empty()).then_some(Events { counters, labels })
+        let still = take_still(&mut opened, |counter| counter.read().is_ok_and(|count| count > 0));
+        let (counters, labels): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+        Some(Events { counters, labels, still })
     }
 }
 
@@ -312,16 +326,13 @@ impl Source for Events {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
-        for (part, counter) in (0..).zip(&mut self.counters) {
-            let mut count = [0; 8];
-            match rustix::io::read(&counter.fd, &mut count) {
-                Ok(8) => {
-                    let energy_uj = microjoules(u64::from_ne_bytes(count), counter.joules_per_count);
-                    batch.push_part(Subject::Node, part)[ENERGY] = counter.motion.push(energy_uj);
+        for (part, counter) in (0..).zip(&self.counters) {
+            match counter.read() {
+                Ok(count) => {
+                    let energy_uj = microjoules(count, counter.joules_per_count);
+                    batch.push_part(Subject::Node, part)[ENERGY] = energy_uj;
                 }
-                other => {
-                    let error =
-                        other.err().map_or_else(|| std::io::ErrorKind::UnexpectedEof.into(), Into::into);
+                Err(error) => {
                     let path = format!("perf event {}", counter.fd.as_raw_fd());
                     first_error.get_or_insert(ReadError::Retry { path, error });
                 }
@@ -335,15 +346,12 @@ impl Source for Events {
     }
 
     fn shortfall(&self) -> Option<Shortfall> {
-        let zones = self.counters.iter().zip(&self.labels);
-        let still: Vec<&str> = zones
-            .filter(|(counter, _)| counter.motion == Motion::Still)
-            .map(|(_, labels)| labels[0].as_str())
-            .collect();
-        let detail = format!("stands still, as in a virtual machine without it: {}", still.join(", "));
-        (!still.is_empty()).then_some(Shortfall { detail, remedy: None })
+        let detail = format!("{STANDS_STILL}: {}", self.still.join(", "));
+        (!self.still.is_empty()).then_some(Shortfall { detail, remedy: None })
     }
 }
+
+const STANDS_STILL: &str = "stands still, as in a virtual machine without it";
 
 fn microjoules(count: u64, joules_per_count: f64) -> i64 {
     // Every processor so far counts in 2^-32 J here, and then no bit passes through a float.
@@ -365,15 +373,19 @@ mod tests {
     const SECOND: i64 = 1_000_000_000;
 
     #[test]
-    fn a_zone_that_nothing_is_behind_is_not_told() {
-        let read = |values: &[i64]| {
-            let mut motion = Motion::Unread;
-            values.iter().map(|&value| motion.push(value)).collect::<Vec<_>>()
-        };
-        assert_eq!(read(&[0, 0, 0]), [0, MISSING, MISSING]);
-        assert_eq!(read(&[0, 5, 5]), [0, 5, 5]);
-        assert_eq!(read(&[7, 7, 9]), [7, 7, 9]);
-        assert_eq!(read(&[0, 0, 4, 4]), [0, MISSING, 4, 4]);
+    fn a_zone_that_nothing_is_behind_is_no_meter() {
+        let zone = |name: &str| vec![name.to_owned(), "package-0".to_owned(), String::new()];
+        let mut counters =
+            vec![("moves", zone("package-0")), ("still", zone("psys")), ("later", zone("dram"))];
+        let mut looks = 0;
+        let still = take_still(&mut counters, |&counter| {
+            looks += 1;
+            counter == "moves" || counter == "later" && looks > 4
+        });
+        assert_eq!(still, ["psys"]);
+        assert_eq!(counters.iter().map(|(counter, _)| *counter).collect::<Vec<_>>(), ["moves", "later"]);
+        let mut none: Vec<((), Vec<String>)> = Vec::new();
+        assert!(take_still(&mut none, |_| false).is_empty());
     }
 
     #[test]

@@ -127,11 +127,15 @@ impl JobDir {
         }
         // Not synced: a crash of the machine takes the reservation, and the job with it. Behind the end of the file:
         // what is written there needs no cutting, for which a file system may wait for its disk.
-        match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes) {
-            // Zeros take space just as well, only slower.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(&vec![0; bytes as usize], 0),
-            result => Ok(result?),
+        for flags in [FallocateFlags::KEEP_SIZE, FallocateFlags::empty()] {
+            match rustix::fs::fallocate(&file, flags, 0, bytes) {
+                // NFS takes the second.
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+                result => return Ok(result?),
+            }
         }
+        // Zeros take space just as well, only slower.
+        file.write_all_at(&vec![0; bytes as usize], 0)
     }
 
     /// Writes the end durably, into the space reserved for it.
@@ -147,7 +151,10 @@ impl JobDir {
 
     /// Whether the end was written, by whomever; the database may have taken it in since.
     pub fn has_end(&self) -> bool {
-        [END, DONE].iter().any(|name| self.path.join(name).exists()) || !self.path.exists()
+        // What cannot be looked at may be without it.
+        let is_there = |path: &Path| path.try_exists().unwrap_or(false);
+        let is_gone = |path: &Path| !path.try_exists().unwrap_or(true);
+        [END, DONE].iter().any(|name| is_there(&self.path.join(name))) || is_gone(&self.path)
     }
 
     /// Gives back what the end did not need of the space reserved for it.
@@ -209,6 +216,9 @@ impl JobDir {
 
     /// Removes the job's files; [`clean`] removes the directory once it is not the highest id any more.
     pub fn remove(&self) -> io::Result<()> {
+        // Without the mark it looks like a reservation that was never used, and goes a day later. First: who looks for
+        // an end in between must find that there was one.
+        let marked = create(&self.path.join(DONE)).is_ok();
         // The end goes last: if this is interrupted, the job is imported again and not taken for a live one.
         for name in [START, "start.tmp", COURSE, "course.tmp", END_RESERVED, END] {
             match fs::remove_file(self.path.join(name)) {
@@ -216,8 +226,9 @@ impl JobDir {
                 _ => {}
             }
         }
-        // Without the mark it looks like a reservation that was never used, and goes a day later.
-        let _ = create(&self.path.join(DONE));
+        if !marked {
+            let _ = create(&self.path.join(DONE));
+        }
         Ok(())
     }
 }
@@ -331,8 +342,7 @@ fn ignore_exists(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Opens for writing, without truncating; a new file is private whatever the umask.
-/// Makes `bytes` all that is in the file. Truncating first would give reserved space away.
+/// Makes `bytes` all that is in the file. Truncating it first would give reserved space away.
 fn replace(file: &File, bytes: &[u8]) -> io::Result<()> {
     file.write_all_at(bytes, 0)?;
     if file.metadata()?.len() > bytes.len() as u64 {
@@ -341,6 +351,7 @@ fn replace(file: &File, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// Opens for writing, without truncating; a new file is private whatever the umask.
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW.bits() as i32;
     let file = OpenOptions::new()

@@ -45,13 +45,37 @@ fn room_that_was_made_before_the_start_is_enough_for_it() {
     let mut record = running(id, MIDNIGHT_S);
     let main = record.local.as_mut().unwrap().main.take();
     dir.make_room(&record).unwrap();
-    let room = || fs::metadata(dir.path().join(END_RESERVED)).unwrap().len();
+    let room = || fs::metadata(dir.path().join(END_RESERVED)).unwrap().blocks();
     let made = room();
+    assert!(made * STAT_BLOCK_BYTES >= END_GROWTH_BYTES);
     let local = record.local.as_mut().unwrap();
     local.main = main;
     local.cgroup.unified = Some(PathBuf::from(format!("/sys/fs/cgroup/{}", "a".repeat(255))));
     dir.write_start(&record).unwrap();
     assert_eq!(room(), made, "no more was asked for");
+}
+
+#[test]
+fn an_end_is_there_until_its_folder_is_gone_and_keeps_no_more_room_than_it_needs() {
+    let state = tempfile::tempdir().unwrap();
+    let (id, dir) = JobDir::reserve(state.path(), 1).unwrap();
+    dir.write_start(&running(id, MIDNIGHT_S)).unwrap();
+    assert!(!dir.has_end());
+    dir.write_end(&finished(id, MIDNIGHT_S)).unwrap();
+    let room = || fs::metadata(dir.path().join(END)).unwrap().blocks() * STAT_BLOCK_BYTES;
+    let reserved = room();
+    dir.give_back_room();
+    assert!(dir.has_end() && room() < reserved && reserved >= END_GROWTH_BYTES);
+    assert_eq!(dir.read().end, Some(finished(id, MIDNIGHT_S)));
+    dir.remove().unwrap();
+    assert!(dir.has_end(), "the database has it");
+    fs::remove_dir_all(dir.path()).unwrap();
+    assert!(dir.has_end());
+    dir.give_back_room();
+    // A path through a file cannot be looked at, whoever looks.
+    let file = state.path().join("file");
+    fs::write(&file, b"").unwrap();
+    assert!(!JobDir::open(&file, 1).has_end(), "it may be without one");
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn main() {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Before anything else is touched: a supervisor stays as small as it starts.
     if arguments.get(1).is_some_and(|first| first == launch::SUPERVISE) {
-        name_process(c"met-supervise");
+        name_process(processes::SUPERVISOR_NAME);
         let code = i32::from(launch::run_as_supervisor(&arguments[2..]).is_err());
         std::process::exit(code);
     }

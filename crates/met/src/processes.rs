@@ -5,6 +5,8 @@ use met_core::job::{CgroupPaths, ProcessId, Record};
 use met_host::{Host, parse};
 use met_jobs::{JobSpec, Members};
 
+/// What process lists show of a supervisor.
+pub const SUPERVISOR_NAME: &std::ffi::CStr = c"met-supervise";
 /// The variable by which the processes of a job are found when nothing else is left of it.
 pub const MARKER: &str = "MET_JOB";
 /// The variable by which a job's own scripts may know their id.
@@ -128,11 +130,31 @@ pub fn owner(pid: u32) -> Option<u32> {
 
 /// Whether a process is a daemon of this very program.
 pub fn is_daemon(host: &Host, pid: u32) -> bool {
-    let same_program = match (std::fs::read_link(format!("/proc/{pid}/exe")), std::env::current_exe()) {
-        (Ok(theirs), Ok(ours)) => theirs == ours,
-        _ => false,
-    };
-    same_program && command_of(host, pid).get(1).is_some_and(|argument| argument == "daemon")
+    is_same_program(pid) == Some(true)
+        && command_of(host, pid).get(1).is_some_and(|argument| argument == "daemon")
+}
+
+/// Whether a process is a supervisor of this very program whose job is over.
+pub fn is_supervisor_at_its_end(host: &Host, pid: u32) -> bool {
+    let name = host.process(pid).ok().and_then(|process| host.process_name(process));
+    // One that is about to be a zombie has no program any more, and then not even a name.
+    name.is_none_or(|name| name.as_bytes() == SUPERVISOR_NAME.to_bytes())
+        && is_same_program(pid) != Some(false)
+        && children_of(host, pid).is_empty()
+}
+
+/// Whether it runs this program; `None` if it runs none any more.
+fn is_same_program(pid: u32) -> Option<bool> {
+    let (theirs, ours) =
+        (std::fs::read_link(format!("/proc/{pid}/exe")).ok()?, std::env::current_exe().ok()?);
+    Some(theirs == ours)
+}
+
+/// The children of the first thread of a process, which is the only one of a supervisor.
+pub fn children_of(host: &Host, pid: u32) -> Vec<u32> {
+    let mut text = Vec::new();
+    let read = host.read_small(format!("/proc/{pid}/task/{pid}/children"), &mut text);
+    read.map_or_else(|_| Vec::new(), |()| parse::fields(&text).filter_map(parse::u32).collect())
 }
 
 /// Whether nothing has run in a cgroup yet. One that cannot be read may have been used.

@@ -47,6 +47,8 @@ pub(super) struct Use {
     pub now_memory: i64,
     pub now_power: i64,
     pub present: bool,
+    /// The card was lost while the job had it.
+    pub lost_it: bool,
     pub line: Option<Line>,
 }
 
@@ -151,8 +153,9 @@ impl Use {
         self.count_faults(cells);
         self.processes = self.processes.max(seen.processes);
         (self.now_utilization, self.now_memory) = (seen.utilization, seen.memory);
-        (self.present, self.last_ns) = (true, Some(seen.at_ns));
+        (self.present, self.lost_it, self.last_ns) = (true, false, Some(seen.at_ns));
     }
+
     pub fn count_faults(&mut self, cells: &[i64]) {
         self.faults.add(cells[card::FAULTS]);
         // The number of an error of before is not this job's; a driver that is loaded anew knows none.

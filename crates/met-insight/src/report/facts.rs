@@ -80,7 +80,7 @@ impl Reader<'_> {
     fn gpu_meter(&self) -> Option<Meter> {
         let used = gpu::computing(self.record)?;
         let amount = |value, quality| Amount { value, measure: Measure::Cards, quality };
-        let whole = amount(gpu::known(self.record) as f64, QualityKind::Measured);
+        let whole = amount(gpu::cards(self.record), QualityKind::Measured);
         meter("GPU", amount(used, QualityKind::Sampled), whole, "average")
     }
 }

@@ -218,11 +218,12 @@ impl Slow {
         }
     }
 
-    /// Asks for more though it is not time yet. A thread that is just writing has more anyway.
-    pub fn hurry(&self, now_ns: i64) {
-        if let Ok(mut state) = self.shared.state.try_lock() {
-            self.ask(&mut state, now_ns);
-        }
+    /// Asks for more though it is not time yet; false if the thread is at it, with what it has read already.
+    pub fn hurry(&self, now_ns: i64) -> bool {
+        let Ok(mut state) = self.shared.state.try_lock() else { return false };
+        let is_free = !state.asked;
+        self.ask(&mut state, now_ns);
+        is_free
     }
 
     pub fn reload(&self) {

@@ -181,6 +181,9 @@ fn end(host: &Host, mut sampler: Sampler, slot: u32, record: &mut Record) -> Opt
 
 /// Says why there are no figures of cards that the job was given; its environment is ours.
 fn miss_cards(host: &Host, troubles: &[String]) {
+    if troubles.is_empty() {
+        return;
+    }
     let mut environ = Vec::new();
     let _ = host.read_small("/proc/self/environ", &mut environ);
     let given = holding::of_environ(&environ);
@@ -215,10 +218,11 @@ fn finish(
         Some(state) => keep(&JobDir::open(state, record.key.id.parse()?), &record, &sampled),
         None => Ok(()),
     };
+    // It keeps what is not kept, and is gone when it has: at best before this process is, around which there may be
+    // another job.
+    let _ = supervisor.shutdown(Shutdown::Write);
     if let Err(words) = kept {
         tracing::warn!("{words}");
-        // It keeps what it has counted, and is gone when it has.
-        let _ = supervisor.shutdown(Shutdown::Write);
         let _ = supervisor.read(&mut [0]);
     }
     Ok(record)
@@ -232,7 +236,10 @@ fn keep(folder: &JobDir, record: &Record, sampled: &Sampled) -> Result<(), Strin
     }
     folder.write_end(record).map_err(|error| {
         let (id, place) = (&record.key.id, folder.path().display());
-        format!("cannot keep what was sampled of job {id} in {place}: {error}")
+        match error.kind() {
+            io::ErrorKind::NotFound => format!("job {id} is forgotten: {place} is gone"),
+            _ => format!("cannot keep what was sampled of job {id} in {place}: {error}"),
+        }
     })
 }
 

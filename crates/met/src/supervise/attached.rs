@@ -67,6 +67,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option
     if let Err(error) = inbox.folder.write_end(&record) {
         let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
     }
+    inbox.folder.give_back_room();
     Ok(Untold::or_told(Some(link), signals, inbox.folder, record))
 }
 

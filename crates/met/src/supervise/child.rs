@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use met_core::job::{LeftOver, Record, State};
 use met_core::job_table::{OOM_KILLS, PROCESSES};
-use met_host::{Host, clock, parse};
+use met_host::{Host, clock};
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
@@ -51,6 +52,10 @@ struct Supervision {
     cancelled: bool,
 }
 
+/// How long supervisors of jobs inside a job are waited for: a tenth of a second, in which a disk answers.
+const LOOKS_MAX: u32 = 500;
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+
 impl Supervision {
     fn begin(
         host: Host,
@@ -84,7 +89,7 @@ impl Supervision {
         };
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
         complete(&host, &mut assignment.record, child.pid as u32, &enclosure);
-        if let Some(inbox) = &inbox
+        if let Some(inbox) = inbox.as_ref().filter(|_| assignment.detached)
             && let Err(error) = inbox.folder.write_start(&assignment.record)
         {
             // Nothing stays of a job that could not be kept. The closed gate ends its child.
@@ -96,6 +101,10 @@ impl Supervision {
         let begin_boot_ns = clock::boottime_ns();
         events.begin();
         let outcome = child.open()?;
+        // In the foreground the command matters more than its record, and does not wait for it.
+        if let Some(inbox) = inbox.as_ref().filter(|_| !assignment.detached) {
+            let _ = inbox.folder.write_start(&assignment.record);
+        }
         channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
         Ok(Supervision {
             host,
@@ -196,13 +205,26 @@ impl Supervision {
 
     /// A daemon that was started from inside the job serves other jobs too, and outlives this one.
     fn only_daemons_left(&self) -> bool {
-        let mut text = Vec::new();
-        let path = format!("/proc/{0}/task/{0}/children", std::process::id());
-        if self.main_status.is_none() || self.host.read_small(path, &mut text).is_err() {
+        if self.main_status.is_none() {
             return false;
         }
-        let mut children = parse::fields(&text).filter_map(parse::u32).peekable();
-        children.peek().is_some() && children.all(|pid| processes::is_daemon(&self.host, pid))
+        let children = processes::children_of(&self.host, std::process::id());
+        !children.is_empty() && children.iter().all(|&pid| processes::is_daemon(&self.host, pid))
+    }
+
+    /// The supervisor of a job inside this one is gone a moment after its `met time` is: it is not left over.
+    fn see_supervisors_off(&mut self) {
+        for _ in 0..LOOKS_MAX {
+            let is_leaving = |&pid: &u32| processes::is_supervisor_at_its_end(&self.host, pid);
+            // While they change the list of them may lack some.
+            if self.childless
+                || !processes::children_of(&self.host, std::process::id()).iter().all(is_leaving)
+            {
+                return;
+            }
+            std::thread::sleep(LOOK_EVERY);
+            self.reap();
+        }
     }
 
     fn react(&mut self, signal: super::signals::Signal) {
@@ -242,6 +264,7 @@ impl Supervision {
         let wall_ns = clock::boottime_ns() - self.begin_boot_ns;
         let mut record = self.assignment.record.clone();
         record.events = self.events.close();
+        self.see_supervisors_off();
         let left_over = self.left_over();
         record.totals =
             totals::exact(&self.host, &record, self.clock.as_ref(), wall_ns, !left_over.is_empty());

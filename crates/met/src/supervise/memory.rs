@@ -20,7 +20,7 @@ pub fn wait(fds: &mut [PollFd], patience: Option<Duration>, settled: bool) {
     } else if wait(Some(QUIET)) == Ok(0) {
         // Right before the wait: whatever is touched in between is back.
         shed_file_pages();
-        let _ = wait(patience);
+        let _ = wait(patience.map(|patience| patience - QUIET));
     }
 }
 

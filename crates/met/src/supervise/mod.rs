@@ -70,7 +70,7 @@ pub struct DaemonPlace {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Notice {
-    /// The job exists, on disk too, and its command is about to be executed.
+    /// The job exists, on disk too if it can be kept, and its command is about to be executed.
     Started(Box<Record>),
     /// The command could not be executed.
     NotExecuted {

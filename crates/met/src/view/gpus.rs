@@ -103,10 +103,12 @@ impl Layout {
 
     /// What is said behind a line, or below it where it does not fit.
     fn behind(&self, line: &str, words: &str) -> String {
-        let fits = self.width.is_none_or(|width| text::width(line) + 2 + text::width(words) <= width);
-        match fits || words.is_empty() {
-            true => format!("  {words}"),
-            false => format!("\n    {words}"),
+        match self.width.filter(|width| text::width(line) + 2 + text::width(words) > *width) {
+            Some(width) if !words.is_empty() => {
+                let lines = text::wrap(words, width.saturating_sub(4).max(20));
+                lines.iter().map(|line| format!("\n    {line}")).collect()
+            }
+            _ => format!("  {words}"),
         }
     }
 }
@@ -277,7 +279,8 @@ mod tests {
 
     #[test]
     fn cards_fit_a_narrow_terminal() {
-        let all = some_cards();
+        let mut all = some_cards();
+        all[2].users[0].pids = (1000..1040).collect();
         for width in 44..100 {
             let drawn = cards(&all, NOW_NS, &Style { width: Some(width), ..Style::plain() });
             let longest = drawn.lines().map(text::width).max();

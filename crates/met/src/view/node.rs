@@ -525,7 +525,8 @@ mod tests {
         expect![[r#"
             Energy       200 W in all, of it cards 80.0 W   jobs 100 W   system 5.00 W
                          idle 95.0 W   (10s, IPMI)
-        "#]].assert_eq(&energy(&with_cards, &Style { width: Some(80), ..Style::plain() }));
+        "#]]
+        .assert_eq(&energy(&with_cards, &Style { width: Some(80), ..Style::plain() }));
         let doubtful = EnergyWindow { kind: QualityKind::LowerBound, idle_estimated: true, ..window };
         expect![[r#"
             Energy       ≥200 W in all   jobs 100 W   system 5.00 W   idle ~95.0 W   (10s, IPMI)
