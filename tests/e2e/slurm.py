@@ -95,7 +95,7 @@ def a_slurm_job_is_seen_while_it_runs_and_exact_when_it_has_ended(world):
     running(world, job)
     eventually(lambda: (seen := shown(world, job)["job"]) and (seen["user"], seen["name"]) == (user.name, "demo"),
                lambda: f"owner and name are known while it runs: {shown(world, job)['job']}")
-    command = shown(world, job)["job"]["command"]
+    command = eventually(lambda: shown(world, job)["job"]["command"], "its command is known while it runs")
     check(command[-1].endswith("/slurm_script"), f"not what was submitted: {command}")
     open(user.path("go"), "w").close()
     record = recorded(world, job, "COMPLETED")

@@ -96,6 +96,7 @@ pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
         record.end_ns = told.end_ns;
     }
     record.start_ns = finer(measured.start_ns, told.start_ns);
+    put_in_order(&mut record);
     if !told.nodes.is_empty() {
         record.nodes.clone_from(&told.nodes);
     }
@@ -279,8 +280,19 @@ fn merge(known: &Record, run: &Recorded, asked_ns: i64) -> Record {
         let known_ns = known.end_ns.filter(|_| !run.state.is_live());
         record.end_ns = finer(measured(known_ns), run.end_ns).or(known_ns);
     }
+    put_in_order(&mut record);
     record.parts = merge_parts(&known.parts, &run.parts);
     record
+}
+
+/// A short job is all between two whole seconds: its end as it is told may lie before its start as it was measured.
+fn put_in_order(record: &mut Record) {
+    if let (Some(start_ns), Some(end_ns)) = (record.start_ns, record.end_ns)
+        && end_ns < start_ns
+        && finer(Some(start_ns), Some(end_ns)) == Some(start_ns)
+    {
+        record.end_ns = Some(start_ns);
+    }
 }
 
 fn filled(first: &met_core::job::Resources, second: &met_core::job::Resources) -> met_core::job::Resources {

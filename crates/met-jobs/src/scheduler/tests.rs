@@ -537,6 +537,21 @@ fn whole_seconds_do_not_replace_what_was_measured() {
 }
 
 #[test]
+fn a_job_within_one_second_does_not_end_before_it_began() {
+    let begin_ns = Some(at(30) + 220_000_000);
+    let mut job = measured(30, None);
+    job.start_ns = begin_ns;
+    let told = run(State::Finished, 0, Some(30), Some(30));
+    let mut known = vec![job.clone()];
+    after(&mut known, std::slice::from_ref(&told));
+    assert_eq!((known[0].start_ns, known[0].end_ns), (begin_ns, begin_ns));
+    let mut known = Vec::new();
+    after(&mut known, &[told]);
+    let adopted = adopt(&job, &known);
+    assert_eq!((adopted.write[0].start_ns, adopted.write[0].end_ns), (begin_ns, begin_ns));
+}
+
+#[test]
 fn a_requeued_job_is_two() {
     let mut known = vec![measured(31, Some(40)), measured(62, None)];
     let runs = [run(State::Cancelled, 0, Some(30), Some(41)), run(State::Running, 42, Some(60), None)];
