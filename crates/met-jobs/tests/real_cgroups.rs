@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use met_core::job::QualityKind;
 use met_core::job_table::CPU;
-use met_host::Host;
 use met_host::cgroup::Hierarchies;
+use met_host::{Host, raise_open_file_limit};
 use met_jobs::discover::{Discovery, Ended, Event, Found};
 use met_jobs::layouts::Layouts;
 
@@ -25,6 +25,8 @@ struct Ground {
 impl Ground {
     /// In the v2 hierarchy or in those of v1. `None` where none can be made.
     fn new(name: &str, unified: bool) -> Option<Ground> {
+        // All tests of this file run at once, and one has a thousand directories.
+        raise_open_file_limit().unwrap();
         let hierarchies = Hierarchies::read(&Host::real().unwrap()).unwrap();
         let below = PathBuf::from(format!("mettest-{name}-{}", std::process::id()));
         let mounts = match unified {

@@ -282,29 +282,33 @@ mod tests {
     use super::*;
     use crate::view::sample;
 
-    /// Ends a job whose supervisor waits as one does; whether it was asked to keep the end by itself.
-    fn is_left_to_the_supervisor(state: &Path) -> bool {
+    /// Ends a job whose supervisor keeps what is not kept, as one does; the end as it is on disk right after that.
+    fn end_after(state: &Path) -> Option<Record> {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
+        let folder = JobDir::open(state, 1);
+        let (place, supervised) = (state.to_owned(), folder.clone());
         let supervisor = std::thread::spawn(move || {
-            tell.send(theirs.read(&mut [0]).unwrap()).unwrap();
-            drop(theirs);
+            assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "the line is closed");
+            if supervised.read().end.is_none() {
+                JobDir::claim(&place, 1).unwrap();
+                supervised.write_end(&sample::bare(1, "by its supervisor")).unwrap();
+            }
         });
         let watched = Watched { record: sample::bare(1, "x"), sampled: Sampled::default() };
         finish(watched, &mut ours, Some(state), Duration::from_secs(1)).unwrap();
-        let asked = told.try_recv().is_ok();
-        drop(ours);
+        let end = folder.read().end;
         supervisor.join().unwrap();
-        asked
+        end
     }
 
     #[test]
-    fn an_end_that_could_not_be_written_is_left_to_the_supervisor() {
+    fn an_end_that_could_not_be_written_is_left_to_the_supervisor_and_waited_for() {
         let root = tempfile::tempdir().unwrap();
-        assert!(is_left_to_the_supervisor(root.path()), "there is no folder of the job");
+        let name = |state: &Path| end_after(state).map(|record| record.name);
+        assert_eq!(name(root.path()).as_deref(), Some("by its supervisor"), "there was no folder of the job");
+        let root = tempfile::tempdir().unwrap();
         JobDir::claim(root.path(), 1).unwrap();
-        assert!(!is_left_to_the_supervisor(root.path()));
-        assert!(JobDir::open(root.path(), 1).read().end.is_some());
+        assert_eq!(name(root.path()).as_deref(), Some("x"));
     }
 
     #[test]
