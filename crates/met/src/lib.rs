@@ -1,0 +1,168 @@
+//! `met`: tells people what their jobs did with the machine. A library, so that what the binary parses can be fuzzed.
+
+mod cli;
+mod client;
+mod commands;
+mod config;
+mod daemon;
+mod departures;
+mod emissions;
+mod failure;
+mod idle_power;
+mod jobs;
+mod launch;
+mod managers;
+mod node_energy;
+mod node_series;
+mod output;
+mod paths;
+mod processes;
+mod protocol;
+mod running;
+mod sampler;
+mod server;
+mod server_client;
+mod setting;
+mod supervise;
+mod users;
+mod view;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::Result;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+use cli::{Cli, Command, ListArgs};
+use failure::Failure;
+use setting::Setting;
+
+/// The program: what it was called with decides what it does.
+pub fn main() {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    // Before anything else is touched: a supervisor stays as small as it starts.
+    if arguments.get(1).is_some_and(|first| first == launch::SUPERVISE) {
+        name_process(processes::SUPERVISOR_NAME);
+        let code = i32::from(launch::run_as_supervisor(&arguments[2..]).is_err());
+        std::process::exit(code);
+    }
+    let cli = Cli::of(&arguments).unwrap_or_else(|error| refuse(&error));
+    log_to_stderr(matches!(cli.command, Some(Command::Daemon(_) | Command::Server(_))));
+    let code = run(cli).unwrap_or_else(|error| explain(&error));
+    std::process::exit(code);
+}
+
+fn run(cli: Cli) -> Result<i32> {
+    let config = cli.config.as_deref();
+    let server =
+        cli.server.clone().or_else(|| std::env::var("MET_SERVER").ok().filter(|url| !url.is_empty()));
+    if let (Some(_), Some(command)) =
+        (&cli.server, cli.command.as_ref().filter(|command| !command.asks_a_server()))
+    {
+        return Err(Failure::usage(format!(
+            "met {} is about this machine; --server goes with list, show, nodes and node NODE",
+            command.name()
+        )));
+    }
+    let setting = || Setting::find(config);
+    let asking = || Ok::<_, anyhow::Error>(setting()?.with_server(server.clone()));
+    match cli.command {
+        None => commands::list::list(&asking()?, &ListArgs::default()),
+        Some(Command::Time(args)) => commands::time::time(&setting()?, args),
+        Some(Command::Run(args)) => commands::run::run(&setting()?, args),
+        Some(Command::Attach(args)) => commands::attach::attach(&setting()?, &args),
+        Some(Command::Detach(args)) => commands::attach::detach(&setting()?, &args),
+        Some(Command::List(args)) => commands::list::list(&asking()?, &args),
+        Some(Command::Show(args)) => commands::show::show(&asking()?, &args),
+        Some(Command::Ps(args)) => commands::ps::ps(&setting()?, &args),
+        Some(Command::Gpus(args)) => commands::gpus::gpus(&setting()?, &args),
+        Some(Command::Node(args)) => {
+            // Without a name it is this machine, whichever server is asked for jobs.
+            let setting = if args.node.is_some() { asking()? } else { setting()? };
+            commands::node::node(&setting, &args)
+        }
+        Some(Command::Logs(args)) => commands::logs::logs(&setting()?, &args),
+        Some(Command::Wait(args)) => commands::wait::wait(&setting()?, &args),
+        Some(Command::Cancel(args)) => commands::cancel::cancel(&setting()?, &args),
+        Some(Command::Rm(args)) => commands::rm::rm(&setting()?, &args),
+        Some(Command::Daemon(args)) => commands::daemon::daemon(&setting()?, &args),
+        Some(Command::Server(args)) => commands::server::server(&setting()?, &args),
+        Some(Command::Nodes(args)) => commands::nodes::nodes(&asking()?, &args),
+        Some(Command::Configure(args)) => commands::configure::configure(&setting()?, &args),
+        Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?, &args),
+        Some(Command::Emissions(args)) => commands::emissions::emissions(&setting()?, &args),
+        Some(Command::Metrics(args)) => commands::metrics::metrics(&args),
+        Some(Command::Config) => commands::man::config(),
+        Some(Command::Completions(args)) => commands::man::completions(&args),
+        Some(Command::Man(args)) => commands::man::man(&args),
+    }
+}
+
+/// What process lists show: executed through /proc/self/exe, it would be "exe".
+pub fn name_process(name: &std::ffi::CStr) {
+    let _ = rustix::thread::set_name(name);
+}
+
+/// Help goes to stdout; a mistake gets one line and exit code 2.
+fn refuse(error: &clap::Error) -> ! {
+    if !error.use_stderr() {
+        let _ = error.print();
+        std::process::exit(0);
+    }
+    let text = error.render().to_string();
+    let _ = writeln!(io::stderr(), "met: {}", one_line(&text));
+    std::process::exit(2);
+}
+
+/// What the parser says in several lines, and where to read on.
+fn one_line(text: &str) -> String {
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("met");
+    let words = usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
+    let command = words.collect::<Vec<_>>().join(" ");
+    if text.contains("required arguments") && text.contains("<CMD>") {
+        return format!("no command given; write it behind --, as in: {command} -- python train.py");
+    }
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let said = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let said = said.collect::<Vec<_>>().join(" ");
+    format!("{}; see {command} --help", said.strip_prefix("error: ").unwrap_or(&said))
+}
+
+fn explain(error: &anyhow::Error) -> i32 {
+    if output::is_reader_gone(error) {
+        return 0;
+    }
+    let _ = writeln!(io::stderr(), "met: {error:#}");
+    error.downcast_ref::<Failure>().map_or(1, |failure| failure.code)
+}
+
+fn log_to_stderr(daemon: bool) {
+    // What a full disk does not take is not said there once more: that would end the program.
+    let builder =
+        tracing_subscriber::fmt().with_writer(io::stderr).with_target(false).log_internal_errors(false);
+    let builder = builder.with_ansi(io::stderr().is_terminal()).with_max_level(tracing::Level::INFO);
+    if daemon {
+        builder.init();
+    } else {
+        builder.event_format(Spoken).init();
+    }
+}
+
+/// What a command says beside its output looks as its failures do.
+struct Spoken;
+
+impl<S, N> FormatEvent<S, N> for Spoken
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<S, N>, mut to: Writer, event: &Event) -> fmt::Result {
+        to.write_str("met: ")?;
+        context.format_fields(to.by_ref(), event)?;
+        to.write_char('\n')
+    }
+}
