@@ -132,17 +132,22 @@ pub fn online_cpus(host: &Host) -> Vec<u32> {
 /// `0-3,8`
 pub(crate) fn cpu_list(text: &[u8]) -> Vec<u32> {
     const CPUS_MAX: u32 = 1 << 16;
-    let mut cpus = Vec::new();
+    let mut ranges = Vec::new();
     for range in text.trim_ascii().split(|&byte| byte == b',') {
         let mut ends = range.splitn(2, |&byte| byte == b'-');
         let Some(first) = ends.next().and_then(parse::u32).filter(|&first| first < CPUS_MAX) else {
             continue;
         };
         let last = ends.next().and_then(parse::u32).unwrap_or(first).min(CPUS_MAX);
-        cpus.extend(first..=last);
+        ranges.push((first, last));
     }
-    cpus.sort_unstable();
-    cpus.dedup();
+    ranges.sort_unstable();
+    // Each CPU is listed once, so overlapping ranges cost no more than one of them.
+    let mut cpus: Vec<u32> = Vec::new();
+    for (first, last) in ranges {
+        let next = cpus.last().map_or(0, |&listed| listed + 1);
+        cpus.extend(first.max(next)..=last);
+    }
     cpus
 }
 
@@ -285,6 +290,12 @@ mod tests {
         assert_eq!(cpu_list(b"0-2,5,7-8\n"), [0, 1, 2, 5, 7, 8]);
         assert_eq!(cpu_list(b"0\n"), [0]);
         assert_eq!(cpu_list(b""), [0u32; 0]);
+        assert_eq!(cpu_list(b"4-6,0-2,5-7,1,3-2\n"), [0, 1, 2, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn ranges_that_overlap_cost_no_more_than_one() {
+        assert_eq!(cpu_list("0-65535,".repeat(100_000).as_bytes()).len(), 1 << 16);
     }
 
     #[test]

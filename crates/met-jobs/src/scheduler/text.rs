@@ -7,6 +7,8 @@ use jiff::tz::TimeZone;
 const WORD_BYTES_MAX: usize = 4 << 10;
 /// As many as the largest machines have.
 const NODES_MAX: usize = 16 << 10;
+/// More dimensions than any machine's naming scheme has.
+const BRACKETS_MAX: usize = 8;
 pub const SECOND_NS: i64 = 1_000_000_000;
 
 /// Text that somebody else chose: one line, valid, and not endless.
@@ -112,8 +114,16 @@ pub fn local_ns(time: DateTime) -> Option<i64> {
 pub fn hosts(list: &str) -> Vec<String> {
     let mut found = Vec::new();
     let Some(list) = said(list) else { return found };
+    // Counts every name begun: one whose last range is empty names no node, and costs as much.
+    let mut steps = NODES_MAX * (BRACKETS_MAX + 1);
     for pattern in split_outside_brackets(list) {
-        expand(pattern, String::new(), &mut found);
+        match pattern.matches('[').count() {
+            0..=BRACKETS_MAX => expand(pattern, String::new(), &mut found, &mut steps),
+            _ => found.push(pattern.to_owned()),
+        }
+        if found.len() >= NODES_MAX {
+            break;
+        }
     }
     found
 }
@@ -128,8 +138,9 @@ fn split_outside_brackets(list: &str) -> impl Iterator<Item = &str> {
 }
 
 /// One bracket at a time, from the left; what makes no sense is a name as it stands.
-fn expand(pattern: &str, before: String, found: &mut Vec<String>) {
-    if found.len() >= NODES_MAX {
+fn expand(pattern: &str, before: String, found: &mut Vec<String>, steps: &mut usize) {
+    *steps = steps.saturating_sub(1);
+    if found.len() >= NODES_MAX || *steps == 0 {
         return;
     }
     let bracket = pattern.split_once('[').and_then(|(head, rest)| {
@@ -143,14 +154,14 @@ fn expand(pattern: &str, before: String, found: &mut Vec<String>) {
     for range in inside.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (Ok(from), Ok(to)) = (first.parse::<u64>(), last.parse::<u64>()) else {
-            expand(tail, format!("{before}{head}{range}"), found);
+            expand(tail, format!("{before}{head}{range}"), found, steps);
             continue;
         };
         for number in from..=to {
-            if found.len() >= NODES_MAX {
+            if found.len() >= NODES_MAX || *steps == 0 {
                 return;
             }
-            expand(tail, format!("{before}{head}{number:0width$}", width = first.len()), found);
+            expand(tail, format!("{before}{head}{number:0width$}", width = first.len()), found, steps);
         }
     }
 }
@@ -210,6 +221,8 @@ mod tests {
         assert_eq!(hosts("a["), ["a["]);
         assert_eq!(hosts("n[0-99999999999]").len(), NODES_MAX);
         assert_eq!(hosts("n[0-9999]m[0-9999]").len(), NODES_MAX);
+        assert_eq!(hosts("n[0-9999999999]m[2-1]").len(), 0);
+        assert_eq!(hosts(&"[a,b]".repeat(800)).len(), 1);
     }
 
     #[test]
