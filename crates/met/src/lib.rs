@@ -8,6 +8,8 @@ mod daemon;
 mod departures;
 mod emissions;
 mod failure;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod idle_power;
 mod jobs;
 mod launch;

@@ -191,7 +191,7 @@ fn table_named(name: &str) -> Option<&'static Table> {
     met_sources::catalogue().into_iter().find(|table| table.name == name)
 }
 
-fn answer_bytes(view: &ClusterView, bearer: &Bearer, question: &[u8]) -> Result<Vec<u8>, Unanswered> {
+pub(crate) fn answer_bytes(view: &ClusterView, bearer: &Bearer, question: &[u8]) -> Result<Vec<u8>, Unanswered> {
     let request: Request = serde_json::from_slice(question)
         .map_err(|error| Unanswered::Question(format!("this is no question: {error}")))?;
     if !is_for_a_server(&request) {

@@ -10,7 +10,8 @@ pub mod nodes;
 pub mod plot;
 pub mod ps;
 pub mod report;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "fuzzing needs few of them"))]
 pub mod sample;
 pub mod table;
 pub mod text;
