@@ -6,6 +6,7 @@ mod reference;
 mod settling;
 
 use std::collections::BTreeMap;
+use std::io;
 
 use anyhow::{Result, bail};
 use met_core::course::Course;
@@ -267,18 +268,31 @@ fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
     jobs
 }
 
-/// Ends of jobs that a system daemon knows, written while it was away.
+/// Ends that the system daemon has not been told: of its own jobs, which ended while it was away, and of those that
+/// were started while it could not be asked for an id.
 fn hand_over_ends(setting: &Setting, system: &mut Client) {
     for folder in inbox::pending(&setting.user.state).unwrap_or_default() {
         // What a terminal sampled is its user's own, course and all.
-        if let Some(end) = folder.read().end
-            && end.local.as_ref().is_some_and(|local| local.origin != Origin::Time)
-            && system.call(&Request::Ended(Box::new(end))).is_ok()
-        {
-            let _ = folder.remove();
+        let Some(end) = folder.read_unreported() else { continue };
+        if end.local.as_ref().is_none_or(|local| local.origin == Origin::Time) {
+            continue;
+        }
+        let is_old = end.end_ns.is_some_and(|end_ns| now_ns() - end_ns > UNREPORTED_NS_MAX);
+        match system.call(&Request::Ended(Box::new(end))) {
+            Ok(_) => drop(folder.reported()),
+            // It will not want it tomorrow either.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_old => {
+                let _ = folder.forget_unreported();
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            // It has gone, or hangs.
+            Err(_) => return,
         }
     }
 }
+
+/// How long a system daemon that refuses an end is asked to take it.
+const UNREPORTED_NS_MAX: i64 = 30 * 86_400 * 1_000_000_000;
 
 /// One reply must fit a frame of the socket, whatever the jobs are called.
 const PAGE_JOBS: usize = 1000;
