@@ -81,7 +81,7 @@ def no_greeting_stops_the_root_daemon(world):
         for said in (hello(99), hello(98, 99), hello(98, 99, True), hello(NEWEST, 99, True), hello(0), hello(9, 2)):
             reply = ask(user, system_socket(world), said, "status")
             equal(reply[0]["hello"]["protocol"], NEWEST, f"what {said} is answered")
-            equal(reply[0]["hello"]["leaving"], False, f"whether it leaves upon {said}")
+            equal(reply[0]["hello"].get("leaving", False), False, f"whether it leaves upon {said}")
             equal(reply[1]["status"]["pid"], world.system.pid, "who answers the next question")
     check(world.system.poll() is None, "the daemon left")
     equal(outcomes(world), {job: ("running", None)}, "jobs for root")
@@ -112,7 +112,7 @@ def the_end_of_a_running_job_is_taken_from_a_supervisor_of(world, version):
 
 
 @each(newer=99, older=0)
-def a_root_daemon_of_another_version_is_named_once_and_told_of_the_job_later(world, protocol):
+def a_root_daemon_of_another_version_is_named_once_and_gets_the_job_later(world, protocol):
     alice, _ = two_users(world)
     other = OtherDaemon(world, protocol)
     started = alice.met("run", "--print-id", "--", *UNTIL_GO).ok()
@@ -262,6 +262,40 @@ def every_request_is_granted_to_whom_it_is_meant_for(world):
     world.system = None
 
 
+@test
+def the_own_ids_of_a_user_are_for_that_user_alone(world):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    path = system_socket(world)
+    record = record_of(alice, alice.run_to_end("true")["job"]["id"], path)
+
+    def claimed(user, number):
+        key = {**record["key"], "id": str(number)}
+        return ask(user, path, hello(NEWEST), {"ended": {**record, "key": key}})[-1]
+
+    own = (alice.uid + 1) * SHARED_IDS_END + 7
+    for user, number in ((bob, own), (world.me, own), (alice, SHARED_IDS_END - 1), (alice, f"0{own}")):
+        equal(claimed(user, number), {"error": {"message": "no such job"}}, f"{user.name} as {number}")
+    equal(claimed(alice, own), "done", "alice's own")
+    reply = ask(bob, path, hello(NEWEST), {"reserve": {"at_least": 1}})[-1]
+    check(reply["reserved"]["id"] < 1000, f"the daemon follows the ids of users: {reply}")
+    equal(len(alice.jobs()), 2, "jobs of alice")
+    equal(bob.jobs(), [], "jobs of bob")
+
+
+@test
+def a_job_that_was_removed_is_not_reported_later(world):
+    alice, _ = two_users(world)
+    other = OtherDaemon(world, 99)
+    job = alice.run("true")
+    alice.met("wait", job).ok()
+    alice.met("rm", job).ok()
+    other.close()
+    world.start_system_daemon()
+    equal(alice.jobs(), [], "jobs of alice")
+    equal(outcomes(world), {}, "jobs for root")
+
+
 def is_nothing(reply):
     """An answer without a job."""
     return reply in ("done", {"jobs": []}, {"course": {"times_ms": [], "columns": []}})
@@ -314,7 +348,7 @@ def commands_go_on(user, daemon, cancelled):
 
 
 @each(queued=False, refused=True)
-def a_root_daemon_that_hangs_stops_nobody_and_hears_of_everything_later(world, full):
+def a_hung_root_daemon_blocks_no_command_and_gets_every_end_later(world, full):
     alice, _ = two_users(world)
     world.start_system_daemon()
     before = alice.run(*FOREVER)
@@ -349,7 +383,7 @@ def a_root_daemon_that_hangs_stops_nobody_and_hears_of_everything_later(world, f
 
 
 @each(queued=False, refused=True)
-def a_daemon_of_ones_own_that_hangs_stops_nobody(world, full):
+def a_hung_daemon_of_a_user_blocks_no_command(world, full):
     before = world.run(*FOREVER)
     daemon = world.daemon_pid()
     with stopped(daemon), full_queue(world.socket()) if full else contextlib.nullcontext():

@@ -29,11 +29,11 @@ const END_RESERVED: &str = "end.tmp";
 const COURSE: &str = "course";
 /// Marks a directory that is kept for its number only.
 const DONE: &str = "done";
-/// The end once more, of a job that a system daemon has yet to be told of, whoever else knows it.
+/// A second copy of the end, for the system daemon, which does not know the job yet.
 const UNREPORTED: &str = "unreported";
 
-/// Daemons, and users where there is none, give out the ids below this. Above it every user has a range of his own,
-/// for jobs that start while the system daemon cannot be asked: no two users meet there, and no daemon does.
+/// Ids below this are given out by the system daemon, or by users on a machine without one. Above it every user has a
+/// range of their own, for jobs that start while the system daemon cannot be asked. The ranges do not overlap.
 pub const SHARED_IDS_END: u64 = 1_000_000_000;
 
 /// What its processes and cgroups add to a record between its making and its start: with room for them the space is
@@ -127,7 +127,7 @@ impl JobDir {
         self.id
     }
 
-    /// Whether its user gave the id out of the range that is his own.
+    /// Whether the id is of a user's own range.
     pub fn has_own_id(&self) -> bool {
         self.id >= SHARED_IDS_END
     }
@@ -180,7 +180,8 @@ impl JobDir {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Keeps the end, which is on disk, a second time until [`JobDir::reported`]: a user's own store takes in the first.
+    /// Keeps a second copy of the end, which is on disk, until [`JobDir::reported`]: the user's own store imports the
+    /// first one.
     pub fn keep_unreported(&self) -> io::Result<()> {
         let (end, unreported) = (self.path.join(END), self.path.join(UNREPORTED));
         ignore_exists(fs::hard_link(&end, &unreported).or_else(|error| match error.kind() {
@@ -190,18 +191,18 @@ impl JobDir {
         }))
     }
 
-    /// The end that a system daemon has yet to be told of, or that nobody has been told of.
+    /// The end, if the system daemon does not have it or it was not imported at all.
     pub fn read_unreported(&self) -> Option<Record> {
         let mut problems = Vec::new();
         self.read_record(UNREPORTED, &mut problems).or_else(|| self.read_record(END, &mut problems))
     }
 
-    /// Gives up telling a system daemon of it.
+    /// Gives up reporting it to the system daemon.
     pub fn forget_unreported(&self) -> io::Result<()> {
         ignore_unless(fs::remove_file(self.path.join(UNREPORTED)), io::ErrorKind::NotFound)
     }
 
-    /// The system daemon has the end: nothing of the job is needed any more.
+    /// The system daemon has the end: removes all files of the job.
     pub fn reported(&self) -> io::Result<()> {
         self.remove()?;
         self.forget_unreported()

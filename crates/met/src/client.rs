@@ -25,9 +25,9 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 /// Why no daemon could be asked: one variant for each reaction.
 #[derive(Debug)]
 pub enum Unreachable {
-    /// Nobody listens.
+    /// No process listens on the socket.
     Absent,
-    /// One listens and does not answer: it hangs, or is stopped.
+    /// A process listens and does not answer: it hangs, or is stopped.
     Silent { pid: Option<u32> },
     /// It has no version of the protocol in common with this program.
     Foreign { pid: Option<u32>, protocol: u32 },
@@ -36,7 +36,7 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    /// The same once more, of a daemon that is there but of no use.
+    /// A copy, if a daemon runs but cannot be used.
     pub fn again(&self) -> Option<Unreachable> {
         match *self {
             Unreachable::Silent { pid } => Some(Unreachable::Silent { pid }),
@@ -45,7 +45,7 @@ impl Unreachable {
         }
     }
 
-    /// What to do about a daemon that is there but of no use.
+    /// What to do about a daemon that runs but cannot be used.
     pub fn remedy(&self) -> Option<String> {
         match *self {
             Unreachable::Silent { pid: Some(pid) } => {
@@ -141,7 +141,7 @@ impl Client {
             kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, Unreachable::Silent { pid: self.pid }),
             _ => error,
         };
-        // Nobody who reads "broken pipe" would think of a daemon that hung up.
+        // "broken pipe" says nothing of a daemon that closed the connection.
         write_frame(&mut self.stream, request).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => silent(error),
             _ => io::ErrorKind::ConnectionReset.into(),
@@ -158,8 +158,8 @@ impl Client {
     }
 }
 
-/// Connects before the deadline. A socket whose queue is full, because nobody accepts, blocks a plain `connect` for
-/// ever; the kernel gives up after the time limit of sending.
+/// Connects before the deadline. A plain `connect` blocks while the queue of the socket is full, which it stays if the
+/// daemon hangs; the kernel limits this wait to the time limit for sending.
 fn connect_until(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(socket.as_os_str())?;
     let fd: OwnedFd =
@@ -167,7 +167,7 @@ fn connect_until(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
     loop {
         set_socket_timeout(&fd, Timeout::Send, Some(left_until(deadline)))?;
         match rustix::net::connect(&fd, &address) {
-            // A signal, of which none is meant for this.
+            // Interrupted by a signal: wait for what is left.
             Err(rustix::io::Errno::INTR) if Instant::now() < deadline => {}
             Err(rustix::io::Errno::INTR) => return Err(io::ErrorKind::WouldBlock.into()),
             result => return result.map(|()| UnixStream::from(fd)).map_err(io::Error::from),
@@ -185,13 +185,13 @@ fn unconnected(socket: &Path, error: io::Error) -> Unreachable {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory => {
             Unreachable::Absent
         }
-        // Its queue is full, and so the kernel does not say who listens.
+        // Its queue is full: there is no connection of which the kernel knows the peer.
         io::ErrorKind::WouldBlock => Unreachable::Silent { pid: paths::daemon_pid(socket) },
         _ => Unreachable::Failed(error),
     }
 }
 
-/// Who listens, as the kernel knows; none where that is a process of another pid namespace.
+/// The process that listens, by the kernel's record; `None` if it is outside this pid namespace.
 fn peer_pid(stream: &UnixStream) -> Option<u32> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -213,7 +213,10 @@ pub fn unanswered(error: io::Error) -> anyhow::Error {
     match error.kind() {
         // Its own words.
         io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => anyhow!("{error}"),
-        io::ErrorKind::WouldBlock => anyhow!("{error}; try again, see `met doctor`"),
+        io::ErrorKind::WouldBlock => match error.downcast::<Unreachable>() {
+            Ok(silent) => anyhow::Error::new(silent),
+            Err(error) => anyhow!("{error}"),
+        },
         _ => anyhow!("the daemon does not answer: {error}; try again, see `met doctor`"),
     }
 }
@@ -257,7 +260,7 @@ mod tests {
             // Kept open until the client has gone.
             let _ = read_frame::<Request>(&mut stream);
         });
-        // A machine that is busy is no daemon that hangs.
+        // A generous limit: a slow machine is not a hung daemon.
         let outcome = Client::greet(&socket, ANSWERS_WITHIN, Hello::ours(false));
         if let Ok(client) = &outcome {
             client.stream.shutdown(std::net::Shutdown::Both).unwrap();
@@ -293,8 +296,9 @@ mod tests {
         assert_eq!(silent(), ours, "the queue takes it, and nobody greets");
         // SAFETY: plain system call on a descriptor of ours.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
-        let _waiting: Vec<_> =
-            (0..2).filter_map(|_| connect_until(&socket, Instant::now() + GREETS_START_WITHIN).ok()).collect();
+        let _waiting: Vec<_> = (0..2)
+            .filter_map(|_| connect_until(&socket, Instant::now() + GREETS_START_WITHIN).ok())
+            .collect();
         assert_eq!(silent(), None, "the queue is full, and nobody says who listens");
         std::fs::write(root.path().join("daemon.lock"), std::process::id().to_string()).unwrap();
         assert_eq!(silent(), ours, "but for the lock");

@@ -51,7 +51,7 @@ impl Hello {
         (common >= self.protocol.max(PROTOCOL_OLDEST)).then_some(common)
     }
 
-    /// `is_own`: the daemon belongs to the user who asks. A system daemon belongs to nobody in this sense.
+    /// `is_own`: the daemon is a user's, and the client runs as this user.
     pub fn greet(&self, is_own: bool) -> Greeting {
         let common = self.common();
         let leaving = is_own && self.newest() > PROTOCOL && (self.replace || common.is_none());
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_earlier_versions_understand_the_words() {
+    fn programs_of_earlier_versions_can_parse_it() {
         let said = serde_json::to_string(&Request::Hello(Hello::ours(false))).unwrap();
         // A daemon that knows only `protocol` leaves when that is above its own.
         assert!(said.starts_with(r#"{"hello":{"protocol":1,"#), "{said}");

@@ -117,7 +117,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         inbox: draft.keep.then(|| setting.user.clone()),
         detached,
         until_last: draft.until_last,
-        // One that hangs may take the job up later; one of another version never does.
+        // A daemon that hangs now can take the job up later; one of another version cannot.
         daemon: setting.daemon_place(matches!(system, Ok(_) | Err(Unreachable::Silent { .. }))),
         events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
         env: draft
@@ -149,8 +149,8 @@ fn live_events(setting: &Setting, system: &mut Result<Client, Unreachable>) -> O
     (events.whence == Whence::Live).then_some(events.value)
 }
 
-/// An id that neither this user nor, where there is one, the system daemon has given away. One of the user's own range
-/// where a system daemon runs and cannot be asked: it accepts the job under that id when it can.
+/// An id that neither this user nor, where there is one, the system daemon has given away. If a system daemon runs and
+/// cannot be asked, an id of the user's own range, under which it accepts the job later.
 fn reserve(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Result<u64> {
     setting.user.create()?;
     let state = &setting.user.state;
@@ -172,7 +172,7 @@ fn reserve(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Resul
                 let _ = own_dir.remove();
                 return Err(error).context("the daemon of this machine gives no id; see `met doctor`");
             }
-            // It stopped answering in the middle of it.
+            // It stopped answering after the greeting.
             Err(error) => {
                 let _ = own_dir.remove();
                 tracing::warn!("{error}; going on without it");

@@ -1,5 +1,5 @@
-//! Daemons that are there but of no use, because they hang or speak another version: each costs a command its time limit
-//! once, and one line.
+//! Daemons that run but cannot be used, because they hang or speak another version. A command waits for such a daemon
+//! once and says so once, however often it needs it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ struct Missed {
     since: Instant,
 }
 
-/// Whether the caller reports a daemon that is of no use, or this does.
+/// Who reports a daemon that cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     Warn,

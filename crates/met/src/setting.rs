@@ -37,7 +37,15 @@ impl Setting {
             .map(std::path::absolute)
             .transpose()
             .context("cannot tell the folder of the configuration file")?;
-        Ok(Setting { host, config: loaded.config, config_path, user, system, server: None, reach: Reach::default() })
+        Ok(Setting {
+            host,
+            config: loaded.config,
+            config_path,
+            user,
+            system,
+            server: None,
+            reach: Reach::default(),
+        })
     }
 
     /// The same, with a server to ask.

@@ -100,7 +100,7 @@ fn token_in_line(line: &str) -> Result<String> {
 }
 
 /// Why none of the daemons that were meant could be asked. One that hangs is not taken for none.
-fn nobody_answers(
+fn none_answers(
     setting: &Setting,
     args: &DaemonArgs,
     own: &[&Place],
@@ -148,10 +148,10 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         }
     });
     let Some((place, mut client)) = answering else {
-        return Err(nobody_answers(setting, args, own, missed));
+        return Err(none_answers(setting, args, own, missed));
     };
     if let Some(missed) = missed {
-        tracing::warn!("{missed}; the next one does");
+        writeln!(io::stderr(), "met: {missed}; the next one does")?;
     }
     if args.stop {
         return stop(&mut client, place, for_everybody);

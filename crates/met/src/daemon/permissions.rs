@@ -206,7 +206,8 @@ mod tests {
     fn the_whole_table() {
         let mut text = String::new();
         for request in requests() {
-            let of_system = [Role::User, Role::Operator, Role::Root].map(|role| granted(&request, true, role));
+            let of_system =
+                [Role::User, Role::Operator, Role::Root].map(|role| granted(&request, true, role));
             let of_user = [Role::Owner, Role::User, Role::Operator, Role::Root]
                 .map(|role| granted(&request, false, role));
             let (of_system, of_user) = (of_system.join(" "), of_user.join(" "));

@@ -112,7 +112,7 @@ impl Link {
                 Ok(Some(Reply::Hello { leaving: true, .. })) => return self.succeed(),
                 Ok(Some(Reply::Hello { protocol, .. })) if handshake::is_spoken(protocol) => {}
                 Ok(Some(Reply::Hello { protocol, .. })) => {
-                    // An older daemon of the same user leaves; any other stays as it is, however often it is asked.
+                    // An older daemon of the same user leaves upon our hello. Asking any other again does not help.
                     self.dismissed = self.place.system || protocol > PROTOCOL;
                     return self.lose();
                 }
@@ -125,7 +125,7 @@ impl Link {
                     return self.lose();
                 }
                 Ok(None) => return,
-                // A refusal, or nonsense: perhaps the next daemon is wiser.
+                // A refusal, or a malformed reply: the next daemon may accept the job.
                 _ => return self.lose(),
             }
         }
@@ -167,7 +167,7 @@ impl Link {
         let refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
         let mut client = match Client::connect(&self.place.socket) {
             Ok(client) => client,
-            // What speaks another version will speak no other one; the user's next command may.
+            // Asking again does not help. The end stays in the inbox for a command of the daemon's version.
             Err(Unreachable::Foreign { .. }) => return HandedOver::Refused,
             Err(Unreachable::Failed(error)) if refused(&error) => return HandedOver::Refused,
             Err(_) => return HandedOver::Away,

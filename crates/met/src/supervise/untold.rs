@@ -30,7 +30,7 @@ impl Untold {
     pub fn or_told(link: Option<Link>, signals: Signals, inbox: JobDir, record: Record) -> Option<Untold> {
         let link = link?;
         if inbox.has_own_id() {
-            // The system daemon could not be asked for an id: whoever else takes the end, it is for that one, too.
+            // The system daemon could not be asked for an id. It gets the end later, also if another daemon takes it now.
             let _ = inbox.keep_unreported();
         }
         match link.hand_over(&record) {
