@@ -9,6 +9,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -28,6 +29,12 @@ const END_RESERVED: &str = "end.tmp";
 const COURSE: &str = "course";
 /// Marks a directory that is kept for its number only.
 const DONE: &str = "done";
+/// A second copy of the end, for the system daemon, which does not know the job yet.
+const UNREPORTED: &str = "unreported";
+
+/// Ids below this are given out by the system daemon, or by users on a machine without one. Above it every user has a
+/// range of their own, for jobs that start while the system daemon cannot be asked. The ranges do not overlap.
+pub const SHARED_IDS_END: u64 = 1_000_000_000;
 
 /// What its processes and cgroups add to a record between its making and its start: with room for them the space is
 /// asked for once.
@@ -64,20 +71,39 @@ impl Entry {
     }
 }
 
+/// The ids that only this user gives out.
+pub fn own_ids(uid: u32) -> Range<u64> {
+    let first = (u64::from(uid) + 1) * SHARED_IDS_END;
+    first..first + SHARED_IDS_END
+}
+
 impl JobDir {
     /// Reserves the next free id, `at_least` or higher. No two callers get the same one.
     pub fn reserve(state: &Path, at_least: u64) -> io::Result<(u64, JobDir)> {
+        JobDir::reserve_in(state, at_least.max(1)..SHARED_IDS_END)
+    }
+
+    /// Reserves the next free id of a user's own range.
+    pub fn reserve_own(state: &Path, uid: u32) -> io::Result<(u64, JobDir)> {
+        let Range { start, end } = own_ids(uid);
+        JobDir::reserve_in(state, start + 1..end)
+    }
+
+    fn reserve_in(state: &Path, range: Range<u64>) -> io::Result<(u64, JobDir)> {
         let jobs = private_dir(&state.join(JOBS))?;
         // Shared with other reservations, and against a cleaner that removes the number this is about to read.
         let lock = File::open(&jobs)?;
         lock_or_go_on(&lock, FlockOperation::LockShared)?;
-        let highest = ids(&jobs)?.into_iter().max().unwrap_or(0);
-        let mut id = highest.saturating_add(1).max(at_least).max(1);
+        let highest = ids(&jobs)?.into_iter().filter(|&id| id < range.end).max().unwrap_or(0);
+        let mut id = highest.saturating_add(1).max(range.start);
         loop {
+            if id >= range.end {
+                return Err(io::Error::other("no job id is left"));
+            }
             match make_private_dir(&jobs.join(id.to_string())) {
                 Ok(()) => return Ok((id, JobDir::open(state, id))),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    id = id.checked_add(1).ok_or_else(|| io::Error::other("no job id is left"))?;
+                    id += 1;
                 }
                 Err(error) => return Err(error),
             }
@@ -99,6 +125,11 @@ impl JobDir {
 
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Whether the id is of a user's own range.
+    pub fn has_own_id(&self) -> bool {
+        self.id >= SHARED_IDS_END
     }
 
     pub fn path(&self) -> &Path {
@@ -147,6 +178,34 @@ impl JobDir {
         file.sync_all()?;
         fs::rename(&reserved, self.path.join(END))?;
         File::open(&self.path)?.sync_all()
+    }
+
+    /// Keeps a second copy of the end, which is on disk, until [`JobDir::reported`]: the user's own store imports the
+    /// first one.
+    pub fn keep_unreported(&self) -> io::Result<()> {
+        let (end, unreported) = (self.path.join(END), self.path.join(UNREPORTED));
+        ignore_exists(fs::hard_link(&end, &unreported).or_else(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Err(error),
+            // A file system without links.
+            _ => fs::copy(&end, &unreported).map(drop),
+        }))
+    }
+
+    /// The end, if the system daemon does not have it or it was not imported at all.
+    pub fn read_unreported(&self) -> Option<Record> {
+        let mut problems = Vec::new();
+        self.read_record(UNREPORTED, &mut problems).or_else(|| self.read_record(END, &mut problems))
+    }
+
+    /// Gives up reporting it to the system daemon.
+    pub fn forget_unreported(&self) -> io::Result<()> {
+        ignore_unless(fs::remove_file(self.path.join(UNREPORTED)), io::ErrorKind::NotFound)
+    }
+
+    /// The system daemon has the end: removes all files of the job.
+    pub fn reported(&self) -> io::Result<()> {
+        self.remove()?;
+        self.forget_unreported()
     }
 
     /// Whether the end was written, by whomever; the database may have taken it in since.
@@ -240,11 +299,14 @@ pub fn pending(state: &Path) -> io::Result<Vec<JobDir>> {
     Ok(ids.into_iter().map(|id| JobDir::open(state, id)).collect())
 }
 
-/// Removes directories that hold nothing more, except the one with the highest id: without it that id
-/// would be given again.
+/// Removes directories that hold nothing more, except those with the highest id of each range: without them these
+/// ids would be given again.
 pub fn clean(state: &Path) -> io::Result<()> {
-    let mut dirs = pending(state)?;
-    if dirs.pop().is_none() || dirs.is_empty() {
+    let (mut shared, mut own): (Vec<JobDir>, Vec<JobDir>) =
+        pending(state)?.into_iter().partition(|dir| dir.id < SHARED_IDS_END);
+    shared.pop();
+    own.pop();
+    if shared.is_empty() && own.is_empty() {
         return Ok(());
     }
     let lock = File::open(state.join(JOBS))?;
@@ -252,7 +314,7 @@ pub fn clean(state: &Path) -> io::Result<()> {
     if let Err(Errno::WOULDBLOCK) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         return Ok(());
     }
-    for dir in dirs {
+    for dir in shared.into_iter().chain(own) {
         let done = dir.path.join(DONE);
         if done.exists() && !dir.path.join(END).exists() {
             fs::remove_file(&done)?;

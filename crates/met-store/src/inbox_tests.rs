@@ -22,6 +22,47 @@ fn ids_count_up_and_are_never_given_twice() {
 }
 
 #[test]
+fn a_users_own_ids_are_nobody_elses_and_stay_out_of_the_shared_ones() {
+    let state = tempfile::tempdir().unwrap();
+    let (first, dir) = JobDir::reserve_own(state.path(), 1000).unwrap();
+    assert_eq!(first, 1_001_000_000_001);
+    assert!(dir.has_own_id() && !JobDir::open(state.path(), 1).has_own_id());
+    assert_eq!(JobDir::reserve(state.path(), 1).unwrap().0, 1, "shared ids do not follow");
+    assert_eq!(JobDir::reserve_own(state.path(), 1000).unwrap().0, first + 1);
+    assert_eq!(JobDir::reserve(state.path(), 1).unwrap().0, 2);
+    for id in [1, 2, first, first + 1] {
+        JobDir::open(state.path(), id).remove().unwrap();
+    }
+    clean(state.path()).unwrap();
+    assert_eq!(JobDir::reserve(state.path(), 1).unwrap().0, 3, "no shared id is given again");
+    assert_eq!(JobDir::reserve_own(state.path(), 1000).unwrap().0, first + 2, "nor one of his own");
+    assert!(own_ids(0).start >= SHARED_IDS_END);
+    assert_eq!(own_ids(999).end, own_ids(1000).start);
+    assert!(i64::try_from(own_ids(u32::MAX).end).is_ok(), "a database holds them");
+    assert!(JobDir::reserve(state.path(), SHARED_IDS_END).is_err());
+    assert!(JobDir::reserve(state.path(), u64::MAX).is_err());
+}
+
+#[test]
+fn an_end_for_the_system_daemon_outlives_its_import_elsewhere() {
+    let state = tempfile::tempdir().unwrap();
+    let (id, dir) = JobDir::reserve_own(state.path(), 1000).unwrap();
+    assert!(dir.keep_unreported().is_err(), "there is no end");
+    dir.write_end(&finished(id, MIDNIGHT_S)).unwrap();
+    dir.keep_unreported().unwrap();
+    dir.keep_unreported().unwrap();
+    dir.remove().unwrap();
+    JobDir::reserve_own(state.path(), 1000).unwrap();
+    clean(state.path()).unwrap();
+    assert_eq!(dir.read().end, None);
+    assert_eq!(dir.read_unreported(), Some(finished(id, MIDNIGHT_S)));
+    dir.reported().unwrap();
+    assert_eq!(dir.read_unreported(), None);
+    clean(state.path()).unwrap();
+    assert!(!dir.path().exists(), "nothing is left");
+}
+
+#[test]
 fn records_and_samples_come_back() {
     let state = tempfile::tempdir().unwrap();
     let (id, dir) = JobDir::reserve(state.path(), 1).unwrap();

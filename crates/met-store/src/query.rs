@@ -296,9 +296,13 @@ impl Queries {
     /// A number above that of every local job in the database; the inbox knows those of its own.
     pub fn next_local_id(&self) -> Result<u64, StoreError> {
         let Some(catalogue) = self.catalogue()? else { return Ok(1) };
-        let statement = "SELECT max(id_number) FROM job WHERE manager = 'local'";
+        // Users' own ids are not to be followed.
+        let statement = format!(
+            "SELECT max(id_number) FROM job WHERE manager = 'local' AND id_number < {}",
+            inbox::SHARED_IDS_END
+        );
         let highest =
-            sql::first(catalogue, statement, &[], |row| row.get(0).known().map(Value::integer).transpose())?;
+            sql::first(catalogue, &statement, &[], |row| row.get(0).known().map(Value::integer).transpose())?;
         Ok(highest.flatten().map_or(1, |highest| highest.max(0) as u64 + 1))
     }
 

@@ -1,43 +1,152 @@
 //! The asking end of a daemon's socket.
 
+use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::protocol::{PROTOCOL, Reply, Request, read_frame, write_frame};
+use crate::handshake::{self, Hello, PROTOCOL, PROTOCOL_OLDEST};
+use crate::paths;
+use crate::protocol::{Reply, Request, read_frame, write_frame};
 
-/// A daemon that says nothing for this long is as good as gone.
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+/// How long a daemon may take to accept a connection and to greet.
+const GREETS_WITHIN: Duration = Duration::from_secs(1);
+/// The same, where a job waits for it.
+const GREETS_START_WITHIN: Duration = Duration::from_millis(200);
+/// How long it may then be silent in the middle of a question or an answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
+
+/// Why no daemon could be asked: one variant for each reaction.
+#[derive(Debug)]
+pub enum Unreachable {
+    /// No process listens on the socket.
+    Absent,
+    /// A process listens and does not answer: it hangs, or is stopped.
+    Silent { pid: Option<u32> },
+    /// It has no version of the protocol in common with this program.
+    Foreign { pid: Option<u32>, protocol: u32 },
+    /// It refused, closed the connection or is leaving.
+    Failed(io::Error),
+}
+
+impl Unreachable {
+    /// A copy, if a daemon runs but cannot be used.
+    pub fn again(&self) -> Option<Unreachable> {
+        match *self {
+            Unreachable::Silent { pid } => Some(Unreachable::Silent { pid }),
+            Unreachable::Foreign { pid, protocol } => Some(Unreachable::Foreign { pid, protocol }),
+            Unreachable::Absent | Unreachable::Failed(_) => None,
+        }
+    }
+
+    /// What to do about a daemon that runs but cannot be used.
+    pub fn remedy(&self) -> Option<String> {
+        match *self {
+            Unreachable::Silent { pid: Some(pid) } => {
+                Some(format!("`kill -KILL {pid}` ends it; jobs run on, and the next daemon takes them up"))
+            }
+            Unreachable::Silent { pid: None } => {
+                Some("end it; jobs run on, and the next daemon takes them up".to_owned())
+            }
+            Unreachable::Foreign { .. } => {
+                Some("restart it with this version of met, or use the version of the daemon".to_owned())
+            }
+            Unreachable::Absent | Unreachable::Failed(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let daemon = |pid: &Option<u32>| match pid {
+            Some(pid) => format!("the daemon (pid {pid})"),
+            None => "the daemon".to_owned(),
+        };
+        match self {
+            Unreachable::Absent => out.write_str("no daemon runs"),
+            Unreachable::Silent { pid } => write!(out, "{} does not answer", daemon(pid)),
+            Unreachable::Foreign { pid, protocol } => write!(
+                out,
+                "{} speaks protocol {protocol}, this met {PROTOCOL_OLDEST} to {PROTOCOL}",
+                daemon(pid)
+            ),
+            Unreachable::Failed(error) => write!(out, "the daemon cannot be asked: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Unreachable {}
 
 pub struct Client {
     stream: UnixStream,
+    pid: Option<u32>,
+    /// The version that both speak.
+    protocol: u32,
 }
 
 impl Client {
-    /// Connects and greets. A daemon that speaks an older protocol leaves upon our greeting, and this fails.
-    pub fn connect(socket: &Path) -> io::Result<Client> {
-        let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(ANSWER_WITHIN))?;
-        stream.set_write_timeout(Some(ANSWER_WITHIN))?;
-        let mut client = Client { stream };
-        match client.call(&Request::Hello { protocol: PROTOCOL })? {
-            Reply::Hello { protocol, .. } if protocol == PROTOCOL => Ok(client),
-            Reply::Hello { protocol, .. } => {
-                Err(io::Error::other(format!("the daemon speaks protocol {protocol}, this met {PROTOCOL}")))
+    /// Connects and greets, to ask something.
+    pub fn connect(socket: &Path) -> Result<Client, Unreachable> {
+        Client::greet(socket, GREETS_WITHIN, Hello::ours(false))
+    }
+
+    /// The same for a job that is about to start. An older daemon of the same user makes room.
+    pub fn connect_for_start(socket: &Path) -> Result<Client, Unreachable> {
+        Client::greet(socket, GREETS_START_WITHIN, Hello::ours(true))
+    }
+
+    fn greet(socket: &Path, within: Duration, hello: Hello) -> Result<Client, Unreachable> {
+        let deadline = Instant::now() + within;
+        let stream = connect_until(socket, deadline).map_err(|error| unconnected(socket, error))?;
+        let pid = peer_pid(&stream);
+        let mut client = Client { stream, pid, protocol: PROTOCOL_OLDEST };
+        client.be_patient(left_until(deadline)).map_err(Unreachable::Failed)?;
+        client.protocol = match client.call(&Request::Hello(hello)) {
+            Ok(Reply::Hello { leaving: true, .. }) => {
+                return Err(Unreachable::Failed(io::Error::other("it makes room for a newer one")));
             }
-            reply => Err(io::Error::other(format!("unexpected greeting {reply:?}"))),
-        }
+            Ok(Reply::Hello { protocol, .. }) if handshake::is_spoken(protocol) => protocol,
+            Ok(Reply::Hello { protocol, .. }) => return Err(Unreachable::Foreign { pid, protocol }),
+            Ok(_) => return Err(Unreachable::Failed(io::Error::other("malformed greeting"))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(Unreachable::Silent { pid });
+            }
+            Err(error) => return Err(Unreachable::Failed(error)),
+        };
+        client.be_patient(ANSWERS_WITHIN).map_err(Unreachable::Failed)?;
+        Ok(client)
+    }
+
+    /// How long each read and write may take: what comes slowly is waited for, what does not come is not.
+    fn be_patient(&self, patience: Duration) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(patience))?;
+        self.stream.set_write_timeout(Some(patience))
     }
 
     /// Asks and waits for the answer; a refusal is an error.
     pub fn call(&mut self, request: &Request) -> io::Result<Reply> {
-        // Nobody who reads "broken pipe" would think of a daemon that hung up.
-        write_frame(&mut self.stream, request).map_err(|_| io::ErrorKind::ConnectionReset)?;
-        match read_frame(&mut self.stream)? {
+        if handshake::introduced(request) > self.protocol {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the daemon is an older version of met and cannot do this; restart it",
+            ));
+        }
+        let silent = |error: io::Error| match error.kind() {
+            kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, Unreachable::Silent { pid: self.pid }),
+            _ => error,
+        };
+        // "broken pipe" says nothing of a daemon that closed the connection.
+        write_frame(&mut self.stream, request).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => silent(error),
+            _ => io::ErrorKind::ConnectionReset.into(),
+        })?;
+        match read_frame(&mut self.stream).map_err(silent)? {
             Reply::Error { message } => Err(io::Error::new(io::ErrorKind::PermissionDenied, message)),
             Reply::Leaving => Err(io::ErrorKind::ConnectionReset.into()),
             reply => Ok(reply),
@@ -49,12 +158,66 @@ impl Client {
     }
 }
 
+/// Connects before the deadline. A plain `connect` blocks while the queue of the socket is full, which it stays if the
+/// daemon hangs; the kernel limits this wait to the time limit for sending.
+fn connect_until(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(socket.as_os_str())?;
+    let fd: OwnedFd =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    loop {
+        set_socket_timeout(&fd, Timeout::Send, Some(left_until(deadline)))?;
+        match rustix::net::connect(&fd, &address) {
+            // Interrupted by a signal: wait for what is left.
+            Err(rustix::io::Errno::INTR) if Instant::now() < deadline => {}
+            Err(rustix::io::Errno::INTR) => return Err(io::ErrorKind::WouldBlock.into()),
+            result => return result.map(|()| UnixStream::from(fd)).map_err(io::Error::from),
+        }
+    }
+}
+
+/// Never zero, which would mean no limit at all.
+fn left_until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
+fn unconnected(socket: &Path, error: io::Error) -> Unreachable {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory => {
+            Unreachable::Absent
+        }
+        // Its queue is full: there is no connection of which the kernel knows the peer.
+        io::ErrorKind::WouldBlock => Unreachable::Silent { pid: paths::daemon_pid(socket) },
+        _ => Unreachable::Failed(error),
+    }
+}
+
+/// The process that listens, by the kernel's record; `None` if it is outside this pid namespace.
+fn peer_pid(stream: &UnixStream) -> Option<u32> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: both pointers are valid for the call, and `length` is the size of what the first one points to.
+    let got = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    u32::try_from(credentials.pid).ok().filter(|&pid| got == 0 && pid > 0)
+}
+
 /// Why a daemon that was there did not do what was asked.
 pub fn unanswered(error: io::Error) -> anyhow::Error {
     match error.kind() {
         // Its own words.
-        io::ErrorKind::PermissionDenied => anyhow!("{error}"),
-        _ => anyhow!("the daemon does not answer: {error}; try again, `met doctor` says how it does"),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => anyhow!("{error}"),
+        io::ErrorKind::WouldBlock => match error.downcast::<Unreachable>() {
+            Ok(silent) => anyhow::Error::new(silent),
+            Err(error) => anyhow!("{error}"),
+        },
+        _ => anyhow!("the daemon does not answer: {error}; try again, see `met doctor`"),
     }
 }
 
@@ -71,5 +234,98 @@ impl crate::jobs::Answers for Client {
 
     fn what(&self) -> &'static str {
         "the daemon"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn listening(root: &Path) -> (std::path::PathBuf, UnixListener) {
+        let socket = root.join("daemon.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        (socket, listener)
+    }
+
+    fn greeted_by(reply: Reply) -> Result<Client, Unreachable> {
+        let root = tempfile::tempdir().unwrap();
+        let (socket, listener) = listening(root.path());
+        let answering = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let hello: Request = read_frame(&mut stream).unwrap();
+            assert!(matches!(hello, Request::Hello(hello) if hello.newest == Some(PROTOCOL)));
+            write_frame(&mut stream, &reply).unwrap();
+            // Kept open until the client has gone.
+            let _ = read_frame::<Request>(&mut stream);
+        });
+        // A generous limit: a slow machine is not a hung daemon.
+        let outcome = Client::greet(&socket, ANSWERS_WITHIN, Hello::ours(false));
+        if let Ok(client) = &outcome {
+            client.stream.shutdown(std::net::Shutdown::Both).unwrap();
+        }
+        answering.join().unwrap();
+        outcome
+    }
+
+    fn hello(protocol: u32, leaving: bool) -> Reply {
+        Reply::Hello { protocol, pid: 1, leaving }
+    }
+
+    #[test]
+    fn a_daemon_that_nobody_runs_is_absent() {
+        let root = tempfile::tempdir().unwrap();
+        let socket = root.path().join("daemon.sock");
+        assert!(matches!(Client::connect(&socket), Err(Unreachable::Absent)));
+        drop(UnixListener::bind(&socket).unwrap());
+        assert!(matches!(Client::connect(&socket), Err(Unreachable::Absent)), "its socket was left");
+        std::fs::write(root.path().join("file"), "").unwrap();
+        assert!(matches!(Client::connect(&root.path().join("file/d")), Err(Unreachable::Absent)));
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_accept_or_answer_is_silent_and_named() {
+        let root = tempfile::tempdir().unwrap();
+        let (socket, listener) = listening(root.path());
+        let ours = Some(std::process::id());
+        let silent = || match Client::connect_for_start(&socket) {
+            Err(Unreachable::Silent { pid }) => pid,
+            other => panic!("{:?}", other.err()),
+        };
+        assert_eq!(silent(), ours, "the queue takes it, and nobody greets");
+        // SAFETY: plain system call on a descriptor of ours.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
+        let _waiting: Vec<_> = (0..2)
+            .filter_map(|_| connect_until(&socket, Instant::now() + GREETS_START_WITHIN).ok())
+            .collect();
+        assert_eq!(silent(), None, "the queue is full, and nobody says who listens");
+        std::fs::write(root.path().join("daemon.lock"), std::process::id().to_string()).unwrap();
+        assert_eq!(silent(), ours, "but for the lock");
+        let words = Unreachable::Silent { pid: Some(12) };
+        assert_eq!(words.to_string(), "the daemon (pid 12) does not answer");
+        assert!(words.remedy().unwrap().contains("kill -KILL 12"));
+    }
+
+    #[test]
+    fn what_both_speak_is_spoken_and_nothing_newer_is_asked_for() {
+        assert_eq!(greeted_by(hello(PROTOCOL, false)).unwrap().protocol, PROTOCOL);
+        let mut older = greeted_by(hello(PROTOCOL - 2, false)).unwrap();
+        let refused = older.call(&Request::InForce).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::Unsupported);
+        assert!(unanswered(refused).to_string().contains("older version of met"));
+    }
+
+    #[test]
+    fn a_daemon_of_another_version_or_one_that_leaves_is_not_asked() {
+        for protocol in [0, PROTOCOL + 1] {
+            let Err(foreign) = greeted_by(hello(protocol, false)) else { panic!("asked") };
+            assert!(foreign.to_string().contains(&format!("speaks protocol {protocol}")), "{foreign}");
+            assert!(foreign.again().is_some() && foreign.remedy().is_some());
+        }
+        for reply in [hello(PROTOCOL, true), Reply::Leaving, Reply::Done] {
+            let Err(failed) = greeted_by(reply) else { panic!("asked") };
+            assert!(matches!(failed, Unreachable::Failed(_)) && failed.again().is_none());
+        }
     }
 }

@@ -6,6 +6,7 @@ mod reference;
 mod settling;
 
 use std::collections::BTreeMap;
+use std::io;
 
 use anyhow::{Result, bail};
 use met_core::course::Course;
@@ -16,7 +17,7 @@ use met_jobs::layouts::Layout;
 use met_store::inbox::JobDir;
 use met_store::{NodePart, Queries, StoreError, inbox};
 
-use crate::client::Client;
+use crate::client::{Client, Unreachable};
 use crate::failure::Failure;
 use crate::protocol::{NodeCourses, Reply, Request, WireCourse};
 use crate::setting::Setting;
@@ -83,15 +84,32 @@ impl AllJobs {
 
     /// Newest first.
     pub fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
-        let mut jobs = Vec::new();
-        for source in &mut self.sources {
-            jobs.extend(source.jobs(filter)?);
-        }
+        let jobs = self.gather(|source| source.jobs(filter))?;
         self.correct(&jobs);
         let mut jobs = merge(jobs);
         self.doubt(jobs.is_empty())?;
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
+    }
+
+    /// Asks all sources. One that stops answering is left out, as long as there is another.
+    fn gather(&mut self, ask: impl Fn(&mut dyn JobSource) -> Result<Vec<Record>>) -> Result<Vec<Record>> {
+        let mut found = Vec::new();
+        let mut index = 0;
+        while index < self.sources.len() {
+            match ask(self.sources[index].as_mut()) {
+                Ok(records) => {
+                    found.extend(records);
+                    index += 1;
+                }
+                Err(error) if error.is::<Unreachable>() && self.sources.len() > 1 => {
+                    tracing::warn!("{error}; going on without it");
+                    self.sources.remove(index);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
     }
 
     /// That there is no job is not said of a store that cannot be read.
@@ -138,10 +156,7 @@ impl AllJobs {
     }
 
     fn find_ref(&mut self, text: &str, job: &JobRef) -> Result<Option<Record>> {
-        let mut found = Vec::new();
-        for source in &mut self.sources {
-            found.extend(source.find(job)?);
-        }
+        let found = self.gather(|source| source.find(job))?;
         self.correct(&found);
         let found = merge(found);
         self.doubt(found.is_empty())?;
@@ -267,18 +282,31 @@ fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
     jobs
 }
 
-/// Ends of jobs that a system daemon knows, written while it was away.
+/// Sends the system daemon the ends that it does not have: of its own jobs, which ended while it was down, and of jobs
+/// that were started while it could not be asked for an id.
 fn hand_over_ends(setting: &Setting, system: &mut Client) {
     for folder in inbox::pending(&setting.user.state).unwrap_or_default() {
         // What a terminal sampled is its user's own, course and all.
-        if let Some(end) = folder.read().end
-            && end.local.as_ref().is_some_and(|local| local.origin != Origin::Time)
-            && system.call(&Request::Ended(Box::new(end))).is_ok()
-        {
-            let _ = folder.remove();
+        let Some(end) = folder.read_unreported() else { continue };
+        if end.local.as_ref().is_none_or(|local| local.origin == Origin::Time) {
+            continue;
+        }
+        let is_old = end.end_ns.is_some_and(|end_ns| now_ns() - end_ns > UNREPORTED_NS_MAX);
+        match system.call(&Request::Ended(Box::new(end))) {
+            Ok(_) => drop(folder.reported()),
+            // It keeps refusing.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_old => {
+                let _ = folder.forget_unreported();
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            // It is gone, or hangs.
+            Err(_) => return,
         }
     }
 }
+
+/// How long a system daemon that refuses an end is asked to take it.
+const UNREPORTED_NS_MAX: i64 = 30 * 86_400 * 1_000_000_000;
 
 /// One reply must fit a frame of the socket, whatever the jobs are called.
 const PAGE_JOBS: usize = 1000;
@@ -464,6 +492,51 @@ pub fn now_ns() -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A source with one job, or one that stops answering.
+    struct One(Option<Record>);
+
+    impl JobSource for One {
+        fn jobs(&mut self, _filter: &JobsFilter) -> Result<Vec<Record>> {
+            let record = self.0.clone().ok_or(Unreachable::Silent { pid: Some(7) })?;
+            Ok(vec![record])
+        }
+
+        fn find(&mut self, _job: &JobRef) -> Result<Vec<Record>> {
+            self.jobs(&JobsFilter::default())
+        }
+
+        fn course(&mut self, _key: &JobKey) -> Result<Course> {
+            Ok(Course::new(&JOB))
+        }
+
+        fn card_course(&mut self, _key: &JobKey, _uuid: &str) -> Result<Course> {
+            Ok(Course::new(&JOB))
+        }
+
+        fn node_courses(&mut self, _since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
+            Ok(Vec::new())
+        }
+
+        fn remove(&mut self, _key: &JobKey) -> Result<()> {
+            Ok(())
+        }
+
+        fn close(&mut self, _end: &Record) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_stops_answering_is_left_out_if_there_is_another_source() {
+        let known = One(Some(crate::view::sample::full(1, "train")));
+        let mut all = AllJobs { sources: vec![Box::new(known), Box::new(One(None))], layouts: Vec::new() };
+        assert_eq!(all.jobs(&JobsFilter::default()).unwrap().len(), 1);
+        assert_eq!(all.find("1").unwrap().key.id, "1");
+        let mut all = AllJobs { sources: vec![Box::new(One(None))], layouts: Vec::new() };
+        let error = all.jobs(&JobsFilter::default()).unwrap_err();
+        assert_eq!(error.to_string(), "the daemon (pid 7) does not answer");
+    }
 
     #[test]
     fn of_two_words_on_a_running_job_the_one_that_was_sampled_is_shown() {

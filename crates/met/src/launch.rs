@@ -16,7 +16,7 @@ use met_host::{Host, clock};
 use met_jobs::layouts::Layout;
 use met_store::inbox::JobDir;
 
-use crate::client::Client;
+use crate::client::{Client, Unreachable};
 use crate::failure::Failure;
 use crate::jobs::JobRef;
 use crate::processes;
@@ -59,9 +59,12 @@ pub struct Draft<'a> {
 pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let name = job_name(draft.name, &draft.command, &setting.config.jobs.layouts)?;
     let detached = draft.origin != Origin::Time;
-    let mut system = if detached { setting.system_daemon() } else { None };
-    let id = if draft.keep { reserve(setting, system.as_mut())? } else { 0 };
-    let events = if detached { live_events(setting, system.as_mut()) } else { None };
+    let mut system = match detached {
+        true => setting.system_daemon_for_start(),
+        false => Err(Unreachable::Absent),
+    };
+    let id = if draft.keep { reserve(setting, &mut system)? } else { 0 };
+    let events = if detached { live_events(setting, &mut system) } else { None };
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
     let facts = setting.host.facts();
@@ -114,7 +117,8 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         inbox: draft.keep.then(|| setting.user.clone()),
         detached,
         until_last: draft.until_last,
-        daemon: setting.daemon_place(system.is_some()),
+        // A daemon that hangs now can take the job up later; one of another version cannot.
+        daemon: setting.daemon_place(matches!(system, Ok(_) | Err(Unreachable::Silent { .. }))),
         events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
         env: draft
             .env
@@ -134,30 +138,47 @@ fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
 }
 
 /// The events that a running daemon was told to count instead of what its file says.
-fn live_events(setting: &Setting, system: Option<&mut Client>) -> Option<Vec<String>> {
+fn live_events(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Option<Vec<String>> {
     let reply = match system {
-        Some(system) => system.call(&Request::InForce),
-        None => setting.user_daemon().and_then(|mut own| own.call(&Request::InForce)),
+        Ok(system) => system.call(&Request::InForce).ok(),
+        Err(Unreachable::Silent { .. }) => None,
+        Err(_) => setting.user_daemon_for_start().ok()?.call(&Request::InForce).ok(),
     };
-    let Ok(Reply::InForce(held)) = reply else { return None };
+    let Some(Reply::InForce(held)) = reply else { return None };
     let events = held.events.into_iter().next()?;
     (events.whence == Whence::Live).then_some(events.value)
 }
 
-/// An id that neither this user nor, where there is one, the system daemon has given away.
-fn reserve(setting: &Setting, system: Option<&mut Client>) -> Result<u64> {
+/// An id that neither this user nor, where there is one, the system daemon has given away. If a system daemon runs and
+/// cannot be asked, an id of the user's own range, under which it accepts the job later.
+fn reserve(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Result<u64> {
     setting.user.create()?;
     let state = &setting.user.state;
     let unkept = |error: io::Error| setting.user.cannot_keep("a job", &error);
+    let reserve_own = || JobDir::reserve_own(state, rustix::process::getuid().as_raw()).map_err(unkept);
+    let client = match system {
+        Ok(client) => client,
+        Err(Unreachable::Silent { .. } | Unreachable::Foreign { .. }) => return Ok(reserve_own()?.0),
+        Err(Unreachable::Absent | Unreachable::Failed(_)) => {
+            return Ok(JobDir::reserve(state, 1).map_err(unkept)?.0);
+        }
+    };
     let (mut own_id, mut own_dir) = JobDir::reserve(state, 1).map_err(unkept)?;
-    let Some(system) = system else { return Ok(own_id) };
     loop {
-        let id = match system
-            .call(&Request::Reserve { at_least: own_id })
-            .context("the daemon of this machine gives no id; `met doctor` says how it does")?
-        {
-            Reply::Reserved { id } => id,
-            reply => bail!("the system daemon answered {reply:?}"),
+        let id = match client.call(&Request::Reserve { at_least: own_id }) {
+            Ok(Reply::Reserved { id }) => id,
+            Ok(reply) => bail!("the system daemon answered {reply:?}"),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let _ = own_dir.remove();
+                return Err(error).context("the daemon of this machine gives no id; see `met doctor`");
+            }
+            // It stopped answering after the greeting.
+            Err(error) => {
+                let _ = own_dir.remove();
+                tracing::warn!("{error}; going on without it");
+                *system = Err(Unreachable::Silent { pid: None });
+                return Ok(reserve_own()?.0);
+            }
         };
         if id == own_id {
             return Ok(id);

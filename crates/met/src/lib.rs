@@ -10,6 +10,7 @@ mod emissions;
 mod failure;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
+mod handshake;
 mod idle_power;
 mod jobs;
 mod launch;
@@ -20,6 +21,7 @@ mod output;
 mod paths;
 mod processes;
 mod protocol;
+mod reach;
 mod running;
 mod sampler;
 mod server;

@@ -1,7 +1,7 @@
 //! Where met keeps things: state that lasts, and the runtime directory of a daemon's socket.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Config, StorageName};
 use crate::failure::Failure;
 use crate::output;
+
+const LOCK: &str = "daemon.lock";
 
 /// The two directories of one daemon, a user's or the system's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -50,7 +52,7 @@ impl Place {
     }
 
     pub fn lock(&self) -> PathBuf {
-        self.runtime.join("daemon.lock")
+        self.runtime.join(LOCK)
     }
 
     pub fn log(&self) -> PathBuf {
@@ -110,6 +112,14 @@ fn is_unfit(kind: io::ErrorKind) -> bool {
         kind,
         AlreadyExists | InvalidFilename | NotADirectory | NotFound | PermissionDenied | ReadOnlyFilesystem
     )
+}
+
+/// The process that holds the lock beside a daemon's socket, as it wrote there itself.
+pub fn daemon_pid(socket: &Path) -> Option<u32> {
+    let mut text = String::new();
+    // Bounded: the folder may be anything that a configuration names.
+    fs::File::open(socket.with_file_name(LOCK)).ok()?.take(16).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok().filter(|pid| Path::new(&format!("/proc/{pid}")).exists())
 }
 
 pub fn create_private(folder: &Path) -> io::Result<()> {

@@ -12,11 +12,9 @@ use met_core::job::{CgroupPaths, JobKey, Record};
 use serde::{Deserialize, Serialize};
 
 use crate::emissions::{Corrected, Correction};
+use crate::handshake::Hello;
 use crate::jobs::{JobRef, JobsFilter};
 use crate::node_energy::EnergyWindow;
-
-/// Raised when an older peer would misunderstand; a daemon that is older than its client leaves.
-pub const PROTOCOL: u32 = 3;
 
 /// Bounds what a daemon can make a client hold.
 const REPLY_BYTES_MAX: u32 = 64 << 20;
@@ -26,9 +24,7 @@ const REQUEST_BYTES_MAX: u32 = 1 << 20;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    Hello {
-        protocol: u32,
-    },
+    Hello(Hello),
     /// The next free job id, at least this one.
     Reserve {
         at_least: u64,
@@ -87,8 +83,12 @@ pub enum Request {
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     Hello {
+        /// The version to speak; one that the client does not know where none is in common.
         protocol: u32,
         pid: u32,
+        /// The daemon makes room for a newer one of the same user.
+        #[serde(default)]
+        leaving: bool,
     },
     Reserved {
         id: u64,

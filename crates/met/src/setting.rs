@@ -1,16 +1,16 @@
 //! Where a command finds itself: the machine, the configuration, the places of the user and the system.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use met_host::Host;
 use met_jobs::layouts::Layouts;
 
-use crate::client::Client;
+use crate::client::{Client, Unreachable};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::paths::Place;
+use crate::reach::{Reach, Report};
 use crate::server_client::{self, Asked, ServerClient};
 use crate::supervise::DaemonPlace;
 
@@ -22,6 +22,7 @@ pub struct Setting {
     pub system: Place,
     /// The server that is asked instead of this machine.
     pub server: Option<Asked>,
+    pub reach: Reach,
 }
 
 impl Setting {
@@ -36,7 +37,15 @@ impl Setting {
             .map(std::path::absolute)
             .transpose()
             .context("cannot tell the folder of the configuration file")?;
-        Ok(Setting { host, config: loaded.config, config_path, user, system, server: None })
+        Ok(Setting {
+            host,
+            config: loaded.config,
+            config_path,
+            user,
+            system,
+            server: None,
+            reach: Reach::default(),
+        })
     }
 
     /// The same, with a server to ask.
@@ -61,14 +70,36 @@ impl Setting {
         Layouts::with(self.config.jobs.layouts.clone())
     }
 
-    /// A running system daemon is preferred; `None` where there is none.
+    /// A running system daemon is preferred; `None` where there is none that answers.
     pub fn system_daemon(&self) -> Option<Client> {
-        Client::connect(&self.system.socket()).ok()
+        self.reach.system(Report::Warn, || Client::connect(&self.system.socket())).ok()
     }
 
     /// The user's own daemon, if it runs.
-    pub fn user_daemon(&self) -> io::Result<Client> {
-        Client::connect(&self.user.socket())
+    pub fn user_daemon(&self) -> Result<Client, Unreachable> {
+        self.reach.user(Report::Warn, || Client::connect(&self.user.socket()))
+    }
+
+    /// The same for a job that is about to start.
+    pub fn system_daemon_for_start(&self) -> Result<Client, Unreachable> {
+        self.reach.system(Report::Warn, || Client::connect_for_start(&self.system.socket()))
+    }
+
+    pub fn user_daemon_for_start(&self) -> Result<Client, Unreachable> {
+        self.reach.user(Report::Warn, || Client::connect_for_start(&self.user.socket()))
+    }
+
+    /// The daemon that a change is for: the system's, unless there is none or the user means his own. One that hangs is
+    /// an error, for the caller to report, and not as if there was none.
+    pub fn daemon(&self, own: bool) -> Result<Client, Unreachable> {
+        let user = || self.reach.user(Report::ByCaller, || Client::connect(&self.user.socket()));
+        if own {
+            return user();
+        }
+        match self.reach.system(Report::ByCaller, || Client::connect(&self.system.socket())) {
+            Err(Unreachable::Absent | Unreachable::Failed(_)) => user(),
+            reached => reached,
+        }
     }
 
     pub fn daemon_place(&self, system: bool) -> DaemonPlace {

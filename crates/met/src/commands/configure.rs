@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use met_jobs::layouts::Layout;
 
 use crate::cli::ConfigureArgs;
-use crate::client::{Client, unanswered};
+use crate::client::unanswered;
 use crate::config;
 use crate::failure::Failure;
 use crate::jobs::JobRef;
@@ -18,10 +18,13 @@ use crate::setting::Setting;
 
 pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
     let request = request(args, &setting.config.jobs.layouts)?;
-    let Some(mut client) = daemon(setting, args.user) else {
-        let hint = "the configuration file holds for the next one, `met config` lists its keys";
-        return Err(Failure::usage(format!("no daemon runs; {hint}")));
-    };
+    let mut client = setting.daemon(args.user).map_err(|missed| match missed.remedy() {
+        Some(remedy) => Failure::with_code(1, format!("{missed}; {remedy}")),
+        None => {
+            let hint = "the configuration file holds for the next one, `met config` lists its keys";
+            Failure::usage(format!("no daemon runs; {hint}"))
+        }
+    })?;
     let reply = client.call(&request).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::usage(error.to_string()),
         _ => unanswered(error),
@@ -53,11 +56,6 @@ fn request(args: &ConfigureArgs, own: &[Layout]) -> Result<Request> {
         true => Request::Configure(Change { period, perf, job, reset }),
         false => Request::InForce,
     })
-}
-
-fn daemon(setting: &Setting, user: bool) -> Option<Client> {
-    let system = (!user).then(|| setting.system_daemon()).flatten();
-    system.or_else(|| setting.user_daemon().ok())
 }
 
 struct Shown<'a>(&'a InForce);

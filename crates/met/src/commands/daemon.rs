@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use met_sinks::forward::link::{self, Address, Link};
 
 use crate::cli::DaemonArgs;
-use crate::client::{Client, unanswered};
+use crate::client::{Client, Unreachable, unanswered};
 use crate::commands::doctor;
 use crate::daemon;
 use crate::failure::Failure;
@@ -99,34 +99,64 @@ fn token_in_line(line: &str) -> Result<String> {
     })
 }
 
+/// Why none of the daemons that were meant could be asked. One that hangs is not taken for none.
+fn none_answers(
+    setting: &Setting,
+    args: &DaemonArgs,
+    own: &[&Place],
+    missed: Option<Unreachable>,
+) -> anyhow::Error {
+    let system = Client::connect(&setting.system.socket());
+    if let Some(missed) = missed.or(system.as_ref().err().and_then(Unreachable::again)) {
+        let remedy = missed.remedy().unwrap_or_default();
+        return Failure::with_code(1, format!("{missed}; {remedy}"));
+    }
+    if args.stop {
+        own.iter().for_each(|place| daemon::remove_dead_socket(place));
+    }
+    Failure::usage(match system {
+        Ok(_) => "a system daemon runs, which only root may stop",
+        Err(_) => "no daemon runs; the next `met run` starts one",
+    })
+}
+
+fn stop(client: &mut Client, place: &Place, for_everybody: bool) -> Result<i32> {
+    client.call(&Request::Stop).map_err(unanswered)?;
+    // It has flushed and let go of its files when it closes the connection.
+    while client.read_unasked().is_ok() {}
+    let which = match place.system {
+        true => "the daemon of this machine",
+        false if for_everybody => "your own daemon (no daemon of this machine runs)",
+        false => "your own daemon",
+    };
+    let socket = place.socket();
+    writeln!(output::stdout(), "Stopped {which}, which served at {}; jobs run on", socket.display())?;
+    Ok(0)
+}
+
 fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Result<i32> {
     let own: &[&Place] = match for_everybody || args.status && !args.user {
         true => &[&setting.system, &setting.user],
         false => &[&setting.user],
     };
-    let answering = own.iter().find_map(|place| Some((*place, Client::connect(&place.socket()).ok()?)));
-    let Some((place, mut client)) = answering else {
-        if args.stop {
-            own.iter().for_each(|place| daemon::remove_dead_socket(place));
+    let mut missed = None;
+    let answering = own.iter().find_map(|place| match Client::connect(&place.socket()) {
+        Ok(client) => Some((*place, client)),
+        Err(error) => {
+            missed = missed.take().or(error.again());
+            None
         }
-        return Err(Failure::usage(match setting.system_daemon() {
-            Some(_) => "a system daemon runs, which only root may stop",
-            None => "no daemon runs; the next `met run` starts one",
-        }));
+    });
+    let Some((place, mut client)) = answering else {
+        return Err(none_answers(setting, args, own, missed));
     };
-    let mut stdout = output::stdout();
-    if args.stop {
-        client.call(&Request::Stop).map_err(unanswered)?;
-        // It has flushed and let go of its files when it closes the connection.
-        while client.read_unasked().is_ok() {}
-        let which = match place.system {
-            true => "the daemon of this machine",
-            false if for_everybody => "your own daemon (no daemon of this machine runs)",
-            false => "your own daemon",
-        };
-        writeln!(stdout, "Stopped {which}, which served at {}; jobs run on", place.socket().display())?;
-        return Ok(0);
+    if let Some(missed) = missed {
+        writeln!(io::stderr(), "met: {missed}; the next one does")?;
     }
+    if args.stop {
+        return stop(&mut client, place, for_everybody);
+    }
+    let mut stdout = output::stdout();
     let reply = client.call(&Request::Status).map_err(unanswered)?;
     let Reply::Status(status) = reply else { bail!("the daemon answered {reply:?}") };
     if args.json {

@@ -100,10 +100,16 @@ fn learn_history(setting: &Setting, since_ns: Option<i64>) -> Result<()> {
 }
 
 /// Who writes the store: root's is the system daemon's, if there is one and he does not mean his own.
-fn daemon(setting: &Setting, own: bool) -> Option<Client> {
+fn daemon(setting: &Setting, own: bool) -> Result<Option<Client>> {
     let is_root = rustix::process::geteuid().is_root();
-    let system = (is_root && !own).then(|| setting.system_daemon()).flatten();
-    system.or_else(|| setting.user_daemon().ok())
+    match setting.daemon(!is_root || own) {
+        Ok(client) => Ok(Some(client)),
+        // It holds the store, and the files of the user are not meant.
+        Err(missed) => match missed.remedy() {
+            Some(remedy) => Err(Failure::with_code(1, format!("{missed}; {remedy}"))),
+            None => Ok(None),
+        },
+    }
 }
 
 fn words(Corrected { jobs, without_pue }: Corrected) -> String {
@@ -118,7 +124,7 @@ fn words(Corrected { jobs, without_pue }: Corrected) -> String {
 }
 
 fn correct(setting: &Setting, own: bool, correction: Correction) -> Result<Corrected> {
-    if let Some(mut client) = daemon(setting, own) {
+    if let Some(mut client) = daemon(setting, own)? {
         return match client.call(&Request::Correct(correction)).map_err(unanswered)? {
             Reply::Corrected(corrected) => Ok(corrected),
             Reply::Error { message } => bail!("{message}"),
@@ -131,7 +137,7 @@ fn correct(setting: &Setting, own: bool, correction: Correction) -> Result<Corre
 }
 
 fn told(setting: &Setting) -> Result<Vec<Factor>> {
-    if let Some(mut client) = daemon(setting, false) {
+    if let Some(mut client) = daemon(setting, false)? {
         return match client.call(&Request::Factors).map_err(unanswered)? {
             Reply::Factors(factors) => Ok(factors),
             reply => bail!("the daemon answered {reply:?}"),

@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use anyhow::Result;
-use met_core::job::{Origin, State};
+use met_core::job::{Origin, Record, State};
+use met_store::inbox::JobDir;
 
 use crate::cli::RmArgs;
 use crate::failure::Failure;
@@ -47,7 +48,17 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
     }
     for record in records {
         all.remove(&record.key)?;
+        forget_unreported(setting, &record);
         writeln!(output::stdout(), "Removed job {}", record.label())?;
     }
     Ok(0)
+}
+
+/// A job that the system daemon does not know yet is not reported to it after it was removed.
+fn forget_unreported(setting: &Setting, record: &Record) {
+    let folder = record.key.id.parse().ok().map(|id| JobDir::open(&setting.user.state, id));
+    let is_it = |folder: &JobDir| folder.read_unreported().is_some_and(|end| end.key == record.key);
+    if let Some(folder) = folder.filter(|folder| folder.has_own_id() && is_it(folder)) {
+        let _ = folder.forget_unreported();
+    }
 }

@@ -7,27 +7,55 @@ use met_store::Filter;
 
 use super::found;
 use super::keeping::Keeping;
+use super::permissions::{self, Access, Role};
 use super::sampling::Sampling;
 use super::socket::Peer;
-use crate::jobs;
+use crate::jobs::{self, JobRef};
 use crate::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
 use crate::sampler::Live;
+use crate::users;
 
 /// Samples in one reply: some ten megabytes.
 const PAGE_SAMPLES: usize = 50_000;
 
 impl Keeping {
-    pub fn answer(&mut self, request: Request, peer: Peer) -> Result<Reply> {
-        if !self.place.system && !self.may_stop(peer) {
-            bail!("this daemon serves another user");
+    /// What this peer may do by this request; an error if nothing.
+    pub fn access(&self, request: &Request, peer: Peer) -> Result<Access> {
+        let row = permissions::row(request);
+        let access = row.access(self.place.system, || self.role(peer));
+        if !access.is_any() {
+            bail!("{}", row.refusal(self.place.system));
         }
+        Ok(access)
+    }
+
+    /// Whether this is a user's daemon, and his.
+    pub fn is_owner(&self, peer: Peer) -> bool {
+        !self.place.system && peer.uid == rustix::process::getuid().as_raw()
+    }
+
+    fn role(&self, peer: Peer) -> Role {
+        let operators = self.config.daemon.operators.as_deref();
+        if self.is_owner(peer) {
+            Role::Owner
+        } else if peer.uid == 0 {
+            Role::Root
+        } else if operators.is_some_and(|group| users::is_in_group(peer.uid, group)) {
+            Role::Operator
+        } else {
+            Role::User
+        }
+    }
+
+    pub fn answer(&mut self, request: Request, peer: Peer) -> Result<Reply> {
+        let access = self.access(&request, peer)?;
         match request {
             Request::Reserve { at_least } => self.reserve(at_least, peer),
             Request::Enclose { name, pid } => self.enclose(&name, pid, peer).map(Reply::Enclosed),
-            Request::Started(record) => self.started(*record, peer),
-            Request::Ended(record) => self.ended(*record, peer),
+            Request::Started(record) => self.started(*record, peer, access),
+            Request::Ended(record) => self.ended(*record, peer, access),
             Request::Jobs(mut filter) => {
-                if !self.sees_all(peer) {
+                if !access.others {
                     filter.uid = Some(peer.uid);
                 }
                 self.refresh();
@@ -41,7 +69,7 @@ impl Keeping {
                 self.refresh();
                 self.discovered();
                 let mut found = jobs::find(&self.writer, &job)?;
-                let sees_all = self.sees_all(peer);
+                let sees_all = access.others;
                 if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
                     // The newest of all is somebody else's.
                     let own = Filter { uid: Some(peer.uid), ..Filter::default() };
@@ -50,22 +78,23 @@ impl Keeping {
                 found.retain(|record| sees_all || record.uid == Some(peer.uid));
                 Ok(Reply::Jobs(self.with_live(found)))
             }
-            Request::Course { key, after_ms } => self.course(&key, after_ms, peer),
-            Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, peer),
-            Request::Remove(key) => self.remove(&key, peer),
+            Request::Course { key, after_ms } => self.course(&key, after_ms, peer, access),
+            Request::CardCourse { key, uuid, after_ms } => {
+                self.card_course(&key, &uuid, after_ms, peer, access)
+            }
+            Request::Remove(key) => self.remove(&key, peer, access),
             Request::NodeParts { since_ms } => self.node_parts(since_ms),
             Request::NodeCourse { table, part, after_ms } => self.node_course(&table, &part, after_ms),
             Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
-            Request::Correct(correction) if self.may_stop(peer) => {
+            Request::Correct(correction) => {
                 let corrected = correction.apply(&mut self.writer, &self.config)?;
                 self.emitting.told = self.writer.factors()?;
                 self.follow_factor();
                 Ok(Reply::Corrected(corrected))
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
-            Request::Correct(_) => bail!("only root may change the factors of the system daemon"),
-            Request::InForce => Ok(self.in_force(peer)),
-            Request::Configure(change) => self.configure(&change, peer),
+            Request::InForce => Ok(self.in_force(access)),
+            Request::Configure(change) => self.configure(&change),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
             Request::Hello { .. } | Request::Stop | Request::Nodes | Request::NodeCourses { .. } => {
                 bail!("not a question about jobs")
@@ -103,15 +132,14 @@ impl Keeping {
         found
     }
 
-    fn visible(&mut self, key: &JobKey, peer: Peer) -> Result<Record> {
-        let record =
-            self.writer.get(key)?.filter(|record| self.sees_all(peer) || record.uid == Some(peer.uid));
+    fn visible(&mut self, key: &JobKey, peer: Peer, access: Access) -> Result<Record> {
+        let record = self.writer.get(key)?.filter(|record| access.covers(peer, record.uid));
         record.context("no such job")
     }
 
-    fn course(&mut self, key: &JobKey, after_ms: i64, peer: Peer) -> Result<Reply> {
+    fn course(&mut self, key: &JobKey, after_ms: i64, peer: Peer, access: Access) -> Result<Reply> {
         // Whoever keeps the job has its course; here is none.
-        if self.visible(key, peer).is_err() {
+        if self.visible(key, peer, access).is_err() {
             return Ok(Reply::Course(WireCourse::default()));
         }
         if self.jobs.contains_key(key) && after_ms == i64::MIN {
@@ -123,8 +151,15 @@ impl Keeping {
     }
 
     /// The course of a card while the job had it. Nobody is told of a card that was never his.
-    fn card_course(&mut self, key: &JobKey, uuid: &str, after_ms: i64, peer: Peer) -> Result<Reply> {
-        if self.visible(key, peer).is_err() {
+    fn card_course(
+        &mut self,
+        key: &JobKey,
+        uuid: &str,
+        after_ms: i64,
+        peer: Peer,
+        access: Access,
+    ) -> Result<Reply> {
+        if self.visible(key, peer, access).is_err() {
             return Ok(Reply::Course(WireCourse::default()));
         }
         if self.jobs.contains_key(key) && after_ms == i64::MIN {
@@ -150,11 +185,14 @@ impl Keeping {
         Ok(Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect()))
     }
 
-    fn remove(&mut self, key: &JobKey, peer: Peer) -> Result<Reply> {
-        match self.visible(key, peer) {
-            Ok(record) => self.check_owner(&record, peer)?,
+    fn remove(&mut self, key: &JobKey, peer: Peer, access: Access) -> Result<Reply> {
+        if self.visible(key, peer, access).is_err() {
+            let seen = self.access(&Request::Find(JobRef::Last), peer)?;
+            if self.visible(key, peer, seen).is_ok() {
+                bail!("only its owner or root may remove this job");
+            }
             // Removed is removed, whoever kept it.
-            Err(_) => return Ok(Reply::Done),
+            return Ok(Reply::Done);
         }
         if self.jobs.contains_key(key) {
             bail!("the job still runs; `met cancel` ends it");

@@ -11,7 +11,7 @@ use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_jobs::layouts::Layouts;
 use met_sinks::forward::{self, Forward};
 use met_store::Writer;
-use met_store::inbox::JobDir;
+use met_store::inbox::{self, JobDir};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::board::Board;
@@ -22,6 +22,7 @@ use super::forwarding;
 use super::found::{Directory, Gone};
 use super::identifying::Asking;
 use super::nesting::Outer;
+use super::permissions::Access;
 use super::plain::{self, Groups};
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
@@ -38,7 +39,6 @@ use crate::jobs;
 use crate::paths::Place;
 use crate::protocol::Reply;
 use crate::setting::Setting;
-use crate::users;
 
 /// How far a user's own ids may be ahead of everybody's.
 const ID_LEAP_MAX: u64 = 1_000_000;
@@ -189,15 +189,6 @@ impl Keeping {
         self.jobs.iter().filter_map(|(key, kept)| Some((key.clone(), kept.supervisor.as_ref()?)))
     }
 
-    pub fn may_stop(&self, peer: Peer) -> bool {
-        peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw()
-    }
-
-    pub(super) fn sees_all(&self, peer: Peer) -> bool {
-        let operators = self.config.daemon.operators.as_deref();
-        self.may_stop(peer) || operators.is_some_and(|group| users::is_in_group(peer.uid, group))
-    }
-
     pub(super) fn reserve(&mut self, at_least: u64, peer: Peer) -> Result<Reply> {
         let next = self.writer.next_local_id()?;
         // A user's own ids are not far from everybody's, unless he means to use them all up.
@@ -233,15 +224,15 @@ impl Keeping {
         Ok(paths)
     }
 
-    pub(super) fn started(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
+    pub(super) fn started(&mut self, mut record: Record, peer: Peer, access: Access) -> Result<Reply> {
         if record.key.manager != LOCAL {
             bail!("only local jobs are announced");
         }
         let known = self.known(&record.key)?;
         match &known {
-            Some(known) => self.check_owner(known, peer)?,
-            None if self.place.system && !self.gave_away(&record, peer) => bail!("no such job"),
-            None => {}
+            Some(known) if !access.covers(peer, known.uid) => bail!("no such job"),
+            None if self.place.system && !self.gave_away(&record, peer, access) => bail!("no such job"),
+            _ => {}
         }
         // An announcement that was overtaken by the end is old news.
         if known.as_ref().is_some_and(|known| !known.state.is_live() && known.state != State::Lost) {
@@ -264,13 +255,6 @@ impl Keeping {
             Some(kept) => Ok(Some(kept.record.clone())),
             None => Ok(self.writer.get(key)?),
         }
-    }
-
-    pub(super) fn check_owner(&self, record: &Record, peer: Peer) -> Result<()> {
-        if !self.may_stop(peer) && record.uid != Some(peer.uid) {
-            bail!("no such job");
-        }
-        Ok(())
     }
 
     /// Samples a running job and waits for its supervisor, or for the discovery to see its end.
@@ -298,7 +282,7 @@ impl Keeping {
     }
 
     /// Keeps the end of a job; it is on disk when this returns.
-    pub(super) fn ended(&mut self, mut record: Record, peer: Peer) -> Result<Reply> {
+    pub(super) fn ended(&mut self, mut record: Record, peer: Peer, access: Access) -> Result<Reply> {
         if record.state.is_live() {
             bail!("the job has not ended");
         }
@@ -309,9 +293,9 @@ impl Keeping {
         // other jobs are kept by their owners.
         let known = self.known(&record.key)?;
         match &known {
-            Some(known) => self.check_owner(known, peer)?,
-            None if self.place.system && !self.gave_away(&record, peer) => bail!("no such job"),
-            None => {}
+            Some(known) if !access.covers(peer, known.uid) => bail!("no such job"),
+            None if self.place.system && !self.gave_away(&record, peer, access) => bail!("no such job"),
+            _ => {}
         }
         // Told twice, by who waited for it and by who found it in his files: what was kept knows more by now. (A
         // user's own daemon finds the very end that it is told of in the inbox.)
@@ -324,9 +308,12 @@ impl Keeping {
         Ok(Reply::Done)
     }
 
-    fn gave_away(&self, record: &Record, peer: Peer) -> bool {
-        let given = record.key.id.parse().ok().and_then(|id: u64| self.given.get(&id));
-        given.is_some_and(|&uid| uid == peer.uid || self.may_stop(peer))
+    /// Whether the id was given to this user, or is out of the range that only he gives out.
+    fn gave_away(&self, record: &Record, peer: Peer, access: Access) -> bool {
+        let id = record.key.id.parse().ok().filter(|id: &u64| id.to_string() == record.key.id);
+        let Some(id) = id else { return false };
+        inbox::own_ids(peer.uid).contains(&id)
+            || self.given.get(&id).is_some_and(|&uid| access.covers(peer, Some(uid)))
     }
 
     /// Ends a job for good. What cannot be written is kept and tried again, and that it is not on disk is said.

@@ -17,6 +17,7 @@ mod keeping;
 pub mod listening;
 mod memory;
 mod nesting;
+mod permissions;
 mod plain;
 mod privilege;
 pub(crate) mod rest;
@@ -41,8 +42,9 @@ use met_server::http::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::failure::Failure;
+use crate::handshake::Greeting;
 use crate::paths::Place;
-use crate::protocol::{PROTOCOL, Reply, Request};
+use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
 use crate::supervise::Signals;
 use board::Board;
@@ -301,19 +303,20 @@ impl Daemon {
     }
 
     fn answer(&mut self, request: Request, peer: Peer) -> (Reply, bool) {
+        let refused = |error: anyhow::Error| Reply::Error { message: format!("{error:#}") };
+        if let Err(error) = self.keeping.access(&request, peer) {
+            return (refused(error), false);
+        }
         match request {
-            // A newer client needs a newer daemon: this one makes room.
-            Request::Hello { protocol } => {
-                (Reply::Hello { protocol: PROTOCOL, pid: std::process::id() }, protocol > PROTOCOL)
+            Request::Hello(hello) => {
+                let Greeting { protocol, leaving } = hello.greet(self.keeping.is_owner(peer));
+                if leaving {
+                    tracing::info!("leaving: a newer version of met brings its own daemon");
+                }
+                (Reply::Hello { protocol, pid: std::process::id(), leaving }, leaving)
             }
-            Request::Stop if self.keeping.may_stop(peer) => (Reply::Done, true),
-            Request::Stop => {
-                (Reply::Error { message: "only root may stop the system daemon".to_owned() }, false)
-            }
-            request => {
-                let answered = self.keeping.answer(request, peer);
-                (answered.unwrap_or_else(|error| Reply::Error { message: format!("{error:#}") }), false)
-            }
+            Request::Stop => (Reply::Done, true),
+            request => (self.keeping.answer(request, peer).unwrap_or_else(refused), false),
         }
     }
 

@@ -119,6 +119,7 @@ pub(super) mod tests {
             user: place.clone(),
             system: place.clone(),
             server: None,
+            reach: Default::default(),
         };
         Keeping::open(&setting, &place, None).unwrap()
     }

@@ -12,7 +12,7 @@ use met_store::{NodePart, Queries, Reader, Retention, StoreError, Writer, inbox}
 use super::reference::{self, JobRef};
 use super::settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
 use super::{FromDaemon, JobSource, JobsFilter, card_course, now_ns, table_named};
-use crate::client::Client;
+use crate::client::{Client, Unreachable};
 use crate::config::Storage;
 use crate::failure::Failure;
 use crate::sampler::Live;
@@ -90,8 +90,14 @@ impl FromFiles {
                 Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
                 opened => return Ok(here(&mut opened?)?),
             }
-            if let Ok(client) = Client::connect(&self.daemon) {
-                return there(&mut FromDaemon { client: Box::new(client) });
+            match Client::connect(&self.daemon) {
+                Ok(client) => return there(&mut FromDaemon { client: Box::new(client) }),
+                // It holds the store for as long as it hangs.
+                Err(silent @ Unreachable::Silent { .. }) => {
+                    let advice = silent.remedy().unwrap_or_default();
+                    return Err(Failure::with_code(1, format!("{silent}; {advice}")));
+                }
+                Err(_) => {}
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -223,7 +229,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::protocol::{PROTOCOL, Reply, Request, read_frame, write_frame};
+    use crate::handshake::PROTOCOL;
+    use crate::protocol::{Reply, Request, read_frame, write_frame};
 
     /// What a daemon is asked that has the store, and answers as soon as it listens.
     fn asked(change: impl Fn(&mut FromFiles)) -> Request {
@@ -234,7 +241,7 @@ mod tests {
         let answering = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let _: Request = read_frame(&mut stream).unwrap();
-            write_frame(&mut stream, &Reply::Hello { protocol: PROTOCOL, pid: 1 }).unwrap();
+            write_frame(&mut stream, &Reply::Hello { protocol: PROTOCOL, pid: 1, leaving: false }).unwrap();
             let asked: Request = read_frame(&mut stream).unwrap();
             write_frame(&mut stream, &Reply::Done).unwrap();
             asked

@@ -13,8 +13,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{DaemonPlace, spawn};
-use crate::client::Client;
-use crate::protocol::{self, PROTOCOL, Reply, Request};
+use crate::client::{Client, Unreachable};
+use crate::handshake::{self, Hello, PROTOCOL};
+use crate::protocol::{self, Reply, Request};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -42,6 +43,8 @@ pub struct Link {
     next_try: Instant,
     /// The daemon left on purpose: nobody starts another for it.
     dismissed: bool,
+    /// An older one has made room for a daemon of this version.
+    has_room: bool,
 }
 
 impl Link {
@@ -54,6 +57,7 @@ impl Link {
             pause: FIRST_PAUSE,
             next_try: Instant::now(),
             dismissed: false,
+            has_room: false,
         }
     }
 
@@ -105,7 +109,13 @@ impl Link {
         }
         loop {
             match protocol::take_frame(&mut self.arrived) {
-                Ok(Some(Reply::Hello { protocol, .. })) if protocol == PROTOCOL => {}
+                Ok(Some(Reply::Hello { leaving: true, .. })) => return self.succeed(),
+                Ok(Some(Reply::Hello { protocol, .. })) if handshake::is_spoken(protocol) => {}
+                Ok(Some(Reply::Hello { protocol, .. })) => {
+                    // An older daemon of the same user leaves upon our hello. Asking any other again does not help.
+                    self.dismissed = self.place.system || protocol > PROTOCOL;
+                    return self.lose();
+                }
                 Ok(Some(Reply::Done)) => {
                     self.known = true;
                     self.pause = FIRST_PAUSE;
@@ -115,9 +125,17 @@ impl Link {
                     return self.lose();
                 }
                 Ok(None) => return,
-                // Another protocol, or a refusal: perhaps the next daemon is wiser.
+                // A refusal, or a malformed reply: the next daemon may accept the job.
                 _ => return self.lose(),
             }
+        }
+    }
+
+    /// The daemon makes room: one of this version is started, once.
+    fn succeed(&mut self) {
+        self.lose();
+        if !std::mem::replace(&mut self.has_room, true) {
+            (self.next_try, self.pause) = (Instant::now() + FIRST_PAUSE, FIRST_PAUSE);
         }
     }
 
@@ -132,7 +150,7 @@ impl Link {
 
     /// A cgroup made by a system daemon for a child that waits at its gate.
     pub fn enclose(&mut self, name: &str, pid: i32) -> io::Result<CgroupPaths> {
-        let mut client = Client::connect(&self.place.socket)?;
+        let mut client = Client::connect_for_start(&self.place.socket).map_err(io::Error::other)?;
         match client.call(&Request::Enclose { name: name.to_owned(), pid: pid as u32 })? {
             Reply::Enclosed(paths) => Ok(paths),
             reply => Err(io::Error::other(format!("unexpected reply {reply:?}"))),
@@ -146,10 +164,17 @@ impl Link {
 
     /// Hands the end over when the job is over and its end on disk.
     pub fn hand_over(&self, record: &Record) -> HandedOver {
-        let client = Client::connect(&self.place.socket);
-        match client.and_then(|mut client| client.call(&Request::Ended(Box::new(record.clone())))) {
+        let refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+        let mut client = match Client::connect(&self.place.socket) {
+            Ok(client) => client,
+            // Asking again does not help. The end stays in the inbox for a command of the daemon's version.
+            Err(Unreachable::Foreign { .. }) => return HandedOver::Refused,
+            Err(Unreachable::Failed(error)) if refused(&error) => return HandedOver::Refused,
+            Err(_) => return HandedOver::Away,
+        };
+        match client.call(&Request::Ended(Box::new(record.clone()))) {
             Ok(_) => HandedOver::Taken,
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => HandedOver::Refused,
+            Err(error) if refused(&error) => HandedOver::Refused,
             Err(_) => HandedOver::Away,
         }
     }
@@ -162,7 +187,7 @@ fn introduce(place: &DaemonPlace, record: &Record) -> io::Result<UnixStream> {
     rustix::net::connect(&socket, &SocketAddrUnix::new(place.socket.as_os_str())?)?;
     let mut stream = UnixStream::from(socket);
     let mut said = Vec::new();
-    protocol::write_frame(&mut said, &Request::Hello { protocol: PROTOCOL })?;
+    protocol::write_frame(&mut said, &Request::Hello(Hello::ours(true)))?;
     protocol::write_frame(&mut said, &Request::Started(Box::new(record.clone())))?;
     // A fresh socket takes a record whole; where it does not, the next attempt may.
     stream.write_all(&said)?;

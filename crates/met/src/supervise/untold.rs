@@ -29,9 +29,13 @@ impl Untold {
     /// Tells the daemon of an end that is on disk; what is left to do later, if it was away.
     pub fn or_told(link: Option<Link>, signals: Signals, inbox: JobDir, record: Record) -> Option<Untold> {
         let link = link?;
+        if inbox.has_own_id() {
+            // The system daemon could not be asked for an id. It gets the end later, also if another daemon takes it now.
+            let _ = inbox.keep_unreported();
+        }
         match link.hand_over(&record) {
             HandedOver::Taken => {
-                let _ = inbox.remove();
+                let _ = if link.is_to_system() { inbox.reported() } else { inbox.remove() };
                 None
             }
             HandedOver::Refused => None,
@@ -69,8 +73,8 @@ impl Untold {
 
     fn forget(&self) {
         // A command of the user may have taken the end into his store meanwhile.
-        if self.inbox.read().end.is_some_and(|end| end.key == self.record.key) {
-            let _ = self.inbox.remove();
+        if self.inbox.read_unreported().is_some_and(|end| end.key == self.record.key) {
+            let _ = self.inbox.reported();
         }
     }
 }

@@ -14,14 +14,17 @@ use crate::setting::Setting;
 use crate::view::units;
 
 pub(super) fn running_daemon(setting: &Setting) -> Finding {
-    let (health, detail) = if setting.system_daemon().is_some() {
-        (Health::Good, "a system daemon runs and is used".to_owned())
-    } else if setting.user_daemon().is_ok() {
-        (Health::Good, format!("runs, at {}", setting.user.socket().display()))
-    } else {
-        (Health::Good, "none runs; the first `met run` starts one".to_owned())
-    };
-    Finding { what: "daemon", health, detail, remedy: None }
+    let finding = |health, detail, remedy| Finding { what: "daemon", health, detail, remedy };
+    if setting.system_daemon().is_some() {
+        return finding(Health::Good, "a system daemon runs and is used".to_owned(), None);
+    }
+    match setting.daemon(false) {
+        Ok(_) => finding(Health::Good, format!("runs, at {}", setting.user.socket().display()), None),
+        Err(missed) => match missed.remedy() {
+            Some(remedy) => finding(Health::Broken, missed.to_string(), Some(remedy)),
+            None => finding(Health::Good, "none runs; the first `met run` starts one".to_owned(), None),
+        },
+    }
 }
 
 /// Jobs of resource managers, as the daemon that looks for them tells it.

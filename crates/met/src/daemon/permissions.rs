@@ -1,0 +1,263 @@
+//! Who may ask a daemon for what: one table, in which every request has a row. What it does not grant is refused.
+//!
+//! For the system daemon the owner is the user whose job a request is about. For a daemon of a user it is that user,
+//! and everything in it is his.
+
+use super::socket::Peer;
+use crate::protocol::Request;
+
+/// Who asks, as far as it matters to a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Of a user's daemon only: the system daemon has no owner but root.
+    Owner,
+    User,
+    /// In the group of `daemon.operators`.
+    Operator,
+    Root,
+}
+
+/// What is granted: about one's own jobs, and about those of others. A request that is about no job is granted if
+/// either is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    pub own: bool,
+    pub others: bool,
+}
+
+impl Access {
+    const NONE: Access = Access { own: false, others: false };
+
+    pub fn is_any(self) -> bool {
+        self.own || self.others
+    }
+
+    /// Whether it covers what belongs to this user.
+    pub fn covers(self, peer: Peer, uid: Option<u32>) -> bool {
+        self.others || self.own && uid == Some(peer.uid)
+    }
+}
+
+/// The cells of a row, for one kind of daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cells {
+    owner: bool,
+    other: bool,
+    operator: bool,
+    root: bool,
+}
+
+const fn cells(text: &[u8; 4]) -> Cells {
+    Cells { owner: text[0] == b'x', other: text[1] == b'x', operator: text[2] == b'x', root: text[3] == b'x' }
+}
+
+/// The rights to one request.
+pub struct Row {
+    pub request: &'static str,
+    system: Cells,
+    user: Cells,
+}
+
+/// A variant of `Request` without a row does not compile: the match has no wildcard.
+macro_rules! table {
+    ($($request:ident $system:literal $user:literal,)*) => {
+        #[cfg(test)]
+        const ROWS: &[Row] = &[$(
+            Row { request: stringify!($request), system: cells($system), user: cells($user) },
+        )*];
+
+        pub fn row(request: &Request) -> &'static Row {
+            match request {
+                $(Request::$request { .. } => {
+                    const ROW: &Row =
+                        &Row { request: stringify!($request), system: cells($system), user: cells($user) };
+                    ROW
+                })*
+            }
+        }
+    };
+}
+
+// Owner, other user, operator, root: of the system daemon, and of a user's.
+#[rustfmt::skip]
+table! {
+    Hello       b"xxxx" b"x--x",
+    // A job is begun by its supervisor, for its user. A user's own ids need no daemon.
+    Reserve     b"xxxx" b"----",
+    Enclose     b"x---" b"----",
+    Started     b"x--x" b"x--x",
+    Ended       b"x--x" b"x--x",
+    // Operators see what everybody does, and change nothing.
+    Jobs        b"x-xx" b"x--x",
+    Find        b"x-xx" b"x--x",
+    Course      b"x-xx" b"x--x",
+    CardCourse  b"x-xx" b"x--x",
+    Remove      b"x--x" b"x--x",
+    // The machine as a whole is no secret.
+    NodeParts   b"xxxx" b"x--x",
+    NodeCourse  b"xxxx" b"x--x",
+    Factors     b"xxxx" b"x--x",
+    Energy      b"xxxx" b"x--x",
+    Status      b"xxxx" b"x--x",
+    // With the names of jobs for those who may see all.
+    InForce     b"x-xx" b"x--x",
+    Correct     b"---x" b"x--x",
+    Configure   b"---x" b"x--x",
+    Stop        b"---x" b"x--x",
+    // Asked of the server of a cluster, which is not a daemon.
+    NodeCourses b"----" b"----",
+    Nodes       b"----" b"----",
+}
+
+impl Row {
+    /// `role` is asked for only if it makes a difference: who is an operator is looked up in the system's databases.
+    pub fn access(&self, system: bool, role: impl FnOnce() -> Role) -> Access {
+        let cells = if system { self.system } else { self.user };
+        if cells == NOTHING {
+            return Access::NONE;
+        }
+        if cells == EVERYTHING {
+            return Access { own: true, others: true };
+        }
+        match role() {
+            Role::Owner => Access { own: cells.owner, others: cells.owner },
+            // Among the jobs of a user's daemon there is none of anybody else.
+            Role::User => Access { own: system && cells.owner, others: cells.other },
+            Role::Operator => Access { own: system && cells.owner, others: cells.operator },
+            Role::Root => Access { own: system && cells.owner, others: cells.root },
+        }
+    }
+
+    /// Why it is refused.
+    pub fn refusal(&self, system: bool) -> &'static str {
+        match (system, self.request) {
+            (_, "Nodes" | "NodeCourses") => "only the server of a cluster knows this",
+            (true, "Stop") => "only root may stop the system daemon",
+            (true, "Correct") => "only root may change the factors of the system daemon",
+            (true, "Configure") => "only root may configure the system daemon",
+            (false, "Reserve" | "Enclose") => "only the system daemon does this",
+            (false, _) => "this daemon serves another user",
+            (true, _) => "permission denied",
+        }
+    }
+}
+
+const NOTHING: Cells = cells(b"----");
+const EVERYTHING: Cells = cells(b"xxxx");
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use met_core::job::{JobKey, LOCAL};
+
+    use super::*;
+    use crate::emissions::Correction;
+    use crate::handshake::Hello;
+    use crate::jobs::{JobRef, JobsFilter};
+    use crate::protocol::Change;
+    use crate::view::sample;
+
+    /// One of each; `every_request_has_a_row_and_a_test` fails where one is missing.
+    fn requests() -> Vec<Request> {
+        let key = || JobKey { cluster: None, manager: LOCAL.to_owned(), id: "1".to_owned(), incarnation: 0 };
+        let record = || Box::new(sample::full(1, "train"));
+        vec![
+            Request::Hello(Hello::ours(false)),
+            Request::Reserve { at_least: 1 },
+            Request::Enclose { name: "met-1-1-1".to_owned(), pid: 1 },
+            Request::Started(record()),
+            Request::Ended(record()),
+            Request::Jobs(JobsFilter::default()),
+            Request::Find(JobRef::Last),
+            Request::Course { key: key(), after_ms: 0 },
+            Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },
+            Request::Remove(key()),
+            Request::NodeParts { since_ms: 0 },
+            Request::NodeCourse { table: String::new(), part: String::new(), after_ms: 0 },
+            Request::Factors,
+            Request::Energy,
+            Request::Status,
+            Request::InForce,
+            Request::Correct(Correction::Recompute { since_ns: None }),
+            Request::Configure(Change::default()),
+            Request::Stop,
+            Request::NodeCourses { node: String::new(), after_ms: 0 },
+            Request::Nodes,
+        ]
+    }
+
+    #[test]
+    fn every_request_has_a_row_and_a_test() {
+        let tested: Vec<&str> = requests().iter().map(|request| row(request).request).collect();
+        let rows: Vec<&str> = ROWS.iter().map(|row| row.request).collect();
+        assert_eq!(tested, rows);
+    }
+
+    /// What a role may do: `own` jobs only, `all`, or nothing.
+    fn granted(request: &Request, system: bool, role: Role) -> &'static str {
+        match row(request).access(system, || role) {
+            Access { others: true, .. } => "all",
+            Access { own: true, others: false } => "own",
+            Access::NONE => "-",
+        }
+    }
+
+    #[test]
+    fn the_whole_table() {
+        let mut text = String::new();
+        for request in requests() {
+            let of_system =
+                [Role::User, Role::Operator, Role::Root].map(|role| granted(&request, true, role));
+            let of_user = [Role::Owner, Role::User, Role::Operator, Role::Root]
+                .map(|role| granted(&request, false, role));
+            let (of_system, of_user) = (of_system.join(" "), of_user.join(" "));
+            text += &format!("{:<11} {of_system:<12} | {of_user}\n", row(&request).request);
+        }
+        // User, operator, root of the system daemon; owner, other user, operator, root of a user's.
+        expect![[r#"
+            Hello       all all all  | all - - all
+            Reserve     all all all  | - - - -
+            Enclose     own own own  | - - - -
+            Started     own own all  | all - - all
+            Ended       own own all  | all - - all
+            Jobs        own all all  | all - - all
+            Find        own all all  | all - - all
+            Course      own all all  | all - - all
+            CardCourse  own all all  | all - - all
+            Remove      own own all  | all - - all
+            NodeParts   all all all  | all - - all
+            NodeCourse  all all all  | all - - all
+            Factors     all all all  | all - - all
+            Energy      all all all  | all - - all
+            Status      all all all  | all - - all
+            InForce     own all all  | all - - all
+            Correct     - - all      | all - - all
+            Configure   - - all      | all - - all
+            Stop        - - all      | all - - all
+            NodeCourses - - -        | - - - -
+            Nodes       - - -        | - - - -
+        "#]]
+        .assert_eq(&text);
+    }
+
+    #[test]
+    fn what_no_cell_grants_is_refused_with_a_reason() {
+        for request in requests() {
+            for system in [true, false] {
+                let stranger = row(&request).access(system, || Role::User);
+                assert!(system || !stranger.is_any(), "a user's daemon serves its user");
+                assert!(!row(&request).refusal(system).is_empty());
+            }
+        }
+        assert_eq!(row(&Request::Stop).refusal(true), "only root may stop the system daemon");
+    }
+
+    #[test]
+    fn own_access_covers_no_job_of_others() {
+        let peer = Peer { uid: 7, pid: 1 };
+        let own = Access { own: true, others: false };
+        assert!(own.covers(peer, Some(7)) && !own.covers(peer, Some(8)) && !own.covers(peer, None));
+        assert!(Access { own: false, others: true }.covers(peer, None));
+        assert!(!Access::NONE.covers(peer, Some(7)));
+    }
+}

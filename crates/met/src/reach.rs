@@ -1,0 +1,103 @@
+//! Daemons that run but cannot be used, because they hang or speak another version. A command waits for such a daemon
+//! once and says so once, however often it needs it.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::client::Unreachable;
+
+/// A command that lasts asks again after this long.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// What a command has found out so far.
+#[derive(Default)]
+pub struct Reach {
+    system: Mutex<Option<Missed>>,
+    user: Mutex<Option<Missed>>,
+}
+
+struct Missed {
+    why: Unreachable,
+    since: Instant,
+}
+
+/// Who reports a daemon that cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Report {
+    Warn,
+    ByCaller,
+}
+
+impl Reach {
+    pub fn system<T>(
+        &self,
+        report: Report,
+        connect: impl FnOnce() -> Result<T, Unreachable>,
+    ) -> Result<T, Unreachable> {
+        once(&self.system, report, connect)
+    }
+
+    pub fn user<T>(
+        &self,
+        report: Report,
+        connect: impl FnOnce() -> Result<T, Unreachable>,
+    ) -> Result<T, Unreachable> {
+        once(&self.user, report, connect)
+    }
+}
+
+fn once<T>(
+    missed: &Mutex<Option<Missed>>,
+    report: Report,
+    connect: impl FnOnce() -> Result<T, Unreachable>,
+) -> Result<T, Unreachable> {
+    let mut missed = missed.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = missed.as_ref().filter(|missed| missed.since.elapsed() < ASK_AGAIN);
+    if let Some(again) = known.and_then(|missed| missed.why.again()) {
+        return Err(again);
+    }
+    let result = connect();
+    if let Err(error) = &result
+        && let Some(why) = error.again()
+    {
+        if missed.is_none() && report == Report::Warn {
+            tracing::warn!("{why}; going on without it");
+        }
+        *missed = Some(Missed { why, since: Instant::now() });
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_hangs_is_waited_for_once() {
+        let reach = Reach::default();
+        let asked = Cell::new(0);
+        let hung = || -> Result<(), Unreachable> {
+            asked.set(asked.get() + 1);
+            Err(Unreachable::Silent { pid: Some(7) })
+        };
+        for _ in 0..3 {
+            assert!(matches!(reach.system(Report::Warn, hung), Err(Unreachable::Silent { pid: Some(7) })));
+        }
+        assert_eq!(asked.get(), 1);
+        assert!(reach.user(Report::Warn, || Ok(())).is_ok(), "another daemon is another matter");
+        if let Some(missed) = reach.system.lock().unwrap().as_mut() {
+            missed.since -= ASK_AGAIN;
+        }
+        assert!(reach.system(Report::Warn, hung).is_err());
+        assert_eq!(asked.get(), 2, "it may answer again");
+    }
+
+    #[test]
+    fn one_that_is_not_there_is_looked_for_each_time() {
+        let reach = Reach::default();
+        assert!(reach.user(Report::Warn, || Err::<(), _>(Unreachable::Absent)).is_err());
+        assert!(reach.user(Report::Warn, || Ok(())).is_ok());
+    }
+}
