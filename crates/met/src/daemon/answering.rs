@@ -3,13 +3,14 @@
 use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record, State};
 use met_core::job_table::CPU;
+use met_core::listing::Cursor;
 use met_store::Filter;
 
 use super::found;
 use super::keeping::Keeping;
 use super::sampling::Sampling;
 use super::socket::Peer;
-use crate::jobs;
+use crate::jobs::{self, JobRef};
 use crate::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
 use crate::sampler::Live;
 
@@ -32,24 +33,17 @@ impl Keeping {
                 }
                 self.refresh();
                 self.discovered();
-                let found = self.writer.jobs(&filter.to_store())?;
-                let mut found = self.with_live(found);
-                filter.retain(&mut found);
-                Ok(Reply::Jobs(found))
+                let page = self.writer.page(&filter.to_store())?;
+                let warnings = self.damage_met(peer);
+                let mut jobs = self.with_live(page.jobs);
+                filter.retain(&mut jobs);
+                Ok(match filter.paged {
+                    true => Reply::JobsPage { jobs, next: page.next, warnings },
+                    false => Reply::Jobs(jobs),
+                })
             }
-            Request::Find(job) => {
-                self.refresh();
-                self.discovered();
-                let mut found = jobs::find(&self.writer, &job)?;
-                let sees_all = self.sees_all(peer);
-                if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
-                    // The newest of all is somebody else's.
-                    let own = Filter { uid: Some(peer.uid), ..Filter::default() };
-                    found = jobs::newest_of(&self.writer, &job, &own)?;
-                }
-                found.retain(|record| sees_all || record.uid == Some(peer.uid));
-                Ok(Reply::Jobs(self.with_live(found)))
-            }
+            Request::Find(job) => self.find(&job, None, peer),
+            Request::FindAfter { job, after } => self.find(&job, Some(&after), peer),
             Request::Course { key, after_ms } => self.course(&key, after_ms, peer),
             Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, peer),
             Request::Remove(key) => self.remove(&key, peer),
@@ -71,6 +65,44 @@ impl Keeping {
                 bail!("not a question about jobs")
             }
         }
+    }
+
+    fn find(&mut self, job: &JobRef, after: Option<&Cursor>, peer: Peer) -> Result<Reply> {
+        self.refresh();
+        self.discovered();
+        let mut found = jobs::find(&self.writer, job)?;
+        let sees_all = self.sees_all(peer);
+        if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
+            // The newest of all is somebody else's.
+            let own = Filter { uid: Some(peer.uid), ..Filter::default() };
+            found = jobs::newest_of(&self.writer, job, &own)?;
+        }
+        found.retain(|record| sees_all || record.uid == Some(peer.uid));
+        let (found, next) = jobs::page_of(found, after);
+        let jobs = self.with_live(found);
+        Ok(match next {
+            Some(_) => Reply::JobsPage { jobs, next, warnings: Vec::new() },
+            None => Reply::Jobs(jobs),
+        })
+    }
+
+    /// What is missing from lists, in sentences. Which jobs these are is told to who may see all.
+    fn damage_met(&mut self, peer: Peer) -> Vec<String> {
+        let names = self.writer.take_unreadable();
+        if !names.is_empty() {
+            // What can be saved is, so that it is met once.
+            self.look_after_store();
+        }
+        let sees_all = self.sees_all(peer);
+        let lost = self.writer.last_salvage().map(|salvage| match sees_all {
+            true => salvage.sentence(),
+            false => format!("the store was damaged, and {} jobs of all users are lost", salvage.lost.len()),
+        });
+        let unreadable = match sees_all {
+            true => jobs::unreadable(&names),
+            false => (!names.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
+        };
+        unreadable.into_iter().chain(lost).collect()
     }
 
     fn with_live(&mut self, mut found: Vec<Record>) -> Vec<Record> {
