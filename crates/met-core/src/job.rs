@@ -588,6 +588,11 @@ impl Totals {
         self.figures.values_mut().for_each(|figure| figure.kind = QualityKind::LowerBound);
     }
 
+    /// Where each of them is said to come from.
+    pub(crate) fn sources_mut(&mut self) -> impl Iterator<Item = &mut Cow<'static, str>> {
+        self.figures.values_mut().map(|figure| &mut figure.source)
+    }
+
     /// In the order of the job table.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Figure)> {
         self.figures.iter().map(|(&column, figure)| (column, figure))

@@ -12,7 +12,7 @@ use rusqlite::Connection;
 use crate::day;
 use crate::error::StoreError;
 use crate::schema::{Access, SERIES, move_aside, open_for_reading, open_for_writing};
-use crate::series::{self, Series};
+use crate::series::{self, Series, Usage};
 use met_wire::block;
 
 /// Jobs run over midnight, and the day before may still get samples.
@@ -58,7 +58,8 @@ impl DayFiles {
         .map_err(StoreError::database(&path))
     }
 
-    fn remove_from_day(&mut self, key: &JobKey, day: i64) -> Result<(), StoreError> {
+    /// Removes these from the file of a day.
+    fn remove_from_day(&mut self, keys: &[JobKey], day: i64, give_back: bool) -> Result<(), StoreError> {
         let path = series::path_of(&self.state, day);
         let mut opened = None;
         let connection = match self.open_days.get_mut().iter_mut().find(|(open, _)| *open == day) {
@@ -73,8 +74,17 @@ impl DayFiles {
                 }
             }
         };
-        in_transaction(connection, false, |connection| series::remove(connection, key))
-            .map_err(StoreError::database(&path))
+        let database = StoreError::database(&path);
+        in_transaction(connection, false, |connection| {
+            keys.iter().try_for_each(|key| series::remove(connection, key))
+        })
+        .map_err(database)?;
+        match give_back {
+            true => connection
+                .execute_batch("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
+                .map_err(database),
+            false => Ok(()),
+        }
     }
 
     fn blocks_of(
@@ -188,7 +198,8 @@ impl Series for DayFiles {
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<(), StoreError> {
-        self.file_days()?.into_iter().try_for_each(|day| self.remove_from_day(key, day))
+        let keys = std::slice::from_ref(key);
+        self.file_days()?.into_iter().try_for_each(|day| self.remove_from_day(keys, day, false))
     }
 
     fn days(&self) -> Result<Vec<(i64, u64)>, StoreError> {
@@ -200,6 +211,16 @@ impl Series for DayFiles {
         self.open_days.get_mut().retain(|(open, _)| *open != day);
         let path = series::path_of(&self.state, day);
         series::unlink(&path).map_err(StoreError::io(&path))
+    }
+
+    fn usage(&self, day: i64) -> Result<Vec<Usage>, StoreError> {
+        let mut usage = Vec::new();
+        self.ask_day(day, |connection| series::usage(connection, &mut usage))?;
+        Ok(usage)
+    }
+
+    fn remove_of_day(&mut self, day: i64, keys: &[JobKey]) -> Result<(), StoreError> {
+        self.remove_from_day(keys, day, true)
     }
 
     fn refused(&self) -> u64 {

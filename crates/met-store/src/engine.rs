@@ -25,7 +25,7 @@ use crate::device::DEVICE;
 use crate::error::StoreError;
 use crate::node::NODE;
 use crate::promql::{PART, read_course, read_parts, selector};
-use crate::series::Series;
+use crate::series::{Series, Usage};
 
 /// Samples in one request: half a megabyte before it is compressed.
 const SAMPLES_MAX: usize = 20_000;
@@ -338,6 +338,14 @@ impl Series for Remote {
     }
 
     fn remove_day(&mut self, _day: i64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn usage(&self, _day: i64) -> Result<Vec<Usage>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    fn remove_of_day(&mut self, _day: i64, _keys: &[JobKey]) -> Result<(), StoreError> {
         Ok(())
     }
 

@@ -46,9 +46,20 @@ impl StoreError {
                 Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
                     StoreError::Damaged { path, what: error.to_string() }
                 }
+                // All statements are this program's own: a table that is not there was there.
+                Some(ErrorCode::Unknown) if has_other_tables(&error) => {
+                    StoreError::Damaged { path, what: error.to_string() }
+                }
                 Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy { path },
                 _ => StoreError::Database { path, error },
             }
         }
     }
+}
+
+fn has_other_tables(error: &rusqlite::Error) -> bool {
+    let text = error.to_string();
+    ["no such table", "no such column", "already exists", "duplicate column", "has no column"]
+        .iter()
+        .any(|what| text.contains(what))
 }

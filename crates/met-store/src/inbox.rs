@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use met_core::JOB;
+use met_core::bounds;
 use met_core::course::Course;
 use met_core::job::Record;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
@@ -251,7 +252,10 @@ impl JobDir {
         let path = self.path.join(name);
         let result = read_bounded(&path).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
         match result {
-            Ok(record) => Some(record),
+            Ok(mut record) => {
+                bounds::bound(&mut record);
+                Some(record)
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 problems.push(format!("{}: {error}", path.display()));

@@ -182,7 +182,8 @@ fn a_full_disk_does_not_lose_the_end() {
     let mut filler = create(&mount.path().join("filler")).unwrap();
     while filler.write_all(&[1; 4096]).is_ok() {}
     let mut end = finished(1, MIDNIGHT_S);
-    end.command = vec!["x".repeat(50_000)];
+    // Ordinary, and as long as the space that is reserved.
+    end.nodes = (0..4000).map(|number| format!("node{number:05}")).collect();
     let written = dir.write_end(&end);
     let read = dir.read();
     let next = JobDir::claim(mount.path(), 2).unwrap().write_start(&running(2, MIDNIGHT_S));

@@ -11,6 +11,7 @@
 //! reader shows the database and the inbox as one.
 
 mod backends;
+mod check;
 pub mod cluster;
 mod day;
 mod days;
@@ -21,10 +22,14 @@ mod factors;
 pub mod inbox;
 mod network;
 mod node;
+mod pages;
 mod postgresql;
 mod promql;
 mod query;
+mod reading;
 mod record;
+mod retention;
+mod salvage;
 #[cfg(test)]
 mod samples;
 mod schema;
@@ -32,12 +37,16 @@ mod series;
 mod sql;
 mod sqlite;
 mod store;
+mod sums;
 
 pub use backends::{Backends, Credentials, Engine, PostgresServer, Secret};
+pub use check::{Checked, check};
 pub use device::{Allocation, Device, device_on};
 pub use error::StoreError;
 pub use met_wire::{block, column};
 pub use network::is_network;
 pub use node::{NodePart, node_on};
-pub use query::{Filter, Queries, Reader};
-pub use store::{Goes, Imported, Retained, Retention, Writer};
+pub use query::{Filter, Page, Queries, Reader};
+pub use retention::{Goes, Removed, Retained, Retention};
+pub use salvage::Salvage;
+pub use store::{Imported, Writer};

@@ -15,11 +15,11 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::backends::{PostgresServer, certificates, is_loopback};
 use crate::error::StoreError;
-use crate::sql::{Dialect, Each, Mismatch, Row, Sql, Value};
+use crate::sql::{Dialect, Each, Mismatch, Noted, Row, Sql, Value};
 
 /// The first version that there was here, and what turns each into the next. Released ones are never changed.
 const FIRST_VERSION: i64 = 3;
-const MIGRATIONS: &[&str] = &[include_str!("schema/postgres-3.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("schema/postgres-3.sql"), include_str!("schema/postgres-4.sql")];
 const VERSION: i64 = FIRST_VERSION + MIGRATIONS.len() as i64 - 1;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,6 +35,7 @@ static DIALECT: Dialect = Dialect {
     // refuses to read one with a NUL in any of its texts.
     has_cards: "detail LIKE '%\"gpus\":[{%'",
     numbers: "SELECT json_array_elements_text(?1::text::json)::bigint",
+    bytewise: " COLLATE \"C\"",
 };
 
 pub(crate) struct Postgres {
@@ -45,6 +46,7 @@ pub(crate) struct Postgres {
     session: RefCell<Option<Session>>,
     /// Statements of a transaction belong to the session it began in, and to no later one.
     in_transaction: Cell<bool>,
+    noted: RefCell<Noted>,
 }
 
 struct Session {
@@ -140,7 +142,14 @@ impl Postgres {
             SslMode::Disable => None,
             _ => Some(tls(server.ca_file.as_deref())?),
         };
-        Ok(Postgres { config, tls, at, session: RefCell::default(), in_transaction: Cell::new(false) })
+        Ok(Postgres {
+            config,
+            tls,
+            at,
+            session: RefCell::default(),
+            in_transaction: Cell::new(false),
+            noted: RefCell::default(),
+        })
     }
 
     fn connect(&self) -> Result<Session, StoreError> {
@@ -323,10 +332,7 @@ impl Sql for Postgres {
             let statement = session.prepare(sql)?;
             session.client.query(&statement, &parameters(values))
         })?;
-        let mismatch = |Mismatch| StoreError::Refused {
-            at: self.at.clone(),
-            error: "a value is not of the type of its column".to_owned(),
-        };
+        let mismatch = |Mismatch| self.damaged("a value is not of the type of its column");
         rows.iter().try_for_each(|row| each(row).map_err(mismatch))
     }
 
@@ -376,6 +382,14 @@ impl Sql for Postgres {
 
     fn give_back(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    fn noted(&self) -> &RefCell<Noted> {
+        &self.noted
+    }
+
+    fn damaged(&self, what: &str) -> StoreError {
+        StoreError::Refused { at: self.at.clone(), error: what.to_owned() }
     }
 }
 

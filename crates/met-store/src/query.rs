@@ -1,26 +1,29 @@
 //! Questions to the store. Database and inbox are answered from as one.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record, State};
+use met_core::listing::{self, Cursor, id_number, sort_ns};
 use met_core::{JOB, Table};
 
 use crate::backends::Backends;
+use crate::check;
 use crate::day;
 use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
 use crate::postgresql::Postgres;
-use crate::record::{
-    self, Parts, exact, id_number, is_unsettled, select, sort_ns, supersedes, with_what_was_known,
-};
+use crate::reading::{self, Parts, exact, select};
+use crate::record::{self, is_unsettled, supersedes, with_what_was_known};
+use crate::salvage::{self, Salvage};
 use crate::schema::{CATALOGUE, open_for_reading};
 use crate::series::{self, Series};
-use crate::sql::{self, Sql, Value};
+use crate::sql::{self, Noted, Sql, Value};
 use crate::sqlite::Sqlite;
+use crate::store::is_check_due;
 
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
 /// From which version on the catalogue knows aliases, and remembers what belongs to no job.
@@ -35,6 +38,10 @@ const CHANGE_VERSION: i64 = 3;
 pub struct Filter {
     /// Started then or later.
     pub since_ns: Option<i64>,
+    /// Behind this one in the list.
+    pub after: Option<Cursor>,
+    /// A page ends when the records in it have so many bytes; with one at least.
+    pub max_bytes: Option<usize>,
     /// Started before then.
     pub until_ns: Option<i64>,
     /// Any of these; none named means any at all.
@@ -53,6 +60,7 @@ pub struct Filter {
 impl Filter {
     fn accepts(&self, record: &Record) -> bool {
         self.since_ns.is_none_or(|since_ns| sort_ns(record) >= since_ns)
+            && self.after.as_ref().is_none_or(|after| Cursor::of(record) < *after)
             && self.until_ns.is_none_or(|until_ns| sort_ns(record) < until_ns)
             && (self.states.is_empty() || self.states.contains(&record.state))
             && self.uid.is_none_or(|uid| record.uid == Some(uid))
@@ -63,7 +71,7 @@ impl Filter {
             && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
     }
 
-    fn sql(&self, dialect: &sql::Dialect) -> (String, Vec<Value<'_>>) {
+    fn sql<'f>(&'f self, dialect: &sql::Dialect, after: Option<&'f Cursor>) -> (String, Vec<Value<'f>>) {
         let mut conditions = vec!["TRUE".to_string()];
         let mut values: Vec<Value<'_>> = Vec::new();
         let known: [(&str, Value<'_>); 7] = [
@@ -78,6 +86,18 @@ impl Filter {
         for (condition, value) in known.into_iter().filter(|(_, value)| *value != Value::Null) {
             values.push(value);
             conditions.push(format!("{condition} ?{}", values.len()));
+        }
+        if let Some(Cursor { start_ns, key }) = after {
+            let (first, bytewise) = (values.len() + 1, dialect.bytewise);
+            let marks = (first..first + 6).map(|number| format!("?{number}")).collect::<Vec<_>>().join(", ");
+            // The first condition is for the index alone.
+            conditions.push(format!(
+                "sort_ns <= ?{first} AND (sort_ns, id_number, id{bytewise}, manager{bytewise}, incarnation,
+                 cluster{bytewise}) < ({marks})"
+            ));
+            let cluster = key.cluster.as_deref().unwrap_or("");
+            values.extend([Value::Integer(*start_ns), id_number(&key.id).into(), (&key.id).into()]);
+            values.extend([Value::Text(&key.manager), key.incarnation.into(), cluster.into()]);
         }
         if self.with_cards {
             // By the record itself, which every version has.
@@ -109,7 +129,22 @@ pub struct Queries {
     pub(crate) catalogue: OnceCell<Box<dyn Sql>>,
     pub(crate) series: Box<dyn Series>,
     pub(crate) is_network: bool,
+    /// What could not be read where the catalogue itself cannot be asked.
+    noted: RefCell<Noted>,
+    /// Why the catalogue is not to be asked, but looked through.
+    distrusted: Option<String>,
 }
+
+/// Some jobs of a list.
+#[derive(Debug, Default)]
+pub struct Page {
+    pub jobs: Vec<Record>,
+    /// Behind which the list goes on; `None` at its end.
+    pub next: Option<Cursor>,
+}
+
+/// Rows that are asked for at once where the bytes of an answer are bounded.
+const PAGE_ROWS: usize = 64;
 
 /// Reads the store of a state directory, also while it is written and before there is one.
 pub struct Reader {
@@ -124,8 +159,21 @@ impl Reader {
     /// As [`Reader::open`], where catalogue or series lie elsewhere.
     pub fn open_with(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
         let queries = Queries::new(state, backends)?;
-        queries.catalogue()?;
-        Ok(Reader { queries })
+        match queries.catalogue() {
+            // What can be read of it is.
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`Reader::open`], and looks through all of it where there is a reason to: a damaged index hides jobs.
+    pub fn open_checked(state: &Path) -> Result<Reader, StoreError> {
+        let mut reader = Reader::open(state)?;
+        if is_check_due(&reader.queries.catalogue_path()) {
+            let problems = check::check(state)?.map_or_else(Vec::new, |checked| checked.problems);
+            reader.queries.distrusted = problems.into_iter().next();
+        }
+        Ok(reader)
     }
 }
 
@@ -146,6 +194,8 @@ impl Queries {
             series: series::open(state, is_network, backends)?,
             backends: backends.clone(),
             is_network,
+            noted: RefCell::default(),
+            distrusted: None,
         })
     }
 
@@ -162,6 +212,11 @@ impl Queries {
     /// Samples that the engine of series refused since this was opened, and that are lost.
     pub fn samples_refused(&self) -> u64 {
         self.series.refused()
+    }
+
+    /// Whether the catalogue is not a file of ours.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.backends.catalogue.is_some()
     }
 
     pub(crate) fn catalogue_path(&self) -> PathBuf {
@@ -183,6 +238,14 @@ impl Queries {
         Ok(self.catalogue.get().map(|catalogue| &**catalogue))
     }
 
+    /// The catalogue, unless it was found to be damaged.
+    fn trusted(&self) -> Result<Option<&dyn Sql>, StoreError> {
+        match &self.distrusted {
+            Some(what) => Err(StoreError::Damaged { path: self.catalogue_path(), what: what.clone() }),
+            None => self.catalogue(),
+        }
+    }
+
     /// Asks the catalogue what it knows from a version on: a file that no writer of this version has opened
     /// yet knows nothing of it.
     pub(crate) fn ask<T: Default>(
@@ -196,24 +259,124 @@ impl Queries {
         }
     }
 
-    /// The jobs that pass `filter`, newest first by start, then by number.
+    /// The jobs that pass `filter`, newest first.
     pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
+        Ok(self.page(filter)?.jobs)
+    }
+
+    /// As [`Queries::jobs`], as many as `filter` allows, and where the list goes on.
+    pub fn page(&self, filter: &Filter) -> Result<Page, StoreError> {
         // The inbox first: a job that is imported between the two is then in both and not in neither.
         let mut pending = self.inbox();
-        let parts = Parts { totals: true, summaries: filter.with_summaries };
-        let mut jobs = Vec::new();
-        if let Some(catalogue) = self.catalogue()? {
-            settle(catalogue, &mut pending)?;
-            let (condition, values) = filter.sql(catalogue.dialect());
-            let limit = filter.limit.map(|limit| limit.saturating_add(pending.len()));
-            let stored = select(catalogue, &condition, &values, limit, parts)?;
-            jobs.extend(stored.into_iter().map(|stored| stored.record));
-            jobs.retain(|record| !pending.contains_key(&record.key));
+        let stored = match self.stored_page(filter, &mut pending) {
+            Err(error @ StoreError::Damaged { .. }) => self.page_of_rest(filter, error)?,
+            // A damaged index hides rows that are whole.
+            Ok(_) if self.met_damage() => {
+                let what = "rows do not fit their checksums".to_owned();
+                self.page_of_rest(filter, StoreError::Damaged { path: self.catalogue_path(), what })?
+            }
+            stored => stored?,
+        };
+        let Page { mut jobs, mut next } = stored;
+        jobs.retain(|record| !pending.contains_key(&record.key));
+        let is_here = |record: &Record| next.as_ref().is_none_or(|next| Cursor::of(record) >= *next);
+        jobs.extend(pending.into_values().filter(|record| filter.accepts(record) && is_here(record)));
+        listing::sort(&mut jobs);
+        let count = jobs.len();
+        jobs.dedup_by(|later, earlier| later.key == earlier.key);
+        if jobs.len() < count {
+            self.noted.borrow_mut().note("an index (it names a job twice)");
         }
-        jobs.extend(pending.into_values().filter(|record| filter.accepts(record)));
-        jobs.sort_by_key(|record| std::cmp::Reverse((sort_ns(record), id_number(&record.key.id))));
-        jobs.truncate(filter.limit.unwrap_or(usize::MAX));
-        Ok(jobs)
+        if let Some(limit) = filter.limit.filter(|&limit| limit < jobs.len()) {
+            jobs.truncate(limit);
+            next = jobs.last().map(Cursor::of).or(next);
+        }
+        Ok(Page { jobs, next })
+    }
+
+    /// What the catalogue has of a page. What the inbox says of a job becomes what both say.
+    fn stored_page(
+        &self,
+        filter: &Filter,
+        pending: &mut HashMap<JobKey, Record>,
+    ) -> Result<Page, StoreError> {
+        let Some(catalogue) = self.trusted()? else { return Ok(Page::default()) };
+        settle(catalogue, pending)?;
+        let parts = Parts { totals: true, summaries: filter.with_summaries };
+        let limit = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
+        let mut page = Page { jobs: Vec::new(), next: filter.after.clone() };
+        let mut bytes = 0;
+        loop {
+            let rows = (limit - page.jobs.len()).min(filter.max_bytes.map_or(usize::MAX, |_| PAGE_ROWS));
+            let (condition, values) = filter.sql(catalogue.dialect(), page.next.as_ref());
+            let at_once = (rows < usize::MAX).then_some(rows);
+            let selected = select(catalogue, &condition, &values, at_once, parts)?;
+            bytes += selected.bytes;
+            page.jobs.extend(selected.found.into_iter().map(|stored| stored.record));
+            if selected.rows < rows {
+                page.next = None;
+                return Ok(page);
+            }
+            if rows > 0 {
+                let unordered = || catalogue.damaged("a row has no place in the list");
+                page.next = Some(selected.last.ok_or_else(unordered)?);
+            }
+            if page.jobs.len() >= limit || filter.max_bytes.is_none_or(|max_bytes| bytes >= max_bytes) {
+                return Ok(page);
+            }
+        }
+    }
+
+    /// Whether something could not be read since that was last asked.
+    fn met_damage(&self) -> bool {
+        let is_noted = |catalogue: &dyn Sql| !catalogue.noted().borrow().is_empty();
+        !self.is_elsewhere() && self.catalogue.get().is_some_and(|catalogue| is_noted(&**catalogue))
+    }
+
+    /// A page of what can still be read of a damaged catalogue.
+    fn page_of_rest(&self, filter: &Filter, error: StoreError) -> Result<Page, StoreError> {
+        let mut jobs = self.rest(error)?;
+        jobs.retain(|record| filter.accepts(record));
+        listing::sort(&mut jobs);
+        let mut bytes = 0;
+        let fitting = jobs.iter().take_while(|record| {
+            let fits = filter.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
+            bytes += met_core::bounds::bytes(record);
+            fits
+        });
+        let count = fitting.count().min(filter.limit.unwrap_or(usize::MAX));
+        let next = (count < jobs.len()).then(|| jobs[..count].last().map(Cursor::of)).flatten();
+        jobs.truncate(count);
+        Ok(Page { jobs, next })
+    }
+
+    /// All jobs that can still be read of a damaged catalogue.
+    fn rest(&self, error: StoreError) -> Result<Vec<Record>, StoreError> {
+        if self.backends.catalogue.is_some() {
+            return Err(error);
+        }
+        let path = self.catalogue_path();
+        let found = salvage::scan(&path).map_err(StoreError::io(&path))?;
+        let mut noted = self.noted.borrow_mut();
+        noted.note(&format!("the file {} ({error})", path.display()));
+        found.lost.iter().chain(&found.incomplete).for_each(|name| noted.note(name));
+        Ok(found.records)
+    }
+
+    /// What could not be read since this was last asked: jobs by their ids, or parts of the store. They are missing from
+    /// the answers.
+    pub fn take_unreadable(&self) -> Vec<String> {
+        let mut names = self.noted.borrow_mut().take();
+        if let Some(catalogue) = self.catalogue.get() {
+            names.extend(catalogue.noted().borrow_mut().take());
+        }
+        names
+    }
+
+    /// What became of a damaged store whose file was kept; nothing once that file is removed.
+    pub fn last_salvage(&self) -> Option<Salvage> {
+        let told = self.meta(salvage::META).ok().flatten()?;
+        serde_json::from_str(&told).ok().filter(|salvage: &Salvage| salvage.aside.exists())
     }
 
     /// Every job with this id or alias, newest first: ids are given again by schedulers, and by several of them.
@@ -221,21 +384,34 @@ impl Queries {
         let is_asked = |key: &JobKey| manager.is_none_or(|manager| key.manager == manager);
         let mut pending = self.inbox_of(id);
         pending.retain(|key, _| key.id == id && is_asked(key));
-        let mut jobs = Vec::new();
-        if let Some(catalogue) = self.catalogue()? {
-            settle(catalogue, &mut pending)?;
-            // A reader may meet a file that no writer of this version has opened yet.
-            let condition = match catalogue.version()? >= ALIAS_VERSION {
-                true => "(id = ?1 OR alias = ?1)",
-                false => "id = ?1",
-            };
-            let stored = select(catalogue, condition, &[id.into()], None, Parts::ALL)?;
-            jobs.extend(stored.into_iter().map(|stored| stored.record));
-            jobs.retain(|record| is_asked(&record.key) && !pending.contains_key(&record.key));
-        }
+        let mut jobs = match self.find_stored(id, &mut pending) {
+            Err(error @ StoreError::Damaged { .. }) => {
+                let mut rest = self.rest(error)?;
+                rest.retain(|record| record.key.id == id || record.scheduling.alias.as_deref() == Some(id));
+                rest
+            }
+            stored => stored?,
+        };
+        jobs.retain(|record| is_asked(&record.key) && !pending.contains_key(&record.key));
         jobs.extend(pending.into_values());
-        jobs.sort_by_key(|record| std::cmp::Reverse(sort_ns(record)));
+        listing::sort(&mut jobs);
         Ok(jobs)
+    }
+
+    fn find_stored(
+        &self,
+        id: &str,
+        pending: &mut HashMap<JobKey, Record>,
+    ) -> Result<Vec<Record>, StoreError> {
+        let Some(catalogue) = self.trusted()? else { return Ok(Vec::new()) };
+        settle(catalogue, pending)?;
+        // A reader may meet a file that no writer of this version has opened yet.
+        let condition = match catalogue.version()? >= ALIAS_VERSION {
+            true => "(id = ?1 OR alias = ?1)",
+            false => "id = ?1",
+        };
+        let selected = select(catalogue, condition, &[id.into()], None, Parts::ALL)?;
+        Ok(selected.found.into_iter().map(|stored| stored.record).collect())
     }
 
     /// What was remembered with [`crate::Writer::set_meta`].
@@ -261,7 +437,7 @@ impl Queries {
         since_ns: Option<i64>,
         limit: usize,
     ) -> Result<Vec<(i64, Record)>, StoreError> {
-        self.ask(CHANGE_VERSION, |catalogue| record::changed_after(catalogue, mark, since_ns, limit))
+        self.ask(CHANGE_VERSION, |catalogue| reading::changed_after(catalogue, mark, since_ns, limit))
     }
 
     /// The number of the change that was made last, 0 before the first.
@@ -272,9 +448,13 @@ impl Queries {
     /// The job with exactly this key.
     pub fn get(&self, key: &JobKey) -> Result<Option<Record>, StoreError> {
         let pending = self.inbox_of(&key.id).remove(key);
-        let stored = match self.catalogue()? {
-            Some(catalogue) => exact(catalogue, key, Parts::ALL)?.map(|stored| stored.record),
-            None => None,
+        let exact = |catalogue: &dyn Sql| Ok(exact(catalogue, key, Parts::ALL)?.map(|stored| stored.record));
+        let asked = self.trusted().and_then(|catalogue| catalogue.map_or(Ok(None), exact));
+        let stored = match asked {
+            Err(error @ StoreError::Damaged { .. }) => {
+                self.rest(error)?.into_iter().find(|record| record.key == *key)
+            }
+            asked => asked?,
         };
         Ok(match (pending, stored) {
             (Some(pending), Some(stored)) => Some(merge(&pending, stored)),
@@ -295,15 +475,24 @@ impl Queries {
 
     /// A number above that of every local job in the database; the inbox knows those of its own.
     pub fn next_local_id(&self) -> Result<u64, StoreError> {
-        let Some(catalogue) = self.catalogue()? else { return Ok(1) };
         // Users' own ids are not to be followed.
         let statement = format!(
             "SELECT max(id_number) FROM job WHERE manager = 'local' AND id_number < {}",
             inbox::SHARED_IDS_END
         );
-        let highest =
-            sql::first(catalogue, &statement, &[], |row| row.get(0).known().map(Value::integer).transpose())?;
-        Ok(highest.flatten().map_or(1, |highest| highest.max(0) as u64 + 1))
+        let highest = |catalogue: &dyn Sql| {
+            sql::first(catalogue, &statement, &[], |row| row.get(0).known().map(Value::integer).transpose())
+        };
+        let asked = self.catalogue().and_then(|catalogue| catalogue.map_or(Ok(None), highest));
+        let highest = match asked {
+            Err(error @ StoreError::Damaged { .. }) => {
+                let local = self.rest(error)?.into_iter().filter(|record| record.key.manager == LOCAL);
+                let shared = |number: &i64| *number < inbox::SHARED_IDS_END as i64;
+                local.map(|record| id_number(&record.key.id)).filter(shared).max()
+            }
+            asked => asked?.flatten(),
+        };
+        Ok(highest.map_or(1, |highest| highest.max(0) as u64 + 1))
     }
 
     /// All samples of a job.

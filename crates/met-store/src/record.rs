@@ -3,42 +3,16 @@
 use std::collections::HashMap;
 
 use met_core::JOB;
-use met_core::job::{JobKey, Part, QualityKind, Record, State, Summary, finer};
+use met_core::job::{JobKey, Part, Record, State, Summary, finer};
+use met_core::listing::{id_number, sort_ns};
 
 use crate::device;
 use crate::error::StoreError;
-use crate::sql::{self, Mismatch, Row, Sql, Value};
+use crate::reading::{Parts, SUMMED, exact};
+use crate::sql::{self, Sql, Value};
+use crate::sums;
 
 type Result<T> = std::result::Result<T, StoreError>;
-
-/// A job and its key in the catalogue.
-pub(crate) struct Stored {
-    pub key: i64,
-    pub record: Record,
-}
-
-/// What to read of a job besides its row.
-#[derive(Clone, Copy)]
-pub(crate) struct Parts {
-    pub totals: bool,
-    pub summaries: bool,
-}
-
-impl Parts {
-    pub const ALL: Parts = Parts { totals: true, summaries: true };
-    pub const NONE: Parts = Parts { totals: false, summaries: false };
-}
-
-/// Where a job without a known start stands: it has yet to start, so it is the newest.
-pub(crate) fn sort_ns(record: &Record) -> i64 {
-    record.start_ns.or(record.end_ns).unwrap_or(i64::MAX)
-}
-
-/// The digits an id begins with: `12` sorts after `9`, and `12_3` beside `12`.
-pub(crate) fn id_number(id: &str) -> i64 {
-    let digits = id.bytes().take_while(u8::is_ascii_digit).take(18);
-    digits.fold(0, |number, digit| number * 10 + i64::from(digit - b'0'))
-}
 
 /// What names a job, as parameters of [`EXACT`].
 pub(crate) fn key_values(key: &JobKey) -> [Value<'_>; 4] {
@@ -48,131 +22,9 @@ pub(crate) fn key_values(key: &JobKey) -> [Value<'_>; 4] {
 
 pub(crate) const EXACT: &str = "id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4";
 
-/// Jobs that pass `condition`, newest first. The condition is SQL of this crate, never of a user.
-pub(crate) fn select(
-    sql: &dyn Sql,
-    condition: &str,
-    values: &[Value<'_>],
-    limit: Option<usize>,
-    parts: Parts,
-) -> Result<Vec<Stored>> {
-    let limit = limit.map_or(String::new(), |limit| format!(" LIMIT {}", limit.min(i64::MAX as usize)));
-    let statement =
-        format!("SELECT key, detail FROM job WHERE {condition} ORDER BY sort_ns DESC, id_number DESC{limit}");
-    let mut found = Vec::new();
-    sql.query(&statement, values, &mut |row| {
-        // A record that cannot be read is one job less, not a list that cannot be shown.
-        if let Some(record) = read(row.get(1).text()?) {
-            found.push(Stored { key: row.get(0).integer()?, record });
-        }
-        Ok(())
-    })?;
-    fill(sql, &mut found, parts)?;
-    Ok(found)
-}
-
-fn read(detail: &str) -> Option<Record> {
-    serde_json::from_str(detail).ok()
-}
-
-pub(crate) fn exact(sql: &dyn Sql, key: &JobKey, parts: Parts) -> Result<Option<Stored>> {
-    Ok(select(sql, EXACT, &key_values(key), Some(1), parts)?.pop())
-}
-
-/// Jobs written after the change `mark`, in the order of their writing, with the number of each.
-pub(crate) fn changed_after(
-    sql: &dyn Sql,
-    mut mark: i64,
-    since_ns: Option<i64>,
-    limit: usize,
-) -> Result<Vec<(i64, Record)>> {
-    let since = since_ns.map_or(String::new(), |since_ns| format!("AND sort_ns >= {since_ns}"));
-    let statement = format!(
-        "SELECT changed, key, detail FROM job WHERE changed > ?1 {since} ORDER BY changed LIMIT {}",
-        limit.min(i64::MAX as usize)
-    );
-    loop {
-        let (mut rows, mut numbers, mut found) = (0, Vec::new(), Vec::new());
-        sql.query(&statement, &[mark.into()], &mut |row| {
-            rows += 1;
-            mark = row.get(0).integer()?;
-            if let Some(record) = read(row.get(2).text()?) {
-                numbers.push(mark);
-                found.push(Stored { key: row.get(1).integer()?, record });
-            }
-            Ok(())
-        })?;
-        // An answer without any looks like the end, so those that cannot be read are passed over.
-        if found.is_empty() && rows > 0 {
-            continue;
-        }
-        fill(sql, &mut found, Parts::ALL)?;
-        return Ok(numbers.into_iter().zip(found.into_iter().map(|stored| stored.record)).collect());
-    }
-}
-
 pub(crate) fn newest_change(sql: &dyn Sql) -> Result<i64> {
     let last = sql::first(sql, "SELECT last FROM change", &[], |row| row.get(0).integer())?;
     Ok(last.unwrap_or(0))
-}
-
-/// Jobs whose figures are asked for at once.
-const FILL_CHUNK: usize = 500;
-
-fn fill(sql: &dyn Sql, found: &mut [Stored], parts: Parts) -> Result<()> {
-    for jobs in found.chunks_mut(FILL_CHUNK) {
-        let keys = jobs.iter().map(|stored| stored.key.to_string()).collect::<Vec<_>>().join(",");
-        let keys = format!("[{keys}]");
-        let places: HashMap<i64, usize> =
-            jobs.iter().enumerate().map(|(place, stored)| (stored.key, place)).collect();
-        let numbers = sql.dialect().numbers;
-        if parts.totals {
-            let statement = format!(
-                "SELECT job, metric.text, value, kind.text, source.text FROM total
-                 JOIN term AS metric ON metric.key = total.metric JOIN term AS kind ON kind.key = total.kind
-                 JOIN term AS source ON source.key = total.source WHERE job IN ({numbers})"
-            );
-            sql.query(&statement, &[Value::Text(&keys)], &mut |row| {
-                let place = places.get(&row.get(0).integer()?).ok_or(Mismatch)?;
-                set_total(&mut jobs[*place].record, row)
-            })?;
-        }
-        if parts.summaries {
-            let statement = format!(
-                "SELECT job, text, mean, min, max, p50, p95 FROM summary JOIN term ON term.key = metric
-                 WHERE job IN ({numbers})"
-            );
-            sql.query(&statement, &[Value::Text(&keys)], &mut |row| {
-                let place = places.get(&row.get(0).integer()?).ok_or(Mismatch)?;
-                set_summary(&mut jobs[*place].record, row)
-            })?;
-        }
-    }
-    Ok(())
-}
-
-fn set_total(record: &mut Record, row: &dyn Row) -> std::result::Result<(), Mismatch> {
-    // A metric that this version does not know came from a newer one.
-    let column = JOB.column(row.get(1).text()?);
-    let kind = QualityKind::parse(row.get(3).text()?);
-    if let (Some(column), Some(kind)) = (column, kind) {
-        record.totals.set(column, row.get(2).integer()?, kind, row.get(4).text()?.to_owned());
-    }
-    Ok(())
-}
-
-fn set_summary(record: &mut Record, row: &dyn Row) -> std::result::Result<(), Mismatch> {
-    if let Some(column) = JOB.column(row.get(1).text()?) {
-        let summary = Summary {
-            mean: row.get(2).real()?,
-            min: row.get(3).real()?,
-            max: row.get(4).real()?,
-            p50: row.get(5).known().map(Value::real).transpose()?,
-            p95: row.get(6).known().map(Value::real).transpose()?,
-        };
-        record.summaries.set(column, summary);
-    }
-    Ok(())
 }
 
 /// Keys of terms already looked up. To be emptied when a transaction is undone.
@@ -191,13 +43,14 @@ pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result
         merged = Some(with_what_was_known(record, &before.record));
     }
     let record = merged.as_ref().unwrap_or(record);
-    let key = write_row(sql, record)?;
+    let figures = Figures::of(sql, terms, record)?;
+    let key = write_row(sql, record, Some(&figures))?;
     if before.is_some() {
         sql.execute("DELETE FROM total WHERE job = ?1", &[key.into()])?;
         sql.execute("DELETE FROM summary WHERE job = ?1", &[key.into()])?;
     }
     device::allocate(sql, key, record)?;
-    write_figures(sql, terms, key, record)
+    figures.write(sql, key)
 }
 
 /// A job that was called lost, or over before all of it was known, lives: what is written of it next is believed. What
@@ -207,7 +60,7 @@ pub(crate) fn revive(sql: &dyn Sql, key: &JobKey) -> Result<()> {
     if stored.record.state.is_live() || is_ended_by_scheduler(&stored.record) {
         return Ok(());
     }
-    write_row(sql, &Record { state: State::Running, end_ns: None, ..stored.record }).map(drop)
+    write_row(sql, &Record { state: State::Running, end_ns: None, ..stored.record }, None).map(drop)
 }
 
 /// Removes a job's row with its totals; its samples, if any, stay.
@@ -313,65 +166,111 @@ pub(crate) fn returned(sql: &dyn Sql, statement: &str, values: &[Value<'_>]) -> 
     Ok(key.unwrap_or_default())
 }
 
-fn write_row(sql: &dyn Sql, record: &Record) -> Result<i64> {
+/// Writes a job's row. Without figures those that it has stay, and their checksums.
+fn write_row(sql: &dyn Sql, record: &Record, figures: Option<&Figures>) -> Result<i64> {
     let bare = Record { totals: Default::default(), summaries: Default::default(), ..record.clone() };
     let detail = serde_json::to_string(&bare)
         .map_err(|error| StoreError::Refused { at: record.key.id.clone(), error: error.to_string() })?;
     let key = &record.key;
-    let changed = returned(sql, "UPDATE change SET last = last + 1 RETURNING last", &[])?;
+    let changed = next_change(sql)?;
+    // In the order of `SUMMED`.
+    let mut values: Vec<Value<'_>> = vec![
+        key.cluster.as_deref().unwrap_or("").into(),
+        (&key.manager).into(),
+        (&key.id).into(),
+        key.incarnation.into(),
+        id_number(&key.id).into(),
+        (&record.name).into(),
+        record.user.as_ref().into(),
+        record.uid.into(),
+        record.account.as_ref().into(),
+        record.state.name().into(),
+        record.start_ns.into(),
+        record.end_ns.into(),
+        sort_ns(record).into(),
+        record.scheduling.alias.as_ref().into(),
+        (&detail).into(),
+    ];
+    let sum = sums::of_row(values.iter().copied());
+    values.extend([changed, sum].map(Value::Integer));
+    values.extend(
+        [figures.map(|figures| figures.totals_sum), figures.map(|figures| figures.summaries_sum)]
+            .map(Value::from),
+    );
+    let marks = (1..=values.len()).map(|number| format!("?{number}")).collect::<Vec<_>>().join(", ");
     returned(
         sql,
-        "INSERT INTO job (cluster, manager, id, incarnation, id_number, name, \"user\", uid, account, state,
-                          start_ns, end_ns, sort_ns, detail, alias, changed)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
-         ON CONFLICT (id, manager, incarnation, cluster) DO UPDATE SET
-             name = excluded.name, \"user\" = excluded.\"user\", uid = excluded.uid, account = excluded.account,
-             state = excluded.state, start_ns = excluded.start_ns, end_ns = excluded.end_ns,
-             sort_ns = excluded.sort_ns, detail = excluded.detail, alias = excluded.alias,
-             changed = excluded.changed
-         RETURNING key",
-        &[
-            key.cluster.as_deref().unwrap_or("").into(),
-            (&key.manager).into(),
-            (&key.id).into(),
-            key.incarnation.into(),
-            id_number(&key.id).into(),
-            (&record.name).into(),
-            record.user.as_ref().into(),
-            record.uid.into(),
-            record.account.as_ref().into(),
-            record.state.name().into(),
-            record.start_ns.into(),
-            record.end_ns.into(),
-            sort_ns(record).into(),
-            (&detail).into(),
-            record.scheduling.alias.as_ref().into(),
-            changed.into(),
-        ],
+        &format!(
+            "INSERT INTO job ({SUMMED}, changed, sum, totals_sum, summaries_sum) VALUES ({marks})
+             ON CONFLICT (id, manager, incarnation, cluster) DO UPDATE SET
+                 name = excluded.name, \"user\" = excluded.\"user\", uid = excluded.uid, account = excluded.account,
+                 state = excluded.state, start_ns = excluded.start_ns, end_ns = excluded.end_ns,
+                 sort_ns = excluded.sort_ns, detail = excluded.detail, alias = excluded.alias,
+                 changed = excluded.changed, sum = excluded.sum,
+                 totals_sum = coalesce(excluded.totals_sum, job.totals_sum),
+                 summaries_sum = coalesce(excluded.summaries_sum, job.summaries_sum)
+             RETURNING key"
+        ),
+        &values,
     )
 }
 
-fn write_figures(sql: &dyn Sql, terms: &mut Terms, key: i64, record: &Record) -> Result<()> {
-    let mut totals: Vec<Value<'_>> = Vec::new();
-    for (column, figure) in record.totals.iter() {
-        let metric = term(sql, terms, JOB.columns[column].name)?;
-        let kind = term(sql, terms, figure.kind.name())?;
-        let source = term(sql, terms, &figure.source)?;
-        totals.extend([key, metric, figure.value, kind, source].map(Value::Integer));
-    }
-    sql.insert("total (job, metric, value, kind, source)", 5, &totals)?;
-    let mut summaries: Vec<Value<'_>> = Vec::new();
-    for (column, summary) in record.summaries.iter() {
-        let Summary { mean, min, max, p50, p95 } = *summary;
-        // Not a number is not known, and what is not known is left out.
-        if [mean, min, max].iter().all(|value| value.is_finite()) {
+/// The number of the next change. A table that lost its row is damage, and not the number 0 for ever.
+fn next_change(sql: &dyn Sql) -> Result<i64> {
+    let next = "UPDATE change SET last = last + 1 RETURNING last";
+    sql::first(sql, next, &[], |row| row.get(0).integer())?
+        .ok_or_else(|| sql.damaged("the table of changes is empty"))
+}
+
+/// The totals and summaries of a record, as they are written.
+struct Figures {
+    totals: Vec<[i64; 4]>,
+    totals_sum: i64,
+    summaries: Vec<(i64, Summary)>,
+    summaries_sum: i64,
+}
+
+impl Figures {
+    fn of(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result<Figures> {
+        let (mut totals, mut summaries) = (Vec::new(), Vec::new());
+        for (column, figure) in record.totals.iter() {
             let metric = term(sql, terms, JOB.columns[column].name)?;
-            summaries.extend([Value::Integer(key), Value::Integer(metric)]);
+            let kind = term(sql, terms, figure.kind.name())?;
+            let source = term(sql, terms, &figure.source)?;
+            totals.push([metric, figure.value, kind, source]);
+        }
+        for (column, summary) in record.summaries.iter() {
+            // Not a number is not known, and what is not known is left out.
+            if [summary.mean, summary.min, summary.max].iter().all(|value| value.is_finite()) {
+                summaries.push((term(sql, terms, JOB.columns[column].name)?, *summary));
+            }
+        }
+        let of_total =
+            |&[metric, value, kind, source]: &[i64; 4]| sums::of_total(metric, value, kind, source);
+        let sum = |sums: &mut dyn Iterator<Item = i64>| sums.fold(0, i64::wrapping_add);
+        let totals_sum = sum(&mut totals.iter().map(of_total));
+        let summaries_sum =
+            sum(&mut summaries.iter().map(|(metric, summary)| sums::of_summary(*metric, summary)));
+        Ok(Figures { totals, totals_sum, summaries, summaries_sum })
+    }
+
+    fn write(&self, sql: &dyn Sql, key: i64) -> Result<()> {
+        let totals: Vec<Value<'_>> = self
+            .totals
+            .iter()
+            .flat_map(|&[metric, value, kind, source]| [key, metric, value, kind, source])
+            .map(Value::Integer)
+            .collect();
+        sql.insert("total (job, metric, value, kind, source)", 5, &totals)?;
+        let mut summaries: Vec<Value<'_>> = Vec::new();
+        for (metric, summary) in &self.summaries {
+            let Summary { mean, min, max, p50, p95 } = *summary;
+            summaries.extend([Value::Integer(key), Value::Integer(*metric)]);
             summaries.extend([mean, min, max].map(Value::Real));
             summaries.extend([p50, p95].map(Value::from));
         }
+        sql.insert("summary (job, metric, mean, min, max, p50, p95)", 7, &summaries)
     }
-    sql.insert("summary (job, metric, mean, min, max, p50, p95)", 7, &summaries)
 }
 
 /// Far more than there are; what is beyond was made up by somebody who may announce jobs.
@@ -391,7 +290,12 @@ fn term(sql: &dyn Sql, terms: &mut Terms, text: &str) -> Result<i64> {
         Some(key) => key,
         // A text without room is not remembered either: the table bounds this map.
         None if text != OTHER && term_count(sql)? >= TERMS_MAX => return term(sql, terms, OTHER),
-        None => returned(sql, "INSERT INTO term (text) VALUES (?1) RETURNING key", &[text.into()])?,
+        None => {
+            let key = returned(sql, "INSERT INTO term (text) VALUES (?1) RETURNING key", &[text.into()])?;
+            let sum = sums::of_term(key, text);
+            sql.execute("UPDATE term SET sum = ?1 WHERE key = ?2", &[sum.into(), key.into()])?;
+            key
+        }
     };
     terms.insert(text.to_string(), key);
     Ok(key)

@@ -16,6 +16,8 @@ pub(crate) struct Schema {
     /// Entry `n` turns version `n` into `n + 1`. Released entries are never changed.
     migrations: &'static [&'static str],
     cache_kib: i32,
+    /// Whether `meta` has the version once more, from version 4 on.
+    tells_version: bool,
 }
 
 pub(crate) static CATALOGUE: Schema = Schema {
@@ -24,14 +26,17 @@ pub(crate) static CATALOGUE: Schema = Schema {
         include_str!("schema/catalogue-1.sql"),
         include_str!("schema/catalogue-2.sql"),
         include_str!("schema/catalogue-3.sql"),
+        include_str!("schema/catalogue-4.sql"),
     ],
     cache_kib: 1000,
+    tells_version: true,
 };
 
 pub(crate) static SERIES: Schema = Schema {
     application_id: i32::from_be_bytes(*b"mets"),
     migrations: &[include_str!("schema/series-1.sql")],
     cache_kib: 256,
+    tells_version: false,
 };
 
 pub(crate) static CLUSTER: Schema = Schema {
@@ -42,6 +47,7 @@ pub(crate) static CLUSTER: Schema = Schema {
         include_str!("schema/cluster-3.sql"),
     ],
     cache_kib: 4000,
+    tells_version: false,
 };
 
 impl Schema {
@@ -86,8 +92,9 @@ pub(crate) fn open_for_writing(
          PRAGMA wal_autocheckpoint = 256; PRAGMA journal_size_limit = 1048576;",
         schema.cache_kib
     );
-    connection.execute_batch(&settings).map_err(database)?;
-    if access.check {
+    connection.execute_batch(&settings).map_err(|error| forbidden(path, error))?;
+    // An upgrade writes: what is damaged stays as it is.
+    if access.check || schema.tells_version && found > 0 && found < schema.version() {
         let verdict: String =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(database)?;
         if verdict != "ok" {
@@ -98,6 +105,20 @@ pub(crate) fn open_for_writing(
         migrate(&mut connection, schema, found).map_err(database)?;
     }
     Ok(connection)
+}
+
+/// SQLite takes a file for one of a later format, and does not write it, because of one byte in its header.
+fn forbidden(path: &Path, error: rusqlite::Error) -> StoreError {
+    let refused =
+        error.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_READONLY);
+    let is_writable = |path: &Path| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
+    match refused && is_writable(path) && path.parent().is_some_and(is_writable) {
+        true => StoreError::Damaged {
+            path: path.to_path_buf(),
+            what: "its header forbids to write it".to_owned(),
+        },
+        false => StoreError::database(path)(error),
+    }
 }
 
 fn migrate(connection: &mut Connection, schema: &Schema, found: i64) -> rusqlite::Result<()> {
@@ -122,7 +143,16 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
     let connection = Connection::open_with_flags(path, flags).map_err(database)?;
     connection.busy_timeout(Duration::from_secs(1)).map_err(database)?;
     let found = match version_of(&connection, path) {
-        Ok(0) => return Ok(None),
+        Ok(0) => {
+            let tables: i64 = connection
+                .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+                .map_err(database)?;
+            let what = "its header has lost the version".to_owned();
+            return match tables {
+                0 => Ok(None),
+                _ => Err(StoreError::Damaged { path: path.to_path_buf(), what }),
+            };
+        }
         // Whoever created it was killed before there was a log; only a writer can undo that.
         Err(StoreError::Database { error, .. })
             if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ReadOnly) =>
@@ -136,6 +166,14 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
     if application_id != schema.application_id {
         let what = format!("a database of another program (application id {application_id:#x})");
         return Err(StoreError::Damaged { path: path.to_path_buf(), what });
+    }
+    if schema.tells_version {
+        let twin = connection.query_row("SELECT value FROM meta WHERE name = 'schema'", [], |row| row.get(0));
+        let twin = twin.ok().and_then(|text: String| text.parse::<i64>().ok());
+        if let Some(twin) = twin.filter(|&twin| twin != found) {
+            let what = format!("its header says version {found}, its content {twin}");
+            return Err(StoreError::Damaged { path: path.to_path_buf(), what });
+        }
     }
     if found > schema.version() {
         return Err(StoreError::Newer { path: path.to_path_buf(), found, supported: schema.version() });
@@ -172,6 +210,13 @@ pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
 
 /// Renames a damaged database, with its log, so that a new one can begin. Nothing is deleted.
 pub(crate) fn move_aside(path: &Path) -> io::Result<PathBuf> {
+    let aside = name_aside(path);
+    move_to(path, &aside)?;
+    Ok(aside)
+}
+
+/// A name for a damaged database that no other one has.
+pub(crate) fn name_aside(path: &Path) -> PathBuf {
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let mut aside = beside(path, &format!(".damaged-{now_s}"));
     let mut number = 1;
@@ -179,12 +224,16 @@ pub(crate) fn move_aside(path: &Path) -> io::Result<PathBuf> {
         aside = beside(path, &format!(".damaged-{now_s}.{number}"));
         number += 1;
     }
-    fs::rename(path, &aside)?;
+    aside
+}
+
+pub(crate) fn move_to(path: &Path, aside: &Path) -> io::Result<()> {
+    fs::rename(path, aside)?;
     for suffix in ["-wal", "-shm"] {
-        match fs::rename(beside(path, suffix), beside(&aside, suffix)) {
+        match fs::rename(beside(path, suffix), beside(aside, suffix)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
-    Ok(aside)
+    Ok(())
 }

@@ -21,6 +21,12 @@ use crate::node::NODE;
 use crate::schema::beside;
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 
+/// The bytes of something's blocks.
+pub(crate) struct Usage {
+    pub key: JobKey,
+    pub bytes: u64,
+}
+
 /// Keeps samples of jobs and devices.
 pub(crate) trait Series: Send {
     /// Adds samples that are later than those kept. Names a damaged file that was renamed, if one was.
@@ -62,6 +68,12 @@ pub(crate) trait Series: Send {
     fn days(&self) -> std::result::Result<Vec<(i64, u64)>, StoreError>;
 
     fn remove_day(&mut self, day: i64) -> std::result::Result<(), StoreError>;
+
+    /// What each has in a day that is ours to remove.
+    fn usage(&self, day: i64) -> std::result::Result<Vec<Usage>, StoreError>;
+
+    /// Removes these from a day, and gives their space back.
+    fn remove_of_day(&mut self, day: i64, keys: &[JobKey]) -> std::result::Result<(), StoreError>;
 
     /// Samples that were not taken and are lost.
     fn refused(&self) -> u64;
@@ -250,6 +262,21 @@ pub(crate) fn node_parts(
     while let Some(row) = rows.next()? {
         let id: String = row.get(1)?;
         out.insert((row.get(0)?, id.strip_prefix(NODE).unwrap_or(&id).to_owned()));
+    }
+    Ok(())
+}
+
+/// The bytes of the blocks of each.
+pub(crate) fn usage(connection: &Connection, out: &mut Vec<Usage>) -> Result<()> {
+    let sql = "SELECT cluster, manager, id, incarnation, coalesce(sum(length(data)), 0) FROM subject
+               LEFT JOIN block ON block.subject = subject.key GROUP BY subject.key";
+    let mut statement = connection.prepare_cached(sql)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let cluster = Some(row.get::<_, String>(0)?).filter(|cluster| !cluster.is_empty());
+        let key = JobKey { cluster, manager: row.get(1)?, id: row.get(2)?, incarnation: row.get(3)? };
+        // An entry itself takes space, too.
+        out.push(Usage { key, bytes: row.get::<_, i64>(4)?.max(0) as u64 + 100 });
     }
     Ok(())
 }

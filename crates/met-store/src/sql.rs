@@ -1,6 +1,9 @@
 //! How the catalogue is spoken to: in the SQL that SQLite and PostgreSQL have in common, so that what a job's
 //! record means is written once. Parameters are `?1`, `?2`, …; a name that one of the two reserves is quoted.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use crate::error::StoreError;
 
 /// A value of a statement, or of a row.
@@ -84,6 +87,39 @@ pub(crate) struct Dialect {
     pub has_cards: &'static str,
     /// The numbers in ?1, a JSON array, as rows.
     pub numbers: &'static str,
+    /// Behind a text column: it is compared byte by byte, whatever language the database is in.
+    pub bytewise: &'static str,
+}
+
+/// What was met that could not be read.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    names: BTreeSet<String>,
+    more: u64,
+}
+
+/// More names than these help nobody.
+const NAMES_MAX: usize = 50;
+
+impl Noted {
+    pub fn note(&mut self, what: &str) {
+        if self.names.contains(what) {
+        } else if self.names.len() < NAMES_MAX {
+            self.names.insert(what.to_owned());
+        } else {
+            self.more += 1;
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    pub fn take(&mut self) -> Vec<String> {
+        let Noted { names, more } = std::mem::take(self);
+        let more = (more > 0).then(|| format!("{more} more"));
+        names.into_iter().chain(more).collect()
+    }
 }
 
 /// A connection to a database.
@@ -106,6 +142,22 @@ pub(crate) trait Sql: Send {
     fn give_back(&self) -> Result<(), StoreError>;
     /// Called when damage was met: the next to open it should look through all of it.
     fn suspect(&self) {}
+    /// What was met that could not be read.
+    fn noted(&self) -> &RefCell<Noted>;
+    /// Names something that could not be read and is passed over.
+    fn note_damage(&self, what: &str) {
+        let mut noted = self.noted().borrow_mut();
+        if noted.is_empty() {
+            self.suspect();
+        }
+        noted.note(what);
+    }
+    /// An error for what is there and cannot be.
+    fn damaged(&self, what: &str) -> StoreError;
+    /// What the database itself finds wrong with its file.
+    fn integrity(&self) -> Result<Vec<String>, StoreError> {
+        Ok(Vec::new())
+    }
 }
 
 /// The first row of an answer.

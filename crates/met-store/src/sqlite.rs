@@ -1,5 +1,6 @@
 //! The catalogue in a file.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use rusqlite::types::{ToSqlOutput, ValueRef};
@@ -8,25 +9,30 @@ use rusqlite::{Connection, ToSql, params_from_iter};
 use crate::error::StoreError;
 use crate::inbox;
 use crate::schema::{beside, version_of};
-use crate::sql::{Dialect, Each, Mismatch, Row, Sql, Value};
+use crate::sql::{Dialect, Each, Mismatch, Noted, Row, Sql, Value};
 
 /// Beside a database in which something was found damaged: the next open looks through all of it.
 pub(crate) const SUSPECT: &str = ".suspect";
+
+/// Faults that are told of one file.
+const PROBLEMS_MAX: usize = 20;
 
 static DIALECT: Dialect = Dialect {
     // The text decides before the JSON is read.
     has_cards: "detail LIKE '%\"gpus\":[{%' AND json_array_length(detail, '$.gpus') > 0",
     numbers: "SELECT value FROM json_each(?1)",
+    bytewise: "",
 };
 
 pub(crate) struct Sqlite {
     connection: Connection,
     path: PathBuf,
+    noted: RefCell<Noted>,
 }
 
 impl Sqlite {
     pub fn new(connection: Connection, path: &Path) -> Sqlite {
-        Sqlite { connection, path: path.to_path_buf() }
+        Sqlite { connection, path: path.to_path_buf(), noted: RefCell::default() }
     }
 
     fn error(&self) -> impl Fn(rusqlite::Error) -> StoreError + Copy + '_ {
@@ -75,10 +81,7 @@ impl Sql for Sqlite {
         let mut statement = self.connection.prepare_cached(sql).map_err(self.error())?;
         let mut rows = statement.query(params_from_iter(values)).map_err(self.error())?;
         while let Some(row) = rows.next().map_err(self.error())? {
-            each(row).map_err(|Mismatch| StoreError::Damaged {
-                path: self.path.clone(),
-                what: "a value is not of the type of its column".to_owned(),
-            })?;
+            each(row).map_err(|Mismatch| self.damaged("a value is not of the type of its column"))?;
         }
         Ok(())
     }
@@ -120,5 +123,31 @@ impl Sql for Sqlite {
     fn suspect(&self) {
         // Without the mark the damage is met again, so an error here costs nothing.
         let _ = inbox::create(&beside(&self.path, SUSPECT));
+    }
+    fn noted(&self) -> &RefCell<Noted> {
+        &self.noted
+    }
+
+    fn damaged(&self, what: &str) -> StoreError {
+        StoreError::Damaged { path: self.path.clone(), what: what.to_owned() }
+    }
+
+    fn integrity(&self) -> Result<Vec<String>, StoreError> {
+        let sql = format!("PRAGMA integrity_check({PROBLEMS_MAX})");
+        let mut statement = self.connection.prepare(&sql).map_err(self.error())?;
+        let told = statement.query_map([], |row| row.get::<_, String>(0)).map_err(self.error())?;
+        let mut problems = Vec::new();
+        for line in told {
+            match line {
+                Ok(line) if line == "ok" => {}
+                Ok(line) => problems.push(line),
+                // It stops where it cannot go on.
+                Err(error) => {
+                    problems.push(error.to_string());
+                    break;
+                }
+            }
+        }
+        Ok(problems)
     }
 }

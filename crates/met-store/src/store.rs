@@ -5,34 +5,42 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record};
-use rusqlite::Connection;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::backends::Backends;
-use crate::day;
+use crate::check;
 use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
 use crate::postgresql::Postgres;
-use crate::query::{CATALOGUE_FILE, Queries, live_states};
-use crate::record::{self, Parts, Terms};
-use crate::schema::{Access, CATALOGUE, beside, move_aside, open_for_writing};
+use crate::query::{CATALOGUE_FILE, Queries};
+use crate::reading::{self, Parts};
+use crate::record::{self, Terms};
+use crate::salvage::{self, Salvage};
+use crate::schema::{Access, CATALOGUE, beside, open_for_writing};
 use crate::series;
 use crate::sql::{Sql, in_transaction};
 use crate::sqlite::{SUSPECT, Sqlite};
 
 const LOCK_FILE: &str = "store.lock";
-/// Jobs deleted in one transaction: other statements get their turn in between.
-const REMOVE_CHUNK: usize = 500;
+/// A catalogue of up to this size is looked through whenever it is opened: it takes some milliseconds.
+const SMALL_BYTES: u64 = 4 << 20;
+/// A larger one once in this time.
+const CHECK_EVERY: Duration = Duration::from_secs(86_400);
+/// Beside a database: when it was last found to be whole.
+const CHECKED: &str = ".checked";
 
 /// Writes a store. There is one at a time for each state directory.
 pub struct Writer {
     pub(crate) queries: Queries,
     /// A damaged database that was renamed; take it and tell somebody.
     pub moved_aside: Option<PathBuf>,
+    /// What became of a damaged catalogue; likewise.
+    pub salvaged: Option<Salvage>,
     /// Also of jobs that live nothing may be undone by a crash; those that ended are always durable.
     pub always_durable: bool,
     terms: Terms,
@@ -50,23 +58,6 @@ pub struct Imported {
     /// Entries that could not be used, and why; they are left as they are.
     pub problems: Vec<String>,
 }
-
-/// How long and how much to keep.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Retention {
-    pub max_age_ns: Option<i64>,
-    pub max_bytes: Option<u64>,
-}
-
-/// What [`Writer::retain`] removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Retained {
-    pub jobs_removed: u64,
-    pub days_removed: u64,
-}
-
-/// Who is told which jobs go.
-pub type Goes<'g> = &'g mut dyn FnMut(&[JobKey]) -> Result<(), StoreError>;
 
 impl Deref for Writer {
     type Target = Queries;
@@ -91,14 +82,14 @@ impl Writer {
         inbox::private_dir(state).map_err(StoreError::io(state))?;
         let lock = take_lock(&state.join(LOCK_FILE))?;
         let mut queries = Queries::new(state, backends)?;
-        let mut moved_aside = None;
+        let mut salvaged: Option<Salvage> = None;
         let catalogue: Box<dyn Sql> = match &backends.catalogue {
             Some(server) => Box::new(Postgres::for_writing(server)?),
             None => {
                 let path = state.join(CATALOGUE_FILE);
-                let (connection, aside) = open_or_begin_again(&path, queries.is_network)?;
-                moved_aside = aside;
-                Box::new(Sqlite::new(connection, &path))
+                let (sql, salvage) = open_or_salvage(&path, queries.is_network)?;
+                salvaged = salvage;
+                Box::new(sql)
             }
         };
         if backends.series.is_none() {
@@ -106,7 +97,8 @@ impl Writer {
             inbox::private_dir(&folder).map_err(StoreError::io(&folder))?;
         }
         queries.catalogue = OnceCell::from(catalogue);
-        Ok(Writer { queries, moved_aside, always_durable: false, terms: Terms::new(), _lock: lock })
+        let moved_aside = salvaged.as_ref().map(|salvage| salvage.aside.clone());
+        Ok(Writer { queries, moved_aside, salvaged, always_durable: false, terms: Terms::new(), _lock: lock })
     }
 
     /// Writes what is known of a job. Durable when this returns if the job has ended.
@@ -121,6 +113,16 @@ impl Writer {
 
     /// As [`Writer::put_all`], in the place of records that have no samples.
     pub fn put_instead(&mut self, records: &[Record], instead_of: &[JobKey]) -> Result<(), StoreError> {
+        match self.try_put(records, instead_of) {
+            Err(StoreError::Damaged { what, .. }) => {
+                self.repair(&what)?;
+                self.try_put(records, instead_of)
+            }
+            result => result,
+        }
+    }
+
+    fn try_put(&mut self, records: &[Record], instead_of: &[JobKey]) -> Result<(), StoreError> {
         let durable = self.always_durable || records.iter().any(|record| !record.state.is_live());
         let terms = &mut self.terms;
         let Some(sql) = self.queries.catalogue.get() else { return Ok(()) };
@@ -154,7 +156,12 @@ impl Writer {
         work: impl FnOnce(&dyn Sql) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let Some(sql) = self.queries.catalogue.get() else { return Ok(T::default()) };
-        in_transaction(&**sql, false, || work(&**sql))
+        let done = in_transaction(&**sql, false, || work(&**sql));
+        if let Err(StoreError::Damaged { what, .. }) = &done {
+            // The same again goes to the new one.
+            self.repair(what)?;
+        }
+        done
     }
 
     /// Adds samples that are later than those stored; the others are there already. After an error the same
@@ -229,7 +236,7 @@ impl Writer {
     fn knows_end(&self, key: &JobKey) -> Result<bool, StoreError> {
         // Not what is in the inbox: that is the very end that is asked about.
         let Some(sql) = self.queries.catalogue.get() else { return Ok(false) };
-        let known = record::exact(&**sql, key, Parts::NONE)?;
+        let known = reading::exact(&**sql, key, Parts::NONE)?;
         Ok(known.is_some_and(|known| !record::is_unsettled(&known.record)))
     }
 
@@ -261,98 +268,37 @@ impl Writer {
         self.in_catalogue(|sql| sql.execute(statement, &[name.into(), value.into()]).map(drop))
     }
 
-    /// Removes what is too old, then the oldest until the rest fits. Jobs that live stay.
-    pub fn retain(&mut self, retention: &Retention, now_ns: i64) -> Result<Retained, StoreError> {
-        self.retain_telling(retention, now_ns, &mut |_| Ok(()))
+    /// Looks through the catalogue where there is a reason to, and saves what can be read of a damaged one.
+    pub fn look_after(&mut self) -> Result<(), StoreError> {
+        if self.queries.is_elsewhere() || !is_check_due(&self.queries.catalogue_path()) {
+            return Ok(());
+        }
+        let Some(sql) = self.queries.catalogue.get() else { return Ok(()) };
+        match look(&**sql, &self.queries.catalogue_path()) {
+            Err(StoreError::Damaged { what, .. }) => self.repair(&what),
+            result => result,
+        }
     }
 
-    /// As [`Writer::retain`], and tells which jobs go, some at a time, before they do: those of which that fails stay.
-    pub fn retain_telling(
-        &mut self,
-        retention: &Retention,
-        now_ns: i64,
-        goes: Goes<'_>,
-    ) -> Result<Retained, StoreError> {
-        let mut retained = Retained::default();
-        if let Some(max_age_ns) = retention.max_age_ns {
-            let oldest_ns = now_ns.saturating_sub(max_age_ns);
-            while let removed @ 1.. = self.remove_oldest(oldest_ns, goes)? {
-                retained.jobs_removed += removed;
-            }
-            self.forget_factors(oldest_ns)?;
-            let oldest_day = day::of_ns(oldest_ns);
-            for (day, _) in self.queries.series.days()? {
-                if day < oldest_day {
-                    self.queries.series.remove_day(day)?;
-                    retained.days_removed += 1;
-                }
-            }
+    /// Puts a new catalogue with what can be read into the place of a damaged one.
+    fn repair(&mut self, why: &str) -> Result<(), StoreError> {
+        if self.queries.is_elsewhere() {
+            return Ok(());
         }
-        if let Some(max_bytes) = retention.max_bytes {
-            self.shrink(max_bytes, now_ns, goes, &mut retained)?;
+        let path = self.queries.catalogue_path();
+        drop(self.queries.catalogue.take());
+        self.terms.clear();
+        let salvage = salvage::replace(&path, why);
+        let opened = open_checked(&path, self.queries.is_network, false);
+        // Without the new one the old one is better than none.
+        if let Ok(sql) = opened {
+            self.queries.catalogue = OnceCell::from(Box::new(sql) as Box<dyn Sql>);
         }
-        if retained.jobs_removed > 0
-            && let Some(sql) = self.queries.catalogue.get()
-        {
-            sql.give_back()?;
-        }
-        Ok(retained)
-    }
-
-    /// Samples go before totals: they are larger, and a job without its course is still a job.
-    fn shrink(
-        &mut self,
-        max_bytes: u64,
-        now_ns: i64,
-        goes: Goes<'_>,
-        retained: &mut Retained,
-    ) -> Result<(), StoreError> {
-        let days = self.queries.series.days()?;
-        let mut series_bytes: u64 = days.iter().map(|(_, bytes)| bytes).sum();
-        for (day, bytes) in days {
-            let used_bytes = series_bytes + self.catalogue_bytes()?.unwrap_or(0);
-            if used_bytes <= max_bytes || day >= day::of_ns(now_ns) {
-                break;
-            }
-            series_bytes = series_bytes.saturating_sub(bytes);
-            self.queries.series.remove_day(day)?;
-            retained.days_removed += 1;
-        }
-        while let Some(bytes) = self.catalogue_bytes()?
-            && series_bytes + bytes > max_bytes
-        {
-            match self.remove_oldest(i64::MAX, goes)? {
-                0 => break,
-                removed => retained.jobs_removed += removed,
-            }
-        }
+        let salvage = salvage?;
+        let _ = fs::remove_file(beside(&path, SUSPECT));
+        self.moved_aside = Some(salvage.aside.clone());
+        self.salvaged = Some(salvage);
         Ok(())
-    }
-
-    /// Removes some of the jobs that ended before `before_ns`, oldest first, and says how many.
-    fn remove_oldest(&mut self, before_ns: i64, goes: Goes<'_>) -> Result<u64, StoreError> {
-        let statement = format!(
-            "DELETE FROM job WHERE key IN (SELECT key FROM job WHERE sort_ns < ?1 AND state NOT IN ({})
-             AND coalesce(end_ns, sort_ns) < ?1 ORDER BY sort_ns LIMIT {REMOVE_CHUNK})
-             RETURNING cluster, manager, id, incarnation",
-            live_states()
-        );
-        self.in_catalogue(|sql| {
-            let mut removed = Vec::new();
-            sql.query(&statement, &[before_ns.into()], &mut |row| {
-                let [cluster, manager, id] = [row.get(0).text()?, row.get(1).text()?, row.get(2).text()?];
-                let cluster = Some(cluster.to_owned()).filter(|cluster| !cluster.is_empty());
-                let (manager, id, incarnation) = (manager.to_owned(), id.to_owned(), row.get(3).integer()?);
-                removed.push(JobKey { cluster, manager, id, incarnation });
-                Ok(())
-            })?;
-            goes(&removed)?;
-            Ok(removed.len() as u64)
-        })
-    }
-
-    fn catalogue_bytes(&self) -> Result<Option<u64>, StoreError> {
-        self.queries.catalogue.get().map_or(Ok(None), |sql| sql.bytes())
     }
 }
 
@@ -365,22 +311,61 @@ fn take_lock(path: &Path) -> Result<File, StoreError> {
     }
 }
 
-fn open_or_begin_again(path: &Path, exclusive: bool) -> Result<(Connection, Option<PathBuf>), StoreError> {
-    let suspect = beside(path, SUSPECT);
-    let left_open = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
-    let check = left_open || suspect.exists();
-    let opened = match open_for_writing(path, &CATALOGUE, Access { exclusive, check }) {
-        Ok(connection) => (connection, None),
-        Err(StoreError::Damaged { .. }) => {
-            let aside = move_aside(path).map_err(StoreError::io(path))?;
-            (open_for_writing(path, &CATALOGUE, Access { exclusive, check: false })?, Some(aside))
+fn open_or_salvage(path: &Path, exclusive: bool) -> Result<(Sqlite, Option<Salvage>), StoreError> {
+    salvage::take_over(path)?;
+    let opened = match open_checked(path, exclusive, is_check_due(path)) {
+        Err(StoreError::Damaged { what, .. }) => {
+            let salvage = salvage::replace(path, &what)?;
+            (open_checked(path, exclusive, false)?, Some(salvage))
         }
-        Err(error) => return Err(error),
+        opened => (opened?, None),
     };
+    let suspect = beside(path, SUSPECT);
     match fs::remove_file(&suspect) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io(&suspect)(error)),
         _ => Ok(opened),
     }
+}
+
+fn open_checked(path: &Path, exclusive: bool, check: bool) -> Result<Sqlite, StoreError> {
+    let connection = open_for_writing(path, &CATALOGUE, Access { exclusive, check: false })?;
+    let sql = Sqlite::new(connection, path);
+    if check {
+        look(&sql, path)?;
+    }
+    Ok(sql)
+}
+
+/// Looks through all of a catalogue.
+fn look(sql: &dyn Sql, path: &Path) -> Result<(), StoreError> {
+    let checked = check::look(sql)?;
+    match checked.problems.first() {
+        Some(first) => {
+            let more = checked.problems.len() - 1;
+            let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+            Err(sql.damaged(&format!("{first}{more}")))
+        }
+        None => {
+            if !is_small(path) {
+                let _ = inbox::create(&beside(path, CHECKED))
+                    .and_then(|mark| mark.set_modified(SystemTime::now()));
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Whether all of it is to be looked through: it was left open, damage was met, it takes a moment only, or it was not
+/// done for a day.
+pub(crate) fn is_check_due(path: &Path) -> bool {
+    let left_open = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    let checked = fs::metadata(beside(path, CHECKED)).and_then(|mark| mark.modified()).ok();
+    let age = checked.and_then(|checked| checked.elapsed().ok());
+    left_open || beside(path, SUSPECT).exists() || is_small(path) || age.is_none_or(|age| age > CHECK_EVERY)
+}
+
+fn is_small(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|file| file.len() <= SMALL_BYTES)
 }
 
 #[cfg(test)]

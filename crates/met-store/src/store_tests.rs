@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use met_core::job::{GpuUse, QualityKind, Summary};
 use met_core::job_table::CPU;
 use met_core::{MISSING, gpu};
+use rusqlite::Connection;
 use tempfile::TempDir;
 
 use super::*;
 use crate::samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
-use crate::{Filter, Reader};
+use crate::{Filter, Reader, Retained, Retention, day};
 
 const DAY_S: i64 = 86_400;
 
@@ -81,10 +82,16 @@ fn old_jobs_and_days_go_and_live_jobs_stay() {
     writer.put(&running(9, MIDNIGHT_S)).unwrap();
     let now_ns = (MIDNIGHT_S + 4 * DAY_S + 3600) * SECOND_NS;
     let by_age = Retention { max_age_ns: Some(2 * DAY_S * SECOND_NS), max_bytes: None };
-    assert_eq!(writer.retain(&by_age, now_ns).unwrap(), Retained { jobs_removed: 3, days_removed: 2 });
+    let removed = |retained: Retained| (retained.jobs_removed, retained.days_removed);
+    let retained = writer.retain(&by_age, now_ns).unwrap();
+    assert_eq!(
+        retained.lines(),
+        ["retention removed of ada: 3 jobs (1 to 3), 0 series of a day, about 4608 bytes"]
+    );
+    assert_eq!(removed(retained), (3, 2));
     assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["5", "4", "9"]);
     let by_size = Retention { max_age_ns: None, max_bytes: Some(1) };
-    assert_eq!(writer.retain(&by_size, now_ns).unwrap(), Retained { jobs_removed: 2, days_removed: 2 });
+    assert_eq!(removed(writer.retain(&by_size, now_ns).unwrap()), (2, 2));
     assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["9"]);
     assert_eq!(writer.retain(&Retention::default(), now_ns).unwrap(), Retained::default());
 }
@@ -136,29 +143,39 @@ fn after_damage(damage: impl FnOnce(&Path)) -> (TempDir, Writer) {
 }
 
 #[test]
-fn a_damaged_database_is_moved_aside_and_a_new_one_begins() {
+fn what_is_whole_of_a_damaged_database_is_in_a_new_one_and_the_old_one_is_kept() {
     let overwrite =
         |path: &Path, bytes: &[u8], at: u64| inbox::create(path).unwrap().write_all_at(bytes, at).unwrap();
-    let damages: [&dyn Fn(&Path); 4] = [
-        &|path| fs::write(path, b"this is no database, and it is longer than a header needs to be").unwrap(),
-        &|path| overwrite(path, &[0xa5; 4096], 0),
-        &|path| {
-            // In the middle of a file that opens well: found because somebody met it before.
-            (4..12).for_each(|page| overwrite(path, &[0xa5; 4096], page * 4096));
-            inbox::create(&beside(path, SUSPECT)).unwrap();
-        },
-        &|path| {
-            inbox::create(path).unwrap().set_len(20_000).unwrap();
-            inbox::create(&beside(path, SUSPECT)).unwrap();
-        },
+    let damages: [(&dyn Fn(&Path), std::ops::RangeInclusive<usize>); 4] = [
+        (
+            &|path| {
+                fs::write(path, b"this is no database, and it is longer than a header needs to be").unwrap()
+            },
+            0..=0,
+        ),
+        (&|path| overwrite(path, &[0xa5; 4096], 0), 200..=200),
+        // In the middle of a file that opens well.
+        (&|path| (4..12).for_each(|page| overwrite(path, &[0xa5; 4096], page * 4096)), 150..=200),
+        (&|path| inbox::create(path).unwrap().set_len(20_000).unwrap(), 0..=60),
     ];
-    for damage in damages {
+    for (damage, expected) in damages {
         let (_state, mut writer) = after_damage(damage);
-        let aside = writer.moved_aside.take().unwrap();
-        assert!(aside.to_str().unwrap().contains("store.db.damaged-") && aside.exists());
-        assert!(writer.jobs(&Filter::default()).unwrap().is_empty());
-        writer.put(&finished(1, MIDNIGHT_S)).unwrap();
-        assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), 1);
+        let salvage = writer.salvaged.take().unwrap();
+        assert_eq!(writer.moved_aside.take().as_ref(), Some(&salvage.aside));
+        assert!(salvage.aside.to_str().unwrap().contains("store.db.damaged-") && salvage.aside.exists());
+        let jobs = writer.jobs(&Filter::default()).unwrap();
+        assert!(expected.contains(&jobs.len()), "{} of {expected:?}", jobs.len());
+        assert_eq!(salvage.recovered, jobs.len());
+        for job in &jobs {
+            // The pages of totals are others than those of jobs.
+            let whole = finished(job.key.id.parse().unwrap(), MIDNIGHT_S);
+            let is_bare = job.totals.get(CPU).is_none() && !salvage.incomplete.is_empty();
+            let expected = if is_bare { Record { totals: Default::default(), ..whole } } else { whole };
+            assert_eq!(*job, expected);
+        }
+        assert_eq!(writer.last_salvage(), Some(salvage));
+        writer.put(&finished(999, MIDNIGHT_S)).unwrap();
+        assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), jobs.len() + 1);
     }
     let (_state, writer) = after_damage(|_| {});
     assert_eq!(writer.moved_aside, None);
@@ -166,17 +183,120 @@ fn a_damaged_database_is_moved_aside_and_a_new_one_begins() {
 }
 
 #[test]
-fn damage_met_while_writing_is_found_at_the_next_open() {
-    let (state, mut writer) = after_damage(|path| {
-        let file = inbox::create(path).unwrap();
-        (1..file.metadata().unwrap().len() / 4096)
-            .for_each(|page| file.write_all_at(&[0xa5; 4096], page * 4096).unwrap());
-    });
-    assert!(matches!(writer.put(&finished(1, MIDNIGHT_S)), Err(StoreError::Damaged { .. })));
-    drop(writer);
+fn a_writer_that_meets_damage_goes_on_in_a_new_file() {
+    let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
-    assert!(writer.moved_aside.is_some());
+    writer.put_all(&(1..=200).map(|id| finished(id, MIDNIGHT_S)).collect::<Vec<_>>()).unwrap();
+    // Large enough not to be held in memory, and in the file itself.
+    let sql = writer.queries.catalogue.get().unwrap();
+    sql.give_back().unwrap();
+    let path = state.path().join(CATALOGUE_FILE);
+    let database = Connection::open(&path).unwrap();
+    database.execute("DELETE FROM change", []).unwrap();
+    drop(database);
+    writer.put(&finished(201, MIDNIGHT_S)).unwrap();
+    let salvage = writer.salvaged.take().unwrap();
+    assert_eq!((salvage.recovered, salvage.lost.len()), (200, 0));
+    assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), 201);
+}
+
+#[test]
+fn the_process_that_was_replacing_a_file_may_be_killed() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
     writer.put(&finished(1, MIDNIGHT_S)).unwrap();
+    drop(writer);
+    let path = state.path().join(CATALOGUE_FILE);
+    fs::rename(&path, beside(&path, ".salvaged")).unwrap();
+    assert_eq!(Writer::open(state.path()).unwrap().jobs(&Filter::default()).unwrap().len(), 1);
+}
+
+#[test]
+fn rows_of_an_earlier_version_get_their_checksums_in_time() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put_all(&[finished(1, MIDNIGHT_S), finished(2, MIDNIGHT_S)]).unwrap();
+    let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
+    database
+        .execute_batch("UPDATE job SET sum = NULL, totals_sum = NULL; UPDATE term SET sum = NULL")
+        .unwrap();
+    let unsummed = || crate::check(state.path()).unwrap().unwrap().unsummed;
+    assert_eq!(unsummed(), 2);
+    writer.retain(&Retention::default(), 0).unwrap();
+    assert_eq!(unsummed(), 0);
+    assert_eq!(crate::check(state.path()).unwrap().unwrap().problems, Vec::<String>::new());
+    database.execute("UPDATE total SET value = value + 1 WHERE job = 2", []).unwrap();
+    assert_eq!(crate::check(state.path()).unwrap().unwrap().problems, ["job 2: its figures are damaged"]);
+    let reader = Reader::open(state.path()).unwrap();
+    let jobs = reader.jobs(&Filter::default()).unwrap();
+    assert_eq!((jobs.len(), jobs[0].totals.get(CPU), jobs[1].totals.get(CPU)), (2, None, Some(42)));
+    assert_eq!(reader.take_unreadable(), ["totals of 2"]);
+    assert!(reader.take_unreadable().is_empty());
+}
+
+fn of_user(id: u64, user: &str, start_s: i64, bytes: usize) -> Record {
+    Record { user: Some(user.to_owned()), command: vec!["x".repeat(bytes)], ..finished(id, start_s) }
+}
+
+#[test]
+fn who_has_more_than_a_fair_share_loses_his_own_oldest() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let mut records: Vec<Record> =
+        (1..=40).map(|id| of_user(id, "ada", MIDNIGHT_S + id as i64, 1000)).collect();
+    records.extend((101..=500).map(|id| of_user(id, "mallory", MIDNIGHT_S + id as i64, 20_000)));
+    writer.put_all(&records).unwrap();
+    let now_ns = (MIDNIGHT_S + DAY_S) * SECOND_NS;
+    let retention = Retention { max_age_ns: None, max_bytes: Some(3_000_000) };
+    let retained = writer.retain(&retention, now_ns).unwrap();
+    let kept = |user: &str| writer.jobs(&Filter { user: Some(user.into()), ..Filter::default() }).unwrap();
+    assert_eq!(kept("ada").len(), 40, "the oldest of all are not his");
+    let his = kept("mallory");
+    assert!((50..200).contains(&his.len()), "{}", his.len());
+    assert_eq!(his[0].key.id, "500");
+    assert_eq!(retained.of_users.keys().collect::<Vec<_>>(), ["mallory"]);
+    let [line] = &retained.lines()[..] else { panic!("one line") };
+    assert!(line.starts_with("retention removed of mallory: ") && line.contains(" jobs (101 to "), "{line}");
+    assert_eq!(writer.retain(&retention, now_ns).unwrap(), Retained::default(), "it fits now");
+}
+
+#[test]
+fn samples_of_who_has_too_many_go_and_those_of_others_stay() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let (ada, mallory) = (of_user(1, "ada", MIDNIGHT_S, 10), of_user(2, "mallory", MIDNIGHT_S, 10));
+    writer.put_all(&[ada.clone(), mallory.clone()]).unwrap();
+    writer.append_course(&ada.key, &course(MIDNIGHT_S * 1000, 1000, 50)).unwrap();
+    for part in 0..50 {
+        let mut record = of_user(10 + part, "mallory", MIDNIGHT_S, 10);
+        record.uid = Some(1001);
+        writer.put(&record).unwrap();
+        writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 777, 20_000)).unwrap();
+    }
+    let all: u64 = writer.queries.series.days().unwrap().iter().map(|(_, bytes)| bytes).sum();
+    let retention = Retention { max_age_ns: None, max_bytes: Some(all / 2 + 100_000) };
+    let retained = writer.retain(&retention, (MIDNIGHT_S + 3 * DAY_S) * SECOND_NS).unwrap();
+    assert_eq!((retained.jobs_removed, retained.of_users.len()), (0, 1));
+    assert!(retained.of_users["mallory"].series > 10);
+    assert_eq!(writer.course(&ada.key).unwrap().len(), 50);
+    let left: u64 = writer.queries.series.days().unwrap().iter().map(|(_, bytes)| bytes).sum();
+    assert!(left < all / 2 + 100_000, "{left} of {all}");
+}
+
+#[test]
+fn a_count_of_jobs_is_shared_fairly() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let mut records: Vec<Record> = (1..=5).map(|id| of_user(id, "ada", MIDNIGHT_S + id as i64, 1)).collect();
+    records.extend((11..=60).map(|id| of_user(id, "mallory", MIDNIGHT_S + id as i64, 1)));
+    records.push(running(70, MIDNIGHT_S));
+    writer.put_all(&records).unwrap();
+    let retained = writer.retain_count(20).unwrap();
+    assert_eq!((retained.jobs_removed, retained.of_users["mallory"].jobs), (35, 35));
+    let left = writer.jobs(&Filter::default()).unwrap();
+    assert_eq!(left.len(), 21);
+    assert_eq!(left.iter().filter(|job| job.user.as_deref() == Some("ada")).count(), 6);
+    assert_eq!(writer.retain_count(20).unwrap(), Retained::default());
 }
 
 #[test]
@@ -201,7 +321,10 @@ fn a_store_of_a_newer_version_is_left_untouched() {
     let state = state();
     drop(Writer::open(state.path()).unwrap());
     let path = state.path().join(CATALOGUE_FILE);
-    Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
+    let database = Connection::open(&path).unwrap();
+    database.pragma_update(None, "user_version", 99).unwrap();
+    database.execute("UPDATE meta SET value = '99' WHERE name = 'schema'", []).unwrap();
+    drop(database);
     let before = fs::read(&path).unwrap();
     let Err(error) = Writer::open(state.path()) else { panic!("it was opened") };
     assert!(error.to_string().contains("newer version of met (schema 99"), "{error}");

@@ -59,7 +59,7 @@ fn servers_are_asked_whether_they_would_do() {
     let series = format!("series: http://127.0.0.1:{}", engine.port);
     assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, empty as yet", &series]);
     drop(Place::new(backends.clone(), 0, true).writer());
-    assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, schema 3", &series]);
+    assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, schema 4", &series]);
     drop((postgresql, engine));
     assert!(backends.probe().iter().all(|(_, told)| matches!(told, Err(StoreError::Unreachable { .. }))));
 }

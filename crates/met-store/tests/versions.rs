@@ -45,6 +45,25 @@ fn version_3_still_opens_with_its_changes() {
 }
 
 #[test]
+fn version_4_still_opens_with_its_checksums() {
+    let state = opens("v4");
+    has_its_devices(&state);
+    let checked = met_store::check(state.path()).unwrap().unwrap();
+    assert_eq!((checked.records, checked.unsummed), (2, 0));
+    assert_eq!(checked.problems, Vec::<String>::new());
+}
+
+#[test]
+fn records_of_version_3_are_summed_after_the_upgrade() {
+    let state = restore("v3");
+    assert_eq!(met_store::check(state.path()).unwrap().unwrap().unsummed, 2, "it is read as it is");
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.retain(&met_store::Retention::default(), 0).unwrap();
+    let checked = met_store::check(state.path()).unwrap().unwrap();
+    assert_eq!((checked.records, checked.unsummed, checked.problems.len()), (2, 0, 0));
+}
+
+#[test]
 fn jobs_of_older_versions_are_changes_in_the_order_they_came() {
     for version in ["v1", "v2"] {
         let state = restore(version);

@@ -64,7 +64,8 @@ fn connect(path: &PathBuf) -> std::io::Result<UnixStream> {
 fn start_daemon() -> PathBuf {
     let root = folder();
     let config = root.join("met.yaml");
-    std::fs::write(&config, "jobs: {discover: false}\nstorage: {max_size: 100MB}\n").expect("a configuration");
+    std::fs::write(&config, "jobs: {discover: false}\nstorage: {max_size: 100MB}\n")
+        .expect("a configuration");
     // SAFETY: no other thread runs yet.
     unsafe {
         std::env::set_var("XDG_STATE_HOME", root.join("state"));

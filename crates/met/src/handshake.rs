@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Request;
 
 /// Raised when an older peer would misunderstand a message.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 /// The oldest version that is still spoken.
 pub const PROTOCOL_OLDEST: u32 = 1;
 /// Supervisors live as long as their jobs, which may outlast two upgrades.
@@ -88,6 +88,7 @@ pub fn introduced(request: &Request) -> u32 {
         | Request::Nodes
         | Request::InForce
         | Request::Configure(_) => 3,
+        Request::FindAfter { .. } => 4,
     }
 }
 

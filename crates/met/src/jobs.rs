@@ -11,6 +11,7 @@ use std::io;
 use anyhow::{Result, bail};
 use met_core::course::Course;
 use met_core::job::{JobKey, Origin, Record, State};
+use met_core::listing::{Cursor, sort_ns};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_host::clock;
 use met_jobs::layouts::Layout;
@@ -24,8 +25,8 @@ use crate::setting::Setting;
 use files::FromFiles;
 use reference::{one_managers, one_nodes, one_users};
 
-pub use files::{import, open_writer, retention};
-pub use filter::JobsFilter;
+pub use files::{import, log_removed, open_writer, retention, unreadable};
+pub use filter::{JobsFilter, page_of};
 pub use reference::{JobRef, Meant, find, newest_of};
 pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
 
@@ -64,7 +65,7 @@ impl AllJobs {
     pub fn open(setting: &Setting) -> Result<AllJobs> {
         let layouts = setting.config.jobs.layouts.clone();
         if let Some(server) = setting.server_client()? {
-            return Ok(AllJobs { sources: vec![Box::new(FromDaemon { client: Box::new(server) })], layouts });
+            return Ok(AllJobs { sources: vec![Box::new(FromDaemon::new(server))], layouts });
         }
         let mut sources: Vec<Box<dyn JobSource>> = Vec::new();
         let mut system = setting.system_daemon();
@@ -72,12 +73,12 @@ impl AllJobs {
             hand_over_ends(setting, system);
         }
         match setting.user_daemon() {
-            Ok(client) => sources.push(Box::new(FromDaemon { client: Box::new(client) })),
+            Ok(client) => sources.push(Box::new(FromDaemon::new(client))),
             Err(_) if setting.user.state.is_dir() => sources.push(Box::new(FromFiles::open(setting)?)),
             Err(_) => {}
         }
         if let Some(client) = system {
-            sources.push(Box::new(FromDaemon { client: Box::new(client) }));
+            sources.push(Box::new(FromDaemon::new(client)));
         }
         Ok(AllJobs { sources, layouts })
     }
@@ -257,11 +258,6 @@ pub fn has_daemon(setting: &Setting) -> bool {
     setting.system_daemon().is_some() || setting.user_daemon().is_ok()
 }
 
-/// As the store sorts: what has yet to start is the newest.
-fn sort_ns(record: &Record) -> i64 {
-    record.start_ns.or(record.end_ns).unwrap_or(i64::MAX)
-}
-
 /// How much somebody can tell of a job: who samples it knows more than who reads its files.
 fn knowledge(record: &Record) -> (bool, usize) {
     (!record.summaries.is_empty(), record.totals.iter().count() + record.events.len())
@@ -271,10 +267,8 @@ fn knowledge(record: &Record) -> (bool, usize) {
 /// two words on a job the one that tells more is believed.
 fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
     jobs.sort_by(|left, right| {
-        let order = |record: &Record| (sort_ns(record), record.key.id.parse::<u64>().ok());
-        order(right)
-            .cmp(&order(left))
-            .then_with(|| left.key.cmp(&right.key))
+        Cursor::of(right)
+            .cmp(&Cursor::of(left))
             .then_with(|| is_known_end(right).cmp(&is_known_end(left)))
             .then_with(|| knowledge(right).cmp(&knowledge(left)))
     });
@@ -308,8 +302,8 @@ fn hand_over_ends(setting: &Setting, system: &mut Client) {
 /// How long a system daemon that refuses an end is asked to take it.
 const UNREPORTED_NS_MAX: i64 = 30 * 86_400 * 1_000_000_000;
 
-/// One reply must fit a frame of the socket, whatever the jobs are called.
-const PAGE_JOBS: usize = 1000;
+/// A daemon before pages tells so many jobs in one reply.
+const OLDER_PAGE_JOBS: usize = 1000;
 
 /// Somebody who answers requests: a daemon on its socket, or a server.
 pub trait Answers {
@@ -321,17 +315,51 @@ pub trait Answers {
 
 struct FromDaemon {
     client: Box<dyn Answers>,
+    /// What was said of its lists already.
+    warned: Vec<String>,
 }
 
 impl FromDaemon {
+    fn new(client: impl Answers + 'static) -> FromDaemon {
+        FromDaemon { client: Box::new(client), warned: Vec::new() }
+    }
+
     fn ask(&mut self, request: &Request) -> Result<Reply> {
         self.client.call(request)
     }
 
-    fn records(&mut self, request: &Request) -> Result<Vec<Record>> {
-        match self.ask(request)? {
-            Reply::Jobs(jobs) => Ok(jobs),
-            reply => bail!("{} answered {reply:?}", self.client.what()),
+    /// Says what is missing from a list, once.
+    fn warn(&mut self, warnings: Vec<String>) {
+        for warning in warnings {
+            if !self.warned.contains(&warning) {
+                tracing::warn!("{warning}");
+                self.warned.push(warning);
+            }
+        }
+    }
+
+    /// The rest of a list of which a daemon of an earlier version told the first jobs: it goes on by their times.
+    fn older_jobs(&mut self, filter: &JobsFilter, first: Vec<Record>) -> Result<Vec<Record>> {
+        let wanted = filter.limit.unwrap_or(usize::MAX);
+        let (mut page, mut more, mut jobs) = (filter.clone(), first, Vec::new());
+        loop {
+            let (before, is_last) = (jobs.len(), more.len() < OLDER_PAGE_JOBS);
+            // Pages overlap in the jobs of one instant: `merge` keeps each of them once.
+            match more.last().map(sort_ns) {
+                // Those that wait come first and have no time to go on from.
+                Some(i64::MAX) => page.skip += more.len(),
+                begun_ns => (page.until_ns, page.skip) = (begun_ns.map(|begun_ns| begun_ns + 1), 0),
+            }
+            jobs.extend(more);
+            jobs = merge(jobs);
+            if is_last || jobs.len() == before || jobs.len() >= wanted {
+                return Ok(jobs);
+            }
+            page.limit = Some(OLDER_PAGE_JOBS.min(wanted - jobs.len()));
+            more = match self.ask(&Request::Jobs(page.clone()))? {
+                Reply::Jobs(jobs) => jobs,
+                reply => bail!("{} answered {reply:?}", self.client.what()),
+            };
         }
     }
 
@@ -354,29 +382,48 @@ impl FromDaemon {
 impl JobSource for FromDaemon {
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let wanted = filter.limit.unwrap_or(usize::MAX);
+        let mut page = JobsFilter { paged: true, ..filter.clone() };
         let mut jobs: Vec<Record> = Vec::new();
-        let mut page = filter.clone();
         loop {
-            page.limit = Some(PAGE_JOBS.min(wanted - jobs.len()));
-            let before = jobs.len();
-            let more = self.records(&Request::Jobs(page.clone()))?;
-            let last = more.len() < PAGE_JOBS;
-            // Pages overlap in the jobs of one instant: `merge` keeps each of them once.
-            match more.last().map(sort_ns) {
-                // Those that wait come first and have no time to go on from.
-                Some(i64::MAX) => page.skip += more.len(),
-                begun_ns => (page.until_ns, page.skip) = (begun_ns.map(|begun_ns| begun_ns + 1), 0),
-            }
-            jobs.extend(more);
-            jobs = merge(jobs);
-            if last || jobs.len() == before || jobs.len() >= wanted {
-                return Ok(jobs);
+            page.limit = Some(OLDER_PAGE_JOBS.min(wanted - jobs.len()));
+            let next = match self.ask(&Request::Jobs(page.clone()))? {
+                Reply::JobsPage { jobs: more, next, warnings } => {
+                    jobs.extend(more);
+                    self.warn(warnings);
+                    next
+                }
+                // One that knows no pages has overlooked that they were asked for.
+                Reply::Jobs(first) => return self.older_jobs(filter, first),
+                reply => bail!("{} answered {reply:?}", self.client.what()),
+            };
+            match next {
+                // One that does not get on is not asked for ever.
+                Some(next)
+                    if jobs.len() < wanted && page.after.as_ref().is_none_or(|after| next < *after) =>
+                {
+                    page.after = Some(next);
+                }
+                _ => return Ok(merge(jobs)),
             }
         }
     }
 
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
-        self.records(&Request::Find(job.clone()))
+        let mut found: Vec<Record> = Vec::new();
+        let mut request = Request::Find(job.clone());
+        loop {
+            let (more, next) = match self.ask(&request)? {
+                Reply::Jobs(jobs) => (jobs, None),
+                Reply::JobsPage { jobs, next, .. } => (jobs, next),
+                reply => bail!("{} answered {reply:?}", self.client.what()),
+            };
+            let gets_on = !more.is_empty();
+            found.extend(more);
+            match next.filter(|_| gets_on) {
+                Some(after) => request = Request::FindAfter { job: job.clone(), after },
+                None => return Ok(found),
+            }
+        }
     }
 
     fn course(&mut self, key: &JobKey) -> Result<Course> {

@@ -9,6 +9,7 @@ use met_core::any_path;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::job::{CgroupPaths, JobKey, Record};
+use met_core::listing::Cursor;
 use serde::{Deserialize, Serialize};
 
 use crate::emissions::{Corrected, Correction};
@@ -38,6 +39,11 @@ pub enum Request {
     Ended(Box<Record>),
     Jobs(JobsFilter),
     Find(JobRef),
+    /// The rest of an answer to `Find` that was too large for one reply.
+    FindAfter {
+        job: JobRef,
+        after: Cursor,
+    },
     /// The samples after a time, as many as fit a reply; none when there are no more.
     Course {
         key: JobKey,
@@ -96,6 +102,15 @@ pub enum Reply {
     Enclosed(CgroupPaths),
     Done,
     Jobs(Vec<Record>),
+    /// Some of the jobs that were asked for, as many as fit a reply.
+    JobsPage {
+        jobs: Vec<Record>,
+        /// Where the list goes on; `None` at its end.
+        next: Option<Cursor>,
+        /// What is missing from the list, in sentences.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        warnings: Vec<String>,
+    },
     Course(WireCourse),
     /// By table and label.
     NodeParts(Vec<(String, String)>),

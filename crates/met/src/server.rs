@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record};
+use met_core::listing::Cursor;
 use met_core::{Table, gpu};
 use met_jobs::scheduler::join;
 use met_server::cluster::api::{self, Api, Unanswered};
@@ -24,7 +25,7 @@ use crate::config::{Config, Scope};
 use crate::daemon::schedulers::Schedulers;
 use crate::daemon::told;
 use crate::failure::Failure;
-use crate::jobs::{self, JobsFilter};
+use crate::jobs::{self, JobRef, JobsFilter};
 use crate::paths::{Place, create_private};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::setting::Setting;
@@ -191,7 +192,11 @@ fn table_named(name: &str) -> Option<&'static Table> {
     met_sources::catalogue().into_iter().find(|table| table.name == name)
 }
 
-pub(crate) fn answer_bytes(view: &ClusterView, bearer: &Bearer, question: &[u8]) -> Result<Vec<u8>, Unanswered> {
+pub(crate) fn answer_bytes(
+    view: &ClusterView,
+    bearer: &Bearer,
+    question: &[u8],
+) -> Result<Vec<u8>, Unanswered> {
     let request: Request = serde_json::from_slice(question)
         .map_err(|error| Unanswered::Question(format!("this is no question: {error}")))?;
     if !is_for_a_server(&request) {
@@ -203,8 +208,9 @@ pub(crate) fn answer_bytes(view: &ClusterView, bearer: &Bearer, question: &[u8])
 }
 
 fn is_for_a_server(request: &Request) -> bool {
-    use Request::{CardCourse, Course, Find, Jobs, NodeCourses, Nodes};
-    matches!(request, Jobs(_) | Find(_) | Course { .. } | CardCourse { .. } | NodeCourses { .. } | Nodes)
+    use Request::{CardCourse, Course, Find, FindAfter, Jobs, NodeCourses, Nodes};
+    let lists = matches!(request, Jobs(_) | Find(_) | FindAfter { .. });
+    lists || matches!(request, Course { .. } | CardCourse { .. } | NodeCourses { .. } | Nodes)
 }
 
 fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply> {
@@ -218,22 +224,20 @@ fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply
             if let Bearer::User(name) = bearer {
                 filter.user = Some(name.clone());
             }
-            let mut found = view.jobs(&filter.to_store())?;
-            filter.retain(&mut found);
-            Ok(Reply::Jobs(found))
+            let (page, unreadable) = view.page(&filter.to_store())?;
+            let mut jobs = page.jobs;
+            filter.retain(&mut jobs);
+            let warnings = match bearer {
+                Bearer::Operator(_) => jobs::unreadable(&unreadable),
+                _ => (!unreadable.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
+            };
+            Ok(match filter.paged {
+                true => Reply::JobsPage { jobs, next: page.next, warnings: warnings.into_iter().collect() },
+                false => Reply::Jobs(jobs),
+            })
         }
-        Request::Find(job) => {
-            let mut found = view.ask(|store| jobs::find(store, &job))?;
-            found.retain(sees);
-            if let Bearer::User(user) = bearer
-                && found.is_empty()
-            {
-                // The newest of all is somebody else's.
-                let own = Filter { user: Some(user.clone()), ..Filter::default() };
-                found = view.ask(|store| jobs::newest_of(store, &job, &own))?;
-            }
-            Ok(Reply::Jobs(view.with_figures(found)?))
-        }
+        Request::Find(job) => find(view, bearer, &job, None, sees),
+        Request::FindAfter { job, after } => find(view, bearer, &job, Some(&after), sees),
         Request::Course { key, after_ms } => {
             let mut course = match visible(view, &key, sees)? {
                 Some(_) => view.course(&key, after_ms)?,
@@ -259,6 +263,30 @@ fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply
         Request::Nodes => Ok(Reply::Nodes(nodes(view)?)),
         _ => bail!("this is not asked of a server, but of a daemon on its node"),
     }
+}
+
+fn find(
+    view: &ClusterView,
+    bearer: &Bearer,
+    job: &JobRef,
+    after: Option<&Cursor>,
+    sees: impl Fn(&Record) -> bool,
+) -> Result<Reply> {
+    let mut found = view.ask(|store| jobs::find(store, job))?;
+    found.retain(sees);
+    if let Bearer::User(user) = bearer
+        && found.is_empty()
+    {
+        // The newest of all is somebody else's.
+        let own = Filter { user: Some(user.clone()), ..Filter::default() };
+        found = view.ask(|store| jobs::newest_of(store, job, &own))?;
+    }
+    let (found, next) = jobs::page_of(found, after);
+    let jobs = view.with_figures(found)?;
+    Ok(match next {
+        Some(_) => Reply::JobsPage { jobs, next, warnings: Vec::new() },
+        None => Reply::Jobs(jobs),
+    })
 }
 
 fn visible(

@@ -208,7 +208,8 @@ impl Work {
         };
         work.learn_waiting();
         if let Some(aside) = work.writer.moved_aside.take() {
-            tracing::error!("the catalogue was damaged; it is kept as {}, and begun anew", aside.display());
+            let told = work.writer.salvaged.take().map(|salvage| salvage.sentence());
+            tracing::error!("{}", told.unwrap_or_else(|| format!("damaged, kept as {}", aside.display())));
             work.log.set_told_again(true)?;
         }
         if work.log.is_told_again()? {

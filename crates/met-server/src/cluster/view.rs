@@ -7,7 +7,7 @@ use met_core::gpu;
 use met_core::job::{JobKey, Record};
 use met_core::whole::together;
 use met_store::cluster::{Log, Node};
-use met_store::{Backends, Filter, Reader, StoreError};
+use met_store::{Backends, Filter, Page, Reader, StoreError};
 use met_wire::batch::Subject;
 
 use super::keeper::{add_waiting, part_keys, series_key};
@@ -36,6 +36,14 @@ impl ClusterView {
 
     pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
         self.with_figures(Reader::open_with(&self.state, &self.backends)?.jobs(filter)?)
+    }
+
+    /// Some jobs of a list, and what could not be read of it.
+    pub fn page(&self, filter: &Filter) -> Result<(Page, Vec<String>), StoreError> {
+        let reader = Reader::open_with(&self.state, &self.backends)?;
+        let mut page = reader.page(filter)?;
+        page.jobs = self.with_figures(page.jobs)?;
+        Ok((page, reader.take_unreadable()))
     }
 
     /// Asks the store something about jobs.

@@ -87,6 +87,8 @@ claims! {
         what_belongs_to_no_job_is_remembered,
         lists_are_newest_first_and_filtered,
         a_job_that_has_yet_to_start_is_the_newest,
+        five_thousand_jobs_of_one_instant_are_listed_page_by_page,
+        a_page_is_bounded_by_bytes,
         store_and_inbox_are_shown_as_one,
         changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_last,
         what_waits_in_the_inbox_is_a_change_when_it_is_imported,
@@ -266,6 +268,69 @@ pub fn a_job_that_has_yet_to_start_is_the_newest(place: &Place) {
     (pending.state, pending.start_ns) = (State::Pending, None);
     writer.put_all(&[pending, finished(2, place.start_s)]).unwrap();
     assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["1", "2"]);
+}
+
+/// All pages, one after the other.
+fn paged(reader: &Reader, filter: &Filter) -> (Vec<Record>, usize) {
+    let (mut filter, mut jobs, mut pages) = (filter.clone(), Vec::new(), 0);
+    loop {
+        let page = reader.page(&filter).unwrap();
+        pages += 1;
+        assert!(page.jobs.len() <= filter.limit.unwrap_or(usize::MAX));
+        jobs.extend(page.jobs);
+        filter.after = match page.next {
+            Some(next) => {
+                assert!(filter.after.as_ref().is_none_or(|after| next < *after), "it gets on");
+                Some(next)
+            }
+            None => return (jobs, pages),
+        };
+    }
+}
+
+pub fn five_thousand_jobs_of_one_instant_are_listed_page_by_page(place: &Place) {
+    let mut writer = place.writer();
+    // Ids with the same number, of several managers, with letters of other languages, and runs of one id.
+    let records: Vec<Record> = (0..5000_i64)
+        .map(|number| {
+            let mut record = finished(number as u64 / 2 + 1, place.start_s);
+            record.key.manager = ["local", "slurm", "Slurm", "ärger"][number as usize % 4].to_owned();
+            match number % 5 {
+                0 => record.key.id = format!("job-{number}"),
+                1 => record.key.id = format!("7_{number}"),
+                _ => record.key.incarnation += number,
+            }
+            record
+        })
+        .collect();
+    writer.put_all(&records).unwrap();
+    let dir = JobDir::claim(place.path(), 77).unwrap();
+    dir.write_end(&finished(77, place.start_s)).unwrap();
+    let reader = place.reader();
+    for (limit, max_bytes) in [(Some(1000), None), (Some(333), Some(100_000)), (None, Some(1 << 20))] {
+        let (jobs, pages) = paged(&reader, &Filter { limit, max_bytes, ..Filter::default() });
+        assert!(pages >= 4, "{pages} pages");
+        assert_eq!(jobs.len(), 5001, "{limit:?} {max_bytes:?}");
+        let keys: std::collections::HashSet<&JobKey> = jobs.iter().map(|job| &job.key).collect();
+        assert_eq!(keys.len(), 5001);
+        assert!(jobs == reader.jobs(&Filter::default()).unwrap(), "in the same order as all at once");
+    }
+}
+
+pub fn a_page_is_bounded_by_bytes(place: &Place) {
+    let mut writer = place.writer();
+    for id in 1..=300 {
+        let mut record = finished(id, place.start_s + (id as i64) % 7);
+        record.command = vec!["x".repeat(50_000)];
+        writer.put(&record).unwrap();
+    }
+    let reader = place.reader();
+    let filter = Filter { max_bytes: Some(1_000_000), ..Filter::default() };
+    let page = reader.page(&filter).unwrap();
+    assert!((1..=100).contains(&page.jobs.len()), "{} jobs", page.jobs.len());
+    assert_eq!(paged(&reader, &filter).0.len(), 300);
+    let one = Filter { max_bytes: Some(1), limit: Some(1), ..Filter::default() };
+    assert_eq!(paged(&reader, &one).0.len(), 300);
 }
 
 pub fn store_and_inbox_are_shown_as_one(place: &Place) {

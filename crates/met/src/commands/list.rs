@@ -97,6 +97,8 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
         // That view is of cards: who never had one is not in it.
         with_cards: args.view == table::View::Gpu,
         skip: 0,
+        paged: false,
+        after: None,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
     })
 }

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record, State};
 use met_core::job_table::CPU;
+use met_core::listing::Cursor;
 use met_store::Filter;
 
 use super::found;
@@ -60,24 +61,17 @@ impl Keeping {
                 }
                 self.refresh();
                 self.discovered();
-                let found = self.writer.jobs(&filter.to_store())?;
-                let mut found = self.with_live(found);
-                filter.retain(&mut found);
-                Ok(Reply::Jobs(found))
+                let page = self.writer.page(&filter.to_store())?;
+                let warnings = self.damage_met(access);
+                let mut jobs = self.with_live(page.jobs);
+                filter.retain(&mut jobs);
+                Ok(match filter.paged {
+                    true => Reply::JobsPage { jobs, next: page.next, warnings },
+                    false => Reply::Jobs(jobs),
+                })
             }
-            Request::Find(job) => {
-                self.refresh();
-                self.discovered();
-                let mut found = jobs::find(&self.writer, &job)?;
-                let sees_all = access.others;
-                if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
-                    // The newest of all is somebody else's.
-                    let own = Filter { uid: Some(peer.uid), ..Filter::default() };
-                    found = jobs::newest_of(&self.writer, &job, &own)?;
-                }
-                found.retain(|record| sees_all || record.uid == Some(peer.uid));
-                Ok(Reply::Jobs(self.with_live(found)))
-            }
+            Request::Find(job) => self.find(&job, None, peer, access),
+            Request::FindAfter { job, after } => self.find(&job, Some(&after), peer, access),
             Request::Course { key, after_ms } => self.course(&key, after_ms, peer, access),
             Request::CardCourse { key, uuid, after_ms } => {
                 self.card_course(&key, &uuid, after_ms, peer, access)
@@ -100,6 +94,44 @@ impl Keeping {
                 bail!("not a question about jobs")
             }
         }
+    }
+
+    fn find(&mut self, job: &JobRef, after: Option<&Cursor>, peer: Peer, access: Access) -> Result<Reply> {
+        self.refresh();
+        self.discovered();
+        let mut found = jobs::find(&self.writer, job)?;
+        let sees_all = access.others;
+        if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
+            // The newest of all is somebody else's.
+            let own = Filter { uid: Some(peer.uid), ..Filter::default() };
+            found = jobs::newest_of(&self.writer, job, &own)?;
+        }
+        found.retain(|record| sees_all || record.uid == Some(peer.uid));
+        let (found, next) = jobs::page_of(found, after);
+        let jobs = self.with_live(found);
+        Ok(match next {
+            Some(_) => Reply::JobsPage { jobs, next, warnings: Vec::new() },
+            None => Reply::Jobs(jobs),
+        })
+    }
+
+    /// What is missing from lists, in sentences. Which jobs these are is told to who may see all.
+    fn damage_met(&mut self, access: Access) -> Vec<String> {
+        let names = self.writer.take_unreadable();
+        if !names.is_empty() {
+            // What can be saved is, so that it is met once.
+            self.look_after_store();
+        }
+        let sees_all = access.others;
+        let lost = self.writer.last_salvage().map(|salvage| match sees_all {
+            true => salvage.sentence(),
+            false => format!("the store was damaged, and {} jobs of all users are lost", salvage.lost.len()),
+        });
+        let unreadable = match sees_all {
+            true => jobs::unreadable(&names),
+            false => (!names.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
+        };
+        unreadable.into_iter().chain(lost).collect()
     }
 
     fn with_live(&mut self, mut found: Vec<Record>) -> Vec<Record> {

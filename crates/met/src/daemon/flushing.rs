@@ -141,19 +141,29 @@ impl Keeping {
             tracing::warn!("{}: {error}", self.place.state.display());
         }
         self.sweep();
+        self.look_after_store();
         let retention = jobs::retention(&self.config.storage);
-        if let Err(error) = self.writer.retain(&retention, jobs::now_ns()) {
-            tracing::warn!("old jobs could not be removed: {error}");
+        match self.writer.retain(&retention, jobs::now_ns()) {
+            Ok(retained) => jobs::log_removed(&retained),
+            Err(error) => tracing::warn!("old jobs could not be removed: {error}"),
+        }
+    }
+
+    /// Looks through the store where there is a reason to, and saves what can be read of a damaged one.
+    pub(super) fn look_after_store(&mut self) {
+        if let Err(error) = self.writer.look_after() {
+            tracing::error!("the store cannot be repaired: {error}");
+        }
+        if let Some(salvage) = self.writer.salvaged.take() {
+            self.writer.moved_aside = None;
+            tracing::error!("{}", salvage.sentence());
         }
     }
 
     /// `storage.size`: at most so many finished jobs.
     pub(super) fn limit_count(&mut self) -> Result<()> {
         let Some(most) = self.config.storage.jobs_max else { return Ok(()) };
-        let all = self.writer.jobs(&jobs::JobsFilter::default().to_store())?;
-        for record in all.iter().filter(|record| !record.state.is_live()).skip(most as usize) {
-            self.writer.remove(&record.key)?;
-        }
+        jobs::log_removed(&self.writer.retain_count(most)?);
         Ok(())
     }
 }

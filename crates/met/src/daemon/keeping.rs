@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use met_core::bounds;
 use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, Record, State};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
@@ -228,6 +229,7 @@ impl Keeping {
         if record.key.manager != LOCAL {
             bail!("only local jobs are announced");
         }
+        bounds::bound(&mut record);
         let known = self.known(&record.key)?;
         match &known {
             Some(known) if !access.covers(peer, known.uid) => bail!("no such job"),
@@ -289,6 +291,7 @@ impl Keeping {
         if record.key.manager != LOCAL {
             bail!("only local jobs tell their end");
         }
+        bounds::bound(&mut record);
         // A job may end before its start was told. A system daemon then knows it by the id it gave away;
         // other jobs are kept by their owners.
         let known = self.known(&record.key)?;

@@ -90,6 +90,7 @@ table! {
     // Operators see what everybody does, and change nothing.
     Jobs        b"x-xx" b"x--x",
     Find        b"x-xx" b"x--x",
+    FindAfter   b"x-xx" b"x--x",
     Course      b"x-xx" b"x--x",
     CardCourse  b"x-xx" b"x--x",
     Remove      b"x--x" b"x--x",
@@ -149,6 +150,7 @@ const EVERYTHING: Cells = cells(b"xxxx");
 mod tests {
     use expect_test::expect;
     use met_core::job::{JobKey, LOCAL};
+    use met_core::listing::Cursor;
 
     use super::*;
     use crate::emissions::Correction;
@@ -169,6 +171,7 @@ mod tests {
             Request::Ended(record()),
             Request::Jobs(JobsFilter::default()),
             Request::Find(JobRef::Last),
+            Request::FindAfter { job: JobRef::Last, after: Cursor { start_ns: 0, key: key() } },
             Request::Course { key: key(), after_ms: 0 },
             Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },
             Request::Remove(key()),
@@ -222,6 +225,7 @@ mod tests {
             Ended       own own all  | all - - all
             Jobs        own all all  | all - - all
             Find        own all all  | all - - all
+            FindAfter   own all all  | all - - all
             Course      own all all  | all - - all
             CardCourse  own all all  | all - - all
             Remove      own own all  | all - - all

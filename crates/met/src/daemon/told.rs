@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use anyhow::Result;
+use met_core::bounds;
 use met_core::job::{Record, State};
 use met_jobs::scheduler::{Recorded, Told, join};
 use met_store::{Filter, Queries, Writer};
@@ -62,6 +63,7 @@ pub fn keep(writer: &mut Writer, told: &Told) -> Result<Vec<Record>> {
         let known = writer.find(Some(told.manager), id)?;
         write.extend(join::forgotten(&known).into_iter().filter(|record| record.key.id == *id));
     }
+    write.iter_mut().for_each(bounds::bound);
     writer.put_instead(&write, &instead_of)?;
     if let Some(cursor) = told.cursor {
         writer.set_meta(&cursor_name(told.manager), &cursor.to_string())?;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use met_core::course::Course;
 use met_core::job::{JobKey, Record, State};
 use met_host::Host;
-use met_store::{NodePart, Queries, Reader, Retention, StoreError, Writer, inbox};
+use met_store::{NodePart, Queries, Reader, Retained, Retention, StoreError, Writer, inbox};
 
 use super::reference::{self, JobRef};
 use super::settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
@@ -54,9 +54,11 @@ impl FromFiles {
                 }
                 Files::Ours(Box::new(writer))
             }
-            Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open(state)?)),
-            Err(error @ (StoreError::Io { .. } | StoreError::Database { .. })) => {
-                let reader = Reader::open(state)?;
+            Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open_checked(state)?)),
+            Err(
+                error @ (StoreError::Io { .. } | StoreError::Database { .. } | StoreError::Damaged { .. }),
+            ) => {
+                let reader = Reader::open_checked(state)?;
                 match reader.has_database() {
                     true => tracing::warn!("{error}"),
                     false => unread = Some(error.to_string()),
@@ -91,7 +93,7 @@ impl FromFiles {
                 opened => return Ok(here(&mut opened?)?),
             }
             match Client::connect(&self.daemon) {
-                Ok(client) => return there(&mut FromDaemon { client: Box::new(client) }),
+                Ok(client) => return there(&mut FromDaemon::new(client)),
                 // It holds the store for as long as it hangs.
                 Err(silent @ Unreachable::Silent { .. }) => {
                     let advice = silent.remedy().unwrap_or_default();
@@ -100,6 +102,16 @@ impl FromFiles {
                 Err(_) => {}
             }
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Says what could not be read.
+    fn report_damage(&self) {
+        if let Some(warning) = unreadable(&self.queries().take_unreadable()) {
+            tracing::warn!("{warning}");
+        }
+        if let Some(salvage) = self.queries().last_salvage() {
+            tracing::warn!("{}", salvage.sentence());
         }
     }
 
@@ -123,6 +135,7 @@ impl JobSource for FromFiles {
 
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let jobs = self.queries().jobs(&filter.to_store())?;
+        self.report_damage();
         let mut jobs = self.up_to_date(jobs);
         filter.retain(&mut jobs);
         Ok(jobs)
@@ -130,6 +143,7 @@ impl JobSource for FromFiles {
 
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
         let jobs = reference::find(self.queries(), job)?;
+        self.report_damage();
         Ok(self.up_to_date(jobs))
     }
 
@@ -182,7 +196,8 @@ fn retain_daily(writer: &mut Writer, setting: &Setting) {
         return;
     }
     let result = writer.retain(&retention(&setting.config.storage), now_ns()).map_err(anyhow::Error::from);
-    if let Err(error) = result.and_then(|_| Ok(std::fs::write(&mark, "")?)) {
+    let result = result.map(|retained| log_removed(&retained));
+    if let Err(error) = result.and_then(|()| Ok(std::fs::write(&mark, "")?)) {
         tracing::warn!("old jobs could not be removed: {error:#}");
     }
 }
@@ -191,10 +206,27 @@ pub fn retention(storage: &Storage) -> Retention {
     Retention { max_age_ns: i64::try_from(storage.keep.as_nanos()).ok(), max_bytes: Some(storage.max_bytes) }
 }
 
+/// Logs what was removed, and whose it was.
+pub fn log_removed(retained: &Retained) {
+    retained.lines().iter().for_each(|line| tracing::info!("{line}"));
+}
+
+/// In a sentence, what is missing from a list.
+pub fn unreadable(names: &[String]) -> Option<String> {
+    (!names.is_empty()).then(|| {
+        format!("the store is damaged and these cannot be read: {}; see `met doctor`", names.join(", "))
+    })
+}
+
 /// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost.
 pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
-    if let Some(aside) = writer.moved_aside.take() {
-        tracing::warn!("the store was damaged; it was moved to {} and a new one begun", aside.display());
+    match (writer.moved_aside.take(), writer.salvaged.take()) {
+        // Every list says so as long as the damaged file is there.
+        (_, Some(salvage)) => tracing::error!("{}", salvage.sentence()),
+        (Some(aside), None) => {
+            tracing::warn!("samples of a day were damaged; the file was moved to {}", aside.display());
+        }
+        (None, None) => {}
     }
     let imported = writer.import()?;
     for problem in &imported.problems {

@@ -1,6 +1,8 @@
 //! Which jobs of many are wanted.
 
+use met_core::bounds;
 use met_core::job::{Record, State};
+use met_core::listing::{self, Cursor};
 use met_store::Filter;
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +28,18 @@ pub struct JobsFilter {
     /// Or, among jobs that have not started, so many further on.
     #[serde(default)]
     pub skip: usize,
+    /// The answer may come in pages, which the older fields above know only by their times.
+    #[serde(default)]
+    pub paged: bool,
+    /// Behind which job the page begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Cursor>,
 }
+
+/// Records in one reply: a reader may be slow, and the reply is held until it is read.
+pub const PAGE_BYTES: usize = 4 << 20;
+/// Jobs in one reply.
+pub const PAGE_JOBS: usize = 500;
 
 impl JobsFilter {
     pub fn to_store(&self) -> Filter {
@@ -43,11 +56,16 @@ impl JobsFilter {
             name: self.name.clone(),
             manager: self.manager.clone(),
             account: self.account.clone(),
-            // Jobs that run are looked at afterwards, and some of them fall out.
-            limit: self
-                .limit
-                .filter(|_| !self.states.iter().any(|state| state.is_live()))
-                .map(|limit| limit.saturating_add(self.skip)),
+            // Jobs that run are looked at afterwards, and some of them fall out; of a page that costs nothing.
+            limit: match self.paged {
+                true => Some(self.limit.unwrap_or(usize::MAX).min(PAGE_JOBS)),
+                false => self
+                    .limit
+                    .filter(|_| !self.states.iter().any(|state| state.is_live()))
+                    .map(|limit| limit.saturating_add(self.skip)),
+            },
+            after: self.after.clone(),
+            max_bytes: self.paged.then_some(PAGE_BYTES),
             until_ns: self.until_ns,
             with_summaries: true,
             with_cards: self.with_cards,
@@ -61,4 +79,20 @@ impl JobsFilter {
         jobs.drain(..self.skip.min(jobs.len()));
         jobs.truncate(self.limit.unwrap_or(usize::MAX));
     }
+}
+
+/// The part of a list behind `after` that fits one reply, and where the list goes on.
+pub fn page_of(mut jobs: Vec<Record>, after: Option<&Cursor>) -> (Vec<Record>, Option<Cursor>) {
+    listing::sort(&mut jobs);
+    jobs.retain(|record| after.is_none_or(|after| Cursor::of(record) < *after));
+    let mut bytes = 0;
+    let fitting = jobs.iter().take_while(|record| {
+        let fits = bytes < PAGE_BYTES;
+        bytes += bounds::bytes(record);
+        fits
+    });
+    let count = fitting.count().min(PAGE_JOBS);
+    let next = (count < jobs.len()).then(|| jobs[..count].last().map(Cursor::of)).flatten();
+    jobs.truncate(count);
+    (jobs, next)
 }

@@ -16,13 +16,27 @@ const LEFT_BEHIND_ROWS: usize = 20_000;
 
 impl Work {
     pub(super) fn retain(&mut self, now_ns: i64) -> Result<(), StoreError> {
+        self.look_after_catalogue()?;
         let (log, latest) = (&mut self.log, &self.latest);
         let goes = &mut |removed: &[JobKey]| forget_removed(log, latest, removed);
-        self.writer.retain_telling(&self.plan.retention, now_ns, goes)?;
+        let retained = self.writer.retain_telling(&self.plan.retention, now_ns, goes)?;
+        retained.lines().iter().for_each(|line| tracing::info!("{line}"));
         if let Some(max_age_ns) = self.plan.retention.max_age_ns {
             self.forget_left_behind(now_ns.saturating_sub(max_age_ns), LEFT_BEHIND_ROWS)?;
         }
         self.log.forget_spools(now_ns.saturating_sub(SPOOLS_FOR.as_nanos() as i64)).map(drop)
+    }
+
+    /// What a damaged catalogue lost is computed again from what nodes told.
+    fn look_after_catalogue(&mut self) -> Result<(), StoreError> {
+        self.writer.look_after()?;
+        if let Some(salvage) = self.writer.salvaged.take() {
+            self.writer.moved_aside = None;
+            tracing::error!("{}", salvage.sentence());
+            self.log.set_told_again(true)?;
+            self.tell_again()?;
+        }
+        Ok(())
     }
 
     /// What was told of jobs that went without it, as they did in earlier versions, goes when it is old itself.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use met_core::bounds;
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::whole::{distance_ns, spans_nodes, together, whole};
 use met_store::StoreError;
@@ -46,7 +47,8 @@ impl Work {
     }
 
     /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
-    pub(super) fn place(&self, node: &str, record: Record, group: &[Told]) -> Result<Told, StoreError> {
+    pub(super) fn place(&self, node: &str, mut record: Record, group: &[Told]) -> Result<Told, StoreError> {
+        bounds::bound(&mut record);
         let whole = record.key.incarnation;
         let mut placed = Told { node: node.to_owned(), whole, record, heard_ns: None, given_up: false };
         let key = &placed.record.key;

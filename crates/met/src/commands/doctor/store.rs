@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::path::Path;
 
+use met_store::Reader;
+
 use super::{Finding, Health};
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
@@ -13,7 +15,45 @@ pub(super) fn store(setting: &Setting) -> Finding {
     let system =
         asked.and_then(|reply| if let Reply::Status(status) = reply { Some(status.state) } else { None });
     let root = rustix::process::geteuid().is_root();
-    looked_at(&setting.user.state, system.as_deref(), root)
+    let finding = looked_at(&setting.user.state, system.as_deref(), root);
+    // The machine's is for root to read.
+    let readable = if root { system.as_deref().unwrap_or(&setting.user.state) } else { &setting.user.state };
+    match finding.health {
+        Health::Broken => finding,
+        _ => damaged(readable).unwrap_or(finding),
+    }
+}
+
+/// Problems that are named; there may be one for every record.
+const PROBLEMS_SHOWN: usize = 3;
+
+/// Whether the store is as it was written, by SQLite's own checks and the checksum of every record.
+fn damaged(state: &Path) -> Option<Finding> {
+    let checked = match met_store::check(state) {
+        Ok(checked) => checked?,
+        Err(error) => {
+            let detail = format!("not checked: {error}");
+            return Some(Finding { what: "store", health: Health::Less, detail, remedy: None });
+        }
+    };
+    if !checked.problems.is_empty() {
+        let shown = checked.problems.iter().take(PROBLEMS_SHOWN).cloned().collect::<Vec<_>>().join("; ");
+        let more = checked.problems.len().saturating_sub(PROBLEMS_SHOWN);
+        let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+        return Some(Finding {
+            what: "store",
+            health: Health::Broken,
+            detail: format!("{} is damaged: {shown}{more}", state.join("store.db").display()),
+            remedy: Some(
+                "restart the daemon, or run `met list` if none is running: readable jobs are copied to a new store, \
+                 and the damaged file is kept"
+                    .to_owned(),
+            ),
+        });
+    }
+    let salvage = Reader::open(state).ok()?.last_salvage()?;
+    let remedy = format!("rm {}*    (when it is no longer needed)", salvage.aside.display());
+    Some(Finding { what: "store", health: Health::Less, detail: salvage.sentence(), remedy: Some(remedy) })
 }
 
 /// `system`: where the daemon of the machine keeps jobs, the caller's included. In his own folder they only wait for it.
@@ -98,6 +138,27 @@ mod tests {
         let below = system.join("state");
         assert!(looked_at(&user, Some(&below), true).remedy.unwrap().contains("system: {state:"));
         assert!(looked_at(&user, Some(&below), false).remedy.is_none(), "only root can try");
+    }
+
+    #[test]
+    fn a_damaged_store_is_found_out_and_what_became_of_it_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = met_store::Writer::open(folder.path()).unwrap();
+        let records: Vec<_> = (1..=3).map(|id| crate::view::sample::full(id, "train")).collect();
+        writer.put_all(&records).unwrap();
+        drop(writer);
+        assert!(damaged(folder.path()).is_none());
+        let path = folder.path().join("store.db");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = bytes.windows(7).position(|window| window == b"\"train\"").unwrap();
+        bytes[at + 1] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let finding = damaged(folder.path()).unwrap();
+        assert!(finding.health == Health::Broken && finding.detail.contains("its record is damaged"));
+        assert!(finding.remedy.unwrap().contains("met list"));
+        drop(met_store::Writer::open(folder.path()).unwrap());
+        let finding = damaged(folder.path()).unwrap();
+        assert!(finding.health == Health::Less && finding.detail.contains("2 jobs were recovered, 1 lost"));
     }
 
     #[test]

@@ -1,0 +1,286 @@
+//! What can be saved of a damaged catalogue: the jobs that are still as they were written go to a new file, and the old
+//! one is kept aside.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use met_core::job::{JobKey, Record, Summary};
+use rusqlite::{Connection, OpenFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::error::StoreError;
+use crate::pages::{Cell, Kind, Pages};
+use crate::reading::{Names, Parts, Stored, Tally, label, put_summary, put_total};
+use crate::record::{self, Terms};
+use crate::schema::{Access, CATALOGUE, beside, move_to, name_aside, open_for_writing};
+use crate::sql::{Row, Sql, Value, in_transaction};
+use crate::sqlite::Sqlite;
+use crate::sums;
+
+/// Under this name the new catalogue remembers what became of the old one.
+pub(crate) const META: &str = "salvage";
+/// The new file, before it takes the place of the old one.
+const FRESH: &str = ".salvaged";
+/// Names that are remembered.
+const NAMES_MAX: usize = 50;
+/// Columns of a job's row in the file: how many the first version had, and where those of later ones are.
+const JOB_COLUMNS_MIN: usize = 15;
+const DETAIL: usize = 14;
+const ALIAS: usize = 15;
+const CHANGED: usize = 16;
+const SUM: usize = 17;
+
+/// What became of a damaged store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Salvage {
+    /// The damaged file, as it was.
+    #[serde(with = "met_core::any_path")]
+    pub aside: PathBuf,
+    /// Why it was given up.
+    pub why: String,
+    pub recovered: usize,
+    /// Jobs that could not be read, by their ids, as far as these are known.
+    pub lost: Vec<String>,
+    /// What is missing from jobs that could.
+    pub incomplete: Vec<String>,
+}
+
+impl Salvage {
+    /// In a sentence, for logs and screens.
+    pub fn sentence(&self) -> String {
+        let list = |names: &[String]| names.join(", ");
+        let lost = match self.lost.is_empty() {
+            true => "no job is known to be lost".to_owned(),
+            false => format!("{} lost: {}", self.lost.len(), list(&self.lost)),
+        };
+        let incomplete = match self.incomplete.is_empty() {
+            true => String::new(),
+            false => format!("; incomplete: {}", list(&self.incomplete)),
+        };
+        format!(
+            "the store was damaged ({}); {} jobs were recovered, {lost}{incomplete}; the damaged file is {}, remove \
+             it when it is no longer needed",
+            self.why,
+            self.recovered,
+            self.aside.display()
+        )
+    }
+}
+
+/// What was found in a file.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// In the order in which they were written.
+    pub records: Vec<Record>,
+    pub lost: Vec<String>,
+    pub incomplete: Vec<String>,
+}
+
+/// Rows as they are in the file.
+#[derive(Default)]
+struct Raw {
+    jobs: HashMap<JobKey, Stored>,
+    /// Jobs whose row does not fit its checksum, or whose record cannot be read.
+    damaged: HashMap<i64, String>,
+    /// By their rowids in the index of keys: which jobs there should be.
+    known: HashMap<i64, (JobKey, String)>,
+    names: Names,
+    totals: HashMap<i64, HashMap<i64, [i64; 4]>>,
+    summaries: HashMap<i64, HashMap<i64, Summary>>,
+}
+
+/// Reads every job that is whole, from the pages of the file.
+pub(crate) fn scan(path: &Path) -> io::Result<Found> {
+    let mut raw = Raw::default();
+    Pages::open(path)?.rows(&mut |kind, cells| raw.take(kind, &cells));
+    Ok(raw.finish())
+}
+
+impl Raw {
+    /// Tables are told apart by what their rows look like.
+    fn take(&mut self, kind: Kind, cells: &[Cell]) {
+        use Cell::{Integer, Null, Text};
+        match (kind, cells) {
+            (Kind::Table(rowid), [Null, Text(_), Text(_), Text(_), Integer(_), ..])
+                if cells.len() >= JOB_COLUMNS_MIN =>
+            {
+                self.take_job(rowid, cells);
+            }
+            (Kind::Table(key), [Null, Text(text)]) => drop(self.names.insert(key, Some(text.clone()))),
+            (Kind::Table(key), [Null, Text(text), sum]) => {
+                let fits = *sum == Null || *sum == Integer(sums::of_term(key, text));
+                self.names.insert(key, fits.then(|| text.clone()));
+            }
+            (
+                Kind::Index,
+                [Integer(job), Integer(metric), Integer(value), Integer(kind), Integer(source)],
+            ) => {
+                self.totals.entry(*job).or_default().insert(*metric, [*metric, *value, *kind, *source]);
+            }
+            (Kind::Index, [Integer(job), Integer(metric), mean, min, max, p50, p95]) => {
+                if let (Some(mean), Some(min), Some(max)) = (real(mean), real(min), real(max)) {
+                    let summary = Summary { mean, min, max, p50: real(p50), p95: real(p95) };
+                    self.summaries.entry(*job).or_default().insert(*metric, summary);
+                }
+            }
+            (Kind::Index, [Text(id), Text(manager), Integer(incarnation), Text(cluster), Integer(rowid)]) => {
+                let cluster = Some(cluster.clone()).filter(|cluster| !cluster.is_empty());
+                let (id, manager, incarnation) = (id.clone(), manager.clone(), *incarnation);
+                let name = label(&manager, &id);
+                self.known.insert(*rowid, (JobKey { cluster, manager, id, incarnation }, name));
+            }
+            _ => {}
+        }
+    }
+
+    fn take_job(&mut self, rowid: i64, cells: &[Cell]) {
+        let integer = |at: usize| match cells.get(at) {
+            Some(Cell::Integer(value)) => Some(*value),
+            _ => None,
+        };
+        let name = match (&cells[2], &cells[3]) {
+            (Cell::Text(manager), Cell::Text(id)) => label(manager, id),
+            _ => format!("row {rowid}"),
+        };
+        // In the file `alias` comes behind `detail`.
+        let alias = cells.get(ALIAS).unwrap_or(&Cell::Null);
+        let summed = cells[1..DETAIL].iter().chain([alias, &cells[DETAIL]]).map(value);
+        let fits = integer(SUM).is_none_or(|sum| sum == sums::of_row(summed));
+        let Some(record) = record_in(&cells[DETAIL]).filter(|_| fits) else {
+            self.damaged.insert(rowid, name);
+            return;
+        };
+        let changed = integer(CHANGED).unwrap_or(0);
+        let stored = Stored::new(rowid, record, changed, [integer(SUM + 1), integer(SUM + 2)]);
+        // Of two images of one job the later is the job.
+        let before = self.jobs.get(&stored.record.key).map(|before| before.changed);
+        if before.is_none_or(|before| before < changed) {
+            self.jobs.insert(stored.record.key.clone(), stored);
+        }
+    }
+
+    fn finish(mut self) -> Found {
+        let mut found = Found::default();
+        let mut jobs: Vec<Stored> = std::mem::take(&mut self.jobs).into_values().collect();
+        jobs.sort_by_key(|stored| (stored.changed, stored.key));
+        let keys: HashSet<&JobKey> = jobs.iter().map(|stored| &stored.record.key).collect();
+        let rows: HashSet<i64> = jobs.iter().map(|stored| stored.key).collect();
+        let missing = self.known.values().filter(|(key, _)| !keys.contains(key)).map(|(_, name)| name);
+        let damaged = self.damaged.iter().filter(|(row, _)| !rows.contains(row)).map(|(_, name)| name);
+        let lost: BTreeSet<&String> = missing.chain(damaged).collect();
+        found.lost = lost.into_iter().cloned().collect();
+        for mut stored in jobs {
+            let mut tally = Tally::default();
+            for (_, total) in self.totals.remove(&stored.key).into_iter().flatten() {
+                put_total(&mut stored.record, total, &self.names, &mut tally);
+            }
+            for (metric, summary) in self.summaries.remove(&stored.key).into_iter().flatten() {
+                put_summary(&mut stored.record, metric, summary, &self.names, &mut tally);
+            }
+            found.incomplete.extend(stored.settle(&tally, Parts::ALL));
+            found.records.push(stored.record);
+        }
+        found
+    }
+}
+
+fn value(cell: &Cell) -> Value<'_> {
+    match cell {
+        Cell::Null | Cell::Bytes => Value::Null,
+        Cell::Integer(value) => Value::Integer(*value),
+        Cell::Real(value) => Value::Real(*value),
+        Cell::Text(text) => Value::Text(text),
+    }
+}
+
+/// A real number that is whole is kept as an integer.
+fn real(cell: &Cell) -> Option<f64> {
+    match cell {
+        Cell::Real(value) => Some(*value),
+        Cell::Integer(value) => Some(*value as f64),
+        _ => None,
+    }
+}
+
+fn record_in(cell: &Cell) -> Option<Record> {
+    match cell {
+        Cell::Text(text) => serde_json::from_str(text).ok(),
+        _ => None,
+    }
+}
+
+/// Puts a new catalogue with what can be read into the place of a damaged one, which is renamed. Whatever happens in
+/// between, one of the two is there.
+pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
+    let found = scan(path).map_err(StoreError::io(path))?;
+    let fresh = beside(path, FRESH);
+    crate::series::unlink(&fresh).map_err(StoreError::io(&fresh))?;
+    let cut = |mut names: Vec<String>| {
+        let more = names.len().saturating_sub(NAMES_MAX);
+        names.truncate(NAMES_MAX);
+        names.extend((more > 0).then(|| format!("{more} more")));
+        names
+    };
+    let salvage = Salvage {
+        aside: name_aside(path),
+        why: why.to_owned(),
+        recovered: found.records.len(),
+        lost: cut(found.lost),
+        incomplete: cut(found.incomplete),
+    };
+    // The only connection to it: it leaves no log when it is closed.
+    let access = Access { exclusive: true, check: false };
+    let sql = Sqlite::new(open_for_writing(&fresh, &CATALOGUE, access)?, &fresh);
+    in_transaction(&sql, true, || {
+        let mut terms = Terms::new();
+        found.records.iter().try_for_each(|record| record::write(&sql, &mut terms, record))?;
+        copy_rest(path, &sql);
+        let text = serde_json::to_string(&salvage).unwrap_or_default();
+        let remember = "INSERT OR REPLACE INTO meta (name, value) VALUES (?1, ?2)";
+        sql.execute(remember, &[META.into(), (&text).into()]).map(drop)
+    })?;
+    drop(sql);
+    move_to(path, &salvage.aside).map_err(StoreError::io(path))?;
+    take_over(path)?;
+    Ok(salvage)
+}
+
+/// What belongs to no job, as far as SQLite can still read it: devices and factors of emissions. Marks of
+/// changes are of the old file.
+fn copy_rest(path: &Path, sql: &Sqlite) {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let Ok(old) = Connection::open_with_flags(path, flags) else { return };
+    let tables = [
+        (
+            "SELECT uuid, name, vendor, idle_mw, lowest_mw FROM device",
+            // One that a job names is there already, without what was learned of it.
+            "INSERT INTO device (uuid, name, vendor, idle_mw, lowest_mw) VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (uuid) DO UPDATE SET idle_mw = excluded.idle_mw, lowest_mw = excluded.lowest_mw",
+            5,
+        ),
+        (
+            "SELECT since_ns, mg_per_kwh, source FROM factor",
+            "INSERT OR REPLACE INTO factor (since_ns, mg_per_kwh, source) VALUES (?1, ?2, ?3)",
+            3,
+        ),
+    ];
+    for (select, insert, width) in tables {
+        let Ok(mut statement) = old.prepare(select) else { continue };
+        let Ok(mut rows) = statement.query([]) else { continue };
+        while let Ok(Some(row)) = rows.next() {
+            let values: Vec<Value<'_>> = (0..width).map(|at| Row::get(row, at)).collect();
+            let _ = sql.execute(insert, &values);
+        }
+    }
+}
+
+/// Ends what a process did not live to do: the damaged file was renamed, and the new one was not.
+pub(crate) fn take_over(path: &Path) -> Result<(), StoreError> {
+    let fresh = beside(path, FRESH);
+    if path.exists() || !fresh.exists() {
+        return Ok(());
+    }
+    fs::rename(&fresh, path).map_err(StoreError::io(path))
+}
