@@ -199,7 +199,7 @@ impl Queries {
     /// The jobs that pass `filter`, newest first by start, then by number.
     pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
         // The inbox first: a job that is imported between the two is then in both and not in neither.
-        let mut pending = self.inbox();
+        let mut pending = self.inbox()?;
         let parts = Parts { totals: true, summaries: filter.with_summaries };
         let mut jobs = Vec::new();
         if let Some(catalogue) = self.catalogue()? {
@@ -346,9 +346,14 @@ impl Queries {
     }
 
     /// What the inbox says, by job.
-    fn inbox(&self) -> HashMap<JobKey, Record> {
-        let dirs = inbox::pending(&self.state).unwrap_or_default();
-        by_key(dirs)
+    fn inbox(&self) -> Result<HashMap<JobKey, Record>, StoreError> {
+        Ok(by_key(inbox::pending(&self.state).map_err(StoreError::io(&self.state))?))
+    }
+
+    /// Whether the inbox certainly holds no end of a job. One that cannot be read may be there.
+    pub fn has_no_pending_end(&self, key: &JobKey) -> bool {
+        let id = key.id.parse().ok().filter(|_| key.manager == LOCAL);
+        id.is_none_or(|id| JobDir::open(&self.state, id).read().end_is_absent)
     }
 
     fn inbox_of(&self, id: &str) -> HashMap<JobKey, Record> {

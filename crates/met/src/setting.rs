@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::paths::Place;
 use crate::server_client::{self, Asked, ServerClient};
 use crate::supervise::DaemonPlace;
+use crate::trusted;
 
 pub struct Setting {
     pub host: Host,
@@ -42,7 +43,8 @@ impl Setting {
     /// The same, with a server to ask.
     pub fn with_server(mut self, url: Option<String>) -> Setting {
         let client = &self.config.client;
-        let own = || server_client::own_token().filter(|path| path.exists());
+        let own =
+            || server_client::own_token().filter(|path| path.exists() && trusted::check_own(path).is_ok());
         self.server = url.map(|url| Asked {
             url,
             token_file: client.token_file.clone().or_else(own),
@@ -68,6 +70,8 @@ impl Setting {
 
     /// The user's own daemon, if it runs.
     pub fn user_daemon(&self) -> io::Result<Client> {
+        // A socket in another user's directory may be anybody's.
+        self.user.check_own().map_err(|error| io::Error::new(io::ErrorKind::NotFound, error.to_string()))?;
         Client::connect(&self.user.socket())
     }
 

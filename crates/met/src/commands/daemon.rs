@@ -104,10 +104,12 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         true => &[&setting.system, &setting.user],
         false => &[&setting.user],
     };
-    let answering = own.iter().find_map(|place| Some((*place, Client::connect(&place.socket()).ok()?)));
+    let connect = |place: &Place| place.check_own().is_ok().then(|| Client::connect(&place.socket()).ok())?;
+    let answering = own.iter().find_map(|place| Some((*place, connect(place)?)));
     let Some((place, mut client)) = answering else {
         if args.stop {
-            own.iter().for_each(|place| daemon::remove_dead_socket(place));
+            let own = own.iter().filter(|place| place.check_own().is_ok());
+            own.for_each(|place| daemon::remove_dead_socket(place));
         }
         return Err(Failure::usage(match setting.system_daemon() {
             Some(_) => "a system daemon runs, which only root may stop",
