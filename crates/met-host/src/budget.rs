@@ -1,4 +1,8 @@
 //! How many files may stay open. Beyond that they are opened for each reading: slower, but never wrong.
+//!
+//! The limit is divided once for all: a quarter for files and directories that are read again and again, the rest for
+//! sockets, the store and whatever is opened for a moment. So a machine full of jobs never takes the descriptors with
+//! which the end of a job is read.
 
 use std::io;
 use std::sync::Arc;
@@ -6,8 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// A part of the limit stays free for the store, sockets and files that are opened for a moment.
-const KEPT_PERCENT: u64 = 80;
+const KEPT_PERCENT: u64 = 25;
 /// Where a limit is infinite, as in some containers: more files than any machine has processes.
 const UNLIMITED: u64 = 1 << 20;
 
@@ -17,7 +20,12 @@ pub fn raise_open_file_limit() -> io::Result<u64> {
     if limit.current != limit.maximum {
         setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
     }
-    Ok(getrlimit(Resource::Nofile).current.unwrap_or(UNLIMITED))
+    Ok(open_file_limit())
+}
+
+/// The present limit on open files.
+pub fn open_file_limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(UNLIMITED)
 }
 
 /// Which files stay open when there is not room for all.
@@ -31,19 +39,23 @@ pub enum Share {
 
 #[derive(Debug)]
 pub struct Budget {
-    limit: usize,
+    limit: AtomicUsize,
     kept: AtomicUsize,
 }
 
 impl Budget {
-    /// From the limit on open files as it is now: raise it first.
+    /// From the limit on open files as it is now.
     pub fn of_process() -> Arc<Budget> {
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(UNLIMITED).min(UNLIMITED);
-        Budget::of(usize::try_from(limit * KEPT_PERCENT / 100).unwrap_or(usize::MAX))
+        Budget::of(share_of_limit())
     }
 
     pub fn of(limit: usize) -> Arc<Budget> {
-        Arc::new(Budget { limit, kept: AtomicUsize::new(0) })
+        Arc::new(Budget { limit: AtomicUsize::new(limit), kept: AtomicUsize::new(0) })
+    }
+
+    /// Follows a limit on open files that was raised since.
+    pub fn follow_limit(&self) {
+        self.limit.store(share_of_limit(), Ordering::Relaxed);
     }
 
     pub fn kept(&self) -> usize {
@@ -51,9 +63,10 @@ impl Budget {
     }
 
     pub(crate) fn take(&self, share: Share) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
         let limit = match share {
-            Share::First => self.limit,
-            Share::Second => self.limit / 2,
+            Share::First => limit,
+            Share::Second => limit / 2,
         };
         let room = |kept: usize| (kept < limit).then_some(kept + 1);
         self.kept.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_ok()
@@ -63,6 +76,10 @@ impl Budget {
         let before = self.kept.fetch_sub(1, Ordering::Relaxed);
         debug_assert!(before > 0, "only what was taken is given back");
     }
+}
+
+fn share_of_limit() -> usize {
+    usize::try_from(open_file_limit().min(UNLIMITED) * KEPT_PERCENT / 100).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -100,9 +100,10 @@ impl Hierarchies {
 }
 
 impl Host {
-    /// Opens the directory of a cgroup by its path on the machine, mount point included.
+    /// Opens the directory of a cgroup by its path on the machine, mount point included. There may be thousands.
     pub fn cgroup_dir(&self, path: &Path) -> io::Result<Dir> {
-        self.open_dir(path)
+        let below = path.strip_prefix("/").unwrap_or(path);
+        Dir::open_budgeted(&self.root().join(below), self.budget())
     }
 }
 

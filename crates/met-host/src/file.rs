@@ -5,7 +5,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::buffer::spare_capacity;
@@ -19,26 +19,80 @@ const FILE_LIMIT_BYTES: usize = 4 << 20;
 const READ_BYTES: usize = 8 << 10;
 const LISTING_BYTES: usize = 64 << 10;
 
-/// An open directory: files are found below it even if something above is renamed or mounted over.
+/// A directory: files are found below it even if something above is renamed or mounted over.
 #[derive(Debug)]
 pub struct Dir {
-    fd: OwnedFd,
+    held: Held,
 }
 
-/// For what names a cgroup by its directory.
-impl AsFd for Dir {
+#[derive(Debug)]
+enum Held {
+    Open(OwnedFd),
+    /// Open, and counted.
+    Kept(OwnedFd, Arc<Budget>),
+    /// Beyond the budget: opened for each use. By its inode number another one of the same name is noticed.
+    Closed {
+        path: PathBuf,
+        inode: u64,
+    },
+}
+
+/// The descriptor of a directory for one use of it.
+pub enum Descriptor<'a> {
+    Kept(BorrowedFd<'a>),
+    Opened(OwnedFd),
+}
+
+impl AsFd for Descriptor<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        match self {
+            Descriptor::Kept(fd) => *fd,
+            Descriptor::Opened(fd) => fd.as_fd(),
+        }
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        if let Held::Kept(_, budget) = &self.held {
+            budget.give_back();
+        }
     }
 }
 
 impl Dir {
     pub fn open(path: &Path) -> io::Result<Dir> {
-        Ok(Dir { fd: rustix::fs::open(path, DIR_FLAGS, Mode::empty())? })
+        Ok(Dir { held: Held::Open(rustix::fs::open(path, DIR_FLAGS, Mode::empty())?) })
+    }
+
+    /// Opens one of many directories. Without room in the budget it is opened for each use.
+    pub fn open_budgeted(path: &Path, budget: &Arc<Budget>) -> io::Result<Dir> {
+        let fd = rustix::fs::open(path, DIR_FLAGS, Mode::empty())?;
+        let held = match budget.take(Share::First) {
+            true => Held::Kept(fd, Arc::clone(budget)),
+            false => Held::Closed { path: path.to_owned(), inode: rustix::fs::fstat(&fd)?.st_ino },
+        };
+        Ok(Dir { held })
     }
 
     pub fn open_dir(&self, path: impl AsRef<Path>) -> io::Result<Dir> {
-        Ok(Dir { fd: rustix::fs::openat(&self.fd, path.as_ref(), DIR_FLAGS, Mode::empty())? })
+        let below = rustix::fs::openat(&self.descriptor()?, path.as_ref(), DIR_FLAGS, Mode::empty())?;
+        Ok(Dir { held: Held::Open(below) })
+    }
+
+    /// For what names a cgroup by its directory.
+    pub fn descriptor(&self) -> io::Result<Descriptor<'_>> {
+        match &self.held {
+            Held::Open(fd) | Held::Kept(fd, _) => Ok(Descriptor::Kept(fd.as_fd())),
+            Held::Closed { path, inode } => {
+                let fd = rustix::fs::open(path, DIR_FLAGS, Mode::empty())?;
+                // As the kernel says it of a cgroup that was removed while it was open.
+                match rustix::fs::fstat(&fd)?.st_ino == *inode {
+                    true => Ok(Descriptor::Opened(fd)),
+                    false => Err(rustix::io::Errno::NODEV.into()),
+                }
+            }
+        }
     }
 
     /// Opens a file for a reading or for many. Without room in the budget it is opened for each of them.
@@ -58,7 +112,7 @@ impl Dir {
 
     /// Where a link leads, without following it.
     pub fn read_link(&self, name: impl AsRef<Path>, buffer: &mut Vec<u8>) -> io::Result<()> {
-        let target = rustix::fs::readlinkat(&self.fd, name.as_ref(), std::mem::take(buffer))?;
+        let target = rustix::fs::readlinkat(&self.descriptor()?, name.as_ref(), std::mem::take(buffer))?;
         *buffer = target.into_bytes();
         Ok(())
     }
@@ -84,31 +138,32 @@ impl Dir {
 
     /// The inode number; of a cgroup directory it is the cgroup's id.
     pub fn inode(&self) -> io::Result<u64> {
-        Ok(rustix::fs::fstat(&self.fd)?.st_ino)
+        Ok(rustix::fs::fstat(&self.descriptor()?)?.st_ino)
     }
 
     /// The inode number and the link count of a directory below this one, without opening it.
     pub fn look_at(&self, path: impl AsRef<Path>) -> io::Result<(u64, u64)> {
-        let stat = rustix::fs::statat(&self.fd, path.as_ref(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
+        let stat =
+            rustix::fs::statat(&self.descriptor()?, path.as_ref(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
         Ok((stat.st_ino, u64::from(stat.st_nlink as u32)))
     }
 
     /// The inode number of what a name leads to; of a file of /proc/PID/ns it is the namespace's.
     pub fn inode_of(&self, name: impl AsRef<Path>) -> io::Result<u64> {
-        Ok(rustix::fs::statat(&self.fd, name.as_ref(), rustix::fs::AtFlags::empty())?.st_ino)
+        Ok(rustix::fs::statat(&self.descriptor()?, name.as_ref(), rustix::fs::AtFlags::empty())?.st_ino)
     }
 
     /// Whether a directory may lie below this one. Cgroups say it by their link count, without a listing.
     pub fn may_have_dirs(&self) -> io::Result<bool> {
         // Two links, its name and its `.`, are those of a directory without another one in it; file systems
         // that do not count this way say 1.
-        Ok(rustix::fs::fstat(&self.fd)?.st_nlink != 2)
+        Ok(rustix::fs::fstat(&self.descriptor()?)?.st_nlink != 2)
     }
 
     /// Calls `visit` with name, inode number and type of every entry but `.` and `..`. The buffer is reused.
     pub fn list(&self, buffer: &mut Vec<u8>, mut visit: impl FnMut(&[u8], u64, FileType)) -> io::Result<()> {
         // A descriptor of its own: the position of a shared one belongs to whoever lists at the same time.
-        let fd = rustix::fs::openat(&self.fd, ".", DIR_FLAGS, Mode::empty())?;
+        let fd = rustix::fs::openat(&self.descriptor()?, ".", DIR_FLAGS, Mode::empty())?;
         buffer.clear();
         buffer.reserve(LISTING_BYTES);
         let spare: &mut [MaybeUninit<u8>] = buffer.spare_capacity_mut();
@@ -124,7 +179,7 @@ impl Dir {
     }
 
     fn open_file(&self, name: &[u8]) -> io::Result<OwnedFd> {
-        Ok(rustix::fs::openat(&self.fd, OsStr::from_bytes(name), FILE_FLAGS, Mode::empty())?)
+        Ok(rustix::fs::openat(&self.descriptor()?, OsStr::from_bytes(name), FILE_FLAGS, Mode::empty())?)
     }
 }
 
@@ -279,6 +334,31 @@ mod tests {
         assert_eq!(buffer.len(), text.len());
         dir.read("long", &mut buffer).unwrap();
         assert_eq!(buffer.len(), text.len());
+    }
+
+    #[test]
+    fn beyond_the_budget_a_directory_is_opened_for_each_use_and_never_another_one() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("job");
+        let make = |text: &str| {
+            std::fs::create_dir(&path).unwrap();
+            std::fs::write(path.join("cpu.stat"), text).unwrap();
+        };
+        make("first");
+        let budget = Budget::of(1);
+        let kept = Dir::open_budgeted(&path, &budget).unwrap();
+        let poor = Dir::open_budgeted(&path, &budget).unwrap();
+        assert_eq!(budget.kept(), 1);
+        let mut buffer = Vec::new();
+        poor.read("cpu.stat", &mut buffer).unwrap();
+        assert_eq!((buffer.as_slice(), poor.inode().unwrap()), (&b"first"[..], kept.inode().unwrap()));
+        std::fs::rename(&path, root.path().join("gone")).unwrap();
+        assert_eq!(poor.inode().unwrap_err().kind(), io::ErrorKind::NotFound);
+        make("second");
+        let other = poor.read("cpu.stat", &mut buffer).unwrap_err();
+        assert_eq!(other.raw_os_error(), Some(libc::ENODEV), "a new directory of the same name");
+        drop(kept);
+        assert_eq!(budget.kept(), 0);
     }
 
     #[test]

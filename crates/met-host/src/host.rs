@@ -39,9 +39,29 @@ pub struct Facts {
     pub ticks_per_second: i64,
 }
 
+/// What is known of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    Alive,
+    /// Proven: the pid is free, another process has it, or its process is a zombie.
+    Gone,
+    /// Neither could be found out, for example for lack of descriptors.
+    Unknown,
+}
+
+/// The boot id of a machine that does not tell it.
+const UNKNOWN_BOOT: &str = "unknown";
+
+impl Facts {
+    /// Whether what was noted with this boot id belongs to an earlier boot, as far as the present one is known.
+    pub fn is_other_boot(&self, boot_id: &str) -> bool {
+        self.boot_id != UNKNOWN_BOOT && self.boot_id != boot_id
+    }
+}
+
 impl Host {
-    /// The machine this program runs on. Its budget of open files follows the limit of this moment: call
-    /// `raise_open_file_limit` before.
+    /// The machine this program runs on. Its budget of open files follows the limit of this moment;
+    /// [`Budget::follow_limit`] adapts it to one that is raised later.
     pub fn real() -> io::Result<Host> {
         let ticks = i64::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100);
         let page_size = i64::try_from(rustix::param::page_size()).unwrap_or(4096);
@@ -109,15 +129,38 @@ impl Host {
         Some(String::from_utf8_lossy(stat.name).into_owned())
     }
 
-    /// Whether it still runs: a pid that was given to another process does not count, nor does a zombie.
+    /// Whether it is known to run: a pid that was given to another process does not count, nor does a zombie.
     pub fn is_alive(&self, process: ProcessId) -> bool {
-        let mut text = Vec::new();
-        let read = self.proc_dir().read(PidPath::new(process.pid, "stat").as_path(), &mut text);
-        read.is_ok()
-            && parse::stat(&text).is_some_and(|stat| {
-                stat.start_ticks == process.start_ticks && !matches!(stat.state, b'Z' | b'X')
-            })
+        self.liveness(process) == Liveness::Alive
     }
+
+    /// Whether the process runs. That it could not be looked at is not taken for its end.
+    pub fn liveness(&self, process: ProcessId) -> Liveness {
+        let mut text = Vec::new();
+        match self.proc_dir().read(PidPath::new(process.pid, "stat").as_path(), &mut text) {
+            Ok(()) => match parse::stat(&text) {
+                Some(stat) if stat.start_ticks != process.start_ticks => Liveness::Gone,
+                Some(stat) if matches!(stat.state, b'Z' | b'X') => Liveness::Gone,
+                Some(_) => Liveness::Alive,
+                None => Liveness::Unknown,
+            },
+            Err(error) if is_absent(&error) => Liveness::Gone,
+            // Needs no descriptor, and tells of a pid that nobody has.
+            Err(_) if self.is_absent(format!("/proc/{}", process.pid)) => Liveness::Gone,
+            Err(_) => Liveness::Unknown,
+        }
+    }
+
+    /// Whether there is certainly nothing at a path on the machine. Needs no descriptor.
+    pub fn is_absent(&self, path: impl AsRef<Path>) -> bool {
+        let found = self.inner.root_dir.look_at(below_root(path.as_ref()));
+        found.is_err_and(|error| is_absent(&error))
+    }
+}
+
+/// An open file of a process that ended is there and says that there is no such process.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH | libc::ENOTDIR))
 }
 
 fn below_root(path: &Path) -> &Path {
@@ -134,7 +177,7 @@ fn read_facts(root: &Dir, page_size_bytes: i64, ticks_per_second: i64) -> Facts 
     };
     let hostname = line("proc/sys/kernel/hostname").unwrap_or_else(|| "localhost".to_owned());
     let machine_id = line("etc/machine-id").or_else(|| line("var/lib/dbus/machine-id"));
-    let boot_id = line("proc/sys/kernel/random/boot_id").unwrap_or_else(|| "unknown".to_owned());
+    let boot_id = line("proc/sys/kernel/random/boot_id").unwrap_or_else(|| UNKNOWN_BOOT.to_owned());
     Facts {
         boot_id,
         machine_id: machine_id.filter(|id| is_file_name(id)).unwrap_or_else(|| id_from_hostname(&hostname)),
@@ -196,6 +239,25 @@ mod tests {
         assert!(host.is_alive(me) && host.process_name(me).is_some());
         assert!(!host.is_alive(ProcessId { start_ticks: me.start_ticks + 1, ..me }));
         assert!(!host.is_alive(ProcessId { pid: u32::MAX, start_ticks: 0 }));
+    }
+
+    #[test]
+    fn that_a_process_cannot_be_looked_at_is_no_proof_of_its_end() {
+        let root = tempfile::tempdir().unwrap();
+        for pid in ["7", "8", "9"] {
+            std::fs::create_dir_all(root.path().join("proc").join(pid)).unwrap();
+        }
+        // Opening a socket fails whoever tries it, as opening anything does without descriptors.
+        let _socket = std::os::unix::net::UnixListener::bind(root.path().join("proc/7/stat")).unwrap();
+        std::fs::write(root.path().join("proc/9/stat"), "9 (x").unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let of = |pid| host.liveness(ProcessId { pid, start_ticks: 1 });
+        assert_eq!([of(7), of(8), of(9), of(10)], {
+            use Liveness::{Gone, Unknown};
+            [Unknown, Gone, Unknown, Gone]
+        });
+        assert!(!host.facts().is_other_boot("before"), "this machine does not say which boot it is");
+        assert!(Host::real().unwrap().facts().is_other_boot("before"));
     }
 
     #[test]

@@ -9,8 +9,8 @@ pub mod netlink;
 pub mod parse;
 mod targets;
 
-pub use budget::{Budget, Share, raise_open_file_limit};
+pub use budget::{Budget, Share, open_file_limit, raise_open_file_limit};
 pub use file::{Dir, KeptFile, PidPath};
-pub use host::{Facts, Host};
+pub use host::{Facts, Host, Liveness};
 pub use rustix::fs::FileType;
 pub use targets::{CgroupTarget, Targets, TaskRole, TaskTarget};

@@ -94,8 +94,12 @@ fn a_job_that_forks_is_moved_as_a_whole_counted_and_left_as_it_was() {
 
     let dir = host.cgroup_dir(shadow.path()).unwrap();
     let events = perf::events(&host, &["page_faults".to_owned()]).unwrap();
-    let (counters, refused) =
-        Counters::of_cgroup(dir.as_fd(), &perf::online_cpus(&host), &events, Begin::Now);
+    let (counters, refused) = Counters::of_cgroup(
+        dir.descriptor().unwrap().as_fd(),
+        &perf::online_cpus(&host),
+        &events,
+        Begin::Now,
+    );
     if refused.is_empty() {
         let begin = Instant::now();
         while counters.totals()[0].count < 1000 {

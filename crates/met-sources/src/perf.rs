@@ -242,6 +242,11 @@ impl Perf {
             _ if new.is_empty() => return,
             Some(dir) => {
                 self.refused.retain(|one| one.reason != NO_DIRECTORY);
+                let Ok(dir) = dir.descriptor() else {
+                    // Asked for again at the next reading.
+                    followed.asked = None;
+                    return;
+                };
                 Counters::of_cgroup(dir.as_fd(), &self.cpus, &new, Begin::Now)
             }
             None => {

@@ -48,6 +48,9 @@ const STAT_BLOCK_BYTES: u64 = 512;
 const FILE_BYTES_MAX: u64 = 16 << 20;
 /// A reservation that old and still empty belongs to a process that did not live to use it.
 const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// One with room for an end and without a start, too. Longer: a job in a terminal whose start could not be written
+/// may run for days.
+const UNSTARTED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
 const COURSE_MAGIC: &[u8; 8] = b"metjob\x01\n";
 
 /// The directory of one job.
@@ -57,11 +60,14 @@ pub struct JobDir {
     path: PathBuf,
 }
 
-/// What a directory says of its job. A file that cannot be used is a problem and otherwise as if absent.
+/// What a directory says of its job. A file that cannot be used is a problem.
 #[derive(Debug, Default)]
 pub struct Entry {
     pub start: Option<Record>,
     pub end: Option<Record>,
+    /// There is certainly no end. One that cannot be read, for lack of descriptors or by a failing disk, may be read
+    /// later.
+    pub end_is_absent: bool,
     pub problems: Vec<String>,
 }
 
@@ -195,7 +201,7 @@ impl JobDir {
     /// The end, if the system daemon does not have it or it was not imported at all.
     pub fn read_unreported(&self) -> Option<Record> {
         let mut problems = Vec::new();
-        self.read_record(UNREPORTED, &mut problems).or_else(|| self.read_record(END, &mut problems))
+        self.read_record(UNREPORTED, &mut problems).0.or_else(|| self.read_record(END, &mut problems).0)
     }
 
     /// Gives up reporting it to the system daemon.
@@ -243,23 +249,24 @@ impl JobDir {
     /// The records of the job, as far as they are there and whole.
     pub fn read(&self) -> Entry {
         let mut entry = Entry::default();
-        entry.start = self.read_record(START, &mut entry.problems);
-        entry.end = self.read_record(END, &mut entry.problems);
+        (entry.start, _) = self.read_record(START, &mut entry.problems);
+        (entry.end, entry.end_is_absent) = self.read_record(END, &mut entry.problems);
         entry
     }
 
-    fn read_record(&self, name: &str, problems: &mut Vec<String>) -> Option<Record> {
+    /// The record, and whether there is certainly no such file.
+    fn read_record(&self, name: &str, problems: &mut Vec<String>) -> (Option<Record>, bool) {
         let path = self.path.join(name);
         let result = read_bounded(&path).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
         match result {
             Ok(mut record) => {
                 bounds::bound(&mut record);
-                Some(record)
+                (Some(record), false)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (None, true),
             Err(error) => {
                 problems.push(format!("{}: {error}", path.display()));
-                None
+                (None, false)
             }
         }
     }
@@ -324,6 +331,7 @@ pub fn clean(state: &Path) -> io::Result<()> {
             fs::remove_file(&done)?;
             ignore_unless(fs::remove_dir(&dir.path), io::ErrorKind::DirectoryNotEmpty)?;
         } else if is_abandoned(&dir.path) {
+            ignore_unless(fs::remove_file(dir.path.join(END_RESERVED)), io::ErrorKind::NotFound)?;
             ignore_unless(fs::remove_dir(&dir.path), io::ErrorKind::DirectoryNotEmpty)?;
         }
     }
@@ -337,11 +345,19 @@ fn ignore_unless(result: io::Result<()>, expected: io::ErrorKind) -> io::Result<
     }
 }
 
+/// Whether nothing was ever written into it but room for an end, long ago.
 fn is_abandoned(path: &Path) -> bool {
-    let is_empty = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
-    let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
+    let Ok(entries) = fs::read_dir(path) else { return false };
+    let mut longest = ABANDONED_AFTER;
+    for entry in entries {
+        match entry {
+            Ok(entry) if entry.file_name() == END_RESERVED => longest = UNSTARTED_AFTER,
+            _ => return false,
+        }
+    }
+    let changed = fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
     let age = changed.ok().and_then(|changed| SystemTime::now().duration_since(changed).ok());
-    is_empty && age.is_some_and(|age| age > ABANDONED_AFTER)
+    age.is_some_and(|age| age > longest)
 }
 
 fn decode_course(bytes: &[u8]) -> (Course, Option<String>) {

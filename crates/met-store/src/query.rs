@@ -267,7 +267,7 @@ impl Queries {
     /// As [`Queries::jobs`], as many as `filter` allows, and where the list goes on.
     pub fn page(&self, filter: &Filter) -> Result<Page, StoreError> {
         // The inbox first: a job that is imported between the two is then in both and not in neither.
-        let mut pending = self.inbox();
+        let mut pending = self.inbox()?;
         let stored = match self.stored_page(filter, &mut pending) {
             Err(error @ StoreError::Damaged { .. }) => self.page_of_rest(filter, error)?,
             // A damaged index hides rows that are whole.
@@ -539,9 +539,14 @@ impl Queries {
     }
 
     /// What the inbox says, by job.
-    fn inbox(&self) -> HashMap<JobKey, Record> {
-        let dirs = inbox::pending(&self.state).unwrap_or_default();
-        by_key(dirs)
+    fn inbox(&self) -> Result<HashMap<JobKey, Record>, StoreError> {
+        Ok(by_key(inbox::pending(&self.state).map_err(StoreError::io(&self.state))?))
+    }
+
+    /// Whether the inbox certainly holds no end of a job. One that cannot be read may be there.
+    pub fn has_no_pending_end(&self, key: &JobKey) -> bool {
+        let id = key.id.parse().ok().filter(|_| key.manager == LOCAL);
+        id.is_none_or(|id| JobDir::open(&self.state, id).read().end_is_absent)
     }
 
     fn inbox_of(&self, id: &str) -> HashMap<JobKey, Record> {

@@ -17,6 +17,8 @@ use met_core::idle_power::IdleRules;
 use met_jobs::layouts::Layout;
 use met_server::http::Address;
 
+use crate::trusted;
+
 /// The file for everybody.
 pub const MACHINE_FILE: &str = "/etc/met/met.yaml";
 
@@ -485,7 +487,7 @@ fn load_with(
     }
     let user = user_folder_with(&variable).map(|folder| folder.join("met.yaml"));
     for path in user.into_iter().chain([machine.to_owned()]) {
-        match std::fs::read_to_string(&path) {
+        match trusted::read_own(&path) {
             Ok(yaml) => return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path) }),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::node_energy;
 use crate::setting::Setting;
+use crate::trusted;
 
 const FILE: &str = "idle-power.json";
 /// Written by ourselves, some hundred bytes.
@@ -63,12 +64,12 @@ impl IdleFile {
 /// What a daemon has learned, the user's own or the machine's, whose folder is closed to most.
 pub fn known(setting: &Setting) -> Vec<LearnedIdle> {
     let states = [&setting.user.state, &setting.system.state];
-    let files = states.map(|state| state.join(FILE));
+    let is_usable = |state: &&&PathBuf| {
+        let file = state.join(FILE);
+        trusted::check_own(&file).is_ok() && fs::File::open(file).is_ok()
+    };
     // Who this machine is takes longer to tell than whether there is a file.
-    if files.iter().all(|file| fs::File::open(file).is_err()) {
-        return Vec::new();
-    }
-    let learned = states.map(|state| IdleFile::open(state, &setting.host).written);
+    let learned = states.iter().filter(is_usable).map(|state| IdleFile::open(state, &setting.host).written);
     learned.into_iter().find(|learned| !learned.is_empty()).unwrap_or_default()
 }
 

@@ -28,7 +28,7 @@ use reference::{one_managers, one_nodes, one_users};
 pub use files::{import, log_removed, open_writer, retention, unreadable};
 pub use filter::{JobsFilter, page_of};
 pub use reference::{JobRef, Meant, find, newest_of};
-pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
+pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
 
 /// Somebody who knows jobs.
 trait JobSource {
@@ -69,11 +69,17 @@ impl AllJobs {
         }
         let mut sources: Vec<Box<dyn JobSource>> = Vec::new();
         let mut system = setting.system_daemon();
-        if let Some(system) = &mut system {
-            hand_over_ends(setting, system);
+        // Root reads no files that another user could replace.
+        let foreign = setting.user.check_own().err();
+        match (&mut system, foreign) {
+            (Some(system), None) => hand_over_ends(setting, system),
+            (Some(_), Some(error)) => tracing::warn!("{error:#}"),
+            (None, Some(error)) => return Err(error),
+            (None, None) => {}
         }
         match setting.user_daemon() {
             Ok(client) => sources.push(Box::new(FromDaemon::new(client))),
+            Err(_) if setting.user.check_own().is_err() => {}
             Err(_) if setting.user.state.is_dir() => sources.push(Box::new(FromFiles::open(setting)?)),
             Err(_) => {}
         }
@@ -248,7 +254,8 @@ pub fn is_known_end(record: &Record) -> bool {
 
 /// Whether the supervisor of a job of this user has nothing to do any more but to tell a system daemon that is away.
 pub fn waits_for_daemon(setting: &Setting, record: &Record) -> bool {
-    let folder = record.key.id.parse().ok().map(|id| JobDir::open(&setting.user.state, id));
+    let id = record.key.id.parse().ok().filter(|_| setting.user.check_own().is_ok());
+    let folder = id.map(|id| JobDir::open(&setting.user.state, id));
     let end = folder.and_then(|folder| folder.read().end);
     end.is_some_and(|end| end.key == record.key) && !has_daemon(setting)
 }

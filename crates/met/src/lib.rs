@@ -28,6 +28,7 @@ mod server;
 mod server_client;
 mod setting;
 mod supervise;
+mod trusted;
 mod users;
 mod view;
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Config, StorageName};
 use crate::failure::Failure;
 use crate::output;
+use crate::trusted;
 
 const LOCK: &str = "daemon.lock";
 
@@ -57,6 +58,16 @@ impl Place {
 
     pub fn log(&self) -> PathBuf {
         self.state.join("daemon.log")
+    }
+
+    /// Whether nobody but root decides what lies in both directories; of interest to root alone.
+    pub fn check_own(&self) -> Result<()> {
+        for folder in [&self.state, &self.runtime] {
+            trusted::check_own(folder).map_err(|error| {
+                Failure::usage(format!("{}: {error}; as root, {}", folder.display(), self.remedy(folder)))
+            })?;
+        }
+        Ok(())
     }
 
     /// Makes both directories; nobody else may look into the state.
@@ -127,6 +138,7 @@ pub fn create_private(folder: &Path) -> io::Result<()> {
 }
 
 fn create_with_mode(folder: &Path, mode: u32) -> io::Result<()> {
+    trusted::check_own(folder)?;
     if let Ok(found) = fs::metadata(folder)
         && found.is_dir()
     {
@@ -155,9 +167,9 @@ fn user_runtime(state: &Path) -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
     let candidates = [absolute_variable("XDG_RUNTIME_DIR"), Some(PathBuf::from(format!("/run/user/{uid}")))];
     for candidate in candidates.into_iter().flatten() {
-        if fs::metadata(&candidate)
-            .is_ok_and(|found| found.is_dir() && found.uid() == uid && found.mode() & 0o022 == 0)
-        {
+        let is_private =
+            |found: fs::Metadata| found.is_dir() && found.uid() == uid && found.mode() & 0o022 == 0;
+        if fs::metadata(&candidate).is_ok_and(is_private) && trusted::check_own(&candidate).is_ok() {
             return candidate.join("met");
         }
     }

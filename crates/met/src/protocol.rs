@@ -123,6 +123,8 @@ pub enum Reply {
     InForce(Box<InForce>),
     /// The daemon ends on purpose: nobody shall start another one for it.
     Leaving,
+    /// To a supervisor: the daemon has no descriptor for its connection and looks for its end without it.
+    Unlinked,
     Error {
         message: String,
     },
@@ -360,6 +362,13 @@ fn hung_up(error: io::Error) -> io::Error {
         kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, "it says nothing"),
         _ => error,
     }
+}
+
+/// Whether a whole frame has arrived, or one that is too long to be taken.
+pub fn has_frame(arrived: &[u8]) -> bool {
+    let Some(header) = arrived.first_chunk::<4>() else { return false };
+    let length = u32::from_le_bytes(*header);
+    length > REQUEST_BYTES_MAX || arrived.len() >= 4 + length as usize
 }
 
 /// Takes one whole frame off the front of what has arrived so far, if there is one.

@@ -13,6 +13,7 @@ use crate::paths::Place;
 use crate::reach::{Reach, Report};
 use crate::server_client::{self, Asked, ServerClient};
 use crate::supervise::DaemonPlace;
+use crate::trusted;
 
 pub struct Setting {
     pub host: Host,
@@ -51,7 +52,8 @@ impl Setting {
     /// The same, with a server to ask.
     pub fn with_server(mut self, url: Option<String>) -> Setting {
         let client = &self.config.client;
-        let own = || server_client::own_token().filter(|path| path.exists());
+        let own =
+            || server_client::own_token().filter(|path| path.exists() && trusted::check_own(path).is_ok());
         self.server = url.map(|url| Asked {
             url,
             token_file: client.token_file.clone().or_else(own),
@@ -77,7 +79,7 @@ impl Setting {
 
     /// The user's own daemon, if it runs.
     pub fn user_daemon(&self) -> Result<Client, Unreachable> {
-        self.reach.user(Report::Warn, || Client::connect(&self.user.socket()))
+        self.reach.user(Report::Warn, || self.connect_own(Client::connect))
     }
 
     /// The same for a job that is about to start.
@@ -86,13 +88,22 @@ impl Setting {
     }
 
     pub fn user_daemon_for_start(&self) -> Result<Client, Unreachable> {
-        self.reach.user(Report::Warn, || Client::connect_for_start(&self.user.socket()))
+        self.reach.user(Report::Warn, || self.connect_own(Client::connect_for_start))
+    }
+
+    /// A socket in another user's directory may be anybody's.
+    fn connect_own(
+        &self,
+        connect: impl FnOnce(&Path) -> Result<Client, Unreachable>,
+    ) -> Result<Client, Unreachable> {
+        self.user.check_own().map_err(|_| Unreachable::Absent)?;
+        connect(&self.user.socket())
     }
 
     /// The daemon that a change is for: the system's, unless there is none or the user means his own. One that hangs is
     /// an error, for the caller to report, and not as if there was none.
     pub fn daemon(&self, own: bool) -> Result<Client, Unreachable> {
-        let user = || self.reach.user(Report::ByCaller, || Client::connect(&self.user.socket()));
+        let user = || self.reach.user(Report::ByCaller, || self.connect_own(Client::connect));
         if own {
             return user();
         }

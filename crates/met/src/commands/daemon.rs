@@ -140,6 +140,8 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         false => &[&setting.user],
     };
     let mut missed = None;
+    // A socket in another user's directory may be anybody's.
+    let own: Vec<&Place> = own.iter().copied().filter(|place| place.check_own().is_ok()).collect();
     let answering = own.iter().find_map(|place| match Client::connect(&place.socket()) {
         Ok(client) => Some((*place, client)),
         Err(error) => {
@@ -148,7 +150,7 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         }
     });
     let Some((place, mut client)) = answering else {
-        return Err(none_answers(setting, args, own, missed));
+        return Err(none_answers(setting, args, &own, missed));
     };
     if let Some(missed) = missed {
         writeln!(io::stderr(), "met: {missed}; the next one does")?;

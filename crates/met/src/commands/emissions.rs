@@ -131,6 +131,7 @@ fn correct(setting: &Setting, own: bool, correction: Correction) -> Result<Corre
             reply => bail!("the daemon answered {reply:?}"),
         };
     }
+    setting.user.check_own()?;
     let mut writer = jobs::open_writer(&setting.user.state)?;
     jobs::import(&mut writer, &setting.user.state, &setting.host)?;
     correction.apply(&mut writer, &setting.config)
@@ -143,6 +144,7 @@ fn told(setting: &Setting) -> Result<Vec<Factor>> {
             reply => bail!("the daemon answered {reply:?}"),
         };
     }
+    setting.user.check_own()?;
     Ok(Reader::open(&setting.user.state)?.factors()?)
 }
 

@@ -1,12 +1,13 @@
 //! `met logs`: what a job wrote.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use met_core::job::Record;
+use met_host::Liveness;
+use rustix::fs::{Mode, OFlags};
 
 use crate::cli::LogsArgs;
 use crate::failure::Failure;
@@ -14,6 +15,7 @@ use crate::jobs::AllJobs;
 use crate::managers;
 use crate::output;
 use crate::setting::Setting;
+use crate::trusted;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -22,7 +24,8 @@ pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
     let local = record.local.as_ref();
     let path = local.and_then(|local| if args.err { local.stderr.as_ref() } else { local.stdout.as_ref() });
     let Some(path) = path else { return Err(unknown(&record)) };
-    let mut file = File::open(path)
+    // Not waiting: what another user put there may be a pipe.
+    let mut file = trusted::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
     // A record that another user wrote speaks for his own files only.
     let mine = record.uid == Some(rustix::process::getuid().as_raw());
@@ -59,5 +62,6 @@ fn unknown(record: &Record) -> anyhow::Error {
 
 fn is_over(setting: &Setting, record: &Record) -> bool {
     let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
-    !record.state.is_live() || !supervisor.is_some_and(|supervisor| setting.host.is_alive(supervisor))
+    let is_gone = |supervisor| setting.host.liveness(supervisor) == Liveness::Gone;
+    !record.state.is_live() || supervisor.is_none_or(is_gone)
 }

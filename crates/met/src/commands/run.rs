@@ -1,15 +1,15 @@
 //! `met run`: a job in the background.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::Origin;
+use rustix::fs::{Mode, OFlags};
 
 use crate::cli::RunArgs;
 use crate::failure::Failure;
@@ -18,6 +18,7 @@ use crate::output;
 use crate::protocol;
 use crate::setting::Setting;
 use crate::supervise::Notice;
+use crate::trusted;
 
 pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let here = match (std::env::current_dir(), &args.cwd) {
@@ -203,7 +204,7 @@ impl Outputs {
 /// The job was not started after all.
 fn discard(created: &[PathBuf]) {
     for path in created {
-        let _ = std::fs::remove_file(path);
+        let _ = trusted::remove(path);
     }
 }
 
@@ -216,12 +217,14 @@ fn cannot_write(path: &Path, error: &io::Error) -> anyhow::Error {
 
 /// A file the user named.
 fn named(path: &Path) -> Result<File> {
-    OpenOptions::new().append(true).create(true).open(path).map_err(|error| cannot_write(path, &error))
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
+    trusted::open(path, flags, Mode::from_raw_mode(0o666)).map_err(|error| cannot_write(path, &error))
 }
 
 /// A file of a default name; `None` if an earlier job has it.
 fn fresh(path: &Path) -> Result<Option<File>> {
-    match OpenOptions::new().append(true).create_new(true).mode(0o666).open(path) {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL;
+    match trusted::open(path, flags, Mode::from_raw_mode(0o666)) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
         Err(error) => Err(cannot_write(path, &error)),

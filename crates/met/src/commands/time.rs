@@ -14,6 +14,7 @@ use met_core::job::{Origin, Record};
 use met_host::{Host, clock};
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 
 use crate::cli::TimeArgs;
 use crate::failure::Failure;
@@ -23,6 +24,7 @@ use crate::protocol;
 use crate::sampler::{Known, Sampled, Sampler};
 use crate::setting::Setting;
 use crate::supervise::Notice;
+use crate::trusted;
 use crate::view::{self, Style, units};
 
 pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
@@ -34,11 +36,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let cwd = std::env::current_dir().unwrap_or_else(|_| "/".into());
     let program = launch::find_program(&args.command, std::env::var_os("PATH").as_deref(), &cwd)?;
     let output = args.output.as_ref().map(|path| {
-        File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
+        trusted::open(path, OFlags::WRONLY | OFlags::CREATE, Mode::from_raw_mode(0o666))
             .map_err(|error| Failure::usage(format!("cannot write {}: {error}", path.display())))
     });
     let output = output.transpose()?;

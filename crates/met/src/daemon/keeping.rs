@@ -25,11 +25,14 @@ use super::identifying::Asking;
 use super::nesting::Outer;
 use super::permissions::Access;
 use super::plain::{self, Groups};
+use super::reservations::Reservations;
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
 use super::shadows::Shadows;
 use super::socket::Peer;
+use super::spare::Spare;
 use super::standing::Standing;
+use super::supervisors::Watch;
 use super::told;
 use super::unwritten::Unwritten;
 use crate::config::{Config, Presence, Scope};
@@ -40,9 +43,6 @@ use crate::jobs;
 use crate::paths::Place;
 use crate::protocol::Reply;
 use crate::setting::Setting;
-
-/// How far a user's own ids may be ahead of everybody's.
-const ID_LEAP_MAX: u64 = 1_000_000;
 
 pub struct Keeping {
     pub(super) host: Host,
@@ -66,8 +66,9 @@ pub struct Keeping {
     /// Groups of processes, where there is no batch system.
     pub(super) groups: Option<Groups>,
     pub(super) made: Made,
-    /// Ids that were reserved and have no end yet, and for whom.
-    given: HashMap<u64, u32>,
+    pub(super) reservations: Reservations,
+    /// For reading ends when no descriptors are left.
+    pub(super) spare: Spare,
     pub(super) schedulers: Schedulers,
     pub(super) unwritten: Unwritten,
     /// Jobs that are over, and whose last share of energy is not known yet.
@@ -86,8 +87,7 @@ pub struct Keeping {
 
 pub(super) struct Kept {
     pub(super) record: Record,
-    /// Readable when the supervisor is gone; `None` where the kernel has no pidfd.
-    supervisor: Option<OwnedFd>,
+    pub(super) watch: Watch,
     /// What it did in directories that are gone, while it has others.
     pub(super) gone: Vec<Gone>,
 }
@@ -119,7 +119,8 @@ impl Keeping {
             asking: Vec::new(),
             groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
             made: Made::default(),
-            given: HashMap::new(),
+            reservations: Reservations::default(),
+            spare: Spare::hold(),
             schedulers,
             unwritten: Unwritten::default(),
             owed: HashSet::new(),
@@ -167,10 +168,11 @@ impl Keeping {
             jobs::settle(&self.host, &mut record);
             let in_terminal =
                 record.local.as_ref().is_some_and(|local| local.origin == met_core::job::Origin::Time);
-            if record.state == State::Lost {
-                self.close_lost(record);
-            } else if !in_terminal {
+            // Of a job in a terminal its user's own commands tell the end. Who is lost is found out as later on.
+            if !in_terminal {
                 self.watch(record);
+            } else if record.state == State::Lost && self.writer.has_no_pending_end(&record.key) {
+                self.close_lost(record);
             }
         }
         Ok(())
@@ -184,21 +186,6 @@ impl Keeping {
 
     pub fn job_count(&self) -> usize {
         self.jobs.len()
-    }
-
-    pub fn supervisors(&self) -> impl Iterator<Item = (JobKey, &OwnedFd)> {
-        self.jobs.iter().filter_map(|(key, kept)| Some((key.clone(), kept.supervisor.as_ref()?)))
-    }
-
-    pub(super) fn reserve(&mut self, at_least: u64, peer: Peer) -> Result<Reply> {
-        let next = self.writer.next_local_id()?;
-        // A user's own ids are not far from everybody's, unless he means to use them all up.
-        if at_least > next + ID_LEAP_MAX {
-            bail!("job ids are at {next}; {at_least} is too far ahead");
-        }
-        let (id, _) = JobDir::reserve(&self.place.state, at_least.max(next))?;
-        self.given.insert(id, peer.uid);
-        Ok(Reply::Reserved { id })
     }
 
     /// Makes a cgroup inside the caller's own slice and moves his waiting child into it.
@@ -244,6 +231,10 @@ impl Keeping {
         record.state = State::Running;
         self.place_inside(&mut record, known.as_ref(), peer);
         self.writer.put(&record)?;
+        // From now on the store knows whose it is.
+        if let Ok(id) = record.key.id.parse() {
+            self.reservations.used(id);
+        }
         self.note_inner(&record);
         self.watch(record);
         Ok(Reply::Done)
@@ -265,21 +256,15 @@ impl Keeping {
             return;
         }
         self.note_other_job(&record);
-        let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
-        let pidfd = supervisor
-            .and_then(|supervisor| Pid::from_raw(supervisor.pid as i32))
-            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let before = self.writer.course(&record.key).ok().filter(|course| !course.is_empty());
-        let waited_for =
-            pidfd.is_some() && supervisor.is_some_and(|supervisor| self.host.is_alive(supervisor));
         self.sampling.add(&record, before);
         self.on_board(|board| board.runs(&record));
         let key = record.key.clone();
-        let waited_for = waited_for || Keeping::is_found(&record);
-        self.jobs.insert(key.clone(), Kept { record, supervisor: pidfd, gone: Vec::new() });
+        let is_found = Keeping::is_found(&record);
+        self.jobs.insert(key.clone(), Kept { record, watch: Watch::new(), gone: Vec::new() });
         self.hurry();
-        if !waited_for {
-            self.supervisor_gone(&key);
+        if !is_found {
+            self.look_at_supervisor(&key);
         }
     }
 
@@ -316,7 +301,7 @@ impl Keeping {
         let id = record.key.id.parse().ok().filter(|id: &u64| id.to_string() == record.key.id);
         let Some(id) = id else { return false };
         inbox::own_ids(peer.uid).contains(&id)
-            || self.given.get(&id).is_some_and(|&uid| access.covers(peer, Some(uid)))
+            || self.reservations.owner(id).is_some_and(|uid| access.covers(peer, Some(uid)))
     }
 
     /// Ends a job for good. What cannot be written is kept and tried again, and that it is not on disk is said.
@@ -373,34 +358,8 @@ impl Keeping {
         if self.place.system
             && let Ok(id) = record.key.id.parse()
         {
-            self.given.remove(&id);
+            self.reservations.used(id);
             let _ = JobDir::open(&self.place.state, id).remove();
-        }
-    }
-
-    /// The supervisor of a job is gone: it left the end behind, or the job is lost.
-    pub fn supervisor_gone(&mut self, key: &JobKey) {
-        let Some(kept) = self.jobs.get(key) else { return };
-        let record = kept.record.clone();
-        let folder =
-            key.id.parse().ok().filter(|_| !self.place.system).map(|id| JobDir::open(&self.place.state, id));
-        let end = folder.as_ref().and_then(|folder| folder.read().end).filter(|end| end.key == *key);
-        match end {
-            Some(end) => match self.close_job(end) {
-                Ok(()) => drop(folder.map(|folder| folder.remove())),
-                // It stays in the inbox, where every reader finds it.
-                Err(error) => {
-                    tracing::error!("cannot keep the end of job {}: {error:#}", key.id);
-                    self.jobs.remove(key);
-                    self.on_board(|board| board.forget(key));
-                    self.revert_with(key);
-                }
-            },
-            None => {
-                tracing::warn!("job {}: its supervisor was killed", key.id);
-                self.close_lost(record);
-                drop(folder.map(|folder| folder.remove()));
-            }
         }
     }
 

@@ -8,6 +8,7 @@ mod attending;
 pub mod board;
 mod charging;
 mod claims;
+mod connections;
 mod finding;
 mod flushing;
 pub mod forwarding;
@@ -20,17 +21,20 @@ mod nesting;
 mod permissions;
 mod plain;
 mod privilege;
+mod reservations;
 pub(crate) mod rest;
 mod sampling;
 pub mod schedulers;
 mod shadows;
 mod socket;
+mod spare;
 mod standing;
+mod supervisors;
 pub mod told;
 mod unwritten;
 
 use std::io::IsTerminal;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,14 +53,13 @@ use crate::setting::Setting;
 use crate::supervise::Signals;
 use board::Board;
 pub use board::DAEMON;
+use connections::{Connections, Limits, Served};
 use keeping::Keeping;
 pub use socket::remove_dead_socket;
 use socket::{Claim, Connection, Peer, Post};
 
-/// More would be a fault, or somebody's attack.
-const CONNECTIONS_MAX: usize = 8192;
-/// A supervisor holds one for each job.
-const CONNECTIONS_PER_USER_MAX: usize = 4096;
+/// Let in between two rounds of answers: who floods the door does not keep others from being answered.
+const ACCEPTED_PER_ROUND: usize = 32;
 /// While jobs that are over wait for their last window of energy.
 const SETTLE_EVERY: Duration = Duration::from_millis(500);
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
@@ -69,7 +72,8 @@ const REST_AFTER: Duration = Duration::from_secs(5);
 pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     place.create()?;
     crate::name_process(c"met-daemon");
-    met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
+    let open_files = met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
+    setting.host.budget().follow_limit();
     let in_terminal = std::io::stdin().is_terminal();
     let signals = Signals::block().context("the daemon cannot listen for signals")?;
     if !in_terminal {
@@ -99,7 +103,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         post,
         signals,
         in_terminal,
-        connections: Vec::new(),
+        connections: Connections::new(Limits::of(open_files, place.system)),
         // One for everybody waits for jobs that others start.
         idle_exit: (auto && !place.system).then_some(setting.config.daemon.idle_exit),
         busy_at: Instant::now(),
@@ -142,7 +146,7 @@ struct Daemon {
     signals: Signals,
     /// It ends when the terminal hangs up in which it was started.
     in_terminal: bool,
-    connections: Vec<Connection>,
+    connections: Connections,
     idle_exit: Option<Duration>,
     busy_at: Instant,
     rests: bool,
@@ -159,8 +163,7 @@ struct Ready {
     knocked: bool,
     told: bool,
     discovered: bool,
-    connections: Vec<usize>,
-    ended: Vec<JobKey>,
+    connections: Vec<bool>,
 }
 
 impl Daemon {
@@ -170,10 +173,8 @@ impl Daemon {
             if ready.signalled && self.heed_signals() {
                 return Ok(());
             }
-            while ready.knocked
-                && let Some((stream, peer)) = self.post.accept()
-            {
-                self.admit(Connection::new(stream, peer));
+            if ready.knocked {
+                self.let_in();
             }
             if self.serve_connections(&ready.connections) {
                 return Ok(());
@@ -183,9 +184,7 @@ impl Daemon {
             }
             self.keeping.ask_who_is_due();
             self.keeping.look_at_groups_if_due();
-            for key in ready.ended {
-                self.keeping.supervisor_gone(&key);
-            }
+            self.keeping.look_at_supervisors();
             if ready.told {
                 self.keeping.hear();
             }
@@ -198,15 +197,9 @@ impl Daemon {
     }
 
     fn poll(&mut self) -> Ready {
-        let watched: Vec<(JobKey, &OwnedFd)> = self.keeping.supervisors().collect();
         let mut fds =
             vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.post.listener, PollFlags::IN)];
-        for connection in &self.connections {
-            // Who does not take his answers is asked no further questions.
-            let flags = if connection.wants_to_write() { PollFlags::OUT } else { PollFlags::IN };
-            fds.push(PollFd::from_borrowed_fd(connection.as_fd(), flags));
-        }
-        fds.extend(watched.iter().map(|(_, pidfd)| PollFd::new(*pidfd, PollFlags::IN)));
+        fds.extend(self.connections.poll_fds());
         let (bell, bell_at) = (self.keeping.bell(), fds.len());
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
         let (finding, finding_at) = (self.keeping.finding.as_ref(), fds.len());
@@ -216,28 +209,27 @@ impl Daemon {
             return Ready::default();
         }
         let is_ready = |index: usize| !fds[index].revents().is_empty();
-        let first_supervisor = 2 + self.connections.len();
         Ready {
             signalled: is_ready(0),
             knocked: is_ready(1),
             told: bell.is_some() && is_ready(bell_at),
             discovered: finding.is_some() && is_ready(finding_at),
-            connections: (0..self.connections.len()).filter(|index| is_ready(2 + index)).collect(),
-            ended: (0..watched.len())
-                .filter(|index| is_ready(first_supervisor + index))
-                .map(|index| watched[index].0.clone())
-                .collect(),
+            connections: (0..self.connections.len()).map(|index| is_ready(2 + index)).collect(),
         }
     }
 
     /// How long nothing needs to be done unless somebody asks.
     fn patience(&self) -> Option<Duration> {
+        if self.connections.has_waiting() {
+            return Some(Duration::ZERO);
+        }
         let flush = self.keeping.has_to_flush().then_some(self.next_flush);
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
         let settling = self.keeping.is_owed().then(|| Instant::now() + SETTLE_EVERY);
         let due =
             flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
-        let due = due.chain(self.keeping.next_care());
+        let due = due.chain(self.keeping.next_care()).chain(self.keeping.next_supervisor_look());
+        let due = due.chain(self.connections.next_stall());
         let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
         let next = due.chain(settling).chain(rest).chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -262,44 +254,74 @@ impl Daemon {
         stop
     }
 
-    fn admit(&mut self, connection: Connection) {
-        self.busy_at = Instant::now();
-        let same_user = |other: &&Connection| other.peer.uid == connection.peer.uid;
-        if self.connections.len() < CONNECTIONS_MAX
-            && self.connections.iter().filter(same_user).count() < CONNECTIONS_PER_USER_MAX
-        {
-            self.connections.push(connection);
+    fn let_in(&mut self) {
+        for _ in 0..ACCEPTED_PER_ROUND {
+            let Some((stream, peer)) = self.post.accept_with(&mut self.keeping.spare) else { return };
+            self.admit(Connection::new(stream, peer));
         }
     }
 
-    /// Answers who asked; true when told to stop.
-    fn serve_connections(&mut self, ready: &[usize]) -> bool {
+    fn admit(&mut self, connection: Connection) {
+        self.busy_at = Instant::now();
+        let made_room = self.connections.admit(connection);
+        made_room.iter().for_each(|key| self.keeping.unlinked(key));
+    }
+
+    /// Answers who asked, each a request at a time; true when told to stop.
+    fn serve_connections(&mut self, ready: &[bool]) -> bool {
         let mut stop = false;
-        let mut gone = Vec::new();
-        for &index in ready {
+        // Borrowed apart from the rest of the daemon, which answers.
+        let empty = Connections::new(Limits::of(0, false));
+        let mut connections = std::mem::replace(&mut self.connections, empty);
+        let gone = connections.take_turns(ready, |all, index| {
             self.busy_at = Instant::now();
-            let peer = self.connections[index].peer;
-            let requests = match self.connections[index].wants_to_write() {
-                true => Some(Vec::new()),
-                false => self.connections[index].read(),
-            };
-            let Some(requests) = requests else {
-                gone.push(index);
-                continue;
-            };
-            for request in requests {
-                let (reply, stops) = self.answer(request, peer);
-                stop |= stops;
-                self.connections[index].reply(&reply);
-            }
-            if !self.connections[index].flush() {
-                gone.push(index);
-            }
-        }
-        for index in gone.into_iter().rev() {
-            self.connections.swap_remove(index);
-        }
+            self.serve_one(all, index, &mut stop)
+        });
+        self.connections = connections;
+        gone.iter().for_each(|key| self.keeping.unlinked(key));
         stop
+    }
+
+    fn serve_one(&mut self, all: &mut Connections, index: usize, stop: &mut bool) -> Served {
+        let connection = all.get(index);
+        let peer = connection.peer;
+        if !connection.wants_to_write() && !connection.receive() {
+            return Served::Gone;
+        }
+        let mut has_room = true;
+        match connection.take_request() {
+            None => {}
+            Some(Err(_)) => return Served::Gone,
+            Some(Ok(request)) => {
+                let announced = match &request {
+                    Request::Started(record) => Some(record.key.clone()),
+                    _ => None,
+                };
+                let (reply, stops) = self.answer(request, peer);
+                *stop |= stops;
+                connection.reply(&reply);
+                if let (Some(key), Reply::Done) = (announced, &reply) {
+                    has_room = self.link(all, index, &key);
+                }
+            }
+        }
+        match all.get(index).flush() && has_room {
+            true => Served::Stays,
+            false => Served::Gone,
+        }
+    }
+
+    /// The connection is that of a job's supervisor; false where it has to go for lack of room.
+    fn link(&mut self, all: &mut Connections, index: usize, key: &JobKey) -> bool {
+        if all.get(index).job.is_some() {
+            return true;
+        }
+        if !all.promote(index, key) {
+            all.get(index).reply(&Reply::Unlinked);
+            return false;
+        }
+        self.keeping.linked(key);
+        true
     }
 
     fn answer(&mut self, request: Request, peer: Peer) -> (Reply, bool) {
@@ -378,12 +400,12 @@ impl Daemon {
     /// Ends the daemon; whatever was sampled is kept, jobs run on.
     fn leave(mut self) {
         let late = self.post.close_door();
-        self.connections.extend(late.map(|(stream, peer)| Connection::new(stream, peer)));
+        late.into_iter().for_each(|(stream, peer)| self.admit(Connection::new(stream, peer)));
         if let Some(http) = self.http.take() {
             http.stop();
         }
         self.keeping.flush();
-        for connection in &mut self.connections {
+        for connection in self.connections.iter_mut() {
             connection.reply(&Reply::Leaving);
             connection.flush();
         }

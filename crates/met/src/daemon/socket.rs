@@ -9,8 +9,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use met_core::job::JobKey;
 use rustix::fs::FlockOperation;
 
+use super::spare::Spare;
 use crate::client::Client;
 use crate::paths::Place;
 use crate::protocol::{self, Reply, Request};
@@ -78,15 +80,22 @@ impl Post {
     }
 
     pub fn accept(&self) -> Option<(UnixStream, Peer)> {
+        self.accept_with(&mut Spare::default())
+    }
+
+    /// Without descriptors whoever knocks is let in by a spare one and sent away: he would wait for ever.
+    pub fn accept_with(&self, spare: &mut Spare) -> Option<(UnixStream, Peer)> {
         let (stream, _) = match self.listener.accept() {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors the door stays readable: a pause is better than a spin.
-                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                let sent_away = spare.try_with(|| self.listener.accept()).is_ok();
+                tracing::warn!("no descriptors are left for connections: {error}");
+                if !sent_away {
+                    // The door stays readable: a pause is better than a spin.
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 return None;
             }
+            accepted => accepted.ok()?,
         };
         stream.set_nonblocking(true).ok()?;
         let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
@@ -113,38 +122,77 @@ pub struct Peer {
     pub pid: u32,
 }
 
-/// A client and what has not been read or written yet.
+/// A client and what has not been read or written yet: one request, and one reply.
 pub struct Connection {
     stream: UnixStream,
     pub peer: Peer,
+    /// The job whose supervisor this is.
+    pub job: Option<JobKey>,
     arrived: Vec<u8>,
     leaving: Vec<u8>,
+    /// How much of it the peer has taken.
+    taken: usize,
+    /// When something last went either way.
+    moved: Instant,
 }
 
 impl Connection {
     pub fn new(stream: UnixStream, peer: Peer) -> Connection {
-        Connection { stream, peer, arrived: Vec::new(), leaving: Vec::new() }
+        let (arrived, leaving) = (Vec::new(), Vec::new());
+        Connection { stream, peer, job: None, arrived, leaving, taken: 0, moved: Instant::now() }
     }
 
     pub fn wants_to_write(&self) -> bool {
         !self.leaving.is_empty()
     }
 
-    /// Reads some of what is there; the rest is there in the next round, after the others had their turn.
-    /// `None`: the peer is gone, or speaks nonsense.
-    pub fn read(&mut self) -> Option<Vec<Request>> {
+    /// Whether a whole request has arrived, or what is none.
+    pub fn has_request(&self) -> bool {
+        protocol::has_frame(&self.arrived)
+    }
+
+    pub fn held_bytes(&self) -> usize {
+        self.arrived.capacity() + self.leaving.capacity()
+    }
+
+    /// When something last went either way, where the peer owes the rest of a request or has yet to take a reply.
+    pub fn stalled_since(&self) -> Option<Instant> {
+        let is_partial = !self.arrived.is_empty() && !self.has_request();
+        (is_partial || self.wants_to_write()).then_some(self.moved)
+    }
+
+    pub fn quiet_since(&self) -> Instant {
+        self.moved
+    }
+
+    /// Reads some of what is there, unless a request waits already; the rest is there in the next round, after the
+    /// others had their turn. False when the peer is gone.
+    pub fn receive(&mut self) -> bool {
+        if self.has_request() {
+            return true;
+        }
         let mut chunk = [0; 64 << 10];
         match self.stream.read(&mut chunk) {
-            Ok(0) => return None,
-            Ok(length) => self.arrived.extend_from_slice(&chunk[..length]),
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(_) => return None,
+            Ok(0) => false,
+            Ok(length) => {
+                self.arrived.extend_from_slice(&chunk[..length]);
+                self.moved = Instant::now();
+                true
+            }
+            Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
         }
-        let mut requests = Vec::new();
-        while let Some(request) = protocol::take_frame(&mut self.arrived).ok()? {
-            requests.push(request);
+    }
+
+    /// The next request, once the last reply has been taken. An error is a peer that speaks nonsense.
+    pub fn take_request(&mut self) -> Option<io::Result<Request>> {
+        if self.wants_to_write() {
+            return None;
         }
-        Some(requests)
+        let taken = protocol::take_frame(&mut self.arrived).transpose();
+        if self.arrived.is_empty() {
+            self.arrived = Vec::new();
+        }
+        taken
     }
 
     /// Queues a reply; `flush` sends it. One that is too large for a frame becomes an error the peer can read.
@@ -156,15 +204,19 @@ impl Connection {
 
     /// Sends as much as the peer takes; false when the peer is gone.
     pub fn flush(&mut self) -> bool {
-        while !self.leaving.is_empty() {
-            match self.stream.write(&self.leaving) {
+        while self.taken < self.leaving.len() {
+            match self.stream.write(&self.leaving[self.taken..]) {
                 Ok(0) => return false,
-                Ok(length) => drop(self.leaving.drain(..length)),
+                Ok(length) => {
+                    self.taken += length;
+                    self.moved = Instant::now();
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return false,
             }
         }
+        (self.leaving, self.taken) = (Vec::new(), 0);
         true
     }
 }

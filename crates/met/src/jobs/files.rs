@@ -243,11 +243,14 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
         }
         // Between the listing and the look at its supervisor it may have written its end and gone. A
         // supervisor that is dead now writes no more.
-        if folder.read().end.is_some() {
-            ended_meanwhile = true;
-        } else {
-            writer.put(&record)?;
-            folder.remove()?;
+        match folder.read() {
+            entry if entry.end.is_some() => ended_meanwhile = true,
+            entry if entry.end_is_absent => {
+                writer.put(&record)?;
+                folder.remove()?;
+            }
+            // It stays where it is until it can be read.
+            entry => entry.problems.iter().for_each(|problem| tracing::warn!("{problem}")),
         }
     }
     if ended_meanwhile {

@@ -2,7 +2,7 @@
 
 use met_core::job::{CgroupPaths, Local, Origin, ProcessId, Record, State};
 use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
-use met_host::{Host, parse};
+use met_host::{Host, Liveness, parse};
 use met_store::Queries;
 
 use crate::node_energy;
@@ -15,13 +15,21 @@ pub fn settle(host: &Host, record: &mut Record) {
         record.state = found_state(host, local);
         return;
     }
-    let waited_for = local.boot_id == host.facts().boot_id
-        && local.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
-    record.state = match waited_for {
-        false => State::Lost,
-        true if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
-        true => State::Running,
+    record.state = match supervision(host, local) {
+        Liveness::Gone => State::Lost,
+        // What could not be looked at is as it was.
+        Liveness::Unknown => record.state,
+        Liveness::Alive if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
+        Liveness::Alive => State::Running,
     };
+}
+
+/// Whether somebody still waits for a job of our own.
+pub fn supervision(host: &Host, local: &Local) -> Liveness {
+    if host.facts().is_other_boot(&local.boot_id) {
+        return Liveness::Gone;
+    }
+    local.supervisor.or(local.main).map_or(Liveness::Gone, |process| host.liveness(process))
 }
 
 /// A job that somebody else started lives as long as its cgroup does, in this boot.
@@ -29,11 +37,11 @@ fn found_state(host: &Host, local: &Local) -> State {
     let CgroupPaths { unified, cpuacct, memory } = &local.cgroup;
     let Some(path) = unified.as_ref().or(cpuacct.as_ref()).or(memory.as_ref()) else {
         // One without a cgroup of its own is known by its first process alone.
-        let alive =
-            local.boot_id == host.facts().boot_id && local.main.is_some_and(|main| host.is_alive(main));
-        return if alive { State::Running } else { State::Lost };
+        let process = local.main.filter(|_| !host.facts().is_other_boot(&local.boot_id));
+        let is_gone = process.is_none_or(|main| host.liveness(main) == Liveness::Gone);
+        return if is_gone { State::Lost } else { State::Running };
     };
-    if local.boot_id != host.facts().boot_id || host.cgroup_dir(path).is_err() {
+    if host.facts().is_other_boot(&local.boot_id) || host.is_absent(path) {
         return State::Lost;
     }
     let mut text = Vec::new();
@@ -50,14 +58,18 @@ fn found_state(host: &Host, local: &Local) -> State {
 }
 
 /// The same for a record that was read a moment ago: its supervisor may have written the end and gone since.
-/// One that is dead writes no more, so a second look is final.
+/// One that is dead writes no more, so a second look is final. A job is lost only if this look finds no end; one that
+/// cannot be read is no proof, and the job stays what it was.
 pub fn settle_or_end(host: &Host, store: &Queries, record: &mut Record) {
+    let before = record.state;
     settle(host, record);
-    if record.state == State::Lost
-        && let Ok(Some(now)) = store.get(&record.key)
-        && !now.state.is_live()
-    {
-        *record = now;
+    if record.state != State::Lost {
+        return;
+    }
+    match store.get(&record.key) {
+        Ok(Some(now)) if !now.state.is_live() => *record = now,
+        Ok(_) if store.has_no_pending_end(&record.key) => {}
+        _ => record.state = before,
     }
 }
 
@@ -127,6 +139,32 @@ mod tests {
         assert_eq!(settled(&reused), State::Lost, "the pid is somebody else's now");
         record.state = State::Finished;
         assert_eq!(settled(&record), State::Finished);
+    }
+
+    #[test]
+    fn what_cannot_be_looked_at_is_not_lost() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("proc/7")).unwrap();
+        // Opening a socket fails whoever tries it, as opening anything does without descriptors.
+        let socket = root.path().join("proc/7/stat");
+        let _socket = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let mut record = crate::view::sample::full(1, "train");
+        let local = record.local.as_mut().unwrap();
+        (local.supervisor, local.main) = (Some(ProcessId { pid: 7, start_ticks: 5 }), None);
+        record.state = State::Running;
+        settle(&host, &mut record);
+        assert_eq!(record.state, State::Running);
+
+        std::fs::remove_file(&socket).unwrap();
+        let store = met_store::Writer::open(&root.path().join("state")).unwrap();
+        let folder = met_store::inbox::JobDir::claim(&root.path().join("state"), 1).unwrap();
+        std::fs::create_dir(folder.path().join("end")).unwrap();
+        settle_or_end(&host, &store, &mut record);
+        assert_eq!(record.state, State::Running, "an end that cannot be read is no proof");
+        std::fs::remove_dir(folder.path().join("end")).unwrap();
+        settle_or_end(&host, &store, &mut record);
+        assert_eq!(record.state, State::Lost);
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl Events {
         let cpus = perf::online_cpus(host);
         let fits = cpus.len() * events.len() <= COUNTERS_MAX;
         let dir = cgroup.unified.as_ref().filter(|_| fits).and_then(|path| host.cgroup_dir(path).ok());
-        let in_cgroup = dir.map(|dir| {
+        let in_cgroup = dir.as_ref().and_then(|dir| dir.descriptor().ok()).map(|dir| {
             let (counters, refused) = Counters::of_cgroup(dir.as_fd(), &cpus, &events, Begin::Later);
             (counters, refused.len())
         });

@@ -21,6 +21,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Attempts further apart than this start a daemon anew; quicker ones wait for the one just started.
 const START_AGAIN: Duration = Duration::from_secs(2);
+/// A daemon without a descriptor for this connection is asked again so much later.
+const UNLINKED_PAUSE: Duration = Duration::from_secs(60);
 /// A log that has grown beyond this is begun again.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
@@ -123,6 +125,11 @@ impl Link {
                 Ok(Some(Reply::Leaving)) => {
                     self.dismissed = true;
                     return self.lose();
+                }
+                Ok(Some(Reply::Unlinked)) => {
+                    self.lose();
+                    self.next_try = Instant::now() + UNLINKED_PAUSE;
+                    return;
                 }
                 Ok(None) => return,
                 // A refusal, or a malformed reply: the next daemon may accept the job.

@@ -89,7 +89,9 @@ pub(super) fn open_files() -> Finding {
         health: if enough { Health::Good } else { Health::Less },
         detail: match limit {
             None => "unlimited".to_owned(),
-            Some(limit) => format!("at most {limit}; beyond 80 % of that, files are opened for each reading"),
+            Some(limit) => format!(
+                "at most {limit}; a quarter of it for files kept open, above that they are reopened for each reading"
+            ),
         },
         remedy: (!enough)
             .then(|| "ulimit -Hn 65536    (as root, or in /etc/security/limits.conf)".to_owned()),

@@ -8,6 +8,7 @@ use met_store::Reader;
 use super::{Finding, Health};
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
+use crate::trusted;
 use crate::view::units;
 
 pub(super) fn store(setting: &Setting) -> Finding {
@@ -111,6 +112,9 @@ pub(super) fn servers_of_store(setting: &Setting) -> Vec<Finding> {
 /// Tried for real, as far up as there is a folder: a store that is not there yet is made by the first job.
 /// A full disk or a mount that is read only shows itself by nothing else.
 fn unwritable(state: &Path) -> Option<std::io::Error> {
+    if let Err(error) = trusted::check_own(state) {
+        return Some(error);
+    }
     let folder = state.ancestors().find(|folder| folder.exists())?;
     let trial = folder.join(format!(".met-doctor-{}", std::process::id()));
     let written = std::fs::OpenOptions::new()

@@ -1,0 +1,381 @@
+//! The clients of a daemon: how many there may be, whose turn it is, and what may be held for them.
+//!
+//! Every connection is answered one request at a time, and the next one is looked at when the reply has been taken.
+//! Users take turns, so that nobody who asks much makes others wait; what is held for one user is bounded.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use met_core::job::JobKey;
+use rustix::event::{PollFd, PollFlags};
+
+use super::socket::Connection;
+use crate::protocol::Reply;
+
+/// Of one user in one round; then it is others' turn.
+const TURN: Duration = Duration::from_millis(10);
+/// Replies that one user has not taken and requests that are not complete; beyond it no further request is taken.
+const USER_BYTES_MAX: usize = 16 << 20;
+/// A peer that neither takes its reply nor completes its request for so long is gone, whatever its process does.
+const STALLED_AFTER: Duration = Duration::from_secs(30);
+/// Where there is no room one that said nothing for so long makes room.
+const IDLE_AFTER: Duration = Duration::from_secs(2);
+
+/// How many connections there may be, by the limit on descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Of supervisors of running jobs, and of one user.
+    supervisors: usize,
+    supervisors_of_user: usize,
+    /// All others.
+    clients: usize,
+    clients_of_user: usize,
+}
+
+impl Limits {
+    /// A quarter is for files that are kept open (`met_host::Budget`), the rest for what is opened for a moment.
+    pub fn of(open_files: u64, system: bool) -> Limits {
+        let part = |percent: u64, most: usize| {
+            usize::try_from(open_files.saturating_mul(percent) / 100).unwrap_or(most).clamp(8, most)
+        };
+        let (supervisors, clients) = (part(50, 32_768), part(15, 2048));
+        match system {
+            true => Limits {
+                supervisors,
+                supervisors_of_user: supervisors / 10 * 9,
+                clients,
+                clients_of_user: clients / 3 * 2,
+            },
+            // They are all of one user.
+            false => {
+                Limits { supervisors, supervisors_of_user: supervisors, clients, clients_of_user: clients }
+            }
+        }
+    }
+}
+
+/// What became of a connection that was answered.
+pub enum Served {
+    Stays,
+    Gone,
+}
+
+pub struct Connections {
+    all: Vec<Connection>,
+    limits: Limits,
+    /// Whose turn it is first.
+    first: usize,
+    /// Users for whom too much is held.
+    crowded: HashMap<u32, usize>,
+}
+
+impl Connections {
+    pub fn new(limits: Limits) -> Connections {
+        Connections { all: Vec::new(), limits, first: 0, crowded: HashMap::new() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn get(&mut self, index: usize) -> &mut Connection {
+        &mut self.all[index]
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
+        self.all.iter_mut()
+    }
+
+    /// What to wait for, in the order of the connections.
+    pub fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.all.iter().map(|connection| {
+            let flags = match connection {
+                // Who does not take his answers is asked no further questions.
+                connection if connection.wants_to_write() => PollFlags::OUT,
+                connection if self.is_crowded(connection) => PollFlags::empty(),
+                _ => PollFlags::IN,
+            };
+            PollFd::from_borrowed_fd(connection.as_fd(), flags)
+        })
+    }
+
+    fn is_crowded(&self, connection: &Connection) -> bool {
+        self.crowded.get(&connection.peer.uid).is_some_and(|&bytes| bytes > USER_BYTES_MAX)
+    }
+
+    /// Whether a request that has arrived waits for its turn.
+    pub fn has_waiting(&self) -> bool {
+        self.all.iter().any(|connection| self.is_waiting(connection))
+    }
+
+    fn is_waiting(&self, connection: &Connection) -> bool {
+        connection.has_request() && !connection.wants_to_write() && !self.is_crowded(connection)
+    }
+
+    /// When the first of those that hang is given up.
+    pub fn next_stall(&self) -> Option<Instant> {
+        self.all.iter().filter_map(Connection::stalled_since).min().map(|since| since + STALLED_AFTER)
+    }
+
+    /// Lets somebody in, or says why not. Where there is no room for a user, his idlest connection makes room.
+    pub fn admit(&mut self, mut connection: Connection) -> Vec<JobKey> {
+        let uid = connection.peer.uid;
+        let clients = self.all.iter().filter(|other| other.job.is_none());
+        let (count, of_user) =
+            clients.fold((0, 0), |(all, his), other| (all + 1, his + usize::from(other.peer.uid == uid)));
+        let owner = connection.peer.uid == 0 || uid == rustix::process::getuid().as_raw();
+        let is_full = count >= self.limits.clients;
+        let mut gone = Vec::new();
+        if is_full || of_user >= self.limits.clients_of_user && !owner {
+            let whose = (!is_full).then_some(uid);
+            match self.idlest(whose) {
+                Some(index) => gone.extend(self.remove(&[index])),
+                None => {
+                    connection.reply(&Reply::Error {
+                        message: "too many connections to the daemon; try again".to_owned(),
+                    });
+                    connection.flush();
+                    return gone;
+                }
+            }
+        }
+        self.all.push(connection);
+        gone
+    }
+
+    fn idlest(&self, uid: Option<u32>) -> Option<usize> {
+        let candidates = self.all.iter().enumerate().filter(|(_, connection)| {
+            connection.job.is_none()
+                && !connection.wants_to_write()
+                && uid.is_none_or(|uid| uid == connection.peer.uid)
+                && connection.quiet_since().elapsed() >= IDLE_AFTER
+        });
+        candidates.min_by_key(|(_, connection)| connection.quiet_since()).map(|(index, _)| index)
+    }
+
+    /// Notes that a connection is that of the supervisor of a job; false where there is no room for another one.
+    pub fn promote(&mut self, index: usize, key: &JobKey) -> bool {
+        let uid = self.all[index].peer.uid;
+        let supervisors = self.all.iter().filter(|other| other.job.is_some());
+        let (count, of_user) =
+            supervisors.fold((0, 0), |(all, his), other| (all + 1, his + usize::from(other.peer.uid == uid)));
+        let has_room = count < self.limits.supervisors && of_user < self.limits.supervisors_of_user;
+        if has_room {
+            self.all[index].job = Some(key.clone());
+        }
+        has_room
+    }
+
+    /// Those to serve in this round: the ready ones and those with a request that waits, each user for `TURN` at most.
+    /// `serve` answers one request of a connection. The jobs whose supervisor's connection is gone.
+    pub fn take_turns(
+        &mut self,
+        ready: &[bool],
+        mut serve: impl FnMut(&mut Connections, usize) -> Served,
+    ) -> Vec<JobKey> {
+        let count = self.all.len().min(ready.len());
+        let (mut spent, mut gone) = (HashMap::<u32, Duration>::new(), Vec::new());
+        let crowded_before: Vec<bool> =
+            self.all.iter().map(|connection| self.is_crowded(connection)).collect();
+        self.first = if count == 0 { 0 } else { (self.first + 1) % count };
+        for index in (self.first..count).chain(0..self.first) {
+            if !ready[index] && !self.is_waiting(&self.all[index]) {
+                continue;
+            }
+            let uid = self.all[index].peer.uid;
+            let spent = spent.entry(uid).or_default();
+            if !self.all[index].wants_to_write() && self.is_crowded(&self.all[index]) {
+                // Nothing but a hang-up was waited for.
+                gone.extend((ready[index] && crowded_before[index]).then_some(index));
+                continue;
+            }
+            if *spent > TURN {
+                continue;
+            }
+            let begin = Instant::now();
+            if let Served::Gone = serve(self, index) {
+                gone.push(index);
+            }
+            *spent += begin.elapsed();
+            self.count_held(uid);
+        }
+        let now = Instant::now();
+        let hangs = |connection: &Connection| {
+            connection.stalled_since().is_some_and(|since| now.duration_since(since) >= STALLED_AFTER)
+        };
+        gone.extend((0..self.all.len()).filter(|&index| hangs(&self.all[index])));
+        gone.sort_unstable();
+        gone.dedup();
+        self.remove(&gone)
+    }
+
+    /// Adds up what is held for a user.
+    fn count_held(&mut self, uid: u32) {
+        let of_user = self.all.iter().filter(|connection| connection.peer.uid == uid);
+        let bytes: usize = of_user.map(Connection::held_bytes).sum();
+        match bytes > USER_BYTES_MAX {
+            true => drop(self.crowded.insert(uid, bytes)),
+            false => drop(self.crowded.remove(&uid)),
+        }
+    }
+
+    /// Removes connections by their places in rising order.
+    fn remove(&mut self, places: &[usize]) -> Vec<JobKey> {
+        let mut jobs = Vec::new();
+        for &index in places.iter().rev() {
+            let gone = self.all.swap_remove(index);
+            self.count_held(gone.peer.uid);
+            jobs.extend(gone.job);
+        }
+        jobs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::super::socket::Peer;
+    use super::*;
+    use crate::protocol::{Request, write_frame};
+
+    fn client(uid: u32) -> (Connection, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        (Connection::new(ours, Peer { uid, pid: 1 }), theirs)
+    }
+
+    fn big() -> Reply {
+        Reply::Error { message: "x".repeat(4 << 20) }
+    }
+
+    /// Serves rounds; how many requests of each user were answered.
+    fn rounds(all: &mut Connections, count: usize, reply: &Reply, pause: Duration) -> HashMap<u32, usize> {
+        let mut answered = HashMap::new();
+        for _ in 0..count {
+            let mut fds: Vec<PollFd<'_>> = all.poll_fds().collect();
+            let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            rustix::event::poll(&mut fds, Some(&now)).unwrap();
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            all.take_turns(&ready, |all, index| {
+                let uid = all.get(index).peer.uid;
+                let connection = all.get(index);
+                if !connection.wants_to_write() && !connection.receive() {
+                    return Served::Gone;
+                }
+                if let Some(request) = connection.take_request() {
+                    request.unwrap();
+                    *answered.entry(uid).or_insert(0) += 1;
+                    std::thread::sleep(pause);
+                    connection.reply(reply);
+                }
+                if connection.flush() { Served::Stays } else { Served::Gone }
+            });
+        }
+        answered
+    }
+
+    fn say(stream: &mut UnixStream, count: usize) {
+        let mut said = Vec::new();
+        (0..count).for_each(|_| write_frame(&mut said, &Request::Status).unwrap());
+        stream.write_all(&said).unwrap();
+    }
+
+    #[test]
+    fn who_asks_without_reading_is_answered_once() {
+        let mut all = Connections::new(Limits::of(20_000, true));
+        let (connection, mut greedy) = client(7);
+        all.admit(connection);
+        say(&mut greedy, 1000);
+        assert_eq!(rounds(&mut all, 50, &big(), Duration::ZERO).remove(&7), Some(1));
+        assert!(all.get(0).held_bytes() < 5 << 20, "{}", all.get(0).held_bytes());
+        // Who reads goes on, one by one.
+        let mut reply = vec![0; 4 << 20];
+        let mut taken = 0;
+        for _ in 0..10_000 {
+            taken += greedy.read(&mut reply).unwrap_or(0);
+            rounds(&mut all, 1, &big(), Duration::ZERO);
+            if taken > 9 << 20 {
+                break;
+            }
+        }
+        assert!(taken > 9 << 20, "{taken}");
+        assert!(all.get(0).held_bytes() < 5 << 20);
+    }
+
+    #[test]
+    fn what_is_held_for_one_user_is_bounded_and_others_are_served() {
+        let mut all = Connections::new(Limits::of(20_000, true));
+        let mut peers: Vec<UnixStream> = Vec::new();
+        for _ in 0..100 {
+            let (connection, mut peer) = client(7);
+            all.admit(connection);
+            say(&mut peer, 3);
+            peers.push(peer);
+        }
+        let answered = rounds(&mut all, 20, &big(), Duration::ZERO)[&7];
+        assert!((4..=6).contains(&answered), "{answered} replies of 4 MiB");
+        let (connection, mut other) = client(8);
+        all.admit(connection);
+        say(&mut other, 1);
+        assert_eq!(rounds(&mut all, 2, &Reply::Done, Duration::ZERO).get(&8), Some(&1));
+        // Who hangs up makes room.
+        drop(peers);
+        rounds(&mut all, 2, &Reply::Done, Duration::ZERO);
+        assert_eq!(all.len(), 1);
+    }
+
+    #[test]
+    fn users_take_turns() {
+        let mut all = Connections::new(Limits::of(20_000, true));
+        let mut peers = Vec::new();
+        for uid in std::iter::repeat_n(7, 50).chain([8]) {
+            let (connection, mut peer) = client(uid);
+            all.admit(connection);
+            say(&mut peer, 20);
+            peers.push(peer);
+        }
+        let answered = rounds(&mut all, 10, &Reply::Done, Duration::from_millis(6));
+        assert_eq!(answered[&8], 10, "one in each round");
+        assert!(answered[&7] <= 30, "{} in ten rounds", answered[&7]);
+    }
+
+    #[test]
+    fn connections_are_bounded_and_those_of_supervisors_counted_apart() {
+        let limits = Limits::of(1024, true);
+        assert_eq!((limits.supervisors, limits.clients), (512, 153));
+        let mut all = Connections::new(limits);
+        let key = JobKey { cluster: None, manager: "local".to_owned(), id: "1".to_owned(), incarnation: 1 };
+        let mut peers = Vec::new();
+        let mut linked = 0;
+        for _ in 0..600 {
+            let (connection, peer) = client(70_000);
+            all.admit(connection);
+            let last = all.len() - 1;
+            linked += usize::from(all.promote(last, &key));
+            if all.get(last).job.is_none() {
+                all.remove(&[last]);
+            }
+            peers.push(peer);
+        }
+        assert_eq!((linked, all.len()), (limits.supervisors_of_user, limits.supervisors_of_user));
+        for _ in 0..300 {
+            let (connection, peer) = client(70_000);
+            all.admit(connection);
+            peers.push(peer);
+        }
+        assert_eq!(all.len(), limits.supervisors_of_user + limits.clients_of_user);
+        let mut refusal = [0; 200];
+        let length = peers.last_mut().unwrap().read(&mut refusal).unwrap();
+        assert!(String::from_utf8_lossy(&refusal[..length]).contains("too many connections"));
+        // Others find room.
+        let (connection, _peer) = client(70_001);
+        let before = all.len();
+        all.admit(connection);
+        assert_eq!(all.len(), before + 1);
+        assert!(Limits::of(20_000, true).supervisors_of_user >= 2_000);
+    }
+}

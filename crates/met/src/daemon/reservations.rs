@@ -1,0 +1,228 @@
+//! Job ids that a system daemon gave away and of which no start is known yet.
+//!
+//! They are in memory alone: an id that is never used leaves nothing behind. They are bounded per user, expire, and are
+//! given again. Ids count up for everybody; a user whose own ids are ahead of that gets one from there, which moves
+//! nobody else's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use met_core::job::LOCAL;
+use met_store::inbox::{self, JobDir};
+
+use super::keeping::Keeping;
+use super::socket::Peer;
+use crate::protocol::Reply;
+
+/// How far a user's own ids may be ahead of everybody's.
+const ID_LEAP_MAX: u64 = 1_000_000;
+/// More jobs than one user starts at once.
+const PER_USER_MAX: usize = 4096;
+const TOTAL_MAX: usize = 65_536;
+/// Between a reservation and the start that uses it lies a fork.
+const EXPIRES_AFTER: Duration = Duration::from_secs(15 * 60);
+/// Where as many ids in a row are taken the next one is sought behind all of them.
+const PROBES_MAX: u64 = 64;
+/// Written so far ahead that not every reservation is a write. A restart skips no more than these.
+const BLOCK: u64 = 64;
+/// In the store: where the next daemon goes on.
+const META: &str = "next_local_id";
+
+#[derive(Default)]
+pub struct Reservations {
+    /// The next id for everybody; 0 before the store was asked.
+    next: u64,
+    /// Up to here the store knows.
+    written: u64,
+    by_id: BTreeMap<u64, Reserved>,
+    /// Expired, to be given again.
+    free: BTreeSet<u64>,
+}
+
+struct Reserved {
+    uid: u32,
+    at: Instant,
+}
+
+/// What a store knows of ids.
+trait Known {
+    fn is_taken(&self, id: u64) -> Result<bool>;
+    fn highest(&self) -> Result<u64>;
+}
+
+impl Reservations {
+    /// Whose a reserved id is.
+    pub fn owner(&self, id: u64) -> Option<u32> {
+        self.by_id.get(&id).map(|reserved| reserved.uid)
+    }
+
+    /// A job with this id is known from now on.
+    pub fn used(&mut self, id: u64) {
+        self.by_id.remove(&id);
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let is_old = |reserved: &Reserved| now.duration_since(reserved.at) >= EXPIRES_AFTER;
+        let old: Vec<u64> = self.by_id.iter().filter(|(_, one)| is_old(one)).map(|(&id, _)| id).collect();
+        for id in old {
+            self.by_id.remove(&id);
+            if id < self.next {
+                self.free.insert(id);
+            }
+        }
+    }
+
+    fn take(&mut self, at_least: u64, uid: u32, now: Instant, known: &dyn Known) -> Result<u64> {
+        // A user's own ids are not far from everybody's, unless he means to use them all up.
+        if at_least > self.next + ID_LEAP_MAX {
+            bail!("job ids are at {}; {at_least} is too far ahead", self.next);
+        }
+        self.expire(now);
+        let of_user = self.by_id.values().filter(|reserved| reserved.uid == uid).count();
+        if of_user >= PER_USER_MAX || self.by_id.len() >= TOTAL_MAX {
+            bail!("{of_user} job ids are reserved for this user and not used yet; try again later");
+        }
+        let id = match self.freed(at_least, known)? {
+            Some(id) => id,
+            None => {
+                let id = self.fresh(at_least.max(self.next), known)?;
+                // One that somebody asked for from further ahead moves nobody else's.
+                if at_least <= self.next {
+                    self.next = id + 1;
+                }
+                id
+            }
+        };
+        self.by_id.insert(id, Reserved { uid, at: now });
+        Ok(id)
+    }
+
+    fn freed(&mut self, at_least: u64, known: &dyn Known) -> Result<Option<u64>> {
+        while let Some(&id) = self.free.range(at_least..).next() {
+            self.free.remove(&id);
+            // Somebody who had expired may have used it all the same.
+            if !self.by_id.contains_key(&id) && !known.is_taken(id)? {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    fn fresh(&self, from: u64, known: &dyn Known) -> Result<u64> {
+        for id in from..from + PROBES_MAX {
+            if !self.by_id.contains_key(&id) && !known.is_taken(id)? {
+                return Ok(id);
+            }
+        }
+        let reserved = self.by_id.last_key_value().map_or(0, |(&id, _)| id);
+        Ok(known.highest()?.max(reserved).max(from) + 1)
+    }
+}
+
+impl Known for met_store::Queries {
+    fn is_taken(&self, id: u64) -> Result<bool> {
+        Ok(!self.find(Some(LOCAL), &id.to_string())?.is_empty())
+    }
+
+    fn highest(&self) -> Result<u64> {
+        Ok(self.next_local_id()?.saturating_sub(1))
+    }
+}
+
+impl Keeping {
+    pub(super) fn reserve(&mut self, at_least: u64, peer: Peer) -> Result<Reply> {
+        if !self.place.system {
+            // Beside the user's commands, which reserve in the same folder.
+            let next = self.writer.next_local_id()?;
+            return Ok(Reply::Reserved { id: JobDir::reserve(&self.place.state, at_least.max(next))?.0 });
+        }
+        if self.reservations.next == 0 {
+            self.reservations.next = self.first_id()?;
+        }
+        let id = self.reservations.take(at_least, peer.uid, Instant::now(), &*self.writer)?;
+        if self.reservations.next > self.reservations.written {
+            self.reservations.written = self.reservations.next + BLOCK;
+            self.writer.set_meta(META, &self.reservations.written.to_string())?;
+        }
+        Ok(Reply::Reserved { id })
+    }
+
+    fn first_id(&self) -> Result<u64> {
+        if let Some(next) = self.writer.meta(META)?.and_then(|next| next.parse().ok()) {
+            return Ok(next);
+        }
+        // Earlier versions kept a folder for each.
+        let folders = inbox::pending(&self.place.state).unwrap_or_default();
+        Ok(self.writer.next_local_id()?.max(folders.last().map_or(0, |folder| folder.id() + 1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    impl Known for HashSet<u64> {
+        fn is_taken(&self, id: u64) -> Result<bool> {
+            Ok(self.contains(&id))
+        }
+
+        fn highest(&self) -> Result<u64> {
+            Ok(self.iter().copied().max().unwrap_or(0))
+        }
+    }
+
+    fn from(next: u64) -> Reservations {
+        Reservations { next, ..Reservations::default() }
+    }
+
+    #[test]
+    fn who_reserves_without_end_is_bounded_and_moves_no_ids() {
+        let (mut all, none, begin) = (from(1), HashSet::new(), Instant::now());
+        let ask = |all: &mut Reservations, uid, now| all.take(1, uid, now, &none).ok();
+        for _ in 0..PER_USER_MAX {
+            assert!(ask(&mut all, 7, begin).is_some());
+        }
+        assert_eq!(ask(&mut all, 7, begin), None);
+        let next = PER_USER_MAX as u64 + 1;
+        assert_eq!(ask(&mut all, 8, begin), Some(next), "others are not held up");
+        let later = begin + EXPIRES_AFTER;
+        for _ in 0..3 * PER_USER_MAX {
+            let Some(id) = ask(&mut all, 7, later) else { break };
+            assert!(id <= next, "{id} was never given before");
+        }
+        assert_eq!(all.next, next + 1);
+    }
+
+    #[test]
+    fn an_id_from_further_ahead_moves_nobody_elses() {
+        let (mut all, mut taken, now) = (from(5), HashSet::new(), Instant::now());
+        assert_eq!(all.take(900_000, 7, now, &taken).unwrap(), 900_000);
+        taken.insert(900_000);
+        all.used(900_000);
+        assert_eq!(all.take(1, 8, now, &taken).unwrap(), 5);
+        assert_eq!(all.take(6, 8, now, &taken).unwrap(), 6);
+        assert_eq!(all.take(7, 8, now, &taken).unwrap(), 7, "8 asks for what is next");
+        assert_eq!(all.take(900_000, 7, now, &taken).unwrap(), 900_001);
+        assert!(all.take(5_000_000, 7, now, &taken).is_err());
+        assert!(all.take(u64::MAX, 7, now, &taken).is_err());
+        assert_eq!((all.owner(5), all.owner(6), all.owner(900_000)), (Some(8), Some(8), None));
+    }
+
+    #[test]
+    fn ids_that_are_taken_are_stepped_over() {
+        let taken: HashSet<u64> = (3..500).collect();
+        let mut all = from(3);
+        assert_eq!(all.take(1, 7, Instant::now(), &taken).unwrap(), 500, "without asking for each of them");
+        assert_eq!(all.take(1, 7, Instant::now(), &HashSet::from([501])).unwrap(), 502);
+    }
+
+    #[test]
+    fn an_id_that_was_used_late_is_not_given_again() {
+        let (mut all, begin) = (from(1), Instant::now());
+        assert_eq!(all.take(1, 7, begin, &HashSet::new()).unwrap(), 1);
+        assert_eq!(all.take(1, 7, begin + EXPIRES_AFTER, &HashSet::from([1])).unwrap(), 2);
+    }
+}

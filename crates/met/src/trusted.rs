@@ -1,0 +1,285 @@
+//! What root opens by a path on which another user has a say: no link of such a user is followed, and nothing that
+//! lasts is kept where he could replace it.
+//!
+//! A link is a user's word on where a path leads. Root takes it from root alone: a link is followed where its
+//! directory belongs to root and is closed to others (or sticky, and the link root's own). For everybody else the
+//! kernel's permissions decide.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+
+use crate::users;
+
+/// As many as the kernel follows.
+const LINKS_MAX: usize = 40;
+/// In the place of an owner: a directory that all may write to.
+const EVERYBODY: u32 = u32::MAX;
+const WALK: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Whether what a path leads to has to be looked at: root's rights are others' to gain.
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Opens a file that the caller named. As root no link is followed that another user could have put there.
+pub fn open(path: &Path, flags: OFlags, mode: Mode) -> io::Result<File> {
+    let flags = flags | OFlags::CLOEXEC;
+    if !is_root() {
+        return Ok(rustix::fs::open(path, flags, mode)?.into());
+    }
+    // What must be new is not looked for behind a link.
+    let last = if flags.contains(OFlags::EXCL) { Last::AsItIs } else { Last::Resolved };
+    let place = resolve(path, last)?;
+    if place.is_missing {
+        return Err(rustix::io::Errno::NOENT.into());
+    }
+    // What is there already and has another name may be a file of root's under a name of another user's choice.
+    let file = rustix::fs::openat(&place.folder, &place.name, flags | OFlags::NOFOLLOW, mode)?;
+    let found = rustix::fs::fstat(&file)?;
+    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    if place.foreign.is_some() && is_file && found.st_nlink > 1 && is_ours(found.st_uid) {
+        return Err(refused(path, "has several names in a directory of another user"));
+    }
+    Ok(file.into())
+}
+
+/// Reads a small file that is used without being named. As root only if nobody else has a say on it.
+pub fn read_own(path: &Path) -> io::Result<String> {
+    check_own(path)?;
+    std::fs::read_to_string(path)
+}
+
+/// Removes a file by the same rules.
+pub fn remove(path: &Path) -> io::Result<()> {
+    if !is_root() {
+        return std::fs::remove_file(path);
+    }
+    let place = resolve(path, Last::AsItIs)?;
+    Ok(rustix::fs::unlinkat(&place.folder, &place.name, AtFlags::empty())?)
+}
+
+/// Whether root may keep something at a path for longer: nobody else can replace what is on the way to it. What does
+/// not exist yet is made by us.
+pub fn check_own(path: &Path) -> io::Result<()> {
+    if !is_root() {
+        return Ok(());
+    }
+    let place = resolve(path, Last::Resolved)?;
+    match place.foreign {
+        Some((folder, uid)) => Err(refused(&folder, &owner_words(uid))),
+        None if place.is_missing => Ok(()),
+        None => place.check_last(path),
+    }
+}
+
+/// What is done with a link at the end of a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Last {
+    Resolved,
+    AsItIs,
+}
+
+/// The directory of the last component of a path, reached without a link of another user.
+struct Place {
+    folder: OwnedFd,
+    name: OsString,
+    /// A directory on the way does not exist.
+    is_missing: bool,
+    /// The first directory on the way in which another user can replace the next component, and whose it is.
+    foreign: Option<(PathBuf, u32)>,
+}
+
+impl Place {
+    /// The last component, if it is there, is ours, too.
+    fn check_last(&self, path: &Path) -> io::Result<()> {
+        match rustix::fs::statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) if is_ours(found.st_uid) => Ok(()),
+            Ok(found) => Err(refused(path, &owner_words(found.st_uid))),
+            Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Walks to the directory of the last component.
+fn resolve(path: &Path, last: Last) -> io::Result<Place> {
+    let mut rest: Vec<OsString> = parts(&std::path::absolute(path)?);
+    rest.reverse();
+    let (mut folder, mut walked) = (rustix::fs::open("/", WALK, Mode::empty())?, PathBuf::from("/"));
+    let (mut links, mut foreign) = (0, None);
+    while let Some(name) = rest.pop() {
+        let found = rustix::fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW);
+        let owner = rustix::fs::fstat(&folder)?;
+        if foreign.is_none() && !is_closed(&owner, found.as_ref().ok()) {
+            let uid = if is_ours(owner.st_uid) { EVERYBODY } else { owner.st_uid };
+            foreign = Some((walked.clone(), uid));
+        }
+        let here = walked.join(&name);
+        let is_last = rest.is_empty();
+        match found.map(|found| FileType::from_raw_mode(found.st_mode)) {
+            Ok(FileType::Symlink) if !is_last || last == Last::Resolved => {
+                links += 1;
+                if foreign.is_some() || links > LINKS_MAX {
+                    return Err(refused(&here, "is a link that another user could have made"));
+                }
+                let target = rustix::fs::readlinkat(&folder, &name, Vec::new())?.into_bytes();
+                let target = PathBuf::from(OsString::from_vec(target));
+                if target.is_absolute() {
+                    folder = rustix::fs::open("/", WALK, Mode::empty())?;
+                    walked = PathBuf::from("/");
+                }
+                rest.extend(parts(&target).into_iter().rev());
+            }
+            Err(error) if !is_last && error != rustix::io::Errno::NOENT => return Err(error.into()),
+            _ if is_last => return Ok(Place { folder, name, is_missing: false, foreign }),
+            Err(_) => return Ok(Place { folder, name, is_missing: true, foreign }),
+            Ok(_) => {
+                folder = rustix::fs::openat(&folder, &name, WALK, Mode::empty())?;
+                walked = here;
+            }
+        }
+    }
+    // The root itself, or a link to where it lies.
+    Ok(Place { folder, name: OsString::from("."), is_missing: false, foreign })
+}
+
+/// The names in a path. `..` is one: what it means is for the directory that was reached by then.
+fn parts(path: &Path) -> Vec<OsString> {
+    let name = |part: Component<'_>| match part {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some(OsStr::new("..").to_owned()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    };
+    path.components().filter_map(name).collect()
+}
+
+/// Whether only root decides what this entry of a directory is.
+fn is_closed(folder: &Stat, entry: Option<&Stat>) -> bool {
+    const OTHERS_WRITE: u32 = 0o002;
+    const STICKY: u32 = 0o1000;
+    let is_open = folder.st_mode & OTHERS_WRITE != 0;
+    let is_sticky = folder.st_mode & STICKY != 0;
+    // In a sticky directory everybody makes entries, and only their owners replace them.
+    is_ours(folder.st_uid) && (!is_open || is_sticky && entry.is_none_or(|entry| is_ours(entry.st_uid)))
+}
+
+/// Root's, or of nobody that this user namespace knows: there root is an ordinary user, and `/` somebody else's.
+fn is_ours(uid: u32) -> bool {
+    const OVERFLOW: u32 = 65_534;
+    uid == 0 || uid == OVERFLOW && is_mapped()
+}
+
+fn is_mapped() -> bool {
+    static MAPPED: OnceLock<bool> = OnceLock::new();
+    let is_partial = || {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        let fields: Vec<&str> = map.split_ascii_whitespace().collect();
+        !fields.is_empty() && fields != ["0", "0", "4294967295"]
+    };
+    *MAPPED.get_or_init(is_partial)
+}
+
+fn owner_words(uid: u32) -> String {
+    match users::name_of(uid) {
+        _ if uid == EVERYBODY => "can be written by everybody".to_owned(),
+        Some(name) => format!("belongs to {name}"),
+        None => format!("belongs to user {uid}"),
+    }
+}
+
+fn refused(path: &Path, why: &str) -> io::Error {
+    let words = format!("{} {why}; root does not use what another user could replace", path.display());
+    io::Error::new(io::ErrorKind::PermissionDenied, words)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use super::*;
+
+    const ALICE: u32 = 12_345;
+
+    /// A home of alice's, and a directory of root's. Only root can make both.
+    fn home() -> Option<(tempfile::TempDir, PathBuf, PathBuf)> {
+        if !is_root() {
+            return None;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let (home, secret) = (root.path().join("alice"), root.path().join("secret"));
+        for folder in [&home, &secret] {
+            fs::create_dir(folder).unwrap();
+        }
+        fs::write(secret.join("file"), "root's").unwrap();
+        chown(&home, Some(ALICE), Some(ALICE)).unwrap();
+        Some((root, home, secret))
+    }
+
+    fn write(path: &Path) -> io::Result<File> {
+        open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND, Mode::from_raw_mode(0o644))
+    }
+
+    #[test]
+    fn a_link_that_another_user_planted_is_followed_at_no_level() {
+        let Some((_root, home, secret)) = home() else { return };
+        symlink(&secret, home.join("folder")).unwrap();
+        symlink(secret.join("file"), home.join("log")).unwrap();
+        symlink(secret.join("new"), home.join("dangling")).unwrap();
+        for path in ["folder/file", "folder/new", "log", "dangling", "folder/../folder/file"] {
+            let path = home.join(path);
+            let error = write(&path).unwrap_err();
+            assert!(error.to_string().contains("is a link that"), "{}: {error}", path.display());
+            assert!(check_own(&path).is_err() && remove(&home.join("folder/file")).is_err());
+        }
+        assert_eq!(fs::read_dir(&secret).unwrap().count(), 1);
+        assert_eq!(fs::read(secret.join("file")).unwrap(), b"root's");
+        // What is really there may be written, as in any shell.
+        write(&home.join("own.log")).unwrap();
+        fs::create_dir(home.join("below")).unwrap();
+        write(&home.join("below/own.log")).unwrap();
+        fs::hard_link(secret.join("file"), home.join("hard")).unwrap();
+        assert!(write(&home.join("hard")).unwrap_err().to_string().contains("several names"));
+    }
+
+    #[test]
+    fn roots_own_links_are_followed() {
+        let Some((root, _, secret)) = home() else { return };
+        symlink(&secret, root.path().join("link")).unwrap();
+        symlink("link", root.path().join("relative")).unwrap();
+        for name in ["link", "relative", "relative/../link/."] {
+            write(&root.path().join(name).join("new")).unwrap();
+        }
+        check_own(&root.path().join("relative/state/met")).unwrap();
+        symlink("loop", root.path().join("loop")).unwrap();
+        assert!(write(&root.path().join("loop")).is_err());
+    }
+
+    #[test]
+    fn nothing_lasting_is_kept_where_another_user_can_replace_it() {
+        let Some((root, home, _)) = home() else { return };
+        fs::create_dir(home.join("state")).unwrap();
+        let error = check_own(&home.join("state/met")).unwrap_err();
+        assert!(error.to_string().contains("belongs to user 12345; root does not"), "{error}");
+        assert!(check_own(&home.join("new/met")).is_err());
+        let open = root.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(check_own(&open.join("met")).unwrap_err().to_string().contains("by everybody"));
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
+        check_own(&open.join("met")).unwrap();
+        fs::create_dir(open.join("hers")).unwrap();
+        chown(open.join("hers"), Some(ALICE), Some(ALICE)).unwrap();
+        assert!(check_own(&open.join("hers")).is_err());
+        check_own(&root.path().join("not/there/yet")).unwrap();
+        fs::write(home.join("met.yaml"), "x").unwrap();
+        assert!(read_own(&home.join("met.yaml")).is_err());
+    }
+}
