@@ -320,8 +320,9 @@ def sprout(node, out):
     os._exit(0)
 
 
-def in_nobodys_name(path, size):
-    """A child writes, and is waited for by nobody."""
+def in_nobodys_name(path, size, seconds):
+    """A child writes, and is waited for by nobody; its parent burns."""
+    burn(float(seconds))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     pid = in_child(write, path, size)
     with contextlib.suppress(ChildProcessError):

@@ -19,9 +19,11 @@ const NOISE_NS: i64 = 1_000_000;
 /// How far two accounts of the same processes may lie apart: 1 % and 3 ms.
 const SLACK_SHARE: i64 = 100;
 const SLACK_NS: i64 = 3_000_000;
-/// The same for a claim that no process at all is missing, however little CPU time it used: 0.2 % and 0.5 ms.
-const TIGHT_SHARE: i64 = 500;
-const TIGHT_NS: i64 = 500_000;
+/// The same for a claim that no process at all is missing, however little CPU time it used: 0.1 %, 0.3 ms, and for each
+/// context switch what a dying thread may run after it was waited for.
+const TIGHT_SHARE: i64 = 1_000;
+const TIGHT_NS: i64 = 300_000;
+const TIGHT_PER_SWITCH_NS: i64 = 3_000;
 /// /proc/PID/stat rounds four fields of a living process down to ticks of 10 ms.
 const LIVING_NS: i64 = 40_000_000;
 /// Stolen time beyond this share leaves too much room for what a clock may have counted besides.
@@ -112,7 +114,8 @@ pub fn weigh(evidence: &Evidence) -> Verdict {
         _ => (kind, source),
     };
     // A child that used next to no CPU time may have written a lot: this needs a closer look.
-    let tight_ns = cpu_ns / TIGHT_SHARE + TIGHT_NS;
+    let dying_ns = evidence.switches.max(0).saturating_mul(TIGHT_PER_SWITCH_NS);
+    let tight_ns = (cpu_ns / TIGHT_SHARE + TIGHT_NS).saturating_add(dying_ns);
     let all_reaped = is_proven
         && is_near(reaped.ns, tight_ns.saturating_add(skew_ns))
         && clock.is_none_or(|clock| by_cgroup || clock.ns <= cpu_ns.saturating_add(tight_ns));

@@ -103,8 +103,8 @@ fn bytes_are_complete_only_if_nobody_at_all_went_unreaped() {
         ..Evidence::default()
     };
     assert_eq!(weigh(&evidence(10_000)).in_rusage, Measured);
-    // 50 ms of 10 s is less than 1 %, and time enough to write 100 MB.
-    let found = weigh(&evidence(9_950));
+    // 30 ms of 10 s is less than 1 %, and time enough to write 100 MB.
+    let found = weigh(&evidence(9_970));
     assert_eq!((found.kind, found.in_rusage), (Measured, LowerBound));
 }
 

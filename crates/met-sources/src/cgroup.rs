@@ -317,6 +317,8 @@ mod tests {
               cpu_user 6100200000
               cpu_system 1153813000
               memory_needed 109051904
+              memory_shared 4194304
+              memory_hugetlb 1077936128
               memory_cache 48234496
               memory_peak 167772160
               threads 9
@@ -327,9 +329,11 @@ mod tests {
               pressure_memory_full 5000
               pressure_io_full 800000
               oom_kills 2
+              cpu_throttled 3200000000
             job-2
               cpu 10000
               cpu_system 4000
+              memory_shared 4096
               memory_cache 4096
         "#]]
         .assert_eq(&v2().read(&SPEC, SLOW));
@@ -343,10 +347,13 @@ mod tests {
               cpu_user 6100200000
               cpu_system 1153813000
               memory_needed 109051904
+              memory_shared 4194304
               memory_cache 48234496
+              cpu_throttled 3200000000
             job-2
               cpu 10000
               cpu_system 4000
+              memory_shared 4096
               memory_cache 4096
         "#]]
         .assert_eq(&v2().read(&SPEC, FAST));
@@ -375,14 +382,17 @@ mod tests {
               cpu_user 6666666671
               cpu_system 3333333336
               memory_needed 73000
+              memory_shared 3000
               memory_cache 47000
               memory_peak 131072
               oom_kills 3
+              cpu_throttled 250000000
             bob_2
               cpu 12345
               cpu_user 12345
               cpu_system 0
               memory_needed 2100
+              memory_shared 100
               memory_cache 900
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
@@ -400,6 +410,7 @@ mod tests {
               cpu_user 2000000
               cpu_system 1000000
               memory_needed 73000
+              memory_shared 3000
               memory_cache 47000
               memory_peak 131072
               pressure_cpu 17000
@@ -420,6 +431,7 @@ mod tests {
             job-2
               cpu 10000
               cpu_system 4000
+              memory_shared 4096
               memory_cache 4096
         "#]]
         .assert_eq(&machine.read(&SPEC, FAST));
@@ -470,7 +482,7 @@ mod tests {
         let mut source = open(&machine.host, &Options::default()).unwrap();
         let mut batches = [Batch::new(&TABLE)];
         source.read(&machine.targets, &SLOW, &mut batches).unwrap();
-        assert_eq!(machine.host.budget().kept(), 11);
+        assert_eq!(machine.host.budget().kept(), 13);
         machine.targets.clear();
         source.read(&machine.targets, &SLOW, &mut batches).unwrap();
         assert_eq!(machine.host.budget().kept(), 0);

@@ -361,6 +361,8 @@ mod tests {
               memory_resident 1966080
               memory_shared 1638400
               memory_private 327680
+              memory_shmem 409600
+              memory_hugetlb 2097152
               read 4096
               written 12288
               read_call 123
