@@ -33,3 +33,20 @@ def a_container_is_a_job_with_its_name(world):
 
 def ended(record):
     return record if record["job"]["end"] else None
+
+
+@test
+def a_container_that_a_job_starts_is_in_its_figures(world):
+    world.configure("sampling:\n  interval: 200ms\n")
+    # Its processes are in a cgroup of their own; the loop takes seconds.
+    burn = "i=0; while [ $i -lt 1500000 ]; do i=$((i+1)); done; read line </proc/1/stat; echo $line"
+    command = [GROUND.path("bin/podman"), "run", "--rm", "--network=none", "busybox", "/bin/sh", "-c", burn]
+    result = world.met("time", "--all", "--json", "--", *command).ok()
+    fields = result.out.rpartition(")")[2].split()
+    truth = (int(fields[11]) + int(fields[12])) / 100
+    job = world.show()
+    cpu, quality = job["totals"]["cpu_seconds"], job["quality"]["cpu_seconds"]
+    check(cpu >= 0.97 * truth, f"{cpu} s of {truth} s in the container alone ({quality})")
+    # The engine itself is part of the job and uses less than its container did.
+    check(cpu < 2 * truth + 1.5, f"{cpu} s, of which {truth} s in the container ({quality})")
+    equal(job["quality"]["memory_peak_bytes"]["kind"], "lower_bound", "kind of the peak, which lacks the container")

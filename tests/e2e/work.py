@@ -1,5 +1,6 @@
 """What the jobs of the tests do. Each workload measures itself: its report is the truth met is held against."""
 
+import contextlib
 import json
 import mmap
 import os
@@ -271,6 +272,89 @@ def rank(folder):
     number = os.environ["OMPI_COMM_WORLD_RANK"]
     report(os.path.join(folder, "ranks"), f"{number} {os.environ.get('MET_JOB_ID')}")
     report(os.path.join(folder, "cpu"), used())
+
+
+def tree(text, out):
+    """One process of a tree that the text describes. Each tells its own CPU time through the descriptor `out`, which
+    all inherit, and that is the last thing it does."""
+    grow(json.loads(text), int(out))
+    os._exit(0)
+
+
+def grow(node, out):
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN if node["ignores"] else signal.SIG_DFL)
+    if node["setsid"]:
+        with contextlib.suppress(PermissionError):
+            os.setsid()
+    for folder in node["leaves_to"]:
+        with open(os.path.join(folder, "cgroup.procs"), "w") as file:
+            file.write("0")
+    if node["becomes"]:
+        os.setuid(node["becomes"])
+    # Half before and half after: a child may outlive what its parent does.
+    burn(node["burn_s"] / 2)
+    pids = [sprout(child, out) for child in node["children"]]
+    burn(node["burn_s"] / 2)
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    os.write(out, f"{time.process_time()}\n".encode())
+
+
+def sprout(node, out):
+    """Starts a process of the tree; its pid."""
+    again = [node["program"] or sys.executable, "-S", "-E", os.path.abspath(__file__), "tree", json.dumps(node), str(out)]
+    if node["how"] == "posix_spawn":
+        return os.posix_spawn(again[0], again, os.environ)
+    pid = os.fork()
+    if pid:
+        return pid
+    if node["how"] == "orphan":
+        # Its parent is gone before it begins; whoever inherits it waits for it.
+        if os.fork():
+            os.write(out, f"{time.process_time()}\n".encode())
+            os._exit(0)
+    if node["how"] == "exec":
+        os.execv(again[0], again)
+    grow(node, out)
+    os._exit(0)
+
+
+def in_nobodys_name(path, size, seconds):
+    """A child writes, and is waited for by nobody; its parent burns."""
+    burn(float(seconds))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    pid = in_child(write, path, size)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def spawn_many(path, count, program):
+    """Small programs one after another; the truth is what was waited for and this process itself."""
+    for _ in range(int(count)):
+        os.waitpid(os.posix_spawn(program, [program], os.environ), 0)
+    report(path, used() + of_children())
+
+
+def share_memory(size, ready):
+    """Shared memory, with which statm's private part has nothing to do."""
+    with mmap.mmap(-1, int(size), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) as memory:
+        for page in range(0, len(memory), mmap.PAGESIZE):
+            memory[page] = 1
+        announce(ready)
+        time.sleep(2)
+
+
+def huge_memory(size, ready):
+    """Reserved huge pages; ends with 3 where there are none."""
+    try:
+        memory = mmap.mmap(-1, int(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000)
+    except OSError:
+        os._exit(3)
+    for page in range(0, len(memory), 2 << 20):
+        memory[page] = 1
+    announce(ready)
+    time.sleep(2)
 
 
 def main():

@@ -15,6 +15,7 @@ pub mod course;
 pub mod ended;
 pub mod energy;
 pub mod event;
+pub mod evidence;
 pub mod gpu;
 pub mod gpu_use;
 pub mod holding;

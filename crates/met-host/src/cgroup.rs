@@ -24,6 +24,8 @@ pub struct Hierarchies {
     pub unified: Option<Mount>,
     pub memory_v1: Option<Mount>,
     pub cpuacct_v1: Option<Mount>,
+    /// Where quotas are, which is not always where CPU time is counted.
+    pub cpu_v1: Option<Mount>,
     /// Those of v1 that count nothing of ours and still show the cgroups of jobs, in the order of `OTHERS`.
     pub others: Vec<(&'static str, Mount)>,
 }
@@ -99,6 +101,21 @@ impl Hierarchies {
     }
 }
 
+impl Hierarchies {
+    /// The directory of a process where its CPU quota is, the top of that hierarchy, and whether that is v1.
+    pub fn cpu_of_process(&self, host: &Host, pid: u32) -> Option<(PathBuf, PathBuf, bool)> {
+        let (mount, controller, is_v1) = match (&self.cpu_v1, &self.unified) {
+            (Some(v1), _) => (v1, &b"cpu"[..], true),
+            (None, Some(unified)) => (unified, &b""[..], false),
+            (None, None) => return None,
+        };
+        let mut text = Vec::new();
+        host.read_small(format!("/proc/{pid}/cgroup"), &mut text).ok()?;
+        let name = parse_controller_cgroup(&text, controller)?;
+        Some((mount.dir_of(&name)?, mount.point.clone(), is_v1))
+    }
+}
+
 impl Host {
     /// Opens the directory of a cgroup by its path on the machine, mount point included. There may be thousands.
     pub fn cgroup_dir(&self, path: &Path) -> io::Result<Dir> {
@@ -150,6 +167,9 @@ fn parse_mountinfo(text: &[u8]) -> Hierarchies {
                     hierarchies.others.push((name, mount.clone()));
                 }
             }
+            if has("cpu") {
+                hierarchies.cpu_v1.get_or_insert_with(|| mount.clone());
+            }
             if has("cpuacct") {
                 hierarchies.cpuacct_v1.get_or_insert(mount);
             }
@@ -184,6 +204,16 @@ fn unescape(text: &[u8]) -> PathBuf {
 fn octal_byte(digits: &[u8]) -> Option<u8> {
     let digits = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+'))?;
     u8::from_str_radix(digits, 8).ok()
+}
+
+/// The name of a process's cgroup in the hierarchy of one v1 controller, or in the unified one (an empty name).
+fn parse_controller_cgroup(text: &[u8], controller: &[u8]) -> Option<PathBuf> {
+    parse::lines(text).find_map(|line| {
+        let mut parts = line.splitn(3, |&byte| byte == b':').skip(1);
+        let (controllers, name) = (parts.next()?, parts.next()?);
+        let is_there = controllers.split(|&byte| byte == b',').any(|one| one == controller);
+        (is_there && !name.ends_with(b" (deleted)")).then(|| PathBuf::from(OsStr::from_bytes(name)))
+    })
 }
 
 /// The names of a process's cgroup in each hierarchy that counts. A removed cgroup has none.
@@ -291,6 +321,7 @@ mod tests {
         #[test]
         fn any_bytes_are_a_layout(text in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = (parse_mountinfo(&text), parse_proc_cgroup(&text), unescape(&text));
+            let _ = parse_controller_cgroup(&text, b"cpu");
         }
     }
 }

@@ -1,13 +1,19 @@
 //! What a job used per second of its life.
 
 use met_core::JOB;
-use met_core::job::{QualityKind, Record, State};
-use met_core::job_table::{CPU, GPU_MEMORY, GPU_UTILIZATION, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
+use met_core::evidence::CGROUP;
+use met_core::job::{Figure, QualityKind, Record, State};
+use met_core::job_table::{
+    CPU, GPU_MEMORY, GPU_UTILIZATION, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, MEMORY_PEAK, WALL,
+};
 
 use crate::gpu;
 
 /// The source of the wall time of a job that nobody measured to its end, and that `met cancel` saw end.
 pub const CANCEL: &str = "met cancel";
+
+/// The source of needed memory that was added up by process: it lacks files in tmpfs that nobody maps.
+pub const STATM: &str = "/proc/PID/statm";
 
 /// How long the job ran, or has been running. Unknown for one that has not begun, and for one that was
 /// lost: when it ended nobody saw.
@@ -58,14 +64,46 @@ pub fn card_memory_bytes(record: &Record) -> Option<f64> {
     gpu::memory_bytes(record).or_else(|| level(record, GPU_MEMORY))
 }
 
-/// How well a mean is known. Needed memory that was added up by process is an estimate at its peak and on average.
+/// How well a mean is known. Needed memory that was added up by process is an estimate at its peak and on average; that
+/// of a cgroup lacks processes that left it.
 pub fn level_kind(record: &Record, column: usize) -> QualityKind {
-    let peak = record.totals.figure(MEMORY_NEEDED_PEAK).filter(|_| column == MEMORY_NEEDED);
-    peak.map(|peak| peak.kind).filter(|&kind| kind == QualityKind::Estimated).unwrap_or(QualityKind::Sampled)
+    let figure = |index: usize| record.totals.figure(index).filter(|_| column == MEMORY_NEEDED);
+    let by_process = |peak: &Figure| peak.kind == QualityKind::Estimated || peak.source == STATM;
+    let left = |peak: &Figure| peak.kind == QualityKind::LowerBound && peak.source.starts_with(CGROUP);
+    if figure(MEMORY_NEEDED_PEAK).is_some_and(by_process) {
+        QualityKind::Estimated
+    } else if figure(MEMORY_PEAK).is_some_and(left) {
+        QualityKind::LowerBound
+    } else {
+        QualityKind::Sampled
+    }
 }
 
 /// The needed memory as a share of what the machine has: 0.5 is half of it.
 pub fn memory_ratio(record: &Record) -> Option<f64> {
     let whole_bytes = record.node_memory_bytes.filter(|&bytes| bytes > 0)?;
     Some(level(record, MEMORY_NEEDED)? / whole_bytes as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_mean_of_memory_is_marked_like_what_it_is_made_of() {
+        let kind = |needed: (QualityKind, &'static str), peak: QualityKind| {
+            let mut record = sample::finished();
+            record.totals.set(MEMORY_NEEDED_PEAK, 5, needed.0, needed.1);
+            record.totals.set(MEMORY_PEAK, 6, peak, CGROUP);
+            level_kind(&record, MEMORY_NEEDED)
+        };
+        use QualityKind::{Estimated, LowerBound, Measured, Sampled};
+        assert_eq!(kind((Sampled, CGROUP), Measured), Sampled);
+        // A peak between two samples says nothing against the mean.
+        assert_eq!(kind((LowerBound, CGROUP), Measured), Sampled);
+        assert_eq!(kind((Estimated, STATM), Measured), Estimated);
+        assert_eq!(kind((LowerBound, STATM), Measured), Estimated);
+        assert_eq!(kind((Sampled, CGROUP), LowerBound), LowerBound);
+    }
 }

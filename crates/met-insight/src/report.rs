@@ -29,6 +29,9 @@ pub const CPU_UNSEEN: &str = "without processes that left its tree";
 /// In the source of a figure of energy: there was a time in which nobody looked.
 pub const NOT_WATCHED: &str = "not watched all the time";
 
+/// In the source of a total: a service ran containers for the job, which are in none of its figures.
+pub const NO_CONTAINERS: &str = "containers not included";
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     pub id: String,
@@ -277,6 +280,34 @@ mod tests {
         });
         let notes = account(&record).1;
         assert!(notes.len() == 1 && notes[0].starts_with("nobody here saw it end"), "{notes:?}");
+    }
+
+    #[test]
+    fn a_cpu_quota_is_named_as_the_reason_for_waiting() {
+        let mut record = sample::finished();
+        record.totals.set(column::RUN_QUEUE_WAIT, 4_000_000_000, QualityKind::Sampled, "/proc");
+        let cpu = |record: &Record| {
+            let report = report(record, Machine::default(), sample::NOW_NS);
+            let lines = report.sections[0].lines.iter().filter(|line| ["throttled", "waited"].contains(&line.label));
+            lines.map(|line| (line.label, line.details[0].before)).collect::<Vec<_>>()
+        };
+        let waited = ("waited", "runnable, waiting for a CPU");
+        assert_eq!(cpu(&record), [waited]);
+        record.totals.set(column::THROTTLED, 0, QualityKind::Measured, "cgroup");
+        assert_eq!(cpu(&record), [waited], "a quota that never mattered needs no word");
+        record.totals.set(column::THROTTLED, 3_200_000_000, QualityKind::Measured, "cgroup");
+        let by_quota =
+            [("throttled", "by its CPU quota"), ("waited", "runnable, waiting for a CPU or the quota")];
+        assert_eq!(cpu(&record), by_quota);
+    }
+
+    #[test]
+    fn containers_of_a_service_are_said_to_be_missing() {
+        let mut record = sample::finished();
+        let source = format!("cgroup, {NO_CONTAINERS}");
+        record.totals.set(column::CPU, 1_000_000, QualityKind::LowerBound, source);
+        let notes = report(&record, Machine::default(), sample::NOW_NS).notes.concat();
+        assert!(notes.contains("work of its containers is not included"), "{notes}");
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub struct Members {
     listed: Vec<(u32, u64)>,
     chain: Vec<u32>,
     buffer: Vec<u8>,
+    /// Names of programs to look for.
+    wanted: Option<fn(&[u8]) -> bool>,
 }
 
 struct Job {
@@ -65,6 +67,7 @@ struct Job {
     added: u64,
     young: bool,
     processes_seen: u64,
+    has_named: bool,
 }
 
 struct Known {
@@ -81,11 +84,23 @@ struct Known {
     grouped: u64,
     /// The job that counted it among its processes.
     counted: Option<u32>,
+    /// Has a name that was looked for.
+    is_wanted: bool,
 }
 
 impl Members {
     pub fn new() -> Members {
         Members::default()
+    }
+
+    /// Notes which jobs have a process whose name fits.
+    pub fn looking_for(wanted: fn(&[u8]) -> bool) -> Members {
+        Members { wanted: Some(wanted), ..Members::default() }
+    }
+
+    /// Whether a process of the job, or of one inside it, had a name that was looked for.
+    pub fn has_named(&self, slot: u32) -> bool {
+        self.jobs.iter().any(|job| job.has_named && self.is_inside(job.spec.slot, slot))
     }
 
     /// Takes up a job; `refresh` finds its processes.
@@ -125,6 +140,29 @@ impl Members {
             job.spec.more_cgroups.push(paths);
             self.outer_due = true;
         }
+    }
+
+    /// Forgets directories that were added.
+    pub fn drop_cgroup(&mut self, slot: u32, paths: &CgroupPaths) {
+        let Some(&index) = self.index.get(&slot) else { return };
+        let job = &mut self.jobs[index];
+        if let Some(at) = job.spec.more_cgroups.iter().position(|known| known == paths) {
+            job.spec.more_cgroups.remove(at);
+            if at + 1 < job.cgroups.len() {
+                job.cgroups.remove(at + 1);
+            }
+        }
+    }
+
+    /// Whether these directories are of any job.
+    pub fn has_cgroup(&self, paths: &CgroupPaths) -> bool {
+        let main = main_path(paths);
+        self.jobs.iter().flat_map(Job::paths).any(|known| main.is_some() && main_path(known) == main)
+    }
+
+    /// The supervisor of a job.
+    pub fn keeper(&self, slot: u32) -> Option<ProcessId> {
+        self.job(slot)?.spec.keeper
     }
 
     /// The cgroups of a job that were there when they were first looked for: what they are called in readings.
@@ -298,11 +336,13 @@ impl Members {
         };
         match self.known.get_mut(&pid) {
             Some(known) if known.start_ticks == stat.start_ticks => {
+                known.is_wanted |= self.wanted.is_some_and(|wanted| wanted(stat.name));
                 known.parent_pid = stat.parent_pid;
                 known.inode = if inode == 0 { known.inode } else { inode };
             }
             _ => {
-                let known = Known::new(&stat, inode, self.generation);
+                let mut known = Known::new(&stat, inode, self.generation);
+                known.is_wanted = self.wanted.is_some_and(|wanted| wanted(stat.name));
                 self.known.insert(pid, known);
             }
         }
@@ -454,7 +494,10 @@ impl Members {
             return;
         }
         self.living.push((process, slot));
-        let counted = known.counted;
+        let (counted, is_wanted) = (known.counted, known.is_wanted);
+        if is_wanted && let Some(&index) = self.index.get(&slot) {
+            self.jobs[index].has_named = true;
+        }
         if counted == Some(slot) {
             return;
         }
@@ -484,6 +527,7 @@ impl Known {
             group: None,
             grouped: 0,
             counted: None,
+            is_wanted: false,
         }
     }
 }
@@ -500,6 +544,7 @@ impl Job {
             added,
             young: true,
             processes_seen: 0,
+            has_named: false,
         }
     }
 

@@ -16,6 +16,8 @@ columns! { COLUMNS:
     CPU_USER = Column::counter("cpu_user", Unit::Seconds, NANO, "CPU time spent in user code").feeds("cpu_user"),
     CPU_SYSTEM = Column::counter("cpu_system", Unit::Seconds, NANO, "CPU time spent in the kernel").feeds("cpu_system"),
     MEMORY_NEEDED = Column::gauge("memory_needed", Unit::Bytes, ONE, "anonymous and shared memory, which cannot be dropped").feeds("memory_needed"),
+    MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "shared memory and files in tmpfs, part of memory_needed").feeds("memory_shared"),
+    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages, beside memory_needed").feeds("memory_hugetlb"),
     MEMORY_CACHE = Column::gauge("memory_cache", Unit::Bytes, ONE, "page cache charged to the cgroup, shared memory excluded").feeds("memory_cache"),
     MEMORY_PEAK = Column::gauge("memory_peak", Unit::Bytes, ONE, "largest memory charged, page cache included").across(Across::Max).feeds("memory_peak"),
     THREADS = Column::gauge("threads", Unit::Count, ONE, "threads alive").feeds("threads_running"),
@@ -26,6 +28,7 @@ columns! { COLUMNS:
     PRESSURE_MEMORY_FULL = Column::counter("pressure_memory_full", Unit::Seconds, NANO, "time in which every task waited for memory").feeds("pressure_memory_full"),
     PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which every task waited for I/O").feeds("pressure_io_full"),
     OOM_KILLS = Column::counter("oom_kills", Unit::Count, ONE, "processes killed because the cgroup was out of memory").feeds("oom_kills"),
+    THROTTLED = Column::counter("cpu_throttled", Unit::Seconds, NANO, "time in which its CPU quota held it back, of all CPUs together").feeds("cpu_throttled"),
 }
 
 static TABLE: Table = Table {
@@ -106,6 +109,10 @@ static ALTERNATIVES: &[&[&[Format]]] = &[
         &[Format { dir: unified, name: "memory.events", slow: true, fill: fill_oom }],
         &[Format { dir: memory, name: "memory.oom_control", slow: true, fill: fill_oom }],
     ],
+    // Where both controllers share a hierarchy, as they mostly do.
+    &[&[Format { dir: cpuacct, name: "cpu.stat", slow: true, fill: fill_throttled_v1 }]],
+    &[&[Format { dir: unified, name: "hugetlb.2MB.current", slow: true, fill: add_hugetlb }]],
+    &[&[Format { dir: unified, name: "hugetlb.1GB.current", slow: true, fill: add_hugetlb }]],
     &[&[Format { dir: unified, name: "pids.current", slow: true, fill: fill_threads }]],
     &[&[Format { dir: unified, name: "cpu.pressure", slow: true, fill: fill_pressure_cpu }]],
     &[&[Format { dir: unified, name: "memory.pressure", slow: true, fill: fill_pressure_memory }]],
@@ -187,11 +194,12 @@ fn open_files(dirs: &CgroupDirs, budget: &Arc<Budget>) -> Entry {
 }
 
 fn fill_cpu_v2(text: &[u8], _: i64, cells: &mut [i64]) {
-    for (key, value) in parse::key_values(text).take(3) {
+    for (key, value) in parse::key_values(text) {
         let column = match key {
             b"usage_usec" => CPU,
             b"user_usec" => CPU_USER,
             b"system_usec" => CPU_SYSTEM,
+            b"throttled_usec" => THROTTLED,
             _ => continue,
         };
         cells[column] = parse::scaled(parse::cell(value), 1000);
@@ -216,9 +224,21 @@ fn split_cpu_v1(text: &[u8], ns_per_tick: i64, cells: &mut [i64]) {
     cells[CPU_SYSTEM] = parse::difference(cells[CPU], cells[CPU_USER]);
 }
 
+fn fill_throttled_v1(text: &[u8], _: i64, cells: &mut [i64]) {
+    cells[THROTTLED] = parse::value_of(text, "throttled_time");
+}
+
+/// A cgroup has a file for each size of huge pages.
+fn add_hugetlb(text: &[u8], _: i64, cells: &mut [i64]) {
+    let bytes = parse::cell(text.trim_ascii());
+    let known = cells[MEMORY_HUGETLB];
+    cells[MEMORY_HUGETLB] = if known == MISSING { bytes } else { parse::sum(known, bytes) };
+}
+
 fn fill_memory_v2(text: &[u8], _: i64, cells: &mut [i64]) {
     let [anon, file, shmem] = values_of(text, ["anon", "file", "shmem"]);
     cells[MEMORY_NEEDED] = parse::sum(anon, shmem);
+    cells[MEMORY_SHARED] = shmem;
     // `file` counts shared memory, which is no cache: nothing on a disk stands behind it.
     cells[MEMORY_CACHE] = parse::difference(file, shmem);
 }
@@ -228,6 +248,7 @@ fn fill_memory_v1(text: &[u8], _: i64, cells: &mut [i64]) {
         values_of(text, ["rss", "cache", "shmem", "total_rss", "total_cache", "total_shmem"]);
     let or = |total: i64, own: i64| if total == MISSING { own } else { total };
     cells[MEMORY_NEEDED] = parse::sum(or(rss, own_rss), or(shmem, own_shmem));
+    cells[MEMORY_SHARED] = or(shmem, own_shmem);
     cells[MEMORY_CACHE] = parse::difference(or(cache, own_cache), or(shmem, own_shmem));
 }
 
@@ -296,6 +317,8 @@ mod tests {
               cpu_user 6100200000
               cpu_system 1153813000
               memory_needed 109051904
+              memory_shared 4194304
+              memory_hugetlb 1077936128
               memory_cache 48234496
               memory_peak 167772160
               threads 9
@@ -306,9 +329,11 @@ mod tests {
               pressure_memory_full 5000
               pressure_io_full 800000
               oom_kills 2
+              cpu_throttled 3200000000
             job-2
               cpu 10000
               cpu_system 4000
+              memory_shared 4096
               memory_cache 4096
         "#]]
         .assert_eq(&v2().read(&SPEC, SLOW));
@@ -322,10 +347,13 @@ mod tests {
               cpu_user 6100200000
               cpu_system 1153813000
               memory_needed 109051904
+              memory_shared 4194304
               memory_cache 48234496
+              cpu_throttled 3200000000
             job-2
               cpu 10000
               cpu_system 4000
+              memory_shared 4096
               memory_cache 4096
         "#]]
         .assert_eq(&v2().read(&SPEC, FAST));
@@ -354,14 +382,17 @@ mod tests {
               cpu_user 6666666671
               cpu_system 3333333336
               memory_needed 73000
+              memory_shared 3000
               memory_cache 47000
               memory_peak 131072
               oom_kills 3
+              cpu_throttled 250000000
             bob_2
               cpu 12345
               cpu_user 12345
               cpu_system 0
               memory_needed 2100
+              memory_shared 100
               memory_cache 900
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
@@ -379,6 +410,7 @@ mod tests {
               cpu_user 2000000
               cpu_system 1000000
               memory_needed 73000
+              memory_shared 3000
               memory_cache 47000
               memory_peak 131072
               pressure_cpu 17000
@@ -399,6 +431,7 @@ mod tests {
             job-2
               cpu 10000
               cpu_system 4000
+              memory_shared 4096
               memory_cache 4096
         "#]]
         .assert_eq(&machine.read(&SPEC, FAST));
@@ -449,7 +482,7 @@ mod tests {
         let mut source = open(&machine.host, &Options::default()).unwrap();
         let mut batches = [Batch::new(&TABLE)];
         source.read(&machine.targets, &SLOW, &mut batches).unwrap();
-        assert_eq!(machine.host.budget().kept(), 11);
+        assert_eq!(machine.host.budget().kept(), 13);
         machine.targets.clear();
         source.read(&machine.targets, &SLOW, &mut batches).unwrap();
         assert_eq!(machine.host.budget().kept(), 0);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::parse::{self, Stat};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, TaskTarget};
 
@@ -26,6 +26,8 @@ columns! { COLUMNS:
     MEMORY_RESIDENT = Column::gauge("memory_resident", Unit::Bytes, ONE, "memory in RAM, shared pages included"),
     MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "memory in RAM that files or shared memory stand behind"),
     MEMORY_PRIVATE = Column::gauge("memory_private", Unit::Bytes, ONE, "resident less shared memory; counted again in every fork").feeds("memory_needed"),
+    MEMORY_SHMEM = Column::gauge("memory_shmem", Unit::Bytes, ONE, "memory in RAM that is shared memory or a file in tmpfs").across(Across::Max).feeds("memory_shared"),
+    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages that it maps").feeds("memory_hugetlb"),
     READ = Column::counter("read", Unit::Bytes, ONE, "bytes fetched from storage, by ended children too").feeds("read"),
     WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes sent towards storage, by ended children too").feeds("written"),
     READ_CALL = Column::counter("read_call", Unit::Bytes, ONE, "bytes returned by read calls, of ended children too").feeds("read_call"),
@@ -168,6 +170,12 @@ impl Processes {
         if slow {
             let files = entry.slow.get_or_insert_with(|| SlowFiles::open(&self.host, target));
             files.read(&self.host, target, self.page_size_bytes, &mut self.buffer, cells);
+            // Not kept open: a descriptor more for each process is not worth what it saves.
+            let status = PidPath::new(target.pid, "status");
+            let is_member = target.role == TaskRole::Member;
+            if is_member && self.host.proc_dir().read(status.as_path(), &mut self.buffer).is_ok() {
+                fill_shared(&self.buffer, cells);
+            }
             if cells[THREADS] > 1 {
                 cells[RUN_QUEUE_WAIT] = self.wait_of_threads(target.pid);
             }
@@ -262,6 +270,23 @@ fn fill_memory(text: &[u8], page_size_bytes: i64, cells: &mut [i64]) {
     cells[MEMORY_PRIVATE] = parse::difference(cells[MEMORY_RESIDENT], cells[MEMORY_SHARED]);
 }
 
+/// status: what `statm` counts as shared with files, or not at all. Kernel threads and zombies have no such lines.
+fn fill_shared(text: &[u8], cells: &mut [i64]) {
+    let kilobytes = |line: &[u8], key: &str| {
+        let value = line.strip_prefix(key.as_bytes())?.strip_prefix(b":")?;
+        parse::fields(value).next().map(parse::cell)
+    };
+    for line in parse::lines(text) {
+        if let Some(shmem) = kilobytes(line, "RssShmem") {
+            cells[MEMORY_SHMEM] = parse::scaled(shmem, 1024);
+        }
+        if let Some(hugetlb) = kilobytes(line, "HugetlbPages") {
+            cells[MEMORY_HUGETLB] = parse::scaled(hugetlb, 1024);
+            break;
+        }
+    }
+}
+
 /// schedstat: time on a CPU, time waiting for one, time slices.
 fn wait_of(text: &[u8]) -> i64 {
     parse::fields(text).nth(1).map_or(MISSING, parse::cell)
@@ -336,6 +361,8 @@ mod tests {
               memory_resident 1966080
               memory_shared 1638400
               memory_private 327680
+              memory_shmem 409600
+              memory_hugetlb 2097152
               read 4096
               written 12288
               read_call 123
@@ -470,6 +497,7 @@ mod tests {
         fn any_bytes_fill_cells_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..300)) {
             let mut cells = vec![MISSING; COLUMNS.len()];
             fill_memory(&text, 4096, &mut cells);
+            fill_shared(&text, &mut cells);
             wait_of(&text);
             let _ = io_of(&text);
         }

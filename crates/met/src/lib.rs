@@ -4,6 +4,7 @@ mod cli;
 mod client;
 mod commands;
 mod config;
+mod containers;
 mod daemon;
 mod departures;
 mod emissions;

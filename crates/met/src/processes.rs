@@ -1,7 +1,8 @@
 //! The living processes of one job, looked up once: for `met ps`, `met cancel` and reports.
 
+use met_core::MISSING;
 use met_core::holding::{self, Holding};
-use met_core::job::{CgroupPaths, ProcessId, Record};
+use met_core::job::{CgroupPaths, Local, ProcessId, Record};
 use met_host::{Host, parse};
 use met_jobs::{JobSpec, Members};
 
@@ -91,6 +92,28 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
         .filter_map(|id| look_at(host, id))
         .filter(|process| !matches!(process.state, 'Z' | 'X'))
         .collect()
+}
+
+/// The same for a supervised job, with those that left its cgroup: no descendant leaves its supervisor.
+pub fn of_supervised(host: &Host, record: &Record) -> Vec<Process> {
+    let mut found = of_job(host, record);
+    if let Some(local) = record.local.as_ref().filter(|local| !local.cgroup.is_empty()) {
+        let mut by_tree = record.clone();
+        by_tree.local = Some(Local { cgroup: CgroupPaths::default(), ..local.clone() });
+        found.extend(of_job(host, &by_tree));
+        found.sort_unstable_by_key(|process| (process.id.start_ticks, process.id.pid));
+        found.dedup_by_key(|process| process.id);
+    }
+    found
+}
+
+/// CPU time of a living process, without its children's.
+pub fn cpu_ns(host: &Host, process: ProcessId) -> Option<i64> {
+    let mut text = Vec::new();
+    host.read_small(format!("/proc/{}/stat", process.pid), &mut text).ok()?;
+    let stat = parse::stat(&text).filter(|stat| stat.start_ticks == process.start_ticks)?;
+    let ticks = parse::sum(stat.user_ticks, stat.system_ticks);
+    Some(parse::scaled(ticks, 1_000_000_000 / host.facts().ticks_per_second)).filter(|&ns| ns != MISSING)
 }
 
 /// Which of these jobs a process is part of: the innermost, where they lie in each other.

@@ -3,6 +3,7 @@
 //! Used by the daemon for every job of a node, by `met time` for its own one, and once at the end of a
 //! job for its counters. Samples give the course over time and never make a total that a counter has.
 
+mod containers;
 mod costs;
 mod devices;
 mod events;
@@ -33,6 +34,7 @@ use met_jobs::Members;
 use met_sources::{NewError, Options, Runner, SourceSpec, TickInfo, Unavailable};
 
 use crate::config::{Config, Weight};
+use crate::containers::is_client_name;
 use crate::departures::{Beginning, Departures, OwnFigures};
 use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
 use crate::node_series::NodeSeries;
@@ -151,7 +153,7 @@ impl Sampler {
             host,
             interval_ns,
             membership_every_ns: membership,
-            members: Members::default(),
+            members: Members::looking_for(is_client_name),
             refreshed_ns: i64::MIN,
             targets: Targets::default(),
             map: JobMap::default(),
@@ -204,6 +206,8 @@ impl Sampler {
                 own: OwnFigures::default(),
                 watch: self.departures.open(&self.host, slot, beginning, is_unused),
                 left: vec![0; JOB.columns.len()],
+                hugetlb_bytes: 0,
+                containers: Vec::new(),
                 floors: vec![MISSING; JOB.columns.len()],
                 main: local.main.map(|main| (main, now_ns)),
                 gpu_before_uj: (0, 0),
@@ -299,6 +303,7 @@ impl Sampler {
         let complete = self.departures.is_complete(job.watch, known.uid) && !job.profile.attached;
         let gone = self.departures.gone(slot).copied().unwrap_or_default();
         self.departures.close(slot);
+        let asks_elsewhere = self.members.has_named(slot);
         self.members.remove(slot);
         let cards_uj = self.cards.own_uj(slot);
         let gpus = job.gpus(self.cards.leave(slot));
@@ -326,7 +331,7 @@ impl Sampler {
         };
         let Tracked { course, events, profile, running, .. } = job;
         let (attached, gap_ms) = (profile.attached, running.gap_ms());
-        Some(Sampled { totals, gpus, events, emission, course, attached, ends, gap_ms })
+        Some(Sampled { totals, gpus, events, emission, course, attached, ends, asks_elsewhere, gap_ms })
     }
 
     /// Nobody ticks without jobs: what was kept open of the last ones would stay so until there is another.

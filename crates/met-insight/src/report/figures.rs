@@ -29,8 +29,14 @@ impl Reader<'_> {
         let cores = self.rate(column::CPU, Measure::Cores);
         let peak = Detail::before("peak", self.total(column::CORES_PEAK));
         section.put("cores", cores, [Detail::words("average"), peak]);
+        let throttled = self.total(column::THROTTLED).filter(|throttled| throttled.value > 0.0);
+        section.put("throttled", throttled, [Detail::words("by its CPU quota")]);
         let waited = self.total(column::RUN_QUEUE_WAIT);
-        section.put("waited", waited, [Detail::words("ready to run, no CPU free")]);
+        let why = match throttled {
+            Some(_) => "runnable, waiting for a CPU or the quota",
+            None => "runnable, waiting for a CPU",
+        };
+        section.put("waited", waited, [Detail::words(why)]);
         let (gave_up, preempted) =
             (self.total(column::SWITCHES_VOLUNTARY), self.total(column::SWITCHES_INVOLUNTARY));
         let kinds = [Detail::after(gave_up, "voluntary"), Detail::after(preempted, "preempted")];

@@ -4,7 +4,7 @@ use met_core::job::{Origin, QualityKind};
 use met_core::job_table as column;
 
 use super::reader::Reader;
-use super::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING, NOT_WATCHED};
+use super::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING, NO_CONTAINERS, NOT_WATCHED};
 
 const OLD_SECONDS: i64 = 30;
 
@@ -13,6 +13,11 @@ impl Reader<'_> {
         let mut notes = Vec::new();
         notes.extend(self.age_note());
         notes.extend(self.energy_note().map(str::to_owned));
+        if self.figure(column::CPU).is_some_and(|figure| figure.source.contains(NO_CONTAINERS)) {
+            let why = "a container service did part of the work: work of its containers is not included; where \
+                       containers are found as jobs, `met list` shows them";
+            notes.push(why.to_owned());
+        }
         let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);
         let is_bound = self.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound);
         if found && is_bound && !self.record.state.is_live() {

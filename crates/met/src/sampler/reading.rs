@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use met_core::attribute::{Fold, JobMap};
-use met_core::job::{ProcessId, Record};
+use met_core::job::{CgroupPaths, ProcessId, Record};
 use met_core::{Batch, JOB, MISSING, Subject};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget};
-use met_jobs::Members;
+use met_jobs::{JobSpec, Members};
 use met_sources::{Options, Runner, TickInfo};
 
 use crate::processes;
@@ -26,6 +26,16 @@ impl Reading {
     /// Of a job with living processes.
     pub fn of_job(host: &Host, record: &Record) -> Reading {
         let Some(spec) = processes::spec(host, record, 0) else { return Reading::nothing() };
+        // Whoever left the cgroup of a supervised job is still below its supervisor.
+        if spec.keeper.is_none() || spec.cgroup.is_empty() {
+            return Reading::of_members(host, spec);
+        }
+        let by_tree = JobSpec { cgroup: CgroupPaths::default(), ..spec };
+        let Reading { processes, .. } = Reading::of_members(host, by_tree);
+        Reading { cgroup: Reading::after_end(host, record).cgroup, processes }
+    }
+
+    fn of_members(host: &Host, spec: JobSpec) -> Reading {
         let mut members = Members::default();
         members.add(spec);
         if members.refresh(host).is_err() {
@@ -33,6 +43,8 @@ impl Reading {
         }
         let (mut targets, mut map) = (Targets::default(), JobMap::default());
         members.fill(&mut targets, &mut map);
+        // A daemon that was started inside the job is not part of it.
+        targets.tasks.retain(|task| task.role == TaskRole::Keeper || !processes::is_daemon(host, task.pid));
         Reading::of_targets(host, &targets, &map)
     }
 

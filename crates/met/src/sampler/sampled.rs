@@ -4,17 +4,23 @@ use std::time::Duration;
 
 use met_core::course::Course;
 use met_core::ended::{INHERITED, OWN};
+use met_core::evidence::{CGROUP, PROC_STAT, RUSAGE};
 use met_core::job::QualityKind::{LowerBound, Measured};
 use met_core::job::{Emission, EventCount, Figure, GpuUse, QualityKind, Record, Totals};
 use met_core::job_table::*;
 use met_core::{JOB, Kind, MISSING};
+use met_insight::report::NO_CONTAINERS;
 
 use super::totals::{fit_cpu_parts, totals};
 use super::tracked::Profile;
 use super::{PEAK_SPAN_MS, gap_ms};
+use crate::containers;
 use crate::node_energy::{self};
 use crate::running::Running;
 
+/// Samples of living processes are rounded to ticks.
+const CPU_DOUBT_SHARE: i64 = 50;
+const CPU_DOUBT_NS: i64 = 20_000_000;
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
 
@@ -41,6 +47,8 @@ pub struct Sampled {
     pub(super) emission: Option<Emission>,
     pub(super) attached: bool,
     pub(super) ends: Ends,
+    /// A process of it was a client of a service that runs containers.
+    pub(super) asks_elsewhere: bool,
     /// The longest time between two samples that was no gap while the job ran.
     pub(super) gap_ms: i64,
 }
@@ -68,14 +76,28 @@ impl Ends {
         if self.complete && counted && !doubtful { Measured } else { LowerBound }
     }
 
+    /// Where every end was heard and nobody went without being waited for, sums over the reaped lack nobody.
+    fn confirm_reaped(self, totals: &mut Totals) {
+        let Some(unwaited) = self.unwaited.filter(|_| self.complete) else { return };
+        for (&column, _) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more == 0) {
+            let is_cpu = matches!(column, CPU | CPU_USER | CPU_SYSTEM);
+            let Some(figure) = totals.figure(column).filter(|figure| !is_cpu && figure.kind == LowerBound)
+            else {
+                continue;
+            };
+            let (value, source) = (figure.value, format!("{}, taskstats", figure.source));
+            totals.set(column, value, Measured, source);
+        }
+    }
+
     /// A supervisor counts whom it and its descendants waited for; the others are in exit records alone.
     fn add_unwaited(self, totals: &mut Totals) {
         let Some(unwaited) = self.unwaited else { return };
         for (&column, more) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more > 0) {
             let Some(figure) = totals.figure(column).cloned() else { continue };
             // A cgroup counts everybody's CPU time, and so does a clock even where it was disturbed.
-            let by_clock = figure.kind != LowerBound || figure.source.starts_with("perf");
-            if matches!(column, CPU | CPU_USER | CPU_SYSTEM) && by_clock {
+            let by_reaping = [RUSAGE, PROC_STAT].contains(&&*figure.source) && figure.kind == LowerBound;
+            if matches!(column, CPU | CPU_USER | CPU_SYSTEM) && !by_reaping {
                 continue;
             }
             let value = figure.value.saturating_add(more);
@@ -95,6 +117,7 @@ impl Default for Sampled {
             events: Vec::new(),
             attached: false,
             ends: Ends::default(),
+            asks_elsewhere: false,
             gap_ms: 0,
         }
     }
@@ -153,6 +176,14 @@ impl Sampled {
         }
     }
 
+    /// No total is below what a sample saw. The account it is from missed somebody, then, and may have missed more.
+    fn raise_cpu(&self, totals: &mut Totals) {
+        let (Some(known), Some(seen)) = (totals.figure(CPU), self.totals.figure(CPU)) else { return };
+        if seen.value > known.value + known.value / CPU_DOUBT_SHARE + CPU_DOUBT_NS {
+            totals.set(CPU, seen.value, LowerBound, seen.source.clone());
+        }
+    }
+
     /// Ends the course with the counters as they were at the end of the job: they are exact, and the last
     /// slow tick may be long ago.
     pub fn close_course(&mut self, record: &Record) {
@@ -181,7 +212,9 @@ impl Sampled {
         let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
         self.fill(record);
         self.raise_peaks(record);
+        self.ends.confirm_reaped(&mut record.totals);
         self.ends.add_unwaited(&mut record.totals);
+        self.raise_cpu(&mut record.totals);
         fit_cpu_parts(&mut record.totals);
         // What a supervisor counts, it counts from the beginning.
         for event in &self.events {
@@ -197,6 +230,10 @@ impl Sampled {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
         }
         doubt_needed_memory(&mut record.totals, course);
+        bound_by_cgroup(&mut record.totals);
+        if self.asks_elsewhere || containers::is_client(record) {
+            without_containers(&mut record.totals);
+        }
         if let (Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CPU), record.totals.get(WALL))
             && wall_ns > 0
         {
@@ -205,6 +242,26 @@ impl Sampled {
             if record.totals.get(CORES_PEAK).is_none_or(|peak| peak < average) {
                 record.totals.set(CORES_PEAK, average, LowerBound, "cpu / wall");
             }
+        }
+    }
+}
+
+/// Where processes left the cgroup, what it shows of memory lacks theirs: at its peak and in every sample.
+fn bound_by_cgroup(totals: &mut Totals) {
+    let is_bound =
+        totals.figure(MEMORY_PEAK).is_some_and(|peak| peak.kind == LowerBound && peak.source == CGROUP);
+    let needed = totals.figure(MEMORY_NEEDED_PEAK).filter(|needed| is_bound && needed.source == CGROUP);
+    if let Some(value) = needed.map(|needed| needed.value) {
+        totals.set(MEMORY_NEEDED_PEAK, value, LowerBound, CGROUP);
+    }
+}
+
+/// What a service did for the job is in none of its figures.
+fn without_containers(totals: &mut Totals) {
+    for column in [CPU, CPU_USER, CPU_SYSTEM, MEMORY_PEAK, MEMORY_NEEDED_PEAK, READ, WRITTEN] {
+        if let Some(figure) = totals.figure(column).filter(|figure| !figure.source.contains(NO_CONTAINERS)) {
+            let (value, source) = (figure.value, format!("{}, {NO_CONTAINERS}", figure.source));
+            totals.set(column, value, LowerBound, source);
         }
     }
 }

@@ -58,7 +58,9 @@ impl Sampler {
         let due = regular && self.ticks.is_multiple_of(SLOW_EVERY);
         let cgroups_only = !due && self.cgroups_suffice(now_ns);
         self.departures.hear(&self.targets, &self.map);
+        self.leave_containers();
         if now_ns - self.membership_every_ns >= self.refreshed_ns && !cgroups_only {
+            self.follow_containers();
             self.refresh_members(now_ns);
         }
         self.follow_departures(None);
@@ -83,6 +85,7 @@ impl Sampler {
             cells[PROCESSES] = self.members.processes_seen(slot) as i64;
             job.add_gone(self.departures.gone(slot), cells);
             job.add_left(cells);
+            job.add_memory(cells);
             // A process holds some memory: the kernel counts in batches, and has not counted it yet.
             if cells[MEMORY_NEEDED] == 0 {
                 cells[MEMORY_NEEDED] = MISSING;

@@ -4,6 +4,7 @@ use met_core::ended::{INHERITED, OWN};
 use met_core::job::QualityKind::{Estimated, LowerBound, Measured, Sampled as SampledKind};
 use met_core::job::{GpuUse, QualityKind, Totals};
 use met_core::job_table::*;
+use met_insight::average::STATM;
 
 use super::OF_NETWORK;
 use super::tracked::Profile;
@@ -29,7 +30,7 @@ pub(super) fn totals(running: &Running, profile: Profile) -> Totals {
     if let Some(peak) = running.maximum(MEMORY_NEEDED) {
         match profile.counts_memory {
             true => totals.set(MEMORY_NEEDED_PEAK, peak, SampledKind, "cgroup"),
-            false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, "/proc/PID/statm"),
+            false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, STATM),
         }
     }
     // The kernel's own peak is read at slow ticks only; meanwhile the samples may know better.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use met_core::course::Course;
 use met_core::ended::{Gone, INHERITED, OWN};
-use met_core::job::{EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind};
+use met_core::job::{CgroupPaths, EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind};
 use met_core::job_table::*;
 use met_core::{JOB, Kind, MISSING, Table, gpu_use};
 use met_jobs::enclosure;
@@ -25,6 +25,10 @@ pub(super) struct Tracked {
     pub(super) watch: Watch,
     /// What was counted in directories that are gone, while it has others.
     pub(super) left: Vec<i64>,
+    /// Cgroups of containers that it started and that are still there.
+    pub(super) containers: Vec<CgroupPaths>,
+    /// Huge pages when they were last read, which is not at every tick.
+    pub(super) hugetlb_bytes: i64,
     /// The highest reading of each counter.
     pub(super) floors: Vec<i64>,
     /// Its first process and since when that is known, until its environment has been read for the last time.
@@ -87,6 +91,21 @@ impl Tracked {
             }
         }
         cells[PROCESSES] = cells[PROCESSES].saturating_add(gone.unseen as i64);
+    }
+
+    /// Completes the needed memory: no counter of a cgroup has huge pages in it, and what is private to each
+    /// process has no shared memory in it.
+    pub(super) fn add_memory(&mut self, cells: &mut [i64]) {
+        if cells[MEMORY_HUGETLB] != MISSING {
+            self.hugetlb_bytes = cells[MEMORY_HUGETLB];
+        }
+        if cells[MEMORY_NEEDED] == MISSING {
+            return;
+        }
+        let shared =
+            Some(cells[MEMORY_SHARED]).filter(|&shared| shared != MISSING && !self.profile.counts_memory);
+        let more = self.hugetlb_bytes.saturating_add(shared.unwrap_or(0));
+        cells[MEMORY_NEEDED] = cells[MEMORY_NEEDED].saturating_add(more);
     }
 
     /// Keeps what was counted in a directory that is gone; `cpu_ns` is better than its last reading.

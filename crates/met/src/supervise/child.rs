@@ -15,6 +15,7 @@ use super::events::Events;
 use super::link::Link;
 use super::memory;
 use super::perf::{Begin, TaskClock};
+use super::quota::Quota;
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
 use super::untold::Untold;
@@ -41,6 +42,7 @@ struct Supervision {
     link: Option<Link>,
     enclosure: Enclosure,
     clock: Option<TaskClock>,
+    quota: Option<Quota>,
     events: Events,
     outcome: Option<Outcome>,
     begin_boot_ns: i64,
@@ -83,10 +85,9 @@ impl Supervision {
         {
             enclosure.paths = link.enclose(&name, child.pid).unwrap_or_default();
         }
-        let clock = match enclosure.counts_cpu() {
-            true => None,
-            false => TaskClock::open(child.pid, Begin::AtExec).ok(),
-        };
+        // Beside a cgroup, too: each sees processes that the other may miss.
+        let clock = TaskClock::open(child.pid, Begin::AtExec).ok();
+        let quota = Quota::of(&host, std::process::id());
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
         complete(&host, &mut assignment.record, child.pid as u32, &enclosure);
         if let Some(inbox) = inbox.as_ref().filter(|_| assignment.detached)
@@ -114,6 +115,7 @@ impl Supervision {
             link,
             enclosure,
             clock,
+            quota,
             events,
             outcome: Some(outcome),
             begin_boot_ns,
@@ -265,9 +267,12 @@ impl Supervision {
         let mut record = self.assignment.record.clone();
         record.events = self.events.close();
         self.see_supervisors_off();
-        let left_over = self.left_over();
-        record.totals =
-            totals::exact(&self.host, &record, self.clock.as_ref(), wall_ns, !left_over.is_empty());
+        let (left_over, daemons_ns) = self.left_over();
+        let remains = totals::Remains { living: left_over.len(), daemons_ns };
+        record.totals = totals::exact(&self.host, &record, self.clock.as_ref(), wall_ns, &remains);
+        if let Some(quota) = &self.quota {
+            quota.tell(&mut record.totals);
+        }
         let seen = self.reaped + left_over.len() as i64;
         record.totals.set(PROCESSES, seen, met_core::job::QualityKind::LowerBound, "wait");
         record.end_ns = record.start_ns.map(|start_ns| start_ns + wall_ns);
@@ -298,13 +303,18 @@ impl Supervision {
         }
     }
 
-    fn left_over(&self) -> Vec<LeftOver> {
+    /// Who is still alive, in the cgroup or out of it, and the CPU time of daemons of ours among them.
+    fn left_over(&self) -> (Vec<LeftOver>, i64) {
         if self.childless {
-            return Vec::new();
+            return (Vec::new(), 0);
         }
-        let mut members = processes::of_job(&self.host, &self.assignment.record);
-        members.retain(|process| !processes::is_daemon(&self.host, process.id.pid));
-        members.into_iter().map(|process| LeftOver { pid: process.id.pid, name: process.name }).collect()
+        let members = processes::of_supervised(&self.host, &self.assignment.record);
+        let (daemons, members): (Vec<_>, Vec<_>) =
+            members.into_iter().partition(|process| processes::is_daemon(&self.host, process.id.pid));
+        let daemons_ns = daemons.iter().filter_map(|daemon| processes::cpu_ns(&self.host, daemon.id)).sum();
+        let left_over =
+            members.into_iter().map(|process| LeftOver { pid: process.id.pid, name: process.name });
+        (left_over.collect(), daemons_ns)
     }
 
     /// Whether a `met time`, which knew more, has kept the end.

@@ -10,6 +10,7 @@ mod events;
 mod link;
 mod memory;
 mod perf;
+mod quota;
 mod signals;
 mod spawn;
 mod totals;

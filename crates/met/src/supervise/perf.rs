@@ -60,6 +60,12 @@ impl TaskClock {
         stolen_ns() - self.stolen_before_ns
     }
 
+    /// Whether nothing can stop the clock: the kernel takes it from a process that gains privileges by executing a
+    /// program (set-user-ID, file capabilities), which `no_new_privs` rules out for good.
+    pub fn sees_all(&self) -> bool {
+        rustix::thread::no_new_privs().unwrap_or(false)
+    }
+
     /// Nanoseconds of CPU, of the dead and the living.
     pub fn read_ns(&self) -> io::Result<i64> {
         let mut value = [0u8; 8];

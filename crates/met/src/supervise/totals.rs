@@ -1,12 +1,14 @@
-//! The exact totals of a job at its end, and how good each of them is.
+//! Gathers what counters say of a job at its end.
 
-use met_core::job::QualityKind::{Attributed, LowerBound, Measured};
+use met_core::evidence::{self, CGROUP, Clock, CpuTime, Evidence, PROC_STAT, RUSAGE};
+use met_core::job::QualityKind::{self, LowerBound, Measured};
 use met_core::job::{Record, Totals};
 use met_core::job_table::*;
 use met_core::{JOB, MISSING};
 use met_host::Host;
 
 use super::perf::TaskClock;
+use crate::containers;
 use crate::sampler::Reading;
 
 /// Where the reaped children of this process are added up.
@@ -20,127 +22,110 @@ struct ChildUsage {
     involuntary: i64,
 }
 
-/// Everything that counters say about the job. `survivors`: processes of it are still alive.
+/// How the processes of a job are accounted for when it is over.
+#[derive(Default)]
+pub struct Remains {
+    /// Processes that are still alive, wherever they are.
+    pub living: usize,
+    /// CPU time of daemons of ours that were started inside the job: the clock counts them, and they are not its.
+    pub daemons_ns: i64,
+}
+
+/// Everything that counters say about the job. What they prove together is decided in `met_core::evidence`.
 pub fn exact(
     host: &Host,
     record: &Record,
     clock: Option<&TaskClock>,
     wall_ns: i64,
-    survivors: bool,
+    remains: &Remains,
 ) -> Totals {
     let usage = children();
+    let survivors = remains.living > 0;
     let reading = match survivors {
         true => Reading::of_job(host, record),
         false => Reading::after_end(host, record),
     };
+    let verdict = evidence::weigh(&gather(record, &usage, &reading, clock, remains));
     let mut totals = Totals::default();
     totals.set(WALL, wall_ns, Measured, "clock");
-    set_cpu(&mut totals, &usage, &reading, clock, survivors);
-    // Children of a process that ignores SIGCHLD are added to nobody: seen as CPU time that no one reaped.
-    let cpu_ns = totals.get(CPU).unwrap_or(0);
-    let accounted_ns = match survivors {
-        true => reading.processes[CPU],
-        false => usage.user_ns + usage.system_ns,
-    };
-    let unreaped = accounted_ns != MISSING && cpu_ns - accounted_ns > cpu_ns / 50 + 20_000_000;
-    let kind = if unreaped { LowerBound } else { Measured };
-    for column in [READ, WRITTEN, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS] {
-        set_known(&mut totals, column, reading.processes[column], kind, "/proc/PID/io");
-    }
-    if survivors {
-        set_known(
-            &mut totals,
-            PAGE_FAULTS_MINOR,
-            reading.processes[PAGE_FAULTS_MINOR],
-            kind,
-            "/proc/PID/stat",
-        );
-        set_known(
-            &mut totals,
-            PAGE_FAULTS_MAJOR,
-            reading.processes[PAGE_FAULTS_MAJOR],
-            kind,
-            "/proc/PID/stat",
-        );
-    } else {
-        totals.set(PAGE_FAULTS_MINOR, usage.minor_faults, kind, "rusage");
-        totals.set(PAGE_FAULTS_MAJOR, usage.major_faults, kind, "rusage");
-    }
-    let switches = if survivors { LowerBound } else { kind };
-    totals.set(SWITCHES_VOLUNTARY, usage.voluntary, switches, "rusage");
-    totals.set(SWITCHES_INVOLUNTARY, usage.involuntary, switches, "rusage");
-    let pressures = [PRESSURE_CPU, PRESSURE_MEMORY, PRESSURE_IO, PRESSURE_MEMORY_FULL, PRESSURE_IO_FULL];
-    for column in pressures.into_iter().chain([OOM_KILLS]) {
-        set_known(&mut totals, column, reading.cgroup[column], Measured, "cgroup");
-    }
-    // The cgroup is a little older than the job: what was waited for before the start is not the job's.
-    for column in pressures {
-        if totals.get(column).is_some_and(|pressure_ns| pressure_ns > wall_ns) {
-            totals.set(column, wall_ns, Measured, "cgroup");
-        }
-    }
-    match reading.cgroup[MEMORY_PEAK] {
+    totals.set(CPU, verdict.cpu_ns, verdict.kind, verdict.source);
+    totals.set(CPU_USER, verdict.user_ns, verdict.split_kind, verdict.split_source);
+    totals.set(CPU_SYSTEM, verdict.cpu_ns - verdict.user_ns, verdict.split_kind, verdict.split_source);
+    set_of_processes(&mut totals, &usage, &reading, verdict.in_rusage, survivors);
+    set_of_cgroup(&mut totals, &reading, verdict.in_cgroup, wall_ns);
+    if reading.cgroup[MEMORY_PEAK] == MISSING {
         // The largest process alone; the job as a whole held at least that.
-        MISSING => totals.set(MEMORY_PEAK, usage.max_rss_bytes, LowerBound, "rusage"),
-        peak => totals.set(MEMORY_PEAK, peak, Measured, "cgroup"),
+        totals.set(MEMORY_PEAK, usage.max_rss_bytes, LowerBound, RUSAGE);
     }
     totals
 }
 
-fn set_cpu(
-    totals: &mut Totals,
+fn gather(
+    record: &Record,
     usage: &ChildUsage,
     reading: &Reading,
     clock: Option<&TaskClock>,
-    survivors: bool,
-) {
-    if reading.cgroup[CPU] != MISSING {
-        totals.set(CPU, reading.cgroup[CPU], Measured, "cgroup");
-        set_known(totals, CPU_USER, reading.cgroup[CPU_USER], Measured, "cgroup");
-        set_known(totals, CPU_SYSTEM, reading.cgroup[CPU_SYSTEM], Measured, "cgroup");
-        return;
+    remains: &Remains,
+) -> Evidence {
+    let known = |cells: &[i64], column: usize| Some(cells[column]).filter(|&cell| cell != MISSING);
+    let by_rusage = CpuTime { ns: usage.user_ns + usage.system_ns, user_ns: Some(usage.user_ns) };
+    let by_stat = known(&reading.processes, CPU).filter(|_| remains.living > 0);
+    let by_stat = by_stat.map(|ns| CpuTime { ns, user_ns: known(&reading.processes, CPU_USER) });
+    let reaped = by_stat.filter(|stat| stat.ns >= by_rusage.ns).unwrap_or(by_rusage);
+    let clock = clock.and_then(|clock| Some((clock, clock.read_ns().ok().filter(|&ns| ns > 0)?)));
+    Evidence {
+        cgroup: known(&reading.cgroup, CPU)
+            .map(|ns| CpuTime { ns, user_ns: known(&reading.cgroup, CPU_USER) }),
+        reaped,
+        living: remains.living as i64,
+        clock: clock.map(|(clock, ns)| Clock {
+            ns: (ns - remains.daemons_ns).max(0),
+            stolen_ns: clock.stolen_ns(),
+            sees_all: clock.sees_all(),
+        }),
+        page_faults: usage.minor_faults + usage.major_faults,
+        switches: usage.voluntary + usage.involuntary,
+        elsewhere: containers::is_client(record),
     }
-    let (user_ns, system_ns) = match survivors && reading.processes[CPU] != MISSING {
-        true => (reading.processes[CPU_USER], reading.processes[CPU_SYSTEM]),
-        false => (usage.user_ns, usage.system_ns),
-    };
-    let reaped_ns = user_ns + system_ns;
-    let source = if survivors { "/proc/PID/stat" } else { "rusage" };
-    let clock_ns = clock.and_then(|clock| clock.read_ns().ok()).filter(|&clock_ns| clock_ns > 0);
-    let (Some(clock), Some(clock_ns)) = (clock, clock_ns) else {
-        totals.set(CPU, reaped_ns, LowerBound, source);
-        totals.set(CPU_USER, user_ns, LowerBound, source);
-        totals.set(CPU_SYSTEM, system_ns, LowerBound, source);
-        return;
-    };
-    let stolen_ns = clock.stolen_ns();
-    let is_disturbed = stolen_ns > clock_ns / 200;
-    if is_disturbed && clock_ns - reaped_ns <= stolen_ns + clock_ns / 200 {
-        // What the clock has more was stolen: nobody was left unreaped.
-        totals.set(CPU, reaped_ns, Measured, source);
-        totals.set(CPU_USER, user_ns, Measured, source);
-        totals.set(CPU_SYSTEM, system_ns, Measured, source);
-        return;
-    }
-    let (cpu_ns, kind) = match is_disturbed {
-        true => (reaped_ns.max(clock_ns - stolen_ns), LowerBound),
-        false => (clock_ns, Measured),
-    };
-    totals.set(CPU, cpu_ns, kind, "perf task-clock");
-    // The event counts the sum; who was reaped tells how it divides.
-    let user_share = if reaped_ns > 0 { user_ns as f64 / reaped_ns as f64 } else { 1.0 };
-    let user_ns = (cpu_ns as f64 * user_share) as i64;
-    totals.set(CPU_USER, user_ns, Attributed, "perf task-clock, split by rusage");
-    totals.set(CPU_SYSTEM, cpu_ns - user_ns, Attributed, "perf task-clock, split by rusage");
 }
 
-fn set_known(
+/// Sums over processes, which lack those that nobody waited for.
+fn set_of_processes(
     totals: &mut Totals,
-    column: usize,
-    cell: i64,
-    kind: met_core::job::QualityKind,
-    source: &'static str,
+    usage: &ChildUsage,
+    reading: &Reading,
+    kind: QualityKind,
+    survivors: bool,
 ) {
+    for column in [READ, WRITTEN, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS] {
+        set_known(totals, column, reading.processes[column], kind, "/proc/PID/io");
+    }
+    for (column, reaped) in [(PAGE_FAULTS_MINOR, usage.minor_faults), (PAGE_FAULTS_MAJOR, usage.major_faults)]
+    {
+        match survivors {
+            true => set_known(totals, column, reading.processes[column], kind, PROC_STAT),
+            false => totals.set(column, reaped, kind, RUSAGE),
+        }
+    }
+    let switches = if survivors { LowerBound } else { kind };
+    totals.set(SWITCHES_VOLUNTARY, usage.voluntary, switches, RUSAGE);
+    totals.set(SWITCHES_INVOLUNTARY, usage.involuntary, switches, RUSAGE);
+}
+
+/// What the cgroup counted, which lacks processes that left it.
+fn set_of_cgroup(totals: &mut Totals, reading: &Reading, kind: QualityKind, wall_ns: i64) {
+    let pressures = [PRESSURE_CPU, PRESSURE_MEMORY, PRESSURE_IO, PRESSURE_MEMORY_FULL, PRESSURE_IO_FULL];
+    // The cgroup is a little older than the job: what was waited for before the start is not the job's.
+    for column in pressures {
+        let cell = reading.cgroup[column];
+        set_known(totals, column, if cell == MISSING { MISSING } else { cell.min(wall_ns) }, kind, CGROUP);
+    }
+    for column in [OOM_KILLS, MEMORY_PEAK, THROTTLED] {
+        set_known(totals, column, reading.cgroup[column], kind, CGROUP);
+    }
+}
+
+fn set_known(totals: &mut Totals, column: usize, cell: i64, kind: QualityKind, source: &'static str) {
     debug_assert!(column < JOB.columns.len());
     if cell != MISSING {
         totals.set(column, cell, kind, source);

@@ -1,0 +1,176 @@
+//! What several accounts of the same job prove together: its CPU time, and which of them saw every process.
+//!
+//! Each account has a blind spot. A cgroup does not count processes that left it. Resource usage lacks children
+//! that nobody waited for. An inherited perf clock stops when a set-user-ID program is executed, and does not
+//! count the end of a process. None of them can tell that it missed something, so one alone proves nothing: a
+//! total is measured where two agree whose blind spots differ, or where a blind spot is known to be empty.
+
+use crate::job::QualityKind::{self, Attributed, LowerBound, Measured};
+
+/// Shown as the source of a total.
+pub const CGROUP: &str = "cgroup";
+pub const RUSAGE: &str = "rusage";
+pub const PROC_STAT: &str = "/proc/PID/stat";
+pub const TASK_CLOCK: &str = "perf task-clock";
+const SPLIT_CLOCK: &str = "perf task-clock, split by rusage";
+
+/// Differences below this come from reading one account after the other.
+const NOISE_NS: i64 = 1_000_000;
+/// How far two accounts of the same processes may lie apart: 1 % and 3 ms.
+const SLACK_SHARE: i64 = 100;
+const SLACK_NS: i64 = 3_000_000;
+/// The same for a claim that no process at all is missing, however little CPU time it used: 0.1 %, 0.3 ms, and for each
+/// context switch what a dying thread may run after it was waited for.
+const TIGHT_SHARE: i64 = 1_000;
+const TIGHT_NS: i64 = 300_000;
+const TIGHT_PER_SWITCH_NS: i64 = 3_000;
+/// /proc/PID/stat rounds four fields of a living process down to ticks of 10 ms.
+const LIVING_NS: i64 = 40_000_000;
+/// Stolen time beyond this share leaves too much room for what a clock may have counted besides.
+const STOLEN_SHARE: i64 = 50;
+/// Up to this share stolen time changes nothing.
+const UNDISTURBED_SHARE: i64 = 200;
+/// What the end of a process may take: at most so much for each page fault of its life, and at most so much for
+/// each context switch (a parent that waits makes one) and a little for each fault.
+const END_PER_FAULT_NS: i64 = 3_000;
+const END_PER_SWITCH_NS: i64 = 100_000;
+const END_PER_FAULT_BESIDES_NS: i64 = 300;
+
+/// CPU time by one account; the split may be unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTime {
+    pub ns: i64,
+    pub user_ns: Option<i64>,
+}
+
+/// An inherited perf task clock on the command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clock {
+    pub ns: i64,
+    /// Taken from the machine by a hypervisor meanwhile; the clock counts it for whoever was running.
+    pub stolen_ns: i64,
+    /// No process of the job could gain privileges (`no_new_privs`), so the clock never stopped.
+    pub sees_all: bool,
+}
+
+/// All that is known of a job at its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    pub cgroup: Option<CpuTime>,
+    /// Resource usage of all who were reaped, and what the living show.
+    pub reaped: CpuTime,
+    /// How many of them were still alive.
+    pub living: i64,
+    pub clock: Option<Clock>,
+    /// Of those who were reaped.
+    pub page_faults: i64,
+    pub switches: i64,
+    /// The job asked a service outside of its process tree to work for it, such as a container engine.
+    pub elsewhere: bool,
+}
+
+/// What follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub cpu_ns: i64,
+    pub user_ns: i64,
+    pub kind: QualityKind,
+    pub source: &'static str,
+    pub split_kind: QualityKind,
+    pub split_source: &'static str,
+    /// How good figures of the cgroup are: measured if every process was in it all the time.
+    pub in_cgroup: QualityKind,
+    /// How good sums over reaped processes are, such as bytes read: measured if every process was waited for.
+    pub in_rusage: QualityKind,
+}
+
+/// Decides on the total and its quality. No account is above the total, unless stolen time explains its excess.
+pub fn weigh(evidence: &Evidence) -> Verdict {
+    let Evidence { cgroup, reaped, living, clock, .. } = *evidence;
+    let cgroup_ns = cgroup.map(|cgroup| cgroup.ns);
+    let counted_ns = cgroup_ns.unwrap_or(0).max(reaped.ns).max(0);
+    let cpu_ns = clock.map_or(counted_ns, |clock| counted_ns.max(clock.least_ns(counted_ns)));
+    let skew_ns = living.max(0).saturating_mul(LIVING_NS);
+    let slack_ns = cpu_ns / SLACK_SHARE + SLACK_NS;
+    let is_near = |ns: i64, slack_ns: i64| ns.saturating_add(slack_ns) >= cpu_ns;
+    let by_cgroup = cgroup_ns.is_some_and(|ns| is_near(ns, slack_ns.saturating_add(skew_ns.min(LIVING_NS))));
+    let by_reaping = is_near(reaped.ns, slack_ns.saturating_add(skew_ns));
+    let end_ns = evidence.end_of_processes_ns();
+    let by_clock = clock.is_some_and(|clock| clock.agrees(cpu_ns, slack_ns, end_ns));
+    let agreeing = [by_cgroup, by_reaping, by_clock].into_iter().filter(|&agrees| agrees).count();
+    let is_closed = by_clock && clock.is_some_and(|clock| clock.sees_all);
+    let is_proven = (agreeing >= 2 || is_closed) && !evidence.elsewhere;
+    let kind = if is_proven { Measured } else { LowerBound };
+
+    let source = match cgroup_ns {
+        Some(ns) if is_near(ns, NOISE_NS) => CGROUP,
+        _ if is_near(reaped.ns, NOISE_NS) && living == 0 => RUSAGE,
+        _ if is_near(reaped.ns, NOISE_NS) => PROC_STAT,
+        _ => TASK_CLOCK,
+    };
+    let of_source = if source == CGROUP { cgroup.unwrap_or(reaped) } else { reaped };
+    let (split_kind, split_source) = match source {
+        TASK_CLOCK => (Attributed.max(kind), SPLIT_CLOCK),
+        _ => (kind, source),
+    };
+    // A child that used next to no CPU time may have written a lot: this needs a closer look.
+    let dying_ns = evidence.switches.max(0).saturating_mul(TIGHT_PER_SWITCH_NS);
+    let tight_ns = (cpu_ns / TIGHT_SHARE + TIGHT_NS).saturating_add(dying_ns);
+    let all_reaped = is_proven
+        && is_near(reaped.ns, tight_ns.saturating_add(skew_ns))
+        && clock.is_none_or(|clock| by_cgroup || clock.ns <= cpu_ns.saturating_add(tight_ns));
+    let or_bound = |complete: bool| if complete { Measured } else { LowerBound };
+    Verdict {
+        cpu_ns,
+        user_ns: of_source.share_of(cpu_ns),
+        kind,
+        source,
+        split_kind,
+        split_source,
+        in_cgroup: or_bound(by_cgroup && !evidence.elsewhere && is_proven),
+        in_rusage: or_bound(all_reaped),
+    }
+}
+
+impl CpuTime {
+    /// The user part of a total that this account divides.
+    fn share_of(self, cpu_ns: i64) -> i64 {
+        let user_ns = self.user_ns.unwrap_or(self.ns).clamp(0, self.ns.max(0));
+        if self.ns <= 0 {
+            return cpu_ns;
+        }
+        (i128::from(cpu_ns) * i128::from(user_ns) / i128::from(self.ns)) as i64
+    }
+}
+
+impl Clock {
+    /// What the clock proves beyond what others counted: without what may have been stolen.
+    fn least_ns(self, counted_ns: i64) -> i64 {
+        let is_disturbed = self.stolen_ns > self.ns / UNDISTURBED_SHARE;
+        match is_disturbed {
+            true => counted_ns.max(self.ns.saturating_sub(self.stolen_ns)),
+            false => self.ns,
+        }
+    }
+
+    fn agrees(self, cpu_ns: i64, slack_ns: i64, end_ns: i64) -> bool {
+        let stolen_ns = self.stolen_ns.clamp(0, cpu_ns / STOLEN_SHARE);
+        let at_most_ns = cpu_ns.saturating_add(slack_ns).saturating_add(stolen_ns);
+        let reach_ns = self.ns.saturating_add(slack_ns).saturating_add(end_ns);
+        self.ns <= at_most_ns && reach_ns >= cpu_ns
+    }
+}
+
+impl Evidence {
+    /// The most that the ends of its processes took, which the clock does not count (since Linux 6.16).
+    fn end_of_processes_ns(&self) -> i64 {
+        let by_faults = self.page_faults.saturating_mul(END_PER_FAULT_NS);
+        let besides = self.page_faults.saturating_mul(END_PER_FAULT_BESIDES_NS);
+        let by_switches = self.switches.saturating_mul(END_PER_SWITCH_NS).saturating_add(besides);
+        by_faults.min(by_switches).max(0)
+    }
+}
+
+#[cfg(test)]
+#[path = "evidence_tests.rs"]
+mod tests;

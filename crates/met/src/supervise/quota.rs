@@ -1,0 +1,119 @@
+//! CPU quotas on the cgroups around a job: how long they held it back.
+
+use std::path::{Path, PathBuf};
+
+use met_core::MISSING;
+use met_core::job::QualityKind::Attributed;
+use met_core::job::Totals;
+use met_core::job_table::THROTTLED;
+use met_host::{Host, parse};
+
+/// Deeper hierarchies are not searched.
+const DEPTH_MAX: usize = 16;
+
+/// The cgroups with a quota that a process is in. A job's own cgroup tells what it was throttled by itself.
+pub struct Quota {
+    host: Host,
+    limited: Vec<Limited>,
+}
+
+struct Limited {
+    stat: PathBuf,
+    is_v1: bool,
+    before_ns: i64,
+}
+
+impl Quota {
+    /// `None` where nothing is limited, which is the usual case.
+    pub fn of(host: &Host, pid: u32) -> Option<Quota> {
+        let (dir, top, is_v1) = host.hierarchies().cpu_of_process(host, pid)?;
+        let mut text = Vec::new();
+        let mut limited = Vec::new();
+        for dir in dir.ancestors().take(DEPTH_MAX).take_while(|dir| dir.starts_with(&top)) {
+            if has_quota(host, dir, is_v1, &mut text) {
+                let mut found = Limited { stat: dir.join("cpu.stat"), is_v1, before_ns: 0 };
+                found.before_ns = found.throttled_ns(host)?;
+                limited.push(found);
+            }
+        }
+        (!limited.is_empty()).then(|| Quota { host: host.clone(), limited })
+    }
+
+    /// Adds how long the most severe of them held back whoever was in it since the job began.
+    pub fn tell(&self, totals: &mut Totals) {
+        let grown = |limited: &Limited| Some((limited.throttled_ns(&self.host)? - limited.before_ns).max(0));
+        let Some(throttled_ns) = self.limited.iter().filter_map(grown).max() else { return };
+        if totals.get(THROTTLED).is_none_or(|own_ns| own_ns < throttled_ns) {
+            // Others may be in the same cgroup.
+            totals.set(THROTTLED, throttled_ns, Attributed, "cpu.stat of a cgroup around it");
+        }
+    }
+}
+
+impl Limited {
+    fn throttled_ns(&self, host: &Host) -> Option<i64> {
+        let mut text = Vec::new();
+        host.read_small(&self.stat, &mut text).ok()?;
+        let ns = match self.is_v1 {
+            true => parse::value_of(&text, "throttled_time"),
+            false => parse::scaled(parse::value_of(&text, "throttled_usec"), 1000),
+        };
+        Some(ns).filter(|&ns| ns != MISSING)
+    }
+}
+
+fn has_quota(host: &Host, dir: &Path, is_v1: bool, text: &mut Vec<u8>) -> bool {
+    let name = if is_v1 { "cpu.cfs_quota_us" } else { "cpu.max" };
+    // `-1` and `max` are no limit; the file is missing at the root and where the controller is off.
+    host.read_small(dir.join(name), text).is_ok()
+        && parse::fields(text).next().and_then(parse::u64).is_some_and(|quota| quota > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_growth_of_the_nearest_and_of_outer_quotas_is_told() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        write("proc/7/cgroup", "0::/a/b\n");
+        write("sys/fs/cgroup/a/cpu.max", "50000 100000\n");
+        write("sys/fs/cgroup/a/cpu.stat", "usage_usec 9\nnr_throttled 1\nthrottled_usec 1000\n");
+        write("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+        let host = Host::at(root.path()).unwrap();
+        let quota = Quota::of(&host, 7).unwrap();
+        assert_eq!(quota.limited.len(), 1, "max is no limit");
+        write("sys/fs/cgroup/a/cpu.stat", "usage_usec 9\nnr_throttled 9\nthrottled_usec 3000\n");
+        let mut totals = Totals::default();
+        quota.tell(&mut totals);
+        assert_eq!(totals.get(THROTTLED), Some(2_000_000));
+        write("sys/fs/cgroup/a/cpu.max", "max 100000\n");
+        assert!(Quota::of(&host, 7).is_none());
+    }
+
+    #[test]
+    fn a_v1_quota_is_in_the_hierarchy_of_the_cpu_controller() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let mounts = "33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                      41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        write("proc/self/mountinfo", mounts);
+        write("proc/7/cgroup", "1:cpu:/q\n0::/\n");
+        write("sys/fs/cgroup/cpu/q/cpu.cfs_quota_us", "50000\n");
+        write("sys/fs/cgroup/cpu/q/cpu.stat", "nr_periods 1\nnr_throttled 1\nthrottled_time 5\n");
+        let quota = Quota::of(&Host::at(root.path()).unwrap(), 7).unwrap();
+        assert_eq!((quota.limited[0].before_ns, quota.limited[0].is_v1), (5, true));
+        write("sys/fs/cgroup/cpu/q/cpu.cfs_quota_us", "-1\n");
+        assert!(Quota::of(&Host::at(root.path()).unwrap(), 7).is_none());
+    }
+}
