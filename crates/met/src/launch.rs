@@ -59,10 +59,7 @@ pub struct Draft<'a> {
 pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let name = job_name(draft.name, &draft.command, &setting.config.jobs.layouts)?;
     let detached = draft.origin != Origin::Time;
-    let mut system = match detached {
-        true => setting.system_daemon_for_start(),
-        false => Err(Unreachable::Absent),
-    };
+    let mut system = if detached { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
     let id = if draft.keep { reserve(setting, &mut system)? } else { 0 };
     let events = if detached { live_events(setting, &mut system) } else { None };
     let now_ns = clock::realtime_ns();
