@@ -4,11 +4,13 @@
 //! records and series of the store behind it.
 
 pub mod access;
+mod answers;
 pub mod api;
 mod keeper;
 mod latest;
 mod misunderstood;
 mod node_page;
+mod room;
 mod view;
 
 pub use keeper::{Busy, Keeper, Plan, Refusal};
