@@ -40,6 +40,7 @@ pub(crate) static CLUSTER: Schema = Schema {
         include_str!("schema/cluster-1.sql"),
         include_str!("schema/cluster-2.sql"),
         include_str!("schema/cluster-3.sql"),
+        include_str!("schema/cluster-4.sql"),
     ],
     cache_kib: 4000,
 };

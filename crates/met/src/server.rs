@@ -102,7 +102,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let schedulers = Schedulers::start(&setting.host, asked, root, Scope::Cluster, before)?;
     let asked = view.clone();
     let answering = Box::new(move |bearer: &Bearer, question: &[u8]| answer_bytes(&asked, bearer, question));
-    let api = Arc::new(Api::new(keeper, Log::open(&state)?, misunderstood, answering));
+    let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, misunderstood, answering));
     let pages = page::Pages::new(view, setting.config.http.jobs_max);
     let server = listen(setting, &api, pages)?;
     for address in server.local_addrs() {

@@ -21,7 +21,7 @@ use serde_json::json;
 
 use super::access;
 use super::answers::Answers;
-use super::keeper::{Keeper, Refusal, now_ns};
+use super::keeper::{Denied, Keeper, Refusal, now_ns};
 use super::misunderstood::{Misunderstood, Trouble};
 use super::room::{NotReceived, Room};
 use crate::http::{Asker, in_background};
@@ -83,6 +83,21 @@ impl Api {
         }
         // A password of the web configuration is that of an operator.
         asker.user.clone().map(Bearer::Operator).ok_or_else(Problem::unknown)
+    }
+
+    /// Somebody else sends under this name; the batch waits on its node.
+    fn denied(&self, node: &str, asker: &Asker, why: &Denied) -> Problem {
+        let reason = match why {
+            Denied::Wait(reason) => reason.clone(),
+            Denied::Conflict(reason) => {
+                let reason = format!("{reason} (refused: {})", asker.peer.ip().to_canonical());
+                if self.misunderstood.conflict(node, reason.clone()) {
+                    tracing::warn!("{reason}");
+                }
+                reason
+            }
+        };
+        Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, reason) }
     }
 
     /// Makes a page for whoever asks, known or not; those of one address count as one client.
@@ -220,6 +235,7 @@ async fn batches(
     let offset = headers.get("Met-Clock-Offset-Ns").and_then(|offset| offset.to_str().ok()?.parse().ok());
     let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
     match kept.await {
+        Ok(Err(Refusal::Denied(why))) => Err(api.denied(&node, &asker, &why)),
         Ok(Ok(())) => Ok(Json(json!({ "sequence": sequence, "now_ns": now_ns() })).into_response()),
         Ok(Err(refusal @ Refusal::Stranger(_))) => Err(Problem::new(StatusCode::FORBIDDEN, refusal)),
         Ok(Err(refusal)) => {
@@ -335,7 +351,7 @@ mod tests {
     fn answer_to(packed: Vec<u8>) -> (Problem, Option<String>) {
         let state = tempfile::tempdir().unwrap();
         let mut log = Log::open(state.path()).unwrap();
-        let token = access::enroll(&mut log, &Bearer::Node("n1".to_owned()), 1).unwrap();
+        let token = access::enroll(&mut log, &Bearer::Node("n1".to_owned()), 1, false).unwrap();
         let keeper = Keeper::start(plan(state.path())).unwrap();
         let answering = |_: &Bearer, _: &[u8]| Err(Unanswered::Question("none".to_owned()));
         let api = Arc::new(Api::new(keeper, log, Misunderstood::default(), Box::new(answering)));
