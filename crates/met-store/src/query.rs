@@ -17,7 +17,7 @@ use crate::postgresql::Postgres;
 use crate::record::{
     self, Parts, exact, id_number, is_unsettled, select, sort_ns, supersedes, with_what_was_known,
 };
-use crate::schema::{CATALOGUE, open_for_reading};
+use crate::schema::{CATALOGUE, open_for_reading, open_frozen};
 use crate::series::{self, Series};
 use crate::sql::{self, Sql, Value};
 use crate::sqlite::Sqlite;
@@ -126,6 +126,24 @@ impl Reader {
         let queries = Queries::new(state, backends)?;
         queries.catalogue()?;
         Ok(Reader { queries })
+    }
+
+    /// As [`Reader::open_with`] for one question, also where there is no space for what SQLite needs to read.
+    pub fn open_without_space(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
+        let queries = Queries::new(state, backends)?;
+        match queries.catalogue() {
+            Err(error) if error.is_no_space() => {
+                let path = state.join(CATALOGUE_FILE);
+                let catalogue = Sqlite::new(open_frozen(&path)?, &path);
+                Ok(Reader {
+                    queries: Queries {
+                        catalogue: OnceCell::from(Box::new(catalogue) as Box<dyn Sql>),
+                        ..queries
+                    },
+                })
+            }
+            opened => opened.map(drop).map(|()| Reader { queries }),
+        }
     }
 }
 
