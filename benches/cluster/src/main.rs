@@ -114,7 +114,7 @@ fn enroll(root: &Path, nodes: u64) -> Result<Vec<String>> {
     std::fs::write(root.join("met.yaml"), config)?;
     std::fs::create_dir_all(state(root))?;
     let mut log = Log::open(&state(root))?;
-    (0..nodes).map(|node| Ok(access::enroll(&mut log, &Bearer::Node(name(node)), 1)?)).collect()
+    (0..nodes).map(|node| Ok(access::enroll(&mut log, &Bearer::Node(name(node)), 1, false)?)).collect()
 }
 
 fn start_server(root: &Path) -> Result<Process> {

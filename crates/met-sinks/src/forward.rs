@@ -41,6 +41,10 @@ const CELLS_MAX: usize = 400_000;
 const TIMES_MAX: usize = SAMPLES_MAX / 2;
 /// Of any length: a job with hundreds of steps has a long one.
 const RECORDS_PER_BATCH: usize = 100;
+/// Bytes of the records in one batch, of which a server takes 8 MiB in all; a longer record is alone.
+const RECORD_BYTES_PER_BATCH: usize = 2 << 20;
+/// The same of the series: more than all the cells that are held can take.
+const SERIES_BYTES_PER_BATCH: usize = 4 << 20;
 /// Who ends is told this soon, together with who ends right after.
 const END_WITHIN: Duration = Duration::from_millis(300);
 /// The course of the machine is sent this often: with one sample of each part its names are most of it.
@@ -102,6 +106,11 @@ pub struct Status {
     pub oldest_ns: Option<i64>,
     pub dropped_samples: u64,
     pub refused_batches: u64,
+    /// Batches that lie in the spool and are not sent, also those of earlier daemons.
+    #[serde(default)]
+    pub quarantined_batches: u64,
+    #[serde(default)]
+    pub spool: Option<PathBuf>,
     /// Unix time of the last answer; `None` before the first.
     pub acknowledged_ns: Option<i64>,
     /// How far this clock is behind the server's.
@@ -169,6 +178,7 @@ impl Shared {
         Status {
             batches_waiting: inner.spool.batches() as u64,
             bytes_waiting: inner.spool.bytes(),
+            quarantined_batches: inner.spool.quarantined() as u64,
             oldest_ns: inner.spool.oldest_age().and_then(|age| i64::try_from(age.as_nanos()).ok()),
             dropped_samples: inner.spool.dropped_samples() + inner.lost_in_queue,
             ..inner.status.clone()
@@ -196,7 +206,9 @@ impl Forward {
         let link = Link::open(&plan.address)?;
         let spool = Spool::open(&plan.folder)
             .map_err(|error| CannotForward::Spool { path: plan.folder.clone(), error })?;
-        let status = Status { url: link.url().to_owned(), ..Status::default() };
+        let status =
+            Status { url: link.url().to_owned(), spool: Some(plan.folder.clone()), ..Status::default() };
+        let own = Header { run: spool.id().to_owned(), ..plan.header.clone() };
         let inner = Inner { spool, status, lost_in_queue: 0, stopping: false };
         let shared = Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new() });
         let (queue, offered) = mpsc::sync_channel(QUEUE);
@@ -206,7 +218,7 @@ impl Forward {
         };
         let sending = Arc::clone(&shared);
         // Nobody waits for it at the end: it may be waiting for a server.
-        spawn("forward-send", Box::new(move || sender::work(&link, &sending)))?;
+        spawn("forward-send", Box::new(move || sender::work(&link, &sending, &own)))?;
         let mut maker = Maker {
             shared: Arc::clone(&shared),
             outbox,
@@ -272,6 +284,44 @@ fn samples_in(course: &Course, range: Range<usize>) -> u64 {
     let known =
         |cells: &Vec<i64>| cells[range.clone()].iter().filter(|&&cell| cell != MISSING).count() as u64;
     course.columns.iter().map(known).sum()
+}
+
+/// Records in groups that fit in a batch; the last has room for series.
+fn groups(records: Vec<Record>) -> Vec<Vec<Record>> {
+    let (mut groups, mut group, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for record in records {
+        let length = json_bytes(&record);
+        if bytes + length > RECORD_BYTES_PER_BATCH && !group.is_empty() {
+            groups.push(std::mem::take(&mut group));
+            bytes = 0;
+        }
+        group.push(record);
+        bytes += length;
+    }
+    if bytes > RECORD_BYTES_PER_BATCH {
+        groups.push(std::mem::take(&mut group));
+    }
+    groups.push(group);
+    groups
+}
+
+/// How long it is as JSON.
+fn json_bytes(value: &impl Serialize) -> usize {
+    struct Count(usize);
+    impl io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // What cannot be written is found out when it is.
+    let _ = serde_json::to_writer(&mut count, value);
+    count.0
 }
 
 struct Maker {
@@ -401,6 +451,26 @@ impl Maker {
 
     /// True if it is on disk now.
     fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> bool {
+        let mut groups = groups(records);
+        let last = groups.pop().unwrap_or_default();
+        groups.into_iter().all(|records| self.make_records(records)) && self.make_last(last, mark)
+    }
+
+    /// Records that are too much for one batch with all the others. Should they not get further than this, they are
+    /// sent again: the mark stays.
+    fn make_records(&mut self, records: Vec<Record>) -> bool {
+        let mut inner = self.shared.lock();
+        let (mark, columns) = (inner.spool.spooled_mark(), self.columns(true));
+        let header = Header { mark, made_ns: now_ns(), columns, ..self.header.clone() };
+        let spooled = inner.spool.put(&mut Batch { header, records, ..Batch::default() }, 0);
+        let is_spooled = spooled.is_ok();
+        inner.status.spool_error = spooled.err().map(|error| error.to_string());
+        drop(inner);
+        self.shared.changed.notify_all();
+        is_spooled
+    }
+
+    fn make_last(&mut self, records: Vec<Record>, mark: i64) -> bool {
         let Packed { pieces, samples, surplus } = self.pieces();
         let standings = self.standings.held();
         let columns = self.columns(!records.is_empty() || !standings.is_empty());
@@ -458,7 +528,7 @@ impl Maker {
     /// A server would refuse a batch with more than it takes, and the records in it.
     fn pieces(&self) -> Packed {
         let mut packed = Packed::default();
-        let mut times = 0;
+        let (mut times, mut bytes) = (0, 0);
         for ((subject, table), course) in &self.held {
             for begin in (0..course.len()).step_by(BLOCK_SAMPLES_MAX) {
                 let range = begin..course.len().min(begin + BLOCK_SAMPLES_MAX);
@@ -467,10 +537,15 @@ impl Maker {
                     packed.surplus += samples;
                     continue;
                 }
-                times += range.len();
-                packed.samples += samples;
                 let mut block = Vec::new();
-                block::encode(course, range, &mut block);
+                block::encode(course, range.clone(), &mut block);
+                if bytes + block.len() > SERIES_BYTES_PER_BATCH {
+                    packed.surplus += samples;
+                    continue;
+                }
+                times += range.len();
+                bytes += block.len();
+                packed.samples += samples;
                 packed.pieces.push(Piece { subject: subject.clone(), table: (*table).to_owned(), block });
             }
         }

@@ -3,6 +3,7 @@
 //! A batch is durable here before a node is told so, and stays until its series are in the store. Records are
 //! applied in the order of arrival; whatever was not marked as applied is applied again, which changes nothing.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use met_core::job::{JobKey, Record};
@@ -11,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension, Result as Answer, Row, params};
 
 use crate::days::in_transaction;
 use crate::error::StoreError;
-use crate::schema::{Access, CLUSTER, open_for_writing};
+use crate::schema::{Access, CLUSTER, open_for_reading, open_for_writing};
 
 const FILE: &str = "cluster.db";
 
@@ -29,12 +30,23 @@ pub struct Arrived<'a> {
 #[derive(Clone, Copy, Default)]
 pub struct About<'a> {
     pub version: &'a str,
+    /// Of its state folder; empty where it sends none.
+    pub id: &'a str,
     pub boot_id: &'a str,
     pub cpus: Option<i64>,
     pub memory_bytes: Option<i64>,
     pub clock_offset_ns: Option<i64>,
     pub dropped_samples: u64,
     pub page: Option<Page>,
+}
+
+/// Who sends under the name of a node, by its last batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bound {
+    /// `None` before the first batch, of a node that sends none, and after a replacement.
+    pub id: Option<String>,
+    pub boot_id: Option<String>,
+    pub seen_ns: Option<i64>,
 }
 
 /// A batch as it is kept.
@@ -54,6 +66,8 @@ pub enum Arrival {
     Known,
     /// Nobody enrolled this node.
     Stranger,
+    /// Somebody else sends under this name.
+    Refused,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +170,15 @@ impl Log {
         Ok(Log { path, connection })
     }
 
+    /// To look things up in a file that is there: it needs no space on the disk.
+    pub fn open_for_reading(state: &Path) -> Result<Log, StoreError> {
+        let path = state.join(FILE);
+        match open_for_reading(&path, &CLUSTER)? {
+            Some(connection) => Ok(Log { path, connection }),
+            None => Err(StoreError::Io { path, error: io::ErrorKind::NotFound.into() }),
+        }
+    }
+
     fn write<T>(
         &mut self,
         durable: bool,
@@ -168,9 +191,24 @@ impl Log {
         work(&self.connection).map_err(StoreError::database(&self.path))
     }
 
-    /// Lets somebody in who shows what has this hash. A node is known from then on.
-    pub fn enroll(&mut self, bearer: &Bearer, hash: &[u8], now_ns: i64) -> Result<(), StoreError> {
+    /// Lets somebody in who shows what has this hash. A node is known from then on. `replace`: all earlier tokens are
+    /// taken back, and whoever sends under the name next is the node.
+    pub fn enroll(
+        &mut self,
+        bearer: &Bearer,
+        hash: &[u8],
+        now_ns: i64,
+        replace: bool,
+    ) -> Result<(), StoreError> {
         self.write(true, |connection| {
+            if replace {
+                let sql = "DELETE FROM access WHERE kind = ?1 AND name = ?2";
+                connection.execute(sql, params![bearer.kind(), bearer.name()])?;
+            }
+            if let (Bearer::Node(name), true) = (bearer, replace) {
+                connection
+                    .execute("UPDATE node SET identity = NULL, boot_id = NULL WHERE name = ?1", [name])?;
+            }
             connection.execute(
                 "INSERT OR REPLACE INTO access (hash, kind, name, made_ns) VALUES (?1, ?2, ?3, ?4)",
                 params![hash, bearer.kind(), bearer.name(), now_ns],
@@ -240,9 +278,23 @@ impl Log {
         })
     }
 
-    /// Keeps batches, all or none of them: durable when this returns.
-    pub fn take(&mut self, arrived: &[Arrived<'_>]) -> Result<Vec<Arrival>, StoreError> {
-        self.write(true, |connection| arrived.iter().map(|batch| take(connection, batch)).collect())
+    /// Keeps batches, all or none of them but those that `admit` refuses: durable when this returns.
+    pub fn take(
+        &mut self,
+        arrived: &[Arrived<'_>],
+        mut admit: impl FnMut(usize, &Bound) -> bool,
+    ) -> Result<Vec<Arrival>, StoreError> {
+        self.write(true, |connection| {
+            let mut arrivals = Vec::with_capacity(arrived.len());
+            for (index, batch) in arrived.iter().enumerate() {
+                arrivals.push(match bound(connection, batch.node)? {
+                    None => Arrival::Stranger,
+                    Some(bound) if !admit(index, &bound) => Arrival::Refused,
+                    Some(_) => take(connection, batch)?,
+                });
+            }
+            Ok(arrivals)
+        })
     }
 
     /// A node spoke, and nothing of it was kept.
@@ -499,13 +551,20 @@ fn told_key(row: &Row<'_>) -> Answer<ToldKey> {
     Ok(ToldKey { manager, id, node, incarnation: row.get(3)?, whole: row.get(4)? })
 }
 
+fn bound(connection: &Connection, node: &str) -> Answer<Option<Bound>> {
+    let sql = "SELECT identity, boot_id, seen_ns FROM node WHERE name = ?1";
+    let row = |row: &Row<'_>| Ok(Bound { id: row.get(0)?, boot_id: row.get(1)?, seen_ns: row.get(2)? });
+    connection.prepare_cached(sql)?.query_row([node], row).optional()
+}
+
 fn take(connection: &Connection, batch: &Arrived<'_>) -> Answer<Arrival> {
-    let About { version, boot_id, cpus, memory_bytes, clock_offset_ns, dropped_samples, page } = batch.about;
+    let About { version, id, boot_id, cpus, memory_bytes, clock_offset_ns, dropped_samples, page } =
+        batch.about;
     let sql = "UPDATE node SET seen_ns = ?2, version = ?3, boot_id = ?4, cpus = ?5, memory_bytes = ?6,
                clock_offset_ns = coalesce(?7, clock_offset_ns), dropped_samples = ?8, page_port = ?9,
-               page_tls = ?10 WHERE name = ?1";
+               page_tls = ?10, identity = nullif(?11, '') WHERE name = ?1";
     let dropped = i64::try_from(dropped_samples).unwrap_or(i64::MAX);
-    let known = connection.prepare_cached(sql)?.execute(params![
+    connection.prepare_cached(sql)?.execute(params![
         batch.node,
         batch.received_ns,
         version,
@@ -515,11 +574,9 @@ fn take(connection: &Connection, batch: &Arrived<'_>) -> Answer<Arrival> {
         clock_offset_ns,
         dropped,
         page.map(|page| page.port),
-        page.is_some_and(|page| page.tls)
+        page.is_some_and(|page| page.tls),
+        id
     ])?;
-    if known == 0 {
-        return Ok(Arrival::Stranger);
-    }
     let sequence = i64::try_from(batch.sequence).unwrap_or(i64::MAX);
     let sql = "INSERT INTO spool (node, id, sequence, seen_ns) VALUES (?1, ?2, ?3, ?4)
                ON CONFLICT DO UPDATE SET sequence = excluded.sequence, seen_ns = excluded.seen_ns
@@ -543,10 +600,14 @@ mod tests {
         Arrived { node, spool, sequence, received_ns: 7, data: b"bytes", about }
     }
 
+    fn all(_: usize, _: &Bound) -> bool {
+        true
+    }
+
     fn log(state: &Path) -> Log {
         let mut log = Log::open(state).unwrap();
-        log.enroll(&Bearer::Node("n1".into()), b"hash-1", 1).unwrap();
-        log.enroll(&Bearer::Node("n2".into()), b"hash-2", 1).unwrap();
+        log.enroll(&Bearer::Node("n1".into()), b"hash-1", 1, false).unwrap();
+        log.enroll(&Bearer::Node("n2".into()), b"hash-2", 1, false).unwrap();
         log
     }
 
@@ -556,18 +617,22 @@ mod tests {
         let mut log = log(state.path());
         let batches =
             [arrived("n1", "a", 1), arrived("n1", "a", 2), arrived("n1", "a", 1), arrived("n2", "a", 1)];
-        let kinds = log.take(&batches).unwrap();
+        let kinds = log.take(&batches, all).unwrap();
         assert_eq!(kinds, [Arrival::New(1), Arrival::New(2), Arrival::Known, Arrival::New(3)]);
         drop(log);
         let mut log = Log::open(state.path()).unwrap();
         let again = [arrived("n1", "a", 2), arrived("n1", "b", 1), arrived("n3", "a", 1)];
-        assert_eq!(log.take(&again).unwrap(), [Arrival::Known, Arrival::New(4), Arrival::Stranger]);
+        assert_eq!(log.take(&again, all).unwrap(), [Arrival::Known, Arrival::New(4), Arrival::Stranger]);
         let numbers: Vec<i64> = log.after(1, 10).unwrap().iter().map(|kept| kept.number).collect();
         assert_eq!(numbers, [2, 3, 4]);
         log.forget("n1", 2).unwrap();
         assert_eq!(log.waiting("n1", i64::MAX).unwrap(), [(4, b"bytes".to_vec())]);
         assert_eq!(log.backlog().unwrap(), [("n1".into(), 7, 5), ("n2".into(), 7, 5)]);
-        assert_eq!(log.take(&[arrived("n1", "a", 2)]).unwrap(), [Arrival::Known], "also after it was moved");
+        assert_eq!(
+            log.take(&[arrived("n1", "a", 2)], all).unwrap(),
+            [Arrival::Known],
+            "also after it was moved"
+        );
         let nodes = log.nodes().unwrap();
         assert_eq!((nodes[0].seen_ns, nodes[0].clock_offset_ns), (Some(7), Some(5)));
         assert!(bytes_in(state.path()).is_some_and(|bytes| bytes >= 4096));
@@ -578,13 +643,41 @@ mod tests {
     fn who_was_let_in_can_be_shown_the_door() {
         let state = tempfile::tempdir().unwrap();
         let mut log = log(state.path());
-        log.enroll(&Bearer::User("ada".into()), b"hash-3", 1).unwrap();
+        log.enroll(&Bearer::User("ada".into()), b"hash-3", 1, false).unwrap();
         assert_eq!(log.bearer(b"hash-1").unwrap(), Some(Bearer::Node("n1".into())));
         assert_eq!(log.bearer(b"hash-3").unwrap(), Some(Bearer::User("ada".into())));
         assert_eq!(log.bearer(b"other").unwrap(), None);
         assert!(log.expel(&Bearer::Node("n1".into())).unwrap());
         assert!(!log.expel(&Bearer::Node("n1".into())).unwrap());
         assert_eq!((log.bearer(b"hash-1").unwrap(), log.is_node("n1").unwrap()), (None, false));
+    }
+
+    #[test]
+    fn who_sends_under_a_name_is_known_until_it_is_replaced() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = log(state.path());
+        let from = |id: &'static str, sequence| {
+            let batch = arrived("n1", "a", sequence);
+            Arrived { about: About { id, boot_id: "b1", ..batch.about }, ..batch }
+        };
+        let mut seen = Vec::new();
+        for batch in [from("", 1), from("one", 2), from("two", 3), from("one", 4)] {
+            let taken = log.take(&[batch], |_, bound| {
+                seen.push((bound.id.clone(), bound.boot_id.clone()));
+                bound.seen_ns.is_none() || seen.len() < 3
+            });
+            taken.unwrap();
+        }
+        let one = (Some("one".to_owned()), Some("b1".to_owned()));
+        assert_eq!(seen[1..], [(None, Some("b1".to_owned())), one.clone(), one], "who was refused is not");
+        log.enroll(&Bearer::Node("n1".into()), b"hash-9", 2, true).unwrap();
+        assert_eq!(log.bearer(b"hash-1").unwrap(), None, "earlier tokens are taken back");
+        assert_eq!(log.bearer(b"hash-2").unwrap(), Some(Bearer::Node("n2".into())));
+        log.take(&[from("two", 5)], |_, bound| {
+            assert_eq!((bound.id.as_deref(), bound.boot_id.as_deref()), (None, None));
+            true
+        })
+        .unwrap();
     }
 
     #[test]
@@ -639,23 +732,23 @@ mod tests {
         for start in 1..=5 {
             let id = format!("spool-{start}");
             let batch = Arrived { received_ns: start, ..arrived("n1", &id, start as u64) };
-            assert!(matches!(log.take(&[batch]).unwrap()[0], Arrival::New(_)));
+            assert!(matches!(log.take(&[batch], all).unwrap()[0], Arrival::New(_)));
         }
-        log.take(&[Arrived { received_ns: 1, ..arrived("n2", "a", 1) }]).unwrap();
+        log.take(&[Arrived { received_ns: 1, ..arrived("n2", "a", 1) }], all).unwrap();
         assert_eq!(log.forget_spools(4).unwrap(), 3);
         for (id, sequence, kind) in [("spool-4", 4, Arrival::Known), ("spool-5", 5, Arrival::Known)] {
-            assert_eq!(log.take(&[arrived("n1", id, sequence)]).unwrap(), [kind]);
+            assert_eq!(log.take(&[arrived("n1", id, sequence)], all).unwrap(), [kind]);
         }
         assert_eq!(log.forget_spools(i64::MAX).unwrap(), 1);
-        assert_eq!(log.take(&[arrived("n2", "a", 1)]).unwrap(), [Arrival::Known], "however old it is");
+        assert_eq!(log.take(&[arrived("n2", "a", 1)], all).unwrap(), [Arrival::Known], "however old it is");
         // Started over and over again, all of them young.
         for start in 0..SPOOLS_MAX + 50 {
-            log.take(&[Arrived { received_ns: 100 + start, ..arrived("n1", &start.to_string(), 9) }])
+            log.take(&[Arrived { received_ns: 100 + start, ..arrived("n1", &start.to_string(), 9) }], all)
                 .unwrap();
         }
         log.forget_spools(0).unwrap();
-        assert_eq!(log.take(&[arrived("n1", "50", 9)]).unwrap(), [Arrival::Known]);
-        assert!(matches!(log.take(&[arrived("n1", "49", 9)]).unwrap()[..], [Arrival::New(_)]));
+        assert_eq!(log.take(&[arrived("n1", "50", 9)], all).unwrap(), [Arrival::Known]);
+        assert!(matches!(log.take(&[arrived("n1", "49", 9)], all).unwrap()[..], [Arrival::New(_)]));
     }
 
     #[test]

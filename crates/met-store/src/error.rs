@@ -34,7 +34,24 @@ pub enum StoreError {
     Database { path: PathBuf, error: rusqlite::Error },
 }
 
+/// Less than this is left where a database cannot be opened for lack of space.
+const SPACE_BYTES: u64 = 1 << 20;
+
 impl StoreError {
+    /// Whether it is for lack of space that something could not be written: there may be some later.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            StoreError::Io { error, .. } => is_no_space(error),
+            // Where it cannot make its log or shared memory SQLite does not say why.
+            StoreError::Database { path, error } => match error.sqlite_error_code() {
+                Some(ErrorCode::DiskFull) => true,
+                Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => has_no_space(path),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> StoreError + '_ {
         move |error| StoreError::Io { path: path.to_path_buf(), error }
     }
@@ -62,4 +79,13 @@ fn has_other_tables(error: &rusqlite::Error) -> bool {
     ["no such table", "no such column", "already exists", "duplicate column", "has no column"]
         .iter()
         .any(|what| text.contains(what))
+}
+
+fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+fn has_no_space(path: &Path) -> bool {
+    let folder = path.parent().unwrap_or(path);
+    rustix::fs::statvfs(folder).is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < SPACE_BYTES)
 }

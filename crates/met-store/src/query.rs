@@ -19,7 +19,7 @@ use crate::postgresql::Postgres;
 use crate::reading::{self, Parts, exact, select};
 use crate::record::{self, is_unsettled, supersedes, with_what_was_known};
 use crate::salvage::{self, Salvage};
-use crate::schema::{CATALOGUE, open_for_reading};
+use crate::schema::{CATALOGUE, open_for_reading, open_frozen};
 use crate::series::{self, Series};
 use crate::sql::{self, Noted, Sql, Value};
 use crate::sqlite::Sqlite;
@@ -174,6 +174,24 @@ impl Reader {
             reader.queries.distrusted = problems.into_iter().next();
         }
         Ok(reader)
+    }
+
+    /// As [`Reader::open_with`] for one question, also where there is no space for what SQLite needs to read.
+    pub fn open_without_space(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
+        let queries = Queries::new(state, backends)?;
+        match queries.catalogue() {
+            Err(error) if error.is_no_space() => {
+                let path = state.join(CATALOGUE_FILE);
+                let catalogue = Sqlite::new(open_frozen(&path)?, &path);
+                Ok(Reader {
+                    queries: Queries {
+                        catalogue: OnceCell::from(Box::new(catalogue) as Box<dyn Sql>),
+                        ..queries
+                    },
+                })
+            }
+            opened => opened.map(drop).map(|()| Reader { queries }),
+        }
     }
 }
 

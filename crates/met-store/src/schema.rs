@@ -45,6 +45,7 @@ pub(crate) static CLUSTER: Schema = Schema {
         include_str!("schema/cluster-1.sql"),
         include_str!("schema/cluster-2.sql"),
         include_str!("schema/cluster-3.sql"),
+        include_str!("schema/cluster-4.sql"),
     ],
     cache_kib: 4000,
     tells_version: false,
@@ -180,6 +181,22 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
     }
     connection.pragma_update(None, "cache_size", -schema.cache_kib).map_err(database)?;
     Ok(Some(connection))
+}
+
+/// Opens a file that nobody writes, and of which no log was left. Where there is no space for shared memory there is
+/// no other way; what is written meanwhile is not seen.
+pub(crate) fn open_frozen(path: &Path) -> Result<Connection, StoreError> {
+    let has_log = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    let text = path.to_str().filter(|_| !has_log);
+    let text = text.ok_or_else(|| StoreError::Io {
+        path: path.to_path_buf(),
+        error: io::ErrorKind::StorageFull.into(),
+    })?;
+    let escaped = text.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+    Connection::open_with_flags(format!("file:{escaped}?immutable=1"), flags)
+        .map_err(StoreError::database(path))
 }
 
 pub(crate) fn version_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {

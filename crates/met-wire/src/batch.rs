@@ -21,6 +21,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::bits::put_varint;
 
+mod own;
+
+pub use own::{split, with_header};
+
 const MAGIC: &[u8; 3] = b"MET";
 /// The first one said less of its columns; what lies in spools and waits on servers may be of it.
 const VERSION: u8 = 2;
@@ -29,6 +33,8 @@ const HEADER: u8 = b'H';
 const RECORD: u8 = b'R';
 const SERIES: u8 = b'S';
 const STANDING: u8 = b'L';
+/// Means nothing; readers skip it like any frame they do not know.
+const PADDING: u8 = b'P';
 
 /// Bounds of what is taken from a sender: compressed, and unpacked.
 pub const PACKED_BYTES_MAX: usize = 8 << 20;
@@ -60,6 +66,12 @@ pub struct Header {
     pub spool: String,
     /// From 1 on, in the order in which they were made.
     pub sequence: u64,
+    /// Identifies the state folder of the node, whatever the node is called. Empty from versions that have none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub id: String,
+    /// Identifies the start of the daemon that sends it. Empty from versions that have none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub run: String,
     /// Every record up to here has been sent with this batch; for the sender alone.
     pub mark: i64,
     /// Unix time by the sender's clock.
@@ -164,7 +176,7 @@ impl Batch {
             put_json(&mut plain, RECORD, record)?;
         }
         let mut bytes = Vec::with_capacity(plain.len() / 4);
-        gzip(&plain, &mut bytes)?;
+        gzip_within_ratio(&mut plain, &mut bytes)?;
         let records_end = bytes.len();
         if !self.pieces.is_empty() || !self.standings.is_empty() {
             plain.clear();
@@ -174,7 +186,7 @@ impl Batch {
             for piece in &self.pieces {
                 put_piece(&mut plain, piece)?;
             }
-            gzip(&plain, &mut bytes)?;
+            gzip_within_ratio(&mut plain, &mut bytes)?;
         }
         Ok(Packed { bytes, records_end })
     }
@@ -185,11 +197,15 @@ impl Batch {
     }
 
     fn read(plain: &[u8]) -> Result<Batch, BadBatch> {
+        Batch::read_within(plain, RECORD_BYTES_MAX)
+    }
+
+    fn read_within(plain: &[u8], record_bytes_max: usize) -> Result<Batch, BadBatch> {
         let mut frames = Frames::of(plain)?;
         let mut batch = Batch { header: frames.header()?, ..Batch::default() };
         while let Some((kind, payload, at)) = frames.next()? {
             match kind {
-                RECORD if payload.len() > RECORD_BYTES_MAX => {
+                RECORD if payload.len() > record_bytes_max => {
                     return Err(BadBatch::Content("a record is too long", at));
                 }
                 RECORD => batch.records.push(json("a record", payload)?),
@@ -234,6 +250,30 @@ pub fn header(packed: &[u8]) -> Result<Header, BadBatch> {
     Frames::of(&begin)?.header()
 }
 
+/// Compresses so that a receiver does not take it for a bomb: what would shrink by more than [`RATIO_MAX`], such as a
+/// command line of one letter, gets one percent of padding that does not shrink.
+fn gzip_within_ratio(plain: &mut Vec<u8>, out: &mut Vec<u8>) -> io::Result<()> {
+    // Half of what a batch may have beyond the ratio: it has two members.
+    const ALLOWANCE: usize = 32 << 10;
+    let begin = out.len();
+    gzip(plain, out)?;
+    let excess = plain.len().saturating_sub(ALLOWANCE + (out.len() - begin) * RATIO_MAX);
+    if excess > 0 {
+        let mut bits = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut noise = || {
+            bits ^= bits << 13;
+            bits ^= bits >> 7;
+            bits ^= bits << 17;
+            (bits >> 32) as u8
+        };
+        let padding: Vec<u8> = (0..excess / (RATIO_MAX - 1) + 64).map(|_| noise()).collect();
+        put_frame(plain, PADDING, &padding);
+        out.truncate(begin);
+        gzip(plain, out)?;
+    }
+    Ok(())
+}
+
 fn gzip(plain: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
     let mut encoder = GzEncoder::new(out, Compression::new(5));
     encoder.write_all(plain)?;
@@ -241,7 +281,10 @@ fn gzip(plain: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
 }
 
 fn unpacked(packed: &[u8]) -> Result<Vec<u8>, BadBatch> {
-    let most = unpacked_max(packed.len());
+    unpacked_within(packed, unpacked_max(packed.len()))
+}
+
+fn unpacked_within(packed: &[u8], most: usize) -> Result<Vec<u8>, BadBatch> {
     let mut plain = Vec::with_capacity((packed.len() * 4).min(most));
     let read = MultiGzDecoder::new(packed).take(most as u64 + 1).read_to_end(&mut plain);
     read.map_err(BadBatch::Packing)?;
@@ -318,7 +361,8 @@ impl<'a> Frames<'a> {
         match self.next()? {
             Some((HEADER, payload, at)) => {
                 let header: Header = json("the header", payload)?;
-                let texts = [&header.node, &header.spool, &header.boot_id, &header.version];
+                let Header { node, spool, id, run, boot_id, version, .. } = &header;
+                let texts = [node, spool, id, run, boot_id, version];
                 if texts.iter().any(|text| text.len() > NAME_BYTES_MAX) || header.node.is_empty() {
                     return Err(BadBatch::Content("a header without proper names", at));
                 }

@@ -134,6 +134,49 @@ fn a_batch_does_without_a_standing_that_is_none() {
     assert_eq!(Batch::read(&plain).unwrap().standings, [standing()]);
 }
 
+#[test]
+fn whatever_its_records_are_a_receiver_does_not_take_a_batch_for_a_bomb() {
+    for letters in [0, 40 << 10, 1 << 20, 4_000_000] {
+        let mut long = record("1");
+        long.command = vec!["a".repeat(letters)];
+        let one = Batch { records: vec![long], ..batch() };
+        let packed = one.pack().unwrap();
+        assert_eq!(Batch::unpack(&packed.bytes).unwrap(), one, "{letters}");
+        assert_eq!(Batch::unpack(&packed.bytes[..packed.records_end]).unwrap().records, one.records);
+        assert!(packed.bytes.len() < (64 << 10), "{}", packed.bytes.len());
+    }
+}
+
+#[test]
+fn another_header_changes_nothing_else() {
+    let packed = batch().pack().unwrap();
+    let renamed =
+        with_header(&packed.bytes, packed.records_end, |header| header.node = "n2".to_owned()).unwrap();
+    let header = Header { node: "n2".to_owned(), ..batch().header };
+    let expected = Batch { header, ..batch() };
+    assert_eq!(Batch::unpack(&renamed.bytes).unwrap(), expected);
+    let records = Batch { standings: Vec::new(), pieces: Vec::new(), ..expected };
+    assert_eq!(Batch::unpack(&renamed.bytes[..renamed.records_end]).unwrap(), records);
+}
+
+#[test]
+fn a_batch_is_split_until_it_is_one_record() {
+    let whole = Batch { records: (0..5).map(|id| record(&id.to_string())).collect(), ..batch() };
+    let (mut todo, mut singles, mut series) = (vec![whole.clone()], Vec::new(), 0);
+    while let Some(next) = todo.pop() {
+        match split(&next.pack().unwrap().bytes).unwrap() {
+            Some(parts) => todo.extend(parts),
+            None => {
+                assert!(next.records.len() + usize::from(!next.pieces.is_empty()) == 1);
+                series += next.pieces.len();
+                singles.extend(next.records);
+            }
+        }
+    }
+    singles.sort_by(|one, other| one.key.cmp(&other.key));
+    assert_eq!((singles, series), (whole.records, 2));
+}
+
 proptest! {
     #[test]
     fn no_bytes_are_too_strange(plain in proptest::collection::vec(any::<u8>(), 0..400)) {

@@ -402,10 +402,19 @@ pub enum ServerAction {
     #[command(
         after_help = "Example:\n  met server enroll n1 | ssh n1 met daemon --join https://met.example:9317"
     )]
-    Enroll(EnrollArgs),
+    Enroll(NewArgs),
     /// Take all tokens of a node, user or operator back
     #[command(after_help = "Example:\n  met server expel n1")]
     Expel(EnrollArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct NewArgs {
+    #[command(flatten)]
+    pub who: EnrollArgs,
+    /// Replace a node that was reinstalled: earlier tokens end, and the next to send with the new one is the node
+    #[arg(long, conflicts_with_all = ["user", "operator"])]
+    pub replace: bool,
 }
 
 #[derive(Debug, Args)]

@@ -17,7 +17,6 @@ use met_server::cluster::{ClusterView, Keeper, Misunderstood, Plan};
 use met_server::http::{Address, Options, Server};
 use met_store::cluster::{Bearer, Log};
 use met_store::{Filter, NodePart, StoreError};
-use met_wire::batch::PACKED_BYTES_MAX;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 
@@ -39,6 +38,8 @@ pub const LATE_NS: i64 = 180_000_000_000;
 /// A level holds no longer than this in the course of a job on several nodes.
 const GAP_MS: i64 = 60_000;
 const CONNECTIONS_MAX: usize = 4096;
+/// As long as a node waits: its batch may have come slowly.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Samples in one reply: some ten megabytes.
 const PAGE_SAMPLES: usize = 50_000;
 /// Of all parts of a node together, which have fewer columns than a job.
@@ -102,7 +103,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let schedulers = Schedulers::start(&setting.host, asked, root, Scope::Cluster, before)?;
     let asked = view.clone();
     let answering = Box::new(move |bearer: &Bearer, question: &[u8]| answer_bytes(&asked, bearer, question));
-    let api = Arc::new(Api::new(keeper, Log::open(&state)?, misunderstood, answering));
+    let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, misunderstood, answering));
     let pages = page::Pages::new(view, setting.config.http.jobs_max);
     let server = listen(setting, &api, pages)?;
     for address in server.local_addrs() {
@@ -142,7 +143,9 @@ fn listen(setting: &Setting, api: &Arc<Api>, pages: page::Pages) -> Result<Serve
     let options = Options {
         web_config: http.web_config.clone(),
         plain: http.plain,
-        body_bytes_max: PACKED_BYTES_MAX,
+        // Each path has a limit of its own, and a reason of its own for what is beyond it.
+        body_bytes_max: usize::MAX,
+        answer_within: ANSWER_WITHIN,
         connections_max: CONNECTIONS_MAX,
         own_checks: &[api::ROOT],
         background_threads: 4,

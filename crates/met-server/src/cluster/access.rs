@@ -9,10 +9,10 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 const TOKEN_BYTES: usize = 32;
 
-/// Lets somebody in and returns his token; nobody can find it out again.
-pub fn enroll(log: &mut Log, bearer: &Bearer, now_ns: i64) -> Result<String, StoreError> {
+/// Lets somebody in and returns his token; nobody can find it out again. `replace`: see [`Log::enroll`].
+pub fn enroll(log: &mut Log, bearer: &Bearer, now_ns: i64, replace: bool) -> Result<String, StoreError> {
     let token = token().map_err(|error| StoreError::Io { path: "/dev/urandom".into(), error })?;
-    log.enroll(bearer, &hash(&token), now_ns)?;
+    log.enroll(bearer, &hash(&token), now_ns, replace)?;
     Ok(token)
 }
 
@@ -47,10 +47,10 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let mut log = Log::open(state.path()).unwrap();
         let ada = Bearer::User("ada".into());
-        let token = enroll(&mut log, &ada, 1).unwrap();
+        let token = enroll(&mut log, &ada, 1, false).unwrap();
         assert_eq!(bearer(&log, &token).unwrap(), Some(ada.clone()));
         assert_eq!(bearer(&log, "").unwrap(), None);
-        assert_ne!(enroll(&mut log, &ada, 2).unwrap(), token);
+        assert_ne!(enroll(&mut log, &ada, 2, false).unwrap(), token);
         drop(log);
         for entry in std::fs::read_dir(state.path()).unwrap() {
             let bytes = std::fs::read(entry.unwrap().path()).unwrap();

@@ -16,20 +16,18 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use met_store::cluster::{Bearer, Log};
-use met_wire::batch::{BadBatch, Batch, PACKED_BYTES_MAX, SAMPLES_MAX, unpacked_max};
+use met_wire::batch::{BadBatch, Batch, PACKED_BYTES_MAX, SAMPLES_MAX};
 use serde_json::json;
-use tokio::sync::Semaphore;
 
 use super::access;
-use super::keeper::{Keeper, Refusal, now_ns};
+use super::answers::Answers;
+use super::keeper::{Denied, Keeper, Refusal, now_ns};
 use super::misunderstood::{Misunderstood, Trouble};
+use super::room::{NotReceived, Room};
 use crate::http::{Asker, in_background};
 
 /// Everything under it looks at tokens by itself.
 pub const ROOT: &str = "/api/v1/";
-/// Bytes of all batches that are read at once, in units of which each takes at least one.
-const ROOM_UNIT: usize = 64 << 10;
-const ROOM_UNITS: usize = 1024;
 /// A batch that is unpacked within a millisecond or two.
 const SMALL_BYTES: usize = 64 << 10;
 const QUESTION_BYTES_MAX: usize = 1 << 20;
@@ -50,15 +48,16 @@ pub struct Api {
     pub keeper: Keeper,
     log: Mutex<Log>,
     answering: Box<Answering>,
-    room: Arc<Semaphore>,
+    room: Room,
+    answers: Answers,
     misunderstood: Misunderstood,
 }
 
 impl Api {
     /// `log` is to look up tokens; the keeper has one of its own.
     pub fn new(keeper: Keeper, log: Log, misunderstood: Misunderstood, answering: Box<Answering>) -> Api {
-        let room = Arc::new(Semaphore::new(ROOM_UNITS));
-        Api { keeper, log: Mutex::new(log), answering, room, misunderstood }
+        let (room, answers) = (Room::default(), Answers::default());
+        Api { keeper, log: Mutex::new(log), answering, room, answers, misunderstood }
     }
 
     /// Who is asking; nobody if that cannot be shown.
@@ -84,6 +83,29 @@ impl Api {
         }
         // A password of the web configuration is that of an operator.
         asker.user.clone().map(Bearer::Operator).ok_or_else(Problem::unknown)
+    }
+
+    /// Somebody else sends under this name; the batch waits on its node.
+    fn denied(&self, node: &str, asker: &Asker, why: &Denied) -> Problem {
+        let reason = match why {
+            Denied::Wait(reason) => reason.clone(),
+            Denied::Conflict(reason) => {
+                let reason = format!("{reason} (refused: {})", asker.peer.ip().to_canonical());
+                if self.misunderstood.conflict(node, reason.clone()) {
+                    tracing::warn!("{reason}");
+                }
+                reason
+            }
+        };
+        Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, reason) }
+    }
+
+    /// Makes a page for whoever asks, known or not; those of one address count as one client.
+    pub async fn page(&self, asker: &Asker, work: impl FnOnce() -> Response + Send + 'static) -> Response {
+        let Some(turn) = self.answers.turn(&asker.peer.ip().to_string()).await else {
+            return Problem::unread().into_response();
+        };
+        self.answers.make(turn, work).await.unwrap_or_else(|| Problem::busy().into_response())
     }
 
     /// What would be misread waits on its node, which is here all the same.
@@ -135,6 +157,20 @@ impl Problem {
         )
     }
 
+    fn too_many_of_one() -> Problem {
+        let reason = "this node is sending too many batches at once";
+        Problem { come_again: true, ..Problem::new(StatusCode::TOO_MANY_REQUESTS, reason) }
+    }
+
+    fn not_received(why: NotReceived) -> Problem {
+        Problem { come_again: true, ..Problem::new(StatusCode::REQUEST_TIMEOUT, why) }
+    }
+
+    fn unread() -> Problem {
+        let reason = "too many answers to this client are unread; read them and ask again";
+        Problem { come_again: true, ..Problem::new(StatusCode::TOO_MANY_REQUESTS, reason) }
+    }
+
     fn busy() -> Problem {
         let reason = "there is too much to do at the moment";
         Problem { come_again: true, ..Problem::new(StatusCode::TOO_MANY_REQUESTS, reason) }
@@ -173,13 +209,11 @@ async fn batches(
         let reason = format!("a batch has at most {PACKED_BYTES_MAX} bytes, not {length}");
         return Err(Problem::never(StatusCode::PAYLOAD_TOO_LARGE, reason));
     }
+    let _place = api.room.enter(&node).ok_or_else(Problem::too_many_of_one)?;
+    let mut received = api.room.receive(body, length).await.map_err(Problem::not_received)?;
     // For what it may become: it is held until it is kept.
-    let units = (unpacked_max(length) / ROOM_UNIT + 1) as u32;
-    let Ok(_room) = Arc::clone(&api.room).try_acquire_many_owned(units) else { return Err(Problem::busy()) };
-    let cut_off =
-        |error: axum::Error| Problem { come_again: true, ..Problem::new(StatusCode::REQUEST_TIMEOUT, error) };
-    let packed = to_bytes(body, PACKED_BYTES_MAX).await.map_err(cut_off)?.to_vec();
-    let (batch, packed) = match unpacked(packed).await? {
+    let _room = api.room.unpack(length).await.ok_or_else(Problem::busy)?;
+    let (batch, packed) = match unpacked(std::mem::take(&mut received.bytes)).await? {
         (Err(error @ BadBatch::Version(_)), _) => {
             let what = format!("{error}; its batches wait there until this server is updated");
             return Err(api.misread(&node, received_ns, what));
@@ -201,6 +235,7 @@ async fn batches(
     let offset = headers.get("Met-Clock-Offset-Ns").and_then(|offset| offset.to_str().ok()?.parse().ok());
     let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
     match kept.await {
+        Ok(Err(Refusal::Denied(why))) => Err(api.denied(&node, &asker, &why)),
         Ok(Ok(())) => Ok(Json(json!({ "sequence": sequence, "now_ns": now_ns() })).into_response()),
         Ok(Err(refusal @ Refusal::Stranger(_))) => Err(Problem::new(StatusCode::FORBIDDEN, refusal)),
         Ok(Err(refusal)) => {
@@ -257,17 +292,27 @@ async fn ask(
             "this is a node's token; met server enroll --user makes one to ask with",
         ));
     }
+    let turn = api.answers.turn(&client(&bearer)).await.ok_or_else(Problem::unread)?;
     let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
-    // Files are read: nobody else waits for that.
-    let answered = in_background(move || (api.answering)(&bearer, &question)).await;
-    let answer = answered
-        .ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be answered"))?;
-    let answer = answer.map_err(|why| match why {
-        Unanswered::Question(reason) => Problem::new(StatusCode::BAD_REQUEST, reason),
-        Unanswered::Failed(reason) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason),
-    })?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], Bytes::from(answer)).into_response())
+    let asked = Arc::clone(&api);
+    let work = move || match (asked.answering)(&bearer, &question) {
+        Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], Bytes::from(answer)).into_response(),
+        Err(Unanswered::Question(reason)) => Problem::new(StatusCode::BAD_REQUEST, reason).into_response(),
+        Err(Unanswered::Failed(reason)) => {
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
+        }
+    };
+    api.answers.make(turn, work).await.ok_or_else(Problem::busy)
+}
+
+/// Who is counted as one in what is unread.
+fn client(bearer: &Bearer) -> String {
+    match bearer {
+        Bearer::Node(name) => format!("node {name}"),
+        Bearer::User(name) => format!("user {name}"),
+        Bearer::Operator(name) => format!("operator {name}"),
+    }
 }
 
 async fn whoami(
@@ -306,7 +351,7 @@ mod tests {
     fn answer_to(packed: Vec<u8>) -> (Problem, Option<String>) {
         let state = tempfile::tempdir().unwrap();
         let mut log = Log::open(state.path()).unwrap();
-        let token = access::enroll(&mut log, &Bearer::Node("n1".to_owned()), 1).unwrap();
+        let token = access::enroll(&mut log, &Bearer::Node("n1".to_owned()), 1, false).unwrap();
         let keeper = Keeper::start(plan(state.path())).unwrap();
         let answering = |_: &Bearer, _: &[u8]| Err(Unanswered::Question("none".to_owned()));
         let api = Arc::new(Api::new(keeper, log, Misunderstood::default(), Box::new(answering)));
@@ -316,7 +361,7 @@ mod tests {
         let asker = Asker { peer: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
         let before_ns = now_ns();
         let answer = batches(State(Arc::clone(&api)), Extension(asker), headers, Body::from(packed));
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let problem = runtime.block_on(answer).unwrap_err();
         api.keeper.move_all();
         let nodes = api.log.lock().unwrap().nodes().unwrap();

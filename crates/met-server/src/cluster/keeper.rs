@@ -3,9 +3,11 @@
 mod absent;
 mod clearing;
 mod moving;
+mod read_only;
+mod senders;
 mod wholes;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread::JoinHandle;
@@ -20,6 +22,8 @@ use tokio::sync::oneshot;
 
 use moving::readable;
 pub(super) use moving::{add_waiting, gather};
+pub use senders::Denied;
+use senders::Senders;
 use wholes::whole_key;
 pub(super) use wholes::{part_keys, series_key};
 
@@ -38,6 +42,7 @@ const RETAIN_EVERY: Duration = Duration::from_secs(3600);
 const RECALL_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a keeper needs to know.
+#[derive(Clone)]
 pub struct Plan {
     pub state: PathBuf,
     /// Where catalogue and series are, if not in files of the state.
@@ -65,6 +70,10 @@ pub enum Refusal {
     Stranger(String),
     #[error("it could not be written: {0}")]
     Disk(String),
+    #[error("{}", .0.reason())]
+    Denied(Denied),
+    #[error("this server is read-only until there is space: {0}")]
+    ReadOnly(String),
 }
 
 /// There is too much to do.
@@ -98,12 +107,21 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Everything is as the last server left it when this returns, so whoever asks then is told all of it.
+    /// Everything is as the last server left it when this returns, so whoever asks then is told all of it. Without
+    /// space on the disk batches are refused until there is some.
     pub fn start(plan: Plan) -> Result<Keeper, StoreError> {
-        let mut work = Work::open(plan)?;
-        let (latest, table) = (work.latest.clone(), work.plan.table);
+        let (latest, table) = (Latest::default(), plan.table);
+        let work = match Work::open(plan.clone(), latest.clone()) {
+            Err(error) if error.is_no_space() => Err(error),
+            opened => Ok(opened?),
+        };
         let (orders, receiver) = mpsc::sync_channel(QUEUE);
-        let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || work.run(&receiver));
+        let to_learn = latest.clone();
+        let run = move || match work {
+            Ok(mut work) => work.run(&receiver),
+            Err(error) => read_only::run(&plan, &to_learn, error, &receiver),
+        };
+        let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(run);
         let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
         Ok(Keeper { orders, thread: Some(thread), latest, table })
     }
@@ -179,6 +197,7 @@ struct Work {
     behind: bool,
     /// Nodes that are not here, of those that jobs were seen on.
     gone: HashSet<String>,
+    senders: Senders,
     started_ns: i64,
     /// How far it was looked for what is left of jobs that were removed.
     looked_for_old: Option<ToldKey>,
@@ -187,21 +206,23 @@ struct Work {
 }
 
 impl Work {
-    fn open(plan: Plan) -> Result<Work, StoreError> {
+    fn open(plan: Plan, latest: Latest) -> Result<Work, StoreError> {
         let mut writer = Writer::open_with(&plan.state, &plan.backends)?;
         // Nodes are told that it is kept, and remove their copy.
         writer.always_durable = true;
         let mut log = Log::open(&plan.state)?;
         log.settle_standings()?;
+        let started_ns = now_ns();
         let mut work = Work {
+            senders: Senders::new(started_ns),
             applied: log.applied()?,
             gone: absent::given_up(&log)?,
             behind: false,
             writer,
             log,
             plan,
-            latest: Latest::default(),
-            started_ns: now_ns(),
+            latest,
+            started_ns,
             looked_for_old: None,
             next_look: Instant::now(),
             next_retain: Instant::now() + RETAIN_EVERY,
@@ -312,7 +333,13 @@ impl Work {
             return;
         }
         let arrived: Vec<Arrived<'_>> = group.iter().map(arrived).collect();
-        let kinds = match self.log.take(&arrived) {
+        let mut denied = HashMap::new();
+        let kinds = self.log.take(&arrived, |index, bound| {
+            let Incoming { batch, received_ns, .. } = &group[index];
+            let verdict = self.senders.admit(&batch.header, bound, *received_ns);
+            verdict.map_err(|why| denied.insert(index, why)).is_ok()
+        });
+        let kinds = match kinds {
             Ok(kinds) => kinds,
             Err(error) => {
                 tracing::error!("{} batches are not kept, their nodes send them again: {error}", group.len());
@@ -324,10 +351,14 @@ impl Work {
             }
         };
         let (mut fresh, mut last) = (Vec::new(), self.applied);
-        for (incoming, kind) in group.into_iter().zip(kinds) {
+        for (index, (incoming, kind)) in group.into_iter().zip(kinds).enumerate() {
             let node = incoming.batch.header.node.clone();
             let answer = match kind {
                 Arrival::Stranger => Err(Refusal::Stranger(node)),
+                Arrival::Refused => Err(denied.remove(&index).map_or_else(
+                    || Refusal::Disk("nobody was asked whether it may be".to_owned()),
+                    Refusal::Denied,
+                )),
                 Arrival::Known => Ok(()),
                 Arrival::New(number) => {
                     last = last.max(number);
@@ -426,6 +457,7 @@ fn arrived(incoming: &Incoming) -> Arrived<'_> {
         data: &incoming.packed,
         about: About {
             version: &header.version,
+            id: &header.id,
             boot_id: &header.boot_id,
             cpus: header.cpus,
             memory_bytes: header.memory_bytes,

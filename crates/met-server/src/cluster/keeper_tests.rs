@@ -33,7 +33,7 @@ pub fn plan(state: &std::path::Path) -> Plan {
 fn start(state: &std::path::Path, nodes: &[&str]) -> (Keeper, ClusterView) {
     let mut log = Log::open(state).unwrap();
     for node in nodes {
-        log.enroll(&Bearer::Node((*node).to_owned()), node.as_bytes(), 1).unwrap();
+        log.enroll(&Bearer::Node((*node).to_owned()), node.as_bytes(), 1, false).unwrap();
     }
     let keeper = Keeper::start(plan(state)).unwrap();
     let view = ClusterView {
@@ -198,7 +198,7 @@ fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
         data: &packed,
         about: About::default(),
     };
-    assert_eq!(Log::open(state.path()).unwrap().take(&[arrived]).unwrap(), [Arrival::New(1)]);
+    assert_eq!(Log::open(state.path()).unwrap().take(&[arrived], |_, _| true).unwrap(), [Arrival::New(1)]);
     let (keeper, view) = start(state.path(), &["n1"]);
     assert_eq!(all(&view)[0].totals.get(CPU), Some(5 * SECOND_NS));
     keeper.move_all();
@@ -273,9 +273,9 @@ fn samples_of_an_impossible_time_are_left_out() {
 fn enrolled(state: &std::path::Path, nodes: &[&str]) -> Work {
     let mut log = Log::open(state).unwrap();
     for node in nodes {
-        log.enroll(&Bearer::Node((*node).to_owned()), node.as_bytes(), now_ns()).unwrap();
+        log.enroll(&Bearer::Node((*node).to_owned()), node.as_bytes(), now_ns(), false).unwrap();
     }
-    Work::open(plan(state)).unwrap()
+    Work::open(plan(state), Latest::default()).unwrap()
 }
 
 fn give(work: &mut Work, node: &str, sequence: u64, records: Vec<Record>, pieces: Vec<Piece>) {
@@ -328,7 +328,7 @@ fn jobs_of_a_silent_node_are_lost_until_it_speaks_again() {
     assert_eq!(lost.summaries.get(MEMORY_NEEDED).unwrap().mean, 1000.0);
     // Also by the next server, as long as it is silent.
     drop(work);
-    let mut work = Work::open(plan(state.path())).unwrap();
+    let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
     work.look_for_nodes(now + 8 * DAY_NS).unwrap();
     assert_eq!(only(&work).state, State::Lost);
     // It says only that it is here.
@@ -355,7 +355,7 @@ fn how_a_lost_job_stood_is_known_by_a_server_that_was_started_long_after() {
     give(&mut work, "n1", 2, Vec::new(), vec![piece(&running.key, start_s + 600, 30)]);
     work.move_due(i64::MAX);
     drop(work);
-    let mut work = Work::open(plan(state.path())).unwrap();
+    let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
     work.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
     let lost = only(&work);
     assert_eq!((lost.state, lost.end_ns), (State::Lost, Some((start_s + 629) * SECOND_NS)));
@@ -374,7 +374,7 @@ fn the_part_of_a_lost_node_counts_also_after_another_start() {
     Log::open(state.path()).unwrap().expel(&Bearer::Node("n1".into())).unwrap();
     work.look_for_nodes(now_ns()).unwrap();
     drop(work);
-    let mut work = Work::open(plan(state.path())).unwrap();
+    let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
     give(&mut work, "n2", 2, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
     assert_eq!(only(&work).totals.get(CPU), Some((29 + 7) * SECOND_NS));
 }
@@ -411,7 +411,7 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
     (known.state, known.exit_code, known.end_ns) = (State::Failed, Some(3), Some((START_S + 70) * SECOND_NS));
     (known.scheduling.asked_ns, known.manager_state) = (Some(now_ns()), Some("FAILED".to_owned()));
     work.writer.put(&known).unwrap();
-    log.enroll(&Bearer::Node("n1".into()), b"again", now_ns()).unwrap();
+    log.enroll(&Bearer::Node("n1".into()), b"again", now_ns(), false).unwrap();
     work.look_for_nodes(now_ns()).unwrap();
     assert_eq!((only(&work).state, only(&work).exit_code), (State::Failed, Some(3)));
     give(&mut work, "n1", 2, vec![record("slurm", "77", START_S, State::Finished, 5)], Vec::new());
@@ -518,7 +518,7 @@ fn what_was_told_of_a_job_stays_where_only_the_catalogue_is_lost() {
         }
     };
     lose_catalogue();
-    let mut work = Work::open(plan(state.path())).unwrap();
+    let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
     work.keep_house();
     work.retain(now_ns()).unwrap();
     assert_eq!(work.log.told(LOCAL, "1").unwrap().len(), 1);
@@ -526,7 +526,7 @@ fn what_was_told_of_a_job_stays_where_only_the_catalogue_is_lost() {
     work.log.set_told_again(true).unwrap();
     drop(work);
     lose_catalogue();
-    let work = Work::open(plan(state.path())).unwrap();
+    let work = Work::open(plan(state.path()), Latest::default()).unwrap();
     assert_eq!(only(&work).totals.get(CPU), Some(5 * SECOND_NS));
     assert!(!work.log.is_told_again().unwrap());
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use met_core::Table;
 use met_wire::batch::Header;
@@ -11,12 +12,16 @@ use met_wire::meaning::{Compared, Meaning};
 const NODES_MAX: usize = 100_000;
 /// Of what is passed over so much is told.
 const TOLD_MAX: usize = 5;
+/// Whoever is refused tries again within a minute or two.
+const CONFLICT_HOLDS: Duration = Duration::from_secs(180);
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What is told of a node, by its name, since it last sent something.
 #[derive(Clone, Default)]
 pub struct Misunderstood {
     nodes: Arc<Mutex<HashMap<String, String>>>,
+    /// Nodes under whose name two machines send, and when the second was last refused.
+    conflicts: Arc<Mutex<HashMap<String, (String, Instant)>>>,
     /// What is meant by tables here, as it was first needed: every batch is compared with it.
     meanings: Arc<Mutex<HashMap<&'static str, Meaning>>>,
 }
@@ -36,7 +41,16 @@ impl Misunderstood {
     }
 
     pub fn of(&self, node: &str) -> Option<String> {
-        self.lock().get(node).cloned()
+        let conflicts = self.conflicts.lock().unwrap_or_else(PoisonError::into_inner);
+        let conflict = conflicts.get(node).filter(|(_, at)| at.elapsed() < CONFLICT_HOLDS);
+        conflict.map(|(what, _)| what.clone()).or_else(|| self.lock().get(node).cloned())
+    }
+
+    /// Remembers that somebody else sends under the name of a node; true if that is news.
+    pub fn conflict(&self, node: &str, what: String) -> bool {
+        let mut conflicts = self.conflicts.lock().unwrap_or_else(PoisonError::into_inner);
+        conflicts.retain(|_, (_, at)| at.elapsed() < CONFLICT_HOLDS);
+        conflicts.insert(node.to_owned(), (what, Instant::now())).is_none()
     }
 
     /// Remembers what was found in the newest batch of a node.

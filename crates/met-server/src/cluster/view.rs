@@ -26,16 +26,16 @@ pub struct ClusterView {
 
 impl ClusterView {
     pub fn nodes(&self) -> Result<Vec<Node>, StoreError> {
-        Log::open(&self.state)?.nodes()
+        Log::open_for_reading(&self.state)?.nodes()
     }
 
     /// Whether there may be something of this node.
     pub fn has_heard_of(&self, node: &str) -> Result<bool, StoreError> {
-        Log::open(&self.state)?.has_heard_of(node)
+        Log::open_for_reading(&self.state)?.has_heard_of(node)
     }
 
     pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
-        self.with_figures(Reader::open_with(&self.state, &self.backends)?.jobs(filter)?)
+        self.with_figures(Reader::open_without_space(&self.state, &self.backends)?.jobs(filter)?)
     }
 
     /// Some jobs of a list, and what could not be read of it.
@@ -48,13 +48,13 @@ impl ClusterView {
 
     /// Asks the store something about jobs.
     pub fn ask<T>(&self, question: impl FnOnce(&Reader) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        question(&Reader::open_with(&self.state, &self.backends)?)
+        question(&Reader::open_without_space(&self.state, &self.backends)?)
     }
 
     /// Adds to jobs that run what was last seen of them.
     pub fn with_figures(&self, mut jobs: Vec<Record>) -> Result<Vec<Record>, StoreError> {
         if jobs.iter().any(|record| record.state.is_live()) {
-            let log = Log::open(&self.state)?;
+            let log = Log::open_for_reading(&self.state)?;
             for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
                 let parts = part_keys(&log, &record.key)?;
                 let keys: Vec<JobKey> = parts.iter().map(|(node, key)| series_key(node, key)).collect();
@@ -66,7 +66,8 @@ impl ClusterView {
 
     /// The course of a job, of all its nodes together, after a time.
     pub fn course(&self, key: &JobKey, after_ms: i64) -> Result<Course, StoreError> {
-        let (log, store) = (Log::open(&self.state)?, Reader::open_with(&self.state, &self.backends)?);
+        let (log, store) =
+            (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
         let mut courses = Vec::new();
         for (node, key) in part_keys(&log, key)? {
             // What waits first: what is moved between the two is then in both and not in neither.
@@ -88,7 +89,8 @@ impl ClusterView {
         begin_ms: i64,
         end_ms: i64,
     ) -> Result<Course, StoreError> {
-        let (log, store) = (Log::open(&self.state)?, Reader::open_with(&self.state, &self.backends)?);
+        let (log, store) =
+            (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
         let mut waiting = Vec::new();
         for node in nodes {
             waiting.extend(log.waiting(node, i64::MAX)?);

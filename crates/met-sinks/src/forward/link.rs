@@ -12,6 +12,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const TOKEN_BYTES_MAX: usize = 512;
+const REASON_BYTES_MAX: usize = 600;
 
 /// Where a server is, and how one shows who one is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,7 +43,10 @@ pub struct Answer {
 impl Answer {
     /// The reason that a server gives, within bounds and in printable letters.
     pub fn reason(&self) -> String {
-        let text = String::from_utf8_lossy(&self.body[..self.body.len().min(300)]);
+        let told: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
+        let told = told.as_ref().and_then(|told| told["error"].as_str()).map(str::as_bytes);
+        let bytes = told.unwrap_or(&self.body);
+        let text = String::from_utf8_lossy(&bytes[..bytes.len().min(REASON_BYTES_MAX)]);
         text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
     }
 }

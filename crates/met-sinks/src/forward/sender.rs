@@ -3,9 +3,11 @@
 use std::io;
 use std::time::Duration;
 
+use met_wire::batch::{self, Batch, Header, PACKED_BYTES_MAX};
 use serde::Deserialize;
 
 use super::link::{Answer, Link};
+use super::spool::Oldest;
 use super::{Inner, Shared, now_ns};
 
 pub const PATH: &str = "/api/v1/batches";
@@ -32,15 +34,18 @@ struct Never {
 /// What to do after an attempt.
 enum Outcome {
     Sent,
-    /// It will never be taken.
+    /// It will never be taken as it is.
     Refused(String),
+    /// It is not this node's to send.
+    Foreign(String),
     Later(String, Option<Duration>),
 }
 
-pub fn work(link: &Link, shared: &Shared) {
+/// `own` is what batches of this daemon say of their sender.
+pub fn work(link: &Link, shared: &Shared, own: &Header) {
     let (mut pause, mut waited) = (Duration::ZERO, false);
     loop {
-        let (sequence, bytes) = match next(shared, pause) {
+        let oldest = match next(shared, pause) {
             Some(Ok(next)) => next,
             Some(Err(error)) => {
                 pause = longer(pause);
@@ -49,8 +54,12 @@ pub fn work(link: &Link, shared: &Shared) {
             }
             None => return,
         };
-        let offset_ns = shared.lock().status.clock_offset_ns;
-        match attempt(link, shared, sequence, &bytes, offset_ns) {
+        let sequence = oldest.sequence;
+        let (outcome, bytes) = match addressed(oldest, own) {
+            Ok(bytes) => (attempt(link, shared, sequence, &bytes), bytes),
+            Err(foreign) => (Outcome::Foreign(foreign), Vec::new()),
+        };
+        match outcome {
             Outcome::Sent => {
                 pause = Duration::ZERO;
                 if is_over(&mut waited, shared.lock().spool.batches()) {
@@ -59,8 +68,9 @@ pub fn work(link: &Link, shared: &Shared) {
             }
             Outcome::Refused(reason) => {
                 pause = after_refusal(pause);
-                lay_aside(shared, sequence, &reason);
+                divide(shared, sequence, &bytes, &reason);
             }
+            Outcome::Foreign(reason) => lay_aside(shared, sequence, &reason),
             Outcome::Later(reason, asked) => {
                 pause = asked.unwrap_or_default().max(longer(pause)).min(LONGEST_PAUSE * 5);
                 waited = true;
@@ -70,8 +80,39 @@ pub fn work(link: &Link, shared: &Shared) {
     }
 }
 
+/// The bytes to send. A batch that an earlier daemon made is sent under the name that the node has now: it may have
+/// been a wrong one. What was made on another machine, and came here with a copied state folder, is that machine's.
+fn addressed(oldest: Oldest, own: &Header) -> Result<Vec<u8>, String> {
+    let Oldest { bytes, records_end, is_of_this_start, .. } = oldest;
+    if is_of_this_start {
+        return Ok(bytes);
+    }
+    let mut made_by = String::new();
+    let readdressed = batch::with_header(&bytes, records_end, |header| {
+        header.node.clone_from(&own.node);
+        header.boot_id.clone_from(&own.boot_id);
+        header.run.clone_from(&own.run);
+        made_by = std::mem::replace(&mut header.id, own.id.clone());
+    });
+    match readdressed {
+        Ok(_) if !made_by.is_empty() && !own.id.is_empty() && made_by != own.id => Err(format!(
+            "it was made by the node with identity {}, and this one is {}: the state folder was copied",
+            short(&made_by),
+            short(&own.id)
+        )),
+        Ok(readdressed) => Ok(readdressed.bytes),
+        // The server says what is wrong with it.
+        Err(_) => Ok(bytes),
+    }
+}
+
+/// Enough of a random id to tell it from others.
+pub(super) fn short(id: &str) -> &str {
+    id.get(..8).unwrap_or(id)
+}
+
 /// Waits for a batch, after a pause. `None` when there will be none.
-fn next(shared: &Shared, pause: Duration) -> Option<io::Result<(u64, Vec<u8>)>> {
+fn next(shared: &Shared, pause: Duration) -> Option<io::Result<Oldest>> {
     let mut inner = shared.lock();
     if !pause.is_zero() {
         let waited = shared.changed.wait_timeout_while(inner, jittered(pause), |inner| !inner.stopping);
@@ -89,9 +130,15 @@ fn next(shared: &Shared, pause: Duration) -> Option<io::Result<(u64, Vec<u8>)>> 
     }
 }
 
-fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8], offset_ns: Option<i64>) -> Outcome {
+fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome {
+    if bytes.len() > PACKED_BYTES_MAX {
+        return Outcome::Refused(format!(
+            "it has {} bytes, and a server takes {PACKED_BYTES_MAX}",
+            bytes.len()
+        ));
+    }
     let begin_ns = now_ns();
-    let offset = offset_ns.map(|offset_ns| offset_ns.to_string());
+    let offset = shared.lock().status.clock_offset_ns.map(|offset_ns| offset_ns.to_string());
     let mut headers = vec![("Content-Type", "application/x-met-batch")];
     headers.extend(offset.as_deref().map(|offset| ("Met-Clock-Offset-Ns", offset)));
     let answer = match link.post(PATH, &headers, bytes, ANSWER_BYTES_MAX) {
@@ -135,17 +182,34 @@ fn is_refused(answer: &Answer) -> bool {
     serde_json::from_slice::<Never>(&answer.body).is_ok_and(|never| never.refused)
 }
 
+/// A batch that the server never takes is sent again in parts, until what it refuses is alone.
+fn divide(shared: &Shared, sequence: u64, bytes: &[u8], reason: &str) {
+    let Ok(Some(parts)) = batch::split(bytes) else { return lay_aside(shared, sequence, reason) };
+    let mut inner = shared.lock();
+    let Inner { spool, status, .. } = &mut *inner;
+    let records = parts.iter().map(|part: &Batch| part.records.len()).sum::<usize>();
+    match spool.divide(sequence, parts) {
+        Ok(true) => {
+            tracing::warn!(
+                "the server refuses a batch with {records} records; sent again in parts: {reason}"
+            );
+        }
+        Ok(false) => {}
+        Err(error) => status.last_error = Some(format!("{reason}; and it cannot be divided: {error}")),
+    }
+}
+
 fn lay_aside(shared: &Shared, sequence: u64, reason: &str) {
     let mut inner = shared.lock();
     let Inner { spool, status, .. } = &mut *inner;
     match spool.refuse(sequence) {
         Ok(Some(aside)) => {
-            tracing::error!("a batch is laid aside as {}: {reason}", aside.display());
+            tracing::error!("batch quarantined as {}: {reason}", aside.display());
             status.refused_batches += 1;
         }
         // It was given up meanwhile, because there was no room.
         Ok(None) => {}
-        Err(error) => status.last_error = Some(format!("{reason}; and it cannot be laid aside: {error}")),
+        Err(error) => status.last_error = Some(format!("{reason}; and it cannot be quarantined: {error}")),
     }
 }
 

@@ -58,6 +58,17 @@ pub struct Spool {
     dropped_samples: u64,
 }
 
+/// The batch to send next.
+#[derive(Debug)]
+pub struct Oldest {
+    pub sequence: u64,
+    pub bytes: Vec<u8>,
+    /// Where its records end.
+    pub records_end: usize,
+    /// It was made since the spool was opened.
+    pub is_of_this_start: bool,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Waiting {
     sequence: u64,
@@ -176,6 +187,21 @@ impl Spool {
         self.mark
     }
 
+    /// The same as the newest batch says it.
+    pub fn spooled_mark(&self) -> i64 {
+        self.mark
+    }
+
+    /// Drawn when it was opened.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Batches that a server will never take, and that are kept for a person to look at.
+    pub fn quarantined(&self) -> usize {
+        self.refused.len()
+    }
+
     pub fn dropped_samples(&self) -> u64 {
         self.dropped_samples
     }
@@ -205,6 +231,7 @@ impl Spool {
         self.sequence += 1;
         let sequence = self.sequence;
         batch.header.spool.clone_from(&self.id);
+        batch.header.run.clone_from(&self.id);
         batch.header.sequence = sequence;
         batch.header.dropped_samples = self.dropped_samples;
         // Something was found gone since the records were asked for.
@@ -240,12 +267,19 @@ impl Spool {
         }
     }
 
-    /// The batch to send next, and its bytes. One that is gone or cannot be read stops nobody.
-    pub fn oldest(&mut self) -> io::Result<Option<(u64, Vec<u8>)>> {
+    /// The batch to send next. One that is gone or cannot be read stops nobody.
+    pub fn oldest(&mut self) -> io::Result<Option<Oldest>> {
         while let Some(oldest) = self.waiting.front() {
             let mut bytes = Vec::with_capacity(oldest.bytes as usize);
             match File::open(&oldest.path).and_then(|mut file| file.read_to_end(&mut bytes)) {
-                Ok(_) => return Ok(Some((oldest.sequence, bytes))),
+                Ok(_) => {
+                    return Ok(Some(Oldest {
+                        sequence: oldest.sequence,
+                        records_end: usize::try_from(oldest.records_end).unwrap_or(usize::MAX),
+                        is_of_this_start: oldest.begin_mark.is_some(),
+                        bytes,
+                    }));
+                }
                 Err(error) if is_of_this_file(&error) => self.give_up_oldest(&error)?,
                 Err(error) => return Err(error),
             }
@@ -297,6 +331,28 @@ impl Spool {
         fs::rename(&oldest.path, &path)?;
         self.refused.push_back(Waiting { path: path.clone(), ..oldest });
         Ok(Some(path))
+    }
+
+    /// Puts smaller batches in the place of one that the server will not take. They go to the end, and all of them are
+    /// durable before it is removed. False if it does not wait any more.
+    pub fn divide(&mut self, sequence: u64, parts: Vec<Batch>) -> io::Result<bool> {
+        let Some(oldest) = self.waiting.front().filter(|oldest| oldest.sequence == sequence).cloned() else {
+            return Ok(false);
+        };
+        let before = self.waiting.len();
+        for mut part in parts {
+            let samples = if part.pieces.is_empty() { 0 } else { oldest.samples };
+            part.header.mark = self.mark;
+            if let Err(error) = self.put(&mut part, samples) {
+                for part in self.waiting.drain(before..) {
+                    let _ = remove(&part.path);
+                }
+                return Err(error);
+            }
+        }
+        self.waiting.pop_front();
+        remove(&oldest.path)?;
+        Ok(true)
     }
 
     /// Gives up the oldest series until the rest is within its limits, first of what lies aside. A file that

@@ -36,7 +36,7 @@ fn put(spool: &mut Spool, mark: i64) {
 }
 
 fn oldest(spool: &mut Spool) -> Option<(u64, Batch)> {
-    spool.oldest().unwrap().map(|(sequence, bytes)| (sequence, Batch::unpack(&bytes).unwrap()))
+    spool.oldest().unwrap().map(|oldest| (oldest.sequence, Batch::unpack(&oldest.bytes).unwrap()))
 }
 
 #[test]

@@ -6,10 +6,14 @@ use std::time::{Duration, Instant};
 use met_core::job::{Emission, JobKey, QualityKind};
 use met_wire::batch::Standing;
 
+use super::json_bytes;
+
 /// Means change ever more slowly: they are told again when a job is twice as old, within these bounds. A server that
 /// was started anew has forgotten the rest.
 const EVERY_MIN: Duration = Duration::from_secs(60);
 const EVERY_MAX: Duration = Duration::from_secs(600);
+/// Of all in one batch, as JSON. One that finds no room is offered again.
+const HELD_BYTES_MAX: usize = 1 << 20;
 /// Nothing more comes of a job that was not told of for so long.
 const OVER_AFTER: Duration = Duration::from_secs(1800);
 
@@ -34,6 +38,7 @@ impl Sent {
 pub struct Standings {
     sent: HashMap<JobKey, Sent>,
     held: HashMap<JobKey, Standing>,
+    held_bytes: usize,
 }
 
 impl Standings {
@@ -41,7 +46,11 @@ impl Standings {
     pub fn hold(&mut self, standing: Standing, now: Instant) {
         let sent = self.sent.get(&standing.key);
         if sent.is_none_or(|sent| sent.is_due(now) || sent.said != said_by(&standing)) {
-            self.held.insert(standing.key.clone(), standing);
+            let bytes = json_bytes(&standing);
+            if self.held_bytes + bytes <= HELD_BYTES_MAX {
+                self.held_bytes += bytes;
+                self.held.insert(standing.key.clone(), standing);
+            }
         }
     }
 
@@ -53,6 +62,7 @@ impl Standings {
     /// What was held is in a batch, or comes again.
     pub fn let_go(&mut self, now: Instant) {
         self.sent.retain(|_, sent| now.saturating_duration_since(sent.last) < OVER_AFTER);
+        self.held_bytes = 0;
         for (key, standing) in self.held.drain() {
             let first = self.sent.get(&key).map_or(now, |sent| sent.first);
             self.sent.insert(key, Sent { first, last: now, said: said_by(&standing) });

@@ -2,7 +2,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 
 use met_core::job::{JobKey, LOCAL};
+use met_wire::batch::PACKED_BYTES_MAX;
+use proptest::prelude::*;
 
+use super::spool::Oldest;
 use super::*;
 
 /// A catalogue of records that only grows.
@@ -365,8 +368,8 @@ fn a_batch_never_has_more_times_than_a_server_takes() {
         forward.stop();
         let mut spool = Spool::open(folder.path()).unwrap();
         let (mut all, mut names) = (0, Vec::new());
-        while let Some((sequence, packed)) = spool.oldest().unwrap() {
-            let batch = Batch::unpack(&packed).unwrap();
+        while let Some(Oldest { sequence, bytes, .. }) = spool.oldest().unwrap() {
+            let batch = Batch::unpack(&bytes).unwrap();
             let times = batch.pieces.iter().map(|piece| block::check(&piece.block).unwrap()).sum::<usize>();
             assert!(times <= SAMPLES_MAX, "{times}");
             all += times as u64;
@@ -400,4 +403,143 @@ fn who_has_nothing_to_tell_says_that_he_is_there() {
     forward.stop();
     let arrived = arrived.lock().unwrap();
     assert_eq!((arrived.len(), arrived[0].records.len(), arrived[0].pieces.len()), (1, 0, 0));
+}
+
+/// A record whose command has so many letters: all the same, or such that nothing shrinks.
+fn long_record(id: usize, letters: usize, is_noise: bool) -> Record {
+    let mut bits = id as u64 | 1;
+    let letter = |_| {
+        bits ^= bits << 13;
+        bits ^= bits >> 7;
+        bits ^= bits << 17;
+        if is_noise { char::from(b' ' + 2 + (bits >> 32) as u8 % 90) } else { 'a' }
+    };
+    Record { command: vec![(0..letters).map(letter).collect()], ..record(&id.to_string()) }
+}
+
+/// What a node has spooled, and what servers take of it.
+fn spooled(folder: &std::path::Path) -> Vec<Batch> {
+    let mut spool = Spool::open(folder).unwrap();
+    let mut batches = Vec::new();
+    while let Some(Oldest { sequence, bytes, .. }) = spool.oldest().unwrap() {
+        assert!(bytes.len() <= PACKED_BYTES_MAX, "{}", bytes.len());
+        batches.push(Batch::unpack(&bytes).unwrap());
+        spool.acknowledge(sequence).unwrap();
+    }
+    batches
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_a_node_spools_a_server_can_take(
+        lengths in prop::collection::vec(
+            (prop_oneof![0_usize..2000, 100_000_usize..1_000_000, 3_000_000_usize..4_000_000], any::<bool>()),
+            1..10,
+        ),
+        jobs in 0..4_usize,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let away = TcpListener::bind("127.0.0.1:0").unwrap();
+        let plan = plan(folder.path(), &away);
+        drop(away);
+        let records = Records::default();
+        let made = lengths.iter().enumerate().map(|(id, &(letters, noise))| long_record(id, letters, noise));
+        records.all.lock().unwrap().extend(made);
+        let forward = Forward::start(plan, Box::new(records)).unwrap();
+        for job in 0..jobs {
+            forward.offer(Subject::Job(key(&job.to_string())), &course(0, 2000));
+        }
+        forward.stop();
+        let batches = spooled(folder.path());
+        let mut names: Vec<usize> =
+            batches.iter().flat_map(|batch| &batch.records).map(|record| record.name.parse().unwrap()).collect();
+        names.sort_unstable();
+        prop_assert_eq!(names, (0..lengths.len()).collect::<Vec<_>>(), "each record once");
+        prop_assert_eq!(batches.last().unwrap().header.mark, lengths.len() as i64);
+    }
+}
+
+#[test]
+fn what_a_server_never_takes_is_quarantined_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = plan(folder.path(), &listener);
+    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    serve(listener, move |batch| match batch.records.iter().any(|record| record.name == "bad") {
+        true => (400, r#"{"error": "a record is bad", "refused": true}"#.to_owned()),
+        false => {
+            let answer = acknowledge(&batch);
+            kept.lock().unwrap().push(batch);
+            answer
+        }
+    });
+    let records = Records::default();
+    records.all.lock().unwrap().extend(["one", "bad", "two"].map(record));
+    let forward = Forward::start(plan, Box::new(records)).unwrap();
+    forward.offer(Subject::Job(key("1")), &course(0, 10));
+    until("the others arrive, and their samples", || {
+        let arrived = arrived.lock().unwrap();
+        let mut names: Vec<&str> =
+            arrived.iter().flat_map(|batch| &batch.records).map(|record| record.name.as_str()).collect();
+        names.sort_unstable();
+        names == ["one", "two"] && arrived.iter().any(|batch| !batch.pieces.is_empty())
+    });
+    until("nothing waits", || forward.status().batches_waiting == 0);
+    assert_eq!((forward.status().refused_batches, forward.status().quarantined_batches), (1, 1));
+    forward.stop();
+    let spool = Spool::open(folder.path()).unwrap();
+    assert_eq!(spool.quarantined(), 1, "the next daemon knows of it");
+}
+
+#[test]
+fn a_node_that_had_a_wrong_name_sends_what_it_has_under_the_right_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = Header { id: "id-1".to_owned(), ..plan(folder.path(), &listener).header };
+    let wrong =
+        Plan { header: Header { node: "nn1".to_owned(), ..own.clone() }, ..plan(folder.path(), &listener) };
+    let right = Plan { header: own, ..plan(folder.path(), &listener) };
+    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    serve(listener, move |batch| match batch.header.node.as_str() {
+        "n1" => {
+            let answer = acknowledge(&batch);
+            kept.lock().unwrap().push(batch);
+            answer
+        }
+        other => (403, format!(r#"{{"error": "this token is that of node n1, and the batch of {other}"}}"#)),
+    });
+    let records = Records::default();
+    records.all.lock().unwrap().push(record("one"));
+    let forward = Forward::start(wrong, Box::new(records.clone())).unwrap();
+    until("it is refused", || forward.status().last_error.is_some_and(|error| error.contains("403")));
+    forward.stop();
+    records.all.lock().unwrap().push(record("two"));
+    let forward = Forward::start(right, Box::new(records)).unwrap();
+    until("both arrive", || arrived.lock().unwrap().iter().flat_map(|batch| &batch.records).count() == 2);
+    until("nothing waits", || forward.status().batches_waiting == 0);
+    assert_eq!(forward.status().quarantined_batches, 0);
+    let arrived = arrived.lock().unwrap();
+    assert!(arrived.iter().all(|batch| batch.header.run == arrived[0].header.run), "all of one sender");
+}
+
+#[test]
+fn batches_of_the_machine_that_a_state_folder_was_copied_from_are_not_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let of = |id: &str| {
+        let made = plan(folder.path(), &listener);
+        Plan { header: Header { id: id.to_owned(), ..made.header.clone() }, ..made }
+    };
+    let (original, copy) = (of("id-1"), of("id-2"));
+    drop(listener);
+    let records = Records::default();
+    records.all.lock().unwrap().push(record("one"));
+    Forward::start(original, Box::new(records.clone())).unwrap().stop();
+    let forward = Forward::start(copy, Box::new(records)).unwrap();
+    until("it is not sent", || forward.status().quarantined_batches == 1);
+    forward.stop();
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use met_server::cluster::access;
 use met_store::cluster::{Bearer, Log};
 
-use crate::cli::{EnrollArgs, ServerAction, ServerArgs};
+use crate::cli::{EnrollArgs, NewArgs, ServerAction, ServerArgs};
 use crate::failure::Failure;
 use crate::jobs;
 use crate::output;
@@ -20,10 +20,16 @@ pub fn server(setting: &Setting, args: &ServerArgs) -> Result<i32> {
     }
 }
 
-fn enroll(setting: &Setting, args: &EnrollArgs) -> Result<i32> {
+fn enroll(setting: &Setting, NewArgs { who: args, replace }: &NewArgs) -> Result<i32> {
     let bearer = bearer(args)?;
     let mut log = log(setting)?;
-    let token = access::enroll(&mut log, &bearer, jobs::now_ns())?;
+    if *replace && !log.is_node(&args.name)? {
+        return Err(Failure::usage(format!(
+            "no node named {:?} is enrolled; enroll it without --replace, or see `met nodes`",
+            args.name
+        )));
+    }
+    let token = access::enroll(&mut log, &bearer, jobs::now_ns(), *replace)?;
     let mut stdout = output::stdout();
     writeln!(stdout, "{token}")?;
     // A program that reads the token wants nothing else; a person wants to know what to do with it.

@@ -18,6 +18,7 @@ use met_store::Reader;
 use met_wire::batch::{Header, Page, Standing, Subject};
 use serde::{Deserialize, Serialize};
 
+use super::identity;
 use crate::config::{Config, Http};
 use crate::failure::Failure;
 use crate::paths::{Place, create_private};
@@ -69,7 +70,7 @@ pub fn join(place: &Place, address: &Address, node: Option<&str>) -> Result<()> 
     write_private(&folder.join(JOINED), &serde_json::to_vec_pretty(&joined)?)
 }
 
-fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(super) fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     let beside = path.with_extension("new");
@@ -170,7 +171,10 @@ fn page_for_others(http: &Http) -> Option<Page> {
 fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) -> Result<Option<Forward>> {
     let Some((address, node)) = address(config, place)? else { return Ok(None) };
     let facts = host.facts();
+    let folder = place.state.join(FOLDER);
+    create_private(&folder).with_context(|| format!("cannot keep anything in {}", folder.display()))?;
     let header = Header {
+        id: identity::of(&folder, &facts.machine_id)?,
         node: node.unwrap_or_else(|| facts.hostname.clone()),
         boot_id: facts.boot_id.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -182,7 +186,7 @@ fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) ->
     let forward = &config.forward;
     let plan = Plan {
         address,
-        folder: place.state.join(FOLDER).join("spool"),
+        folder: folder.join("spool"),
         limits: Limits { bytes_max: forward.spool_bytes, age_max: forward.spool_age },
         every: forward.interval.min(INTERVAL_MAX),
         quiet: QUIET,

@@ -14,6 +14,7 @@ mod flushing;
 pub mod forwarding;
 mod found;
 mod identifying;
+mod identity;
 mod keeping;
 pub mod listening;
 mod memory;

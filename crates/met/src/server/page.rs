@@ -106,18 +106,21 @@ fn job(record: &Record) -> Job {
 
 /// `/metrics`, and `/api/v1/targets` for service discovery by HTTP.
 pub fn router(pages: Pages, api: &Arc<Api>) -> Router {
-    let (pages, api) = (Arc::new(pages), Arc::clone(api));
     let view = pages.view.clone();
+    let pages = Arc::new(pages);
+    let (of_metrics, of_targets) = (Arc::clone(api), Arc::clone(api));
     let metrics = get(move |Extension(asker): Extension<Asker>, headers: HeaderMap| {
-        let pages = Arc::clone(&pages);
-        async move { in_background(move || metrics(&pages, &asker, &headers)).await }
+        let (pages, api) = (Arc::clone(&pages), Arc::clone(&of_metrics));
+        async move {
+            let who = asker.clone();
+            api.page(&asker, move || respond_to(metrics(&pages, &who, &headers))).await
+        }
     });
     let targets = get(move |Extension(asker): Extension<Asker>, headers: HeaderMap| {
-        let known = api.who(&asker, &headers).is_some();
-        let view = view.clone();
+        let (view, api) = (view.clone(), Arc::clone(&of_targets));
         async move {
-            match known {
-                true => in_background(move || targets(&view)).await,
+            match api.who(&asker, &headers).is_some() {
+                true => api.page(&asker, move || respond_to(targets(&view))).await,
                 false => (StatusCode::UNAUTHORIZED, "whose names these are is told to those who are known\n")
                     .into_response(),
             }
@@ -126,14 +129,8 @@ pub fn router(pages: Pages, api: &Arc<Api>) -> Router {
     Router::new().route("/metrics", metrics).route("/api/v1/targets", targets)
 }
 
-/// Files are read: nobody else waits for that.
-async fn in_background(work: impl FnOnce() -> Result<Response> + Send + 'static) -> Response {
-    let failed = |why: String| (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response();
-    match met_server::http::in_background(work).await {
-        Some(Ok(response)) => response,
-        Some(Err(error)) => failed(format!("{error:#}")),
-        None => failed("the server ends".to_owned()),
-    }
+fn respond_to(made: Result<Response>) -> Response {
+    made.unwrap_or_else(|error| (StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n")).into_response())
 }
 
 fn metrics(pages: &Pages, asker: &Asker, headers: &HeaderMap) -> Result<Response> {

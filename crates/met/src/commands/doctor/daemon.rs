@@ -230,8 +230,12 @@ pub fn sent_to(forward: &forward::Status) -> String {
     if forward.dropped_samples > 0 {
         text.push_str(&format!("; {} samples were given up", forward.dropped_samples));
     }
-    if forward.refused_batches > 0 {
-        text.push_str(&format!("; {} batches were refused and lie aside", forward.refused_batches));
+    if forward.quarantined_batches > 0 {
+        let plural = if forward.quarantined_batches == 1 { "batch is" } else { "batches are" };
+        text.push_str(&format!("; {} {plural} quarantined", forward.quarantined_batches));
+        if let Some(spool) = &forward.spool {
+            text.push_str(&format!(" ({}/*.refused; the daemon's log says why)", spool.display()));
+        }
     }
     for error in forward.last_error.iter().chain(&forward.spool_error) {
         text.push_str(&format!("; {error}"));
@@ -243,7 +247,7 @@ fn health_of_sending(forward: &forward::Status) -> Health {
     match (&forward.spool_error, &forward.last_error, forward.acknowledged_ns) {
         (Some(_), ..) => Health::Broken,
         (_, Some(_), _) | (_, _, None) => Health::Less,
-        _ if forward.refused_batches > 0 => Health::Less,
+        _ if forward.quarantined_batches > 0 => Health::Less,
         _ => Health::Good,
     }
 }
@@ -266,11 +270,15 @@ mod tests {
     }
 
     #[test]
-    fn batches_that_were_refused_are_less_than_good() {
+    fn quarantined_batches_are_less_than_good() {
         let well = forward::Status { acknowledged_ns: Some(1), ..forward::Status::default() };
         assert!(health_of_sending(&well) == Health::Good);
-        let refused = forward::Status { refused_batches: 1, ..well };
+        let refused = forward::Status { quarantined_batches: 1, spool: Some("/s".into()), ..well };
         assert!(health_of_sending(&refused) == Health::Less);
-        assert!(sent_to(&refused).contains("1 batches were refused and lie aside"));
+        assert!(
+            sent_to(&refused).contains("1 batch is quarantined (/s/*.refused; "),
+            "{}",
+            sent_to(&refused)
+        );
     }
 }

@@ -1,0 +1,171 @@
+//! Answers on their way out: a client that does not read them holds a few of them, and keeps nobody else waiting.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::response::Response;
+use hyper::body::{Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::http::in_background;
+
+/// Answers to one client that are being made or sent.
+const ANSWERS_PER_CLIENT: usize = 4;
+/// Answers being made at once. Fewer than there are threads: batches are unpacked by the others.
+const MADE_AT_ONCE: usize = 2;
+/// Bytes of all answers that were made and not sent yet.
+const UNSENT_BYTES_MAX: usize = 256 << 20;
+/// How long a client waits for its turn before it is sent away.
+const TURN_WITHIN: Duration = Duration::from_secs(10);
+/// Handed to the connection at a time: what it has is not counted here any more.
+const CHUNK_BYTES: usize = 32 << 10;
+/// Clients that are remembered; those with nothing under way are forgotten beyond it.
+const CLIENTS: usize = 256;
+
+pub struct Answers {
+    clients: Mutex<HashMap<String, Arc<Semaphore>>>,
+    making: Arc<Semaphore>,
+    unsent: Arc<Semaphore>,
+    turn_within: Duration,
+}
+
+impl Default for Answers {
+    fn default() -> Answers {
+        Answers {
+            clients: Mutex::default(),
+            making: Arc::new(Semaphore::new(MADE_AT_ONCE)),
+            unsent: Arc::new(Semaphore::new(UNSENT_BYTES_MAX)),
+            turn_within: TURN_WITHIN,
+        }
+    }
+}
+
+/// One of the answers that a client may have under way.
+pub type Turn = OwnedSemaphorePermit;
+
+impl Answers {
+    /// Waits until this client may have another answer; `None` if it does not take those it has.
+    pub async fn turn(&self, client: &str) -> Option<Turn> {
+        let own = {
+            let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+            if clients.len() >= CLIENTS {
+                clients.retain(|_, turns| turns.available_permits() < ANSWERS_PER_CLIENT);
+            }
+            let new = || Arc::new(Semaphore::new(ANSWERS_PER_CLIENT));
+            Arc::clone(clients.entry(client.to_owned()).or_insert_with(new))
+        };
+        self.soon(own.acquire_owned()).await
+    }
+
+    /// Makes an answer beside the thread that listens. It counts until its last byte was sent. `None` if too many
+    /// are unsent.
+    pub async fn make(
+        &self,
+        turn: Turn,
+        work: impl FnOnce() -> Response + Send + 'static,
+    ) -> Option<Response> {
+        let _making = self.soon(Arc::clone(&self.making).acquire_owned()).await?;
+        let response = in_background(work).await?;
+        let (head, body) = response.into_parts();
+        let bytes = to_bytes(body, usize::MAX).await.ok()?;
+        let counted = u32::try_from(bytes.len().min(UNSENT_BYTES_MAX)).unwrap_or(u32::MAX);
+        let unsent = self.soon(Arc::clone(&self.unsent).acquire_many_owned(counted)).await?;
+        let held = Some((turn, unsent));
+        Some(Response::from_parts(head, Body::new(Sending { bytes, sent: 0, held })))
+    }
+
+    async fn soon(
+        &self,
+        acquire: impl Future<Output = Result<OwnedSemaphorePermit, tokio::sync::AcquireError>>,
+    ) -> Option<OwnedSemaphorePermit> {
+        tokio::time::timeout(self.turn_within, acquire).await.ok()?.ok()
+    }
+}
+
+/// An answer that is sent in pieces, which are copies: nothing of the whole is left when the last was taken.
+struct Sending {
+    bytes: Bytes,
+    sent: usize,
+    held: Option<(Turn, OwnedSemaphorePermit)>,
+}
+
+impl hyper::body::Body for Sending {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let end = self.bytes.len().min(self.sent + CHUNK_BYTES);
+        let chunk = Bytes::copy_from_slice(&self.bytes[self.sent..end]);
+        self.sent = end;
+        if self.sent == self.bytes.len() {
+            (self.bytes, self.sent) = (Bytes::new(), 0);
+            self.held = None;
+        }
+        Poll::Ready((!chunk.is_empty()).then_some(Ok(Frame::data(chunk))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.sent == self.bytes.len()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact((self.bytes.len() - self.sent) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::response::IntoResponse;
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    fn block_on<T>(work: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
+    }
+
+    async fn answer(answers: &Answers, client: &str, bytes: usize) -> Option<Response> {
+        let turn = answers.turn(client).await?;
+        answers.make(turn, move || vec![7_u8; bytes].into_response()).await
+    }
+
+    #[test]
+    fn an_answer_counts_until_it_was_taken() {
+        block_on(async {
+            let answers = Answers::default();
+            let first = answer(&answers, "ada", 100_000).await.unwrap();
+            assert_eq!(hyper::body::Body::size_hint(first.body()).exact(), Some(100_000));
+            assert_eq!(answers.unsent.available_permits(), UNSENT_BYTES_MAX - 100_000);
+            assert_eq!(first.into_body().collect().await.unwrap().to_bytes(), vec![7; 100_000]);
+            assert_eq!(answers.unsent.available_permits(), UNSENT_BYTES_MAX);
+            for bytes in [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1] {
+                let body = answer(&answers, "ada", bytes).await.unwrap().into_body();
+                assert_eq!(body.collect().await.unwrap().to_bytes().len(), bytes);
+            }
+            assert_eq!(answers.unsent.available_permits(), UNSENT_BYTES_MAX);
+        });
+    }
+
+    #[test]
+    fn who_does_not_take_answers_gets_no_more_and_others_do() {
+        block_on(async {
+            let answers = Answers { turn_within: Duration::from_millis(50), ..Answers::default() };
+            let mut unread = Vec::new();
+            for _ in 0..ANSWERS_PER_CLIENT {
+                unread.push(answer(&answers, "eve", 1 << 20).await.unwrap());
+            }
+            assert!(answers.turn("eve").await.is_none());
+            assert!(answer(&answers, "ada", 1 << 20).await.is_some());
+            drop(unread.pop());
+            assert!(answers.turn("eve").await.is_some());
+        });
+    }
+}
