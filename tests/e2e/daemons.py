@@ -13,7 +13,7 @@ from harness import alive, check, each, equal, eventually, test
 from users import FOREVER, ask, ids, two_users
 
 #: What the daemon under test speaks.
-OLDEST, NEWEST = 1, 3
+OLDEST, NEWEST = 1, 4
 #: Below this daemons give out ids; above it every user has his own.
 SHARED_IDS_END = 10**9
 
@@ -193,7 +193,8 @@ def refusable(record):
     ended = {**record, "state": "finished", "exit_code": 0, "end_ns": record["start_ns"] + 1}
     return [
         {"reserve": {"at_least": 1}}, {"enclose": {"name": "met-1-1-1", "pid": 1}}, {"started": record}, {"ended": ended},
-        {"jobs": {"states": []}}, {"find": "last"}, {"course": {"key": key, "after_ms": 0}},
+        {"jobs": {"states": []}}, {"find": "last"},
+        {"find_after": {"job": "last", "after": {"start_ns": (1 << 63) - 1, "key": key}}}, {"course": {"key": key, "after_ms": 0}},
         {"card_course": {"key": key, "uuid": "x", "after_ms": 0}}, {"remove": key}, {"node_parts": {"since_ms": 0}},
         {"node_course": {"table": "node", "part": "", "after_ms": 0}}, {"node_courses": {"node": "n", "after_ms": 0}},
         "factors", {"correct": {"recompute": {"since_ns": None}}}, "energy", "nodes", "in_force",
@@ -210,6 +211,7 @@ def name_of(request):
 GRANTS = {
     "reserve": ("yes", "yes", "yes"), "enclose": ("no", "no", "no"), "started": ("no", "no", "yes"),
     "ended": ("no", "no", "skip"), "jobs": ("none", "yes", "yes"), "find": ("none", "yes", "yes"),
+    "find_after": ("none", "yes", "yes"),
     "course": ("none", "yes", "yes"), "card_course": ("none", "none", "none"), "remove": ("none", "no", "no"),
     "node_parts": ("yes", "yes", "yes"), "node_course": ("yes", "yes", "yes"), "node_courses": ("no", "no", "no"),
     "factors": ("yes", "yes", "yes"), "correct": ("no", "no", "yes"), "energy": ("yes", "yes", "yes"),

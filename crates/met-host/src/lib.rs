@@ -7,10 +7,12 @@ mod file;
 mod host;
 pub mod netlink;
 pub mod parse;
+mod peer;
 mod targets;
 
 pub use budget::{Budget, Share, open_file_limit, raise_open_file_limit};
 pub use file::{Dir, KeptFile, PidPath};
 pub use host::{Facts, Host, Liveness};
+pub use peer::Peer;
 pub use rustix::fs::FileType;
 pub use targets::{CgroupTarget, Targets, TaskRole, TaskTarget};

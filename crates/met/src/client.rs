@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use met_host::Peer;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -104,7 +105,8 @@ impl Client {
     fn greet(socket: &Path, within: Duration, hello: Hello) -> Result<Client, Unreachable> {
         let deadline = Instant::now() + within;
         let stream = connect_until(socket, deadline).map_err(|error| unconnected(socket, error))?;
-        let pid = peer_pid(&stream);
+        // Unknown if it is outside this pid namespace.
+        let pid = Peer::of(&stream).ok().map(|peer| peer.pid).filter(|&pid| pid > 0);
         let mut client = Client { stream, pid, protocol: PROTOCOL_OLDEST };
         client.be_patient(left_until(deadline)).map_err(Unreachable::Failed)?;
         client.protocol = match client.call(&Request::Hello(hello)) {
@@ -191,23 +193,6 @@ fn unconnected(socket: &Path, error: io::Error) -> Unreachable {
     }
 }
 
-/// The process that listens, by the kernel's record; `None` if it is outside this pid namespace.
-fn peer_pid(stream: &UnixStream) -> Option<u32> {
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: both pointers are valid for the call, and `length` is the size of what the first one points to.
-    let got = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut credentials).cast(),
-            &raw mut length,
-        )
-    };
-    u32::try_from(credentials.pid).ok().filter(|&pid| got == 0 && pid > 0)
-}
-
 /// Why a daemon that was there did not do what was asked.
 pub fn unanswered(error: io::Error) -> anyhow::Error {
     match error.kind() {
@@ -239,6 +224,7 @@ impl crate::jobs::Answers for Client {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixListener;
 
     use super::*;

@@ -11,7 +11,8 @@ use met_server::cluster::{ClusterView, Latest, Misunderstood};
 use met_store::Backends;
 use met_store::cluster::{Bearer, Log};
 
-use crate::protocol::{PROTOCOL, Reply, Request, read_frame, write_frame};
+use crate::handshake::Hello;
+use crate::protocol::{Reply, Request, read_frame, write_frame};
 use crate::setting::Setting;
 use crate::view::sample;
 use crate::{jobs, server};
@@ -56,7 +57,7 @@ fn connect(path: &PathBuf) -> std::io::Result<UnixStream> {
     let mut link = UnixStream::connect(path)?;
     link.set_read_timeout(Some(ANSWER_WITHIN))?;
     link.set_write_timeout(Some(ANSWER_WITHIN))?;
-    write_frame(&mut link, &Request::Hello { protocol: PROTOCOL })?;
+    write_frame(&mut link, &Request::Hello(Hello::ours(false)))?;
     read_frame::<Reply>(&mut link)?;
     Ok(link)
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use met_core::job::JobKey;
+pub use met_host::Peer;
 use rustix::fs::FlockOperation;
 
 use super::spare::Spare;
@@ -98,9 +99,8 @@ impl Post {
             accepted => accepted.ok()?,
         };
         stream.set_nonblocking(true).ok()?;
-        let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
-        let pid = credentials.pid.as_raw_nonzero().get() as u32;
-        Some((stream, Peer { uid: credentials.uid.as_raw(), pid }))
+        let peer = Peer::of(&stream).ok()?;
+        Some((stream, peer))
     }
 }
 
@@ -114,12 +114,6 @@ fn bind(socket: &PathBuf, system: bool) -> Result<UnixListener> {
     fs::set_permissions(&fresh, fs::Permissions::from_mode(if system { 0o666 } else { 0o600 }))?;
     fs::rename(&fresh, socket).with_context(|| format!("cannot create {}", socket.display()))?;
     Ok(bound)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    pub uid: u32,
-    pub pid: u32,
 }
 
 /// A client and what has not been read or written yet: one request, and one reply.
