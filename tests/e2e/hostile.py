@@ -38,7 +38,7 @@ def take(link, size):
     return data
 
 def ask(link, *requests):
-    """The last reply."""
+    # The last reply.
     for request in requests:
         link.sendall(frame(request))
         reply = take(link, struct.unpack("<I", take(link, 4))[0])

@@ -127,6 +127,11 @@ fn migrate(connection: &mut Connection, schema: &Schema, found: i64) -> rusqlite
     for step in &schema.migrations[found as usize..] {
         transaction.execute_batch(step)?;
     }
+    if schema.tells_version {
+        // For a file whose header is damaged. Every version writes its own, so that no earlier one takes it for that.
+        let tell = "INSERT OR REPLACE INTO meta (name, value) VALUES ('schema', ?1)";
+        transaction.execute(tell, [schema.version().to_string()])?;
+    }
     transaction.pragma_update(None, "application_id", schema.application_id)?;
     transaction.pragma_update(None, "user_version", schema.version())?;
     transaction.commit()

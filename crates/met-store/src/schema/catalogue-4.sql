@@ -4,6 +4,3 @@ ALTER TABLE job ADD COLUMN sum INTEGER;
 ALTER TABLE job ADD COLUMN totals_sum INTEGER;
 ALTER TABLE job ADD COLUMN summaries_sum INTEGER;
 ALTER TABLE term ADD COLUMN sum INTEGER;
-
--- The version once more, for a file whose header was damaged. Every later version writes its own number here.
-INSERT OR REPLACE INTO meta (name, value) VALUES ('schema', '4');
