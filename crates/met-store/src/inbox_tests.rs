@@ -192,3 +192,40 @@ fn a_full_disk_does_not_lose_the_end() {
     assert_eq!(read.end, Some(end));
     assert_eq!(next.unwrap_err().kind(), io::ErrorKind::StorageFull, "the next job is told at its start");
 }
+
+#[test]
+fn an_end_that_cannot_be_read_is_not_one_that_is_absent() {
+    let state = tempfile::tempdir().unwrap();
+    let (id, dir) = JobDir::reserve(state.path(), 1).unwrap();
+    dir.write_start(&running(id, MIDNIGHT_S)).unwrap();
+    assert!(dir.read().end_is_absent);
+    // A directory cannot be read, whoever tries, as a file on a failing disk.
+    fs::create_dir(dir.path().join(END)).unwrap();
+    let entry = dir.read();
+    assert!(!entry.end_is_absent && entry.end.is_none() && entry.problems.len() == 1);
+    fs::remove_dir(dir.path().join(END)).unwrap();
+    dir.write_end(&finished(id, MIDNIGHT_S)).unwrap();
+    let entry = dir.read();
+    assert!(!entry.end_is_absent && entry.end.is_some());
+}
+
+#[test]
+fn a_folder_that_was_reserved_and_never_used_goes_with_the_room_in_it() {
+    let state = tempfile::tempdir().unwrap();
+    let day = Duration::from_secs(24 * 3600);
+    let made = |age: Duration, fill: &dyn Fn(&JobDir)| {
+        let (_, dir) = JobDir::reserve(state.path(), 1).unwrap();
+        fill(&dir);
+        File::open(dir.path()).unwrap().set_modified(SystemTime::now() - age).unwrap();
+        dir
+    };
+    let room = |dir: &JobDir| dir.make_room(&running(dir.id(), MIDNIGHT_S)).unwrap();
+    let empty = made(2 * day, &|_| {});
+    let unstarted = made(8 * day, &room);
+    let waiting = made(2 * day, &room);
+    let started = made(8 * day, &|dir| dir.write_start(&running(dir.id(), MIDNIGHT_S)).unwrap());
+    let _highest = JobDir::reserve(state.path(), 1).unwrap();
+    clean(state.path()).unwrap();
+    let is_there = [&empty, &unstarted, &waiting, &started].map(|dir| dir.path().exists());
+    assert_eq!(is_there, [false, false, true, true]);
+}

@@ -140,13 +140,15 @@ fn listen(setting: &Setting, api: &Arc<Api>, pages: page::Pages) -> Result<Serve
         true => vec![LISTEN.parse::<Address>()?],
         false => http.listen.clone(),
     };
+    // The rest is for the store and what is opened for a moment.
+    let most = usize::try_from(met_host::open_file_limit() / 4 * 3).unwrap_or(usize::MAX);
     let options = Options {
         web_config: http.web_config.clone(),
         plain: http.plain,
         // Each path has a limit of its own, and a reason of its own for what is beyond it.
         body_bytes_max: usize::MAX,
         answer_within: ANSWER_WITHIN,
-        connections_max: CONNECTIONS_MAX,
+        connections_max: CONNECTIONS_MAX.min(most),
         own_checks: &[api::ROOT],
         background_threads: 4,
         ..Options::new(addresses)

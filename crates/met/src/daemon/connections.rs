@@ -34,12 +34,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// A quarter is for files that are kept open (`met_host::Budget`), the rest for what is opened for a moment.
+    /// A quarter is for files that are kept open (`met_host::Budget`), some for HTTP, the rest for what is opened for a
+    /// moment.
     pub fn of(open_files: u64, system: bool) -> Limits {
         let part = |percent: u64, most: usize| {
             usize::try_from(open_files.saturating_mul(percent) / 100).unwrap_or(most).clamp(8, most)
         };
-        let (supervisors, clients) = (part(50, 32_768), part(15, 2048));
+        let (supervisors, clients) = (part(45, 32_768), part(15, 2048));
         match system {
             true => Limits {
                 supervisors,
@@ -66,13 +67,13 @@ pub struct Connections {
     limits: Limits,
     /// Whose turn it is first.
     first: usize,
-    /// Users for whom too much is held.
-    crowded: HashMap<u32, usize>,
+    /// What is held for each user, in bytes.
+    held: HashMap<u32, usize>,
 }
 
 impl Connections {
     pub fn new(limits: Limits) -> Connections {
-        Connections { all: Vec::new(), limits, first: 0, crowded: HashMap::new() }
+        Connections { all: Vec::new(), limits, first: 0, held: HashMap::new() }
     }
 
     pub fn len(&self) -> usize {
@@ -101,7 +102,7 @@ impl Connections {
     }
 
     fn is_crowded(&self, connection: &Connection) -> bool {
-        self.crowded.get(&connection.peer.uid).is_some_and(|&bytes| bytes > USER_BYTES_MAX)
+        self.held.get(&connection.peer.uid).is_some_and(|&bytes| bytes > USER_BYTES_MAX)
     }
 
     /// Whether a request that has arrived waits for its turn.
@@ -193,12 +194,12 @@ impl Connections {
             if *spent > TURN {
                 continue;
             }
-            let begin = Instant::now();
+            let (begin, before) = (Instant::now(), self.all[index].held_bytes());
             if let Served::Gone = serve(self, index) {
                 gone.push(index);
             }
             *spent += begin.elapsed();
-            self.count_held(uid);
+            self.count_held(uid, before, self.all[index].held_bytes());
         }
         let now = Instant::now();
         let hangs = |connection: &Connection| {
@@ -210,13 +211,11 @@ impl Connections {
         self.remove(&gone)
     }
 
-    /// Adds up what is held for a user.
-    fn count_held(&mut self, uid: u32) {
-        let of_user = self.all.iter().filter(|connection| connection.peer.uid == uid);
-        let bytes: usize = of_user.map(Connection::held_bytes).sum();
-        match bytes > USER_BYTES_MAX {
-            true => drop(self.crowded.insert(uid, bytes)),
-            false => drop(self.crowded.remove(&uid)),
+    fn count_held(&mut self, uid: u32, before: usize, after: usize) {
+        let held = self.held.entry(uid).or_default();
+        *held = (*held + after).saturating_sub(before);
+        if *held == 0 {
+            self.held.remove(&uid);
         }
     }
 
@@ -225,7 +224,7 @@ impl Connections {
         let mut jobs = Vec::new();
         for &index in places.iter().rev() {
             let gone = self.all.swap_remove(index);
-            self.count_held(gone.peer.uid);
+            self.count_held(gone.peer.uid, gone.held_bytes(), 0);
             jobs.extend(gone.job);
         }
         jobs
@@ -272,7 +271,8 @@ mod tests {
                     std::thread::sleep(pause);
                     connection.reply(reply);
                 }
-                if connection.flush() { Served::Stays } else { Served::Gone }
+                connection.flush();
+                Served::Stays
             });
         }
         answered
@@ -322,9 +322,9 @@ mod tests {
         all.admit(connection);
         say(&mut other, 1);
         assert_eq!(rounds(&mut all, 2, &Reply::Done, Duration::ZERO).get(&8), Some(&1));
-        // Who hangs up makes room.
+        // Who hangs up makes room, when what he said was looked at.
         drop(peers);
-        rounds(&mut all, 2, &Reply::Done, Duration::ZERO);
+        rounds(&mut all, 10, &Reply::Done, Duration::ZERO);
         assert_eq!(all.len(), 1);
     }
 
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn connections_are_bounded_and_those_of_supervisors_counted_apart() {
         let limits = Limits::of(1024, true);
-        assert_eq!((limits.supervisors, limits.clients), (512, 153));
+        assert_eq!((limits.supervisors, limits.clients), (460, 153));
         let mut all = Connections::new(limits);
         let key = JobKey { cluster: None, manager: "local".to_owned(), id: "1".to_owned(), incarnation: 1 };
         let mut peers = Vec::new();

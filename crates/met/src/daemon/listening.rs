@@ -22,6 +22,9 @@ pub fn listen(http: &Http, board: &Arc<Board>, system: bool) -> Result<Server, m
     let mut options = Options::new(http.listen.clone());
     options.web_config.clone_from(&http.web_config);
     options.plain = http.plain;
+    // The daemon needs descriptors for its jobs, too.
+    let part = usize::try_from(met_host::open_file_limit() / 16).unwrap_or(usize::MAX);
+    options.connections_max = options.connections_max.min(part.max(8));
     options.in_thread = system.then_some(privilege::give_up_before_strangers);
     let server = Server::start(options, router(board))?;
     for address in server.local_addrs() {

@@ -293,6 +293,9 @@ impl Daemon {
         match connection.take_request() {
             None => {}
             Some(Err(_)) => return Served::Gone,
+            // A supervisor that was killed at once has told of its job; nobody waits for other answers.
+            Some(Ok(request))
+                if connection.is_deaf() && !matches!(request, Request::Started(_) | Request::Ended(_)) => {}
             Some(Ok(request)) => {
                 let announced = match &request {
                     Request::Started(record) => Some(record.key.clone()),
@@ -306,7 +309,8 @@ impl Daemon {
                 }
             }
         }
-        match all.get(index).flush() && has_room {
+        all.get(index).flush();
+        match has_room {
             true => Served::Stays,
             false => Served::Gone,
         }

@@ -128,12 +128,23 @@ pub struct Connection {
     taken: usize,
     /// When something last went either way.
     moved: Instant,
+    /// The peer takes no replies any more; what it said before may still tell of a job.
+    is_deaf: bool,
 }
 
 impl Connection {
     pub fn new(stream: UnixStream, peer: Peer) -> Connection {
         let (arrived, leaving) = (Vec::new(), Vec::new());
-        Connection { stream, peer, job: None, arrived, leaving, taken: 0, moved: Instant::now() }
+        Connection {
+            stream,
+            peer,
+            job: None,
+            arrived,
+            leaving,
+            taken: 0,
+            moved: Instant::now(),
+            is_deaf: false,
+        }
     }
 
     pub fn wants_to_write(&self) -> bool {
@@ -153,6 +164,10 @@ impl Connection {
     pub fn stalled_since(&self) -> Option<Instant> {
         let is_partial = !self.arrived.is_empty() && !self.has_request();
         (is_partial || self.wants_to_write()).then_some(self.moved)
+    }
+
+    pub fn is_deaf(&self) -> bool {
+        self.is_deaf
     }
 
     pub fn quiet_since(&self) -> Instant {
@@ -196,22 +211,20 @@ impl Connection {
         }
     }
 
-    /// Sends as much as the peer takes; false when the peer is gone.
-    pub fn flush(&mut self) -> bool {
-        while self.taken < self.leaving.len() {
+    /// Sends as much as the peer takes.
+    pub fn flush(&mut self) {
+        while self.taken < self.leaving.len() && !self.is_deaf {
             match self.stream.write(&self.leaving[self.taken..]) {
-                Ok(0) => return false,
-                Ok(length) => {
+                Ok(length @ 1..) => {
                     self.taken += length;
                     self.moved = Instant::now();
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return false,
+                Ok(0) | Err(_) => self.is_deaf = true,
             }
         }
         (self.leaving, self.taken) = (Vec::new(), 0);
-        true
     }
 }
 

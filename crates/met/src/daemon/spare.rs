@@ -50,3 +50,27 @@ impl Spare {
         self.read_with(attempt, is_exhausted)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_for_lack_of_descriptors_is_tried_again_with_these() {
+        let mut spare = Spare::hold();
+        let mut tries = 0;
+        let opened = spare.try_with(|| {
+            tries += 1;
+            match tries {
+                1 => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+                _ => Ok(tries),
+            }
+        });
+        assert_eq!((opened.unwrap(), spare.held.len()), (2, COUNT));
+        let denied = spare.try_with(|| {
+            tries += 1;
+            Err::<(), _>(io::Error::from_raw_os_error(libc::EACCES))
+        });
+        assert_eq!((denied.is_err(), tries), (true, 3), "other errors are final");
+    }
+}
