@@ -235,7 +235,7 @@ pub struct NodeStatus {
     pub clock_offset_ns: Option<i64>,
     /// Samples that it had to give up.
     pub dropped_samples: i64,
-    /// What of its batches the server does not understand.
+    /// What of its batches the server does not understand, or that two machines send under this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }

@@ -45,6 +45,14 @@ impl Default for Answers {
     }
 }
 
+#[cfg(test)]
+impl Answers {
+    /// One that sends clients away at once.
+    pub fn impatient() -> Answers {
+        Answers { turn_within: Duration::from_millis(50), ..Answers::default() }
+    }
+}
+
 /// One of the answers that a client may have under way.
 pub type Turn = OwnedSemaphorePermit;
 
@@ -157,7 +165,7 @@ mod tests {
     #[test]
     fn who_does_not_take_answers_gets_no_more_and_others_do() {
         block_on(async {
-            let answers = Answers { turn_within: Duration::from_millis(50), ..Answers::default() };
+            let answers = Answers::impatient();
             let mut unread = Vec::new();
             for _ in 0..ANSWERS_PER_CLIENT {
                 unread.push(answer(&answers, "eve", 1 << 20).await.unwrap());

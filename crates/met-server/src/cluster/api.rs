@@ -331,12 +331,14 @@ async fn whoami(
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;
+    use met_core::job::{Record, State as JobState};
     use met_core::table::MICRO;
     use met_core::{Column, Table, Unit};
     use met_wire::batch::Header;
     use met_wire::meaning::describe;
+    use proptest::prelude::*;
 
-    use super::super::keeper::tests::plan;
+    use super::super::keeper::tests::{plan, record};
     use super::*;
 
     /// As it is not meant here.
@@ -347,38 +349,135 @@ mod tests {
         columns: &[Column::gauge("power", Unit::Watts, MICRO, "")],
     };
 
+    /// A server with a node n1 and an operator, and the headers with which they come.
+    struct Served {
+        api: Arc<Api>,
+        node: HeaderMap,
+        operator: HeaderMap,
+        runtime: tokio::runtime::Runtime,
+        _state: tempfile::TempDir,
+    }
+
+    impl Served {
+        fn new() -> Served {
+            let state = tempfile::tempdir().unwrap();
+            let mut log = Log::open(state.path()).unwrap();
+            let mut headers = |bearer: Bearer| {
+                let token = access::enroll(&mut log, &bearer, 1, false).unwrap();
+                let value = HeaderValue::try_from(format!("Bearer {token}")).unwrap();
+                HeaderMap::from_iter([(header::AUTHORIZATION, value)])
+            };
+            let node = headers(Bearer::Node("n1".to_owned()));
+            let operator = headers(Bearer::Operator("op".to_owned()));
+            let keeper = Keeper::start(plan(state.path())).unwrap();
+            let answering = |_: &Bearer, _: &[u8]| Ok(vec![b' '; 1 << 20]);
+            let mut api = Api::new(keeper, log, Misunderstood::default(), Box::new(answering));
+            api.answers = Answers::impatient();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            Served { api: Arc::new(api), node, operator, runtime, _state: state }
+        }
+
+        fn send(&self, packed: Vec<u8>) -> Result<Response, Problem> {
+            let mut headers = self.node.clone();
+            headers.insert(header::CONTENT_LENGTH, packed.len().into());
+            let api = State(Arc::clone(&self.api));
+            self.runtime.block_on(batches(api, Extension(asker()), headers, Body::from(packed)))
+        }
+
+        fn ask(&self) -> Result<Response, Problem> {
+            let api = State(Arc::clone(&self.api));
+            self.runtime.block_on(ask(api, Extension(asker()), self.operator.clone(), Body::empty()))
+        }
+    }
+
+    fn asker() -> Asker {
+        Asker { peer: ([127, 0, 0, 1], 1).into(), user: None, certificate: None }
+    }
+
+    fn numbered(sequence: u64, id: &str) -> Header {
+        let (node, spool) = ("n1".to_owned(), "s".to_owned());
+        Header { node, spool, sequence, id: id.to_owned(), ..Header::default() }
+    }
+
     /// What a server answers its node n1 that sends this, and what it then says of the node.
     fn answer_to(packed: Vec<u8>) -> (Problem, Option<String>) {
-        let state = tempfile::tempdir().unwrap();
-        let mut log = Log::open(state.path()).unwrap();
-        let token = access::enroll(&mut log, &Bearer::Node("n1".to_owned()), 1, false).unwrap();
-        let keeper = Keeper::start(plan(state.path())).unwrap();
-        let answering = |_: &Bearer, _: &[u8]| Err(Unanswered::Question("none".to_owned()));
-        let api = Arc::new(Api::new(keeper, log, Misunderstood::default(), Box::new(answering)));
-        let mut headers = HeaderMap::new();
-        headers.insert(header::CONTENT_LENGTH, packed.len().into());
-        headers.insert(header::AUTHORIZATION, HeaderValue::try_from(format!("Bearer {token}")).unwrap());
-        let asker = Asker { peer: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
+        let served = Served::new();
         let before_ns = now_ns();
-        let answer = batches(State(Arc::clone(&api)), Extension(asker), headers, Body::from(packed));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let problem = runtime.block_on(answer).unwrap_err();
-        api.keeper.move_all();
-        let nodes = api.log.lock().unwrap().nodes().unwrap();
+        let problem = served.send(packed).unwrap_err();
+        served.api.keeper.move_all();
+        let nodes = served.api.log.lock().unwrap().nodes().unwrap();
         let is_here = nodes[0].seen_ns.is_some_and(|seen_ns| seen_ns >= before_ns);
-        (problem, is_here.then(|| api.misunderstood.of("n1")).flatten())
+        (problem, is_here.then(|| served.api.misunderstood.of("n1")).flatten())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_server_with_nothing_to_do_takes_a_batch_of_any_size_or_refuses_it_for_good(
+            bytes in 0..12_usize << 20,
+        ) {
+            let served = Served::new();
+            let mut bits = bytes as u64 | 1;
+            let mut letter = || {
+                bits ^= bits << 13;
+                bits ^= bits >> 7;
+                bits ^= bits << 17;
+                char::from(b'#' + (bits >> 32) as u8 % 57)
+            };
+            let lengths = (0..bytes).step_by(1 << 20).map(|begin| (bytes - begin).min(1 << 20));
+            let records = lengths.enumerate().map(|(id, length)| Record {
+                command: vec![(0..length).map(|_| letter()).collect()],
+                ..record("local", &id.to_string(), 1_794_700_800, JobState::Finished, 1)
+            });
+            let records = records.collect();
+            let packed = Batch { header: numbered(1, "one"), records, ..Batch::default() }.pack().unwrap().bytes;
+            let is_too_long = packed.len() > PACKED_BYTES_MAX;
+            match served.send(packed) {
+                Ok(response) => prop_assert!(response.status() == StatusCode::OK && !is_too_long),
+                Err(problem) => prop_assert!(problem.refused && is_too_long, "{}", problem.reason),
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_is_sent_away_and_batches_are_taken() {
+        let served = Served::new();
+        let mut unread = Vec::new();
+        let refused = loop {
+            match served.ask() {
+                Ok(answer) => unread.push(answer),
+                Err(refused) => break refused,
+            }
+            assert!(unread.len() < 100, "{} answers are held", unread.len());
+        };
+        assert_eq!((refused.status, refused.come_again), (StatusCode::TOO_MANY_REQUESTS, true));
+        let batch = Batch { header: numbered(1, "one"), ..Batch::default() }.pack().unwrap().bytes;
+        assert!(served.send(batch).is_ok());
+        drop(unread);
+        assert!(served.ask().is_ok());
+    }
+
+    #[test]
+    fn two_that_send_as_one_node_are_told_and_shown() {
+        let served = Served::new();
+        let packed =
+            |sequence, id| Batch { header: numbered(sequence, id), ..Batch::default() }.pack().unwrap().bytes;
+        assert!(served.send(packed(1, "one")).is_ok());
+        let refused = served.send(packed(2, "two")).unwrap_err();
+        assert_eq!(
+            (refused.status, refused.come_again, refused.refused),
+            (StatusCode::CONFLICT, true, false)
+        );
+        assert!(refused.reason.contains("identity one and identity two"), "{}", refused.reason);
+        assert!(served.send(packed(2, "one")).is_ok());
+        assert_eq!(served.api.misunderstood.of("n1"), Some(refused.reason), "though the first goes on");
     }
 
     #[test]
     fn a_node_that_would_be_misread_is_here_all_the_same() {
         let columns = [("meter".to_owned(), describe(&METER))].into_iter().collect();
-        let header = Header {
-            node: "n1".to_owned(),
-            spool: "s".to_owned(),
-            sequence: 1,
-            columns,
-            ..Header::default()
-        };
+        let header = Header { columns, ..numbered(1, "") };
         let (problem, told) = answer_to(Batch { header, ..Batch::default() }.pack().unwrap().bytes);
         assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true));
         assert!(told.unwrap().contains("meter.power"));

@@ -174,7 +174,7 @@ fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) ->
     let folder = place.state.join(FOLDER);
     create_private(&folder).with_context(|| format!("cannot keep anything in {}", folder.display()))?;
     let header = Header {
-        id: identity::of(&folder, &facts.machine_id)?,
+        id: identity::of(&place.state, &facts.machine_id)?,
         node: node.unwrap_or_else(|| facts.hostname.clone()),
         boot_id: facts.boot_id.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),

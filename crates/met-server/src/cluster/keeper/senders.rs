@@ -144,8 +144,8 @@ fn copied(header: &Header, other: &str) -> String {
     let this = if other.starts_with("boot") { &header.boot_id } else { &header.run };
     format!(
         "two daemons send as node {node} with the same identity {id}: {other} and {}, which is refused and keeps its \
-         batches; a state folder was copied: on the machine that is not {node}, remove forward/ in the state folder \
-         and join it under its own name",
+         batches; a state folder was copied: on the machine that is not {node}, remove identity.json in it and join \
+         that machine under its own name",
         short(this)
     )
 }
