@@ -288,7 +288,8 @@ mod tests {
         record.totals.set(column::RUN_QUEUE_WAIT, 4_000_000_000, QualityKind::Sampled, "/proc");
         let cpu = |record: &Record| {
             let report = report(record, Machine::default(), sample::NOW_NS);
-            let lines = report.sections[0].lines.iter().filter(|line| ["throttled", "waited"].contains(&line.label));
+            let lines =
+                report.sections[0].lines.iter().filter(|line| ["throttled", "waited"].contains(&line.label));
             lines.map(|line| (line.label, line.details[0].before)).collect::<Vec<_>>()
         };
         let waited = ("waited", "runnable, waiting for a CPU");
