@@ -179,16 +179,18 @@ def cpu_time_of_random_trees_is_right_or_a_lower_bound(world, where):
     grower = Grower(f"{SEED} {where}", where, gaining(world, user), outside() if where == ROOT else [])
     for number in range(TREES):
         root = grower.tree(hides=number % 3 != 0)
-        before = world.stolen()
-        job, truths = grown(world, user, where, root)
-        expected = len(list(walk(root))) + sum(node["how"] == "orphan" for node in walk(root))
-        said = f"tree {number} of seed {SEED}: {json.dumps(root)}: {truths}"
-        equal((job["job"]["exit_code"], len(truths)), (0, expected), f"exit code and reports; {said}")
-        judge(job, sum(truths), len(truths), said)
-        stolen = world.stolen() - before
-        if grower.is_plain(root) and (has_clock or where in (ROOT, USER_OF_A_DAEMON)) and stolen < 0.005 * sum(truths):
-            quality = job["quality"]
-            equal(quality["cpu_seconds"]["kind"], "measured", f"nothing hides: {quality['cpu_seconds']}: {said}")
+        said = f"tree {number} of seed {SEED}: {json.dumps(root)}"
+        is_proven = grower.is_plain(root) and (has_clock or where in (ROOT, USER_OF_A_DAEMON))
+        # Time that a hypervisor took and does not report may raise a doubt, but not every time.
+        for attempt in range(4 if is_proven else 1):
+            job, truths = grown(world, user, where, root)
+            reports = len(list(walk(root))) + sum(node["how"] == "orphan" for node in walk(root))
+            equal((job["job"]["exit_code"], len(truths)), (0, reports), f"exit code and reports; {said}")
+            judge(job, sum(truths), len(truths), said)
+            if job["quality"]["cpu_seconds"]["kind"] == "measured":
+                break
+        else:
+            check(not is_proven, f"nothing hides, and it is never measured: {job['quality']['cpu_seconds']}: {said}")
 
 
 def judge(job, truth, processes, said):
@@ -218,11 +220,14 @@ def a_program_that_gains_privileges_is_counted(world):
 def small_programs_one_after_another_are_measured(world, where):
     user = planted(world, where)
     has_clock = "ok   task clock" in user.met("doctor").ok().out
-    job = user.time_to_end(*world.workload("spawn_many", "cpu", 500, shutil.which("true")))
-    truth = float(user.read("cpu"))
-    close_to(job["totals"]["cpu_seconds"], truth, SHARE, f"CPU ({job['quality']['cpu_seconds']})")
-    if (has_clock or where == ROOT) and world.stolen() < 0.005 * truth:
-        equal(job["quality"]["cpu_seconds"]["kind"], "measured", "kind")
+
+    def is_measured():
+        job = user.time_to_end(*world.workload("spawn_many", "cpu", 500, shutil.which("true")))
+        truth = float(user.read("cpu").split()[-1])
+        close_to(job["totals"]["cpu_seconds"], truth, SHARE, f"CPU ({job['quality']['cpu_seconds']})")
+        return job["quality"]["cpu_seconds"]["kind"] == "measured" or not (has_clock or where == ROOT)
+
+    eventually(is_measured, "a job of small programs is measured")
 
 
 @test
@@ -253,10 +258,13 @@ def bytes_of_children_that_are_waited_for_are_measured(world):
     user = planted(world, USER)
     if "ok   task clock" not in user.met("doctor").ok().out:
         raise Skip("perf is not allowed")
-    job = user.time_to_end("sh", "-c", '"$@"; true', "sh", *world.workload("write", "data", 20 * MIB))
-    if world.stolen() > 0:
-        raise Skip("a hypervisor took time away")
-    equal(job["quality"]["write_call_bytes"]["kind"], "measured", "kind")
+
+    def kind():
+        job = user.time_to_end("sh", "-c", '"$@"; true', "sh", *world.workload("write", "data", 20 * MIB))
+        return job["quality"]["write_call_bytes"]["kind"]
+
+    # Time that a hypervisor took and does not report raises a doubt now and then.
+    eventually(lambda: kind() == "measured", "bytes are measured")
 
 
 @test

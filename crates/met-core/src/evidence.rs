@@ -28,6 +28,9 @@ const TIGHT_PER_SWITCH_NS: i64 = 3_000;
 const LIVING_NS: i64 = 40_000_000;
 /// Stolen time beyond this share leaves too much room for what a clock may have counted besides.
 const STOLEN_SHARE: i64 = 50;
+/// Page faults of reaped processes that a perf event may not have seen: 5 % and 200.
+const FAULTS_SHARE: i64 = 20;
+const FAULTS_ROOM: i64 = 200;
 /// Up to this share stolen time changes nothing.
 const UNDISTURBED_SHARE: i64 = 200;
 /// What the end of a process may take: at most so much for each page fault of its life, and at most so much for
@@ -51,6 +54,8 @@ pub struct Clock {
     pub stolen_ns: i64,
     /// No process of the job could gain privileges (`no_new_privs`), so the clock never stopped.
     pub sees_all: bool,
+    /// Minor page faults of the processes that the clock saw, where they may be counted.
+    pub page_faults: Option<i64>,
 }
 
 /// All that is known of a job at its end.
@@ -62,7 +67,7 @@ pub struct Evidence {
     /// How many of them were still alive.
     pub living: i64,
     pub clock: Option<Clock>,
-    /// Of those who were reaped.
+    /// Minor ones, of those who were reaped.
     pub page_faults: i64,
     pub switches: i64,
     /// The job asked a service outside of its process tree to work for it, such as a container engine.
@@ -89,7 +94,11 @@ pub fn weigh(evidence: &Evidence) -> Verdict {
     let Evidence { cgroup, reaped, living, clock, .. } = *evidence;
     let cgroup_ns = cgroup.map(|cgroup| cgroup.ns);
     let counted_ns = cgroup_ns.unwrap_or(0).max(reaped.ns).max(0);
-    let cpu_ns = clock.map_or(counted_ns, |clock| counted_ns.max(clock.least_ns(counted_ns)));
+    let excess = evidence.excess_of_clock(counted_ns);
+    let cpu_ns = match (clock, excess) {
+        (Some(clock), Excess::None | Excess::Somebody) => counted_ns.max(clock.least_ns(counted_ns)),
+        _ => counted_ns,
+    };
     let skew_ns = living.max(0).saturating_mul(LIVING_NS);
     let slack_ns = cpu_ns / SLACK_SHARE + SLACK_NS;
     let is_near = |ns: i64, slack_ns: i64| ns.saturating_add(slack_ns) >= cpu_ns;
@@ -99,7 +108,7 @@ pub fn weigh(evidence: &Evidence) -> Verdict {
     let by_clock = clock.is_some_and(|clock| clock.agrees(cpu_ns, slack_ns, end_ns));
     let agreeing = [by_cgroup, by_reaping, by_clock].into_iter().filter(|&agrees| agrees).count();
     let is_closed = by_clock && clock.is_some_and(|clock| clock.sees_all);
-    let is_proven = (agreeing >= 2 || is_closed) && !evidence.elsewhere;
+    let is_proven = (agreeing >= 2 || is_closed) && excess != Excess::Doubtful && !evidence.elsewhere;
     let kind = if is_proven { Measured } else { LowerBound };
 
     let source = match cgroup_ns {
@@ -114,8 +123,7 @@ pub fn weigh(evidence: &Evidence) -> Verdict {
         _ => (kind, source),
     };
     // A child that used next to no CPU time may have written a lot: this needs a closer look.
-    let dying_ns = evidence.switches.max(0).saturating_mul(TIGHT_PER_SWITCH_NS);
-    let tight_ns = (cpu_ns / TIGHT_SHARE + TIGHT_NS).saturating_add(dying_ns);
+    let tight_ns = evidence.tight_ns(cpu_ns);
     let all_reaped = is_proven
         && is_near(reaped.ns, tight_ns.saturating_add(skew_ns))
         && clock.is_none_or(|clock| by_cgroup || clock.ns <= cpu_ns.saturating_add(tight_ns));
@@ -161,7 +169,41 @@ impl Clock {
     }
 }
 
+/// A clock that counted more than a cgroup and resource usage, which agree: did it see somebody who left the cgroup
+/// and was not waited for, or was time stolen that the machine does not report?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Excess {
+    None,
+    /// The clock saw page faults that no reaped process had.
+    Somebody,
+    /// It saw the page faults of the reaped processes and no more.
+    Stolen,
+    Doubtful,
+}
+
 impl Evidence {
+    fn excess_of_clock(&self, counted_ns: i64) -> Excess {
+        let (Some(cgroup), Some(clock)) = (self.cgroup, self.clock) else { return Excess::None };
+        let tight_ns = self.tight_ns(counted_ns);
+        let agree = cgroup.ns.abs_diff(self.reaped.ns) <= tight_ns.unsigned_abs() && self.living <= 0;
+        let slack_ns = counted_ns / SLACK_SHARE + SLACK_NS;
+        if !agree || clock.ns <= counted_ns.saturating_add(slack_ns) {
+            return Excess::None;
+        }
+        // A few faults are made by the kernel on behalf of a process, and by no instruction of it.
+        let room = (self.page_faults / FAULTS_SHARE).saturating_add(FAULTS_ROOM);
+        match clock.page_faults {
+            Some(faults) if faults > self.page_faults => Excess::Somebody,
+            Some(faults) if faults >= self.page_faults.saturating_sub(room) => Excess::Stolen,
+            _ => Excess::Doubtful,
+        }
+    }
+
+    fn tight_ns(&self, cpu_ns: i64) -> i64 {
+        let dying_ns = self.switches.max(0).saturating_mul(TIGHT_PER_SWITCH_NS);
+        (cpu_ns / TIGHT_SHARE + TIGHT_NS).saturating_add(dying_ns)
+    }
+
     /// The most that the ends of its processes took, which the clock does not count (since Linux 6.16).
     fn end_of_processes_ns(&self) -> i64 {
         let by_faults = self.page_faults.saturating_mul(END_PER_FAULT_NS);

@@ -86,6 +86,7 @@ struct Known {
     counted: Option<u32>,
     /// Has a name that was looked for.
     is_wanted: bool,
+    is_seen_again: bool,
 }
 
 impl Members {
@@ -323,7 +324,9 @@ impl Members {
             let due = (self.generation + u64::from(pid)).is_multiple_of(VERIFY_REFRESHES);
             // In a listing of a cgroup there is no inode to compare, and nobody asks for its ancestors.
             let sure = inode == 0 || (known.decided && inode == known.inode);
-            if sure && !due {
+            // A name is the program's only after its exec.
+            let is_named = self.wanted.is_none() || std::mem::replace(&mut known.is_seen_again, true);
+            if sure && is_named && !due {
                 return;
             }
         }
@@ -528,6 +531,7 @@ impl Known {
             grouped: 0,
             counted: None,
             is_wanted: false,
+            is_seen_again: false,
         }
     }
 }

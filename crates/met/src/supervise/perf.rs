@@ -7,11 +7,16 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use perf_event_open_sys as sys;
-use sys::bindings::{PERF_COUNT_SW_TASK_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_TYPE_SOFTWARE, perf_event_attr};
+use sys::bindings::{
+    PERF_COUNT_SW_PAGE_FAULTS_MIN, PERF_COUNT_SW_TASK_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_TYPE_SOFTWARE,
+    perf_event_attr,
+};
 
 /// An inherited task clock.
 pub struct TaskClock {
     event: OwnedFd,
+    /// Minor page faults of the same processes, where those in the kernel may be counted, too.
+    faults: Option<OwnedFd>,
     stolen_before_ns: i64,
 }
 
@@ -31,27 +36,13 @@ pub enum Begin {
 impl TaskClock {
     /// Fails where perf is not allowed (kernel.perf_event_paranoid above 2, a seccomp filter).
     pub fn open(tid: i32, begin: Begin) -> io::Result<TaskClock> {
-        let mut attributes = perf_event_attr {
-            type_: PERF_TYPE_SOFTWARE,
-            size: size_of::<perf_event_attr>() as u32,
-            config: PERF_COUNT_SW_TASK_CLOCK as u64,
-            ..Default::default()
+        // An ordinary user is refused unless the kernel is excluded; the task clock counts its time all the same.
+        let event = open_event(tid, begin, PERF_COUNT_SW_TASK_CLOCK, 1)?;
+        let faults = match begin {
+            Begin::AtExec => open_event(tid, begin, PERF_COUNT_SW_PAGE_FAULTS_MIN, 0).ok(),
+            Begin::Now => None,
         };
-        attributes.set_inherit(1);
-        // Without this an ordinary user is refused; the task clock counts kernel time all the same.
-        attributes.set_exclude_kernel(1);
-        attributes.set_exclude_hv(1);
-        if begin == Begin::AtExec {
-            attributes.set_disabled(1);
-            attributes.set_enable_on_exec(1);
-        }
-        // SAFETY: the attributes are valid for the call.
-        let fd = unsafe { sys::perf_event_open(&mut attributes, tid, -1, -1, PERF_FLAG_FD_CLOEXEC as u64) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a fresh descriptor that nobody else owns.
-        Ok(TaskClock { event: unsafe { OwnedFd::from_raw_fd(fd) }, stolen_before_ns: stolen_ns() })
+        Ok(TaskClock { event, faults, stolen_before_ns: stolen_ns() })
     }
 
     /// Time that a hypervisor took from this machine since the clock was opened. The clock counts it for
@@ -68,13 +59,45 @@ impl TaskClock {
 
     /// Nanoseconds of CPU, of the dead and the living.
     pub fn read_ns(&self) -> io::Result<i64> {
-        let mut value = [0u8; 8];
-        let length = rustix::io::read(&self.event, &mut value)?;
-        if length != 8 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(i64::from_ne_bytes(value))
+        read_count(&self.event)
     }
+
+    /// Minor page faults of the same processes.
+    pub fn page_faults(&self) -> Option<i64> {
+        self.faults.as_ref().and_then(|faults| read_count(faults).ok())
+    }
+}
+
+fn open_event(tid: i32, begin: Begin, event: u32, exclude_kernel: u64) -> io::Result<OwnedFd> {
+    let mut attributes = perf_event_attr {
+        type_: PERF_TYPE_SOFTWARE,
+        size: size_of::<perf_event_attr>() as u32,
+        config: event.into(),
+        ..Default::default()
+    };
+    attributes.set_inherit(1);
+    attributes.set_exclude_kernel(exclude_kernel);
+    attributes.set_exclude_hv(1);
+    if begin == Begin::AtExec {
+        attributes.set_disabled(1);
+        attributes.set_enable_on_exec(1);
+    }
+    // SAFETY: the attributes are valid for the call.
+    let fd = unsafe { sys::perf_event_open(&mut attributes, tid, -1, -1, PERF_FLAG_FD_CLOEXEC as u64) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn read_count(event: &OwnedFd) -> io::Result<i64> {
+    let mut value = [0u8; 8];
+    let length = rustix::io::read(event, &mut value)?;
+    if length != 8 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(i64::from_ne_bytes(value))
 }
 
 /// Of all CPUs together since boot; 0 where it is not told.

@@ -82,8 +82,9 @@ fn gather(
             ns: (ns - remains.daemons_ns).max(0),
             stolen_ns: clock.stolen_ns(),
             sees_all: clock.sees_all(),
+            page_faults: clock.page_faults(),
         }),
-        page_faults: usage.minor_faults + usage.major_faults,
+        page_faults: usage.minor_faults,
         switches: usage.voluntary + usage.involuntary,
         elsewhere: containers::is_client(record),
     }
