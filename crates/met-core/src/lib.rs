@@ -11,6 +11,7 @@ mod batch;
 pub mod card_ledger;
 pub mod cards;
 pub mod course;
+pub mod doubt;
 pub mod ended;
 pub mod energy;
 pub mod event;
