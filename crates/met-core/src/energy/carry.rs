@@ -14,135 +14,138 @@ const LAG_MAX_NS: i64 = 60_000_000_000;
 /// Claims this old are paid before anything is kept for idle power, which may be assumed too high.
 const PATIENT_NS: i64 = 20_000_000_000;
 /// Windows that are told apart; of more the newest are one.
-const AGES_MAX: usize = 256;
+const WINDOWS_MAX: usize = 256;
+
+type Lines = BTreeMap<Who, Line>;
 
 #[derive(Debug, Default)]
 pub(super) struct Carry {
-    /// What is to be paid. Negative: a share of a card that was paid turned out to be somebody else's.
-    owed: BTreeMap<Who, Line>,
-    /// Paid too much to jobs that are settled; the next claims make it good.
+    /// What is to be paid, by the end of the window that it is from: the oldest is paid first.
+    claims: VecDeque<(i64, Lines)>,
+    /// Shares of cards that were paid and turned out to be somebody else's.
+    returns: Lines,
+    /// The same of jobs that are settled; the next claims make it good.
     debt_uj: u64,
-    /// What is owed by the end of the window that it is from, the oldest first.
-    ages: VecDeque<(i64, u64)>,
 }
 
 /// What was paid in a window: Σ lines.
 pub(super) struct Paid {
-    pub lines: BTreeMap<Who, Line>,
+    pub lines: Lines,
     pub sum_uj: u64,
 }
 
 impl Carry {
-    pub fn claim(&mut self, who: Who, claim: &Line) {
-        self.owed.entry(who).or_default().add(claim);
-    }
-
-    /// Nothing waits to be paid.
-    pub fn is_clear(&self) -> bool {
-        self.positive_uj() == 0
+    /// Takes in what was counted in the window that ends at `end_ns`. What is negative goes back.
+    pub fn claim(&mut self, who: Who, claim: &Line, end_ns: i64) {
+        let part = |sign: i64| {
+            let cell = |uj: i64| (uj * sign).max(0);
+            Line { active_uj: claim.active_uj.map(cell), idle_uj: claim.idle_uj.map(cell) }
+        };
+        let is_full = self.claims.len() >= WINDOWS_MAX;
+        if self.claims.back().is_none_or(|&(from_ns, _)| from_ns != end_ns && !is_full) {
+            self.claims.push_back((end_ns, Lines::new()));
+        }
+        let newest = self.claims.back_mut().map(|(_, lines)| lines);
+        for (lines, part) in [(newest, part(1)), (Some(&mut self.returns), part(-1))] {
+            if let Some(lines) = lines.filter(|_| part != Line::default()) {
+                lines.entry(who).or_default().add(&part);
+            }
+        }
     }
 
     /// Whether claims have waited so long that they go first.
     pub fn is_urgent(&self, now_ns: i64) -> bool {
-        self.ages.front().is_some_and(|&(from_ns, _)| now_ns - from_ns > PATIENT_NS)
+        self.claims.front().is_some_and(|&(from_ns, _)| now_ns - from_ns > PATIENT_NS)
     }
 
-    fn positive_uj(&self) -> u64 {
-        self.owed.values().flat_map(cells).map(|uj| uj.max(0) as u64).sum()
+    /// All that waits to be paid.
+    pub fn claimed_uj(&self) -> u64 {
+        self.claims.iter().map(|(_, lines)| sum_uj(lines)).sum()
     }
 
-    /// Pays what is owed, `room_uj` at most, in the window that ends at `end_ns`. What goes back from one to another
-    /// needs no room.
-    pub fn pay(&mut self, room_uj: u64, end_ns: i64) -> Paid {
-        let cancelled_uj = self.debt_uj.min(self.positive_uj());
+    /// Pays what is owed, `room_uj` at most. What goes back from one to another needs no room.
+    pub fn pay(&mut self, room_uj: u64) -> Paid {
+        let cancelled_uj = self.debt_uj.min(self.claimed_uj());
         self.debt_uj -= cancelled_uj;
-        self.take(cancelled_uj, true);
-        let claimed_uj = self.positive_uj();
-        let returned_uj = self.owed.values().flat_map(cells).map(|uj| (-uj).max(0) as u64).sum::<u64>();
-        let paid_uj = claimed_uj.min(room_uj.saturating_add(returned_uj));
+        self.take_oldest(cancelled_uj);
+        let returned_uj = sum_uj(&self.returns);
+        let paid_uj = self.claimed_uj().min(room_uj.saturating_add(returned_uj));
         let returned_uj = returned_uj.min(paid_uj);
-        let mut lines = self.take(paid_uj, true);
-        for (who, back) in self.take(returned_uj, false) {
-            lines.entry(who).or_default().add(&back);
+        let mut lines = self.take_oldest(paid_uj);
+        for (who, back) in take(&mut self.returns, returned_uj) {
+            lines.entry(who).or_default().take(&back);
         }
-        self.owed.retain(|_, line| *line != Line::default());
-        self.age(claimed_uj, paid_uj, end_ns);
         Paid { lines, sum_uj: paid_uj - returned_uj }
     }
 
-    /// Takes so much out of all positive cells, or brings so much back into all negative ones.
-    fn take(&mut self, sum_uj: u64, positive: bool) -> BTreeMap<Who, Line> {
-        let mut taken = BTreeMap::new();
-        if sum_uj == 0 {
-            return taken;
-        }
-        let sign = if positive { 1 } else { -1 };
-        let weights: Vec<u64> =
-            self.owed.values().flat_map(cells).map(|uj| (uj * sign).max(0) as u64).collect();
-        let mut parts = Vec::new();
-        apportion(sum_uj, &weights, &mut parts);
-        for ((&who, owed), parts) in self.owed.iter_mut().zip(parts.chunks_exact(2 * PARTS)) {
-            let cell = |index: usize| parts[index] as i64 * sign;
-            let line = Line {
-                active_uj: std::array::from_fn(cell),
-                idle_uj: std::array::from_fn(|part| cell(PARTS + part)),
-            };
-            if line != Line::default() {
-                owed.take(&line);
-                taken.insert(who, line);
+    fn take_oldest(&mut self, mut sum: u64) -> Lines {
+        let mut taken = Lines::new();
+        while let Some((_, oldest)) = self.claims.front_mut() {
+            let part_uj = sum.min(sum_uj(oldest));
+            add(&mut taken, take(oldest, part_uj));
+            sum -= part_uj;
+            if !oldest.is_empty() {
+                break;
             }
+            self.claims.pop_front();
         }
         taken
     }
 
-    /// The oldest is paid first.
-    fn age(&mut self, claimed_uj: u64, mut paid_uj: u64, end_ns: i64) {
-        let known_uj: u64 = self.ages.iter().map(|&(_, uj)| uj).sum();
-        let new_uj = claimed_uj.saturating_sub(known_uj);
-        let is_full = self.ages.len() >= AGES_MAX;
-        match self.ages.back_mut().filter(|_| is_full) {
-            Some((_, newest_uj)) => *newest_uj += new_uj,
-            None if new_uj > 0 => self.ages.push_back((end_ns, new_uj)),
-            None => {}
+    /// Drops what has waited for too long, or all. By who, what is missing in their lines.
+    pub fn expire(&mut self, end_ns: i64, all: bool) -> BTreeMap<Who, u64> {
+        let mut dropped = Lines::new();
+        while self.claims.front().is_some_and(|&(from_ns, _)| all || end_ns - from_ns > LAG_MAX_NS) {
+            add(&mut dropped, self.claims.pop_front().map(|(_, lines)| lines).unwrap_or_default());
         }
-        // What was claimed may have been taken back meanwhile: that is the oldest, too.
-        paid_uj += known_uj.saturating_sub(claimed_uj);
-        while let Some((_, oldest_uj)) = self.ages.front_mut() {
-            let part_uj = paid_uj.min(*oldest_uj);
-            (*oldest_uj, paid_uj) = (*oldest_uj - part_uj, paid_uj - part_uj);
-            if *oldest_uj > 0 {
-                break;
-            }
-            self.ages.pop_front();
-        }
-    }
-
-    /// Drops what has waited for too long. By who, what is missing in their lines.
-    pub fn expire(&mut self, end_ns: i64) -> BTreeMap<Who, u64> {
-        let mut old_uj = 0;
-        while let Some(&(_, uj)) = self.ages.front().filter(|(from_ns, _)| end_ns - from_ns > LAG_MAX_NS) {
-            old_uj += uj;
-            self.ages.pop_front();
-        }
-        let dropped = self.take(old_uj.min(self.positive_uj()), true);
         dropped.into_iter().map(|(who, line)| (who, line.total_uj() as u64)).collect()
     }
 
     /// Whether the meter still has to show something of what a job used.
     pub fn owes(&self, who: Who) -> bool {
-        self.owed.get(&who).is_some_and(|line| cells(line).any(|uj| uj > 0))
+        self.claims.iter().any(|(_, lines)| lines.contains_key(&who))
     }
 
     /// The job is settled with what it was paid. What is missing in it, which is 0 for one that was owed nothing.
     pub fn close(&mut self, who: Who) -> u64 {
-        let Some(line) = self.owed.remove(&who) else { return 0 };
-        let owed_uj: u64 = cells(&line).map(|uj| uj.max(0) as u64).sum();
-        let back_uj: u64 = cells(&line).map(|uj| (-uj).max(0) as u64).sum();
+        let owed = self.claims.iter_mut().filter_map(|(_, lines)| lines.remove(&who));
+        let owed_uj = owed.map(|line| line.total_uj() as u64).sum::<u64>();
+        self.claims.retain(|(_, lines)| !lines.is_empty());
+        let back_uj = self.returns.remove(&who).map_or(0, |line| line.total_uj() as u64);
         self.debt_uj += back_uj.saturating_sub(owed_uj);
         owed_uj.saturating_sub(back_uj)
     }
 }
 
-fn cells(line: &Line) -> impl Iterator<Item = i64> {
-    line.active_uj.into_iter().chain(line.idle_uj)
+fn sum_uj(lines: &Lines) -> u64 {
+    lines.values().map(|line| line.total_uj() as u64).sum()
+}
+
+fn add(sums: &mut Lines, lines: Lines) {
+    for (who, line) in lines {
+        sums.entry(who).or_default().add(&line);
+    }
+}
+
+/// Takes so much out of lines that are not negative, of all in proportion.
+fn take(lines: &mut Lines, sum: u64) -> Lines {
+    let all_uj = sum_uj(lines);
+    if sum >= all_uj {
+        return std::mem::take(lines);
+    }
+    let cells = |line: &Line| line.active_uj.into_iter().chain(line.idle_uj);
+    let weights: Vec<u64> = lines.values().flat_map(cells).map(|uj| uj as u64).collect();
+    let mut parts = Vec::new();
+    apportion(sum, &weights, &mut parts);
+    let mut taken = Lines::new();
+    for ((&who, line), parts) in lines.iter_mut().zip(parts.chunks_exact(2 * PARTS)) {
+        let part = Line {
+            active_uj: std::array::from_fn(|part| parts[part] as i64),
+            idle_uj: std::array::from_fn(|part| parts[PARTS + part] as i64),
+        };
+        line.take(&part);
+        taken.insert(who, part);
+    }
+    lines.retain(|_, line| *line != Line::default());
+    taken
 }

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use super::carry::Carry;
 use super::idle::{IdlePower, LearnedIdle};
 use super::meter::{Fault, Meter, Scope, Span};
+use super::ticks::{Done, Ticks};
 use crate::apportion::apportion;
 use crate::job::QualityKind;
 
@@ -107,7 +108,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    fn add(&mut self, other: Weights) {
+    pub(super) fn add(&mut self, other: Weights) {
         self.cpu = self.cpu.saturating_add(other.cpu);
         self.memory = self.memory.saturating_add(other.memory);
         self.held = self.held.saturating_add(other.held);
@@ -119,7 +120,7 @@ impl Weights {
         Some(permille.min(1000) as u64)
     }
 
-    fn above(self, sum: Weights) -> Weights {
+    pub(super) fn above(self, sum: Weights) -> Weights {
         Weights {
             cpu: self.cpu.saturating_sub(sum.cpu),
             memory: self.memory.saturating_sub(sum.memory),
@@ -185,14 +186,22 @@ pub struct Ledger {
     policy: Policy,
     meters: Vec<Meter>,
     open_ns: Option<i64>,
-    weights: BTreeMap<u32, Weights>,
-    /// Of the whole machine: all its used CPU time and memory, and all its CPUs as held.
-    node: Weights,
+    /// While no meter is read, up to when that is said.
+    unmeasured_ns: Option<i64>,
+    ticks: Ticks,
+    /// What was done in the window that is closed now.
+    done: Done,
     cards: BTreeMap<Who, CardLine>,
     carry: Carry,
+    /// The meter of the node shows as much as its parts, or is behind by as much as before.
+    is_steady: bool,
+    /// The parts of the machine in the last window in which its meters agreed.
+    usual_uj: Option<[u64; PARTS]>,
     /// What cards and processors draw at present, as far as it is seen.
     explained_mw: i64,
     ended: Vec<u32>,
+    /// Since when each of them is over; not known before the next look.
+    ended_ns: BTreeMap<u32, i64>,
     idle: IdlePower,
     /// Of a machine whose idle power is known by part.
     known_idle_mw: Option<[u64; PARTS]>,
@@ -200,19 +209,19 @@ pub struct Ledger {
     assumed_idle_mw: Option<[u64; 2]>,
 }
 
-/// Of somebody on all cards together, active and idle: what is known of it now, and what was claimed of it.
+/// Of somebody on all cards together, active and idle: what is known of it now, and what was at the last look.
 #[derive(Clone, Copy, Debug, Default)]
 struct CardLine {
     now_uj: (u64, u64),
-    claimed_uj: (u64, u64),
+    looked_uj: (u64, u64),
 }
 
 impl CardLine {
-    /// What no window has claimed yet, or has claimed too much.
+    /// Since the last look. Less than 0: what it had then turned out to be somebody else's.
     fn grown(&self) -> Line {
         let mut line = Line::default();
-        line.active_uj[CARDS] = self.now_uj.0 as i64 - self.claimed_uj.0 as i64;
-        line.idle_uj[CARDS] = self.now_uj.1 as i64 - self.claimed_uj.1 as i64;
+        line.active_uj[CARDS] = self.now_uj.0 as i64 - self.looked_uj.0 as i64;
+        line.idle_uj[CARDS] = self.now_uj.1 as i64 - self.looked_uj.1 as i64;
         line
     }
 }
@@ -228,12 +237,16 @@ impl Ledger {
             policy,
             meters: Vec::new(),
             open_ns: None,
-            weights: BTreeMap::new(),
-            node: Weights::default(),
+            unmeasured_ns: None,
+            ticks: Ticks::default(),
+            done: Done::default(),
             cards: BTreeMap::new(),
             carry: Carry::default(),
+            is_steady: true,
+            usual_uj: None,
             explained_mw: 0,
             ended: Vec::new(),
+            ended_ns: BTreeMap::new(),
             idle: IdlePower::default(),
             known_idle_mw: None,
             assumed_idle_mw: None,
@@ -280,6 +293,11 @@ impl Ledger {
         self.meters.clear();
     }
 
+    /// Whether the time up to now is estimated.
+    pub fn has_estimates(&self) -> bool {
+        self.meters.iter().any(|meter| meter.kind == QualityKind::Estimated)
+    }
+
     /// A meter is read now: windows do not wait for estimates any more.
     pub fn forget_estimates(&mut self) {
         self.meters.retain(|meter| meter.kind != QualityKind::Estimated);
@@ -304,12 +322,12 @@ impl Ledger {
     }
 
     pub fn read_counter(&mut self, meter: MeterId, at_ns: i64, counter_uj: i64) {
-        self.meters[meter.0].read_counter(at_ns, counter_uj, None);
+        self.meters[meter.0].read_counter(at_ns, counter_uj, None, self.explained_mw);
     }
 
     /// A counter whose meter tells its power, too: each is held against the other.
     pub fn read_both(&mut self, meter: MeterId, at_ns: i64, counter_uj: i64, power_mw: i64) {
-        self.meters[meter.0].read_counter(at_ns, counter_uj, Some(power_mw));
+        self.meters[meter.0].read_counter(at_ns, counter_uj, Some(power_mw), self.explained_mw);
     }
 
     pub fn read_power(&mut self, meter: MeterId, at_ns: i64, power_mw: i64) {
@@ -324,21 +342,20 @@ impl Ledger {
 
     /// Nobody follows the machine for a while: what it uses until the next reading is in no window.
     pub fn pause(&mut self) {
-        self.open_ns = None;
-        self.forget_cards();
-        self.weights.clear();
-        self.node = Weights::default();
+        (self.open_ns, self.unmeasured_ns) = (None, None);
+        self.cards.values_mut().for_each(|line| line.looked_uj = line.now_uj);
+        self.ticks.clear();
         self.meters.iter_mut().for_each(Meter::pause);
     }
 
     /// What a job did since the last weighing.
     pub fn weigh_job(&mut self, slot: u32, weights: Weights) {
-        self.weights.entry(slot).or_default().add(weights);
+        self.ticks.current.jobs.entry(slot).or_default().add(weights);
     }
 
     /// What all of the machine did meanwhile, jobs included.
     pub fn weigh_node(&mut self, weights: Weights) {
-        self.node.add(weights);
+        self.ticks.current.node.add(weights);
     }
 
     /// What somebody's use of cards has come to, active and idle, by what is known now. Until a card's counter
@@ -355,13 +372,21 @@ impl Ledger {
         self.ended.push(slot);
     }
 
+    /// Whether anybody was ever charged for a card.
+    pub fn has_cards(&self) -> bool {
+        !self.cards.is_empty()
+    }
+
     /// What somebody has used of cards since the last window, of which no meter has told yet.
     pub fn open_cards(&self, who: Who) -> Line {
-        self.cards.get(&who).map(CardLine::grown).unwrap_or_default()
+        let mut line = self.cards.get(&who).map(CardLine::grown).unwrap_or_default();
+        line.add(&self.ticks.cards_of(who));
+        line
     }
 
     /// Closes the window up to where every meter that is awaited has been read.
     pub fn close(&mut self, now_ns: i64) -> Option<Closed> {
+        self.look(now_ns);
         let awaited = self.meters.iter().filter(|meter| meter.is_awaited(now_ns));
         let end_ns = awaited.filter_map(Meter::last_ns).min();
         self.close_at(end_ns, now_ns)
@@ -370,6 +395,7 @@ impl Ledger {
     /// Closes the window up to the last reading of any meter, without those that are slower: nobody will be
     /// there to take their readings.
     pub fn close_for_good(&mut self, now_ns: i64) -> Option<Closed> {
+        self.look(now_ns);
         let awaited = self.meters.iter().filter(|meter| meter.is_awaited(now_ns));
         let end_ns = awaited.filter_map(Meter::last_ns).max();
         let mut closed = self.close_at(end_ns, now_ns);
@@ -384,41 +410,62 @@ impl Ledger {
         closed
     }
 
+    /// What was done up to now is known.
+    fn look(&mut self, now_ns: i64) {
+        for (&who, line) in &mut self.cards {
+            let grown = line.grown();
+            line.looked_uj = line.now_uj;
+            if grown != Line::default() {
+                self.ticks.current.cards.insert(who, grown);
+            }
+        }
+        self.ticks.look(now_ns);
+        let since_ns = self.ticks.last_begin_ns().unwrap_or(now_ns);
+        for &slot in &self.ended {
+            self.ended_ns.entry(slot).or_insert(since_ns);
+        }
+    }
+
     fn close_at(&mut self, end_ns: Option<i64>, now_ns: i64) -> Option<Closed> {
         let Some(end_ns) = end_ns else {
             // Nobody has measured what these did.
-            let open_ns = self.open_ns.take();
-            self.forget_cards();
-            let settled = self.begin_window();
-            return open_ns.map(|open_ns| Closed::unmeasured(open_ns, now_ns, settled));
+            let since_ns = self.open_ns.take().or(self.unmeasured_ns);
+            self.unmeasured_ns = since_ns.map(|since_ns| since_ns.max(now_ns));
+            return self.leave_out(since_ns, now_ns);
         };
         let Some(begin_ns) = self.open_ns else {
             self.open_ns = Some(end_ns);
-            self.forget_cards();
-            self.begin_window();
-            return None;
+            let since_ns = self.unmeasured_ns.take();
+            return self.leave_out(since_ns, end_ns);
         };
         if end_ns <= begin_ns {
             return None;
         }
-        let mut closed = self.split(begin_ns, end_ns).unwrap_or_else(|| {
-            self.forget_cards();
-            Closed::unmeasured(begin_ns, end_ns, Vec::new())
-        });
+        self.done = self.ticks.take_until(end_ns, &self.ended);
+        let closed = self.split(begin_ns, end_ns);
+        let mut closed = closed.unwrap_or_else(|| Closed::unmeasured(begin_ns, end_ns, Vec::new()));
         self.open_ns = Some(end_ns);
-        closed.settled = self.begin_window();
+        closed.settled = self.begin_window(end_ns);
         for meter in &mut self.meters {
             meter.forget_before(end_ns);
         }
         Some(closed)
     }
 
+    /// What was used until now is in no window.
+    fn leave_out(&mut self, since_ns: Option<i64>, until_ns: i64) -> Option<Closed> {
+        self.ticks.take_until(until_ns, &self.ended);
+        let settled = self.begin_window(until_ns);
+        let since_ns = since_ns.filter(|&since_ns| since_ns < until_ns);
+        since_ns.map(|since_ns| Closed::unmeasured(since_ns, until_ns, settled))
+    }
+
     /// Jobs that ended and are owed nothing are settled.
-    fn begin_window(&mut self) -> Vec<u32> {
-        self.weights.clear();
-        self.node = Weights::default();
-        let (waiting, settled): (Vec<u32>, Vec<u32>) =
-            std::mem::take(&mut self.ended).into_iter().partition(|&slot| self.carry.owes(Who::Job(slot)));
+    fn begin_window(&mut self, end_ns: i64) -> Vec<u32> {
+        let is_in_it = |slot: &u32| self.ended_ns.get(slot).is_some_and(|&ended_ns| ended_ns <= end_ns);
+        let is_due = |slot: &u32| is_in_it(slot) && !self.carry.owes(Who::Job(*slot));
+        let (settled, waiting): (Vec<u32>, Vec<u32>) =
+            std::mem::take(&mut self.ended).into_iter().partition(is_due);
         self.ended = waiting;
         for &slot in &settled {
             self.let_go(slot);
@@ -428,54 +475,58 @@ impl Ledger {
 
     /// Forgets a job; what is missing in its lines.
     fn let_go(&mut self, slot: u32) -> u64 {
+        self.ended_ns.remove(&slot);
         self.cards.remove(&Who::Job(slot));
         self.carry.close(Who::Job(slot))
     }
 
-    /// What cards used so far belongs to no window.
-    fn forget_cards(&mut self) {
-        for line in self.cards.values_mut() {
-            line.claimed_uj = line.now_uj;
-        }
-    }
-
-    /// Claims what cards used since the last window; how much that is in all.
-    fn claim_cards(&mut self) -> u64 {
+    /// Claims what cards used in the window; how much that is in all.
+    fn claim_cards(&mut self, end_ns: i64) -> u64 {
         let mut sum_uj = 0;
-        for (&who, line) in &mut self.cards {
-            let grown = line.grown();
-            line.claimed_uj = line.now_uj;
-            sum_uj += grown.total_uj();
-            self.carry.claim(who, &grown);
+        for (&who, used) in &self.done.cards {
+            sum_uj += used.total_uj();
+            self.carry.claim(who, used, end_ns);
         }
         u64::try_from(sum_uj).unwrap_or(0)
     }
 
     fn split(&mut self, begin_ns: i64, end_ns: i64) -> Option<Closed> {
         let mut whole = self.whole(begin_ns, end_ns)?;
-        let was_clear = self.carry.is_clear();
-        let cards_uj = self.claim_cards();
+        let was_steady = self.is_steady;
+        let backlog_uj = self.carry.claimed_uj();
+        let cards_uj = self.claim_cards(end_ns);
         whole.add_cards(cards_uj);
-        if was_clear {
+        whole.agrees &= was_steady && whole.fault == Fault::None;
+        if whole.agrees {
+            self.usual_uj = Some(whole.host_uj());
             self.learn_idle(&whole, end_ns - begin_ns, end_ns);
         }
         let idle = self.idle_of(&whole, end_ns - begin_ns);
         let mut claims = BTreeMap::new();
         self.claim_inner(&whole, &idle, &mut claims);
         for (who, line) in &claims {
-            self.carry.claim(*who, line);
+            self.carry.claim(*who, line, end_ns);
         }
-        let kept_uj = if self.carry.is_urgent(end_ns) { 0 } else { idle.rest_uj };
+        let is_lost = whole.fault >= Fault::Lost;
+        let kept_uj = if self.carry.is_urgent(end_ns) || is_lost { 0 } else { idle.rest_uj };
         let room_uj = whole.outer_uj.map_or(u64::MAX, |outer_uj| outer_uj.saturating_sub(kept_uj));
-        let paid = self.carry.pay(room_uj, end_ns);
+        let paid = self.carry.pay(room_uj);
+        // What nobody used nobody is owed.
+        self.carry.close(Who::Unassigned);
         let rest_uj = whole.outer_uj.map_or(0, |outer_uj| outer_uj - paid.sum_uj);
         let mut lines = paid.lines;
         self.share_rest(&whole, &idle, rest_uj, &mut lines);
         put(&mut lines, Who::Unassigned, |line| &mut line.active_uj[REST], whole.caught_up_uj);
         lines.retain(|_, line| *line != Line::default());
+        if lines.contains_key(&Who::Unassigned) {
+            whole.fault = whole.fault.max(Fault::Lost);
+        }
         let whole_uj = paid.sum_uj + rest_uj + whole.caught_up_uj;
+        // One that lags by the same time at the same load shows as much as its parts.
+        self.is_steady = self.carry.claimed_uj().abs_diff(backlog_uj) <= whole_uj / 100;
         debug_assert_eq!(lines.values().map(Line::total_uj).sum::<i64>(), whole_uj as i64);
-        let short_uj = self.carry.expire(end_ns);
+        // What a meter did not count it does not show later, either.
+        let short_uj = self.carry.expire(end_ns, whole.fault == Fault::Unknown);
         self.take_up(&whole, end_ns, whole_uj);
         let Whole { source, kind, metered, fault, .. } = whole;
         let (idle_assumed, settled) = (idle.is_assumed, Vec::new());
@@ -500,7 +551,7 @@ impl Ledger {
         for (index, meter) in self.meters.iter_mut().enumerate() {
             let is_taken = if meter.is_outer() { chosen == Some(index) } else { true };
             match meter.at(end_ns).filter(|_| is_taken) {
-                Some(so_far_uj) => (meter.taken_uj, meter.others_uj) = (Some(so_far_uj), 0),
+                Some(so_far_uj) => meter.take_up(so_far_uj, whole.ahead_uj),
                 None => meter.others_uj = meter.others_uj.saturating_add(whole_uj),
             }
         }
@@ -524,16 +575,15 @@ impl Ledger {
             };
             return Whole::of_inner(cpu, memory, self.meters.iter().any(is_away));
         };
-        // What it counted while others were read in its place, and these did not see.
-        let missed_uj = meter.at(begin_ns).zip(meter.taken_uj).map_or(0, |(so_far_uj, taken_uj)| {
-            so_far_uj.saturating_sub(taken_uj).saturating_sub(meter.others_uj)
-        });
+        let (missed_uj, ahead_uj) = meter.apart(begin_ns);
         // What is known in part alone is not known: the rest of the machine holds it.
         let (cpu, memory) = (cpu.complete(), memory.complete());
         let fault = span.fault.max(cpu.fault).max(memory.fault);
         Some(Whole {
             outer: Some(index),
-            outer_uj: Some(span.energy_uj),
+            // What others that were read in its place have shown already.
+            outer_uj: Some(span.energy_uj.saturating_sub(ahead_uj)),
+            ahead_uj: ahead_uj.saturating_sub(span.energy_uj),
             outer_lost_uj: span.lost_uj,
             caught_up_uj: missed_uj,
             with_cards: matches!(meter.scope, Scope::Node { with_cards: true, .. }),
@@ -542,6 +592,7 @@ impl Ledger {
             fault: if missed_uj > 0 { fault.max(Fault::Lost) } else { fault },
             metered: [cpu.energy_uj.is_some(), memory.energy_uj.is_some(), true, true],
             cards_uj: 0,
+            agrees: true,
             meters: String::new(),
             cpu,
             memory,
@@ -572,31 +623,40 @@ impl Ledger {
 
     /// A window in which all meters agree tells what the machine uses at such a load.
     fn learn_idle(&mut self, whole: &Whole, window_ns: i64, end_ns: i64) {
-        let fits = whole.outer_uj.is_none_or(|outer_uj| whole.inner_uj() <= outer_uj);
-        if whole.kind == QualityKind::Measured && whole.fault == Fault::None && fits {
-            self.idle.learn(&whole.meters, &whole.host_uj(), &self.node, window_ns, end_ns);
+        if whole.kind == QualityKind::Measured {
+            self.idle.learn(&whole.meters, &whole.host_uj(), &self.done.node, window_ns, end_ns);
         }
     }
 
     /// What the machine would have used doing nothing. Of cards it is part of their lines.
     fn idle_of(&self, whole: &Whole, window_ns: i64) -> Idle {
         let (host_uj, outer_uj) = (whole.host_uj(), whole.outer_uj.unwrap_or(0));
+        let learned = || self.idle.of(&whole.meters).map(|learned| learned.idle_mw);
         if let Some(idle_mw) = self.policy.idle_mw {
             let all_uj = energy_uj(idle_mw, window_ns);
-            let split = split_by(all_uj.min(host_uj.iter().sum()), &host_uj);
+            // As much of it is of each part as was seen at rest. Before that, by what each part uses; while meters do
+            // not agree, by what it used when they last did.
+            let usual = learned().or(self.usual_uj.filter(|_| !whole.agrees));
+            let split = match usual {
+                Some(usual) => {
+                    let mut parts = Vec::new();
+                    apportion(all_uj, &usual, &mut parts);
+                    std::array::from_fn(|part| parts[part].min(host_uj[part]))
+                }
+                None => split_by(all_uj.min(host_uj.iter().sum()), &host_uj),
+            };
             // What a meter that lags does not show yet is not what the machine has at rest.
             let rest_uj = (all_uj - split[CPU] - split[MEMORY]).min(outer_uj);
             let (cpu_uj, memory_uj) = (split[CPU], split[MEMORY]);
             return Idle { cpu_uj, memory_uj, rest_uj, resting_permille: 0, is_assumed: false };
         }
-        let learned = || self.idle.of(&whole.meters).map(|learned| learned.idle_mw);
         let known_mw = self.known_idle_mw.or_else(learned);
         let idle_mw = known_mw.unwrap_or_else(|| self.assumed_by_part(whole.metered));
         // Where it is not known, what is above the estimate is somebody's doing as far as anything was done: else a
         // job that sleeps would pay for a machine that idles at more.
         let resting_permille = match known_mw {
             Some(_) => 0,
-            None => 1000 - self.node.load_permille().unwrap_or(1000),
+            None => 1000 - self.done.node.load_permille().unwrap_or(1000),
         };
         let mut idle = Idle { resting_permille, is_assumed: known_mw.is_none(), ..Idle::default() };
         let least_uj = |part: usize| energy_uj(idle_mw[part], window_ns);
@@ -619,9 +679,9 @@ impl Ledger {
     /// Jobs and the system, as they are weighed.
     fn weighed(&self) -> (Vec<Who>, Vec<Weights>) {
         let mut sum = Weights::default();
-        self.weights.values().for_each(|weights| sum.add(*weights));
-        let everybody = self.weights.keys().map(|&slot| Who::Job(slot)).chain([Who::System]).collect();
-        (everybody, self.weights.values().copied().chain([self.node.above(sum)]).collect())
+        self.done.jobs.values().for_each(|weights| sum.add(*weights));
+        let everybody = self.done.jobs.keys().map(|&slot| Who::Job(slot)).chain([Who::System]).collect();
+        (everybody, self.done.jobs.values().copied().chain([self.done.node.above(sum)]).collect())
     }
 
     /// What processors and memory used, by who used it.
@@ -663,10 +723,10 @@ impl Ledger {
         let mut everybody = vec![Who::Idle];
         let mut held = vec![1];
         if self.policy.idle_to == IdleTo::Holders {
-            let sum = self.weights.values().fold(0u64, |sum, weights| sum.saturating_add(weights.held));
-            everybody = self.weights.keys().map(|&slot| Who::Job(slot)).chain([Who::Idle]).collect();
-            held = self.weights.values().map(|weights| weights.held).collect();
-            held.push(self.node.held.saturating_sub(sum));
+            let sum = self.done.jobs.values().fold(0u64, |sum, weights| sum.saturating_add(weights.held));
+            everybody = self.done.jobs.keys().map(|&slot| Who::Job(slot)).chain([Who::Idle]).collect();
+            held = self.done.jobs.values().map(|weights| weights.held).collect();
+            held.push(self.done.node.held.saturating_sub(sum));
         }
         share(idle_uj, &held, &everybody, |line| &mut line.idle_uj[part], lines);
     }
@@ -697,6 +757,8 @@ struct Whole {
     outer: Option<usize>,
     outer_uj: Option<u64>,
     outer_lost_uj: u64,
+    /// What others have shown beyond what it has counted by the end of this window.
+    ahead_uj: u64,
     /// What meters counted before this window, of which no window has told.
     caught_up_uj: u64,
     with_cards: bool,
@@ -704,6 +766,8 @@ struct Whole {
     memory: Inner,
     /// What cards claim in it.
     cards_uj: u64,
+    /// No meter says more than one that it is a part of.
+    agrees: bool,
     source: String,
     kind: QualityKind,
     fault: Fault,
@@ -762,6 +826,7 @@ impl Whole {
         Some(Whole {
             outer: None,
             outer_uj: None,
+            ahead_uj: 0,
             outer_lost_uj: 0,
             caught_up_uj,
             with_cards: false,
@@ -769,6 +834,7 @@ impl Whole {
             cpu,
             memory,
             cards_uj: 0,
+            agrees: true,
             source: source.into(),
             kind,
             fault,
@@ -793,6 +859,7 @@ impl Whole {
         if !self.with_cards {
             self.outer_uj = self.outer_uj.map(|outer_uj| outer_uj.saturating_add(cards_uj));
         }
+        self.agrees = self.outer_uj.is_none_or(|outer_uj| self.inner_uj() <= outer_uj);
         let outer = self.outer.map(|_| self.source.as_str());
         self.meters = set_of_meters(outer, self.metered, self.with_cards && cards_uj > 0);
     }
@@ -844,3 +911,7 @@ fn energy_uj(power_mw: u64, window_ns: i64) -> u64 {
 #[cfg(test)]
 #[path = "ledger_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "simulation_tests.rs"]
+mod simulation;

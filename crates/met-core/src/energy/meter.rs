@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::doubt::{Counter, Power, Shown, UNLIMITED_MW, Verdict};
+use crate::doubt::{Counter, Grown, Power, Shown, UNLIMITED_MW, Verdict};
 use crate::job::QualityKind;
 
 /// What a meter sees.
@@ -61,6 +61,8 @@ pub(super) struct Meter {
     /// What it had seen at the end of the last window that took it up, and what windows took from others since.
     pub taken_uj: Option<u64>,
     pub others_uj: u64,
+    /// There was a time since then of which it knows nothing.
+    has_unknown: bool,
     /// The oldest is not later than the window that is open.
     readings: VecDeque<Reading>,
     /// The time of the last reading, believed or not.
@@ -93,6 +95,7 @@ impl Meter {
             patience_ns,
             taken_uj: None,
             others_uj: 0,
+            has_unknown: false,
             readings: VecDeque::new(),
             seen_ns: None,
             counter: Counter::coarse(),
@@ -116,16 +119,26 @@ impl Meter {
         self.power.rate(rated_mw.max(least_mw));
     }
 
-    /// Takes in what it has counted, and its power where it tells that, too.
-    pub fn read_counter(&mut self, at_ns: i64, counter_uj: i64, power_mw: Option<i64>) {
+    /// Takes in what it has counted, and its power where it tells that, too; `explained_mw` is what parts of the
+    /// machine are seen to draw at that time.
+    pub fn read_counter(&mut self, at_ns: i64, counter_uj: i64, power_mw: Option<i64>, explained_mw: i64) {
         let Some(shown) = Shown::new(counter_uj, at_ns).filter(|_| !self.is_old_news(at_ns)) else { return };
         let before_ns = self.seen_ns.replace(at_ns);
         let drawn = power_mw.zip(before_ns).map_or(0, |(power_mw, before_ns)| {
             i128::from(power_mw.max(0)) * i128::from(at_ns - before_ns) / NS_PER_UJ_AT_1_MW
         });
         let drawn_uj = u64::try_from(drawn).unwrap_or(0);
-        let was_in_doubt = self.counter.is_in_doubt();
-        let grown = self.counter.grown(shown, drawn_uj);
+        let mut was_in_doubt = self.counter.is_in_doubt();
+        let mut grown = self.counter.grown(shown, drawn_uj);
+        if let Some(Grown { delta_uj, since_ns, .. }) = grown.filter(|_| self.is_outer()) {
+            let mean_mw = i128::from(delta_uj) * NS_PER_UJ_AT_1_MW / i128::from((at_ns - since_ns).max(1));
+            match self.power.judge(at_ns, i64::try_from(mean_mw).unwrap_or(i64::MAX), explained_mw) {
+                Verdict::Doubted => grown = None,
+                // It grew as fast before, and what was doubted is right.
+                Verdict::BelievedBoth { .. } | Verdict::Replaced { .. } => was_in_doubt = false,
+                Verdict::Believed | Verdict::BelievedWithout => {}
+            }
+        }
         self.counter.note(Some(shown), grown.is_some(), if grown.is_some() { 0 } else { drawn_uj });
         match grown {
             Some(grown) => {
@@ -203,12 +216,27 @@ impl Meter {
     }
 
     fn push(&mut self, at_ns: i64, grown_uj: u64, fault: Fault) {
+        self.has_unknown |= fault == Fault::Unknown;
         let so_far = self.readings.back().map_or(0, |reading| reading.energy_uj);
         if self.readings.len() == READINGS_MAX {
             let merged = self.readings.remove(1).map_or(Fault::None, |reading| reading.fault);
             self.readings[1].fault = self.readings[1].fault.max(merged);
         }
         self.readings.push_back(Reading { at_ns, energy_uj: so_far.saturating_add(grown_uj), fault });
+    }
+
+    /// A window took up all that it has seen so far; others have shown so much more already.
+    pub fn take_up(&mut self, so_far_uj: u64, ahead_uj: u64) {
+        (self.taken_uj, self.others_uj, self.has_unknown) = (Some(so_far_uj), ahead_uj, false);
+    }
+
+    /// Of the time until a window in which others were read in its place: what it counted beyond what they showed,
+    /// and what they showed beyond that. Where it does not know all of that time, they may be right.
+    pub fn apart(&self, begin_ns: i64) -> (u64, u64) {
+        let Some((so_far_uj, taken_uj)) = self.at(begin_ns).zip(self.taken_uj) else { return (0, 0) };
+        let counted_uj = so_far_uj.saturating_sub(taken_uj);
+        let ahead_uj = if self.has_unknown { 0 } else { self.others_uj.saturating_sub(counted_uj) };
+        (counted_uj.saturating_sub(self.others_uj), ahead_uj)
     }
 
     /// Nobody follows the machine until the next reading: what is before it is not asked for.
@@ -285,7 +313,7 @@ mod tests {
 
     fn counted(readings: &[(i64, i64)]) -> Meter {
         let mut meter = meter();
-        readings.iter().for_each(|(second, uj)| meter.read_counter(second * SECOND, *uj, None));
+        readings.iter().for_each(|(second, uj)| meter.read_counter(second * SECOND, *uj, None, 0));
         meter
     }
 
@@ -335,10 +363,11 @@ mod tests {
 
     #[test]
     fn a_counter_that_begins_again_goes_on_and_what_was_in_between_is_unknown() {
-        let meter = counted(&[(0, 5000), (1, 6000), (2, 5), (3, 105), (4, 205)]);
-        assert_eq!(span(&meter, 0, 1), Some((1000, 0, Fault::None)));
-        assert_eq!(span(&meter, 1, 4), Some((200, 0, Fault::Unknown)));
-        assert_eq!(span(&meter, 2, 4), Some((200, 0, Fault::Bridged)));
+        let readings = [(0, 5000), (1, 5100), (2, 5), (3, 105), (4, 205)];
+        let meter = counted(&readings.map(|(second, joules)| (second, joules * JOULE)));
+        assert_eq!(span(&meter, 0, 1), Some((100 * JOULE, 0, Fault::None)));
+        assert_eq!(span(&meter, 1, 4), Some((200 * JOULE, 0, Fault::Unknown)));
+        assert_eq!(span(&meter, 2, 4), Some((200 * JOULE, 0, Fault::Bridged)));
     }
 
     #[test]
@@ -353,10 +382,18 @@ mod tests {
     }
 
     #[test]
+    fn a_counter_that_leaps_is_believed_when_it_goes_on_like_that() {
+        let meter = counted(&[(0, 0), (1, 100 * JOULE), (2, 3100 * JOULE), (3, 6100 * JOULE)]);
+        assert_eq!(span(&meter, 0, 3), Some((6100 * JOULE, 0, Fault::None)));
+        let meter = counted(&[(0, 0), (1, 100 * JOULE), (2, 3100 * JOULE), (3, 300 * JOULE)]);
+        assert_eq!(span(&meter, 0, 3), Some((300 * JOULE, 0, Fault::Bridged)));
+    }
+
+    #[test]
     fn a_counter_that_its_power_contradicts_waits_for_its_next_reading() {
         let mut meter = meter();
         for (second, joules) in [(0, 0), (1, 200), (2, 200), (3, 200), (4, 800)] {
-            meter.read_counter(second * SECOND, joules * JOULE, Some(200_000));
+            meter.read_counter(second * SECOND, joules * JOULE, Some(200_000), 0);
         }
         assert_eq!(span(&meter, 0, 4), Some((800 * JOULE, 0, Fault::Bridged)));
     }
