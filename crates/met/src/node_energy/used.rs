@@ -10,7 +10,7 @@ use met_core::energy::{Closed, Who};
 /// Counters of closed windows.
 pub static ENERGY: Table = Table {
     name: "energy",
-    subject: "a share of the machine's energy: that of jobs, of processes of no job (system), of doing nothing and held by nobody (idle), of a time in which a meter counted and nobody knows who used it (unassigned)",
+    subject: "a share of the machine's energy: that of jobs, of processes of no job (system), of doing nothing and held by nobody (idle), of gaps in which a meter counted and the users are unknown (unassigned)",
     labels: &["share"],
     columns: &[
         Column::counter("used", Unit::Joules, MICRO, "energy used since the daemon began, cards included"),
