@@ -3,8 +3,11 @@
 import http.server
 import json
 import os
+import signal
+import socket
 import threading
 import time
+import urllib.request
 
 from harness import Skip, check, close_to, equal, eventually, test
 
@@ -111,6 +114,91 @@ def a_machine_without_jobs_is_looked_at_now_and_then(world):
     findings = {one["what"]: one for one in world.me.met("doctor", "--json").ok().json()}
     check("idle power" in findings, findings)
     world.me.stop_daemon()
+
+
+def page(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        return answer.read().decode()
+
+
+def shares(port):
+    """What the page says of the machine's energy, by share, in joules."""
+    lines = [line for line in page(port).splitlines() if line.startswith("met_energy_used_joules_total{")]
+    return {line.split('share="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def balanced(world):
+    findings = {one["what"]: one for one in world.me.met("doctor", "--json").ok().json()}
+    check("balanced to the µJ since" in findings["ledger"]["detail"], findings["ledger"])
+    check("balanced to the µJ since" in world.me.met("daemon", "--status").ok().out, "the status says so, too")
+
+
+@test
+def what_is_counted_while_the_daemon_is_stopped_is_shared_by_what_jobs_did(world):
+    command = bmc(world, "echo 'Current Power : 200 Watts'")
+    port = free_port()
+    world.configure(
+        f"sources:\n  rapl: off\n  nvidia: off\n  drm: off\n  ipmi:\n    command: {command}\n    every: 1s\n"
+        f"energy:\n  idle_power: 80\nhttp:\n  listen: 127.0.0.1:{port}\n"
+    )
+    job = world.me.run(world.python, "-c", "while True: pass")
+    pid = world.me.daemon_pid()
+    eventually(lambda: sum(shares(port).values()) > 1000, "the meter of the node is read")
+    before, since = sum(shares(port).values()), time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(25)
+    os.kill(pid, signal.SIGCONT)
+
+    def counted():
+        # 200 W all the time; the last windows may be some seconds old, and no 25.
+        elapsed = time.monotonic() - since
+        return sum(shares(port).values()) - before >= 200 * (elapsed - 10)
+
+    eventually(counted, "the time of the stop is counted")
+    found = shares(port)
+    equal(found["unassigned"], 0.0, "all of it is somebody's")
+    world.me.met("cancel", job).ok()
+    quality = settled(world, job)["quality"]["energy_joules"]
+    equal(quality["kind"], "attributed", "kind")
+    check("across missing readings" in quality["source"], quality)
+    balanced(world)
+
+
+@test
+def one_wrong_reading_of_a_controller_is_no_energy(world):
+    count = os.path.join(world.root, "asked")
+    with open(count, "w") as file:
+        file.write("0")
+    os.chmod(count, 0o666)
+    command = bmc(
+        world,
+        f"n=$(cat {count}); echo $((n + 1)) > {count}\n"
+        "if [ $n = 6 ]; then echo 'Current Power : 65535 Watts'; else echo 'Current Power : 200 Watts'; fi",
+    )
+    world.configure(
+        f"sources:\n  rapl: off\n  nvidia: off\n  drm: off\n  ipmi:\n    command: {command}\n    every: 1s\n"
+        "energy:\n  idle_power: 80\n"
+    )
+
+    def asked():
+        with open(count) as file:
+            return int(file.read().strip() or 0)
+
+    job = world.me.run(world.python, "-c", "while True: pass")
+    eventually(lambda: asked() > 12, "the wrong reading is among others")
+    world.me.met("cancel", job).ok()
+    totals = settled(world, job)["totals"]
+    # It cannot be charged more than the power above idle, for as long as it and the last window lasted.
+    check(0 < totals["energy_joules"] <= 120 * (totals["wall_seconds"] + 5), totals)
+    quality = world.me.show(job)["quality"]["energy_joules"]
+    check("across missing readings" in quality["source"], quality)
+    balanced(world)
 
 
 def this_machine():

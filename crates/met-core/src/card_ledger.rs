@@ -7,13 +7,11 @@
 //! energy is the integral of power, and what no reading has told of yet is split by who was seen to compute.
 //! What a job that leaves in the middle is charged stays as it is, and the rest is for the others.
 
-mod counter;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use self::counter::{Counter, Shown};
 use crate::MISSING;
 use crate::apportion::apportion;
+use crate::doubt::{Counter, Shown};
 use crate::idle_power::{IdlePower, IdleSource};
 
 /// The age of a reading is told with some jitter; two readings are further apart than this.

@@ -12,6 +12,7 @@ pub mod bounds;
 pub mod card_ledger;
 pub mod cards;
 pub mod course;
+pub mod doubt;
 pub mod ended;
 pub mod energy;
 pub mod event;

@@ -28,6 +28,12 @@ pub const METER_MISSING: &str = "a meter missing";
 pub const CPU_UNSEEN: &str = "without processes that left its tree";
 /// In the source of a figure of energy: there was a time in which nobody looked.
 pub const NOT_WATCHED: &str = "not watched all the time";
+/// In the source of a figure of energy: readings were missing or wrong, and the energy was shared over the gap.
+pub const GAP_BRIDGED: &str = "across missing readings";
+/// In the source of a figure of energy: what a meter counted in a gap is not assigned to any job.
+pub const ENERGY_UNASSIGNED: &str = "part of it unassigned";
+/// In the source of a figure of energy: inner meters and cards counted more than the meter of the node.
+pub const METER_SHORT: &str = "the node meter shows less than its parts";
 
 /// In the source of a total: a service ran containers for the job, which are in none of its figures.
 pub const NO_CONTAINERS: &str = "containers not included";

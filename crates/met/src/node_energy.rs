@@ -18,8 +18,8 @@ use met_core::cards::Cards;
 use met_core::energy::emission::Factor;
 use met_core::energy::estimate::Estimate;
 use met_core::energy::idle::LearnedIdle;
-use met_core::energy::ledger::{CARDS, IdleTo};
-use met_core::energy::{Closed, Ledger, Policy, Scope, Weights, Who};
+use met_core::energy::ledger::IdleTo;
+use met_core::energy::{Balance, Closed, Ledger, Line, Policy, Scope, Weights, Who};
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
@@ -48,6 +48,10 @@ const PATIENCE_MIN_SLOW_NS: i64 = 15_000_000_000;
 const CARDS_SPAN_NS: i64 = 20_000_000_000;
 /// The least time without a look that is a gap.
 const GAP_NS: i64 = 60_000_000_000;
+/// A machine without jobs that nobody looked at for so long was not followed.
+const REST_NS: i64 = 15_000_000_000;
+/// What a machine draws beside its cards: less.
+const RATED_MW: i64 = 10_000_000;
 
 pub struct NodeEnergy {
     ledger: Ledger,
@@ -69,9 +73,13 @@ pub struct NodeEnergy {
     recent: VecDeque<EnergyWindow>,
     settled: Vec<(JobKey, Charged)>,
     used: Used,
+    balance: Balance,
+    /// When the machine was last looked at, and whether that is for its own sake.
+    followed_ns: Option<i64>,
+    is_watched: bool,
 }
 
-/// Who used what the meter says in a window: jobs + system + idle == whole.
+/// Who used what the meter says in a window: jobs + system + idle + unassigned == whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnergyWindow {
     /// Nanoseconds of CLOCK_BOOTTIME.
@@ -79,13 +87,16 @@ pub struct EnergyWindow {
     pub end_ns: i64,
     pub meter: String,
     pub kind: QualityKind,
-    pub whole_uj: u64,
-    pub jobs_uj: u64,
-    pub system_uj: u64,
-    pub idle_uj: u64,
+    pub whole_uj: i64,
+    pub jobs_uj: i64,
+    pub system_uj: i64,
+    pub idle_uj: i64,
+    /// What the meter counted while nobody saw who used it.
+    #[serde(default)]
+    pub unassigned_uj: i64,
     /// Of the whole, what cards used.
     #[serde(default)]
-    pub cards_uj: u64,
+    pub cards_uj: i64,
     /// What is idle was estimated: the machine has not been seen at rest yet.
     #[serde(default)]
     pub idle_estimated: bool,
@@ -93,19 +104,18 @@ pub struct EnergyWindow {
 
 impl EnergyWindow {
     fn of(closed: &Closed, meter: &str) -> EnergyWindow {
-        let sum = |of: fn(&Who) -> bool| {
-            closed.lines.iter().filter(|(who, _)| of(who)).map(|(_, line)| line.total_uj()).sum()
-        };
+        let [jobs_uj, system_uj, idle_uj, unassigned_uj] = used::shares_uj(closed);
         EnergyWindow {
             begin_ns: closed.begin_ns,
             end_ns: closed.end_ns,
             meter: meter.to_owned(),
             kind: closed.kind,
-            whole_uj: closed.whole_uj,
-            jobs_uj: sum(|who| matches!(who, Who::Job(_))),
-            system_uj: sum(|who| *who == Who::System),
-            idle_uj: sum(|who| *who == Who::Idle),
-            cards_uj: closed.lines.values().map(|line| line.active_uj[CARDS] + line.idle_uj[CARDS]).sum(),
+            whole_uj: i64::try_from(closed.whole_uj).unwrap_or(i64::MAX),
+            jobs_uj,
+            system_uj,
+            idle_uj,
+            unassigned_uj,
+            cards_uj: closed.lines.values().map(Line::cards_uj).sum(),
             idle_estimated: closed.idle_assumed,
         }
     }
@@ -120,14 +130,20 @@ impl EnergyWindow {
             jobs_uj: before.jobs_uj + self.jobs_uj,
             system_uj: before.system_uj + self.system_uj,
             idle_uj: before.idle_uj + self.idle_uj,
+            unassigned_uj: before.unassigned_uj + self.unassigned_uj,
             cards_uj: before.cards_uj + self.cards_uj,
             idle_estimated: before.idle_estimated || self.idle_estimated,
             ..self
         }
     }
 
+    /// Whether a share is negative: what a window before gave somebody on a card went to somebody else.
+    fn corrects(&self) -> bool {
+        [self.jobs_uj, self.system_uj, self.idle_uj, self.cards_uj].into_iter().any(|uj| uj < 0)
+    }
+
     /// Mean power in watts.
-    pub fn watts(&self, energy_uj: u64) -> f64 {
+    pub fn watts(&self, energy_uj: i64) -> f64 {
         energy_uj as f64 * 1e3 / (self.end_ns - self.begin_ns).max(1) as f64
     }
 }
@@ -173,7 +189,20 @@ impl NodeEnergy {
             recent: VecDeque::new(),
             settled: Vec::new(),
             used: Used::default(),
+            balance: Balance::default(),
+            followed_ns: None,
+            is_watched: false,
         }
+    }
+
+    /// The machine is followed for its own sake, with jobs or without.
+    pub fn watch(&mut self) {
+        self.is_watched = true;
+    }
+
+    /// Whether all that meters counted is booked, with times of the unix clock; nothing before the first window.
+    pub fn balance(&self) -> Option<Balance> {
+        Some(self.balance.shifted(clock::unix_offset_ns())).filter(|_| self.balance.until_ns != 0)
     }
 
     /// What the machine used so far, and the factor that holds.
@@ -224,7 +253,8 @@ impl NodeEnergy {
     }
 
     pub fn begin(&mut self, slot: u32, record: &Record, now_ns: i64) {
-        let job = Job::new(record, Charged::nothing(self.tariff.clone()), now_ns);
+        let charged = Charged::nothing(self.tariff.clone());
+        let job = Job::new(record, charged, now_ns, self.followed_ns.filter(|_| !self.was_at_rest(now_ns)));
         self.jobs.insert(slot, job);
     }
 
@@ -267,8 +297,14 @@ impl NodeEnergy {
         cards: &Cards,
         map: &JobMap,
     ) {
+        if self.was_at_rest(now_ns) {
+            self.ledger.pause();
+        }
+        self.followed_ns = Some(now_ns);
         self.weigh_jobs(now_ns, rows, map);
         self.charge_cards(cards);
+        let (drawn_mw, limit_mw) = cards.power_mw();
+        self.ledger.rate(limit_mw.saturating_mul(2).saturating_add(RATED_MW), drawn_mw);
         let mut has_meter = false;
         let sources: Vec<NodeSource<'_>> = node.collect();
         // Of processors and memory one interface is enough: a second one sees the same energy again.
@@ -278,11 +314,13 @@ impl NodeEnergy {
                 has_meter |= self.read_meters(source, batch, has_rapl);
             }
         }
+        // What was estimated up to the first reading of a meter is needed for the time until then.
+        let is_metered = self.is_metered(now_ns) || has_meter && !self.ledger.has_estimates();
+        for batch in sources.iter().filter(|source| source.name == "node").flat_map(|source| source.batches) {
+            self.weigh_node(batch, is_metered);
+        }
         if has_meter {
             self.metered_ns = Some(now_ns);
-        }
-        for batch in sources.iter().filter(|source| source.name == "node").flat_map(|source| source.batches) {
-            self.weigh_node(batch, now_ns);
         }
         if has_meter && self.ledger.lacks_idle() {
             let (cpu_mw, memory_mw) = (self.estimate().cpu_idle_mw, self.estimate().memory_mw);
@@ -290,6 +328,41 @@ impl NodeEnergy {
         }
         let closed = self.ledger.close(now_ns);
         self.take(closed);
+        self.follow_open_cards();
+    }
+
+    /// Whether nobody looked for a while because there was nothing to look for.
+    fn was_at_rest(&self, now_ns: i64) -> bool {
+        let is_followed = self.is_watched || self.jobs.values().any(|job| job.weighed_ns < now_ns - REST_NS);
+        !is_followed && self.followed_ns.is_some_and(|followed_ns| now_ns - followed_ns > REST_NS)
+    }
+
+    /// What jobs used of cards since the last window: they have it, whatever meter will tell of it.
+    fn follow_open_cards(&mut self) {
+        if !self.ledger.has_cards() {
+            return;
+        }
+        let own: Vec<(u32, Line)> =
+            self.jobs.keys().map(|&slot| (slot, self.ledger.open_cards(Who::Job(slot)))).collect();
+        self.jobs.values_mut().for_each(|job| job.charged.open = Line::default());
+        for (slot, open) in own {
+            self.with_those_around(slot, |job| job.charged.open.add(&open));
+        }
+    }
+
+    /// A job and those that it is inside of.
+    fn with_those_around(&mut self, slot: u32, mut each: impl FnMut(&mut Job)) -> bool {
+        let (mut next, mut any) = (Some(slot), false);
+        while let Some(slot) = next {
+            let Some(job) = self.jobs.get_mut(&slot) else { break };
+            each(job);
+            (next, any) = (job.outer.filter(|&outer| outer != slot), true);
+        }
+        any
+    }
+
+    fn is_metered(&self, now_ns: i64) -> bool {
+        self.metered_ns.is_some_and(|metered_ns| now_ns - metered_ns < self.gap_ns())
     }
 
     /// The meters that were read so far.
@@ -321,12 +394,12 @@ impl NodeEnergy {
     pub fn now(&self) -> Option<EnergyWindow> {
         let mut newest_first = self.recent.iter().rev();
         let mut now = newest_first.next()?.clone();
-        if self.recent.iter().all(|window| window.cards_uj == 0) {
+        if self.recent.iter().all(|window| window.cards_uj == 0) && !now.corrects() {
             return Some(now);
         }
         for before in newest_first {
             let goes_on = before.end_ns == now.begin_ns && before.meter == now.meter;
-            if !goes_on || now.end_ns - now.begin_ns >= CARDS_SPAN_NS {
+            if !goes_on || now.end_ns - now.begin_ns >= CARDS_SPAN_NS && !now.corrects() {
                 break;
             }
             now = now.after(before);
@@ -402,13 +475,6 @@ impl NodeEnergy {
         self.ledger.charge_cards(Who::Idle, 0, idle_uj);
     }
 
-    /// What a job was charged on cards so far, nested jobs included, by its cells.
-    pub fn see_cards(&mut self, slot: u32, cells: &[i64]) {
-        if let Some(job) = self.jobs.get_mut(&slot) {
-            job.charged.see_cards(cells[column::GPU_ENERGY], &self.factor);
-        }
-    }
-
     /// Whether there was a reading among them.
     fn read_meters(&mut self, source: &NodeSource<'_>, batch: &Batch, has_rapl: bool) -> bool {
         let is_slow = matches!(source.name, "ipmi" | "redfish" | "hwmon");
@@ -440,10 +506,12 @@ impl NodeEnergy {
             };
             any = true;
             match (counter, drawn) {
-                (Some(index), _) => self.ledger.read_counter(meter, at_ns, cells[index]),
+                (Some(index), None) => self.ledger.read_counter(meter, at_ns, cells[index]),
+                (Some(index), Some(power)) => {
+                    self.ledger.read_both(meter, at_ns, cells[index], milliwatts(batch, power, cells))
+                }
                 (None, Some(index)) => {
-                    let milliwatts = batch.table.columns[index].scaled(cells[index]) * 1000.0;
-                    self.ledger.read_power(meter, at_ns, milliwatts.round() as i64);
+                    self.ledger.read_power(meter, at_ns, milliwatts(batch, index, cells));
                 }
                 (None, None) => {}
             }
@@ -460,7 +528,7 @@ impl NodeEnergy {
         self.patience_ns(GAP_NS / PATIENCE_PERIODS)
     }
 
-    fn weigh_node(&mut self, batch: &Batch, now_ns: i64) {
+    fn weigh_node(&mut self, batch: &Batch, is_metered: bool) {
         let Some((_, cells)) = batch.rows().next() else { return };
         let cell =
             |name: &str| batch.table.column(name).map(|index| cells[index]).filter(|&cell| cell != MISSING);
@@ -471,7 +539,7 @@ impl NodeEnergy {
         let Some(NodeSeen { at_ns: before_ns, busy_ns: before_busy_ns }) =
             before.filter(|before| (1..self.gap_ns()).contains(&(at_ns - before.at_ns)))
         else {
-            self.estimate_energy(at_ns, now_ns, None);
+            self.estimate_energy(at_ns, is_metered, None);
             return;
         };
         let rate::Step::Delta(grown_ns) = rate::step(before_busy_ns, busy_ns) else { return };
@@ -481,12 +549,12 @@ impl NodeEnergy {
         let cpu = grown_ns as u64;
         let memory = memory_weight(used_bytes.unwrap_or(0), elapsed_ns);
         self.ledger.weigh_node(Weights { cpu, memory, held });
-        self.estimate_energy(at_ns, now_ns, Some((cpu, held, elapsed_ns)));
+        self.estimate_energy(at_ns, is_metered, Some((cpu, held, elapsed_ns)));
     }
 
     /// Where no meter is read, what the machine probably used since the last look.
-    fn estimate_energy(&mut self, at_ns: i64, now_ns: i64, load: Option<(u64, u64, u64)>) {
-        if self.metered_ns.is_some_and(|metered_ns| now_ns - metered_ns < self.gap_ns()) {
+    fn estimate_energy(&mut self, at_ns: i64, is_metered: bool, load: Option<(u64, u64, u64)>) {
+        if is_metered {
             self.ledger.know_idle(None);
             self.ledger.forget_estimates();
             return;
@@ -543,6 +611,7 @@ impl NodeEnergy {
             self.ledger.charge_cards(Who::Job(slot), cards_uj.0, cards_uj.1);
         }
         self.ledger.leave(slot);
+        self.follow_open_cards();
     }
 
     /// Whether a window is or was open.
@@ -570,6 +639,7 @@ impl NodeEnergy {
     }
 
     fn take(&mut self, closed: Option<Closed>) {
+        let is_measured = closed.as_ref().is_some_and(Closed::is_measured);
         if let Some(closed) = closed {
             let meter = match closed.source.as_str() {
                 "processors" | "memory" if closed.kind == QualityKind::Estimated => {
@@ -578,36 +648,61 @@ impl NodeEnergy {
                 "processors" | "memory" => "RAPL".to_owned(),
                 named => named.to_owned(),
             };
-            for (who, line) in &closed.lines {
-                let Who::Job(slot) = who else { continue };
-                let mut charged = Some(*slot);
-                while let Some(slot) = charged {
-                    let Some(job) = self.jobs.get_mut(&slot) else { break };
-                    job.charged.add(line, &closed, &self.factor);
-                    charged = job.outer.filter(|&outer| outer != slot);
-                }
-            }
+            let booked_uj = self.book(&closed);
             // A job that did nothing in a window used nothing in it: that is known, and not missing.
             for job in self.jobs.values_mut() {
                 job.charged.note(&meter, &closed, &self.factor);
             }
-            let window = EnergyWindow::of(&closed, &meter);
-            self.used.add(&window, &self.factor, self.tariff.pue);
-            self.keep_recent(window);
+            if closed.is_measured() {
+                let shares_uj = used::shares_uj(&closed);
+                self.used.add(shares_uj, &self.factor, self.tariff.pue);
+                let (times_ns, [.., unassigned_uj]) = ((closed.begin_ns, closed.end_ns), shares_uj);
+                let was_off = self.balance.off_since_ns.is_some();
+                self.balance.add(times_ns, closed.whole_uj, booked_uj, unassigned_uj);
+                if self.balance.off_since_ns.is_some() && !was_off {
+                    let off_uj = self.balance.off_uj();
+                    tracing::warn!(
+                        "the energy ledger does not add up: booked {off_uj:+} µJ against the meter"
+                    );
+                }
+                self.keep_recent(EnergyWindow::of(&closed, &meter));
+            }
         }
         let waiting = self.ledger.unsettled();
         let is_settled = |(slot, job): (&u32, &Job)| job.has_left && !waiting.contains(slot);
         let done: Vec<u32> =
             self.jobs.iter().filter(|&(slot, job)| is_settled((slot, job))).map(|(&slot, _)| slot).collect();
-        for job in done.into_iter().filter_map(|slot| self.jobs.remove(&slot)) {
+        for mut job in done.into_iter().filter_map(|slot| self.jobs.remove(&slot)) {
+            // Its last window has what it used of cards.
+            if is_measured {
+                job.charged.open = Line::default();
+            }
             self.settled.push((job.key, job.charged));
         }
     }
 
+    /// Adds the lines of a window to whoever they are of; what was really added.
+    fn book(&mut self, closed: &Closed) -> i64 {
+        let factor = self.factor.clone();
+        let mut booked_uj = 0;
+        for (who, line) in &closed.lines {
+            let is_booked = match who {
+                Who::Job(slot) => self.with_those_around(*slot, |job| job.charged.add(line, closed, &factor)),
+                Who::System | Who::Idle | Who::Unassigned => true,
+            };
+            booked_uj += if is_booked { line.total_uj() } else { 0 };
+        }
+        for (who, &short_uj) in &closed.short_uj {
+            if let Who::Job(slot) = who {
+                self.with_those_around(*slot, |job| job.charged.fall_short(short_uj));
+            }
+        }
+        booked_uj
+    }
+
     /// Writes what the job was charged so far into its row.
     pub fn fill(&self, slot: u32, cells: &mut [i64]) {
-        let cards = CardEnergy::of_cells(cells);
-        let Some(values) = self.jobs.get(&slot).and_then(|job| job.charged.values(&cards)) else { return };
+        let Some(values) = self.jobs.get(&slot).and_then(|job| job.charged.values()) else { return };
         for (column, value) in COLUMNS.into_iter().zip(values) {
             cells[column] = value.unwrap_or(MISSING);
         }
@@ -619,6 +714,10 @@ impl NodeEnergy {
 }
 
 const ESTIMATE: &str = "estimate of processors";
+
+fn milliwatts(batch: &Batch, column: usize, cells: &[i64]) -> i64 {
+    (batch.table.columns[column].scaled(cells[column]) * 1000.0).round() as i64
+}
 
 fn energy_uj(power_mw: u64, elapsed_ns: u64) -> u64 {
     u64::try_from(u128::from(power_mw) * u128::from(elapsed_ns) / 1_000_000).unwrap_or(u64::MAX)

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use met_core::any_path;
+use met_core::energy::Balance;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::job::{CgroupPaths, JobKey, Record};
@@ -214,6 +215,9 @@ pub struct Status {
     /// What the machine uses doing nothing, as far as it was learned.
     #[serde(default)]
     pub idle: Vec<LearnedIdle>,
+    /// Whether all energy that meters counted is booked; `None` before the first window.
+    #[serde(default)]
+    pub ledger: Option<Balance>,
     /// `None` where nothing is sent to a server.
     #[serde(default)]
     pub forward: Option<met_sinks::forward::Status>,

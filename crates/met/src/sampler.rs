@@ -174,6 +174,7 @@ impl Sampler {
     /// Ticks from now on whether there are jobs or not.
     pub fn watch_node(&mut self) {
         self.watches_node = true;
+        self.energy.watch();
     }
 
     /// Begins to sample a job of this machine. `None` if its processes belong to an earlier boot.
@@ -312,11 +313,11 @@ impl Sampler {
         if let Some(cpu_ns) = known.cpu_ns.filter(|_| job.profile.attached) {
             self.energy.compare(slot, cpu_ns);
         }
+        let cpu_ns = known.cpu_ns.filter(|_| !job.profile.attached);
+        self.energy.leave(slot, cpu_ns, cards_uj, CardEnergy::of(&totals), clock::boottime_ns());
         let charged = self.energy.charged(slot);
         let emission = charged.and_then(Charged::emission);
         charged.into_iter().for_each(|charged| charged.put(&mut totals));
-        let cpu_ns = known.cpu_ns.filter(|_| !job.profile.attached);
-        self.energy.leave(slot, cpu_ns, cards_uj, CardEnergy::of(&totals), clock::boottime_ns());
         if self.jobs.is_empty() {
             if !self.watches_node {
                 self.cards.pause();

@@ -147,6 +147,15 @@ impl Cards {
         })
     }
 
+    /// What all cards draw as last looked at, and the most that they may, as far as they say.
+    pub fn power_mw(&self) -> (i64, i64) {
+        let whole = self.known.iter().filter(|card| card.seen_ns == self.looked_ns && card.parent.is_none());
+        whole.fold((0, 0), |(drawn_mw, limit_mw), card| {
+            let known = |column: usize| card.cells[column].max(0);
+            (drawn_mw + known(card::POWER), limit_mw + known(card::POWER_LIMIT))
+        })
+    }
+
     /// The cards as last looked at.
     pub fn now(&self) -> impl Iterator<Item = CardNow<'_>> {
         let latest_ns = self.looked_ns;

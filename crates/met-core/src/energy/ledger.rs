@@ -1,16 +1,26 @@
-//! The node's energy ledger: in every window jobs + system + idle is what the meter says, to the microjoule.
+//! The node's energy ledger: in every window jobs + system + idle + unassigned is what the meter says, to the
+//! microjoule.
 //!
 //! Meters are read at their own times, jobs at every tick. A window is closed up to the time of the slowest
 //! meter's last reading. What was used in it has four parts: processors, memory, cards, and the rest of the
 //! machine. Each has an idle share, which the machine would have used doing nothing, and an active one, which
-//! is split by what jobs did meanwhile. A job that ended in a window is settled when that window is closed.
+//! is split by what jobs did meanwhile. Inner parts that a meter of the node has not shown yet are carried to later
+//! windows (`carry`). A job that ended in a window is settled when that window is closed and it is owed nothing.
+//!
+//! A meter that is away for a moment is waited for, and the window is longer. What it counted in a longer gap is
+//! unassigned, and jobs of that time are charged too little.
 
 use std::collections::BTreeMap;
 
+use super::carry::Carry;
 use super::idle::{IdlePower, LearnedIdle};
-use super::meter::{Meter, Scope};
+use super::meter::{Fault, Meter, Scope, Span};
+use super::ticks::{Done, Ticks};
 use crate::apportion::apportion;
 use crate::job::QualityKind;
+
+/// A meter of the node that was read within this time and is not now is missing, and not gone.
+const AWAY_NS: i64 = 600_000_000_000;
 
 /// The parts of a machine that use energy.
 pub const PARTS: usize = 4;
@@ -27,29 +37,38 @@ pub enum Who {
     System,
     /// What the machine uses doing nothing, as far as no job is charged for it.
     Idle,
+    /// What a meter counted while nobody saw who used it.
+    Unassigned,
 }
 
-/// Energy in microjoules by part of the machine.
+/// Energy in microjoules by part of the machine. In a window a part of cards may be negative: a share that was
+/// provisional went to somebody else. Windows one after the other never add up to less than 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Line {
-    pub active_uj: [u64; PARTS],
-    pub idle_uj: [u64; PARTS],
+    pub active_uj: [i64; PARTS],
+    pub idle_uj: [i64; PARTS],
 }
 
 impl Line {
-    pub fn total_uj(&self) -> u64 {
+    pub fn total_uj(&self) -> i64 {
         self.active_uj.iter().chain(&self.idle_uj).sum()
     }
 
-    pub fn idle_total_uj(&self) -> u64 {
+    pub fn idle_total_uj(&self) -> i64 {
         self.idle_uj.iter().sum()
     }
 
-    /// Without its cards, whose own ledger knows them better.
-    pub fn host(&self) -> Line {
-        let mut host = *self;
-        (host.active_uj[CARDS], host.idle_uj[CARDS]) = (0, 0);
-        host
+    pub fn cards_uj(&self) -> i64 {
+        self.active_uj[CARDS] + self.idle_uj[CARDS]
+    }
+
+    pub(super) fn take(&mut self, other: &Line) {
+        for (sum, less) in self.active_uj.iter_mut().zip(other.active_uj) {
+            *sum -= less;
+        }
+        for (sum, less) in self.idle_uj.iter_mut().zip(other.idle_uj) {
+            *sum -= less;
+        }
     }
 
     pub fn add(&mut self, other: &Line) {
@@ -89,7 +108,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    fn add(&mut self, other: Weights) {
+    pub(super) fn add(&mut self, other: Weights) {
         self.cpu = self.cpu.saturating_add(other.cpu);
         self.memory = self.memory.saturating_add(other.memory);
         self.held = self.held.saturating_add(other.held);
@@ -101,7 +120,7 @@ impl Weights {
         Some(permille.min(1000) as u64)
     }
 
-    fn above(self, sum: Weights) -> Weights {
+    pub(super) fn above(self, sum: Weights) -> Weights {
         Weights {
             cpu: self.cpu.saturating_sub(sum.cpu),
             memory: self.memory.saturating_sub(sum.memory),
@@ -125,9 +144,37 @@ pub struct Closed {
     pub metered: [bool; PARTS],
     /// Nobody knows what the machine uses doing nothing: that was estimated.
     pub idle_assumed: bool,
+    /// What was wrong with the meters in it: whoever lived in it has figures that are touched by that.
+    pub fault: Fault,
     pub lines: BTreeMap<Who, Line>,
-    /// Jobs that ended in it, and are settled now.
+    /// What is missing in a line for good: its part was counted, and the meter of the node never showed it.
+    pub short_uj: BTreeMap<Who, u64>,
+    /// Jobs that ended in it or before, and are settled now.
     pub settled: Vec<u32>,
+}
+
+impl Closed {
+    /// Nothing was measured in all this time.
+    fn unmeasured(begin_ns: i64, end_ns: i64, settled: Vec<u32>) -> Closed {
+        Closed {
+            begin_ns,
+            end_ns,
+            whole_uj: 0,
+            source: String::new(),
+            kind: QualityKind::LowerBound,
+            metered: [false; PARTS],
+            idle_assumed: false,
+            fault: Fault::Unknown,
+            lines: BTreeMap::new(),
+            short_uj: BTreeMap::new(),
+            settled,
+        }
+    }
+
+    /// Whether any meter was read in it.
+    pub fn is_measured(&self) -> bool {
+        !self.source.is_empty()
+    }
 }
 
 /// A meter, as it is known to the ledger that gave it.
@@ -139,13 +186,22 @@ pub struct Ledger {
     policy: Policy,
     meters: Vec<Meter>,
     open_ns: Option<i64>,
-    weights: BTreeMap<u32, Weights>,
-    /// Of the whole machine: all its used CPU time and memory, and all its CPUs as held.
-    node: Weights,
+    /// While no meter is read, up to when that is said.
+    unmeasured_ns: Option<i64>,
+    ticks: Ticks,
+    /// What was done in the window that is closed now.
+    done: Done,
     cards: BTreeMap<Who, CardLine>,
-    /// Of jobs that left: what they were told to have used on cards beyond what windows took.
-    left_cards_uj: i128,
+    carry: Carry,
+    /// The meter of the node shows as much as its parts, or is behind by as much as before.
+    is_steady: bool,
+    /// The parts of the machine in the last window in which its meters agreed.
+    usual_uj: Option<[u64; PARTS]>,
+    /// What cards and processors draw at present, as far as it is seen.
+    explained_mw: i64,
     ended: Vec<u32>,
+    /// Since when each of them is over; not known before the next look.
+    ended_ns: BTreeMap<u32, i64>,
     idle: IdlePower,
     /// Of a machine whose idle power is known by part.
     known_idle_mw: Option<[u64; PARTS]>,
@@ -153,32 +209,21 @@ pub struct Ledger {
     assumed_idle_mw: Option<[u64; 2]>,
 }
 
-/// Of somebody on all cards together, active and idle: what is known of it now, and what windows took of it.
+/// Of somebody on all cards together, active and idle: what is known of it now, and what was at the last look.
 #[derive(Clone, Copy, Debug, Default)]
 struct CardLine {
     now_uj: (u64, u64),
-    taken_uj: (u64, u64),
+    looked_uj: (u64, u64),
 }
 
 impl CardLine {
-    /// What no window has taken yet. What is active may turn out to be idle: both together only grow.
-    fn grown(&self) -> (u64, u64) {
-        let (now, taken) = (self.now_uj, self.taken_uj);
-        let grown = (now.0 + now.1).saturating_sub(taken.0 + taken.1);
-        let active = grown.min(now.0.saturating_sub(taken.0));
-        (active, grown - active)
+    /// Since the last look. Less than 0: what it had then turned out to be somebody else's.
+    fn grown(&self) -> Line {
+        let mut line = Line::default();
+        line.active_uj[CARDS] = self.now_uj.0 as i64 - self.looked_uj.0 as i64;
+        line.idle_uj[CARDS] = self.now_uj.1 as i64 - self.looked_uj.1 as i64;
+        line
     }
-
-    fn untaken_uj(&self) -> i128 {
-        i128::from(self.now_uj.0 + self.now_uj.1) - i128::from(self.taken_uj.0 + self.taken_uj.1)
-    }
-}
-
-/// Energy of a window by part.
-#[derive(Clone, Copy, Debug, Default)]
-struct Usage {
-    parts_uj: [u64; PARTS],
-    idle_uj: [u64; PARTS],
 }
 
 impl Ledger {
@@ -192,11 +237,16 @@ impl Ledger {
             policy,
             meters: Vec::new(),
             open_ns: None,
-            weights: BTreeMap::new(),
-            node: Weights::default(),
+            unmeasured_ns: None,
+            ticks: Ticks::default(),
+            done: Done::default(),
             cards: BTreeMap::new(),
-            left_cards_uj: 0,
+            carry: Carry::default(),
+            is_steady: true,
+            usual_uj: None,
+            explained_mw: 0,
             ended: Vec::new(),
+            ended_ns: BTreeMap::new(),
             idle: IdlePower::default(),
             known_idle_mw: None,
             assumed_idle_mw: None,
@@ -243,6 +293,11 @@ impl Ledger {
         self.meters.clear();
     }
 
+    /// Whether the time up to now is estimated.
+    pub fn has_estimates(&self) -> bool {
+        self.meters.iter().any(|meter| meter.kind == QualityKind::Estimated)
+    }
+
     /// A meter is read now: windows do not wait for estimates any more.
     pub fn forget_estimates(&mut self) {
         self.meters.retain(|meter| meter.kind != QualityKind::Estimated);
@@ -267,21 +322,40 @@ impl Ledger {
     }
 
     pub fn read_counter(&mut self, meter: MeterId, at_ns: i64, counter_uj: i64) {
-        self.meters[meter.0].read_counter(at_ns, counter_uj);
+        self.meters[meter.0].read_counter(at_ns, counter_uj, None, self.explained_mw);
+    }
+
+    /// A counter whose meter tells its power, too: each is held against the other.
+    pub fn read_both(&mut self, meter: MeterId, at_ns: i64, counter_uj: i64, power_mw: i64) {
+        self.meters[meter.0].read_counter(at_ns, counter_uj, Some(power_mw), self.explained_mw);
     }
 
     pub fn read_power(&mut self, meter: MeterId, at_ns: i64, power_mw: i64) {
-        self.meters[meter.0].read_power(at_ns, power_mw);
+        self.meters[meter.0].read_power(at_ns, power_mw, self.explained_mw);
+    }
+
+    /// The most that the whole machine can draw, and what its parts draw now: what is beyond is doubted.
+    pub fn rate(&mut self, rated_mw: i64, explained_mw: i64) {
+        self.explained_mw = explained_mw;
+        self.meters.iter_mut().filter(|meter| meter.is_outer()).for_each(|meter| meter.rate(rated_mw));
+    }
+
+    /// Nobody follows the machine for a while: what it uses until the next reading is in no window.
+    pub fn pause(&mut self) {
+        (self.open_ns, self.unmeasured_ns) = (None, None);
+        self.cards.values_mut().for_each(|line| line.looked_uj = line.now_uj);
+        self.ticks.clear();
+        self.meters.iter_mut().for_each(Meter::pause);
     }
 
     /// What a job did since the last weighing.
     pub fn weigh_job(&mut self, slot: u32, weights: Weights) {
-        self.weights.entry(slot).or_default().add(weights);
+        self.ticks.current.jobs.entry(slot).or_default().add(weights);
     }
 
     /// What all of the machine did meanwhile, jobs included.
     pub fn weigh_node(&mut self, weights: Weights) {
-        self.node.add(weights);
+        self.ticks.current.node.add(weights);
     }
 
     /// What somebody's use of cards has come to, active and idle, by what is known now. Until a card's counter
@@ -298,169 +372,298 @@ impl Ledger {
         self.ended.push(slot);
     }
 
-    /// Closes the window up to where every meter that is read at present has been read.
+    /// Whether anybody was ever charged for a card.
+    pub fn has_cards(&self) -> bool {
+        !self.cards.is_empty()
+    }
+
+    /// What somebody has used of cards since the last window, of which no meter has told yet.
+    pub fn open_cards(&self, who: Who) -> Line {
+        let mut line = self.cards.get(&who).map(CardLine::grown).unwrap_or_default();
+        line.add(&self.ticks.cards_of(who));
+        line
+    }
+
+    /// Closes the window up to where every meter that is awaited has been read.
     pub fn close(&mut self, now_ns: i64) -> Option<Closed> {
-        let fresh = self.meters.iter().filter(|meter| meter.is_fresh(now_ns));
-        let end_ns = fresh.filter_map(Meter::last_ns).min();
-        self.close_at(end_ns)
+        self.look(now_ns);
+        let awaited = self.meters.iter().filter(|meter| meter.is_awaited(now_ns));
+        let end_ns = awaited.filter_map(Meter::last_ns).min();
+        self.close_at(end_ns, now_ns)
     }
 
     /// Closes the window up to the last reading of any meter, without those that are slower: nobody will be
     /// there to take their readings.
     pub fn close_for_good(&mut self, now_ns: i64) -> Option<Closed> {
-        let fresh = self.meters.iter().filter(|meter| meter.is_fresh(now_ns));
-        let end_ns = fresh.filter_map(Meter::last_ns).max();
-        self.close_at(end_ns)
-    }
-
-    fn close_at(&mut self, end_ns: Option<i64>) -> Option<Closed> {
-        let Some(end_ns) = end_ns else {
-            // Nobody has measured what these did.
-            self.open_ns = None;
-            self.forget_cards();
-            self.begin_window();
-            return None;
-        };
-        let Some(begin_ns) = self.open_ns else {
-            self.open_ns = Some(end_ns);
-            self.forget_cards();
-            self.begin_window();
-            return None;
-        };
-        if end_ns <= begin_ns {
-            return None;
-        }
-        let closed = self.split(begin_ns, end_ns);
-        if closed.is_none() {
-            self.forget_cards();
-        }
-        self.open_ns = Some(end_ns);
-        self.begin_window();
-        for meter in &mut self.meters {
-            meter.forget_before(end_ns);
+        self.look(now_ns);
+        let awaited = self.meters.iter().filter(|meter| meter.is_awaited(now_ns));
+        let end_ns = awaited.filter_map(Meter::last_ns).max();
+        let mut closed = self.close_at(end_ns, now_ns);
+        for slot in std::mem::take(&mut self.ended) {
+            let short_uj = self.let_go(slot);
+            let Some(closed) = &mut closed else { continue };
+            closed.settled.push(slot);
+            if short_uj > 0 {
+                *closed.short_uj.entry(Who::Job(slot)).or_default() += short_uj;
+            }
         }
         closed
     }
 
-    fn begin_window(&mut self) {
-        self.weights.clear();
-        self.node = Weights::default();
-        for slot in self.ended.drain(..) {
-            let left = self.cards.remove(&Who::Job(slot));
-            self.left_cards_uj += left.map_or(0, |line| line.untaken_uj());
+    /// What was done up to now is known.
+    fn look(&mut self, now_ns: i64) {
+        for (&who, line) in &mut self.cards {
+            let grown = line.grown();
+            line.looked_uj = line.now_uj;
+            if grown != Line::default() {
+                self.ticks.current.cards.insert(who, grown);
+            }
+        }
+        self.ticks.look(now_ns);
+        let since_ns = self.ticks.last_begin_ns().unwrap_or(now_ns);
+        for &slot in &self.ended {
+            self.ended_ns.entry(slot).or_insert(since_ns);
         }
     }
 
-    /// What cards used so far belongs to no window.
-    fn forget_cards(&mut self) {
-        self.left_cards_uj = 0;
-        for line in self.cards.values_mut() {
-            line.taken_uj = line.now_uj;
+    fn close_at(&mut self, end_ns: Option<i64>, now_ns: i64) -> Option<Closed> {
+        let Some(end_ns) = end_ns else {
+            // Nobody has measured what these did.
+            let since_ns = self.open_ns.take().or(self.unmeasured_ns);
+            self.unmeasured_ns = since_ns.map(|since_ns| since_ns.max(now_ns));
+            return self.leave_out(since_ns, now_ns);
+        };
+        let Some(begin_ns) = self.open_ns else {
+            self.open_ns = Some(end_ns);
+            let since_ns = self.unmeasured_ns.take();
+            return self.leave_out(since_ns, end_ns);
+        };
+        if end_ns <= begin_ns {
+            return None;
         }
+        self.done = self.ticks.take_until(end_ns, &self.ended);
+        let closed = self.split(begin_ns, end_ns);
+        let mut closed = closed.unwrap_or_else(|| Closed::unmeasured(begin_ns, end_ns, Vec::new()));
+        self.open_ns = Some(end_ns);
+        closed.settled = self.begin_window(end_ns);
+        for meter in &mut self.meters {
+            meter.forget_before(end_ns);
+        }
+        Some(closed)
     }
 
-    /// What cards used that no window has taken, by who it is of. A share that turned out to be too high is made
-    /// good by the next ones: windows one after the other add up to what the cards used.
-    fn take_cards(&mut self) -> Vec<(Who, (u64, u64))> {
-        let due_uj = self.left_cards_uj + self.cards.values().map(CardLine::untaken_uj).sum::<i128>();
-        let due_uj = u64::try_from(due_uj.max(0)).unwrap_or(u64::MAX);
-        let grown: Vec<(u64, u64)> = self.cards.values().map(CardLine::grown).collect();
-        let weights: Vec<u64> = grown.iter().flat_map(|(active, idle)| [*active, *idle]).collect();
-        let mut parts = Vec::new();
-        apportion(due_uj.min(weights.iter().sum()), &weights, &mut parts);
-        let mut taken = Vec::new();
-        for ((&who, line), pair) in self.cards.iter_mut().zip(parts.chunks_exact(2)) {
-            line.taken_uj = (line.taken_uj.0 + pair[0], line.taken_uj.1 + pair[1]);
-            taken.push((who, (pair[0], pair[1])));
+    /// What was used until now is in no window.
+    fn leave_out(&mut self, since_ns: Option<i64>, until_ns: i64) -> Option<Closed> {
+        self.ticks.take_until(until_ns, &self.ended);
+        let settled = self.begin_window(until_ns);
+        let since_ns = since_ns.filter(|&since_ns| since_ns < until_ns);
+        since_ns.map(|since_ns| Closed::unmeasured(since_ns, until_ns, settled))
+    }
+
+    /// Jobs that ended and are owed nothing are settled.
+    fn begin_window(&mut self, end_ns: i64) -> Vec<u32> {
+        let is_in_it = |slot: &u32| self.ended_ns.get(slot).is_some_and(|&ended_ns| ended_ns <= end_ns);
+        let is_due = |slot: &u32| is_in_it(slot) && !self.carry.owes(Who::Job(*slot));
+        let (settled, waiting): (Vec<u32>, Vec<u32>) =
+            std::mem::take(&mut self.ended).into_iter().partition(is_due);
+        self.ended = waiting;
+        for &slot in &settled {
+            self.let_go(slot);
         }
-        taken
+        settled
+    }
+
+    /// Forgets a job; what is missing in its lines.
+    fn let_go(&mut self, slot: u32) -> u64 {
+        self.ended_ns.remove(&slot);
+        self.cards.remove(&Who::Job(slot));
+        self.carry.close(Who::Job(slot))
+    }
+
+    /// Claims what cards used in the window; how much that is in all.
+    fn claim_cards(&mut self, end_ns: i64) -> u64 {
+        let mut sum_uj = 0;
+        for (&who, used) in &self.done.cards {
+            sum_uj += used.total_uj();
+            self.carry.claim(who, used, end_ns);
+        }
+        u64::try_from(sum_uj).unwrap_or(0)
     }
 
     fn split(&mut self, begin_ns: i64, end_ns: i64) -> Option<Closed> {
-        let card_lines = self.take_cards();
-        let cards_uj: u64 = card_lines.iter().map(|(_, (active, idle))| active + idle).sum();
-        let whole = self.whole(begin_ns, end_ns, cards_uj)?;
-        let (idle_uj, idle_assumed) = self.idle_of(&whole, begin_ns, end_ns);
-        let Whole { whole_uj, source, kind, parts_uj, metered, .. } = whole;
-        let usage = Usage { parts_uj, idle_uj };
-        let mut lines = BTreeMap::new();
-        share_cards(&card_lines, usage.parts_uj[CARDS], &mut lines);
-        self.share_active(&usage, &mut lines);
-        self.share_idle(&usage, &mut lines);
+        let mut whole = self.whole(begin_ns, end_ns)?;
+        let was_steady = self.is_steady;
+        let backlog_uj = self.carry.claimed_uj();
+        let cards_uj = self.claim_cards(end_ns);
+        whole.add_cards(cards_uj);
+        whole.agrees &= was_steady && whole.fault == Fault::None;
+        if whole.agrees {
+            self.usual_uj = Some(whole.host_uj());
+            self.learn_idle(&whole, end_ns - begin_ns, end_ns);
+        }
+        let idle = self.idle_of(&whole, end_ns - begin_ns);
+        let mut claims = BTreeMap::new();
+        self.claim_inner(&whole, &idle, &mut claims);
+        for (who, line) in &claims {
+            self.carry.claim(*who, line, end_ns);
+        }
+        let is_lost = whole.fault >= Fault::Lost;
+        let kept_uj = if self.carry.is_urgent(end_ns) || is_lost { 0 } else { idle.rest_uj };
+        let room_uj = whole.outer_uj.map_or(u64::MAX, |outer_uj| outer_uj.saturating_sub(kept_uj));
+        let paid = self.carry.pay(room_uj);
+        // What nobody used nobody is owed.
+        self.carry.close(Who::Unassigned);
+        let rest_uj = whole.outer_uj.map_or(0, |outer_uj| outer_uj - paid.sum_uj);
+        let mut lines = paid.lines;
+        self.share_rest(&whole, &idle, rest_uj, &mut lines);
+        put(&mut lines, Who::Unassigned, |line| &mut line.active_uj[REST], whole.caught_up_uj);
         lines.retain(|_, line| *line != Line::default());
-        debug_assert_eq!(lines.values().map(Line::total_uj).sum::<u64>(), whole_uj);
-        let settled = self.ended.clone();
-        Some(Closed { begin_ns, end_ns, whole_uj, source, kind, metered, idle_assumed, lines, settled })
+        if lines.contains_key(&Who::Unassigned) {
+            whole.fault = whole.fault.max(Fault::Lost);
+        }
+        let whole_uj = paid.sum_uj + rest_uj + whole.caught_up_uj;
+        // One that lags by the same time at the same load shows as much as its parts.
+        self.is_steady = self.carry.claimed_uj().abs_diff(backlog_uj) <= whole_uj / 100;
+        debug_assert_eq!(lines.values().map(Line::total_uj).sum::<i64>(), whole_uj as i64);
+        // What a meter did not count it does not show later, either.
+        let short_uj = self.carry.expire(end_ns, whole.fault == Fault::Unknown);
+        self.take_up(&whole, end_ns, whole_uj);
+        let Whole { source, kind, metered, fault, .. } = whole;
+        let (idle_assumed, settled) = (idle.is_assumed, Vec::new());
+        Some(Closed {
+            begin_ns,
+            end_ns,
+            whole_uj,
+            source,
+            kind,
+            metered,
+            idle_assumed,
+            fault,
+            lines,
+            short_uj,
+            settled,
+        })
     }
 
-    /// The best figure for all of the machine, and its parts: they add up to it.
-    fn whole(&self, begin_ns: i64, end_ns: i64, cards_uj: u64) -> Option<Whole> {
+    /// Notes which meters the window was made of: what they count while others are read in their place is theirs.
+    fn take_up(&mut self, whole: &Whole, end_ns: i64, whole_uj: u64) {
+        let chosen = whole.outer;
+        for (index, meter) in self.meters.iter_mut().enumerate() {
+            let is_taken = if meter.is_outer() { chosen == Some(index) } else { true };
+            match meter.at(end_ns).filter(|_| is_taken) {
+                Some(so_far_uj) => meter.take_up(so_far_uj, whole.ahead_uj),
+                None => meter.others_uj = meter.others_uj.saturating_add(whole_uj),
+            }
+        }
+    }
+
+    /// The best figure for all of the machine, and the parts that are known by meters of their own.
+    fn whole(&self, begin_ns: i64, end_ns: i64) -> Option<Whole> {
         let cpu = self.inner(Scope::Package, begin_ns, end_ns);
         let memory = self.inner(Scope::Memory, begin_ns, end_ns);
-        let outer = (self.meters.iter())
-            .filter(|meter| matches!(meter.scope, Scope::Node { .. } | Scope::Board))
-            .filter_map(|meter| Some((meter, meter.between(begin_ns, end_ns)?)))
-            .min_by_key(|(meter, _)| meter.scope);
-        let Some((meter, outer_uj)) = outer else { return Whole::of_inner(cpu, memory, cards_uj) };
-        let with_cards = matches!(meter.scope, Scope::Node { with_cards: true, .. });
-        let whole_uj = if with_cards { outer_uj } else { outer_uj.saturating_add(cards_uj) };
+        let has_inner = cpu.energy_uj.is_some() && !cpu.is_estimated;
+        let outer = (self.meters.iter().enumerate())
+            .filter(|(_, meter)| meter.is_outer())
+            .filter_map(|(index, meter)| Some((index, meter, meter.between(begin_ns, end_ns)?)))
+            // One that knows nothing of this time is worth less than the processors' own.
+            .filter(|(.., span)| span.fault != Fault::Unknown || !has_inner)
+            .min_by_key(|(_, meter, _)| meter.scope);
+        let Some((index, meter, span)) = outer else {
+            let is_away = |meter: &Meter| {
+                let last_ns = meter.last_ns().filter(|_| meter.is_outer() && meter.taken_uj.is_some());
+                last_ns.is_some_and(|last_ns| end_ns - last_ns < AWAY_NS)
+            };
+            return Whole::of_inner(cpu, memory, self.meters.iter().any(is_away));
+        };
+        let (missed_uj, ahead_uj) = meter.apart(begin_ns);
         // What is known in part alone is not known: the rest of the machine holds it.
-        let (cpu_uj, memory_uj) = (cpu.complete_uj(), memory.complete_uj());
-        let metered = [cpu_uj.is_some(), memory_uj.is_some(), true, true];
-        let parts_uj = fit(whole_uj, [cpu_uj.unwrap_or(0), memory_uj.unwrap_or(0), cards_uj]);
-        let has_cards = with_cards && cards_uj > 0;
-        let meters = set_of_meters(Some(&meter.name), metered, has_cards);
-        Some(Whole { whole_uj, source: meter.name.clone(), kind: meter.kind, parts_uj, metered, meters })
+        let (cpu, memory) = (cpu.complete(), memory.complete());
+        let fault = span.fault.max(cpu.fault).max(memory.fault);
+        Some(Whole {
+            outer: Some(index),
+            // What others that were read in its place have shown already.
+            outer_uj: Some(span.energy_uj.saturating_sub(ahead_uj)),
+            ahead_uj: ahead_uj.saturating_sub(span.energy_uj),
+            outer_lost_uj: span.lost_uj,
+            caught_up_uj: missed_uj,
+            with_cards: matches!(meter.scope, Scope::Node { with_cards: true, .. }),
+            source: meter.name.clone(),
+            kind: if span.fault == Fault::Unknown { QualityKind::LowerBound } else { meter.kind },
+            fault: if missed_uj > 0 { fault.max(Fault::Lost) } else { fault },
+            metered: [cpu.energy_uj.is_some(), memory.energy_uj.is_some(), true, true],
+            cards_uj: 0,
+            agrees: true,
+            meters: String::new(),
+            cpu,
+            memory,
+        })
     }
 
     /// What the meters of processors, or those of memory, say together.
     fn inner(&self, scope: Scope, begin_ns: i64, end_ns: i64) -> Inner {
-        let mut inner = Inner::default();
-        let (mut estimated_uj, mut is_lacking) = (None, false);
+        let (mut measured, mut estimated) = (Inner::default(), Inner::default());
         for meter in self.meters.iter().filter(|meter| meter.scope == scope) {
-            let sum_uj = match meter.kind {
-                QualityKind::Estimated => &mut estimated_uj,
-                _ => &mut inner.energy_uj,
-            };
+            let is_estimate = meter.kind == QualityKind::Estimated;
+            let inner = if is_estimate { &mut estimated } else { &mut measured };
             match meter.between(begin_ns, end_ns) {
-                Some(uj) => *sum_uj = Some(sum_uj.unwrap_or(0u64).saturating_add(uj)),
-                None => is_lacking |= meter.kind != QualityKind::Estimated,
+                Some(span) => {
+                    inner.add(span);
+                    let before = meter.at(begin_ns).zip(meter.taken_uj);
+                    inner.caught_up_uj += before.map_or(0, |(so_far, taken)| so_far.saturating_sub(taken));
+                }
+                None => inner.is_lacking |= !is_estimate,
             }
         }
         // An estimate is one of all of them, and for when none is read.
-        if inner.energy_uj.is_none() && estimated_uj.is_some() {
-            return Inner { energy_uj: estimated_uj, is_estimated: true, is_lacking: false };
+        if measured.energy_uj.is_none() && estimated.energy_uj.is_some() {
+            return Inner { is_estimated: true, ..estimated };
         }
-        Inner { is_lacking, ..inner }
+        measured
     }
 
-    /// What the machine would have used doing nothing, and whether that is an estimate. Of cards it is part of
-    /// their lines.
-    fn idle_of(&mut self, whole: &Whole, begin_ns: i64, end_ns: i64) -> ([u64; PARTS], bool) {
-        let (parts_uj, window_ns) = (&whole.parts_uj, end_ns - begin_ns);
+    /// A window in which all meters agree tells what the machine uses at such a load.
+    fn learn_idle(&mut self, whole: &Whole, window_ns: i64, end_ns: i64) {
         if whole.kind == QualityKind::Measured {
-            self.idle.learn(&whole.meters, parts_uj, &self.node, window_ns, end_ns);
+            self.idle.learn(&whole.meters, &whole.host_uj(), &self.done.node, window_ns, end_ns);
         }
-        let host_uj = [parts_uj[CPU], parts_uj[MEMORY], 0, parts_uj[REST]];
-        if let Some(idle_mw) = self.policy.idle_mw {
-            let idle_uj = energy_uj(idle_mw, window_ns).min(host_uj.iter().sum());
-            return (split_by(idle_uj, &host_uj), false);
-        }
+    }
+
+    /// What the machine would have used doing nothing. Of cards it is part of their lines.
+    fn idle_of(&self, whole: &Whole, window_ns: i64) -> Idle {
+        let (host_uj, outer_uj) = (whole.host_uj(), whole.outer_uj.unwrap_or(0));
         let learned = || self.idle.of(&whole.meters).map(|learned| learned.idle_mw);
+        if let Some(idle_mw) = self.policy.idle_mw {
+            let all_uj = energy_uj(idle_mw, window_ns);
+            // As much of it is of each part as was seen at rest. Before that, by what each part uses; while meters do
+            // not agree, by what it used when they last did.
+            let usual = learned().or(self.usual_uj.filter(|_| !whole.agrees));
+            let split = match usual {
+                Some(usual) => {
+                    let mut parts = Vec::new();
+                    apportion(all_uj, &usual, &mut parts);
+                    std::array::from_fn(|part| parts[part].min(host_uj[part]))
+                }
+                None => split_by(all_uj.min(host_uj.iter().sum()), &host_uj),
+            };
+            // What a meter that lags does not show yet is not what the machine has at rest.
+            let rest_uj = (all_uj - split[CPU] - split[MEMORY]).min(outer_uj);
+            let (cpu_uj, memory_uj) = (split[CPU], split[MEMORY]);
+            return Idle { cpu_uj, memory_uj, rest_uj, resting_permille: 0, is_assumed: false };
+        }
         let known_mw = self.known_idle_mw.or_else(learned);
         let idle_mw = known_mw.unwrap_or_else(|| self.assumed_by_part(whole.metered));
         // Where it is not known, what is above the estimate is somebody's doing as far as anything was done: else a
         // job that sleeps would pay for a machine that idles at more.
-        let resting = match known_mw {
+        let resting_permille = match known_mw {
             Some(_) => 0,
-            None => 1000 - self.node.load_permille().unwrap_or(1000),
+            None => 1000 - self.done.node.load_permille().unwrap_or(1000),
         };
-        let idle_uj = |part: usize| {
-            let least_uj = energy_uj(idle_mw[part], window_ns).min(host_uj[part]);
-            let above_uj = u128::from(host_uj[part] - least_uj) * u128::from(resting) / 1000;
-            least_uj + u64::try_from(above_uj).unwrap_or(0)
-        };
-        (std::array::from_fn(idle_uj), known_mw.is_none())
+        let mut idle = Idle { resting_permille, is_assumed: known_mw.is_none(), ..Idle::default() };
+        let least_uj = |part: usize| energy_uj(idle_mw[part], window_ns);
+        idle.cpu_uj = idle.above(least_uj(CPU), host_uj[CPU]);
+        idle.memory_uj = idle.above(least_uj(MEMORY), host_uj[MEMORY]);
+        idle.rest_uj = least_uj(REST).min(outer_uj);
+        idle
     }
 
     /// Processors and memory without meters of their own are in the rest, if there is one for that.
@@ -473,67 +676,101 @@ impl Ledger {
         idle_mw
     }
 
-    fn share_active(&self, usage: &Usage, lines: &mut BTreeMap<Who, Line>) {
-        let everybody: Vec<Who> =
-            self.weights.keys().map(|&slot| Who::Job(slot)).chain([Who::System]).collect();
-        let sum = self.weights.values().fold(Weights::default(), |mut sum, weights| {
-            sum.add(*weights);
-            sum
-        });
-        let system = self.node.above(sum);
-        let active_uj = |part: usize| usage.parts_uj[part] - usage.idle_uj[part];
-        let by = |weight: fn(&Weights) -> u64| -> Vec<u64> {
-            self.weights.values().chain([&system]).map(weight).collect()
-        };
-        share(active_uj(CPU), &by(|weights| weights.cpu), &everybody, |line| &mut line.active_uj[CPU], lines);
-        share(
-            active_uj(MEMORY),
-            &by(|weights| weights.memory),
-            &everybody,
-            |line| &mut line.active_uj[MEMORY],
-            lines,
-        );
-        // Fans, disks and losses of the power supply follow what the rest of the machine does. Where the
-        // processors have no meter of their own they are in the rest, and CPU time is what is known of them.
-        if usage.parts_uj[CPU] == 0 {
-            share(
-                active_uj(REST),
-                &by(|weights| weights.cpu),
-                &everybody,
-                |line| &mut line.active_uj[REST],
-                lines,
-            );
-            return;
-        }
-        let others: Vec<Who> = lines.keys().copied().filter(|who| !everybody.contains(who)).collect();
-        let everybody: Vec<Who> = others.into_iter().chain(everybody).collect();
-        let active: Vec<u64> = everybody
-            .iter()
-            .map(|who| lines.get(who).map_or(0, |line| line.active_uj.iter().sum()))
-            .collect();
-        share(active_uj(REST), &active, &everybody, |line| &mut line.active_uj[REST], lines);
+    /// Jobs and the system, as they are weighed.
+    fn weighed(&self) -> (Vec<Who>, Vec<Weights>) {
+        let mut sum = Weights::default();
+        self.done.jobs.values().for_each(|weights| sum.add(*weights));
+        let everybody = self.done.jobs.keys().map(|&slot| Who::Job(slot)).chain([Who::System]).collect();
+        (everybody, self.done.jobs.values().copied().chain([self.done.node.above(sum)]).collect())
     }
 
-    fn share_idle(&self, usage: &Usage, lines: &mut BTreeMap<Who, Line>) {
+    /// What processors and memory used, by who used it.
+    fn claim_inner(&self, whole: &Whole, idle: &Idle, claims: &mut BTreeMap<Who, Line>) {
+        let (everybody, weights) = self.weighed();
+        for (part, inner, idle_uj) in
+            [(CPU, &whole.cpu, idle.cpu_uj), (MEMORY, &whole.memory, idle.memory_uj)]
+        {
+            let by = |weights: &Weights| if part == CPU { weights.cpu } else { weights.memory };
+            let active_uj = inner.shared_uj() - idle_uj;
+            let by: Vec<u64> = weights.iter().map(by).collect();
+            share(active_uj, &by, &everybody, |line| &mut line.active_uj[part], claims);
+            self.share_idle(idle_uj, part, claims);
+            put(claims, Who::Unassigned, |line| &mut line.active_uj[part], inner.lost_uj);
+        }
+    }
+
+    /// Fans, disks and losses of the power supply follow what the rest of the machine does. Where the processors
+    /// have no meter of their own they are in the rest, and CPU time is what is known of them.
+    fn share_rest(&self, whole: &Whole, idle: &Idle, rest_uj: u64, lines: &mut BTreeMap<Who, Line>) {
+        let lost_uj = whole.outer_lost_uj.min(rest_uj);
+        put(lines, Who::Unassigned, |line| &mut line.active_uj[REST], lost_uj);
+        let rest_uj = rest_uj - lost_uj;
+        let idle_uj = idle.above(idle.rest_uj, rest_uj);
+        let (mut everybody, weights) = self.weighed();
+        let mut by: Vec<u64> = weights.iter().map(|weights| weights.cpu).collect();
+        if whole.cpu.shown_uj() > 0 {
+            let active = |who: &Who| lines.get(who).map_or(0, |line| line.active_uj.iter().sum::<i64>());
+            let others = lines.keys().copied().filter(|who| *who != Who::Unassigned);
+            let others: Vec<Who> = others.filter(|who| !everybody.contains(who)).collect();
+            everybody = others.into_iter().chain(everybody).collect();
+            by = everybody.iter().map(|who| active(who).max(0) as u64).collect();
+        }
+        share(rest_uj - idle_uj, &by, &everybody, |line| &mut line.active_uj[REST], lines);
+        self.share_idle(idle_uj, REST, lines);
+    }
+
+    fn share_idle(&self, idle_uj: u64, part: usize, lines: &mut BTreeMap<Who, Line>) {
         let mut everybody = vec![Who::Idle];
         let mut held = vec![1];
         if self.policy.idle_to == IdleTo::Holders {
-            let sum = self.weights.values().fold(0u64, |sum, weights| sum.saturating_add(weights.held));
-            everybody = self.weights.keys().map(|&slot| Who::Job(slot)).chain([Who::Idle]).collect();
-            held = self.weights.values().map(|weights| weights.held).collect();
-            held.push(self.node.held.saturating_sub(sum));
+            let sum = self.done.jobs.values().fold(0u64, |sum, weights| sum.saturating_add(weights.held));
+            everybody = self.done.jobs.keys().map(|&slot| Who::Job(slot)).chain([Who::Idle]).collect();
+            held = self.done.jobs.values().map(|weights| weights.held).collect();
+            held.push(self.done.node.held.saturating_sub(sum));
         }
-        for part in [CPU, MEMORY, REST] {
-            share(usage.idle_uj[part], &held, &everybody, |line| &mut line.idle_uj[part], lines);
-        }
+        share(idle_uj, &held, &everybody, |line| &mut line.idle_uj[part], lines);
+    }
+}
+
+/// What a machine uses doing nothing, in one window.
+#[derive(Clone, Copy, Default)]
+struct Idle {
+    cpu_uj: u64,
+    memory_uj: u64,
+    rest_uj: u64,
+    /// How much of what is above it counts as idle, too.
+    resting_permille: u64,
+    is_assumed: bool,
+}
+
+impl Idle {
+    /// The idle part of so much, if at least so much is idle.
+    fn above(&self, least_uj: u64, all_uj: u64) -> u64 {
+        let least_uj = least_uj.min(all_uj);
+        let above_uj = u128::from(all_uj - least_uj) * u128::from(self.resting_permille) / 1000;
+        least_uj + u64::try_from(above_uj).unwrap_or(0)
     }
 }
 
 struct Whole {
-    whole_uj: u64,
+    /// The meter of all of the machine, what it shows, and what of that nobody can be charged for.
+    outer: Option<usize>,
+    outer_uj: Option<u64>,
+    outer_lost_uj: u64,
+    /// What others have shown beyond what it has counted by the end of this window.
+    ahead_uj: u64,
+    /// What meters counted before this window, of which no window has told.
+    caught_up_uj: u64,
+    with_cards: bool,
+    cpu: Inner,
+    memory: Inner,
+    /// What cards claim in it.
+    cards_uj: u64,
+    /// No meter says more than one that it is a part of.
+    agrees: bool,
     source: String,
     kind: QualityKind,
-    parts_uj: [u64; PARTS],
+    fault: Fault,
     metered: [bool; PARTS],
     /// All meters that had a say: idle power is learned for each set of them.
     meters: String,
@@ -543,33 +780,88 @@ struct Whole {
 #[derive(Clone, Copy, Default)]
 struct Inner {
     energy_uj: Option<u64>,
+    lost_uj: u64,
+    /// Counted before the window, while others were not read.
+    caught_up_uj: u64,
+    fault: Fault,
     is_estimated: bool,
     /// One of them was not read all the while: there is more than this.
     is_lacking: bool,
 }
 
 impl Inner {
-    fn complete_uj(self) -> Option<u64> {
-        self.energy_uj.filter(|_| !self.is_lacking)
+    fn add(&mut self, span: Span) {
+        self.energy_uj = Some(self.energy_uj.unwrap_or(0).saturating_add(span.energy_uj));
+        self.lost_uj += span.lost_uj;
+        self.fault = self.fault.max(span.fault);
+    }
+
+    fn complete(self) -> Inner {
+        if self.is_lacking { Inner::default() } else { self }
+    }
+
+    fn shown_uj(&self) -> u64 {
+        self.energy_uj.unwrap_or(0)
+    }
+
+    /// What can be charged to somebody.
+    fn shared_uj(&self) -> u64 {
+        self.shown_uj().saturating_sub(self.lost_uj)
     }
 }
 
 impl Whole {
     /// Of a machine without a meter for all of it. Where one of the others is missing it is more than this.
-    fn of_inner(cpu: Inner, memory: Inner, cards_uj: u64) -> Option<Whole> {
+    fn of_inner(cpu: Inner, memory: Inner, is_away: bool) -> Option<Whole> {
         let source = if cpu.energy_uj.is_some() { "processors" } else { "memory" };
         cpu.energy_uj.or(memory.energy_uj)?;
-        let is_lacking = cpu.energy_uj.is_none() || cpu.is_lacking || memory.is_lacking;
-        let kind = match is_lacking {
+        let caught_up_uj = cpu.caught_up_uj + memory.caught_up_uj;
+        let fault = cpu.fault.max(memory.fault).max(if caught_up_uj > 0 { Fault::Lost } else { Fault::None });
+        let is_lacking = cpu.energy_uj.is_none() || cpu.is_lacking || memory.is_lacking || is_away;
+        let kind = match is_lacking || fault == Fault::Unknown {
             true => QualityKind::LowerBound,
             false if cpu.is_estimated || memory.is_estimated => QualityKind::Estimated,
             false => QualityKind::Measured,
         };
-        let metered = [cpu.energy_uj.is_some(), memory.energy_uj.is_some(), true, false];
-        let parts_uj = [cpu.energy_uj.unwrap_or(0), memory.energy_uj.unwrap_or(0), cards_uj, 0];
-        let meters = set_of_meters(None, metered, false);
-        let whole_uj = parts_uj.iter().sum();
-        Some(Whole { whole_uj, source: source.into(), kind, parts_uj, metered, meters })
+        Some(Whole {
+            outer: None,
+            outer_uj: None,
+            ahead_uj: 0,
+            outer_lost_uj: 0,
+            caught_up_uj,
+            with_cards: false,
+            metered: [cpu.energy_uj.is_some(), memory.energy_uj.is_some(), true, false],
+            cpu,
+            memory,
+            cards_uj: 0,
+            agrees: true,
+            source: source.into(),
+            kind,
+            fault,
+            meters: String::new(),
+        })
+    }
+
+    fn inner_uj(&self) -> u64 {
+        let host_uj = self.cpu.shared_uj().saturating_add(self.memory.shared_uj());
+        host_uj.saturating_add(self.cards_uj)
+    }
+
+    /// By part, without cards, if the meters agree.
+    fn host_uj(&self) -> [u64; PARTS] {
+        let rest_uj = self.outer_uj.map_or(0, |outer_uj| outer_uj.saturating_sub(self.inner_uj()));
+        [self.cpu.shared_uj(), self.memory.shared_uj(), 0, rest_uj]
+    }
+
+    /// Cards are within a meter that sees them, and beside any other.
+    fn add_cards(&mut self, cards_uj: u64) {
+        self.cards_uj = cards_uj;
+        if !self.with_cards {
+            self.outer_uj = self.outer_uj.map(|outer_uj| outer_uj.saturating_add(cards_uj));
+        }
+        self.agrees = self.outer_uj.is_none_or(|outer_uj| self.inner_uj() <= outer_uj);
+        let outer = self.outer.map(|_| self.source.as_str());
+        self.meters = set_of_meters(outer, self.metered, self.with_cards && cards_uj > 0);
     }
 }
 
@@ -580,30 +872,9 @@ fn set_of_meters(outer: Option<&str>, metered: [bool; PARTS], has_cards: bool) -
     outer.into_iter().chain(inner).collect::<Vec<_>>().join(", ")
 }
 
-/// Parts that fit into the whole. Inner meters that say more than the outer one are cut, cards last: a card's
-/// own counter is the better of the two.
-fn fit(whole_uj: u64, [cpu_uj, memory_uj, cards_uj]: [u64; 3]) -> [u64; PARTS] {
-    let cards_uj = cards_uj.min(whole_uj);
-    let left_uj = whole_uj - cards_uj;
-    match cpu_uj.saturating_add(memory_uj).cmp(&left_uj) {
-        std::cmp::Ordering::Greater => {
-            let mut cut = Vec::new();
-            apportion(left_uj, &[cpu_uj, memory_uj], &mut cut);
-            [cut[0], cut[1], cards_uj, 0]
-        }
-        _ => [cpu_uj, memory_uj, cards_uj, left_uj - cpu_uj - memory_uj],
-    }
-}
-
-/// Cards are split by who used and held them already; where the outer meter saw less, all shrink alike.
-fn share_cards(claims: &[(Who, (u64, u64))], cards_uj: u64, lines: &mut BTreeMap<Who, Line>) {
-    let weights: Vec<u64> = claims.iter().flat_map(|(_, (active, idle))| [*active, *idle]).collect();
-    let mut parts = Vec::new();
-    apportion(cards_uj, &weights, &mut parts);
-    for ((who, _), pair) in claims.iter().zip(parts.chunks_exact(2)) {
-        let line = lines.entry(*who).or_default();
-        line.active_uj[CARDS] += pair[0];
-        line.idle_uj[CARDS] += pair[1];
+fn put(lines: &mut BTreeMap<Who, Line>, who: Who, cell: impl Fn(&mut Line) -> &mut i64, energy_uj: u64) {
+    if energy_uj > 0 {
+        *cell(lines.entry(who).or_default()) += energy_uj as i64;
     }
 }
 
@@ -611,13 +882,13 @@ fn share(
     whole_uj: u64,
     weights: &[u64],
     everybody: &[Who],
-    cell: impl Fn(&mut Line) -> &mut u64,
+    cell: impl Fn(&mut Line) -> &mut i64,
     lines: &mut BTreeMap<Who, Line>,
 ) {
     let mut parts = Vec::new();
     apportion(whole_uj, weights, &mut parts);
     for (&who, part_uj) in everybody.iter().zip(parts) {
-        *cell(lines.entry(who).or_default()) += part_uj;
+        put(lines, who, &cell, part_uj);
     }
 }
 
@@ -635,3 +906,7 @@ fn energy_uj(power_mw: u64, window_ns: i64) -> u64 {
 #[cfg(test)]
 #[path = "ledger_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "simulation_tests.rs"]
+mod simulation;

@@ -19,8 +19,8 @@ fn second(ledger: &mut Ledger, busy: u64) {
     ledger.weigh_node(Weights { cpu: busy * 1_000_000, memory: 0, held: 4 * SECOND as u64 });
 }
 
-fn joules(uj: u64) -> u64 {
-    uj / 1_000_000
+fn joules(uj: impl TryInto<i64>) -> i64 {
+    uj.try_into().unwrap_or(i64::MAX) / 1_000_000
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn holders_are_charged_idle_as_a_line_of_its_own() {
     let closed = ledger.close(SECOND).unwrap();
     let job = closed.lines[&Who::Job(1)];
     // Three of four busy CPUs and three of four held ones: 75 of 100 W active, 75 of 100 W idle.
-    assert_eq!((joules(job.active_uj.iter().sum()), joules(job.idle_total_uj())), (75, 75));
+    assert_eq!((joules(job.active_uj.iter().sum::<i64>()), joules(job.idle_total_uj())), (75, 75));
     assert_eq!(joules(closed.lines[&Who::System].total_uj()), 25);
     assert_eq!(joules(closed.lines[&Who::Idle].total_uj()), 25);
 }
@@ -125,12 +125,14 @@ fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
     // Some of it was idle, and some was the other's: the sum is the same, and so nothing is new.
     ledger.charge_cards(Who::Job(1), 20, 40);
     ledger.charge_cards(Who::Job(2), 40, 0);
-    assert_eq!(close(&mut ledger).whole_uj, 0);
+    let closed = close(&mut ledger);
+    assert_eq!(closed.whole_uj, 0);
+    assert_eq!((cards(&closed, Who::Job(1)), cards(&closed, Who::Job(2))), ((-80, 40), (40, 0)));
     ledger.charge_cards(Who::Job(1), 20, 140);
     ledger.charge_cards(Who::Job(2), 90, 0);
     let closed = close(&mut ledger);
     assert_eq!(closed.whole_uj, 150);
-    assert_eq!((cards(&closed, Who::Job(1)), cards(&closed, Who::Job(2))), ((0, 60), (90, 0)));
+    assert_eq!((cards(&closed, Who::Job(1)), cards(&closed, Who::Job(2))), ((0, 100), (50, 0)));
     // It leaves with less than windows took: the others' next shares pay for that.
     ledger.charge_cards(Who::Job(2), 70, 0);
     ledger.leave(2);
@@ -155,28 +157,115 @@ fn the_better_meter_is_believed_and_a_lost_one_replaced() {
         }
     }
     // While the slower meter may still answer it is waited for; then the window goes on without it.
-    let late = 40 * SECOND;
-    for at_ns in [13 * SECOND, 30 * SECOND, late] {
+    let late = 70 * SECOND;
+    for at_ns in [13 * SECOND, 30 * SECOND, 60 * SECOND, late] {
         ledger.read_counter(package, at_ns, at_ns / SECOND * 100);
     }
     let closed = ledger.close(late).unwrap();
     assert_eq!((closed.source.as_str(), closed.begin_ns, closed.end_ns), ("processors", SECOND, late));
-    assert_eq!(closed.whole_uj, 3900);
+    assert_eq!(
+        (closed.whole_uj, closed.kind),
+        (6900, QualityKind::LowerBound),
+        "the meter of the node is away"
+    );
+    // It comes back: what it counted meanwhile beyond the processors is nobody's.
+    for second in 71..=72 {
+        ledger.read_counter(meter, second * SECOND, second * 500);
+        ledger.read_counter(package, second * SECOND, second * 100);
+    }
+    let closed = ledger.close(72 * SECOND).unwrap();
+    assert_eq!((closed.source.as_str(), closed.fault), ("bmc", Fault::Lost));
+    assert_eq!(closed.whole_uj, 71 * 500 - 6900);
+    assert!(closed.lines[&Who::Unassigned].total_uj() >= 69 * 500 - 6900, "{closed:?}");
+}
+
+/// A meter and a job that is all there is, read at these times; the counter has 100 W.
+fn read_at(seconds: &[i64]) -> Vec<Closed> {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = node(&mut ledger);
+    let mut before = 0;
+    let mut found = Vec::new();
+    for &second in seconds {
+        ledger.weigh_job(1, Weights { cpu: (second - before) as u64, ..Weights::default() });
+        ledger.weigh_node(Weights { cpu: (second - before) as u64, ..Weights::default() });
+        before = second;
+        ledger.read_counter(meter, second * SECOND, second * 100);
+        found.extend(ledger.close(second * SECOND));
+    }
+    found
 }
 
 #[test]
-fn a_read_error_is_a_gap_and_not_a_spike() {
+fn what_was_counted_in_a_gap_is_shared_by_what_jobs_did_in_it() {
+    let found = read_at(&[0, 1, 46, 47]);
+    let uj: Vec<(u64, i64, Fault)> =
+        found.iter().map(|c| (c.whole_uj, c.lines[&Who::Job(1)].total_uj(), c.fault)).collect();
+    assert_eq!(uj, [(100, 100, Fault::None), (4500, 4500, Fault::Bridged), (100, 100, Fault::None)]);
+}
+
+#[test]
+fn what_was_counted_in_a_long_gap_is_nobodys_and_said_to_be() {
+    let found = read_at(&[0, 1, 121, 122]);
+    let whole: Vec<(u64, Fault)> = found.iter().map(|closed| (closed.whole_uj, closed.fault)).collect();
+    assert_eq!(whole, [(100, Fault::None), (12_000, Fault::Lost), (100, Fault::None)]);
+    assert_eq!(found[1].lines[&Who::Unassigned].total_uj(), 12_000);
+    assert_eq!(found[2].lines[&Who::Job(1)].total_uj(), 100);
+}
+
+#[test]
+fn a_meter_of_the_node_that_lags_pays_for_cards_when_it_shows_them() {
+    const LAG: i64 = 8;
+    let mut ledger = ledger(IdleTo::Nobody, Some(100));
+    let meter = node(&mut ledger);
+    let mut sums: BTreeMap<Who, i64> = BTreeMap::new();
+    let (mut cards_uj, mut whole_uj, mut settled_s) = (0, 0, None);
+    for second in 0..80 {
+        // A card draws 300 W for its job from second 10 to 40; the controller shows it 8 s later.
+        let busy = |second: i64| (11..=40).contains(&second);
+        let shown_w = if busy(second - LAG) { 400 } else { 100 };
+        ledger.read_power(meter, second * SECOND, shown_w * 1000);
+        if busy(second) {
+            cards_uj += 300_000_000;
+            ledger.charge_cards(Who::Job(1), cards_uj, 0);
+        }
+        self::second(&mut ledger, 10);
+        if second == 40 {
+            ledger.leave(1);
+        }
+        if let Some(closed) = ledger.close(second * SECOND) {
+            whole_uj += closed.whole_uj as i64;
+            assert!(closed.short_uj.is_empty());
+            closed.lines.iter().for_each(|(who, line)| *sums.entry(*who).or_default() += line.total_uj());
+            settled_s = settled_s.or(closed.settled.contains(&1).then_some(second));
+        }
+    }
+    assert_eq!(sums.values().sum::<i64>(), whole_uj);
+    assert_eq!(sums[&Who::Job(1)], 30 * 300_000_000, "not added twice, and not lost");
+    assert_eq!(sums[&Who::Idle], 79 * 100_000_000);
+    assert!(settled_s.is_some_and(|second| second <= 40 + LAG + 1), "{settled_s:?}");
+}
+
+#[test]
+fn cards_that_the_meter_of_the_node_never_shows_are_missing_and_said_to_be() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);
-    ledger.read_counter(meter, 0, 0);
-    ledger.close(0);
-    ledger.read_counter(meter, SECOND, 100);
-    assert_eq!(ledger.close(SECOND).unwrap().whole_uj, 100);
-    // Nothing for a minute, then the counter is there again.
-    ledger.read_counter(meter, 61 * SECOND, 6100);
-    assert_eq!(ledger.close(61 * SECOND), None);
-    ledger.read_counter(meter, 62 * SECOND, 6200);
-    assert_eq!(ledger.close(62 * SECOND).unwrap().whole_uj, 100);
+    let (mut paid_uj, mut short_uj, mut settled) = (0, 0, false);
+    for second in 0..200 {
+        ledger.read_power(meter, second * SECOND, 100_000);
+        if second <= 50 {
+            ledger.charge_cards(Who::Job(1), second as u64 * 300_000_000, 0);
+        }
+        if second == 50 {
+            ledger.leave(1);
+        }
+        if let Some(closed) = ledger.close(second * SECOND) {
+            paid_uj += closed.lines.get(&Who::Job(1)).map_or(0, Line::total_uj);
+            short_uj += closed.short_uj.get(&Who::Job(1)).map_or(0, |&uj| uj as i64);
+            settled |= closed.settled.contains(&1);
+        }
+    }
+    assert!(settled && short_uj > 0);
+    assert_eq!(paid_uj + short_uj, 50 * 300_000_000);
 }
 
 #[test]
@@ -220,18 +309,22 @@ fn a_package_that_is_not_read_makes_the_whole_a_lower_bound() {
     let meter = |ledger: &mut Ledger, name: &str| {
         ledger.meter(name, Scope::Package, QualityKind::Measured, 2 * SECOND)
     };
-    let mut kinds = Vec::new();
-    for second in 0..12 {
+    let (mut kinds, mut whole_uj) = (Vec::new(), 0);
+    for second in 0..100 {
         let one = meter(&mut ledger, "package-0");
         ledger.read_counter(one, second * SECOND, second * 100);
-        // The other one cannot be read for a while.
-        if !(3..8).contains(&second) {
+        // The other one cannot be read for longer than it is waited for.
+        if !(3..90).contains(&second) {
             let other = meter(&mut ledger, "package-1");
             ledger.read_counter(other, second * SECOND, second * 300);
         }
         if let Some(closed) = ledger.close(second * SECOND) {
-            let seconds = ((closed.end_ns - closed.begin_ns) / SECOND) as u64;
-            kinds.push((closed.kind, closed.whole_uj / seconds));
+            let seconds = (closed.end_ns - closed.begin_ns) / SECOND;
+            let unassigned_uj = closed.lines.get(&Who::Unassigned).map_or(0, Line::total_uj);
+            whole_uj += closed.whole_uj;
+            if unassigned_uj == 0 {
+                kinds.push((closed.kind, closed.whole_uj as i64 / seconds));
+            }
         }
     }
     let bound = kinds.iter().filter(|(kind, _)| *kind == QualityKind::LowerBound);
@@ -239,6 +332,7 @@ fn a_package_that_is_not_read_makes_the_whole_a_lower_bound() {
     let whole = kinds.iter().filter(|(kind, _)| *kind == QualityKind::Measured);
     assert!(whole.clone().count() >= 4 && whole.clone().all(|(_, power)| *power == 400), "{kinds:?}");
     assert_eq!(kinds.last().unwrap().0, QualityKind::Measured, "it is read again");
+    assert_eq!(whole_uj, 99 * 400, "and what it counted meanwhile is in the sum");
 }
 
 #[test]
@@ -438,8 +532,8 @@ proptest! {
                 Event::Pass(elapsed_ns) => now_ns += elapsed_ns,
             }
             if let Some(closed) = ledger.close(now_ns) {
-                let sum: u64 = closed.lines.values().map(Line::total_uj).sum();
-                prop_assert_eq!(sum, closed.whole_uj);
+                let sum: i64 = closed.lines.values().map(Line::total_uj).sum();
+                prop_assert_eq!(sum, closed.whole_uj as i64);
                 prop_assert!(closed.begin_ns >= last_end_ns && closed.end_ns > closed.begin_ns);
                 last_end_ns = closed.end_ns;
             }

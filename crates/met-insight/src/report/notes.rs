@@ -4,7 +4,9 @@ use met_core::job::{Origin, QualityKind};
 use met_core::job_table as column;
 
 use super::reader::Reader;
-use super::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING, NO_CONTAINERS, NOT_WATCHED};
+use super::{
+    CPU_UNSEEN, ENERGY_UNASSIGNED, IDLE_ESTIMATED, METER_MISSING, METER_SHORT, NO_CONTAINERS, NOT_WATCHED,
+};
 
 const OLD_SECONDS: i64 = 30;
 
@@ -81,6 +83,12 @@ impl Reader<'_> {
             }
             QualityKind::LowerBound if figure.source.contains(METER_MISSING) => {
                 Some("a meter of energy could not be read at times; `met doctor` says which")
+            }
+            QualityKind::LowerBound if figure.source.contains(ENERGY_UNASSIGNED) => Some(
+                "energy lacks what was used while the meter could not be read; `met node` shows it as unassigned",
+            ),
+            QualityKind::LowerBound if figure.source.contains(METER_SHORT) => {
+                Some("the meter of the node shows less than the GPUs, CPUs and memory counted")
             }
             QualityKind::LowerBound if figure.source.contains(NOT_WATCHED) => {
                 Some("energy lacks what was used while no daemon looked at the job")

@@ -191,6 +191,9 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
             source.last_error.map(|error| format!(", last: {error}")).unwrap_or_default()
         )?;
     }
+    if let Some(ledger) = &status.ledger {
+        writeln!(stdout, "  ledger: {}", doctor::ledger_words(ledger, &crate::view::local_zone()))?;
+    }
     for status in &status.schedulers {
         writeln!(stdout, "  {}", doctor::heard_of(status))?;
     }

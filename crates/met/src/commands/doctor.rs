@@ -3,6 +3,7 @@
 mod cost;
 mod daemon;
 mod kernel;
+mod ledger;
 mod sources;
 mod store;
 
@@ -16,6 +17,7 @@ use crate::output;
 use crate::setting::Setting;
 use crate::view::{Paint, Style, text};
 pub use daemon::{heard_of, sent_to};
+pub use ledger::words as ledger_words;
 
 /// One thing looked at.
 struct Finding {
@@ -74,6 +76,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     }
     let mut findings = sources::sources(setting);
     findings.extend(sources::energy(setting));
+    findings.extend(ledger::ledger(setting));
     findings.extend([
         kernel::cgroups(setting),
         kernel::job_cgroup(setting),

@@ -115,7 +115,7 @@ fn ledger_of_daemon(setting: &Setting) -> Option<EnergyWindow> {
 }
 
 fn energy_object(window: &EnergyWindow) -> Value {
-    let joules = |energy_uj: u64| energy_uj as f64 / 1e6;
+    let joules = |energy_uj: i64| energy_uj as f64 / 1e6;
     let unix = |boot_ns: i64| met_insight::json::time(boot_ns + clock::unix_offset_ns());
     json!({
         "begin": unix(window.begin_ns),
@@ -126,6 +126,7 @@ fn energy_object(window: &EnergyWindow) -> Value {
         "jobs_joules": joules(window.jobs_uj),
         "system_joules": joules(window.system_uj),
         "idle_joules": joules(window.idle_uj),
+        "unassigned_joules": joules(window.unassigned_uj),
         "cards_joules": joules(window.cards_uj),
         "idle_estimated": window.idle_estimated,
     })

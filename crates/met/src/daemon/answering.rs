@@ -245,6 +245,7 @@ impl Keeping {
             sources,
             schedulers: self.schedulers.status(),
             idle: self.sampling.learned_idle(),
+            ledger: self.sampling.balance(),
             discovery: self.finding.as_ref().map(|finding| DiscoveryStatus {
                 shadows: self.shadows.count(),
                 shadows_refused: self.shadows.refused().cloned(),

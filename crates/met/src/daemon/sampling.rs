@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use met_core::course::Course;
+use met_core::energy::Balance;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::holding::Holding;
@@ -53,6 +54,7 @@ enum Order {
     KeepNode(bool),
     Window(SyncSender<Option<EnergyWindow>>),
     Idle(SyncSender<Vec<LearnedIdle>>),
+    Balance(SyncSender<Option<Balance>>),
     Change(JobKey, Change),
     Rename(JobKey, JobKey),
     Drain(SyncSender<Drained>),
@@ -242,6 +244,11 @@ impl Sampling {
     /// What the machine uses doing nothing, as far as it is known.
     pub fn learned_idle(&self) -> Vec<LearnedIdle> {
         self.ask(Order::Idle).unwrap_or_default()
+    }
+
+    /// Whether all energy that meters counted is booked.
+    pub fn balance(&self) -> Option<Balance> {
+        self.ask(Order::Balance).ok().flatten()
     }
 
     /// What a kilowatt hour emits from now on.
@@ -436,6 +443,7 @@ fn obey(
         Order::SettleNow(reply) => undelivered.hand_over_settled(sampler.settle_now(), &reply),
         Order::Window(reply) => drop(reply.send(sampler.energy().now())),
         Order::Idle(reply) => drop(reply.send(sampler.energy().learned_idle())),
+        Order::Balance(reply) => drop(reply.send(sampler.energy().balance())),
         Order::KeepNode(keep) => sampler.keep_node(keep),
         Order::Interval(interval) => sampler.set_interval(interval),
         Order::Events(asked, options, reply) => drop(reply.send(sampler.set_events(asked, &options))),

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use met_core::energy::emission::{self, Factor};
 use met_core::energy::ledger::{CPU, MEMORY, PARTS, REST};
-use met_core::energy::{Closed, Line};
+use met_core::energy::{Closed, Fault, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
-use met_insight::report::{CPU_UNSEEN, IDLE_ESTIMATED, METER_MISSING, NOT_WATCHED};
+use met_insight::report::{
+    CPU_UNSEEN, ENERGY_UNASSIGNED, GAP_BRIDGED, IDLE_ESTIMATED, METER_MISSING, METER_SHORT, NOT_WATCHED,
+};
 
 use super::weighing::Weighed;
 use crate::config::Energy;
@@ -35,11 +37,10 @@ pub(super) struct Tariff {
     currency: Arc<str>,
 }
 
-/// The energy of cards that a job shows: a part of all its energy at every moment.
+/// The energy of cards that a job shows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CardEnergy {
     energy_uj: i64,
-    idle_uj: i64,
     /// How it is known and from what; nothing where no card is.
     known_by: Option<(QualityKind, String)>,
 }
@@ -49,34 +50,24 @@ impl CardEnergy {
         let figure = totals.figure(column::GPU_ENERGY);
         CardEnergy {
             energy_uj: figure.map_or(0, |figure| figure.value),
-            idle_uj: totals.get(column::GPU_ENERGY_IDLE).unwrap_or(0),
             known_by: figure.map(|figure| (figure.kind, figure.source.to_string())),
         }
-    }
-
-    pub(super) fn of_cells(cells: &[i64]) -> CardEnergy {
-        let uj = |column: usize| cells[column].max(0);
-        CardEnergy { energy_uj: uj(column::GPU_ENERGY), idle_uj: uj(column::GPU_ENERGY_IDLE), known_by: None }
     }
 }
 
 /// What a job was charged so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Charged {
-    /// Its share of windows. What it has of cards their own ledger tells, which does not wait for a window.
+    /// Its share of windows: all that it is charged, cards included.
     pub(super) line: Line,
+    /// What it used of cards since the last window, of which no meter of the node has told yet.
+    pub(super) open: Line,
     /// At its end, what it shows of cards.
     pub(super) cards: CardEnergy,
-    /// What an earlier daemon showed of them.
-    cards_before: CardEnergy,
-    /// What it was last seen to have of them since, and the emissions of that in the unit of `emitted`. What was
-    /// provisional may be taken back.
-    cards_seen_uj: i64,
-    cards_emitted: i128,
     /// What the processors' part was split by.
     pub(super) weighed: Weighed,
     /// Microjoules × milligrams per kilowatt hour.
-    emitted: u128,
+    emitted: i128,
     factor: Option<Factor>,
     meters: BTreeSet<String>,
     /// In a window that was measured, whole or in part.
@@ -84,9 +75,15 @@ pub struct Charged {
     /// Parts that a meter told apart.
     metered: [bool; PARTS],
     /// What was estimated, what was split by an estimate of idle power, and what came from too few meters.
-    estimated_uj: u64,
-    idle_assumed_uj: u64,
-    lower_bound_uj: u64,
+    estimated_uj: i64,
+    idle_assumed_uj: i64,
+    lower_bound_uj: i64,
+    /// What its parts counted and the meter of the node never showed.
+    short_uj: i64,
+    /// The time of its windows; in how much of it readings were bridged, and in how much nobody knows who used what.
+    windows_ns: i64,
+    bridged_ns: i64,
+    lost_ns: i64,
     /// Much of what it did nobody saw as its, and so it was charged to others.
     pub(super) unseen: bool,
     /// There was a time in which nobody looked.
@@ -107,10 +104,8 @@ impl Charged {
     pub(super) fn nothing(tariff: Tariff) -> Charged {
         Charged {
             line: Line::default(),
+            open: Line::default(),
             cards: CardEnergy::default(),
-            cards_before: CardEnergy::default(),
-            cards_seen_uj: 0,
-            cards_emitted: 0,
             weighed: Weighed::default(),
             emitted: 0,
             factor: None,
@@ -120,6 +115,10 @@ impl Charged {
             estimated_uj: 0,
             idle_assumed_uj: 0,
             lower_bound_uj: 0,
+            short_uj: 0,
+            windows_ns: 0,
+            bridged_ns: 0,
+            lost_ns: 0,
             unseen: false,
             missed: false,
             tariff,
@@ -129,22 +128,37 @@ impl Charged {
 
     /// Its line of a window, or that of a job inside it.
     pub(super) fn add(&mut self, line: &Line, window: &Closed, factor: &Factor) {
-        let line = line.host();
-        let energy_uj = line.total_uj();
-        self.line.add(&line);
+        self.line.add(line);
+        // Cards are known by meters of their own.
+        let host_uj = line.total_uj() - line.cards_uj();
         match window.kind {
-            QualityKind::Estimated => self.estimated_uj += energy_uj,
-            QualityKind::LowerBound => self.lower_bound_uj += energy_uj,
+            QualityKind::Estimated => self.estimated_uj += host_uj,
+            QualityKind::LowerBound => self.lower_bound_uj += host_uj,
             _ => {}
         }
         if window.idle_assumed {
-            self.idle_assumed_uj += energy_uj;
+            self.idle_assumed_uj += host_uj;
         }
-        self.emitted += u128::from(energy_uj) * factor.mg_per_kwh.max(0) as u128;
+        self.emitted += i128::from(line.total_uj()) * i128::from(factor.mg_per_kwh.max(0));
+    }
+
+    /// The meter of the node did not show so much of what it, or a job inside it, used.
+    pub(super) fn fall_short(&mut self, short_uj: u64) {
+        self.short_uj = self.short_uj.saturating_add_unsigned(short_uj);
     }
 
     /// A window that the job lived in.
     pub(super) fn note(&mut self, meter: &str, window: &Closed, factor: &Factor) {
+        let elapsed_ns = window.end_ns - window.begin_ns;
+        self.windows_ns += elapsed_ns;
+        match window.fault {
+            Fault::None => {}
+            Fault::Bridged => self.bridged_ns += elapsed_ns,
+            Fault::Lost | Fault::Unknown => self.lost_ns += elapsed_ns,
+        }
+        if !window.is_measured() {
+            return;
+        }
         if self.factor.as_ref() != Some(factor) {
             self.factor = Some(factor.clone());
         }
@@ -161,40 +175,40 @@ impl Charged {
     pub(super) fn recall(&mut self, cells: &[i64], missed: bool) {
         self.missed = missed;
         self.before = COLUMNS.map(|column| cells[column].max(0));
-        self.cards_before = CardEnergy::of_cells(cells);
-        for (column, part_uj) in
-            [(column::ENERGY, self.cards_before.energy_uj), (column::ENERGY_IDLE, self.cards_before.idle_uj)]
+        for (column, of_cards) in
+            [(column::ENERGY, column::GPU_ENERGY), (column::ENERGY_IDLE, column::GPU_ENERGY_IDLE)]
         {
             if let Some(at) = COLUMNS.iter().position(|&known| known == column) {
-                self.before[at] = self.before[at].max(part_uj);
+                self.before[at] = self.before[at].max(cells[of_cards]);
             }
         }
     }
 
-    /// What the job shows of cards now, in all; each microjoule counts by the factor of its time.
-    pub(super) fn see_cards(&mut self, energy_uj: i64, factor: &Factor) {
-        let grown_uj = (energy_uj.max(0) - self.cards_before.energy_uj).max(0);
-        let more = i128::from(grown_uj - self.cards_seen_uj);
-        self.cards_emitted += more * i128::from(factor.mg_per_kwh.max(0));
-        self.cards_seen_uj = grown_uj;
-    }
-
-    /// Of cards since an earlier daemon: all of it, and its idle part.
-    fn cards_since(&self, cards: &CardEnergy) -> (i64, i64) {
-        let (now, before) = (cards, &self.cards_before);
-        ((now.energy_uj - before.energy_uj).max(0), (now.idle_uj - before.idle_uj).max(0))
+    /// All that it is charged by now.
+    fn now(&self) -> Line {
+        let mut now = self.line;
+        now.add(&self.open);
+        now
     }
 
     /// Whether it is more than a hundredth of a whole: a controller takes a while to begin with.
-    fn matters(part_uj: u64, whole_uj: u64) -> bool {
-        part_uj.saturating_mul(100) > whole_uj
+    fn matters(part: i64, whole: i64) -> bool {
+        part.saturating_mul(100) > whole
+    }
+
+    /// What windows lack of it: some was used while nobody knew by whom, or never shown.
+    fn lacks(&self) -> Option<&'static str> {
+        if Charged::matters(self.lost_ns, self.windows_ns) {
+            return Some(ENERGY_UNASSIGNED);
+        }
+        Charged::matters(self.short_uj, self.line.total_uj()).then_some(METER_SHORT)
     }
 
     /// How well what the windows say is known, as a part of so much.
-    fn kind_of_windows(&self, whole_uj: u64) -> QualityKind {
-        let matters = |part_uj: u64| Charged::matters(part_uj, whole_uj);
-        let is_all = whole_uj == self.line.total_uj();
-        if self.unseen || self.missed {
+    fn kind_of_windows(&self, whole_uj: i64) -> QualityKind {
+        let matters = |part_uj: i64| Charged::matters(part_uj, whole_uj);
+        let is_all = whole_uj == self.host_uj();
+        if self.unseen || self.missed || self.lacks().is_some() {
             QualityKind::LowerBound
         } else if (!self.measured && is_all) || matters(self.estimated_uj) || matters(self.idle_assumed_uj) {
             QualityKind::Estimated
@@ -207,8 +221,7 @@ impl Charged {
 
     /// The same of all that it was charged: it is known as badly as the worse of its parts that matter.
     fn kind(&self, cards: &CardEnergy) -> QualityKind {
-        let cards_uj = self.cards_since(cards).0 as u64;
-        let whole_uj = self.line.total_uj() + cards_uj;
+        let (cards_uj, whole_uj) = (self.now().cards_uj(), self.now().total_uj());
         let windows = self.kind_of_windows(whole_uj);
         let kind_of_cards = cards.known_by.as_ref().map(|(kind, _)| *kind);
         // That it was measured, or how it was shared, is what the windows say of the whole, too.
@@ -224,37 +237,45 @@ impl Charged {
         if self.missed {
             return format!(", {NOT_WATCHED}");
         }
-        let matters = |part_uj: u64| Charged::matters(part_uj, self.line.total_uj());
-        match (self.measured && matters(self.idle_assumed_uj), matters(self.lower_bound_uj)) {
-            (true, _) => format!(", {IDLE_ESTIMATED}"),
-            (false, true) => format!(", {METER_MISSING}"),
-            (false, false) => String::new(),
+        if let Some(lacks) = self.lacks() {
+            return format!(", {lacks}");
+        }
+        let matters = |part_uj: i64| Charged::matters(part_uj, self.host_uj());
+        let is_bridged = Charged::matters(self.bridged_ns, self.windows_ns);
+        match (self.measured && matters(self.idle_assumed_uj), matters(self.lower_bound_uj), is_bridged) {
+            (true, ..) => format!(", {IDLE_ESTIMATED}"),
+            (_, true, _) => format!(", {METER_MISSING}"),
+            (.., true) => format!(", {GAP_BRIDGED}"),
+            _ => String::new(),
         }
     }
 
-    /// By `COLUMNS`, with what the job shows of cards; nothing before the first window.
-    pub(super) fn values(&self, cards: &CardEnergy) -> Option<[Option<i64>; COLUMNS.len()]> {
+    fn host_uj(&self) -> i64 {
+        self.line.total_uj() - self.line.cards_uj()
+    }
+
+    /// By `COLUMNS`; nothing before the first window.
+    pub(super) fn values(&self) -> Option<[Option<i64>; COLUMNS.len()]> {
         if self.meters.is_empty() && self.before == [0; COLUMNS.len()] {
             return None;
         }
         // A part that no meter tells from the others is in the rest, and not 0.
         let part = |part: usize, column: usize| {
-            let energy_uj = (self.line.active_uj[part] + self.line.idle_uj[part]) as i64;
+            let energy_uj = self.line.active_uj[part] + self.line.idle_uj[part];
             let before = COLUMNS.iter().position(|&known| known == column).map(|at| self.before[at]);
             (self.metered[part] || before.is_some_and(|before| before > 0)).then_some(energy_uj)
         };
-        let (cards_uj, cards_idle_uj) = self.cards_since(cards);
-        let energy_uj = self.line.total_uj() as i64 + cards_uj;
+        let now = self.now();
+        let energy_uj = now.total_uj();
         let factor_mg = self.factor.as_ref().map_or(0, |factor| factor.mg_per_kwh.max(0));
-        let unseen = i128::from(cards_uj - self.cards_seen_uj) * i128::from(factor_mg);
-        let emitted = self.emitted as f64 + (self.cards_emitted + unseen) as f64;
+        let emitted = (self.emitted + i128::from(self.open.total_uj()) * i128::from(factor_mg)) as f64;
         let emitted_ug = emitted * 1000.0 / emission::UJ_PER_KWH as f64 * self.tariff.pue;
         let own = [
             Some(energy_uj),
             part(CPU, column::ENERGY_CPU),
             part(MEMORY, column::ENERGY_MEMORY),
             part(REST, column::ENERGY_REST),
-            Some(self.line.idle_total_uj() as i64 + cards_idle_uj),
+            Some(now.idle_total_uj()),
             Some(emitted_ug.round() as i64),
             self.tariff.cost_nano(energy_uj),
         ];
@@ -273,8 +294,8 @@ impl Charged {
         }
         let known = CardEnergy::of(totals);
         let cards = if known.known_by.is_some() { &known } else { &self.cards };
-        let Some(values) = self.values(cards) else { return };
-        let (kind, kind_of_parts) = (self.kind(cards), self.kind_of_windows(self.line.total_uj()));
+        let Some(values) = self.values() else { return };
+        let (kind, kind_of_parts) = (self.kind(cards), self.kind_of_windows(self.host_uj()));
         let meters = self.meters.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
         let (by, reservation) = (self.weighed.words(), self.reservation());
         let source = if meters.is_empty() { by.to_owned() } else { format!("{meters}, {by}{reservation}") };

@@ -5,12 +5,12 @@ use met_core::table::{MICRO, MILLI};
 use met_core::{Column, Table, Unit};
 use met_sinks::snapshot::Rows;
 
-use super::EnergyWindow;
+use met_core::energy::{Closed, Who};
 
 /// Counters of closed windows.
 pub static ENERGY: Table = Table {
     name: "energy",
-    subject: "a share of the machine's energy: that of jobs, of processes of no job (system), of doing nothing and held by nobody (idle)",
+    subject: "a share of the machine's energy: that of jobs, of processes of no job (system), of doing nothing and held by nobody (idle), of gaps in which a meter counted and the users are unknown (unassigned)",
     labels: &["share"],
     columns: &[
         Column::counter("used", Unit::Joules, MICRO, "energy used since the daemon began, cards included"),
@@ -35,27 +35,56 @@ pub static EMISSION: Table = Table {
     )],
 };
 
-const SHARES: [&str; 3] = ["jobs", "system", "idle"];
+const SHARES: [&str; 4] = ["jobs", "system", "idle", "unassigned"];
 
-/// By `SHARES`: microjoules, and these times milligrams per kilowatt hour in a building as it was then: a counter
-/// does not fall because another PUE is configured.
+/// The place of somebody in `SHARES`.
+fn share_of(who: &Who) -> usize {
+    match who {
+        Who::Job(_) => 0,
+        Who::System => 1,
+        Who::Idle => 2,
+        Who::Unassigned => 3,
+    }
+}
+
+/// Of a window, by share: jobs, system, idle, unassigned.
+pub(super) fn shares_uj(closed: &Closed) -> [i64; SHARES.len()] {
+    let mut shares_uj = [0; SHARES.len()];
+    for (who, line) in &closed.lines {
+        shares_uj[share_of(who)] += line.total_uj();
+    }
+    shares_uj
+}
+
+/// What one share has used so far.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    energy_uj: i64,
+    /// Microjoules times milligrams per kilowatt hour in a building as it was then: a counter does not fall because
+    /// another PUE is configured.
+    emitted: f64,
+    /// The most that was shown: a counter does not fall because a card's energy turned out to be another's, either.
+    shown: (i64, i64),
+}
+
+/// By `SHARES`.
 #[derive(Default)]
-pub(super) struct Used([(u64, f64); SHARES.len()]);
+pub(super) struct Used([Sum; SHARES.len()]);
 
 impl Used {
-    pub(super) fn add(&mut self, window: &EnergyWindow, factor: &Factor, pue: f64) {
-        let shares_uj = [window.jobs_uj, window.system_uj, window.idle_uj];
-        for ((sum_uj, emitted), share_uj) in self.0.iter_mut().zip(shares_uj) {
-            *sum_uj += share_uj;
-            *emitted += share_uj as f64 * factor.mg_per_kwh.max(0) as f64 * pue;
+    pub(super) fn add(&mut self, shares_uj: [i64; SHARES.len()], factor: &Factor, pue: f64) {
+        for (sum, share_uj) in self.0.iter_mut().zip(shares_uj) {
+            sum.energy_uj += share_uj;
+            sum.emitted += share_uj as f64 * factor.mg_per_kwh.max(0) as f64 * pue;
+            let emitted_ug = (sum.emitted * 1000.0 / UJ_PER_KWH as f64).round() as i64;
+            sum.shown = (sum.shown.0.max(sum.energy_uj), sum.shown.1.max(emitted_ug));
         }
     }
 
     pub(super) fn rows(&self) -> Rows {
         let mut rows = Rows::new(&ENERGY);
-        for (share, &(energy_uj, emitted)) in SHARES.iter().zip(&self.0) {
-            let emitted_ug = (emitted * 1000.0 / UJ_PER_KWH as f64).round() as i64;
-            rows.push(&[(*share).to_owned()], &[i64::try_from(energy_uj).unwrap_or(i64::MAX), emitted_ug]);
+        for (share, Sum { shown: (energy_uj, emitted_ug), .. }) in SHARES.iter().zip(&self.0) {
+            rows.push(&[(*share).to_owned()], &[*energy_uj, *emitted_ug]);
         }
         rows
     }
@@ -70,33 +99,26 @@ pub(super) fn factor_rows(factor: &Factor) -> Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use met_core::job::QualityKind;
 
     #[test]
     fn windows_add_up_by_share_and_by_the_factor_that_held() {
-        let window = EnergyWindow {
-            begin_ns: 0,
-            end_ns: 1,
-            meter: "RAPL".to_owned(),
-            kind: QualityKind::Measured,
-            whole_uj: 6_000_000,
-            jobs_uj: 3_600_000,
-            system_uj: 400_000,
-            idle_uj: 2_000_000,
-            cards_uj: 0,
-            idle_estimated: false,
-        };
+        let window = [3_600_000, 400_000, 1_500_000, 500_000];
         let factor = |mg_per_kwh| Factor { mg_per_kwh, source: "configured".to_owned(), since_ns: 0 };
         let mut used = Used::default();
-        used.add(&window, &factor(100_000), 1.5);
+        used.add(window, &factor(100_000), 1.5);
         // 3.6 J at 100 g/kWh are 100 µg, and the building has half of it again.
         assert_eq!(used.rows().iter().next().unwrap().1, &[3_600_000, 150][..]);
-        used.add(&window, &factor(200_000), 1.1);
+        used.add(window, &factor(200_000), 1.1);
         let rows = used.rows();
         let jobs = rows.iter().next().unwrap();
         // Twice as much of a better building, and what was before stays.
         assert_eq!((jobs.0[0].as_str(), jobs.1), ("jobs", &[7_200_000, 370][..]));
         let sum: i64 = rows.iter().map(|(_, cells)| cells[0]).sum();
-        assert_eq!(sum as u64, 2 * window.whole_uj);
+        assert_eq!(sum, 2 * 6_000_000);
+        // What turns out to be idle takes nothing off a counter, which goes on when it is reached again.
+        used.add([-1_000_000, 0, 1_000_000, 0], &factor(200_000), 1.1);
+        assert_eq!(used.rows().iter().next().unwrap().1, &[7_200_000, 370][..]);
+        used.add([1_000_001, 0, 0, 0], &factor(200_000), 1.1);
+        assert_eq!(used.rows().iter().next().unwrap().1[0], 7_200_001);
     }
 }

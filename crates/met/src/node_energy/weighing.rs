@@ -22,7 +22,7 @@ pub(super) struct Job {
     cpu_ns: Option<i64>,
     /// CPU time that it was seen to use, nested jobs included.
     seen_ns: u64,
-    weighed_ns: i64,
+    pub(super) weighed_ns: i64,
     pub(super) outer: Option<u32>,
     /// CPU time of nested jobs that ended: this job's next reading has it, too.
     pub(super) settled_inside_ns: u64,
@@ -34,9 +34,12 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(record: &Record, charged: Charged, now_ns: i64) -> Job {
+    /// `looked_ns` is when anybody last looked at the machine, if that is followed.
+    pub(super) fn new(record: &Record, charged: Charged, now_ns: i64, looked_ns: Option<i64>) -> Job {
         let age_ns = record.start_ns.map(|start_ns| clock::realtime_ns() - start_ns);
-        let is_young = age_ns.is_some_and(|age_ns| (0..YOUNG_NS).contains(&age_ns));
+        // It began in the window that is open, or nobody has looked since it did.
+        let young_ns = looked_ns.map_or(YOUNG_NS, |looked_ns| YOUNG_NS.max(now_ns - looked_ns));
+        let is_young = age_ns.is_some_and(|age_ns| (0..young_ns).contains(&age_ns));
         let is_attached = record.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
         Job {
             key: record.key.clone(),

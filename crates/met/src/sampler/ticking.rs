@@ -101,7 +101,6 @@ impl Sampler {
                     since_uj => since_uj + before_uj,
                 };
             }
-            self.energy.see_cards(slot, cells);
             self.energy.fill(slot, cells);
             job.hold_counters(cells);
             let time_ms = (now_ns + job.unix_offset_ns) / 1_000_000;

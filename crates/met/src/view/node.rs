@@ -61,13 +61,17 @@ pub fn energy(window: &EnergyWindow, style: &Style) -> String {
         _ => "",
     };
     let idle_sign = if window.idle_estimated { "~" } else { "" };
-    let watts = |energy_uj: u64| units::watts(window.watts(energy_uj));
+    let watts = |energy_uj: i64| units::watts(window.watts(energy_uj));
     let cards = match window.cards_uj {
         0 => String::new(),
         cards_uj => format!(", of it cards {}", watts(cards_uj)),
     };
+    let unassigned = match window.unassigned_uj {
+        0 => String::new(),
+        unassigned_uj => format!("   unassigned {}", watts(unassigned_uj)),
+    };
     let line = format!(
-        "{} in all{cards}   jobs {}   system {}   idle {}   ({}, {})",
+        "{} in all{cards}   jobs {}   system {}   idle {}{unassigned}   ({}, {})",
         units::marked(sign, &watts(window.whole_uj)),
         watts(window.jobs_uj),
         watts(window.system_uj),
@@ -511,6 +515,7 @@ mod tests {
             jobs_uj: 1_000_000_000,
             system_uj: 50_000_000,
             idle_uj: 950_000_000,
+            unassigned_uj: 0,
             cards_uj: 0,
             idle_estimated: false,
         };
@@ -527,6 +532,11 @@ mod tests {
                          idle 95.0 W   (10s, IPMI)
         "#]]
         .assert_eq(&energy(&with_cards, &Style { width: Some(80), ..Style::plain() }));
+        let gap = EnergyWindow { unassigned_uj: 500_000_000, idle_uj: 450_000_000, ..window.clone() };
+        expect![[r#"
+            Energy       200 W in all   jobs 100 W   system 5.00 W   idle 45.0 W   unassigned 50.0 W   (10s, IPMI)
+        "#]]
+        .assert_eq(&energy(&gap, &Style::plain()));
         let doubtful = EnergyWindow { kind: QualityKind::LowerBound, idle_estimated: true, ..window };
         expect![[r#"
             Energy       ≥200 W in all   jobs 100 W   system 5.00 W   idle ~95.0 W   (10s, IPMI)

@@ -219,6 +219,7 @@ mod tests {
             sources: vec![hung.clone(), failed.clone()],
             schedulers: Vec::new(),
             discovery: None,
+            ledger: None,
             idle: Vec::new(),
             forward: None,
         };
