@@ -62,9 +62,10 @@ def listed(result):
 
 
 def with_daemon(world):
-    """From now on a daemon answers; it has a job of its own."""
-    world.met("run", "--", "sleep", "600").ok()
-    return world.daemon_pid()
+    """From now on a daemon answers; the job that it has."""
+    job = world.run("sleep", "600")
+    world.daemon_pid()
+    return job
 
 
 @each(from_files=(False,), from_a_daemon=(True,))
@@ -72,7 +73,7 @@ def all_jobs_that_share_a_start_are_listed(world, daemon):
     store = one_job(world)
     add_jobs(store, range(1000, 1000 + MANY))
     if daemon:
-        with_daemon(world)
+        job = with_daemon(world)
     try:
         ids = listed(world.met("list", "--json"))
         equal(len([id for id in ids if int(id) >= 1000]), MANY, "jobs of one instant")
@@ -80,7 +81,7 @@ def all_jobs_that_share_a_start_are_listed(world, daemon):
         equal(len(listed(world.met("list", "--json", "--state", "finished"))), MANY + 1, "finished jobs")
     finally:
         if daemon:
-            world.met("cancel", "@last").ok()
+            world.met("cancel", job).ok()
 
 
 @test
@@ -98,11 +99,11 @@ def all_jobs_that_share_a_start_are_listed_by_a_server(world):
 def three_hundred_large_records_are_listed(world):
     store = one_job(world)
     add_jobs(store, range(1000, 1300), change=lambda record: record.update(command=["x" * 250_000]))
-    with_daemon(world)
+    job = with_daemon(world)
     try:
         equal(len(listed(world.met("list", "--json"))), 302, "jobs")
     finally:
-        world.met("cancel", "@last").ok()
+        world.met("cancel", job).ok()
 
 
 @test
@@ -167,7 +168,7 @@ def one_damaged_record_hides_no_other(world, daemon):
     equal(len(ids), 5, "jobs")
     damage(store, ids[2])
     if daemon:
-        with_daemon(world)
+        job = with_daemon(world)
     try:
         result = world.met("list", "--json")
         equal(set(ids) - set(listed(result)), {ids[2]}, "jobs that are missing")
@@ -182,13 +183,13 @@ def one_damaged_record_hides_no_other(world, daemon):
         check("damaged" not in world.met("list", "--json").ok().err, "it is said no more")
     finally:
         if daemon:
-            world.met("cancel", "@last").ok()
+            world.met("cancel", job).ok()
 
 
 @test
 def doctor_finds_damage_in_a_store_that_is_in_use(world):
     store = one_job(world)
-    with_daemon(world)
+    job = with_daemon(world)
     try:
         check("is damaged" not in world.met("doctor").out, "nothing is wrong yet")
         database = sqlite3.connect(store, timeout=30)
@@ -200,4 +201,4 @@ def doctor_finds_damage_in_a_store_that_is_in_use(world):
         result = world.met("list", "--json")
         check("1" not in listed(result) and "damaged" in result.err, f"not reported: {result.err!r}")
     finally:
-        world.met("cancel", "@last").ok()
+        world.met("cancel", job).ok()

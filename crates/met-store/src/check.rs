@@ -40,10 +40,12 @@ pub fn check(state: &Path) -> Result<Option<Checked>, StoreError> {
     }
 }
 
+type Part = fn(&dyn Sql, &mut Checked) -> Result<(), StoreError>;
+
 /// Looks through all of it. What cannot be read is a problem, not an error.
 pub(crate) fn look(sql: &dyn Sql) -> Result<Checked, StoreError> {
     let mut checked = Checked::default();
-    let parts: [fn(&dyn Sql, &mut Checked) -> Result<(), StoreError>; 3] = [integrity, changes, records];
+    let parts: [Part; 3] = [integrity, changes, records];
     for part in parts {
         match part(sql, &mut checked) {
             Err(StoreError::Damaged { what, .. }) => checked.problems.push(what),

@@ -1,7 +1,7 @@
 //! Questions to the store. Database and inbox are answered from as one.
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
@@ -358,7 +358,9 @@ impl Queries {
         let path = self.catalogue_path();
         let found = salvage::scan(&path).map_err(StoreError::io(&path))?;
         let mut noted = self.noted.borrow_mut();
-        noted.note(&format!("the file {} ({error})", path.display()));
+        if found.lost.is_empty() && found.incomplete.is_empty() && !self.met_damage() {
+            noted.note(&format!("parts of {error}"));
+        }
         found.lost.iter().chain(&found.incomplete).for_each(|name| noted.note(name));
         Ok(found.records)
     }
@@ -366,11 +368,10 @@ impl Queries {
     /// What could not be read since this was last asked: jobs by their ids, or parts of the store. They are missing from
     /// the answers.
     pub fn take_unreadable(&self) -> Vec<String> {
-        let mut names = self.noted.borrow_mut().take();
-        if let Some(catalogue) = self.catalogue.get() {
-            names.extend(catalogue.noted().borrow_mut().take());
-        }
-        names
+        let own = self.noted.borrow_mut().take();
+        let met = self.catalogue.get().map(|catalogue| catalogue.noted().borrow_mut().take());
+        let names: BTreeSet<String> = own.into_iter().chain(met.into_iter().flatten()).collect();
+        names.into_iter().collect()
     }
 
     /// What became of a damaged store whose file was kept; nothing once that file is removed.

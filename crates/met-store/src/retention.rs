@@ -299,7 +299,7 @@ impl Writer {
             std::iter::once(before_ns.into()).chain(owner.map(Value::Text)).collect();
         self.in_catalogue(|sql| {
             let mut gone = sql::all(sql, &statement, &values, |row| Ok((row.get(6).integer()?, gone(row)?)))?;
-            gone.sort_by(|(one, _), (other, _)| one.cmp(other));
+            gone.sort_by_key(|(sort_ns, _)| *sort_ns);
             let gone: Vec<Gone> = gone.into_iter().map(|(_, gone)| gone).collect();
             let keys: Vec<JobKey> = gone.iter().map(|gone| gone.key.clone()).collect();
             goes(&keys)?;

@@ -146,7 +146,8 @@ fn after_damage(damage: impl FnOnce(&Path)) -> (TempDir, Writer) {
 fn what_is_whole_of_a_damaged_database_is_in_a_new_one_and_the_old_one_is_kept() {
     let overwrite =
         |path: &Path, bytes: &[u8], at: u64| inbox::create(path).unwrap().write_all_at(bytes, at).unwrap();
-    let damages: [(&dyn Fn(&Path), std::ops::RangeInclusive<usize>); 4] = [
+    type Damage<'d> = (&'d dyn Fn(&Path), std::ops::RangeInclusive<usize>);
+    let damages: [Damage<'_>; 4] = [
         (
             &|path| {
                 fs::write(path, b"this is no database, and it is longer than a header needs to be").unwrap()
