@@ -125,7 +125,7 @@ def a_record_without_bounds_is_cut_and_says_so(world):
 
 
 @test
-def who_fills_the_store_loses_his_own_jobs(world):
+def a_user_who_fills_the_store_loses_their_own_jobs(world):
     world.configure("storage:\n  max_size: 3MB\n")
     store = one_job(world)
     # The oldest of all are the other one's.
@@ -137,13 +137,13 @@ def who_fills_the_store_loses_his_own_jobs(world):
     with open(world.path("log"), "wb") as log:
         daemon = world.spawn("daemon", "--user", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        line = "retention removed of mallory: "
+        line = "retention: user mallory: removed "
         eventually(lambda: line in world.read("log").decode(), "what was removed is logged")
         ids = [int(id) for id in listed(world.met("list", "--json"))]
         equal(len([id for id in ids if 100 <= id < 140]), 40, "jobs of who has few")
         kept = sorted(id for id in ids if id >= 1000)
         check(0 < len(kept) < 200 and kept == list(range(kept[0], 1400)), f"the oldest went: {kept[:3]}")
-        equal(world.read("log").decode().count("retention removed of"), 1, "lines for one user and run")
+        equal(world.read("log").decode().count("retention: "), 1, "lines for one user and run")
     finally:
         daemon.terminate()
         daemon.wait()
@@ -197,7 +197,7 @@ def doctor_finds_damage_in_a_store_that_is_in_use(world):
             database.execute("UPDATE job SET detail = replace(detail, 'true', 'TRUE') WHERE id = '1'")
         database.close()
         said = world.met("doctor").out
-        check("store.db is damaged" in said and "record is damaged" in said and "met list" in said, said)
+        check("store.db is damaged" in said and "record checksum mismatch" in said and "met list" in said, said)
         result = world.met("list", "--json")
         check("1" not in listed(result) and "damaged" in result.err, f"not reported: {result.err!r}")
     finally:

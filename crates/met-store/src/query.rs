@@ -272,7 +272,7 @@ impl Queries {
             Err(error @ StoreError::Damaged { .. }) => self.page_of_rest(filter, error)?,
             // A damaged index hides rows that are whole.
             Ok(_) if self.met_damage() => {
-                let what = "rows do not fit their checksums".to_owned();
+                let what = "row checksum mismatch".to_owned();
                 self.page_of_rest(filter, StoreError::Damaged { path: self.catalogue_path(), what })?
             }
             stored => stored?,
@@ -285,7 +285,7 @@ impl Queries {
         let count = jobs.len();
         jobs.dedup_by(|later, earlier| later.key == earlier.key);
         if jobs.len() < count {
-            self.noted.borrow_mut().note("an index (it names a job twice)");
+            self.noted.borrow_mut().note("an index that lists a job twice");
         }
         if let Some(limit) = filter.limit.filter(|&limit| limit < jobs.len()) {
             jobs.truncate(limit);
@@ -318,7 +318,7 @@ impl Queries {
                 return Ok(page);
             }
             if rows > 0 {
-                let unordered = || catalogue.damaged("a row has no place in the list");
+                let unordered = || catalogue.damaged("row has unreadable sort keys");
                 page.next = Some(selected.last.ok_or_else(unordered)?);
             }
             if page.jobs.len() >= limit || filter.max_bytes.is_none_or(|max_bytes| bytes >= max_bytes) {
