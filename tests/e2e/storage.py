@@ -62,9 +62,10 @@ def listed(result):
 
 
 def with_daemon(world):
-    """From now on a daemon answers; it has a job of its own."""
-    world.met("run", "--", "sleep", "600").ok()
-    return world.daemon_pid()
+    """From now on a daemon answers; the job that it has."""
+    job = world.run("sleep", "600")
+    world.daemon_pid()
+    return job
 
 
 @each(from_files=(False,), from_a_daemon=(True,))
@@ -72,7 +73,7 @@ def all_jobs_that_share_a_start_are_listed(world, daemon):
     store = one_job(world)
     add_jobs(store, range(1000, 1000 + MANY))
     if daemon:
-        with_daemon(world)
+        job = with_daemon(world)
     try:
         ids = listed(world.met("list", "--json"))
         equal(len([id for id in ids if int(id) >= 1000]), MANY, "jobs of one instant")
@@ -80,7 +81,7 @@ def all_jobs_that_share_a_start_are_listed(world, daemon):
         equal(len(listed(world.met("list", "--json", "--state", "finished"))), MANY + 1, "finished jobs")
     finally:
         if daemon:
-            world.met("cancel", "@last").ok()
+            world.met("cancel", job).ok()
 
 
 @test
@@ -98,11 +99,11 @@ def all_jobs_that_share_a_start_are_listed_by_a_server(world):
 def three_hundred_large_records_are_listed(world):
     store = one_job(world)
     add_jobs(store, range(1000, 1300), change=lambda record: record.update(command=["x" * 250_000]))
-    with_daemon(world)
+    job = with_daemon(world)
     try:
         equal(len(listed(world.met("list", "--json"))), 302, "jobs")
     finally:
-        world.met("cancel", "@last").ok()
+        world.met("cancel", job).ok()
 
 
 @test
@@ -124,7 +125,7 @@ def a_record_without_bounds_is_cut_and_says_so(world):
 
 
 @test
-def who_fills_the_store_loses_his_own_jobs(world):
+def a_user_who_fills_the_store_loses_their_own_jobs(world):
     world.configure("storage:\n  max_size: 3MB\n")
     store = one_job(world)
     # The oldest of all are the other one's.
@@ -136,13 +137,13 @@ def who_fills_the_store_loses_his_own_jobs(world):
     with open(world.path("log"), "wb") as log:
         daemon = world.spawn("daemon", "--user", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        line = "retention removed of mallory: "
+        line = "retention: user mallory: removed "
         eventually(lambda: line in world.read("log").decode(), "what was removed is logged")
         ids = [int(id) for id in listed(world.met("list", "--json"))]
         equal(len([id for id in ids if 100 <= id < 140]), 40, "jobs of who has few")
         kept = sorted(id for id in ids if id >= 1000)
         check(0 < len(kept) < 200 and kept == list(range(kept[0], 1400)), f"the oldest went: {kept[:3]}")
-        equal(world.read("log").decode().count("retention removed of"), 1, "lines for one user and run")
+        equal(world.read("log").decode().count("retention: "), 1, "lines for one user and run")
     finally:
         daemon.terminate()
         daemon.wait()
@@ -167,7 +168,7 @@ def one_damaged_record_hides_no_other(world, daemon):
     equal(len(ids), 5, "jobs")
     damage(store, ids[2])
     if daemon:
-        with_daemon(world)
+        job = with_daemon(world)
     try:
         result = world.met("list", "--json")
         equal(set(ids) - set(listed(result)), {ids[2]}, "jobs that are missing")
@@ -182,13 +183,13 @@ def one_damaged_record_hides_no_other(world, daemon):
         check("damaged" not in world.met("list", "--json").ok().err, "it is said no more")
     finally:
         if daemon:
-            world.met("cancel", "@last").ok()
+            world.met("cancel", job).ok()
 
 
 @test
 def doctor_finds_damage_in_a_store_that_is_in_use(world):
     store = one_job(world)
-    with_daemon(world)
+    job = with_daemon(world)
     try:
         check("is damaged" not in world.met("doctor").out, "nothing is wrong yet")
         database = sqlite3.connect(store, timeout=30)
@@ -196,8 +197,8 @@ def doctor_finds_damage_in_a_store_that_is_in_use(world):
             database.execute("UPDATE job SET detail = replace(detail, 'true', 'TRUE') WHERE id = '1'")
         database.close()
         said = world.met("doctor").out
-        check("store.db is damaged" in said and "record is damaged" in said and "met list" in said, said)
+        check("store.db is damaged" in said and "record checksum mismatch" in said and "met list" in said, said)
         result = world.met("list", "--json")
         check("1" not in listed(result) and "damaged" in result.err, f"not reported: {result.err!r}")
     finally:
-        world.met("cancel", "@last").ok()
+        world.met("cancel", job).ok()

@@ -40,10 +40,12 @@ pub fn check(state: &Path) -> Result<Option<Checked>, StoreError> {
     }
 }
 
+type Part = fn(&dyn Sql, &mut Checked) -> Result<(), StoreError>;
+
 /// Looks through all of it. What cannot be read is a problem, not an error.
 pub(crate) fn look(sql: &dyn Sql) -> Result<Checked, StoreError> {
     let mut checked = Checked::default();
-    let parts: [fn(&dyn Sql, &mut Checked) -> Result<(), StoreError>; 3] = [integrity, changes, records];
+    let parts: [Part; 3] = [integrity, changes, records];
     for part in parts {
         match part(sql, &mut checked) {
             Err(StoreError::Damaged { what, .. }) => checked.problems.push(what),
@@ -71,7 +73,7 @@ fn changes(sql: &dyn Sql, checked: &mut Checked) -> Result<(), StoreError> {
     let highest = sql::first(sql, "SELECT max(changed) FROM job", &[], |row| Ok(row.get(0).integer().ok()))?;
     let (rows, last) = counts.unwrap_or((0, None));
     if rows != 1 || last < highest.flatten() {
-        checked.problems.push("the number of the last change is wrong".to_owned());
+        checked.problems.push("change counter is wrong".to_owned());
     }
     Ok(())
 }
@@ -79,7 +81,7 @@ fn changes(sql: &dyn Sql, checked: &mut Checked) -> Result<(), StoreError> {
 fn records(sql: &dyn Sql, checked: &mut Checked) -> Result<(), StoreError> {
     let names = reading::names(sql)?;
     for (key, _) in names.iter().filter(|(_, name)| name.is_none()) {
-        checked.problems.push(format!("the name {key} of figures is damaged"));
+        checked.problems.push(format!("term {key}: checksum mismatch"));
     }
     let tallies = tallies(sql)?;
     let version = sql.version()?;
@@ -100,9 +102,9 @@ fn records(sql: &dyn Sql, checked: &mut Checked) -> Result<(), StoreError> {
             }
             let name = || reading::name_of(row);
             if !reading::is_as_written(row) {
-                checked.problems.push(format!("job {}: its record is damaged", name()));
+                checked.problems.push(format!("job {}: record checksum mismatch", name()));
             } else if differs(totals, tally.totals) || differs(summaries, tally.summaries) {
-                checked.problems.push(format!("job {}: its figures are damaged", name()));
+                checked.problems.push(format!("job {}: totals checksum mismatch", name()));
             }
             Ok(())
         })?;

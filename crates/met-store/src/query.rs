@@ -1,7 +1,7 @@
 //! Questions to the store. Database and inbox are answered from as one.
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
@@ -290,7 +290,7 @@ impl Queries {
             Err(error @ StoreError::Damaged { .. }) => self.page_of_rest(filter, error)?,
             // A damaged index hides rows that are whole.
             Ok(_) if self.met_damage() => {
-                let what = "rows do not fit their checksums".to_owned();
+                let what = "row checksum mismatch".to_owned();
                 self.page_of_rest(filter, StoreError::Damaged { path: self.catalogue_path(), what })?
             }
             stored => stored?,
@@ -303,7 +303,7 @@ impl Queries {
         let count = jobs.len();
         jobs.dedup_by(|later, earlier| later.key == earlier.key);
         if jobs.len() < count {
-            self.noted.borrow_mut().note("an index (it names a job twice)");
+            self.noted.borrow_mut().note("an index that lists a job twice");
         }
         if let Some(limit) = filter.limit.filter(|&limit| limit < jobs.len()) {
             jobs.truncate(limit);
@@ -336,7 +336,7 @@ impl Queries {
                 return Ok(page);
             }
             if rows > 0 {
-                let unordered = || catalogue.damaged("a row has no place in the list");
+                let unordered = || catalogue.damaged("row has unreadable sort keys");
                 page.next = Some(selected.last.ok_or_else(unordered)?);
             }
             if page.jobs.len() >= limit || filter.max_bytes.is_none_or(|max_bytes| bytes >= max_bytes) {
@@ -376,7 +376,9 @@ impl Queries {
         let path = self.catalogue_path();
         let found = salvage::scan(&path).map_err(StoreError::io(&path))?;
         let mut noted = self.noted.borrow_mut();
-        noted.note(&format!("the file {} ({error})", path.display()));
+        if found.lost.is_empty() && found.incomplete.is_empty() && !self.met_damage() {
+            noted.note(&format!("parts of {error}"));
+        }
         found.lost.iter().chain(&found.incomplete).for_each(|name| noted.note(name));
         Ok(found.records)
     }
@@ -384,11 +386,10 @@ impl Queries {
     /// What could not be read since this was last asked: jobs by their ids, or parts of the store. They are missing from
     /// the answers.
     pub fn take_unreadable(&self) -> Vec<String> {
-        let mut names = self.noted.borrow_mut().take();
-        if let Some(catalogue) = self.catalogue.get() {
-            names.extend(catalogue.noted().borrow_mut().take());
-        }
-        names
+        let own = self.noted.borrow_mut().take();
+        let met = self.catalogue.get().map(|catalogue| catalogue.noted().borrow_mut().take());
+        let names: BTreeSet<String> = own.into_iter().chain(met.into_iter().flatten()).collect();
+        names.into_iter().collect()
     }
 
     /// What became of a damaged store whose file was kept; nothing once that file is removed.

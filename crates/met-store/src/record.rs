@@ -219,7 +219,7 @@ fn write_row(sql: &dyn Sql, record: &Record, figures: Option<&Figures>) -> Resul
 fn next_change(sql: &dyn Sql) -> Result<i64> {
     let next = "UPDATE change SET last = last + 1 RETURNING last";
     sql::first(sql, next, &[], |row| row.get(0).integer())?
-        .ok_or_else(|| sql.damaged("the table of changes is empty"))
+        .ok_or_else(|| sql.damaged("change counter is missing"))
 }
 
 /// The totals and summaries of a record, as they are written.

@@ -1,5 +1,5 @@
-//! What is removed when it is old, or when the store is larger than it may be. A user who needs more than a fair share
-//! loses his own oldest samples and jobs, never those of others.
+//! Retention by age and by size. When the store is too large, users above their fair share lose their own oldest samples
+//! and jobs; users below it lose nothing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,7 +22,7 @@ const SUM_CHUNK: usize = 5_000;
 const SUMMED: &str = "summed";
 /// How often the sizes are measured again: what is estimated is not what a file gives back.
 const ROUNDS_MAX: usize = 8;
-/// Whose a job is: his name, or his number where he has none. A device or a machine is nobody's.
+/// The owner of a job: the user's name, or the uid if there is none. Series of devices and nodes have no owner.
 const OWNER: &str = "coalesce(\"user\", CAST(uid AS TEXT), '')";
 
 /// How long and how much to keep.
@@ -37,7 +37,7 @@ pub struct Retention {
 pub struct Retained {
     pub jobs_removed: u64,
     pub days_removed: u64,
-    /// The same by the users whose it was; the empty name is that of the machine itself.
+    /// The same per user; the empty name stands for series of devices and nodes.
     pub of_users: BTreeMap<String, Removed>,
 }
 
@@ -58,14 +58,14 @@ impl Retained {
     pub fn lines(&self) -> Vec<String> {
         let line = |(user, removed): (&String, &Removed)| {
             let Removed { jobs, first, last, series, bytes } = removed;
-            let whose = if user.is_empty() { "nobody (the machine itself)" } else { user };
+            let whose = if user.is_empty() { "no user".to_owned() } else { format!("user {user}") };
             let which = match jobs {
                 0 => String::new(),
                 1 => format!(" ({first})"),
                 _ => format!(" ({first} to {last})"),
             };
             format!(
-                "retention removed of {whose}: {jobs} jobs{which}, {series} series of a day, about {bytes} bytes"
+                "retention: {whose}: removed {jobs} jobs{which} and {series} daily series, about {bytes} bytes"
             )
         };
         self.of_users.iter().map(line).collect()
@@ -88,7 +88,7 @@ impl Retained {
     }
 }
 
-/// Who is told which jobs go.
+/// Called with the jobs that are about to be removed.
 pub type Goes<'g> = &'g mut dyn FnMut(&[JobKey]) -> Result<(), StoreError>;
 
 /// A job that was removed.
@@ -98,7 +98,7 @@ struct Gone {
     bytes: u64,
 }
 
-/// The most that each may have so that all together have at most `total`: who needs less leaves the rest to others.
+/// The largest share so that all users together stay within `total`; what small users do not need goes to the others.
 fn fair_share(mut needs: Vec<u64>, total: u64) -> u64 {
     needs.sort_unstable();
     let mut left = total;
@@ -113,12 +113,12 @@ fn fair_share(mut needs: Vec<u64>, total: u64) -> u64 {
 }
 
 impl Writer {
-    /// Removes what is too old, then what is too much, of those who have most. Jobs that live stay.
+    /// Removes what is too old, then what users have above their fair share. Running jobs stay.
     pub fn retain(&mut self, retention: &Retention, now_ns: i64) -> Result<Retained, StoreError> {
         self.retain_telling(retention, now_ns, &mut |_| Ok(()))
     }
 
-    /// As [`Writer::retain`], and tells which jobs go, some at a time, before they do: those of which that fails stay.
+    /// As [`Writer::retain`], with a callback before each removal; if it fails, those jobs stay.
     pub fn retain_telling(
         &mut self,
         retention: &Retention,
@@ -156,7 +156,7 @@ impl Writer {
         Ok(retained)
     }
 
-    /// Keeps at most so many jobs that have ended: whoever has more than a fair share loses his oldest.
+    /// Keeps at most so many ended jobs; users above their fair share lose their oldest.
     pub fn retain_count(&mut self, jobs_max: u64) -> Result<Retained, StoreError> {
         let mut retained = Retained::default();
         let statement =
@@ -229,7 +229,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Removes the oldest samples of those who have too much, but none of today.
+    /// Removes the oldest samples of users with a surplus, but none of today.
     fn remove_samples(
         &mut self,
         series: &[OwnedSeries],
@@ -299,7 +299,7 @@ impl Writer {
             std::iter::once(before_ns.into()).chain(owner.map(Value::Text)).collect();
         self.in_catalogue(|sql| {
             let mut gone = sql::all(sql, &statement, &values, |row| Ok((row.get(6).integer()?, gone(row)?)))?;
-            gone.sort_by(|(one, _), (other, _)| one.cmp(other));
+            gone.sort_by_key(|(sort_ns, _)| *sort_ns);
             let gone: Vec<Gone> = gone.into_iter().map(|(_, gone)| gone).collect();
             let keys: Vec<JobKey> = gone.iter().map(|gone| gone.key.clone()).collect();
             goes(&keys)?;
@@ -311,7 +311,7 @@ impl Writer {
         self.queries.catalogue.get().map_or(Ok(None), |sql| sql.bytes())
     }
 
-    /// Who needs how much.
+    /// What each user needs.
     fn sizes(&self) -> Result<Sizes, StoreError> {
         let mut sizes = Sizes::default();
         let Some(sql) = self.queries.catalogue.get() else { return Ok(sizes) };
@@ -412,7 +412,7 @@ fn gone(row: &dyn Row) -> Result<Gone, Mismatch> {
     Ok(Gone { key, owner: text(4)?, bytes: row.get(5).integer()?.max(0) as u64 })
 }
 
-/// Whose a series is. On a server those of a node's part are under the node's name.
+/// The owner of a series. On a server the series of a node's part have the node's name in their key.
 fn owner_of(sql: &dyn Sql, key: &JobKey, known: &mut HashMap<JobKey, String>) -> Result<String, StoreError> {
     if let Some(owner) = known.get(key) {
         return Ok(owner.clone());
@@ -432,7 +432,7 @@ mod tests {
     use super::fair_share;
 
     #[test]
-    fn who_needs_less_leaves_the_rest_to_others() {
+    fn what_small_users_do_not_need_goes_to_the_others() {
         assert_eq!(fair_share(vec![10, 20, 1000], 100), 70);
         assert_eq!(fair_share(vec![50, 50], 100), u64::MAX);
         assert_eq!(fair_share(vec![60, 60], 100), 50);

@@ -50,17 +50,16 @@ pub struct Salvage {
 impl Salvage {
     /// In a sentence, for logs and screens.
     pub fn sentence(&self) -> String {
-        let list = |names: &[String]| names.join(", ");
         let lost = match self.lost.is_empty() {
             true => "no job is known to be lost".to_owned(),
-            false => format!("{} lost: {}", self.lost.len(), list(&self.lost)),
+            false => format!("{} lost: {}", self.lost.len(), self.lost.join(", ")),
         };
         let incomplete = match self.incomplete.is_empty() {
             true => String::new(),
-            false => format!("; incomplete: {}", list(&self.incomplete)),
+            false => format!("; unreadable parts: {}", self.incomplete.join(", ")),
         };
         format!(
-            "the store was damaged ({}); {} jobs were recovered, {lost}{incomplete}; the damaged file is {}, remove \
+            "the store was damaged ({}): {} jobs recovered, {lost}{incomplete}; the damaged file is kept as {}, remove \
              it when it is no longer needed",
             self.why,
             self.recovered,

@@ -116,7 +116,7 @@ fn forbidden(path: &Path, error: rusqlite::Error) -> StoreError {
     match refused && is_writable(path) && path.parent().is_some_and(is_writable) {
         true => StoreError::Damaged {
             path: path.to_path_buf(),
-            what: "its header forbids to write it".to_owned(),
+            what: "header marks the file read-only".to_owned(),
         },
         false => StoreError::database(path)(error),
     }
@@ -153,7 +153,7 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
             let tables: i64 = connection
                 .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
                 .map_err(database)?;
-            let what = "its header has lost the version".to_owned();
+            let what = "header has lost the schema version".to_owned();
             return match tables {
                 0 => Ok(None),
                 _ => Err(StoreError::Damaged { path: path.to_path_buf(), what }),
@@ -177,7 +177,7 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
         let twin = connection.query_row("SELECT value FROM meta WHERE name = 'schema'", [], |row| row.get(0));
         let twin = twin.ok().and_then(|text: String| text.parse::<i64>().ok());
         if let Some(twin) = twin.filter(|&twin| twin != found) {
-            let what = format!("its header says version {found}, its content {twin}");
+            let what = format!("header says schema {found}, content says {twin}");
             return Err(StoreError::Damaged { path: path.to_path_buf(), what });
         }
     }

@@ -313,7 +313,8 @@ fn take_lock(path: &Path) -> Result<File, StoreError> {
 
 fn open_or_salvage(path: &Path, exclusive: bool) -> Result<(Sqlite, Option<Salvage>), StoreError> {
     salvage::take_over(path)?;
-    let opened = match open_checked(path, exclusive, is_check_due(path)) {
+    let left_open = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    let opened = match open_checked(path, exclusive, left_open || is_check_due(path)) {
         Err(StoreError::Damaged { what, .. }) => {
             let salvage = salvage::replace(path, &what)?;
             (open_checked(path, exclusive, false)?, Some(salvage))
@@ -355,13 +356,11 @@ fn look(sql: &dyn Sql, path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Whether all of it is to be looked through: it was left open, damage was met, it takes a moment only, or it was not
-/// done for a day.
+/// Whether all of it is to be looked through: damage was met, it takes a moment only, or it was not done for a day.
 pub(crate) fn is_check_due(path: &Path) -> bool {
-    let left_open = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
     let checked = fs::metadata(beside(path, CHECKED)).and_then(|mark| mark.modified()).ok();
     let age = checked.and_then(|checked| checked.elapsed().ok());
-    left_open || beside(path, SUSPECT).exists() || is_small(path) || age.is_none_or(|age| age > CHECK_EVERY)
+    beside(path, SUSPECT).exists() || is_small(path) || age.is_none_or(|age| age > CHECK_EVERY)
 }
 
 fn is_small(path: &Path) -> bool {

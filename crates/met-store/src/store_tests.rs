@@ -86,7 +86,7 @@ fn old_jobs_and_days_go_and_live_jobs_stay() {
     let retained = writer.retain(&by_age, now_ns).unwrap();
     assert_eq!(
         retained.lines(),
-        ["retention removed of ada: 3 jobs (1 to 3), 0 series of a day, about 4608 bytes"]
+        ["retention: user ada: removed 3 jobs (1 to 3) and 0 daily series, about 4608 bytes"]
     );
     assert_eq!(removed(retained), (3, 2));
     assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["5", "4", "9"]);
@@ -146,7 +146,8 @@ fn after_damage(damage: impl FnOnce(&Path)) -> (TempDir, Writer) {
 fn what_is_whole_of_a_damaged_database_is_in_a_new_one_and_the_old_one_is_kept() {
     let overwrite =
         |path: &Path, bytes: &[u8], at: u64| inbox::create(path).unwrap().write_all_at(bytes, at).unwrap();
-    let damages: [(&dyn Fn(&Path), std::ops::RangeInclusive<usize>); 4] = [
+    type Damage<'d> = (&'d dyn Fn(&Path), std::ops::RangeInclusive<usize>);
+    let damages: [Damage<'_>; 4] = [
         (
             &|path| {
                 fs::write(path, b"this is no database, and it is longer than a header needs to be").unwrap()
@@ -226,7 +227,7 @@ fn rows_of_an_earlier_version_get_their_checksums_in_time() {
     assert_eq!(unsummed(), 0);
     assert_eq!(crate::check(state.path()).unwrap().unwrap().problems, Vec::<String>::new());
     database.execute("UPDATE total SET value = value + 1 WHERE job = 2", []).unwrap();
-    assert_eq!(crate::check(state.path()).unwrap().unwrap().problems, ["job 2: its figures are damaged"]);
+    assert_eq!(crate::check(state.path()).unwrap().unwrap().problems, ["job 2: totals checksum mismatch"]);
     let reader = Reader::open(state.path()).unwrap();
     let jobs = reader.jobs(&Filter::default()).unwrap();
     assert_eq!((jobs.len(), jobs[0].totals.get(CPU), jobs[1].totals.get(CPU)), (2, None, Some(42)));
@@ -239,7 +240,7 @@ fn of_user(id: u64, user: &str, start_s: i64, bytes: usize) -> Record {
 }
 
 #[test]
-fn who_has_more_than_a_fair_share_loses_his_own_oldest() {
+fn a_user_above_the_fair_share_loses_their_own_oldest() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
     let mut records: Vec<Record> =
@@ -256,12 +257,15 @@ fn who_has_more_than_a_fair_share_loses_his_own_oldest() {
     assert_eq!(his[0].key.id, "500");
     assert_eq!(retained.of_users.keys().collect::<Vec<_>>(), ["mallory"]);
     let [line] = &retained.lines()[..] else { panic!("one line") };
-    assert!(line.starts_with("retention removed of mallory: ") && line.contains(" jobs (101 to "), "{line}");
+    assert!(
+        line.starts_with("retention: user mallory: removed ") && line.contains(" jobs (101 to "),
+        "{line}"
+    );
     assert_eq!(writer.retain(&retention, now_ns).unwrap(), Retained::default(), "it fits now");
 }
 
 #[test]
-fn samples_of_who_has_too_many_go_and_those_of_others_stay() {
+fn samples_of_a_user_above_the_share_go_and_those_of_others_stay() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
     let (ada, mallory) = (of_user(1, "ada", MIDNIGHT_S, 10), of_user(2, "mallory", MIDNIGHT_S, 10));

@@ -605,6 +605,78 @@ mod tests {
         }
     }
 
+    /// A daemon with jobs, of this version or of one that knows no pages.
+    struct Daemon {
+        jobs: Vec<Record>,
+        pages: bool,
+        asked: std::rc::Rc<std::cell::Cell<usize>>,
+    }
+
+    impl Answers for Daemon {
+        fn call(&mut self, request: &Request) -> Result<Reply> {
+            let Request::Jobs(filter) = request else { bail!("{request:?}") };
+            self.asked.set(self.asked.get() + 1);
+            let mut jobs = merge(self.jobs.clone());
+            if self.pages && filter.paged {
+                let (mut jobs, mut next) = page_of(jobs, filter.after.as_ref());
+                if filter.limit.is_some_and(|limit| limit < jobs.len()) {
+                    jobs.truncate(filter.limit.unwrap_or_default());
+                    next = jobs.last().map(Cursor::of);
+                }
+                return Ok(Reply::JobsPage { jobs, next, warnings: vec!["one is missing".to_owned()] });
+            }
+            jobs.retain(|job| filter.until_ns.is_none_or(|until_ns| sort_ns(job) < until_ns));
+            filter.retain(&mut jobs);
+            Ok(Reply::Jobs(jobs))
+        }
+
+        fn what(&self) -> &'static str {
+            "the daemon"
+        }
+    }
+
+    fn jobs_at(count: u64, start_ns: impl Fn(u64) -> i64) -> Vec<Record> {
+        let job = |id: u64| Record { start_ns: Some(start_ns(id)), ..crate::view::sample::full(id, "train") };
+        (1..=count).map(job).collect()
+    }
+
+    #[test]
+    fn all_jobs_of_one_instant_come_page_by_page() {
+        let asked = std::rc::Rc::default();
+        let daemon = Daemon { jobs: jobs_at(2600, |_| 7), pages: true, asked: std::rc::Rc::clone(&asked) };
+        let mut source = FromDaemon::new(daemon);
+        assert_eq!(source.jobs(&JobsFilter::default()).unwrap().len(), 2600);
+        assert!(asked.get() >= 6, "{} pages", asked.get());
+        assert_eq!(source.warned.len(), 1, "said once");
+        let some = JobsFilter { limit: Some(1234), ..JobsFilter::default() };
+        let first = source.jobs(&some).unwrap();
+        assert_eq!((first.len(), first[0].key.id.as_str()), (1234, "2600"));
+    }
+
+    #[test]
+    fn a_daemon_without_pages_is_asked_as_before() {
+        let jobs = jobs_at(2600, |id| id as i64 / 3);
+        let mut source = FromDaemon::new(Daemon { jobs, pages: false, asked: std::rc::Rc::default() });
+        assert_eq!(source.jobs(&JobsFilter::default()).unwrap().len(), 2600);
+    }
+
+    #[test]
+    fn a_page_of_large_records_is_bounded_and_goes_on() {
+        let mut jobs = jobs_at(40, |_| 7);
+        jobs.iter_mut().for_each(|job| job.command = vec!["x".repeat(400_000)]);
+        let (mut after, mut seen, mut pages) = (None, 0, 0);
+        loop {
+            let (page, next) = page_of(jobs.clone(), after.as_ref());
+            (seen, pages, after) = (seen + page.len(), pages + 1, next);
+            assert!(!page.is_empty() && page.len() <= 12);
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen, 40);
+        assert!(pages >= 4);
+    }
+
     #[test]
     fn jobs_that_wait_are_the_newest_and_have_pages_of_their_own() {
         let mut jobs: Vec<Record> = (1..=3).map(|id| crate::view::sample::full(id, "train")).collect();

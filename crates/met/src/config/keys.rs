@@ -68,7 +68,7 @@ pub static SECTIONS: &[Section] = &[
                 name: "size",
                 form: Form::Count(|config, jobs| config.storage.jobs_max = Some(jobs)),
                 default: "",
-                help: "with `memory`: at most this many jobs are kept, the oldest leave first",
+                help: "with `memory`: at most this many jobs are kept; users over their fair share lose their oldest",
             },
             Key {
                 name: "interval",
@@ -86,7 +86,7 @@ pub static SECTIONS: &[Section] = &[
                 name: "max_size",
                 form: Form::Size(|config, bytes| config.storage.max_bytes = bytes),
                 default: "2GiB",
-                help: "the store is kept below this, the oldest samples leave first",
+                help: "maximum size of the store; above it, users over their fair share lose their oldest samples, then their oldest jobs",
             },
             Key {
                 name: "node_series",

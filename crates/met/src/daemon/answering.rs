@@ -115,7 +115,7 @@ impl Keeping {
         })
     }
 
-    /// What is missing from lists, in sentences. Which jobs these are is told to who may see all.
+    /// Warnings about jobs that are missing from lists. Only users who may see all jobs get their ids.
     fn damage_met(&mut self, access: Access) -> Vec<String> {
         let names = self.writer.take_unreadable();
         if !names.is_empty() {
@@ -125,7 +125,7 @@ impl Keeping {
         let sees_all = access.others;
         let lost = self.writer.last_salvage().map(|salvage| match sees_all {
             true => salvage.sentence(),
-            false => format!("the store was damaged, and {} jobs of all users are lost", salvage.lost.len()),
+            false => format!("the store was damaged; {} jobs of all users were lost", salvage.lost.len()),
         });
         let unreadable = match sees_all {
             true => jobs::unreadable(&names),

@@ -211,11 +211,10 @@ pub fn log_removed(retained: &Retained) {
     retained.lines().iter().for_each(|line| tracing::info!("{line}"));
 }
 
-/// In a sentence, what is missing from a list.
+/// A warning about what is missing from a list.
 pub fn unreadable(names: &[String]) -> Option<String> {
-    (!names.is_empty()).then(|| {
-        format!("the store is damaged and these cannot be read: {}; see `met doctor`", names.join(", "))
-    })
+    (!names.is_empty())
+        .then(|| format!("the store is damaged; cannot read {}; see `met doctor`", names.join(", ")))
 }
 
 /// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost.

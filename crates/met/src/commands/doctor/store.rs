@@ -158,11 +158,11 @@ mod tests {
         bytes[at + 1] ^= 1;
         std::fs::write(&path, bytes).unwrap();
         let finding = damaged(folder.path()).unwrap();
-        assert!(finding.health == Health::Broken && finding.detail.contains("its record is damaged"));
+        assert!(finding.health == Health::Broken && finding.detail.contains("record checksum mismatch"));
         assert!(finding.remedy.unwrap().contains("met list"));
         drop(met_store::Writer::open(folder.path()).unwrap());
         let finding = damaged(folder.path()).unwrap();
-        assert!(finding.health == Health::Less && finding.detail.contains("2 jobs were recovered, 1 lost"));
+        assert!(finding.health == Health::Less && finding.detail.contains("2 jobs recovered, 1 lost"));
     }
 
     #[test]
