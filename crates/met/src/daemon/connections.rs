@@ -329,6 +329,17 @@ mod tests {
     }
 
     #[test]
+    fn what_somebody_said_before_he_hung_up_is_looked_at() {
+        let mut all = Connections::new(Limits::of(20_000, true));
+        let (connection, mut peer) = client(7);
+        all.admit(connection);
+        say(&mut peer, 3);
+        drop(peer);
+        let answered = rounds(&mut all, 5, &Reply::Done, Duration::ZERO);
+        assert_eq!((answered.get(&7), all.len()), (Some(&3), 0));
+    }
+
+    #[test]
     fn users_take_turns() {
         let mut all = Connections::new(Limits::of(20_000, true));
         let mut peers = Vec::new();
