@@ -5,13 +5,15 @@ use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+type Taken = Arc<Mutex<HashMap<IpAddr, usize>>>;
+
 pub(super) struct Seats {
-    taken: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    taken: Taken,
     per_address: usize,
 }
 
 /// A connection that counts until it is dropped; `None` inside where it is not counted.
-pub(super) struct Seat(Option<(IpAddr, Arc<Mutex<HashMap<IpAddr, usize>>>)>);
+pub(super) struct Seat(Option<(IpAddr, Taken)>);
 
 impl Seats {
     /// Three quarters are for one address: nodes may come through one gateway.
