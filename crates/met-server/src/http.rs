@@ -6,6 +6,7 @@ mod asker;
 mod door;
 mod passwords;
 mod patient;
+mod seats;
 mod web_config;
 
 use std::io;
@@ -37,7 +38,7 @@ pub struct Options {
     pub plain: bool,
     /// A request with more than this is refused.
     pub body_bytes_max: usize,
-    /// Others wait until one of these has ended.
+    /// Others wait until one of these has ended. One address has at most three quarters of them.
     pub connections_max: usize,
     /// From the last byte of the head to the answer.
     pub answer_within: Duration,

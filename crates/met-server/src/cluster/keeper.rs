@@ -88,12 +88,14 @@ struct Incoming {
     reply: oneshot::Sender<Result<(), Refusal>>,
 }
 
+type WithWriter = Box<dyn FnOnce(&mut Writer) + Send>;
+
 enum Order {
     Batch(Box<Incoming>),
     /// This node spoke at that time, and what it said is not taken.
     Saw(String, i64),
     /// Something to do with the store, between two groups.
-    Work(Box<dyn FnOnce(&mut Writer) + Send>),
+    Work(WithWriter),
     /// Moves all series now.
     MoveAll(SyncSender<()>),
     Stop,

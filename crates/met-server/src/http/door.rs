@@ -25,6 +25,7 @@ use tower_service::Service;
 use super::asker::{Asker, Certificate};
 use super::passwords::{self, Passwords, Verdict};
 use super::patient::Patient;
+use super::seats::Seats;
 use super::web_config::{Files, WebConfig};
 use super::{Address, Error, Options};
 
@@ -44,6 +45,7 @@ pub(super) struct Door {
     options: Options,
     router: Router,
     room: Arc<Semaphore>,
+    seats: Seats,
     rules: Mutex<Rules>,
 }
 
@@ -82,6 +84,7 @@ impl Door {
         let door = Door {
             // Each listener takes a place before it has somebody for it.
             room: Arc::new(Semaphore::new(options.connections_max + options.listen.len().saturating_sub(1))),
+            seats: Seats::of(options.connections_max),
             rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
             options,
             router,
@@ -141,10 +144,11 @@ impl Door {
             let Ok(place) = Arc::clone(&self.room).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, peer)) => {
+                    let Some(seat) = self.seats.take(peer.ip()) else { continue };
                     let (door, watcher) = (Arc::clone(&self), graceful.watcher());
                     tokio::spawn(async move {
                         door.admit(stream, peer, watcher).await;
-                        drop(place);
+                        drop((place, seat));
                     });
                 }
                 Err(error) => {

@@ -3,9 +3,9 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use met_store::{StoreError, Writer};
+use met_store::StoreError;
 
-use super::{Latest, Order, Plan, Refusal, Work};
+use super::{Latest, Order, Plan, Refusal, WithWriter, Work};
 
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 
@@ -13,7 +13,7 @@ const RETRY_EVERY: Duration = Duration::from_secs(5);
 pub(super) fn run(plan: &Plan, latest: &Latest, mut why: StoreError, orders: &Receiver<Order>) {
     tracing::error!("no space for the store; the server is read-only and tries again: {why}");
     // What schedulers tell is one piece at a time, and waits.
-    let mut waiting: Vec<Box<dyn FnOnce(&mut Writer) + Send>> = Vec::new();
+    let mut waiting: Vec<WithWriter> = Vec::new();
     let mut next_try = Instant::now() + RETRY_EVERY;
     loop {
         match orders.recv_timeout(next_try.saturating_duration_since(Instant::now())) {

@@ -1,0 +1,70 @@
+//! Connections of each address: one machine alone does not take all there are.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+type Taken = Arc<Mutex<HashMap<IpAddr, usize>>>;
+
+pub(super) struct Seats {
+    taken: Taken,
+    per_address: usize,
+}
+
+/// A connection that counts until it is dropped; `None` inside where it is not counted.
+pub(super) struct Seat(Option<(IpAddr, Taken)>);
+
+impl Seats {
+    /// Three quarters are for one address: nodes may come through one gateway.
+    pub(super) fn of(connections_max: usize) -> Seats {
+        Seats { taken: Arc::default(), per_address: (connections_max - connections_max / 4).max(1) }
+    }
+
+    /// `None` if this address has as many as it may. This machine's own are not counted.
+    pub(super) fn take(&self, address: IpAddr) -> Option<Seat> {
+        let address = address.to_canonical();
+        if address.is_loopback() {
+            return Some(Seat(None));
+        }
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = taken.entry(address).or_default();
+        if *count >= self.per_address {
+            return None;
+        }
+        *count += 1;
+        Some(Seat(Some((address, Arc::clone(&self.taken)))))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let Some((address, taken)) = self.0.take() else { return };
+        if let Entry::Occupied(mut count) =
+            taken.lock().unwrap_or_else(PoisonError::into_inner).entry(address)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_leaves_a_quarter_to_others() {
+        let seats = Seats::of(8);
+        let [one, other, own] = ["10.0.0.1", "10.0.0.2", "::1"].map(|text| text.parse().unwrap());
+        let mut taken: Vec<Seat> = (0..6).filter_map(|_| seats.take(one)).collect();
+        assert!(taken.len() == 6 && seats.take(one).is_none() && seats.take(other).is_some());
+        assert!((0..20).all(|_| seats.take(own).is_some()));
+        taken.pop();
+        assert!(seats.take(one).is_some());
+        drop(taken);
+        assert!(seats.taken.lock().unwrap().is_empty());
+    }
+}
