@@ -211,8 +211,7 @@ impl Power {
         let agrees = |(_, known_mw): (i64, i64)| {
             let (low, high) = (known_mw.min(power_mw), known_mw.max(power_mw));
             let is_explained = power_mw > known_mw
-                && power_mw
-                    <= explained_mw.max(0).saturating_add(known_mw).saturating_mul(EXPLAINED_FACTOR);
+                && power_mw <= explained_mw.max(0).saturating_add(known_mw).saturating_mul(EXPLAINED_FACTOR);
             high <= low.saturating_mul(NEIGHBOUR_FACTOR) || is_explained
         };
         let Some(trusted) = self.trusted else {

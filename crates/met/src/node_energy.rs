@@ -315,7 +315,7 @@ impl NodeEnergy {
             }
         }
         // What was estimated up to the first reading of a meter is needed for the time until then.
-        let is_metered = self.is_metered(now_ns) || has_meter && !self.ledger.has_estimates();
+        let is_metered = (has_meter || self.is_metered(now_ns)) && !self.ledger.needs_estimates();
         for batch in sources.iter().filter(|source| source.name == "node").flat_map(|source| source.batches) {
             self.weigh_node(batch, is_metered);
         }
@@ -661,7 +661,9 @@ impl NodeEnergy {
                 self.balance.add(times_ns, closed.whole_uj, booked_uj, unassigned_uj);
                 if self.balance.off_since_ns.is_some() && !was_off {
                     let off_uj = self.balance.off_uj();
-                    tracing::warn!("the energy ledger does not add up: booked {off_uj:+} µJ against the meter");
+                    tracing::warn!(
+                        "the energy ledger does not add up: booked {off_uj:+} µJ against the meter"
+                    );
                 }
                 self.keep_recent(EnergyWindow::of(&closed, &meter));
             }
@@ -685,9 +687,7 @@ impl NodeEnergy {
         let mut booked_uj = 0;
         for (who, line) in &closed.lines {
             let is_booked = match who {
-                Who::Job(slot) => {
-                    self.with_those_around(*slot, |job| job.charged.add(line, closed, &factor))
-                }
+                Who::Job(slot) => self.with_those_around(*slot, |job| job.charged.add(line, closed, &factor)),
                 Who::System | Who::Idle | Who::Unassigned => true,
             };
             booked_uj += if is_booked { line.total_uj() } else { 0 };

@@ -18,7 +18,13 @@ pub struct Balance {
 
 impl Balance {
     /// Takes in a window: what its meter counted, and what was really booked for everybody together.
-    pub fn add(&mut self, (begin_ns, end_ns): (i64, i64), counted_uj: u64, booked_uj: i64, unassigned_uj: i64) {
+    pub fn add(
+        &mut self,
+        (begin_ns, end_ns): (i64, i64),
+        counted_uj: u64,
+        booked_uj: i64,
+        unassigned_uj: i64,
+    ) {
         if self.until_ns == 0 {
             self.since_ns = begin_ns;
         }

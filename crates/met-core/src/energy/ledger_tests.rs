@@ -163,7 +163,11 @@ fn the_better_meter_is_believed_and_a_lost_one_replaced() {
     }
     let closed = ledger.close(late).unwrap();
     assert_eq!((closed.source.as_str(), closed.begin_ns, closed.end_ns), ("processors", SECOND, late));
-    assert_eq!((closed.whole_uj, closed.kind), (6900, QualityKind::LowerBound), "the meter of the node is away");
+    assert_eq!(
+        (closed.whole_uj, closed.kind),
+        (6900, QualityKind::LowerBound),
+        "the meter of the node is away"
+    );
     // It comes back: what it counted meanwhile beyond the processors is nobody's.
     for second in 71..=72 {
         ledger.read_counter(meter, second * SECOND, second * 500);

@@ -227,7 +227,8 @@ impl<'a> Machine<'a> {
             // Processors are read at every tick.
             if self.plan.has_package && (!is_in(&self.plan.package_gaps, second) || is_end) {
                 let step = second * STEPS;
-                let package = self.ledger.meter("package-0", Scope::Package, QualityKind::Measured, 3 * SECOND);
+                let package =
+                    self.ledger.meter("package-0", Scope::Package, QualityKind::Measured, 3 * SECOND);
                 self.ledger.read_counter(package, at_ns(step), self.truth.package_uj[step]);
             }
             self.looked = second * STEPS;
@@ -345,9 +346,11 @@ fn plan() -> impl Strategy<Value = Plan> {
             let far = |second: &usize| glitches.iter().all(|(glitch, _)| glitch.abs_diff(*second) > 60);
             // A wrong reading right after a counter began again, or after a gap, is more than one fault, too.
             let silent: Vec<Range<usize>> = gaps.iter().chain(&pauses).cloned().collect();
-            let is_read = |second: &usize| !silent.iter().any(|gap| gap.start < second + 60 && *second < gap.end + 60);
+            let is_read =
+                |second: &usize| !silent.iter().any(|gap| gap.start < second + 60 && *second < gap.end + 60);
             // What a counter loses when it begins again the processors tell in its place: two trusted meters.
-            let restarts = restarts.into_iter().filter(far).filter(is_read).filter(|_| counts && !has_package).collect();
+            let restarts =
+                restarts.into_iter().filter(far).filter(is_read).filter(|_| counts && !has_package).collect();
             // Without meters of parts nobody can see that a meter lags.
             let lag_s = if has_package { lag_s } else { 0 };
             // What power was in a long gap the processors tell in its place, and then two meters are trusted.
@@ -390,9 +393,8 @@ fn check_marks(plan: &Plan, booked: &Booked) -> Result<(), TestCaseError> {
     let touched = touched(plan);
     for closed in &booked.windows {
         let seconds = closed.begin_ns / SECOND..closed.end_ns / SECOND + 1;
-        let is_touched = touched
-            .iter()
-            .any(|span| (span.start as i64) < seconds.end && seconds.start < span.end as i64);
+        let is_touched =
+            touched.iter().any(|span| (span.start as i64) < seconds.end && seconds.start < span.end as i64);
         let unassigned = closed.lines.contains_key(&Who::Unassigned);
         prop_assert!(is_touched || closed.fault == Fault::None, "{closed:?}");
         prop_assert!(is_touched || !unassigned, "{closed:?}");

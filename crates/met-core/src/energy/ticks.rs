@@ -67,6 +67,13 @@ impl Ticks {
         taken
     }
 
+    /// What cards used is for the next window.
+    pub fn put_back(&mut self, cards: BTreeMap<Who, Line>) {
+        for (who, line) in cards {
+            self.current.cards.entry(who).or_default().add(&line);
+        }
+    }
+
     /// The beginning of the look that covers what was done last.
     pub fn last_begin_ns(&self) -> Option<i64> {
         self.ticks.back().map(|tick| tick.begin_ns)
@@ -75,7 +82,8 @@ impl Ticks {
     /// What somebody used of cards and no window has taken.
     pub fn cards_of(&self, who: Who) -> Line {
         let mut line = Line::default();
-        for used in self.ticks.iter().filter_map(|tick| tick.done.cards.get(&who)) {
+        let done = self.ticks.iter().map(|tick| &tick.done).chain([&self.current]);
+        for used in done.filter_map(|done| done.cards.get(&who)) {
             line.add(used);
         }
         line
@@ -101,11 +109,8 @@ impl Done {
     fn split(&mut self, part: i128, whole: i128, over: &[u32]) -> Done {
         let uj = |uj: i64| (i128::from(uj) * part / whole) as i64;
         let weight = |weight: u64| (i128::from(weight) * part / whole) as u64;
-        let weights = |of: &Weights| Weights {
-            cpu: weight(of.cpu),
-            memory: weight(of.memory),
-            held: weight(of.held),
-        };
+        let weights =
+            |of: &Weights| Weights { cpu: weight(of.cpu), memory: weight(of.memory), held: weight(of.held) };
         let mut taken = Done::default();
         for (&slot, all) in &mut self.jobs {
             let part = if over.contains(&slot) { *all } else { weights(all) };
