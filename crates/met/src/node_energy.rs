@@ -315,7 +315,7 @@ impl NodeEnergy {
             }
         }
         // What was estimated up to the first reading of a meter is needed for the time until then.
-        let is_metered = self.is_metered(now_ns) || has_meter && !self.ledger.has_estimates();
+        let is_metered = (has_meter || self.is_metered(now_ns)) && !self.ledger.needs_estimates();
         for batch in sources.iter().filter(|source| source.name == "node").flat_map(|source| source.batches) {
             self.weigh_node(batch, is_metered);
         }

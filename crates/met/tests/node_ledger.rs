@@ -91,8 +91,8 @@ fn a_controller_that_lags_its_cards_pays_for_them_once() {
     let (found, record) = wait_for("the job is settled", || {
         let (record, found) = (machine.job(&job), shares_uj(port));
         let own_uj = uj(&record, "energy_joules")?;
-        let is_settled = record["state"] == "finished" || record["state"] == "cancelled";
-        (is_settled && own_uj > 0 && found.get("jobs") == Some(&own_uj)).then_some((found, record))
+        let is_over = record["job"]["state"] != "running";
+        (is_over && own_uj > 0 && found.get("jobs") == Some(&own_uj)).then_some((found, record))
     });
     let (own_uj, card_uj) = (uj(&record, "energy_joules"), uj(&record, "gpu_energy_joules"));
     assert!(own_uj >= card_uj && card_uj > Some(0), "{record:#}");

@@ -293,9 +293,15 @@ impl Ledger {
         self.meters.clear();
     }
 
-    /// Whether the time up to now is estimated.
-    pub fn has_estimates(&self) -> bool {
-        self.meters.iter().any(|meter| meter.kind == QualityKind::Estimated)
+    /// Whether the window that is open begins with an estimate: no meter was read before it.
+    pub fn needs_estimates(&self) -> bool {
+        let is_estimate = |meter: &&Meter| meter.kind == QualityKind::Estimated;
+        let is_covered = |open_ns: i64| {
+            let mut first =
+                self.meters.iter().filter(|meter| !is_estimate(meter)).filter_map(Meter::first_ns);
+            first.any(|first_ns| first_ns <= open_ns)
+        };
+        self.meters.iter().any(|meter| is_estimate(&meter)) && !self.open_ns.is_some_and(is_covered)
     }
 
     /// A meter is read now: windows do not wait for estimates any more.
@@ -416,7 +422,7 @@ impl Ledger {
             let grown = line.grown();
             line.looked_uj = line.now_uj;
             if grown != Line::default() {
-                self.ticks.current.cards.insert(who, grown);
+                self.ticks.current.cards.entry(who).or_default().add(&grown);
             }
         }
         self.ticks.look(now_ns);
@@ -454,7 +460,11 @@ impl Ledger {
 
     /// What was used until now is in no window.
     fn leave_out(&mut self, since_ns: Option<i64>, until_ns: i64) -> Option<Closed> {
-        self.ticks.take_until(until_ns, &self.ended);
+        let done = self.ticks.take_until(until_ns, &self.ended);
+        if since_ns.is_none() {
+            // The first window begins: cards count what they use in any case.
+            self.ticks.put_back(done.cards);
+        }
         let settled = self.begin_window(until_ns);
         let since_ns = since_ns.filter(|&since_ns| since_ns < until_ns);
         since_ns.map(|since_ns| Closed::unmeasured(since_ns, until_ns, settled))

@@ -247,6 +247,11 @@ impl Meter {
         (self.taken_uj, self.others_uj) = (None, 0);
     }
 
+    /// The oldest reading that is still asked for.
+    pub fn first_ns(&self) -> Option<i64> {
+        self.readings.front().map(|reading| reading.at_ns)
+    }
+
     pub fn last_ns(&self) -> Option<i64> {
         self.readings.back().map(|reading| reading.at_ns)
     }

@@ -67,6 +67,13 @@ impl Ticks {
         taken
     }
 
+    /// What cards used is for the next window.
+    pub fn put_back(&mut self, cards: BTreeMap<Who, Line>) {
+        for (who, line) in cards {
+            self.current.cards.entry(who).or_default().add(&line);
+        }
+    }
+
     /// The beginning of the look that covers what was done last.
     pub fn last_begin_ns(&self) -> Option<i64> {
         self.ticks.back().map(|tick| tick.begin_ns)
@@ -75,7 +82,8 @@ impl Ticks {
     /// What somebody used of cards and no window has taken.
     pub fn cards_of(&self, who: Who) -> Line {
         let mut line = Line::default();
-        for used in self.ticks.iter().filter_map(|tick| tick.done.cards.get(&who)) {
+        let done = self.ticks.iter().map(|tick| &tick.done).chain([&self.current]);
+        for used in done.filter_map(|done| done.cards.get(&who)) {
             line.add(used);
         }
         line
