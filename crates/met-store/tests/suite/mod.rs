@@ -276,13 +276,9 @@ fn paged(reader: &Reader, filter: &Filter) -> (Vec<Record>, usize) {
         pages += 1;
         assert!(page.jobs.len() <= filter.limit.unwrap_or(usize::MAX));
         jobs.extend(page.jobs);
-        filter.after = match page.next {
-            Some(next) => {
-                assert!(filter.after.as_ref().is_none_or(|after| next < *after), "it gets on");
-                Some(next)
-            }
-            None => return (jobs, pages),
-        };
+        let Some(next) = page.next else { return (jobs, pages) };
+        assert!(filter.after.as_ref().is_none_or(|after| next < *after), "it gets on");
+        filter.after = Some(next);
     }
 }
 
