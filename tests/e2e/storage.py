@@ -43,10 +43,10 @@ def add_jobs(store, numbers, user=None, start_s=None, change=lambda record: None
             if start_s is not None:
                 record["start_ns"], record["end_ns"] = start_s(number) * 10**9, (start_s(number) + 1) * 10**9
             change(record)
-            new = dict(row, key=None, id=str(number), id_number=number, changed=last + count, sum=None,
-                       totals_sum=None, summaries_sum=None, detail=json.dumps(record), user=record["user"],
-                       uid=record["uid"], start_ns=record["start_ns"], end_ns=record["end_ns"],
-                       sort_ns=record["start_ns"])
+            new = dict(row, key=None, id=str(number), id_number=number, changed=last + count,
+                       detail=json.dumps(record), user=record["user"], uid=record["uid"], start_ns=record["start_ns"],
+                       end_ns=record["end_ns"], sort_ns=record["start_ns"])
+            new.update({name: None for name in new if name.endswith("sum")})
             columns = ", ".join(f'"{name}"' for name in new)
             marks = ", ".join("?" * len(new))
             database.execute(f"INSERT INTO job ({columns}) VALUES ({marks})", list(new.values()))

@@ -635,8 +635,8 @@ mod tests {
         }
     }
 
-    fn jobs_at(count: u64, start_ns: impl Fn(u64) -> i64) -> Vec<Record> {
-        let job = |id: u64| Record { start_ns: Some(start_ns(id)), ..crate::view::sample::full(id, "train") };
+    fn jobs_at(count: u32, start_ns: impl Fn(u32) -> i64) -> Vec<Record> {
+        let job = |id: u32| Record { start_ns: Some(start_ns(id)), ..crate::view::sample::full(id, "train") };
         (1..=count).map(job).collect()
     }
 
@@ -655,7 +655,7 @@ mod tests {
 
     #[test]
     fn a_daemon_without_pages_is_asked_as_before() {
-        let jobs = jobs_at(2600, |id| id as i64 / 3);
+        let jobs = jobs_at(2600, |id| i64::from(id) / 3);
         let mut source = FromDaemon::new(Daemon { jobs, pages: false, asked: std::rc::Rc::default() });
         assert_eq!(source.jobs(&JobsFilter::default()).unwrap().len(), 2600);
     }

@@ -278,31 +278,27 @@ fn paged(reader: &Reader, filter: &Filter) -> (Vec<Record>, usize) {
         pages += 1;
         assert!(page.jobs.len() <= filter.limit.unwrap_or(usize::MAX));
         jobs.extend(page.jobs);
-        filter.after = match page.next {
-            Some(next) => {
-                assert!(filter.after.as_ref().is_none_or(|after| next < *after), "it gets on");
-                Some(next)
-            }
-            None => return (jobs, pages),
-        };
+        let Some(next) = page.next else { return (jobs, pages) };
+        assert!(filter.after.as_ref().is_none_or(|after| next < *after), "it gets on");
+        filter.after = Some(next);
     }
+}
+
+/// Ids with the same number, of several managers, with letters of other languages, and runs of one id.
+fn of_one_instant(number: i64, start_s: i64) -> Record {
+    let mut record = finished(number as u64 / 2 + 1, start_s);
+    record.key.manager = ["local", "slurm", "Slurm", "ärger"][number as usize % 4].to_owned();
+    match number % 5 {
+        0 => record.key.id = format!("job-{number}"),
+        1 => record.key.id = format!("7_{number}"),
+        _ => record.key.incarnation += number,
+    }
+    record
 }
 
 pub fn five_thousand_jobs_of_one_instant_are_listed_page_by_page(place: &Place) {
     let mut writer = place.writer();
-    // Ids with the same number, of several managers, with letters of other languages, and runs of one id.
-    let records: Vec<Record> = (0..5000_i64)
-        .map(|number| {
-            let mut record = finished(number as u64 / 2 + 1, place.start_s);
-            record.key.manager = ["local", "slurm", "Slurm", "ärger"][number as usize % 4].to_owned();
-            match number % 5 {
-                0 => record.key.id = format!("job-{number}"),
-                1 => record.key.id = format!("7_{number}"),
-                _ => record.key.incarnation += number,
-            }
-            record
-        })
-        .collect();
+    let records: Vec<Record> = (0..5000).map(|number| of_one_instant(number, place.start_s)).collect();
     writer.put_all(&records).unwrap();
     let dir = JobDir::claim(place.path(), 77).unwrap();
     dir.write_end(&finished(77, place.start_s)).unwrap();
