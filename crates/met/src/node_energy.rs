@@ -243,6 +243,11 @@ impl NodeEnergy {
         self.ledger.learned_idle().map(by_unix).collect()
     }
 
+    /// What is known of idle power, and whether the ledger adds up.
+    pub fn ledger(&self) -> (Vec<LearnedIdle>, Option<Balance>) {
+        (self.learned_idle(), self.balance())
+    }
+
     /// Sources were switched on or off: whoever is not read any more is not missing.
     pub fn forget_meters(&mut self) {
         self.ledger.forget_meters();

@@ -12,7 +12,7 @@ use crate::daemon;
 use crate::failure::Failure;
 use crate::output;
 use crate::paths::Place;
-use crate::protocol::{Reply, Request};
+use crate::protocol::{Reply, Request, Status};
 use crate::server_client;
 use crate::setting::Setting;
 
@@ -175,7 +175,7 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
     )?;
     let plural = if status.jobs == 1 { "" } else { "s" };
     writeln!(stdout, "{} running job{plural}, sampled every {} ms", status.jobs, status.interval_ms)?;
-    for source in status.sources {
+    for source in &status.sources {
         let seconds = source.read_ns as f64 / 1e9;
         write!(
             stdout,
@@ -188,9 +188,15 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         writeln!(
             stdout,
             "{}",
-            source.last_error.map(|error| format!(", last: {error}")).unwrap_or_default()
+            source.last_error.as_ref().map(|error| format!(", last: {error}")).unwrap_or_default()
         )?;
     }
+    write_state(&mut stdout, &status)?;
+    Ok(0)
+}
+
+/// The ledger, schedulers and the server.
+fn write_state(stdout: &mut impl Write, status: &Status) -> Result<()> {
     if let Some(ledger) = &status.ledger {
         writeln!(stdout, "  ledger: {}", doctor::ledger_words(ledger, &crate::view::local_zone()))?;
     }
@@ -200,7 +206,7 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
     if let Some(forward) = &status.forward {
         writeln!(stdout, "  {}", doctor::sent_to(forward))?;
     }
-    Ok(0)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -53,8 +53,8 @@ enum Order {
     Reopen(&'static str, Box<Options>),
     KeepNode(bool),
     Window(SyncSender<Option<EnergyWindow>>),
-    Idle(SyncSender<Vec<LearnedIdle>>),
-    Balance(SyncSender<Option<Balance>>),
+    /// What is known of idle power, and whether the ledger adds up.
+    Ledger(SyncSender<(Vec<LearnedIdle>, Option<Balance>)>),
     Change(JobKey, Change),
     Rename(JobKey, JobKey),
     Drain(SyncSender<Drained>),
@@ -243,12 +243,12 @@ impl Sampling {
 
     /// What the machine uses doing nothing, as far as it is known.
     pub fn learned_idle(&self) -> Vec<LearnedIdle> {
-        self.ask(Order::Idle).unwrap_or_default()
+        self.ask(Order::Ledger).unwrap_or_default().0
     }
 
     /// Whether all energy that meters counted is booked.
     pub fn balance(&self) -> Option<Balance> {
-        self.ask(Order::Balance).ok().flatten()
+        self.ask(Order::Ledger).unwrap_or_default().1
     }
 
     /// What a kilowatt hour emits from now on.
@@ -442,8 +442,7 @@ fn obey(
         Order::Settled(reply) => undelivered.hand_over_settled(sampler.take_settled(), &reply),
         Order::SettleNow(reply) => undelivered.hand_over_settled(sampler.settle_now(), &reply),
         Order::Window(reply) => drop(reply.send(sampler.energy().now())),
-        Order::Idle(reply) => drop(reply.send(sampler.energy().learned_idle())),
-        Order::Balance(reply) => drop(reply.send(sampler.energy().balance())),
+        Order::Ledger(reply) => drop(reply.send(sampler.energy().ledger())),
         Order::KeepNode(keep) => sampler.keep_node(keep),
         Order::Interval(interval) => sampler.set_interval(interval),
         Order::Events(asked, options, reply) => drop(reply.send(sampler.set_events(asked, &options))),
