@@ -191,7 +191,10 @@ impl Keeping {
     /// Makes a cgroup inside the caller's own slice and moves his waiting child into it.
     pub(super) fn enclose(&mut self, name: &str, pid: u32, peer: Peer) -> Result<CgroupPaths> {
         if !enclosure::is_valid_name(name) {
-            bail!("{name:?} is no name for a job's cgroup");
+            bail!("{name:?} is not a name for a job's cgroup");
+        }
+        if peer.pid == 0 {
+            bail!("the caller is in another pid namespace");
         }
         if self.made.has_one(peer) {
             bail!("this supervisor has a cgroup for its job already");

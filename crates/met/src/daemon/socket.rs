@@ -89,7 +89,9 @@ impl Post {
         let (stream, _) = match self.listener.accept() {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 let sent_away = spare.try_with(|| self.listener.accept()).is_ok();
-                tracing::warn!("no descriptors are left for connections: {error}");
+                if spare.is_news() {
+                    tracing::warn!("no descriptors are left for connections: {error}");
+                }
                 if !sent_away {
                     // The door stays readable: a pause is better than a spin.
                     std::thread::sleep(Duration::from_millis(50));

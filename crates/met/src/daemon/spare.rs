@@ -2,15 +2,18 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
 /// A record is read with one, and a connection needs one.
 const COUNT: usize = 4;
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub struct Spare {
     held: Vec<OwnedFd>,
+    warned: Option<Instant>,
 }
 
 impl Spare {
@@ -27,6 +30,15 @@ impl Spare {
                 Err(_) => return,
             }
         }
+    }
+
+    /// Whether the lack of others is worth a line in the log: once a minute.
+    pub fn is_news(&mut self) -> bool {
+        let is_news = self.warned.is_none_or(|warned| warned.elapsed() >= WARN_EVERY);
+        if is_news {
+            self.warned = Some(Instant::now());
+        }
+        is_news
     }
 
     /// Does it once more with these descriptors if it failed.
