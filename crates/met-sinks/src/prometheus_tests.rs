@@ -88,7 +88,7 @@ fn the_page_names_units_and_leaves_out_what_is_missing() {
         met_job_cpu_seconds_total{cluster="c1",manager="slurm",id="1"} 1.5
         met_job_cpu_seconds_total{cluster="c1",manager="slurm",id="2"} 0.25
         met_job_cpu_seconds_total{cluster="c1",manager="slurm",id="3"} 0.000000001
-        # HELP met_job_memory_needed_bytes memory that cannot be dropped: anonymous and shared
+        # HELP met_job_memory_needed_bytes memory that cannot be dropped: anonymous, shared and huge pages
         # TYPE met_job_memory_needed_bytes gauge
         met_job_memory_needed_bytes{cluster="c1",manager="slurm",id="1"} 4096
         met_job_memory_needed_bytes{cluster="c1",manager="slurm",id="3"} 1

@@ -482,7 +482,7 @@ mod tests {
         let mut source = open(&machine.host, &Options::default()).unwrap();
         let mut batches = [Batch::new(&TABLE)];
         source.read(&machine.targets, &SLOW, &mut batches).unwrap();
-        assert_eq!(machine.host.budget().kept(), 13);
+        assert_eq!(machine.host.budget().kept(), 15);
         machine.targets.clear();
         source.read(&machine.targets, &SLOW, &mut batches).unwrap();
         assert_eq!(machine.host.budget().kept(), 0);
