@@ -89,14 +89,15 @@ pub struct Verdict {
     pub in_rusage: QualityKind,
 }
 
-/// Decides on the total and its quality. No account is above the total, unless stolen time explains its excess.
+/// Decides on the total and its quality. No account is above the total, but for a clock whose excess is small or
+/// explained by stolen time.
 pub fn weigh(evidence: &Evidence) -> Verdict {
     let Evidence { cgroup, reaped, living, clock, .. } = *evidence;
     let cgroup_ns = cgroup.map(|cgroup| cgroup.ns);
     let counted_ns = cgroup_ns.unwrap_or(0).max(reaped.ns).max(0);
     let excess = evidence.excess_of_clock(counted_ns);
     let cpu_ns = match (clock, excess) {
-        (Some(clock), Excess::None | Excess::Somebody) => counted_ns.max(clock.least_ns(counted_ns)),
+        (Some(clock), Excess::None | Excess::Somebody) => clock.least_ns(counted_ns),
         _ => counted_ns,
     };
     let skew_ns = living.max(0).saturating_mul(LIVING_NS);
@@ -152,13 +153,13 @@ impl CpuTime {
 }
 
 impl Clock {
-    /// What the clock proves beyond what others counted: without what may have been stolen.
+    /// What the clock proves beyond what others counted: without what may have been stolen. It is the least exact of
+    /// the three, and a small excess proves nothing.
     fn least_ns(self, counted_ns: i64) -> i64 {
         let is_disturbed = self.stolen_ns > self.ns / UNDISTURBED_SHARE;
-        match is_disturbed {
-            true => counted_ns.max(self.ns.saturating_sub(self.stolen_ns)),
-            false => self.ns,
-        }
+        let least_ns = if is_disturbed { self.ns.saturating_sub(self.stolen_ns) } else { self.ns };
+        let slack_ns = counted_ns / SLACK_SHARE + SLACK_NS;
+        if least_ns > counted_ns.saturating_add(slack_ns) { least_ns } else { counted_ns }
     }
 
     fn agrees(self, cpu_ns: i64, slack_ns: i64, end_ns: i64) -> bool {

@@ -189,9 +189,14 @@ proptest! {
         for account in [evidence.cgroup.map(|cgroup| cgroup.ns), Some(evidence.reaped.ns)].into_iter().flatten() {
             prop_assert!(account <= found.cpu_ns);
         }
-        // A clock may have counted stolen time; who does not believe it says so.
-        let is_above = evidence.clock.is_some_and(|clock| clock.ns > found.cpu_ns);
-        prop_assert!(!is_above || found.kind == LowerBound);
+        // A clock may have counted stolen time; a verdict that does not follow it says so, unless it is about little.
+        let slack_ns = found.cpu_ns / SLACK_SHARE + SLACK_NS;
+        let is_above = evidence.clock.is_some_and(|clock| clock.ns > found.cpu_ns + slack_ns);
+        // Page faults of who the clock missed and of who only the clock saw may cancel.
+        let are_explained = evidence.clock.and_then(|clock| clock.page_faults).is_some_and(|faults| {
+            faults <= evidence.page_faults && evidence.page_faults - faults <= evidence.page_faults / 20 + 200
+        });
+        prop_assert!(!is_above || found.kind == LowerBound || are_explained);
         prop_assert!((0..=found.cpu_ns).contains(&found.user_ns));
     }
 
@@ -208,7 +213,8 @@ proptest! {
         }).collect();
         let found = weigh(&evidence_of(&processes, true, true));
         let truth_ns = seen(&processes, |_| true);
-        prop_assert!(found.cpu_ns == truth_ns || found.kind == LowerBound);
+        let is_close = truth_ns - found.cpu_ns <= found.cpu_ns / SLACK_SHARE + SLACK_NS;
+        prop_assert!(is_close || found.kind == LowerBound);
         if found.in_rusage == Measured {
             let missed_ns = truth_ns - seen(&processes, |process| process.waited_for);
             prop_assert!(missed_ns <= truth_ns / TIGHT_SHARE + TIGHT_NS);

@@ -182,19 +182,24 @@ pub fn children_of(host: &Host, pid: u32) -> Vec<u32> {
 
 /// Whether nothing has run in a cgroup yet. One that cannot be read may have been used.
 pub fn is_unused(host: &Host, cgroup: &CgroupPaths) -> bool {
+    used_ns(host, cgroup) == Some(0)
+}
+
+/// CPU time that was used in a cgroup.
+pub fn used_ns(host: &Host, cgroup: &CgroupPaths) -> Option<i64> {
     let mut text = Vec::new();
     let used = match (&cgroup.unified, &cgroup.cpuacct) {
         (Some(unified), _) => {
-            let read = host.read_small(unified.join("cpu.stat"), &mut text);
-            read.ok().map(|()| parse::value_of(&text, "usage_usec"))
+            host.read_small(unified.join("cpu.stat"), &mut text).ok()?;
+            parse::scaled(parse::value_of(&text, "usage_usec"), 1000)
         }
         (None, Some(cpuacct)) => {
-            let read = host.read_small(cpuacct.join("cpuacct.usage"), &mut text);
-            read.ok().map(|()| parse::cell(text.trim_ascii()))
+            host.read_small(cpuacct.join("cpuacct.usage"), &mut text).ok()?;
+            parse::cell(text.trim_ascii())
         }
-        (None, None) => None,
+        (None, None) => return None,
     };
-    used == Some(0)
+    Some(used).filter(|&used| used != MISSING)
 }
 
 /// The command line of a process; nothing where it has none.

@@ -52,7 +52,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option
         local.supervisor = host.process(std::process::id()).ok();
     }
     let begin_boot_ns = clock::boottime_ns();
-    let clocks = open_clocks(&host, &assignment.record);
+    let clocks = open_clocks(&host, &assignment.record, usize::MAX);
     let mut events = open_events(&host, &assignment);
     if let Some(inbox) = &inbox {
         inbox.folder.write_start(&assignment.record).map_err(|error| inbox.unkept(&error))?;
@@ -110,8 +110,8 @@ fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link) ->
     }
 }
 
-/// A task clock on every thread the job has now; what they fork later is inherited.
-fn open_clocks(host: &Host, record: &Record) -> Option<Vec<TaskClock>> {
+/// A task clock on every thread the job has now, if these are at most so many; what they fork later is inherited.
+pub(super) fn open_clocks(host: &Host, record: &Record, threads_max: usize) -> Option<Vec<TaskClock>> {
     let mut known = HashSet::new();
     let mut clocks = Vec::new();
     for _ in 0..ROUNDS_MAX {
@@ -119,6 +119,9 @@ fn open_clocks(host: &Host, record: &Record) -> Option<Vec<TaskClock>> {
         for process in processes::of_job(host, record) {
             for tid in threads(host, process.id.pid) {
                 if known.insert(tid) {
+                    if known.len() > threads_max {
+                        return None;
+                    }
                     match TaskClock::open(tid as i32, Begin::Now) {
                         Ok(clock) => clocks.push(clock),
                         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}

@@ -14,12 +14,12 @@ use rustix::process::{Pid, WaitOptions, WaitStatus};
 use super::events::Events;
 use super::link::Link;
 use super::memory;
-use super::perf::{Begin, TaskClock};
+use super::perf::{Begin, Clocks, TaskClock};
 use super::quota::Quota;
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
 use super::untold::Untold;
-use super::{Assignment, Channel, Inbox, Notice, totals};
+use super::{Assignment, Channel, Inbox, Notice, attached, totals};
 use crate::processes;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
@@ -41,7 +41,8 @@ struct Supervision {
     signals: Signals,
     link: Option<Link>,
     enclosure: Enclosure,
-    clock: Option<TaskClock>,
+    /// `None` until they are due.
+    clocks: Option<Option<Clocks>>,
     quota: Option<Quota>,
     events: Events,
     outcome: Option<Outcome>,
@@ -57,6 +58,11 @@ struct Supervision {
 /// How long supervisors of jobs inside a job are waited for: a tenth of a second, in which a disk answers.
 const LOOKS_MAX: u32 = 500;
 const LOOK_EVERY: Duration = Duration::from_micros(200);
+
+/// A job in a cgroup that lives so long has clocks, too.
+const CLOCKS_AFTER_NS: i64 = 50_000_000;
+/// Unless it has more threads by then: each is a descriptor.
+const LATE_THREADS_MAX: usize = 64;
 
 impl Supervision {
     fn begin(
@@ -85,8 +91,10 @@ impl Supervision {
         {
             enclosure.paths = link.enclose(&name, child.pid).unwrap_or_default();
         }
-        // Beside a cgroup, too: each sees processes that the other may miss.
-        let clock = TaskClock::open(child.pid, Begin::AtExec).ok();
+        // Beside a cgroup, too: each sees processes that the other may miss. The first clock on a machine waits for a
+        // grace period; entering a v1 cgroup waits for the same one, and otherwise nobody shall wait for it.
+        let is_early = !enclosure.counts_cpu() || !enclosure.procs().is_empty();
+        let clocks = is_early.then(|| TaskClock::open(child.pid, Begin::AtExec).ok().map(Clocks::early));
         let quota = Quota::of(&host, std::process::id());
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
         complete(&host, &mut assignment.record, child.pid as u32, &enclosure);
@@ -114,7 +122,7 @@ impl Supervision {
             signals,
             link,
             enclosure,
-            clock,
+            clocks,
             quota,
             events,
             outcome: Some(outcome),
@@ -151,6 +159,7 @@ impl Supervision {
                 link.keep_up(&self.assignment.record);
             }
             let [signalled, farewell, executed] = self.poll();
+            self.open_late_clocks();
             self.events.yield_to_others();
             if executed && let Some(outcome) = self.outcome.take() {
                 self.executed(outcome, channel);
@@ -175,11 +184,30 @@ impl Supervision {
         let outcome = self.outcome.as_ref().map(|outcome| outcome.fd().as_fd());
         fds.extend(link.iter().chain(&outcome).map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let patience = self.link.as_ref().and_then(|link| link.patience());
-        let patience = patience.into_iter().chain(self.events.patience()).min();
+        let patience = patience.into_iter().chain(self.events.patience()).chain(self.until_clocks()).min();
         memory::wait(&mut fds, patience, self.is_settled());
         let ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
         let behind_link = 1 + usize::from(link.is_some());
         [ready(0), link.is_some() && ready(1), outcome.is_some() && ready(behind_link)]
+    }
+
+    /// How long until the clocks of a job in a cgroup are due: a short one needs none.
+    fn until_clocks(&self) -> Option<Duration> {
+        let age_ns = clock::boottime_ns() - self.begin_boot_ns;
+        self.clocks.is_none().then(|| Duration::from_nanos((CLOCKS_AFTER_NS - age_ns).max(0) as u64))
+    }
+
+    fn open_late_clocks(&mut self) {
+        if self.until_clocks() != Some(Duration::ZERO) {
+            return;
+        }
+        let record = &self.assignment.record;
+        // The grace period is waited for here, and not between the reading of the cgroup and the clocks.
+        let _first = TaskClock::open(0, Begin::Now);
+        let used_ns = record.local.as_ref().and_then(|local| processes::used_ns(&self.host, &local.cgroup));
+        let clocks = attached::open_clocks(&self.host, record, LATE_THREADS_MAX);
+        let clocks = clocks.filter(|clocks| !clocks.is_empty());
+        self.clocks = Some(used_ns.zip(clocks).map(|(used_ns, clocks)| Clocks::late(clocks, used_ns)));
     }
 
     /// Reaps whatever has ended; true when the job is over.
@@ -269,7 +297,13 @@ impl Supervision {
         self.see_supervisors_off();
         let (left_over, daemons_ns) = self.left_over();
         let remains = totals::Remains { living: left_over.len(), daemons_ns };
-        record.totals = totals::exact(&self.host, &record, self.clock.as_ref(), wall_ns, &remains);
+        record.totals = totals::exact(
+            &self.host,
+            &record,
+            self.clocks.as_ref().and_then(Option::as_ref),
+            wall_ns,
+            &remains,
+        );
         if let Some(quota) = &self.quota {
             quota.tell(&mut record.totals);
         }

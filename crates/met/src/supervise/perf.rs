@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use met_core::evidence::Clock;
 use perf_event_open_sys as sys;
 use sys::bindings::{
     PERF_COUNT_SW_PAGE_FAULTS_MIN, PERF_COUNT_SW_TASK_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_TYPE_SOFTWARE,
@@ -18,6 +19,37 @@ pub struct TaskClock {
     /// Minor page faults of the same processes, where those in the kernel may be counted, too.
     faults: Option<OwnedFd>,
     stolen_before_ns: i64,
+}
+
+/// The clocks of a job. In a cgroup they may begin after the job did: what was used until then is known from there.
+pub struct Clocks {
+    clocks: Vec<TaskClock>,
+    before_ns: i64,
+}
+
+impl Clocks {
+    /// From the first instruction of the command on.
+    pub fn early(clock: TaskClock) -> Clocks {
+        Clocks { clocks: vec![clock], before_ns: 0 }
+    }
+
+    /// On every thread that a job has by now.
+    pub fn late(clocks: Vec<TaskClock>, before_ns: i64) -> Clocks {
+        Clocks { clocks, before_ns }
+    }
+
+    /// `None` where nothing could be read.
+    pub fn read(&self) -> Option<Clock> {
+        let first = self.clocks.first()?;
+        let ns: i64 = self.clocks.iter().filter_map(|clock| clock.read_ns().ok()).sum();
+        (ns > 0).then(|| Clock {
+            ns: ns.saturating_add(self.before_ns),
+            stolen_ns: first.stolen_ns(),
+            // One that began late may have missed somebody.
+            sees_all: self.before_ns == 0 && first.sees_all(),
+            page_faults: first.page_faults(),
+        })
+    }
 }
 
 /// Whether this user may count at all.

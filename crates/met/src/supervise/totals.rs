@@ -7,7 +7,7 @@ use met_core::job_table::*;
 use met_core::{JOB, MISSING};
 use met_host::Host;
 
-use super::perf::TaskClock;
+use super::perf::Clocks;
 use crate::containers;
 use crate::sampler::Reading;
 
@@ -35,7 +35,7 @@ pub struct Remains {
 pub fn exact(
     host: &Host,
     record: &Record,
-    clock: Option<&TaskClock>,
+    clocks: Option<&Clocks>,
     wall_ns: i64,
     remains: &Remains,
 ) -> Totals {
@@ -45,7 +45,7 @@ pub fn exact(
         true => Reading::of_job(host, record),
         false => Reading::after_end(host, record),
     };
-    let verdict = evidence::weigh(&gather(record, &usage, &reading, clock, remains));
+    let verdict = evidence::weigh(&gather(record, &usage, &reading, clocks, remains));
     let mut totals = Totals::default();
     totals.set(WALL, wall_ns, Measured, "clock");
     totals.set(CPU, verdict.cpu_ns, verdict.kind, verdict.source);
@@ -64,7 +64,7 @@ fn gather(
     record: &Record,
     usage: &ChildUsage,
     reading: &Reading,
-    clock: Option<&TaskClock>,
+    clocks: Option<&Clocks>,
     remains: &Remains,
 ) -> Evidence {
     let known = |cells: &[i64], column: usize| Some(cells[column]).filter(|&cell| cell != MISSING);
@@ -72,18 +72,14 @@ fn gather(
     let by_stat = known(&reading.processes, CPU).filter(|_| remains.living > 0);
     let by_stat = by_stat.map(|ns| CpuTime { ns, user_ns: known(&reading.processes, CPU_USER) });
     let reaped = by_stat.filter(|stat| stat.ns >= by_rusage.ns).unwrap_or(by_rusage);
-    let clock = clock.and_then(|clock| Some((clock, clock.read_ns().ok().filter(|&ns| ns > 0)?)));
     Evidence {
         cgroup: known(&reading.cgroup, CPU)
             .map(|ns| CpuTime { ns, user_ns: known(&reading.cgroup, CPU_USER) }),
         reaped,
         living: remains.living as i64,
-        clock: clock.map(|(clock, ns)| Clock {
-            ns: (ns - remains.daemons_ns).max(0),
-            stolen_ns: clock.stolen_ns(),
-            sees_all: clock.sees_all(),
-            page_faults: clock.page_faults(),
-        }),
+        clock: clocks
+            .and_then(Clocks::read)
+            .map(|clock| Clock { ns: (clock.ns - remains.daemons_ns).max(0), ..clock }),
         page_faults: usage.minor_faults,
         switches: usage.voluntary + usage.involuntary,
         elsewhere: containers::is_client(record),
