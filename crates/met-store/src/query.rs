@@ -129,6 +129,8 @@ pub struct Queries {
     pub(crate) catalogue: OnceCell<Box<dyn Sql>>,
     pub(crate) series: Box<dyn Series>,
     pub(crate) is_network: bool,
+    /// A writer opens its catalogue itself: a connection that only reads would take the place of the one that it needs.
+    pub(crate) is_writers: bool,
     /// What could not be read where the catalogue itself cannot be asked.
     noted: RefCell<Noted>,
     /// Why the catalogue is not to be asked, but looked through.
@@ -212,6 +214,7 @@ impl Queries {
             series: series::open(state, is_network, backends)?,
             backends: backends.clone(),
             is_network,
+            is_writers: false,
             noted: RefCell::default(),
             distrusted: None,
         })
@@ -242,6 +245,9 @@ impl Queries {
     }
 
     pub(crate) fn catalogue(&self) -> Result<Option<&dyn Sql>, StoreError> {
+        if self.is_writers {
+            return self.opened().map(Some);
+        }
         if self.catalogue.get().is_none() {
             let path = self.catalogue_path();
             let opened: Option<Box<dyn Sql>> = match &self.backends.catalogue {
@@ -254,6 +260,13 @@ impl Queries {
             }
         }
         Ok(self.catalogue.get().map(|catalogue| &**catalogue))
+    }
+
+    /// The catalogue of a writer, which is missing only while it is damaged and cannot be opened.
+    pub(crate) fn opened(&self) -> Result<&dyn Sql, StoreError> {
+        let what = || "it could not be opened again after damage was found".to_owned();
+        let missing = || StoreError::Damaged { path: self.catalogue_path(), what: what() };
+        self.catalogue.get().map(|catalogue| &**catalogue).ok_or_else(missing)
     }
 
     /// The catalogue, unless it was found to be damaged.

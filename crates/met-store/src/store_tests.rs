@@ -202,6 +202,34 @@ fn a_writer_that_meets_damage_goes_on_in_a_new_file() {
 }
 
 #[test]
+fn a_writer_that_can_neither_repair_nor_open_its_file_accepts_nothing() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put_all(&(1..=200).map(|id| finished(id, MIDNIGHT_S)).collect::<Vec<_>>()).unwrap();
+    writer.queries.catalogue.get().unwrap().give_back().unwrap();
+    let path = state.path().join(CATALOGUE_FILE);
+    // The file that a repair writes cannot be created, and the damaged one cannot be opened.
+    let fresh = beside(&path, ".salvaged");
+    fs::create_dir(&fresh).unwrap();
+    Connection::open(&path).unwrap().execute("DELETE FROM change", []).unwrap();
+    inbox::create(&path).unwrap().write_all_at(&[0xa5; 4096], 0).unwrap();
+    for _ in 0..2 {
+        assert!(writer.put(&finished(201, MIDNIGHT_S)).is_err());
+        assert!(writer.set_meta("cursor", "1").is_err());
+        assert!(writer.remove(&finished(1, MIDNIGHT_S).key).is_err());
+        assert!(writer.look_after().is_err());
+        // Neither does a question put a connection that only reads in its place.
+        assert!(writer.meta("cursor").is_err());
+        assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), 200, "they are read from the pages");
+    }
+    fs::remove_dir(&fresh).unwrap();
+    writer.put(&finished(201, MIDNIGHT_S)).unwrap();
+    assert_eq!(writer.salvaged.take().unwrap().recovered, 200);
+    drop(writer);
+    assert_eq!(Reader::open(state.path()).unwrap().jobs(&Filter::default()).unwrap().len(), 201);
+}
+
+#[test]
 fn the_process_that_was_replacing_a_file_may_be_killed() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
