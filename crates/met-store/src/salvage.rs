@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::pages::{Cell, Kind, Pages};
 use crate::reading::{Names, Parts, Stored, Tally, label, put_summary, put_total};
 use crate::record::{self, Terms};
-use crate::schema::{Access, CATALOGUE, beside, move_to, name_aside, open_for_writing};
+use crate::schema::{Access, CATALOGUE, beside, move_to, name_aside, open_for_writing, open_frozen};
 use crate::sql::{Row, Sql, Value, in_transaction};
 use crate::sqlite::Sqlite;
 use crate::sums;
@@ -281,5 +281,29 @@ pub(crate) fn take_over(path: &Path) -> Result<(), StoreError> {
     if path.exists() || !fresh.exists() {
         return Ok(());
     }
+    // SQLite would replay a log of the damaged file into the new one.
+    let aside = aside_of(&fresh);
+    for suffix in ["-wal", "-shm"] {
+        let left = beside(path, suffix);
+        let gone = match &aside {
+            Some(aside) => fs::rename(&left, beside(aside, suffix)),
+            None => fs::remove_file(&left),
+        };
+        match gone {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(StoreError::io(&left)(error));
+            }
+            _ => {}
+        }
+    }
     fs::rename(&fresh, path).map_err(StoreError::io(path))
+}
+
+/// Where the damaged file is that a new one, which nobody has open, was made of.
+fn aside_of(fresh: &Path) -> Option<PathBuf> {
+    let connection = open_frozen(fresh).ok()?;
+    let told: String =
+        connection.query_row("SELECT value FROM meta WHERE name = ?1", [META], |row| row.get(0)).ok()?;
+    let salvage: Salvage = serde_json::from_str(&told).ok()?;
+    salvage.aside.exists().then_some(salvage.aside)
 }

@@ -241,6 +241,34 @@ fn the_process_that_was_replacing_a_file_may_be_killed() {
 }
 
 #[test]
+fn the_log_of_a_damaged_file_is_not_replayed_into_the_new_one() {
+    for is_told in [true, false] {
+        let state = state();
+        let path = state.path().join(CATALOGUE_FILE);
+        let mut writer = Writer::open(state.path()).unwrap();
+        writer.put(&finished(1, MIDNIGHT_S)).unwrap();
+        Connection::open(&path).unwrap().execute("DELETE FROM change", []).unwrap();
+        writer.put(&finished(2, MIDNIGHT_S)).unwrap();
+        let aside = writer.salvaged.take().unwrap().aside;
+        if !is_told {
+            writer.set_meta("salvage", "{").unwrap();
+        }
+        drop(writer);
+        // As after a crash between the two renames: the log has all of another database.
+        let other = self::state();
+        let mut writer = Writer::open(other.path()).unwrap();
+        writer.put(&finished(3, MIDNIGHT_S)).unwrap();
+        let log = fs::read(beside(&other.path().join(CATALOGUE_FILE), "-wal")).unwrap();
+        assert!(!log.is_empty());
+        fs::rename(&path, beside(&path, ".salvaged")).unwrap();
+        fs::write(beside(&path, "-wal"), &log).unwrap();
+        let writer = Writer::open(state.path()).unwrap();
+        assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["2", "1"]);
+        assert_eq!(fs::read(beside(&aside, "-wal")).ok() == Some(log), is_told, "it is kept with its file");
+    }
+}
+
+#[test]
 fn rows_of_an_earlier_version_get_their_checksums_in_time() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
