@@ -2,7 +2,9 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
+use std::fs;
 use std::ops::Deref;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use met_core::course::Course;
@@ -151,7 +153,12 @@ const PAGE_ROWS: usize = 64;
 /// Reads the store of a state directory, also while it is written and before there is one.
 pub struct Reader {
     queries: Queries,
+    /// The file that it began with, if it was there.
+    file: Option<FileId>,
 }
+
+/// Device and inode.
+type FileId = (u64, u64);
 
 impl Reader {
     pub fn open(state: &Path) -> Result<Reader, StoreError> {
@@ -161,9 +168,11 @@ impl Reader {
     /// As [`Reader::open`], where catalogue or series lie elsewhere.
     pub fn open_with(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
         let queries = Queries::new(state, backends)?;
+        // Before it is opened: of a file that is replaced in between it is then said once too often.
+        let file = queries.file();
         match queries.catalogue() {
             // What can be read of it is.
-            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries }),
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file }),
             Err(error) => Err(error),
         }
     }
@@ -181,6 +190,7 @@ impl Reader {
     /// As [`Reader::open_with`] for one question, also where there is no space for what SQLite needs to read.
     pub fn open_without_space(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
         let queries = Queries::new(state, backends)?;
+        let file = queries.file();
         match queries.catalogue() {
             Err(error) if error.is_no_space() => {
                 let path = state.join(CATALOGUE_FILE);
@@ -190,10 +200,17 @@ impl Reader {
                         catalogue: OnceCell::from(Box::new(catalogue) as Box<dyn Sql>),
                         ..queries
                     },
+                    file,
                 })
             }
-            opened => opened.map(drop).map(|()| Reader { queries }),
+            opened => opened.map(drop).map(|()| Reader { queries, file }),
         }
+    }
+
+    /// Whether another file has taken the place of the one that this reads, as after a repair: open a new reader.
+    pub fn is_replaced(&self) -> bool {
+        // Between its two renames there is none, and the old one is better.
+        self.queries.file().is_some_and(|file| Some(file) != self.file)
     }
 }
 
@@ -242,6 +259,11 @@ impl Queries {
 
     pub(crate) fn catalogue_path(&self) -> PathBuf {
         self.state.join(CATALOGUE_FILE)
+    }
+
+    fn file(&self) -> Option<FileId> {
+        let file = fs::metadata(self.catalogue_path()).ok().filter(|_| !self.is_elsewhere());
+        file.map(|file| (file.dev(), file.ino()))
     }
 
     pub(crate) fn catalogue(&self) -> Result<Option<&dyn Sql>, StoreError> {

@@ -31,6 +31,10 @@ const DETAIL: usize = 14;
 const ALIAS: usize = 15;
 const CHANGED: usize = 16;
 const SUM: usize = 17;
+/// No store has made so many changes: a higher number is damage, and counting on from it might end.
+const CHANGES_MAX: i64 = 1 << 53;
+/// How far beyond the jobs a counter that cannot be read may have been: removed jobs had numbers, too.
+const CHANGES_UNKNOWN: i64 = 1 << 32;
 
 /// What became of a damaged store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +79,8 @@ pub(crate) struct Found {
     pub records: Vec<Record>,
     pub lost: Vec<String>,
     pub incomplete: Vec<String>,
+    /// No change of the file had a higher number.
+    pub last_change: i64,
 }
 
 /// Rows as they are in the file.
@@ -86,6 +92,9 @@ struct Raw {
     /// By their rowids in the index of keys: which jobs there should be.
     known: HashMap<i64, (JobKey, String)>,
     names: Names,
+    /// The counter of changes, and the highest number that a job has.
+    counter: Option<i64>,
+    highest: i64,
     totals: HashMap<i64, HashMap<i64, [i64; 4]>>,
     summaries: HashMap<i64, HashMap<i64, Summary>>,
 }
@@ -106,6 +115,9 @@ impl Raw {
                 if cells.len() >= JOB_COLUMNS_MIN =>
             {
                 self.take_job(rowid, cells);
+            }
+            (Kind::Table(_), [Integer(last)]) if (0..CHANGES_MAX).contains(last) => {
+                self.counter = self.counter.max(Some(*last));
             }
             (Kind::Table(key), [Null, Text(text)]) => drop(self.names.insert(key, Some(text.clone()))),
             (Kind::Table(key), [Null, Text(text), sum]) => {
@@ -143,6 +155,10 @@ impl Raw {
             (Cell::Text(manager), Cell::Text(id)) => label(manager, id),
             _ => format!("row {rowid}"),
         };
+        let changed = integer(CHANGED).unwrap_or(0);
+        if (0..CHANGES_MAX).contains(&changed) {
+            self.highest = self.highest.max(changed);
+        }
         // In the file `alias` comes behind `detail`.
         let alias = cells.get(ALIAS).unwrap_or(&Cell::Null);
         let summed = cells[1..DETAIL].iter().chain([alias, &cells[DETAIL]]).map(value);
@@ -151,7 +167,6 @@ impl Raw {
             self.damaged.insert(rowid, name);
             return;
         };
-        let changed = integer(CHANGED).unwrap_or(0);
         let stored = Stored::new(rowid, record, changed, [integer(SUM + 1), integer(SUM + 2)]);
         // Of two images of one job the later is the job.
         let before = self.jobs.get(&stored.record.key).map(|before| before.changed);
@@ -162,6 +177,9 @@ impl Raw {
 
     fn finish(mut self) -> Found {
         let mut found = Found::default();
+        // One that is behind the jobs is damaged as well.
+        let counter = self.counter.filter(|&last| last >= self.highest);
+        found.last_change = counter.unwrap_or(self.highest + CHANGES_UNKNOWN);
         let mut jobs: Vec<Stored> = std::mem::take(&mut self.jobs).into_values().collect();
         jobs.sort_by_key(|stored| (stored.changed, stored.key));
         let keys: HashSet<&JobKey> = jobs.iter().map(|stored| &stored.record.key).collect();
@@ -233,6 +251,8 @@ pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
     let access = Access { exclusive: true, check: false };
     let sql = Sqlite::new(open_for_writing(&fresh, &CATALOGUE, access)?, &fresh);
     in_transaction(&sql, true, || {
+        // Whoever remembers a number of the old file gets everything that the new one has.
+        sql.execute("UPDATE change SET last = ?1", &[found.last_change.into()])?;
         let mut terms = Terms::new();
         found.records.iter().try_for_each(|record| record::write(&sql, &mut terms, record))?;
         copy_rest(path, &sql);

@@ -192,10 +192,13 @@ fn a_writer_that_meets_damage_goes_on_in_a_new_file() {
     let sql = writer.queries.catalogue.get().unwrap();
     sql.give_back().unwrap();
     let path = state.path().join(CATALOGUE_FILE);
+    let reader = Reader::open(state.path()).unwrap();
     let database = Connection::open(&path).unwrap();
     database.execute("DELETE FROM change", []).unwrap();
     drop(database);
+    assert!(!reader.is_replaced());
     writer.put(&finished(201, MIDNIGHT_S)).unwrap();
+    assert!(reader.is_replaced() && !Reader::open(state.path()).unwrap().is_replaced());
     let salvage = writer.salvaged.take().unwrap();
     assert_eq!((salvage.recovered, salvage.lost.len()), (200, 0));
     assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), 201);
@@ -238,6 +241,22 @@ fn the_process_that_was_replacing_a_file_may_be_killed() {
     let path = state.path().join(CATALOGUE_FILE);
     fs::rename(&path, beside(&path, ".salvaged")).unwrap();
     assert_eq!(Writer::open(state.path()).unwrap().jobs(&Filter::default()).unwrap().len(), 1);
+}
+
+#[test]
+fn a_new_file_counts_changes_on_from_the_damaged_one() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    (1..=5).for_each(|id| writer.put(&finished(id, MIDNIGHT_S)).unwrap());
+    // Its number is the highest, and only the counter knows it.
+    writer.remove(&finished(5, MIDNIGHT_S).key).unwrap();
+    let mark = writer.newest_change().unwrap();
+    drop(writer);
+    inbox::create(&state.path().join(CATALOGUE_FILE)).unwrap().write_all_at(&[0xa5; 100], 0).unwrap();
+    let writer = Writer::open(state.path()).unwrap();
+    assert_eq!(writer.salvaged.as_ref().map(|salvage| salvage.recovered), Some(4));
+    let changed = writer.changed_after(mark, 9).unwrap();
+    assert_eq!(changed.iter().map(|(number, _)| number - mark).collect::<Vec<_>>(), [1, 2, 3, 4]);
 }
 
 #[test]
