@@ -35,6 +35,8 @@ const SUM: usize = 17;
 const CHANGES_MAX: i64 = 1 << 53;
 /// How far beyond the jobs a counter that cannot be read may have been: removed jobs had numbers, too.
 const CHANGES_UNKNOWN: i64 = 1 << 32;
+/// Far more than is remembered beside jobs.
+const META_MAX: usize = 1000;
 
 /// What became of a damaged store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +81,8 @@ pub(crate) struct Found {
     pub records: Vec<Record>,
     pub lost: Vec<String>,
     pub incomplete: Vec<String>,
+    /// What was remembered that belongs to no job.
+    pub meta: HashMap<String, String>,
     /// No change of the file had a higher number.
     pub last_change: i64,
 }
@@ -92,6 +96,7 @@ struct Raw {
     /// By their rowids in the index of keys: which jobs there should be.
     known: HashMap<i64, (JobKey, String)>,
     names: Names,
+    meta: HashMap<String, String>,
     /// The counter of changes, and the highest number that a job has.
     counter: Option<i64>,
     highest: i64,
@@ -129,6 +134,12 @@ impl Raw {
                 [Integer(job), Integer(metric), Integer(value), Integer(kind), Integer(source)],
             ) => {
                 self.totals.entry(*job).or_default().insert(*metric, [*metric, *value, *kind, *source]);
+            }
+            // The version is the new file's own.
+            (Kind::Index, [Text(name), Text(value)])
+                if name != "schema" && name != META && self.meta.len() < META_MAX =>
+            {
+                self.meta.insert(name.clone(), value.clone());
             }
             (Kind::Index, [Integer(job), Integer(metric), mean, min, max, p50, p95]) => {
                 if let (Some(mean), Some(min), Some(max)) = (real(mean), real(min), real(max)) {
@@ -176,7 +187,7 @@ impl Raw {
     }
 
     fn finish(mut self) -> Found {
-        let mut found = Found::default();
+        let mut found = Found { meta: std::mem::take(&mut self.meta), ..Found::default() };
         // One that is behind the jobs is damaged as well.
         let counter = self.counter.filter(|&last| last >= self.highest);
         found.last_change = counter.unwrap_or(self.highest + CHANGES_UNKNOWN);
@@ -258,6 +269,9 @@ pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
         copy_rest(path, &sql);
         let text = serde_json::to_string(&salvage).unwrap_or_default();
         let remember = "INSERT OR REPLACE INTO meta (name, value) VALUES (?1, ?2)";
+        for (name, value) in &found.meta {
+            sql.execute(remember, &[name.into(), value.into()])?;
+        }
         sql.execute(remember, &[META.into(), (&text).into()]).map(drop)
     })?;
     drop(sql);

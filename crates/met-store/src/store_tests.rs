@@ -244,12 +244,14 @@ fn the_process_that_was_replacing_a_file_may_be_killed() {
 }
 
 #[test]
-fn a_new_file_counts_changes_on_from_the_damaged_one() {
+fn a_new_file_goes_on_with_numbers_and_cursors_of_the_damaged_one() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
     (1..=5).for_each(|id| writer.put(&finished(id, MIDNIGHT_S)).unwrap());
     // Its number is the highest, and only the counter knows it.
     writer.remove(&finished(5, MIDNIGHT_S).key).unwrap();
+    writer.set_meta("next_local_id", "6").unwrap();
+    writer.set_meta("cursor", "1").unwrap();
     let mark = writer.newest_change().unwrap();
     drop(writer);
     inbox::create(&state.path().join(CATALOGUE_FILE)).unwrap().write_all_at(&[0xa5; 100], 0).unwrap();
@@ -257,6 +259,9 @@ fn a_new_file_counts_changes_on_from_the_damaged_one() {
     assert_eq!(writer.salvaged.as_ref().map(|salvage| salvage.recovered), Some(4));
     let changed = writer.changed_after(mark, 9).unwrap();
     assert_eq!(changed.iter().map(|(number, _)| number - mark).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    let meta = |name: &str| writer.meta(name).unwrap();
+    assert_eq!((meta("next_local_id").as_deref(), meta("cursor").as_deref()), (Some("6"), Some("1")));
+    assert!(writer.last_salvage().is_some());
 }
 
 #[test]
