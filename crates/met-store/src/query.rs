@@ -2,7 +2,9 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
+use std::fs;
 use std::ops::Deref;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use met_core::course::Course;
@@ -129,6 +131,8 @@ pub struct Queries {
     pub(crate) catalogue: OnceCell<Box<dyn Sql>>,
     pub(crate) series: Box<dyn Series>,
     pub(crate) is_network: bool,
+    /// A writer opens its catalogue itself: a connection that only reads would take the place of the one that it needs.
+    pub(crate) is_writers: bool,
     /// What could not be read where the catalogue itself cannot be asked.
     noted: RefCell<Noted>,
     /// Why the catalogue is not to be asked, but looked through.
@@ -149,7 +153,12 @@ const PAGE_ROWS: usize = 64;
 /// Reads the store of a state directory, also while it is written and before there is one.
 pub struct Reader {
     queries: Queries,
+    /// The file that it began with, if it was there.
+    file: Option<FileId>,
 }
+
+/// Device and inode.
+type FileId = (u64, u64);
 
 impl Reader {
     pub fn open(state: &Path) -> Result<Reader, StoreError> {
@@ -159,9 +168,11 @@ impl Reader {
     /// As [`Reader::open`], where catalogue or series lie elsewhere.
     pub fn open_with(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
         let queries = Queries::new(state, backends)?;
+        // Before it is opened: of a file that is replaced in between it is then said once too often.
+        let file = queries.file();
         match queries.catalogue() {
             // What can be read of it is.
-            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries }),
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file }),
             Err(error) => Err(error),
         }
     }
@@ -179,6 +190,7 @@ impl Reader {
     /// As [`Reader::open_with`] for one question, also where there is no space for what SQLite needs to read.
     pub fn open_without_space(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
         let queries = Queries::new(state, backends)?;
+        let file = queries.file();
         match queries.catalogue() {
             Err(error) if error.is_no_space() => {
                 let path = state.join(CATALOGUE_FILE);
@@ -188,10 +200,17 @@ impl Reader {
                         catalogue: OnceCell::from(Box::new(catalogue) as Box<dyn Sql>),
                         ..queries
                     },
+                    file,
                 })
             }
-            opened => opened.map(drop).map(|()| Reader { queries }),
+            opened => opened.map(drop).map(|()| Reader { queries, file }),
         }
+    }
+
+    /// Whether another file has taken the place of the one that this reads, as after a repair: open a new reader.
+    pub fn is_replaced(&self) -> bool {
+        // Between its two renames there is none, and the old one is better.
+        self.queries.file().is_some_and(|file| Some(file) != self.file)
     }
 }
 
@@ -212,6 +231,7 @@ impl Queries {
             series: series::open(state, is_network, backends)?,
             backends: backends.clone(),
             is_network,
+            is_writers: false,
             noted: RefCell::default(),
             distrusted: None,
         })
@@ -241,7 +261,15 @@ impl Queries {
         self.state.join(CATALOGUE_FILE)
     }
 
+    fn file(&self) -> Option<FileId> {
+        let file = fs::metadata(self.catalogue_path()).ok().filter(|_| !self.is_elsewhere());
+        file.map(|file| (file.dev(), file.ino()))
+    }
+
     pub(crate) fn catalogue(&self) -> Result<Option<&dyn Sql>, StoreError> {
+        if self.is_writers {
+            return self.opened().map(Some);
+        }
         if self.catalogue.get().is_none() {
             let path = self.catalogue_path();
             let opened: Option<Box<dyn Sql>> = match &self.backends.catalogue {
@@ -254,6 +282,13 @@ impl Queries {
             }
         }
         Ok(self.catalogue.get().map(|catalogue| &**catalogue))
+    }
+
+    /// The catalogue of a writer, which is missing only while it is damaged and cannot be opened.
+    pub(crate) fn opened(&self) -> Result<&dyn Sql, StoreError> {
+        let what = || "it could not be opened again after damage was found".to_owned();
+        let missing = || StoreError::Damaged { path: self.catalogue_path(), what: what() };
+        self.catalogue.get().map(|catalogue| &**catalogue).ok_or_else(missing)
     }
 
     /// The catalogue, unless it was found to be damaged.

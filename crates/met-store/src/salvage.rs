@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::pages::{Cell, Kind, Pages};
 use crate::reading::{Names, Parts, Stored, Tally, label, put_summary, put_total};
 use crate::record::{self, Terms};
-use crate::schema::{Access, CATALOGUE, beside, move_to, name_aside, open_for_writing};
+use crate::schema::{Access, CATALOGUE, beside, move_to, name_aside, open_for_writing, open_frozen};
 use crate::sql::{Row, Sql, Value, in_transaction};
 use crate::sqlite::Sqlite;
 use crate::sums;
@@ -31,6 +31,12 @@ const DETAIL: usize = 14;
 const ALIAS: usize = 15;
 const CHANGED: usize = 16;
 const SUM: usize = 17;
+/// No store has made so many changes: a higher number is damage, and counting on from it might end.
+const CHANGES_MAX: i64 = 1 << 53;
+/// How far beyond the jobs a counter that cannot be read may have been: removed jobs had numbers, too.
+const CHANGES_UNKNOWN: i64 = 1 << 32;
+/// Far more than is remembered beside jobs.
+const META_MAX: usize = 1000;
 
 /// What became of a damaged store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +81,10 @@ pub(crate) struct Found {
     pub records: Vec<Record>,
     pub lost: Vec<String>,
     pub incomplete: Vec<String>,
+    /// What was remembered that belongs to no job.
+    pub meta: HashMap<String, String>,
+    /// No change of the file had a higher number.
+    pub last_change: i64,
 }
 
 /// Rows as they are in the file.
@@ -86,6 +96,10 @@ struct Raw {
     /// By their rowids in the index of keys: which jobs there should be.
     known: HashMap<i64, (JobKey, String)>,
     names: Names,
+    meta: HashMap<String, String>,
+    /// The counter of changes, and the highest number that a job has.
+    counter: Option<i64>,
+    highest: i64,
     totals: HashMap<i64, HashMap<i64, [i64; 4]>>,
     summaries: HashMap<i64, HashMap<i64, Summary>>,
 }
@@ -107,6 +121,9 @@ impl Raw {
             {
                 self.take_job(rowid, cells);
             }
+            (Kind::Table(_), [Integer(last)]) if (0..CHANGES_MAX).contains(last) => {
+                self.counter = self.counter.max(Some(*last));
+            }
             (Kind::Table(key), [Null, Text(text)]) => drop(self.names.insert(key, Some(text.clone()))),
             (Kind::Table(key), [Null, Text(text), sum]) => {
                 let fits = *sum == Null || *sum == Integer(sums::of_term(key, text));
@@ -117,6 +134,12 @@ impl Raw {
                 [Integer(job), Integer(metric), Integer(value), Integer(kind), Integer(source)],
             ) => {
                 self.totals.entry(*job).or_default().insert(*metric, [*metric, *value, *kind, *source]);
+            }
+            // The version is the new file's own.
+            (Kind::Index, [Text(name), Text(value)])
+                if name != "schema" && name != META && self.meta.len() < META_MAX =>
+            {
+                self.meta.insert(name.clone(), value.clone());
             }
             (Kind::Index, [Integer(job), Integer(metric), mean, min, max, p50, p95]) => {
                 if let (Some(mean), Some(min), Some(max)) = (real(mean), real(min), real(max)) {
@@ -143,6 +166,10 @@ impl Raw {
             (Cell::Text(manager), Cell::Text(id)) => label(manager, id),
             _ => format!("row {rowid}"),
         };
+        let changed = integer(CHANGED).unwrap_or(0);
+        if (0..CHANGES_MAX).contains(&changed) {
+            self.highest = self.highest.max(changed);
+        }
         // In the file `alias` comes behind `detail`.
         let alias = cells.get(ALIAS).unwrap_or(&Cell::Null);
         let summed = cells[1..DETAIL].iter().chain([alias, &cells[DETAIL]]).map(value);
@@ -151,7 +178,6 @@ impl Raw {
             self.damaged.insert(rowid, name);
             return;
         };
-        let changed = integer(CHANGED).unwrap_or(0);
         let stored = Stored::new(rowid, record, changed, [integer(SUM + 1), integer(SUM + 2)]);
         // Of two images of one job the later is the job.
         let before = self.jobs.get(&stored.record.key).map(|before| before.changed);
@@ -161,7 +187,10 @@ impl Raw {
     }
 
     fn finish(mut self) -> Found {
-        let mut found = Found::default();
+        let mut found = Found { meta: std::mem::take(&mut self.meta), ..Found::default() };
+        // One that is behind the jobs is damaged as well.
+        let counter = self.counter.filter(|&last| last >= self.highest);
+        found.last_change = counter.unwrap_or(self.highest + CHANGES_UNKNOWN);
         let mut jobs: Vec<Stored> = std::mem::take(&mut self.jobs).into_values().collect();
         jobs.sort_by_key(|stored| (stored.changed, stored.key));
         let keys: HashSet<&JobKey> = jobs.iter().map(|stored| &stored.record.key).collect();
@@ -233,11 +262,16 @@ pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
     let access = Access { exclusive: true, check: false };
     let sql = Sqlite::new(open_for_writing(&fresh, &CATALOGUE, access)?, &fresh);
     in_transaction(&sql, true, || {
+        // Whoever remembers a number of the old file gets everything that the new one has.
+        sql.execute("UPDATE change SET last = ?1", &[found.last_change.into()])?;
         let mut terms = Terms::new();
         found.records.iter().try_for_each(|record| record::write(&sql, &mut terms, record))?;
         copy_rest(path, &sql);
         let text = serde_json::to_string(&salvage).unwrap_or_default();
         let remember = "INSERT OR REPLACE INTO meta (name, value) VALUES (?1, ?2)";
+        for (name, value) in &found.meta {
+            sql.execute(remember, &[name.into(), value.into()])?;
+        }
         sql.execute(remember, &[META.into(), (&text).into()]).map(drop)
     })?;
     drop(sql);
@@ -281,5 +315,29 @@ pub(crate) fn take_over(path: &Path) -> Result<(), StoreError> {
     if path.exists() || !fresh.exists() {
         return Ok(());
     }
+    // SQLite would replay a log of the damaged file into the new one.
+    let aside = aside_of(&fresh);
+    for suffix in ["-wal", "-shm"] {
+        let left = beside(path, suffix);
+        let gone = match &aside {
+            Some(aside) => fs::rename(&left, beside(aside, suffix)),
+            None => fs::remove_file(&left),
+        };
+        match gone {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(StoreError::io(&left)(error));
+            }
+            _ => {}
+        }
+    }
     fs::rename(&fresh, path).map_err(StoreError::io(path))
+}
+
+/// Where the damaged file is that a new one, which nobody has open, was made of.
+fn aside_of(fresh: &Path) -> Option<PathBuf> {
+    let connection = open_frozen(fresh).ok()?;
+    let told: String =
+        connection.query_row("SELECT value FROM meta WHERE name = ?1", [META], |row| row.get(0)).ok()?;
+    let salvage: Salvage = serde_json::from_str(&told).ok()?;
+    salvage.aside.exists().then_some(salvage.aside)
 }

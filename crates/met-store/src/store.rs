@@ -97,6 +97,7 @@ impl Writer {
             inbox::private_dir(&folder).map_err(StoreError::io(&folder))?;
         }
         queries.catalogue = OnceCell::from(catalogue);
+        queries.is_writers = true;
         let moved_aside = salvaged.as_ref().map(|salvage| salvage.aside.clone());
         Ok(Writer { queries, moved_aside, salvaged, always_durable: false, terms: Terms::new(), _lock: lock })
     }
@@ -124,13 +125,14 @@ impl Writer {
 
     fn try_put(&mut self, records: &[Record], instead_of: &[JobKey]) -> Result<(), StoreError> {
         let durable = self.always_durable || records.iter().any(|record| !record.state.is_live());
+        self.reopen()?;
         let terms = &mut self.terms;
-        let Some(sql) = self.queries.catalogue.get() else { return Ok(()) };
-        let result = in_transaction(&**sql, durable, || {
+        let sql = self.queries.opened()?;
+        let result = in_transaction(sql, durable, || {
             for key in instead_of {
-                record::delete(&**sql, key)?;
+                record::delete(sql, key)?;
             }
-            records.iter().try_for_each(|record| record::write(&**sql, terms, record))
+            records.iter().try_for_each(|record| record::write(sql, terms, record))
         });
         if result.is_err() {
             self.terms.clear();
@@ -151,12 +153,12 @@ impl Writer {
     }
 
     /// Writes to the catalogue, in one transaction that a crash may undo.
-    pub(crate) fn in_catalogue<T: Default>(
+    pub(crate) fn in_catalogue<T>(
         &mut self,
         work: impl FnOnce(&dyn Sql) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let Some(sql) = self.queries.catalogue.get() else { return Ok(T::default()) };
-        let done = in_transaction(&**sql, false, || work(&**sql));
+        let opened = self.reopen().and_then(|()| self.queries.opened());
+        let done = opened.and_then(|sql| in_transaction(sql, false, || work(sql)));
         if let Err(StoreError::Damaged { what, .. }) = &done {
             // The same again goes to the new one.
             self.repair(what)?;
@@ -257,8 +259,9 @@ impl Writer {
         {
             dir.remove().map_err(StoreError::io(dir.path()))?;
         }
-        let Some(sql) = self.queries.catalogue.get() else { return Ok(()) };
-        in_transaction(&**sql, true, || record::delete(&**sql, key).map(drop))
+        self.reopen()?;
+        let sql = self.queries.opened()?;
+        in_transaction(sql, true, || record::delete(sql, key).map(drop))
     }
 
     /// Remembers something that belongs to no job.
@@ -273,8 +276,8 @@ impl Writer {
         if self.queries.is_elsewhere() || !is_check_due(&self.queries.catalogue_path()) {
             return Ok(());
         }
-        let Some(sql) = self.queries.catalogue.get() else { return Ok(()) };
-        match look(&**sql, &self.queries.catalogue_path()) {
+        let opened = self.reopen().and_then(|()| self.queries.opened());
+        match opened.and_then(|sql| look(sql, &self.queries.catalogue_path())) {
             Err(StoreError::Damaged { what, .. }) => self.repair(&what),
             result => result,
         }
@@ -289,15 +292,25 @@ impl Writer {
         drop(self.queries.catalogue.take());
         self.terms.clear();
         let salvage = salvage::replace(&path, why);
-        let opened = open_checked(&path, self.queries.is_network, false);
         // Without the new one the old one is better than none.
-        if let Ok(sql) = opened {
-            self.queries.catalogue = OnceCell::from(Box::new(sql) as Box<dyn Sql>);
-        }
+        let opened = self.reopen();
         let salvage = salvage?;
         let _ = fs::remove_file(beside(&path, SUSPECT));
         self.moved_aside = Some(salvage.aside.clone());
         self.salvaged = Some(salvage);
+        opened
+    }
+
+    /// Opens the catalogue again where a repair could not: nothing is accepted before there is one.
+    fn reopen(&mut self) -> Result<(), StoreError> {
+        if self.queries.catalogue.get().is_some() {
+            return Ok(());
+        }
+        let path = self.queries.catalogue_path();
+        // Else an empty file would be created beside a salvaged one.
+        salvage::take_over(&path)?;
+        let sql = open_checked(&path, self.queries.is_network, false)?;
+        self.queries.catalogue = OnceCell::from(Box::new(sql) as Box<dyn Sql>);
         Ok(())
     }
 }

@@ -192,13 +192,44 @@ fn a_writer_that_meets_damage_goes_on_in_a_new_file() {
     let sql = writer.queries.catalogue.get().unwrap();
     sql.give_back().unwrap();
     let path = state.path().join(CATALOGUE_FILE);
+    let reader = Reader::open(state.path()).unwrap();
     let database = Connection::open(&path).unwrap();
     database.execute("DELETE FROM change", []).unwrap();
     drop(database);
+    assert!(!reader.is_replaced());
     writer.put(&finished(201, MIDNIGHT_S)).unwrap();
+    assert!(reader.is_replaced() && !Reader::open(state.path()).unwrap().is_replaced());
     let salvage = writer.salvaged.take().unwrap();
     assert_eq!((salvage.recovered, salvage.lost.len()), (200, 0));
     assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), 201);
+}
+
+#[test]
+fn a_writer_that_can_neither_repair_nor_open_its_file_accepts_nothing() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put_all(&(1..=200).map(|id| finished(id, MIDNIGHT_S)).collect::<Vec<_>>()).unwrap();
+    writer.queries.catalogue.get().unwrap().give_back().unwrap();
+    let path = state.path().join(CATALOGUE_FILE);
+    // The file that a repair writes cannot be created, and the damaged one cannot be opened.
+    let fresh = beside(&path, ".salvaged");
+    fs::create_dir(&fresh).unwrap();
+    Connection::open(&path).unwrap().execute("DELETE FROM change", []).unwrap();
+    inbox::create(&path).unwrap().write_all_at(&[0xa5; 4096], 0).unwrap();
+    for _ in 0..2 {
+        assert!(writer.put(&finished(201, MIDNIGHT_S)).is_err());
+        assert!(writer.set_meta("cursor", "1").is_err());
+        assert!(writer.remove(&finished(1, MIDNIGHT_S).key).is_err());
+        assert!(writer.look_after().is_err());
+        // Neither does a question put a connection that only reads in its place.
+        assert!(writer.meta("cursor").is_err());
+        assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), 200, "they are read from the pages");
+    }
+    fs::remove_dir(&fresh).unwrap();
+    writer.put(&finished(201, MIDNIGHT_S)).unwrap();
+    assert_eq!(writer.salvaged.take().unwrap().recovered, 200);
+    drop(writer);
+    assert_eq!(Reader::open(state.path()).unwrap().jobs(&Filter::default()).unwrap().len(), 201);
 }
 
 #[test]
@@ -210,6 +241,55 @@ fn the_process_that_was_replacing_a_file_may_be_killed() {
     let path = state.path().join(CATALOGUE_FILE);
     fs::rename(&path, beside(&path, ".salvaged")).unwrap();
     assert_eq!(Writer::open(state.path()).unwrap().jobs(&Filter::default()).unwrap().len(), 1);
+}
+
+#[test]
+fn a_new_file_goes_on_with_numbers_and_cursors_of_the_damaged_one() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    (1..=5).for_each(|id| writer.put(&finished(id, MIDNIGHT_S)).unwrap());
+    // Its number is the highest, and only the counter knows it.
+    writer.remove(&finished(5, MIDNIGHT_S).key).unwrap();
+    writer.set_meta("next_local_id", "6").unwrap();
+    writer.set_meta("cursor", "1").unwrap();
+    let mark = writer.newest_change().unwrap();
+    drop(writer);
+    inbox::create(&state.path().join(CATALOGUE_FILE)).unwrap().write_all_at(&[0xa5; 100], 0).unwrap();
+    let writer = Writer::open(state.path()).unwrap();
+    assert_eq!(writer.salvaged.as_ref().map(|salvage| salvage.recovered), Some(4));
+    let changed = writer.changed_after(mark, 9).unwrap();
+    assert_eq!(changed.iter().map(|(number, _)| number - mark).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    let meta = |name: &str| writer.meta(name).unwrap();
+    assert_eq!((meta("next_local_id").as_deref(), meta("cursor").as_deref()), (Some("6"), Some("1")));
+    assert!(writer.last_salvage().is_some());
+}
+
+#[test]
+fn the_log_of_a_damaged_file_is_not_replayed_into_the_new_one() {
+    for is_told in [true, false] {
+        let state = state();
+        let path = state.path().join(CATALOGUE_FILE);
+        let mut writer = Writer::open(state.path()).unwrap();
+        writer.put(&finished(1, MIDNIGHT_S)).unwrap();
+        Connection::open(&path).unwrap().execute("DELETE FROM change", []).unwrap();
+        writer.put(&finished(2, MIDNIGHT_S)).unwrap();
+        let aside = writer.salvaged.take().unwrap().aside;
+        if !is_told {
+            writer.set_meta("salvage", "{").unwrap();
+        }
+        drop(writer);
+        // As after a crash between the two renames: the log has all of another database.
+        let other = self::state();
+        let mut writer = Writer::open(other.path()).unwrap();
+        writer.put(&finished(3, MIDNIGHT_S)).unwrap();
+        let log = fs::read(beside(&other.path().join(CATALOGUE_FILE), "-wal")).unwrap();
+        assert!(!log.is_empty());
+        fs::rename(&path, beside(&path, ".salvaged")).unwrap();
+        fs::write(beside(&path, "-wal"), &log).unwrap();
+        let writer = Writer::open(state.path()).unwrap();
+        assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["2", "1"]);
+        assert_eq!(fs::read(beside(&aside, "-wal")).ok() == Some(log), is_told, "it is kept with its file");
+    }
 }
 
 #[test]

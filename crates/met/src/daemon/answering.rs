@@ -1,5 +1,7 @@
 //! Questions to a daemon: who may ask for which jobs, and what he is told.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record, State};
 use met_core::job_table::CPU;
@@ -118,7 +120,7 @@ impl Keeping {
     /// Warnings about jobs that are missing from lists. Only users who may see all jobs get their ids.
     fn damage_met(&mut self, access: Access) -> Vec<String> {
         let names = self.writer.take_unreadable();
-        if !names.is_empty() {
+        if !names.is_empty() && self.repairs.begin(Instant::now()) {
             // What can be saved is, so that it is met once.
             self.look_after_store();
         }

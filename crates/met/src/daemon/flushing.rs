@@ -151,8 +151,9 @@ impl Keeping {
 
     /// Looks through the store where there is a reason to, and saves what can be read of a damaged one.
     pub(super) fn look_after_store(&mut self) {
-        if let Err(error) = self.writer.look_after() {
-            tracing::error!("the store cannot be repaired: {error}");
+        let failure = self.writer.look_after().err().map(|error| error.to_string());
+        if let Some(failure) = self.repairs.ended(failure) {
+            tracing::error!("the store cannot be repaired: {failure}");
         }
         if let Some(salvage) = self.writer.salvaged.take() {
             self.writer.moved_aside = None;

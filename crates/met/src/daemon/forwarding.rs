@@ -239,7 +239,7 @@ struct Catalogue {
 impl Outbox for Catalogue {
     fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Changed> {
         let other = |error: met_store::StoreError| io::Error::other(error.to_string());
-        let reader = match self.reader.take() {
+        let reader = match self.reader.take().filter(|reader| !reader.is_replaced()) {
             Some(reader) => reader,
             None => Reader::open(&self.state).map_err(other)?,
         };
@@ -261,6 +261,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::view::sample;
 
     const HERE: &str = "https://one.example:9317";
 
@@ -307,6 +308,24 @@ mod tests {
         let (url, why) = why_not(&config, &place, folder.path());
         assert!(url == "http://10.0.0.1:9317" && why.contains("No such file"), "{url} {why}");
         assert!(check(&config, &place).is_err(), "who joins is refused");
+    }
+
+    #[test]
+    fn what_is_written_after_a_repair_is_sent() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = |id: u32| sample::full(id, "train");
+        let mut writer = met_store::Writer::open(folder.path()).unwrap();
+        (1..=9).for_each(|id| writer.put(&record(id)).unwrap());
+        let mut outbox = Catalogue { state: folder.path().to_owned(), reader: None };
+        let mark = outbox.changed_after(0, 100).unwrap().mark;
+        // A counter that is gone is damage: the next write goes to a new file.
+        let path = folder.path().join("store.db");
+        rusqlite::Connection::open(path).unwrap().execute("DELETE FROM change", []).unwrap();
+        writer.put(&record(10)).unwrap();
+        assert!(writer.salvaged.is_some());
+        let changed = outbox.changed_after(mark, 100).unwrap();
+        assert!(changed.records.iter().any(|record| record.key.id == "10"), "{:?}", changed.mark);
+        assert!(changed.mark > mark);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use super::identifying::Asking;
 use super::nesting::Outer;
 use super::permissions::Access;
 use super::plain::{self, Groups};
+use super::repairs::Repairs;
 use super::reservations::Reservations;
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
@@ -51,6 +52,7 @@ pub struct Keeping {
     pub(super) standing: Standing,
     pub(super) place: Place,
     pub(super) writer: Writer,
+    pub(super) repairs: Repairs,
     pub(super) sampling: Sampling,
     pub(super) finding: Option<Finding>,
     pub(super) jobs: HashMap<JobKey, Kept>,
@@ -109,6 +111,7 @@ impl Keeping {
             standing: Standing::of(setting),
             place: place.clone(),
             writer,
+            repairs: Repairs::default(),
             sampling: Sampling::start(setting.host.clone(), &setting.config, board.clone())?,
             finding: None,
             jobs: HashMap::new(),

@@ -22,6 +22,7 @@ mod nesting;
 mod permissions;
 mod plain;
 mod privilege;
+mod repairs;
 mod reservations;
 pub(crate) mod rest;
 mod sampling;
