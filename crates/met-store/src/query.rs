@@ -190,7 +190,9 @@ impl Reader {
                     },
                 })
             }
-            opened => opened.map(drop).map(|()| Reader { queries }),
+            // What can be read of it is.
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries }),
+            Err(error) => Err(error),
         }
     }
 }
