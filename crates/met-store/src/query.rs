@@ -203,7 +203,9 @@ impl Reader {
                     file,
                 })
             }
-            opened => opened.map(drop).map(|()| Reader { queries, file }),
+            // What can be read of it is.
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file }),
+            Err(error) => Err(error),
         }
     }
 

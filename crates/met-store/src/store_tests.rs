@@ -368,6 +368,26 @@ fn samples_of_a_user_above_the_share_go_and_those_of_others_stay() {
 }
 
 #[test]
+fn below_the_limit_no_file_of_a_day_is_opened() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let ada = of_user(1, "ada", MIDNIGHT_S, 10);
+    writer.put(&ada).unwrap();
+    writer.append_course(&ada.key, &course(MIDNIGHT_S * 1000, 1000, 50)).unwrap();
+    drop(writer);
+    // One that a newer program wrote: it is an error to open it.
+    let path = crate::series::path_of(state.path(), crate::day::of_ns(MIDNIGHT_S * SECOND_NS));
+    let connection = rusqlite::Connection::open(path).unwrap();
+    connection.pragma_update(None, "user_version", 99).unwrap();
+    drop(connection);
+    let mut writer = Writer::open(state.path()).unwrap();
+    let now_ns = (MIDNIGHT_S + DAY_S) * SECOND_NS;
+    let mut retain = |max_bytes| writer.retain(&Retention { max_age_ns: None, max_bytes }, now_ns);
+    assert_eq!(retain(Some(100 << 20)).unwrap(), Retained::default());
+    assert!(matches!(retain(Some(1)), Err(StoreError::Newer { .. })), "above it they are");
+}
+
+#[test]
 fn a_count_of_jobs_is_shared_fairly() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();

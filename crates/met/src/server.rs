@@ -229,17 +229,12 @@ fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply
             if let Bearer::User(name) = bearer {
                 filter.user = Some(name.clone());
             }
-            let (page, unreadable) = view.page(&filter.to_store())?;
-            let mut jobs = page.jobs;
-            filter.retain(&mut jobs);
+            let (page, unreadable) = view.page(&filter.to_store_for_reply())?;
             let warnings = match bearer {
                 Bearer::Operator(_) => jobs::unreadable(&unreadable),
                 _ => (!unreadable.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
             };
-            Ok(match filter.paged {
-                true => Reply::JobsPage { jobs, next: page.next, warnings: warnings.into_iter().collect() },
-                false => Reply::Jobs(jobs),
-            })
+            Ok(filter.reply(page, warnings.into_iter().collect()))
         }
         Request::Find(job) => find(view, bearer, &job, None, sees),
         Request::FindAfter { job, after } => find(view, bearer, &job, Some(&after), sees),

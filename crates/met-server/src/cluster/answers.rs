@@ -20,6 +20,8 @@ const ANSWERS_PER_CLIENT: usize = 4;
 const MADE_AT_ONCE: usize = 2;
 /// Bytes of all answers that were made and not sent yet.
 const UNSENT_BYTES_MAX: usize = 256 << 20;
+/// Of these, what one client may have: it alone waits for what it does not read.
+const CLIENT_BYTES_MAX: usize = 64 << 20;
 /// How long a client waits for its turn before it is sent away.
 const TURN_WITHIN: Duration = Duration::from_secs(10);
 /// Handed to the connection at a time: what it has is not counted here any more.
@@ -28,10 +30,26 @@ const CHUNK_BYTES: usize = 32 << 10;
 const CLIENTS: usize = 256;
 
 pub struct Answers {
-    clients: Mutex<HashMap<String, Arc<Semaphore>>>,
+    clients: Mutex<HashMap<String, Client>>,
     making: Arc<Semaphore>,
     unsent: Arc<Semaphore>,
     turn_within: Duration,
+}
+
+/// What one client may have.
+#[derive(Clone)]
+struct Client {
+    turns: Arc<Semaphore>,
+    unsent: Arc<Semaphore>,
+}
+
+impl Client {
+    fn new() -> Client {
+        Client {
+            turns: Arc::new(Semaphore::new(ANSWERS_PER_CLIENT)),
+            unsent: Arc::new(Semaphore::new(CLIENT_BYTES_MAX)),
+        }
+    }
 }
 
 impl Default for Answers {
@@ -54,20 +72,26 @@ impl Answers {
 }
 
 /// One of the answers that a client may have under way.
-pub type Turn = OwnedSemaphorePermit;
+pub struct Turn {
+    turn: OwnedSemaphorePermit,
+    unsent: Arc<Semaphore>,
+}
+
+/// What an answer holds until its last byte was sent: a turn, and its bytes of the client's and of all.
+type Held = [OwnedSemaphorePermit; 3];
 
 impl Answers {
     /// Waits until this client may have another answer; `None` if it does not take those it has.
     pub async fn turn(&self, client: &str) -> Option<Turn> {
-        let own = {
+        let Client { turns, unsent } = {
             let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
             if clients.len() >= CLIENTS {
-                clients.retain(|_, turns| turns.available_permits() < ANSWERS_PER_CLIENT);
+                clients.retain(|_, client| client.turns.available_permits() < ANSWERS_PER_CLIENT);
             }
-            let new = || Arc::new(Semaphore::new(ANSWERS_PER_CLIENT));
-            Arc::clone(clients.entry(client.to_owned()).or_insert_with(new))
+            clients.entry(client.to_owned()).or_insert_with(Client::new).clone()
         };
-        self.soon(own.acquire_owned()).await
+        let turn = self.soon(turns.acquire_owned()).await?;
+        Some(Turn { turn, unsent })
     }
 
     /// Makes an answer beside the thread that listens. It counts until its last byte was sent. `None` if too many
@@ -77,13 +101,18 @@ impl Answers {
         turn: Turn,
         work: impl FnOnce() -> Response + Send + 'static,
     ) -> Option<Response> {
-        let _making = self.soon(Arc::clone(&self.making).acquire_owned()).await?;
+        let making = self.soon(Arc::clone(&self.making).acquire_owned()).await?;
         let response = in_background(work).await?;
         let (head, body) = response.into_parts();
         let bytes = to_bytes(body, usize::MAX).await.ok()?;
-        let counted = u32::try_from(bytes.len().min(UNSENT_BYTES_MAX)).unwrap_or(u32::MAX);
-        let unsent = self.soon(Arc::clone(&self.unsent).acquire_many_owned(counted)).await?;
-        let held = Some((turn, unsent));
+        // What follows waits for clients to read, and others make theirs meanwhile.
+        drop(making);
+        let Turn { turn, unsent: own } = turn;
+        let counted = |most: usize| u32::try_from(bytes.len().min(most)).unwrap_or(u32::MAX);
+        // Its own first: in the queue for all it would be in the way of others.
+        let own = self.soon(own.acquire_many_owned(counted(CLIENT_BYTES_MAX))).await?;
+        let unsent = Arc::clone(&self.unsent).acquire_many_owned(counted(UNSENT_BYTES_MAX));
+        let held = Some([turn, own, self.soon(unsent).await?]);
         Some(Response::from_parts(head, Body::new(Sending { bytes, sent: 0, held })))
     }
 
@@ -99,7 +128,7 @@ impl Answers {
 struct Sending {
     bytes: Bytes,
     sent: usize,
-    held: Option<(Turn, OwnedSemaphorePermit)>,
+    held: Option<Held>,
 }
 
 impl hyper::body::Body for Sending {
@@ -174,6 +203,36 @@ mod tests {
             assert!(answer(&answers, "ada", 1 << 20).await.is_some());
             drop(unread.pop());
             assert!(answers.turn("eve").await.is_some());
+        });
+    }
+
+    #[test]
+    fn who_leaves_large_answers_unread_waits_for_his_own_share_and_holds_up_nobody() {
+        block_on(async {
+            let answers = Arc::new(Answers::default());
+            let half = CLIENT_BYTES_MAX / 2;
+            let unread = [answer(&answers, "eve", half).await, answer(&answers, "eve", half).await];
+            assert!(unread.iter().all(Option::is_some));
+            // As many as are made at once: they would keep the others from being made.
+            let waiting: Vec<_> = (0..MADE_AT_ONCE)
+                .map(|_| {
+                    let answers = Arc::clone(&answers);
+                    tokio::spawn(async move { answer(&answers, "eve", half).await.is_some() })
+                })
+                .collect();
+            let is_waiting = || {
+                answers.clients.lock().unwrap()["eve"].turns.available_permits() == 0
+                    && answers.making.available_permits() == MADE_AT_ONCE
+            };
+            while !is_waiting() && !waiting.iter().any(|waiting| waiting.is_finished()) {
+                tokio::task::yield_now().await;
+            }
+            assert!(answer(&answers, "ada", 1 << 20).await.is_some());
+            assert_eq!(answers.unsent.available_permits(), UNSENT_BYTES_MAX - 2 * half);
+            drop(unread);
+            for waiting in waiting {
+                assert!(waiting.await.unwrap(), "there is room again");
+            }
         });
     }
 }

@@ -67,8 +67,9 @@ impl Api {
 
     /// Who is asking, by a token, else by a certificate with the name of a node.
     fn bearer(&self, asker: &Asker, headers: &HeaderMap) -> Result<Bearer, Problem> {
-        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |error: met_store::StoreError| Problem::new(StatusCode::SERVICE_UNAVAILABLE, error);
+        log.refresh().map_err(failed)?;
         let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         if let Some(token) = shown.and_then(|shown| shown.strip_prefix("Bearer ")) {
             return access::bearer(&log, token.trim()).map_err(failed)?.ok_or_else(Problem::unknown);

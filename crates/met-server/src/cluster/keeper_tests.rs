@@ -633,3 +633,58 @@ fn ten_years_of_a_node_cost_as_many_pages_as_there_are_samples() {
     }
     keeper.stop();
 }
+
+/// A small file system of its own, gone with this.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<SmallDisk> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(folder.path());
+        let is_mounted = mount.output().is_ok_and(|done| done.status.success());
+        is_mounted.then(|| SmallDisk(folder))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+fn a_server_that_was_stopped_starts_and_lists_on_a_full_disk() {
+    use std::io::Write;
+
+    let Some(disk) = SmallDisk::mount() else {
+        let _ = writeln!(std::io::stderr(), "skipped: a small tmpfs cannot be mounted here");
+        return;
+    };
+    let state = disk.0.path();
+    let (keeper, view) = start(state, &["n1"]);
+    let running = record(LOCAL, "1", START_S, State::Running, 0);
+    send(&keeper, "n1", 1, vec![running.clone()], vec![]).unwrap();
+    let ballast = state.join("ballast");
+    let fill = || {
+        let mut ballast = std::fs::File::options().create(true).append(true).open(&ballast).unwrap();
+        while ballast.write_all(&[1; 4096]).is_ok() {}
+    };
+    let listed = |view: &ClusterView| view.page(&Filter::default()).unwrap().0.jobs.len();
+    fill();
+    assert_eq!(listed(&view), 1, "while it runs");
+    std::fs::remove_file(&ballast).unwrap();
+    keeper.stop();
+    assert!(!state.join("store.db-shm").exists(), "a clean stop leaves no shared memory");
+    fill();
+    assert!(met_store::Reader::open_with(state, &Backends::default()).is_err(), "the disk is full");
+    let keeper = Keeper::start(plan(state)).unwrap();
+    assert_eq!((listed(&view), view.nodes().unwrap().len()), (1, 1));
+    let mut log = Log::open_for_reading(state).unwrap();
+    assert!(log.is_node("n1").unwrap());
+    std::fs::remove_file(&ballast).unwrap();
+    Log::open(state).unwrap().enroll(&Bearer::Node("n2".to_owned()), b"n2", 2, false).unwrap();
+    log.refresh().unwrap();
+    assert!(log.is_node("n2").unwrap(), "with space again what is new is seen");
+    keeper.stop();
+}

@@ -40,7 +40,7 @@ impl ClusterView {
 
     /// Some jobs of a list, and what could not be read of it.
     pub fn page(&self, filter: &Filter) -> Result<(Page, Vec<String>), StoreError> {
-        let reader = Reader::open_with(&self.state, &self.backends)?;
+        let reader = Reader::open_without_space(&self.state, &self.backends)?;
         let mut page = reader.page(filter)?;
         page.jobs = self.with_figures(page.jobs)?;
         Ok((page, reader.take_unreadable()))

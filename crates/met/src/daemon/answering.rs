@@ -63,14 +63,10 @@ impl Keeping {
                 }
                 self.refresh();
                 self.discovered();
-                let page = self.writer.page(&filter.to_store())?;
+                let mut page = self.writer.page(&filter.to_store_for_reply())?;
                 let warnings = self.damage_met(access);
-                let mut jobs = self.with_live(page.jobs);
-                filter.retain(&mut jobs);
-                Ok(match filter.paged {
-                    true => Reply::JobsPage { jobs, next: page.next, warnings },
-                    false => Reply::Jobs(jobs),
-                })
+                page.jobs = self.with_live(page.jobs);
+                Ok(filter.reply(page, warnings))
             }
             Request::Find(job) => self.find(&job, None, peer, access),
             Request::FindAfter { job, after } => self.find(&job, Some(&after), peer, access),

@@ -3,8 +3,10 @@
 use met_core::bounds;
 use met_core::job::{Record, State};
 use met_core::listing::{self, Cursor};
-use met_store::Filter;
+use met_store::{Filter, Page};
 use serde::{Deserialize, Serialize};
+
+use crate::protocol::Reply;
 
 /// Which jobs are wanted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -38,6 +40,9 @@ pub struct JobsFilter {
 
 /// Records in one reply: a reader may be slow, and the reply is held until it is read.
 pub const PAGE_BYTES: usize = 4 << 20;
+/// Records in a reply to a client that knows no pages: one of an earlier version asks for 1000 jobs at a time, and takes a
+/// shorter list for the end of all. More than this is refused.
+pub const WHOLE_BYTES: usize = 16 << 20;
 /// Jobs in one reply.
 pub const PAGE_JOBS: usize = 500;
 
@@ -72,6 +77,32 @@ impl JobsFilter {
         }
     }
 
+    /// As [`JobsFilter::to_store`], for a reply to somebody else: its size is bounded in any case.
+    pub fn to_store_for_reply(&self) -> Filter {
+        let store = self.to_store();
+        Filter { max_bytes: store.max_bytes.or(Some(WHOLE_BYTES)), ..store }
+    }
+
+    /// The answer: a page that was asked for with [`JobsFilter::to_store_for_reply`], its running jobs looked at.
+    pub fn reply(&self, page: Page, warnings: Vec<String>) -> Reply {
+        let Page { mut jobs, next } = page;
+        let is_below = |limit: Option<usize>, count: usize| limit.is_none_or(|limit| count < limit);
+        let is_cut = next.is_some() && is_below(self.to_store().limit, jobs.len());
+        self.retain(&mut jobs);
+        if self.paged {
+            return Reply::JobsPage { jobs, next, warnings };
+        }
+        if is_cut && is_below(self.limit, jobs.len()) {
+            let most = WHOLE_BYTES >> 20;
+            let message = format!(
+                "these jobs are more than {most} MiB, too many for one answer: ask for them in pages, as a newer met \
+                 does, or for fewer by time, state or a limit"
+            );
+            return Reply::Error { message };
+        }
+        Reply::Jobs(jobs)
+    }
+
     /// Keeps what still fits after the running jobs were looked at.
     pub fn retain(&self, jobs: &mut Vec<Record>) {
         jobs.retain(|record| self.states.is_empty() || self.states.contains(&record.state));
@@ -95,4 +126,60 @@ pub fn page_of(mut jobs: Vec<Record>, after: Option<&Cursor>) -> (Vec<Record>, O
     let next = (count < jobs.len()).then(|| jobs[..count].last().map(Cursor::of)).flatten();
     jobs.truncate(count);
     (jobs, next)
+}
+
+#[cfg(test)]
+mod tests {
+    use met_store::{Reader, Writer};
+
+    use super::*;
+
+    /// A store with jobs of this size.
+    fn store(count: u32, bytes: usize) -> (tempfile::TempDir, Reader) {
+        let state = tempfile::tempdir().unwrap();
+        let mut writer = Writer::open(state.path()).unwrap();
+        let job = |id: u32| {
+            let command = vec!["x".repeat(bytes)];
+            Record { start_ns: Some(i64::from(id)), command, ..crate::view::sample::full(id, "train") }
+        };
+        writer.put_all(&(1..=count).map(job).collect::<Vec<_>>()).unwrap();
+        let reader = Reader::open(state.path()).unwrap();
+        (state, reader)
+    }
+
+    fn answer(reader: &Reader, filter: &JobsFilter) -> Reply {
+        filter.reply(reader.page(&filter.to_store_for_reply()).unwrap(), Vec::new())
+    }
+
+    #[test]
+    fn a_list_without_pages_is_bounded_and_not_cut_silently() {
+        let (_state, reader) = store(200, 120_000);
+        let all = JobsFilter::default();
+        let page = reader.page(&all.to_store_for_reply()).unwrap();
+        let bytes: usize = page.jobs.iter().map(bounds::bytes).sum();
+        assert!(bytes < WHOLE_BYTES + (10 << 20), "{bytes}");
+        let Reply::Error { message } = answer(&reader, &all) else { panic!("more than a reply holds") };
+        assert!(message.contains("16 MiB") && message.contains("in pages"), "{message}");
+        let older = JobsFilter { limit: Some(1000), ..JobsFilter::default() };
+        assert!(
+            matches!(answer(&reader, &older), Reply::Error { .. }),
+            "a short list would be taken for all"
+        );
+        let some = JobsFilter { limit: Some(20), ..JobsFilter::default() };
+        assert!(matches!(answer(&reader, &some), Reply::Jobs(jobs) if jobs.len() == 20));
+        let running = JobsFilter { states: vec![State::Running, State::Finished], ..some };
+        assert!(matches!(answer(&reader, &running), Reply::Jobs(jobs) if jobs.len() == 20));
+        let paged = JobsFilter { paged: true, ..all };
+        assert!(matches!(answer(&reader, &paged), Reply::JobsPage { next: Some(_), .. }));
+    }
+
+    #[test]
+    fn a_client_that_pages_by_time_gets_on_as_before() {
+        let (_state, reader) = store(1500, 100);
+        let mut filter = JobsFilter { limit: Some(1000), ..JobsFilter::default() };
+        let Reply::Jobs(first) = answer(&reader, &filter) else { panic!("it fits") };
+        assert_eq!(first.len(), 1000);
+        filter.until_ns = first.last().and_then(|job| job.start_ns);
+        assert!(matches!(answer(&reader, &filter), Reply::Jobs(rest) if rest.len() == 500));
+    }
 }
