@@ -3,7 +3,7 @@
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -549,6 +549,24 @@ impl Queries {
             asked => asked?.flatten(),
         };
         Ok(highest.map_or(1, |highest| highest.max(0) as u64 + 1))
+    }
+
+    /// The numbers of the local jobs in this range that the database has.
+    pub fn local_ids(&self, range: Range<u64>) -> Result<BTreeSet<u64>, StoreError> {
+        let (start, end) = (range.start, range.end.min(i64::MAX as u64));
+        let statement = format!(
+            "SELECT id_number FROM job WHERE manager = 'local' AND id_number >= {start} AND id_number < {end}"
+        );
+        let listed = |catalogue: &dyn Sql| sql::all(catalogue, &statement, &[], |row| row.get(0).integer());
+        let numbers = match self.ask(1, listed) {
+            Err(error @ StoreError::Damaged { .. }) => {
+                let local = self.rest(error)?.into_iter().filter(|record| record.key.manager == LOCAL);
+                local.map(|record| id_number(&record.key.id)).collect()
+            }
+            asked => asked?,
+        };
+        let numbers = numbers.into_iter().filter_map(|number| u64::try_from(number).ok());
+        Ok(numbers.filter(|number| range.contains(number)).collect())
     }
 
     /// All samples of a job.

@@ -30,18 +30,23 @@ pub enum Unreachable {
     Absent,
     /// A process listens and does not answer: it hangs, or is stopped.
     Silent { pid: Option<u32> },
+    /// It refuses the connection, for lack of room: later it may not.
+    Busy { pid: Option<u32>, reason: String },
     /// It has no version of the protocol in common with this program.
     Foreign { pid: Option<u32>, protocol: u32 },
-    /// It refused, closed the connection or is leaving.
+    /// It closed the connection or is leaving.
     Failed(io::Error),
 }
 
 impl Unreachable {
     /// A copy, if a daemon runs but cannot be used.
     pub fn again(&self) -> Option<Unreachable> {
-        match *self {
-            Unreachable::Silent { pid } => Some(Unreachable::Silent { pid }),
-            Unreachable::Foreign { pid, protocol } => Some(Unreachable::Foreign { pid, protocol }),
+        match self {
+            &Unreachable::Silent { pid } => Some(Unreachable::Silent { pid }),
+            Unreachable::Busy { pid, reason } => {
+                Some(Unreachable::Busy { pid: *pid, reason: reason.clone() })
+            }
+            &Unreachable::Foreign { pid, protocol } => Some(Unreachable::Foreign { pid, protocol }),
             Unreachable::Absent | Unreachable::Failed(_) => None,
         }
     }
@@ -55,6 +60,7 @@ impl Unreachable {
             Unreachable::Silent { pid: None } => {
                 Some("end it; jobs run on, and the next daemon takes them up".to_owned())
             }
+            Unreachable::Busy { .. } => Some("try again in a moment".to_owned()),
             Unreachable::Foreign { .. } => {
                 Some("restart it with this version of met, or use the version of the daemon".to_owned())
             }
@@ -72,6 +78,9 @@ impl fmt::Display for Unreachable {
         match self {
             Unreachable::Absent => out.write_str("no daemon runs"),
             Unreachable::Silent { pid } => write!(out, "{} does not answer", daemon(pid)),
+            Unreachable::Busy { pid, reason } => {
+                write!(out, "{} refuses the connection: {reason}", daemon(pid))
+            }
             Unreachable::Foreign { pid, protocol } => write!(
                 out,
                 "{} speaks protocol {protocol}, this met {PROTOCOL_OLDEST} to {PROTOCOL}",
@@ -119,6 +128,10 @@ impl Client {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(Unreachable::Silent { pid });
             }
+            // A system daemon refuses greetings only if it has no room.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(Unreachable::Busy { pid, reason: error.to_string() });
+            }
             Err(error) => return Err(Unreachable::Failed(error)),
         };
         client.be_patient(ANSWERS_WITHIN).map_err(Unreachable::Failed)?;
@@ -143,12 +156,13 @@ impl Client {
             kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, Unreachable::Silent { pid: self.pid }),
             _ => error,
         };
-        // "broken pipe" says nothing of a daemon that closed the connection.
-        write_frame(&mut self.stream, request).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => silent(error),
-            _ => io::ErrorKind::ConnectionReset.into(),
-        })?;
-        match read_frame(&mut self.stream).map_err(silent)? {
+        let reply = match write_frame(&mut self.stream, request) {
+            Ok(()) => read_frame(&mut self.stream).map_err(silent)?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(silent(error)),
+            // "broken pipe" says nothing of a daemon that closed the connection; what it sent before may.
+            Err(_) => read_frame(&mut self.stream).map_err(|_| io::ErrorKind::ConnectionReset)?,
+        };
+        match reply {
             Reply::Error { message } => Err(io::Error::new(io::ErrorKind::PermissionDenied, message)),
             Reply::Leaving => Err(io::ErrorKind::ConnectionReset.into()),
             reply => Ok(reply),
@@ -313,5 +327,19 @@ mod tests {
             let Err(failed) = greeted_by(reply) else { panic!("asked") };
             assert!(matches!(failed, Unreachable::Failed(_)) && failed.again().is_none());
         }
+    }
+
+    #[test]
+    fn a_daemon_without_room_is_busy_also_if_it_hung_up_before_the_greeting() {
+        let full = || Reply::Error { message: "too many connections".to_owned() };
+        let Err(busy) = greeted_by(full()) else { panic!("asked") };
+        assert!(matches!(busy, Unreachable::Busy { .. }), "{busy}");
+        assert!(busy.again().is_some() && busy.remedy().is_some());
+        let (mut theirs, ours) = UnixStream::pair().unwrap();
+        write_frame(&mut theirs, &full()).unwrap();
+        drop(theirs);
+        let mut client = Client { stream: ours, pid: None, protocol: PROTOCOL };
+        let refused = client.call(&Request::Hello(Hello::ours(false))).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     }
 }

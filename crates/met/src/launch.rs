@@ -114,8 +114,11 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         inbox: draft.keep.then(|| setting.user.clone()),
         detached,
         until_last: draft.until_last,
-        // A daemon that hangs now can take the job up later; one of another version cannot.
-        daemon: setting.daemon_place(matches!(system, Ok(_) | Err(Unreachable::Silent { .. }))),
+        // A daemon that hangs or is busy now can take the job up later; one of another version cannot.
+        daemon: setting.daemon_place(matches!(
+            system,
+            Ok(_) | Err(Unreachable::Silent { .. } | Unreachable::Busy { .. })
+        )),
         events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
         env: draft
             .env
@@ -138,7 +141,7 @@ fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
 fn live_events(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Option<Vec<String>> {
     let reply = match system {
         Ok(system) => system.call(&Request::InForce).ok(),
-        Err(Unreachable::Silent { .. }) => None,
+        Err(Unreachable::Silent { .. } | Unreachable::Busy { .. }) => None,
         Err(_) => setting.user_daemon_for_start().ok()?.call(&Request::InForce).ok(),
     };
     let Some(Reply::InForce(held)) = reply else { return None };
@@ -155,7 +158,9 @@ fn reserve(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Resul
     let reserve_own = || JobDir::reserve_own(state, rustix::process::getuid().as_raw()).map_err(unkept);
     let client = match system {
         Ok(client) => client,
-        Err(Unreachable::Silent { .. } | Unreachable::Foreign { .. }) => return Ok(reserve_own()?.0),
+        Err(Unreachable::Silent { .. } | Unreachable::Busy { .. } | Unreachable::Foreign { .. }) => {
+            return Ok(reserve_own()?.0);
+        }
         Err(Unreachable::Absent | Unreachable::Failed(_)) => {
             return Ok(JobDir::reserve(state, 1).map_err(unkept)?.0);
         }
@@ -358,4 +363,35 @@ pub fn run_as_supervisor(arguments: &[OsString]) -> Result<()> {
         None => supervise::supervise_attached(assignment, channel),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use met_store::inbox::{SHARED_IDS_END, own_ids};
+
+    use super::*;
+    use crate::paths::Place;
+
+    #[test]
+    fn a_job_that_starts_while_the_system_daemon_is_busy_gets_an_id_of_the_users_own() {
+        let root = tempfile::tempdir().unwrap();
+        let place =
+            Place { state: root.path().join("state"), runtime: root.path().join("run"), system: false };
+        let setting = Setting {
+            host: Host::real().unwrap(),
+            config: Default::default(),
+            config_path: None,
+            user: place.clone(),
+            system: place,
+            server: None,
+            reach: Default::default(),
+        };
+        let own = own_ids(rustix::process::getuid().as_raw());
+        for busy in
+            [Unreachable::Busy { pid: None, reason: String::new() }, Unreachable::Silent { pid: None }]
+        {
+            assert!(own.contains(&reserve(&setting, &mut Err(busy)).unwrap()));
+        }
+        assert!(reserve(&setting, &mut Err(Unreachable::Absent)).unwrap() < SHARED_IDS_END);
+    }
 }

@@ -165,7 +165,8 @@ fn is_closed(folder: &Stat, entry: Option<&Stat>) -> bool {
     const OTHERS_WRITE: u32 = 0o002;
     const GROUP_WRITES: u32 = 0o020;
     const STICKY: u32 = 0o1000;
-    let is_open = folder.st_mode & OTHERS_WRITE != 0 || folder.st_mode & GROUP_WRITES != 0 && folder.st_gid != 0;
+    let is_open =
+        folder.st_mode & OTHERS_WRITE != 0 || folder.st_mode & GROUP_WRITES != 0 && folder.st_gid != 0;
     let is_sticky = folder.st_mode & STICKY != 0;
     // In a sticky directory everybody makes entries, and only their owners replace them.
     is_ours(folder.st_uid) && (!is_open || is_sticky && entry.is_none_or(|entry| is_ours(entry.st_uid)))

@@ -149,6 +149,8 @@ pub fn a_job_comes_back_whole(place: &Place) {
     assert_eq!(writer.next_local_id().unwrap(), 2);
     writer.put(&finished(1_001_000_000_001, place.start_s)).unwrap();
     assert_eq!(writer.next_local_id().unwrap(), 2, "the ids that a user gives himself are not followed");
+    assert_eq!(writer.local_ids(1..100).unwrap(), [1].into());
+    assert_eq!(writer.local_ids(2..u64::MAX).unwrap(), [1_001_000_000_001].into());
 }
 
 pub fn an_end_is_not_overwritten_by_a_late_live_record(place: &Place) {

@@ -153,7 +153,7 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         return Err(none_answers(setting, args, &own, missed));
     };
     if let Some(missed) = missed {
-        writeln!(io::stderr(), "met: {missed}; the next one does")?;
+        writeln!(io::stderr(), "met: {missed}; asking the next one")?;
     }
     if args.stop {
         return stop(&mut client, place, for_everybody);

@@ -133,9 +133,7 @@ impl Connections {
             match self.idlest(whose) {
                 Some(index) => gone.extend(self.remove(&[index])),
                 None => {
-                    connection.reply(&Reply::Error {
-                        message: "too many connections to the daemon; try again".to_owned(),
-                    });
+                    connection.reply(&Reply::Error { message: "too many connections".to_owned() });
                     connection.flush();
                     return gone;
                 }

@@ -137,6 +137,7 @@ impl Keeping {
     }
 
     pub fn retain(&mut self) {
+        self.announced_bytes = 0;
         if let Err(error) = inbox::clean(&self.place.state) {
             tracing::warn!("{}: {error}", self.place.state.display());
         }

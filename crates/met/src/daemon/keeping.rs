@@ -69,6 +69,8 @@ pub struct Keeping {
     pub(super) groups: Option<Groups>,
     pub(super) made: Made,
     pub(super) reservations: Reservations,
+    /// What users announced since the last retention.
+    pub(super) announced_bytes: u64,
     /// For reading ends when no descriptors are left.
     pub(super) spare: Spare,
     pub(super) schedulers: Schedulers,
@@ -123,6 +125,7 @@ impl Keeping {
             groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
             made: Made::default(),
             reservations: Reservations::default(),
+            announced_bytes: 0,
             spare: Spare::hold(),
             schedulers,
             unwritten: Unwritten::default(),
@@ -234,8 +237,10 @@ impl Keeping {
             return Ok(Reply::Done);
         }
         claims::vouch_start(&self.host, &self.made, &mut record, known.as_ref(), peer)?;
+        self.check_quota(&record, peer)?;
         record.state = State::Running;
         self.place_inside(&mut record, known.as_ref(), peer);
+        self.count_announced(&record);
         self.writer.put(&record)?;
         // From now on the store knows whose it is.
         if let Ok(id) = record.key.id.parse() {
@@ -298,6 +303,7 @@ impl Keeping {
         }
         claims::vouch_end(&self.made, &mut record, known.as_ref(), peer);
         self.place_inside(&mut record, known.as_ref(), peer);
+        self.count_announced(&record);
         self.close_job(record)?;
         Ok(Reply::Done)
     }

@@ -22,6 +22,7 @@ mod nesting;
 mod permissions;
 mod plain;
 mod privilege;
+mod quotas;
 mod repairs;
 mod reservations;
 pub(crate) mod rest;
@@ -359,7 +360,7 @@ impl Daemon {
             self.keeping.sweep();
             self.next_flush = now + self.keeping.flush_every();
         }
-        if now >= self.next_retention {
+        if now >= self.next_retention || self.keeping.is_retention_due() {
             // Without jobs nothing else writes what was learned of the machine meanwhile.
             self.keeping.flush();
             self.keeping.retain();

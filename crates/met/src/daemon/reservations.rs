@@ -5,11 +5,11 @@
 //! nobody else's.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use met_core::job::LOCAL;
-use met_store::inbox::{self, JobDir};
+use met_store::inbox::{self, JobDir, SHARED_IDS_END};
 
 use super::keeping::Keeping;
 use super::socket::Peer;
@@ -22,8 +22,12 @@ const PER_USER_MAX: usize = 4096;
 const TOTAL_MAX: usize = 65_536;
 /// Between a reservation and the start that uses it lies a fork.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15 * 60);
-/// Where as many ids in a row are taken the next one is sought behind all of them.
-const PROBES_MAX: u64 = 64;
+/// Expired ids that are remembered; more are skipped.
+const FREE_MAX: usize = 65_536;
+/// Ids that the store is asked for at once.
+const CHUNK: u64 = 1024;
+/// An id from further ahead is sought in so many chunks, then behind all others.
+const CHUNKS_AHEAD_MAX: u64 = 16;
 /// Written so far ahead that not every reservation is a write. A restart skips no more than these.
 const BLOCK: u64 = 64;
 /// In the store: where the next daemon goes on.
@@ -47,7 +51,7 @@ struct Reserved {
 
 /// What a store knows of ids.
 trait Known {
-    fn is_taken(&self, id: u64) -> Result<bool>;
+    fn taken(&self, ids: Range<u64>) -> Result<BTreeSet<u64>>;
     fn highest(&self) -> Result<u64>;
 }
 
@@ -71,9 +75,20 @@ impl Reservations {
                 self.free.insert(id);
             }
         }
+        // Who reserves and starts nothing moves the ids of others only until it expires.
+        while self.free.last().is_some_and(|&id| id + 1 == self.next) {
+            self.free.pop_last();
+            self.next -= 1;
+        }
+        while self.free.len() > FREE_MAX {
+            self.free.pop_first();
+        }
     }
 
     fn take(&mut self, at_least: u64, uid: u32, now: Instant, known: &dyn Known) -> Result<u64> {
+        if at_least >= SHARED_IDS_END {
+            bail!("{at_least} is beyond the job ids that users share");
+        }
         // A user's own ids are not far from everybody's, unless he means to use them all up.
         if at_least > self.next + ID_LEAP_MAX {
             bail!("job ids are at {}; {at_least} is too far ahead", self.next);
@@ -86,9 +101,10 @@ impl Reservations {
         let id = match self.freed(at_least, known)? {
             Some(id) => id,
             None => {
-                let id = self.fresh(at_least.max(self.next), known)?;
+                let is_ahead = at_least > self.next;
+                let id = self.fresh(at_least.max(self.next), is_ahead, known)?;
                 // One that somebody asked for from further ahead moves nobody else's.
-                if at_least <= self.next {
+                if !is_ahead {
                     self.next = id + 1;
                 }
                 id
@@ -102,27 +118,39 @@ impl Reservations {
         while let Some(&id) = self.free.range(at_least..).next() {
             self.free.remove(&id);
             // Somebody who had expired may have used it all the same.
-            if !self.by_id.contains_key(&id) && !known.is_taken(id)? {
+            if !self.by_id.contains_key(&id) && known.taken(id..id + 1)?.is_empty() {
                 return Ok(Some(id));
             }
         }
         Ok(None)
     }
 
-    fn fresh(&self, from: u64, known: &dyn Known) -> Result<u64> {
-        for id in from..from + PROBES_MAX {
-            if !self.by_id.contains_key(&id) && !known.is_taken(id)? {
+    /// The first id from here that is free: others' ids further ahead do not count.
+    fn fresh(&self, from: u64, is_ahead: bool, known: &dyn Known) -> Result<u64> {
+        for (number, start) in (from..SHARED_IDS_END).step_by(CHUNK as usize).enumerate() {
+            // What an ordinary request has stepped over the next one does not look at; this is done each time.
+            if is_ahead && number as u64 >= CHUNKS_AHEAD_MAX {
+                break;
+            }
+            let chunk = start..(start + CHUNK).min(SHARED_IDS_END);
+            let taken = known.taken(chunk.clone())?;
+            let is_free = |id: &u64| !self.by_id.contains_key(id) && !taken.contains(id);
+            if let Some(id) = chunk.into_iter().find(is_free) {
                 return Ok(id);
             }
         }
         let reserved = self.by_id.last_key_value().map_or(0, |(&id, _)| id);
-        Ok(known.highest()?.max(reserved).max(from) + 1)
+        let behind = known.highest()?.max(reserved).max(from) + 1;
+        if !is_ahead || behind >= SHARED_IDS_END {
+            bail!("no job id is left");
+        }
+        Ok(behind)
     }
 }
 
 impl Known for met_store::Queries {
-    fn is_taken(&self, id: u64) -> Result<bool> {
-        Ok(!self.find(Some(LOCAL), &id.to_string())?.is_empty())
+    fn taken(&self, ids: Range<u64>) -> Result<BTreeSet<u64>> {
+        Ok(self.local_ids(ids)?)
     }
 
     fn highest(&self) -> Result<u64> {
@@ -142,7 +170,7 @@ impl Keeping {
         }
         let id = self.reservations.take(at_least, peer.uid, Instant::now(), &*self.writer)?;
         if self.reservations.next > self.reservations.written {
-            self.reservations.written = self.reservations.next + BLOCK;
+            self.reservations.written = (self.reservations.next + BLOCK).min(SHARED_IDS_END);
             self.writer.set_meta(META, &self.reservations.written.to_string())?;
         }
         Ok(Reply::Reserved { id })
@@ -165,8 +193,8 @@ mod tests {
     use super::*;
 
     impl Known for HashSet<u64> {
-        fn is_taken(&self, id: u64) -> Result<bool> {
-            Ok(self.contains(&id))
+        fn taken(&self, ids: Range<u64>) -> Result<BTreeSet<u64>> {
+            Ok(self.iter().copied().filter(|id| ids.contains(id)).collect())
         }
 
         fn highest(&self) -> Result<u64> {
@@ -193,7 +221,7 @@ mod tests {
             let Some(id) = ask(&mut all, 7, later) else { break };
             assert!(id <= next, "{id} was never given before");
         }
-        assert_eq!(all.next, next + 1);
+        assert!(all.next <= next + 1, "{}", all.next);
     }
 
     #[test]
@@ -224,5 +252,53 @@ mod tests {
         let (mut all, begin) = (from(1), Instant::now());
         assert_eq!(all.take(1, 7, begin, &HashSet::new()).unwrap(), 1);
         assert_eq!(all.take(1, 7, begin + EXPIRES_AFTER, &HashSet::from([1])).unwrap(), 2);
+    }
+
+    #[test]
+    fn reservations_further_ahead_do_not_make_ids_leap() {
+        let (mut all, mut taken, now) = (from(1), HashSet::new(), Instant::now());
+        for number in 0..64 {
+            assert_eq!(all.take(2, 7, now, &taken).unwrap(), 2 + number);
+        }
+        assert_eq!(all.take(1 + ID_LEAP_MAX, 7, now, &taken).unwrap(), 1 + ID_LEAP_MAX);
+        for id in [1, 66, 67] {
+            assert_eq!(all.take(1, 8, now, &taken).unwrap(), id);
+        }
+        // The same with jobs, and with more of them than one chunk.
+        taken.extend((68..68 + 3 * CHUNK).chain([900_000]));
+        assert_eq!(all.take(1, 8, now, &taken).unwrap(), 68 + 3 * CHUNK);
+        // Of a user ahead a long run is not walked through.
+        taken.extend(500_000..500_000 + (CHUNKS_AHEAD_MAX + 1) * CHUNK);
+        assert_eq!(all.take(500_000, 7, now, &taken).unwrap(), ID_LEAP_MAX + 2);
+        assert_eq!(all.take(1, 8, now, &taken).unwrap(), 69 + 3 * CHUNK);
+    }
+
+    #[test]
+    fn ids_of_users_own_ranges_are_never_given() {
+        let (mut all, none, now) = (from(SHARED_IDS_END - 2), HashSet::new(), Instant::now());
+        assert!(all.take(SHARED_IDS_END, 7, now, &none).is_err());
+        assert_eq!(all.take(SHARED_IDS_END - 1, 7, now, &none).unwrap(), SHARED_IDS_END - 1);
+        assert!(all.take(SHARED_IDS_END - 1, 7, now, &none).is_err());
+        assert_eq!(all.take(1, 7, now, &none).unwrap(), SHARED_IDS_END - 2);
+        for _ in 0..3 {
+            assert!(all.take(1, 7, now, &none).is_err());
+        }
+        assert_eq!(all.take(1, 7, now + EXPIRES_AFTER, &none).unwrap(), SHARED_IDS_END - 2, "given again");
+    }
+
+    #[test]
+    fn expired_ids_are_bounded() {
+        let (mut all, none, begin) = (from(1), HashSet::new(), Instant::now());
+        all.free = (1..2 * FREE_MAX as u64).collect();
+        all.next = 4 * FREE_MAX as u64;
+        all.take(1, 7, begin, &none).unwrap();
+        assert!(all.free.len() <= FREE_MAX);
+        // Those at the end are given again without being remembered.
+        let next = all.next;
+        for _ in 0..100 {
+            all.take(all.next, 7, begin, &none).unwrap();
+        }
+        all.expire(begin + EXPIRES_AFTER);
+        assert_eq!(all.next, next);
     }
 }

@@ -171,17 +171,16 @@ impl Link {
 
     /// Hands the end over when the job is over and its end on disk.
     pub fn hand_over(&self, record: &Record) -> HandedOver {
-        let refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
         let mut client = match Client::connect(&self.place.socket) {
             Ok(client) => client,
             // Asking again does not help. The end stays in the inbox for a command of the daemon's version.
             Err(Unreachable::Foreign { .. }) => return HandedOver::Refused,
-            Err(Unreachable::Failed(error)) if refused(&error) => return HandedOver::Refused,
+            // Also one that is busy: it takes the end later.
             Err(_) => return HandedOver::Away,
         };
         match client.call(&Request::Ended(Box::new(record.clone()))) {
             Ok(_) => HandedOver::Taken,
-            Err(error) if refused(&error) => HandedOver::Refused,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => HandedOver::Refused,
             Err(_) => HandedOver::Away,
         }
     }
@@ -214,4 +213,42 @@ fn start_daemon(place: &DaemonPlace) -> io::Result<()> {
         argv.push(CString::new(config.as_os_str().as_bytes())?);
     }
     spawn::spawn_sibling(&c"/proc/self/exe".to_owned(), &argv, &log)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::view::sample;
+
+    /// What becomes of an end if the daemon sends these replies, the first one perhaps before it is greeted.
+    fn handed_over(replies: Vec<Reply>, reads_first: bool) -> HandedOver {
+        let root = tempfile::tempdir().unwrap();
+        let socket = root.path().join("daemon.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let daemon = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            for reply in replies {
+                if reads_first {
+                    protocol::read_frame::<Request>(&mut stream).unwrap();
+                }
+                protocol::write_frame(&mut stream, &reply).unwrap();
+            }
+        });
+        let place = DaemonPlace { socket, system: true, config: None, log: root.path().join("log") };
+        let outcome = Link::new(place).hand_over(&sample::bare(1, "x"));
+        daemon.join().unwrap();
+        outcome
+    }
+
+    #[test]
+    fn an_end_is_kept_for_a_busy_daemon_and_not_for_one_that_refuses_it() {
+        let error = || Reply::Error { message: "no".to_owned() };
+        let hello = || Reply::Hello { protocol: PROTOCOL, pid: 1, leaving: false };
+        assert!(matches!(handed_over(vec![error()], true), HandedOver::Away));
+        assert!(matches!(handed_over(vec![error()], false), HandedOver::Away), "refused before the greeting");
+        assert!(matches!(handed_over(vec![hello(), error()], true), HandedOver::Refused));
+        assert!(matches!(handed_over(vec![hello(), Reply::Done], true), HandedOver::Taken));
+    }
 }
