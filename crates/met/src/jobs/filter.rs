@@ -40,8 +40,8 @@ pub struct JobsFilter {
 
 /// Records in one reply: a reader may be slow, and the reply is held until it is read.
 pub const PAGE_BYTES: usize = 4 << 20;
-/// Records in a reply to a client that knows no pages: one of an earlier version asks for 1000 jobs at a time, and takes a
-/// shorter list for the end of all. More than this is refused.
+/// Records in a reply to a client that knows no pages: one of an earlier version asks for 1000 jobs at a time, and
+/// takes a shorter list for the end of all. More than this is refused.
 pub const WHOLE_BYTES: usize = 16 << 20;
 /// Jobs in one reply.
 pub const PAGE_JOBS: usize = 500;
