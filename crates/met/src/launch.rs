@@ -114,11 +114,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         inbox: draft.keep.then(|| setting.user.clone()),
         detached,
         until_last: draft.until_last,
-        // A daemon that hangs or is busy now can take the job up later; one of another version cannot.
-        daemon: setting.daemon_place(matches!(
-            system,
-            Ok(_) | Err(Unreachable::Silent { .. } | Unreachable::Busy { .. })
-        )),
+        daemon: setting.daemon_place(is_for_system(&system)),
         events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
         env: draft
             .env
@@ -126,6 +122,11 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
             .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec()))
             .collect(),
     })
+}
+
+/// A system daemon that hangs or is busy now can take the job up later; one of another version cannot.
+fn is_for_system(system: &Result<Client, Unreachable>) -> bool {
+    matches!(system, Ok(_) | Err(Unreachable::Silent { .. } | Unreachable::Busy { .. }))
 }
 
 /// On a full disk a job is refused before anything of it runs, and nothing of it stays.
@@ -390,7 +391,8 @@ mod tests {
         for busy in
             [Unreachable::Busy { pid: None, reason: String::new() }, Unreachable::Silent { pid: None }]
         {
-            assert!(own.contains(&reserve(&setting, &mut Err(busy)).unwrap()));
+            let mut system = Err(busy);
+            assert!(own.contains(&reserve(&setting, &mut system).unwrap()) && is_for_system(&system));
         }
         assert!(reserve(&setting, &mut Err(Unreachable::Absent)).unwrap() < SHARED_IDS_END);
     }
