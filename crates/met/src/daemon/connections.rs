@@ -11,7 +11,6 @@ use met_core::job::JobKey;
 use rustix::event::{PollFd, PollFlags};
 
 use super::socket::Connection;
-use crate::protocol::Reply;
 
 /// Of one user in one round; then it is others' turn.
 const TURN: Duration = Duration::from_millis(10);
@@ -40,7 +39,7 @@ impl Limits {
         let part = |percent: u64, most: usize| {
             usize::try_from(open_files.saturating_mul(percent) / 100).unwrap_or(most).clamp(8, most)
         };
-        let (supervisors, clients) = (part(45, 32_768), part(15, 2048));
+        let (supervisors, clients) = (part(45, 32_768), part(15, 8192));
         match system {
             true => Limits {
                 supervisors,
@@ -119,26 +118,21 @@ impl Connections {
         self.all.iter().filter_map(Connection::stalled_since).min().map(|since| since + STALLED_AFTER)
     }
 
-    /// Lets somebody in, or says why not. Where there is no room for a user, his idlest connection makes room.
-    pub fn admit(&mut self, mut connection: Connection) -> Vec<JobKey> {
+    /// Lets somebody in, or hangs up: a supervisor tries again later, and a refusal in words would be final to it.
+    /// Where there is no room for a user, his idlest connection makes room.
+    pub fn admit(&mut self, connection: Connection) -> Vec<JobKey> {
         let uid = connection.peer.uid;
         let clients = self.all.iter().filter(|other| other.job.is_none());
         let (count, of_user) =
             clients.fold((0, 0), |(all, his), other| (all + 1, his + usize::from(other.peer.uid == uid)));
-        let owner = connection.peer.uid == 0 || uid == rustix::process::getuid().as_raw();
+        let owner = uid == 0 || uid == rustix::process::getuid().as_raw();
         let is_full = count >= self.limits.clients;
         let mut gone = Vec::new();
         if is_full || of_user >= self.limits.clients_of_user && !owner {
             let whose = (!is_full).then_some(uid);
             match self.idlest(whose) {
                 Some(index) => gone.extend(self.remove(&[index])),
-                None => {
-                    connection.reply(&Reply::Error {
-                        message: "too many connections to the daemon; try again".to_owned(),
-                    });
-                    connection.flush();
-                    return gone;
-                }
+                None => return gone,
             }
         }
         self.all.push(connection);
@@ -151,6 +145,8 @@ impl Connections {
                 && !connection.wants_to_write()
                 && uid.is_none_or(|uid| uid == connection.peer.uid)
                 && connection.quiet_since().elapsed() >= IDLE_AFTER
+                // What has not been read yet waits for its turn.
+                && !connection.has_unread()
         });
         candidates.min_by_key(|(_, connection)| connection.quiet_since()).map(|(index, _)| index)
     }
@@ -238,7 +234,7 @@ mod tests {
 
     use super::super::socket::Peer;
     use super::*;
-    use crate::protocol::{Request, write_frame};
+    use crate::protocol::{Reply, Request, write_frame};
 
     fn client(uid: u32) -> (Connection, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -329,6 +325,28 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_for_his_turn_makes_no_room() {
+        let mut all = Connections::new(Limits { clients: 2, ..Limits::of(0, true) });
+        let (idle, _idle) = client(70_000);
+        let (waiting, mut peer) = client(70_000);
+        all.admit(idle);
+        all.admit(waiting);
+        say(&mut peer, 1);
+        std::thread::sleep(IDLE_AFTER);
+        let newcomers: Vec<_> = (0..2).map(|_| client(70_001)).collect();
+        let peers: Vec<UnixStream> = newcomers
+            .into_iter()
+            .map(|(connection, peer)| {
+                all.admit(connection);
+                peer
+            })
+            .collect();
+        let mut left: Vec<u32> = all.iter_mut().map(|connection| connection.peer.uid).collect();
+        left.sort_unstable();
+        assert_eq!((left, peers.len()), (vec![70_000, 70_001], 2), "the idle one went, then nobody");
+    }
+
+    #[test]
     fn what_somebody_said_before_he_hung_up_is_looked_at() {
         let mut all = Connections::new(Limits::of(20_000, true));
         let (connection, mut peer) = client(7);
@@ -379,9 +397,7 @@ mod tests {
             peers.push(peer);
         }
         assert_eq!(all.len(), limits.supervisors_of_user + limits.clients_of_user);
-        let mut refusal = [0; 200];
-        let length = peers.last_mut().unwrap().read(&mut refusal).unwrap();
-        assert!(String::from_utf8_lossy(&refusal[..length]).contains("too many connections"));
+        assert_eq!(peers.last_mut().unwrap().read(&mut [0; 1]).unwrap(), 0, "it is hung up on");
         // Others find room.
         let (connection, _peer) = client(70_001);
         let before = all.len();
