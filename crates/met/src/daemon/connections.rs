@@ -14,6 +14,8 @@ use super::socket::Connection;
 
 /// Of one user in one round; then it is others' turn.
 const TURN: Duration = Duration::from_millis(10);
+/// Where nobody else waits: a round costs something by itself.
+const TURN_ALONE: Duration = Duration::from_millis(100);
 /// Replies that one user has not taken and requests that are not complete; beyond it no further request is taken.
 const USER_BYTES_MAX: usize = 16 << 20;
 /// A peer that neither takes its reply nor completes its request for so long is gone, whatever its process does.
@@ -164,7 +166,7 @@ impl Connections {
         has_room
     }
 
-    /// Those to serve in this round: the ready ones and those with a request that waits, each user for `TURN` at most.
+    /// Those to serve in this round: the ready ones and those with a request that waits, each user for one turn at most.
     /// `serve` answers one request of a connection. The jobs whose supervisor's connection is gone.
     pub fn take_turns(
         &mut self,
@@ -176,6 +178,7 @@ impl Connections {
         let crowded_before: Vec<bool> =
             self.all.iter().map(|connection| self.is_crowded(connection)).collect();
         self.first = if count == 0 { 0 } else { (self.first + 1) % count };
+        let turn = self.turn(ready);
         for index in (self.first..count).chain(0..self.first) {
             if !ready[index] && !self.is_waiting(&self.all[index]) {
                 continue;
@@ -187,7 +190,7 @@ impl Connections {
                 gone.extend((ready[index] && crowded_before[index]).then_some(index));
                 continue;
             }
-            if *spent > TURN {
+            if *spent > turn {
                 continue;
             }
             let (begin, before) = (Instant::now(), self.all[index].held_bytes());
@@ -205,6 +208,13 @@ impl Connections {
         gone.sort_unstable();
         gone.dedup();
         self.remove(&gone)
+    }
+
+    fn turn(&self, ready: &[bool]) -> Duration {
+        let wants = |(connection, ready): &(&Connection, &bool)| **ready || self.is_waiting(connection);
+        let mut users = self.all.iter().zip(ready).filter(wants).map(|(connection, _)| connection.peer.uid);
+        let first = users.next();
+        if users.all(|uid| Some(uid) == first) { TURN_ALONE } else { TURN }
     }
 
     fn count_held(&mut self, uid: u32, before: usize, after: usize) {
