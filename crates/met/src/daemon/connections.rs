@@ -15,6 +15,8 @@ use crate::protocol::Reply;
 
 /// Of one user in one round; then it is others' turn.
 const TURN: Duration = Duration::from_millis(10);
+/// Where nobody else waits: a round costs something by itself.
+const TURN_ALONE: Duration = Duration::from_millis(100);
 /// Replies that one user has not taken and requests that are not complete; beyond it no further request is taken.
 const USER_BYTES_MAX: usize = 16 << 20;
 /// A peer that neither takes its reply nor completes its request for so long is gone, whatever its process does.
@@ -40,7 +42,7 @@ impl Limits {
         let part = |percent: u64, most: usize| {
             usize::try_from(open_files.saturating_mul(percent) / 100).unwrap_or(most).clamp(8, most)
         };
-        let (supervisors, clients) = (part(45, 32_768), part(15, 2048));
+        let (supervisors, clients) = (part(45, 32_768), part(15, 8192));
         match system {
             true => Limits {
                 supervisors,
@@ -119,13 +121,14 @@ impl Connections {
         self.all.iter().filter_map(Connection::stalled_since).min().map(|since| since + STALLED_AFTER)
     }
 
-    /// Lets somebody in, or says why not. Where there is no room for a user, his idlest connection makes room.
+    /// Lets somebody in, or says why not, upon which clients try again later. Where there is no room for a user, his
+    /// idlest connection makes room.
     pub fn admit(&mut self, mut connection: Connection) -> Vec<JobKey> {
         let uid = connection.peer.uid;
         let clients = self.all.iter().filter(|other| other.job.is_none());
         let (count, of_user) =
             clients.fold((0, 0), |(all, his), other| (all + 1, his + usize::from(other.peer.uid == uid)));
-        let owner = connection.peer.uid == 0 || uid == rustix::process::getuid().as_raw();
+        let owner = uid == 0 || uid == rustix::process::getuid().as_raw();
         let is_full = count >= self.limits.clients;
         let mut gone = Vec::new();
         if is_full || of_user >= self.limits.clients_of_user && !owner {
@@ -149,6 +152,8 @@ impl Connections {
                 && !connection.wants_to_write()
                 && uid.is_none_or(|uid| uid == connection.peer.uid)
                 && connection.quiet_since().elapsed() >= IDLE_AFTER
+                // What has not been read yet waits for its turn.
+                && !connection.has_unread()
         });
         candidates.min_by_key(|(_, connection)| connection.quiet_since()).map(|(index, _)| index)
     }
@@ -166,7 +171,7 @@ impl Connections {
         has_room
     }
 
-    /// Those to serve in this round: the ready ones and those with a request that waits, each user for `TURN` at most.
+    /// Those to serve in this round: the ready ones and those with a request that waits, each user for one turn at most.
     /// `serve` answers one request of a connection. The jobs whose supervisor's connection is gone.
     pub fn take_turns(
         &mut self,
@@ -178,6 +183,7 @@ impl Connections {
         let crowded_before: Vec<bool> =
             self.all.iter().map(|connection| self.is_crowded(connection)).collect();
         self.first = if count == 0 { 0 } else { (self.first + 1) % count };
+        let turn = self.turn(ready);
         for index in (self.first..count).chain(0..self.first) {
             if !ready[index] && !self.is_waiting(&self.all[index]) {
                 continue;
@@ -189,7 +195,7 @@ impl Connections {
                 gone.extend((ready[index] && crowded_before[index]).then_some(index));
                 continue;
             }
-            if *spent > TURN {
+            if *spent > turn {
                 continue;
             }
             let (begin, before) = (Instant::now(), self.all[index].held_bytes());
@@ -207,6 +213,13 @@ impl Connections {
         gone.sort_unstable();
         gone.dedup();
         self.remove(&gone)
+    }
+
+    fn turn(&self, ready: &[bool]) -> Duration {
+        let wants = |(connection, ready): &(&Connection, &bool)| **ready || self.is_waiting(connection);
+        let mut users = self.all.iter().zip(ready).filter(wants).map(|(connection, _)| connection.peer.uid);
+        let first = users.next();
+        if users.all(|uid| Some(uid) == first) { TURN_ALONE } else { TURN }
     }
 
     fn count_held(&mut self, uid: u32, before: usize, after: usize) {
@@ -324,6 +337,28 @@ mod tests {
         drop(peers);
         rounds(&mut all, 10, &Reply::Done, Duration::ZERO);
         assert_eq!(all.len(), 1);
+    }
+
+    #[test]
+    fn who_waits_for_his_turn_makes_no_room() {
+        let mut all = Connections::new(Limits { clients: 2, ..Limits::of(0, true) });
+        let (idle, _idle) = client(70_000);
+        let (waiting, mut peer) = client(70_000);
+        all.admit(idle);
+        all.admit(waiting);
+        say(&mut peer, 1);
+        std::thread::sleep(IDLE_AFTER);
+        let newcomers: Vec<_> = (0..2).map(|_| client(70_001)).collect();
+        let peers: Vec<UnixStream> = newcomers
+            .into_iter()
+            .map(|(connection, peer)| {
+                all.admit(connection);
+                peer
+            })
+            .collect();
+        let mut left: Vec<u32> = all.iter_mut().map(|connection| connection.peer.uid).collect();
+        left.sort_unstable();
+        assert_eq!((left, peers.len()), (vec![70_000, 70_001], 2), "the idle one went, then nobody");
     }
 
     #[test]

@@ -176,11 +176,12 @@ impl Daemon {
             if ready.signalled && self.heed_signals() {
                 return Ok(());
             }
-            if ready.knocked {
-                self.let_in();
-            }
             if self.serve_connections(&ready.connections) {
                 return Ok(());
+            }
+            // Afterwards: whoever has to make room changes the places of the others.
+            if ready.knocked {
+                self.let_in();
             }
             if ready.discovered {
                 self.keeping.discovered();

@@ -172,6 +172,11 @@ impl Connection {
         self.is_deaf
     }
 
+    /// Whether something has arrived that was not read yet.
+    pub fn has_unread(&self) -> bool {
+        self.has_request() || rustix::io::ioctl_fionread(&self.stream).is_ok_and(|bytes| bytes > 0)
+    }
+
     pub fn quiet_since(&self) -> Instant {
         self.moved
     }
