@@ -183,18 +183,22 @@ impl JobDir {
         let file = create(&reserved)?;
         replace(&file, &json)?;
         file.sync_all()?;
+        if self.has_own_id() {
+            // Before anybody can see the end: the user's own store imports and removes it.
+            let _ = self.keep_unreported(&reserved);
+        }
         fs::rename(&reserved, self.path.join(END))?;
         File::open(&self.path)?.sync_all()
     }
 
-    /// Keeps a second copy of the end, which is on disk, until [`JobDir::reported`]: the user's own store imports the
-    /// first one.
-    pub fn keep_unreported(&self) -> io::Result<()> {
-        let (end, unreported) = (self.path.join(END), self.path.join(UNREPORTED));
-        ignore_exists(fs::hard_link(&end, &unreported).or_else(|error| match error.kind() {
+    /// Keeps a second copy of an end until [`JobDir::reported`]: the system daemon, which could not be asked for an id,
+    /// gets it later.
+    fn keep_unreported(&self, end: &Path) -> io::Result<()> {
+        let unreported = self.path.join(UNREPORTED);
+        ignore_exists(fs::hard_link(end, &unreported).or_else(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => Err(error),
             // A file system without links.
-            _ => fs::copy(&end, &unreported).map(drop),
+            _ => fs::copy(end, &unreported).map(drop),
         }))
     }
 

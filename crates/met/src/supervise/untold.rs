@@ -29,10 +29,6 @@ impl Untold {
     /// Tells the daemon of an end that is on disk; what is left to do later, if it was away.
     pub fn or_told(link: Option<Link>, signals: Signals, inbox: JobDir, record: Record) -> Option<Untold> {
         let link = link?;
-        if inbox.has_own_id() {
-            // The system daemon could not be asked for an id. It gets the end later, also if another daemon takes it now.
-            let _ = inbox.keep_unreported();
-        }
         match link.hand_over(&record) {
             HandedOver::Taken => {
                 let _ = if link.is_to_system() { inbox.reported() } else { inbox.remove() };
