@@ -274,7 +274,10 @@ mod tests {
         let open = root.path().join("open");
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(check_own(&open.join("met")).unwrap_err().to_string().contains("by everybody"));
+        assert!(check_own(&open.join("met")).unwrap_err().to_string().contains("by other users"));
+        chown(&open, Some(0), Some(ALICE)).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o775)).unwrap();
+        assert!(check_own(&open.join("met")).is_err(), "a group may write there");
         fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
         check_own(&open.join("met")).unwrap();
         fs::create_dir(open.join("hers")).unwrap();
