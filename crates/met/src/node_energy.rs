@@ -663,7 +663,7 @@ impl NodeEnergy {
                 self.used.add(shares_uj, &self.factor, self.tariff.pue);
                 let (times_ns, [.., unassigned_uj]) = ((closed.begin_ns, closed.end_ns), shares_uj);
                 let was_off = self.balance.off_since_ns.is_some();
-                self.balance.add(times_ns, closed.whole_uj, booked_uj, unassigned_uj);
+                self.balance.add(times_ns, closed.counted_uj, booked_uj, unassigned_uj);
                 if self.balance.off_since_ns.is_some() && !was_off {
                     let off_uj = self.balance.off_uj();
                     tracing::warn!(

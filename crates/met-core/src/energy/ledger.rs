@@ -136,6 +136,9 @@ pub struct Closed {
     pub end_ns: i64,
     /// What the meter says: the sum of all lines.
     pub whole_uj: u64,
+    /// The growth of the meter's own counter since the last window that was made of it: the same as the whole, or
+    /// something was charged twice or not at all. Where other meters were read in between there is only the whole.
+    pub counted_uj: u64,
     /// The meters that the whole was read from, best first.
     pub source: String,
     /// A lower bound where a meter is missing that the whole is made of.
@@ -160,6 +163,7 @@ impl Closed {
             begin_ns,
             end_ns,
             whole_uj: 0,
+            counted_uj: 0,
             source: String::new(),
             kind: QualityKind::LowerBound,
             metered: [false; PARTS],
@@ -537,6 +541,7 @@ impl Ledger {
         debug_assert_eq!(lines.values().map(Line::total_uj).sum::<i64>(), whole_uj as i64);
         // What a meter did not count it does not show later, either.
         let short_uj = self.carry.expire(end_ns, whole.fault == Fault::Unknown);
+        let counted_uj = self.counted(&whole, end_ns).unwrap_or(whole_uj);
         self.take_up(&whole, end_ns, whole_uj);
         let Whole { source, kind, metered, fault, .. } = whole;
         let (idle_assumed, settled) = (idle.is_assumed, Vec::new());
@@ -544,6 +549,7 @@ impl Ledger {
             begin_ns,
             end_ns,
             whole_uj,
+            counted_uj,
             source,
             kind,
             metered,
@@ -553,6 +559,16 @@ impl Ledger {
             short_uj,
             settled,
         })
+    }
+
+    /// What the meter of the machine counted since a window was last made of it, by nothing but its counter; cards that
+    /// it does not see are beside that.
+    fn counted(&self, whole: &Whole, end_ns: i64) -> Option<u64> {
+        let meter = self.meters.get(whole.outer?)?;
+        let others_were_read = meter.others_uj > 0 || whole.ahead_uj > 0;
+        let taken_uj = meter.taken_uj.filter(|_| !others_were_read)?;
+        let cards_uj = if whole.with_cards { 0 } else { whole.cards_uj };
+        Some(meter.at(end_ns)?.saturating_sub(taken_uj).saturating_add(cards_uj))
     }
 
     /// Notes which meters the window was made of: what they count while others are read in their place is theirs.

@@ -169,6 +169,7 @@ impl Booked {
         let Some(closed) = closed else { return };
         let sum: i64 = closed.lines.values().map(Line::total_uj).sum();
         assert_eq!(sum, closed.whole_uj as i64, "{closed:?}");
+        assert_eq!(closed.counted_uj, closed.whole_uj, "against the counter alone: {closed:?}");
         for (who, line) in &closed.lines {
             *self.lines_uj.entry(*who).or_default() += line.total_uj();
         }
