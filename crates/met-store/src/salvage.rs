@@ -25,6 +25,7 @@ pub(crate) const META: &str = "salvage";
 const FRESH: &str = ".salvaged";
 /// Names that are remembered.
 const NAMES_MAX: usize = 50;
+const WHY_CHARS_MAX: usize = 200;
 /// Columns of a job's row in the file: how many the first version had, and where those of later ones are.
 const JOB_COLUMNS_MIN: usize = 15;
 const DETAIL: usize = 14;
@@ -199,6 +200,8 @@ impl Raw {
         let damaged = self.damaged.iter().filter(|(row, _)| !rows.contains(row)).map(|(_, name)| name);
         let lost: BTreeSet<&String> = missing.chain(damaged).collect();
         found.lost = lost.into_iter().cloned().collect();
+        // Numbers in their order, before names.
+        found.lost.sort_by_key(|id| (id.parse::<u64>().unwrap_or(u64::MAX), id.clone()));
         for mut stored in jobs {
             let mut tally = Tally::default();
             for (_, total) in self.totals.remove(&stored.key).into_iter().flatten() {
@@ -253,7 +256,8 @@ pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
     };
     let salvage = Salvage {
         aside: name_aside(path),
-        why: why.to_owned(),
+        // One line: SQLite may have many findings of one damage.
+        why: why.lines().next().unwrap_or_default().chars().take(WHY_CHARS_MAX).collect(),
         recovered: found.records.len(),
         lost: cut(found.lost),
         incomplete: cut(found.incomplete),

@@ -140,7 +140,10 @@ impl Sql for Sqlite {
         for line in told {
             match line {
                 Ok(line) if line == "ok" => {}
-                Ok(line) => problems.push(line),
+                // A heading and several findings come as one row.
+                Ok(lines) => {
+                    problems.extend(lines.lines().filter(|line| !line.starts_with("***")).map(str::to_owned))
+                }
                 // It stops where it cannot go on.
                 Err(error) => {
                     problems.push(error.to_string());

@@ -62,6 +62,19 @@ fn with_passwd<T>(uid: u32, read: impl FnOnce(&libc::passwd) -> T) -> Option<T> 
     }
 }
 
+/// Whether the system knows a group of this name.
+pub fn is_group(name: &str) -> bool {
+    let Ok(name) = CString::new(name) else { return false };
+    let mut entry = MaybeUninit::<libc::group>::uninit();
+    let mut buffer = vec![0; ENTRY_BYTES];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are valid for the call.
+    unsafe {
+        libc::getgrnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &mut found);
+    }
+    !found.is_null()
+}
+
 /// Whether a user is in a group, as member or by primary group.
 pub fn is_in_group(uid: u32, group: &str) -> bool {
     let (Ok(group), Some(user)) = (CString::new(group), name_of(uid)) else { return false };
@@ -87,6 +100,11 @@ pub fn is_in_group(uid: u32, group: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_that_nobody_made_is_none() {
+        assert!(is_group("root") && !is_group("no-such-group") && !is_group("a\0b"));
+    }
 
     #[test]
     fn the_local_file_is_read_as_the_system_reads_it() {

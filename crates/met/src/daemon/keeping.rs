@@ -44,6 +44,7 @@ use crate::jobs;
 use crate::paths::Place;
 use crate::protocol::Reply;
 use crate::setting::Setting;
+use crate::users;
 
 pub struct Keeping {
     pub(super) host: Host,
@@ -139,6 +140,11 @@ impl Keeping {
         };
         if let (Some(board), Some(forward)) = (&keeping.board, &keeping.forward) {
             board.watch_spool(forward.watch());
+        }
+        if let Some(group) =
+            setting.config.daemon.operators.as_deref().filter(|group| !users::is_group(group))
+        {
+            tracing::warn!("daemon.operators: there is no group {group:?}; nobody is an operator");
         }
         keeping.remove_old_shadows();
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
