@@ -221,7 +221,7 @@ pub fn sent_to(forward: &forward::Status) -> String {
     let ago = forward.acknowledged_ns.map(|at_ns| (jobs::now_ns() - at_ns).max(0) / 1_000_000_000);
     let mut text = match ago {
         Some(ago) => format!("{} has everything up to {ago} s ago", forward.url),
-        None => format!("{} has not answered yet", forward.url),
+        None => format!("{} has accepted nothing yet", forward.url),
     };
     if forward.batches_waiting > 0 {
         let bytes = units::bytes(forward.bytes_waiting as f64);
