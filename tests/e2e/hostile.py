@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -233,3 +234,37 @@ def more_jobs_than_descriptors_lose_no_job(world, system):
     check("lost" not in seen, f"states that were shown: {seen}")
     jobs = eventually(lambda: (shown := user.met("list", "--json")).code == 0 and shown, "jobs are listed").json()
     equal([job["job"]["exit_code"] for job in jobs], [3] * MANY_JOBS, "exit codes")
+
+
+@test
+def a_forged_end_takes_no_name_of_others_and_is_no_found_job(world):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    job = alice.run_to_end("true")["job"]["id"]
+    path = system_socket(world)
+    (record,) = ask(world.me, path, HELLO, {"find": {"id": {"manager": None, "id": job}}})[-1]["jobs"]
+    own = str((bob.uid + 1) * 1_000_000_000 + 7)
+    forged = {**record, "key": {**record["key"], "id": own}, "scheduling": {"alias": job}}
+    equal(ask(bob, path, HELLO, {"ended": forged})[-1], "done", "an end of bob's own range")
+    equal(world.show(job)["job"]["user"], alice.name, "whose job root means by its id")
+    equal(world.show(own)["job"]["user"], bob.name, "whose the forged one is")
+    for forged in ({**forged, "local": {**record["local"], "origin": "found"}},
+                   {**forged, "key": {**forged["key"], "cluster": "evil"}}):
+        for request in ("started", "ended"):
+            reply = ask(bob, path, HELLO, {request: {**forged, "state": "running" if request == "started" else "finished"}})[-1]
+            check("error" in reply, f"accepted: {reply}")
+
+
+@test
+def an_end_whose_reservation_died_with_the_daemon_is_accepted(world):
+    alice, _ = two_users(world)
+    world.start_system_daemon()
+    path = system_socket(world)
+    job = alice.run_to_end("true")["job"]["id"]
+    (record,) = ask(world.me, path, HELLO, {"find": {"id": {"manager": None, "id": job}}})[-1]["jobs"]
+    given = ask(alice, path, HELLO, {"reserve": {"at_least": 1}})[-1]["reserved"]["id"]
+    world.stop_system_daemon(signal.SIGKILL)
+    world.start_system_daemon()
+    ended = {**record, "key": {**record["key"], "id": str(given)}}
+    equal(ask(alice, path, HELLO, {"ended": ended})[-1], "done", "the end of a job that began before")
+    equal(world.show(str(given))["job"]["user"], alice.name, "its user")

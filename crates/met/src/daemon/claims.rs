@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{CgroupPaths, GpuUse, Local, Record};
+use met_core::job::{CgroupPaths, LOCAL, Local, Origin, Record, Resources, Scheduling};
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, clock, parse};
 use met_jobs::enclosure;
@@ -47,6 +47,39 @@ impl Made {
     }
 }
 
+/// Only jobs of this machine that met itself started or attached to are announced; others are found.
+pub fn check_kind(record: &Record) -> Result<()> {
+    let is_local = record.key.manager == LOCAL && record.key.cluster.is_none() && record.key.incarnation >= 0;
+    let is_found = record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);
+    if !is_local || is_found {
+        bail!("only jobs of `met run`, `met time` and `met attach` are announced");
+    }
+    Ok(())
+}
+
+/// Keeps of what a user says only what a supervisor knows: the rest is the daemon's, or a resource manager's, to say.
+fn confine(record: &mut Record, known: Option<&Record>) {
+    record.gpus = known.map(|known| known.gpus.clone()).unwrap_or_default();
+    record.parts = known.map(|known| known.parts.clone()).unwrap_or_default();
+    (record.account, record.manager_state) = (None, None);
+    (record.requested, record.allocated) = (Resources::default(), Resources::default());
+    (record.scheduling, record.emission, record.as_of_ns) = (Scheduling::default(), None, None);
+    // No counter is negative, and none of a job is anywhere near the end of its range.
+    let is_impossible = |value: i64| !(0..i64::MAX / 4).contains(&value);
+    let impossible: Vec<usize> = record
+        .totals
+        .iter()
+        .filter(|(_, figure)| is_impossible(figure.value))
+        .map(|(column, _)| column)
+        .collect();
+    impossible.into_iter().for_each(|column| record.totals.remove(column));
+    if let Some(local) = &mut record.local {
+        // These are of jobs that the daemon found: it would open the directories with its own rights.
+        local.more_cgroups.clear();
+        local.folded.clear();
+    }
+}
+
 /// The start of a job, announced by its supervisor.
 pub fn vouch_start(
     host: &Host,
@@ -59,7 +92,7 @@ pub fn vouch_start(
         return Ok(());
     }
     (record.uid, record.user) = (Some(peer.uid), users::name_of(peer.uid));
-    record.gpus = known_cards(known);
+    confine(record, known);
     let local = record.local.as_mut().context("no process named")?;
     if take_over(local, known) {
         return Ok(());
@@ -89,7 +122,7 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
         Some(known) => (known.uid, known.user.clone()),
         None => (Some(peer.uid), users::name_of(peer.uid)),
     };
-    record.gpus = known_cards(known);
+    confine(record, known);
     if let Some(local) = &mut record.local
         && !take_over(local, known)
     {
@@ -103,11 +136,6 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
         // A time to come would keep the record for ever.
         *time_ns = (*time_ns).min(now_ns);
     }
-}
-
-/// Whose card it was is what the daemon saw, never what a user says.
-fn known_cards(known: Option<&Record>) -> Vec<GpuUse> {
-    known.map(|known| known.gpus.clone()).unwrap_or_default()
 }
 
 fn is_ours(peer: Peer) -> bool {
@@ -159,8 +187,45 @@ pub fn parent_and_user(host: &Host, pid: u32) -> Result<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use met_core::job::{GpuUse, Part, QualityKind};
+    use met_core::job_table::{CPU, READ, WRITTEN};
+
     use super::*;
     use crate::view::sample;
+
+    #[test]
+    fn a_user_says_nothing_that_only_a_daemon_or_a_manager_knows() {
+        let mut record = sample::full(7, "train");
+        record.scheduling.alias = Some("5".to_owned());
+        record.account = Some("physics".to_owned());
+        record.parts = vec![Part::default()];
+        record.totals.set(READ, -1, QualityKind::Measured, "x");
+        record.totals.set(WRITTEN, i64::MAX, QualityKind::Measured, "x");
+        record.totals.set(CPU, 5, QualityKind::Measured, "x");
+        let local = record.local.as_mut().unwrap();
+        local.more_cgroups =
+            vec![CgroupPaths { unified: Some("/home/mallory".into()), ..Default::default() }];
+        local.folded = vec![Part::default()];
+        confine(&mut record, None);
+        assert_eq!((record.shown_id(), &record.account, record.parts.len()), ("7", &None, 0));
+        let totals = [READ, WRITTEN, CPU].map(|column| record.totals.get(column));
+        assert_eq!(totals, [None, None, Some(5)]);
+        let local = record.local.unwrap();
+        assert!(local.more_cgroups.is_empty() && local.folded.is_empty());
+    }
+
+    #[test]
+    fn only_jobs_of_met_itself_are_announced() {
+        let record = sample::full(7, "train");
+        assert!(check_kind(&record).is_ok());
+        let mut found = record.clone();
+        found.local.as_mut().unwrap().origin = Origin::Found;
+        let mut elsewhere = record.clone();
+        elsewhere.key.cluster = Some("evil".to_owned());
+        let mut managed = record;
+        managed.key.manager = "slurm".to_owned();
+        assert!([found, elsewhere, managed].iter().all(|record| check_kind(record).is_err()));
+    }
 
     fn stranger() -> Peer {
         Peer { uid: rustix::process::getuid().as_raw() + 1, pid: 1 }

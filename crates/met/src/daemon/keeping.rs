@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use met_core::bounds;
-use met_core::job::{CgroupPaths, JobKey, LOCAL, Origin, Record, State};
+use met_core::job::{CgroupPaths, JobKey, Origin, Record, State};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_jobs::layouts::Layouts;
@@ -125,7 +125,7 @@ impl Keeping {
             asking: Vec::new(),
             groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
             made: Made::default(),
-            reservations: Reservations::default(),
+            reservations: Reservations::begin(met_host::clock::realtime_ns()),
             announced_bytes: 0,
             spare: Spare::hold(),
             schedulers,
@@ -228,9 +228,7 @@ impl Keeping {
     }
 
     pub(super) fn started(&mut self, mut record: Record, peer: Peer, access: Access) -> Result<Reply> {
-        if record.key.manager != LOCAL {
-            bail!("only local jobs are announced");
-        }
+        claims::check_kind(&record)?;
         bounds::bound(&mut record);
         let known = self.known(&record.key)?;
         match &known {
@@ -290,9 +288,7 @@ impl Keeping {
         if record.state.is_live() {
             bail!("the job has not ended");
         }
-        if record.key.manager != LOCAL {
-            bail!("only local jobs tell their end");
-        }
+        claims::check_kind(&record)?;
         bounds::bound(&mut record);
         // A job may end before its start was told. A system daemon then knows it by the id it gave away;
         // other jobs are kept by their owners.
@@ -320,6 +316,7 @@ impl Keeping {
         let Some(id) = id else { return false };
         inbox::own_ids(peer.uid).contains(&id)
             || self.reservations.owner(id).is_some_and(|uid| access.covers(peer, Some(uid)))
+            || self.may_be_of_earlier(id, record)
     }
 
     /// Ends a job for good. What cannot be written is kept and tried again, and that it is not on disk is said.

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use met_core::job::Record;
 use met_store::inbox::{self, JobDir, SHARED_IDS_END};
 
 use super::keeping::Keeping;
@@ -42,6 +43,8 @@ pub struct Reservations {
     by_id: BTreeMap<u64, Reserved>,
     /// Expired, to be given again.
     free: BTreeSet<u64>,
+    /// When this daemon began, by the wall clock.
+    began_ns: i64,
 }
 
 struct Reserved {
@@ -56,6 +59,10 @@ trait Known {
 }
 
 impl Reservations {
+    pub fn begin(began_ns: i64) -> Reservations {
+        Reservations { began_ns, ..Reservations::default() }
+    }
+
     /// Whose a reserved id is.
     pub fn owner(&self, id: u64) -> Option<u32> {
         self.by_id.get(&id).map(|reserved| reserved.uid)
@@ -174,6 +181,16 @@ impl Keeping {
             self.writer.set_meta(META, &self.reservations.written.to_string())?;
         }
         Ok(Reply::Reserved { id })
+    }
+
+    /// Whether an earlier daemon may have given this id for a job that began before this daemon did: reservations are
+    /// not on disk, and a job that began then is not to be lost. Nobody else has the id.
+    pub(super) fn may_be_of_earlier(&self, id: u64, record: &Record) -> bool {
+        let all = &self.reservations;
+        let next = if all.next > 0 { all.next } else { self.first_id().unwrap_or(1) };
+        let end = next.saturating_add(ID_LEAP_MAX).min(SHARED_IDS_END);
+        let began_before = record.start_ns.is_some_and(|start_ns| start_ns < all.began_ns);
+        began_before && (1..end).contains(&id) && all.owner(id).is_none()
     }
 
     fn first_id(&self) -> Result<u64> {
