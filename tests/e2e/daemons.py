@@ -349,6 +349,22 @@ def commands_go_on(user, daemon, cancelled):
     equal(user.state_of(cancelled), "cancelled", "state")
 
 
+@test
+def a_job_that_waits_to_be_reported_is_not_removed(world):
+    alice, _ = two_users(world)
+    world.start_system_daemon()
+    daemon = world.system.pid
+    with stopped(daemon):
+        job = alice.met("run", "--print-id", "--wait", "--", "true").ok().out.strip()
+        refused = alice.met("rm", job).expect(1)
+        check("not reported to the system daemon yet" in refused.err, f"said: {refused.err!r}")
+        check("the jobs that it keeps are not shown" in refused.err, f"said: {refused.err!r}")
+        world.met("daemon").refused(f"the daemon (pid {daemon}) does not answer", f"kill -KILL {daemon}")
+    eventually(lambda: outcomes(world) == {job: ("finished", 0)}, "it is reported")
+    alice.met("rm", job).ok()
+    equal((outcomes(world), outcomes(alice)), ({}, {}), "jobs for root and of alice")
+
+
 @each(queued=False, refused=True)
 def a_hung_root_daemon_blocks_no_command_and_gets_every_end_later(world, full):
     alice, _ = two_users(world)

@@ -68,7 +68,7 @@ impl AllJobs {
             return Ok(AllJobs { sources: vec![Box::new(FromDaemon::new(server))], layouts });
         }
         let mut sources: Vec<Box<dyn JobSource>> = Vec::new();
-        let mut system = setting.system_daemon();
+        let mut system = setting.system_daemon_to_read();
         // Root reads no files that another user could replace.
         let foreign = setting.user.check_own().err();
         match (&mut system, foreign) {

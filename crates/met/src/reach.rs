@@ -25,6 +25,8 @@ struct Missed {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     Warn,
+    /// To whoever reads jobs: some of them are with that daemon.
+    WarnReader,
     ByCaller,
 }
 
@@ -60,8 +62,12 @@ fn once<T>(
     if let Err(error) = &result
         && let Some(why) = error.again()
     {
-        if missed.is_none() && report == Report::Warn {
-            tracing::warn!("{why}; going on without it");
+        match report {
+            Report::Warn if missed.is_none() => tracing::warn!("{why}; going on without it"),
+            Report::WarnReader if missed.is_none() => {
+                tracing::warn!("{why}; going on without it: the jobs that it keeps are not shown");
+            }
+            _ => {}
         }
         *missed = Some(Missed { why, since: Instant::now() });
     }

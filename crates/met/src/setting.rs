@@ -77,6 +77,11 @@ impl Setting {
         self.reach.system(Report::Warn, || Client::connect(&self.system.socket())).ok()
     }
 
+    /// The same to read jobs from.
+    pub fn system_daemon_to_read(&self) -> Option<Client> {
+        self.reach.system(Report::WarnReader, || Client::connect(&self.system.socket())).ok()
+    }
+
     /// The user's own daemon, if it runs.
     pub fn user_daemon(&self) -> Result<Client, Unreachable> {
         self.reach.user(Report::Warn, || self.connect_own(Client::connect))

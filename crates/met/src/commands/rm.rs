@@ -46,12 +46,25 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
             )));
         }
     }
+    if let Some(record) = records.iter().find(|record| waits_to_be_reported(setting, record)) {
+        let id = record.label();
+        let why = "is not reported to the system daemon yet, which would list it again; try again when the daemon answers";
+        return Err(Failure::with_code(1, format!("job {id} {why}")));
+    }
     for record in records {
         all.remove(&record.key)?;
         forget_unreported(setting, &record);
         writeln!(output::stdout(), "Removed job {}", record.label())?;
     }
     Ok(0)
+}
+
+/// Whether the supervisor of a finished job is still there, to report it to a system daemon that did not answer.
+fn waits_to_be_reported(setting: &Setting, record: &Record) -> bool {
+    let folder = record.key.id.parse().ok().map(|id| JobDir::open(&setting.user.state, id));
+    let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
+    folder.is_some_and(|folder| folder.has_own_id())
+        && supervisor.is_some_and(|supervisor| setting.host.is_alive(supervisor))
 }
 
 /// A job that the system daemon does not know yet is not reported to it after it was removed.

@@ -48,6 +48,7 @@ use met_jobs::enclosure;
 use met_server::http::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::client::{Client, Unreachable};
 use crate::failure::Failure;
 use crate::handshake::Greeting;
 use crate::paths::Place;
@@ -85,9 +86,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     let Some(claim) = Claim::take(place)? else {
         return match auto {
             true => Ok(()),
-            false => {
-                Err(Failure::usage("a daemon runs already; `met daemon --status` shows it, --stop ends it"))
-            }
+            false => Err(Failure::usage(runs_already(place))),
         };
     };
     if place.system {
@@ -118,6 +117,16 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     daemon.serve()?;
     daemon.leave();
     Ok(())
+}
+
+/// Why no second daemon starts, and what to do about the first.
+fn runs_already(place: &Place) -> String {
+    match Client::connect(&place.socket()) {
+        Err(silent @ Unreachable::Silent { .. }) => {
+            format!("{silent}; {}", silent.remedy().unwrap_or_default())
+        }
+        _ => "a daemon runs already; `met daemon --status` shows it, --stop ends it".to_owned(),
+    }
 }
 
 /// What others may read of it; nothing unless an address is configured. A user's daemon leaves the address in
