@@ -158,11 +158,15 @@ fn directory_of(target: &CgroupTarget) -> Option<&Dir> {
     target.dirs.unified.as_ref().or(target.counted_in.as_deref())
 }
 
+const CLOCK_SKEW_NS: i64 = 1_000_000;
+
 /// What a row of the table says of an event. It was opened when the job was found, and not before.
 pub fn count_of(name: &str, cells: &[i64]) -> Option<EventCount> {
     let (count, enabled, running) = (cells[COUNT], cells[ENABLED], cells[RUNNING]);
     let counted = if enabled > 0 { running as f64 / enabled as f64 } else { 1.0 };
-    let kind = if counted < 0.999 { QualityKind::Estimated } else { QualityKind::LowerBound };
+    // The kernel's two clocks are read one after the other: that little was not left uncounted.
+    let is_scaled = counted < 0.999 && enabled - running > CLOCK_SKEW_NS;
+    let kind = if is_scaled { QualityKind::Estimated } else { QualityKind::LowerBound };
     let (name, source) = (name.to_owned(), "perf, cgroup".to_owned());
     (count != MISSING).then_some(EventCount { name, count, counted, kind, source })
 }
@@ -301,6 +305,17 @@ mod tests {
     #[test]
     fn ranges_that_overlap_cost_no_more_than_one() {
         assert_eq!(cpu_list("0-65535,".repeat(100_000).as_bytes()).len(), 1 << 16);
+    }
+
+    #[test]
+    fn a_count_is_an_estimate_only_where_time_was_left_uncounted() {
+        let kind = |enabled, running| {
+            let mut cells = [0; 3];
+            (cells[COUNT], cells[ENABLED], cells[RUNNING]) = (7, enabled, running);
+            count_of("page_faults", &cells).unwrap().kind
+        };
+        assert_eq!(kind(5_000_000, 4_990_000), QualityKind::LowerBound, "two readings of a clock");
+        assert_eq!(kind(5_000_000_000, 4_990_000_000), QualityKind::Estimated, "counters that are shared");
     }
 
     #[test]
