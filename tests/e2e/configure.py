@@ -106,7 +106,7 @@ def events_can_be_asked_for_while_jobs_run(world):
 
     found = eventually(lambda: counts().get("page_faults", {}).get("count", 0) > 100 and counts(), "faults are counted")
     equal(sorted(found), ["context_switches", "page_faults"], "events")
-    equal(found["page_faults"]["kind"], "lower_bound", "it began later than the job")
+    equal(found["page_faults"]["kind"], "lower_bound", f"it began later than the job: {found}")
     before = counts()["page_faults"]["count"]
     # What is taken back and asked for again goes on from where it was.
     world.met("configure", "--perf", "", "--job", job).ok()

@@ -94,6 +94,12 @@ impl Count {
         Some(Count { value: word(0)?, enabled_ns: word(1)?, running_ns: word(2)? })
     }
 
+    /// Of an event that needs no counter of the processor: it is counted whenever it happens, and the kernel's times,
+    /// which may lag behind in a cgroup that was just switched to, say nothing about that.
+    pub fn unshared(self) -> Count {
+        Count { running_ns: self.enabled_ns, ..self }
+    }
+
     /// As if it had been counted all the time; nothing where it never was.
     pub fn scaled(self) -> Option<i64> {
         let whole = match (self.enabled_ns, self.running_ns) {
@@ -159,6 +165,14 @@ mod tests {
 
     fn count(value: u64, enabled_ns: u64, running_ns: u64) -> Count {
         Count { value, enabled_ns, running_ns }
+    }
+
+    #[test]
+    fn what_needs_no_counter_is_not_scaled() {
+        let count = Count { value: 760, enabled_ns: 10_000_000, running_ns: 31 };
+        assert!(count.scaled().unwrap() > 200_000_000);
+        assert_eq!(count.unshared().scaled(), Some(760));
+        assert_eq!(Sum::of([count.unshared()].into_iter()).counted(), Some(1.0));
     }
 
     #[test]

@@ -171,7 +171,12 @@ fn is_crowded(held: usize, enabled_ns: u64, running_ns: u64) -> bool {
 
 impl Counted {
     fn read(&self) -> Option<Sum> {
-        self.given_up.or_else(|| Sum::of_all(self.counters.iter().map(Counter::read)))
+        let is_software = self.event.is_software();
+        let read = |counter: &Counter| {
+            let count = counter.read()?;
+            Ok(if is_software { count.unshared() } else { count })
+        };
+        self.given_up.or_else(|| Sum::of_all(self.counters.iter().map(read)))
     }
 
     fn is_held(&self) -> bool {
