@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.request
 
-from harness import Skip, check, close_to, equal, eventually, test
+from harness import Skip, alive, check, close_to, equal, eventually, test
 
 PARTS = ["energy_cpu_joules", "energy_memory_joules", "energy_rest_joules"]
 #: Keeps a CPU busy for a while, whatever else the machine does.
@@ -77,13 +77,35 @@ def a_meter_of_the_node_is_believed_and_the_job_is_charged_its_share(world):
     check_sum(job)
 
 
+def samples_during_one_question(world, asked):
+    """How many samples of processes are taken between the beginning and the end of one question to the controller."""
+    def newest():
+        with open(asked) as file:
+            return file.read().split()[-1]
+
+    def reading():
+        status = json.loads(world.me.met("daemon", "--status", "--json").ok().out)
+        return next(one["read_ns"] for one in status["sources"] if one["name"] == "process")
+
+    question, seen = newest(), set()
+    while newest() == question:
+        seen.add(reading())
+        if not alive(int(question)):
+            break
+        time.sleep(0.05)
+    # The last reading may be of after the answer.
+    return len(seen) - 1
+
+
 @test
 def a_controller_that_takes_four_seconds_delays_no_sample(world):
-    command = bmc(world, "sleep 4; echo 'Current Power : 200 Watts'")
+    asked = world.me.path("asked")
+    command = bmc(world, f"echo $$ >> {asked}; sleep 4; echo 'Current Power : 200 Watts'")
     world.configure(f"sources:\n  ipmi:\n    command: {command}\n    every: 1s\nsampling:\n  interval: 200ms\n")
     job = world.me.run("sleep", "1000")
-    eventually(lambda: "cpu_seconds" in world.me.show(job)["totals"], "a first sample")
-    # While the controller thinks about its first answer, the job is sampled on.
+    world.me.appears("asked")
+    # While the controller thinks about one answer, the job is sampled on: if a sample waited for it, not two would fit.
+    eventually(lambda: samples_during_one_question(world, asked) >= 5, "five samples while one question is open")
     eventually(lambda: "energy_joules" in world.me.show(job)["totals"], "energy by estimate meanwhile")
     def metered():
         source = world.me.show(job)["quality"].get("energy_joules", {}).get("source", "")

@@ -81,7 +81,15 @@ def delays_that_are_not_accounted_are_missing_and_not_0(world):
     found = finding(world, "taskstats")
     equal(found["health"], "ok" if accounted else "less", "health")
     check(accounted or "sysctl kernel.task_delayacct=1" in found["remedy"], found)
-    check(record["totals"]["run_queue_wait_seconds"] >= 0, "waiting for a CPU is always known")
+
+
+@test
+def waiting_for_a_cpu_is_counted(world):
+    need_taskstats(world)
+    # Two that compute and may use one CPU only: each waits while the other runs.
+    record = world.run_to_end(*world.workload("on_one_cpu", 2, 0.5))
+    waited, used = record["totals"]["run_queue_wait_seconds"], record["totals"]["cpu_seconds"]
+    check(waited > 0.5 * used, f"waited {waited} s, computed {used} s")
 
 
 @test

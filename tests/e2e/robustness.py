@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 
-from accounting import CPU_SHARE, truth
+from accounting import CPU_SHARE, state_of, truth
 from harness import Skip, alive, check, close_to, each, equal, eventually, marked, need_root, test
 
 
@@ -408,10 +408,13 @@ def the_socket_of_a_killed_daemon_is_replaced(world):
 def a_daemon_that_does_not_answer_does_not_stop_a_job(world):
     job = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 3")
     daemon = world.daemon_pid()
+    end = os.path.join(world.store_folder(), "jobs", job, "end")
     os.kill(daemon, signal.SIGSTOP)
     try:
         open(world.path("go"), "w").close()
-        time.sleep(0.5)
+        # While the daemon is stopped: the job goes on to its end, and its end is on disk.
+        eventually(lambda: os.path.exists(end), "the end of the job, without the daemon")
+        equal(state_of(daemon), b"T", "state of the daemon meanwhile")
     finally:
         os.kill(daemon, signal.SIGCONT)
     world.met("wait", job).expect(3)

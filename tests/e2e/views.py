@@ -9,6 +9,7 @@ import time
 
 from harness import DEADLINE_S, check, each, equal, eventually, marked, need_root, test
 
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 JOB_KEYS = [
     "id", "raw_id", "manager", "cluster", "name", "user", "account", "command", "state", "manager_state", "exit_code", "signal",
     "start", "end", "nodes", "as_of", "inside",
@@ -260,8 +261,11 @@ def a_reader_that_leaves_early_is_no_failure(world):
 @test
 def doctor_names_every_source(world):
     text = world.met("doctor").ok().out
-    for what in ("cgroup ", "process ", "cgroups", "job cgroup", "perf", "pressure", "daemon", "store"):
-        check(re.search(rf"^(ok|less|no)\s+{what}", text, re.MULTILINE), f"no {what} in:", text)
+    with open(os.path.join(REPOSITORY, "crates/met-sources/src/lib.rs")) as file:
+        sources = re.findall(r"^    &(\w+)::SPEC,$", file.read(), re.MULTILINE)
+    check(len(sources) >= 20, "the list of sources is not where it was", sources)
+    for what in (*sources, "cgroups", "job cgroup", "task clock", "pressure", "daemon", "store"):
+        check(re.search(rf"^(ok|less|no) +{what} ", text, re.MULTILINE), f"no {what} in:", text)
     findings = world.met("doctor", "--json").ok().json()
     check(all(finding["health"] in ("ok", "less", "no") and finding["detail"] for finding in findings), findings)
     user = world.someone() if os.geteuid() == 0 else world.me

@@ -134,6 +134,13 @@ def fault_and_switch(faults, switches):
     os.waitpid(pid, 0)
 
 
+def on_one_cpu(count, seconds):
+    """Processes that compute at the same time and have to share one CPU."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    for pid in [in_child(burn, float(seconds)) for _ in range(int(count))]:
+        os.waitpid(pid, 0)
+
+
 def forks(count, size, ready):
     """Many processes that share what their parent holds."""
     held = bytearray(int(size))

@@ -26,6 +26,8 @@ pub mod job_table;
 pub mod listing;
 pub mod node;
 pub mod rate;
+#[doc(hidden)]
+pub mod skipped;
 pub mod table;
 pub mod whole;
 

@@ -1,5 +1,5 @@
 //! Jobs of real cgroups, which count and vanish as only the kernel lets them. Needs root.
-#![allow(clippy::unwrap_used, clippy::print_stderr)]
+#![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
 use std::fs;
@@ -30,13 +30,17 @@ impl Ground {
         let hierarchies = Hierarchies::read(&Host::real().unwrap()).unwrap();
         let below = PathBuf::from(format!("mettest-{name}-{}", std::process::id()));
         let mounts = match unified {
-            true => vec![hierarchies.unified?],
-            false => vec![hierarchies.cpuacct_v1?, hierarchies.memory_v1?],
+            true => hierarchies.unified.map(|mount| vec![mount]),
+            false => hierarchies.cpuacct_v1.zip(hierarchies.memory_v1).map(|(cpu, memory)| vec![cpu, memory]),
+        };
+        let Some(mounts) = mounts else {
+            met_core::skipped::skipped("this machine has no such cgroup hierarchy");
+            return None;
         };
         let tops: Vec<PathBuf> = mounts.iter().map(|mount| mount.point.join(&below)).collect();
         let ground = Ground { tops, below, unified };
         if let Err(error) = ground.tops.iter().try_for_each(fs::create_dir) {
-            eprintln!("skipped: no cgroup can be made: {error}");
+            met_core::skipped::skipped(format!("no cgroup can be made: {error}"));
             return None;
         }
         Some(ground)

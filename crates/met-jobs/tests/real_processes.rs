@@ -140,10 +140,14 @@ impl Drop for Cgroups {
 #[test]
 fn the_processes_of_a_cgroup_and_of_those_below_it_are_members() {
     let host = Host::real().unwrap();
-    let Some(mount) = Hierarchies::read(&host).unwrap().unified else { return };
+    let Some(mount) = Hierarchies::read(&host).unwrap().unified else {
+        met_core::skipped::skipped("no unified cgroup hierarchy");
+        return;
+    };
     let outer = mount.point.join(format!("met-members-{}", std::process::id()));
     let inner = outer.join("inner");
-    if std::fs::create_dir(&outer).is_err() {
+    if let Err(error) = std::fs::create_dir(&outer) {
+        met_core::skipped::skipped(format!("no cgroup can be made: {error}"));
         return;
     }
     // Dropped after the bench, which ends the processes.

@@ -1,7 +1,6 @@
 //! A job in a v1 cgroup alone, as older managers make it, gets a v2 directory in which events are counted.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
-#![allow(clippy::print_stderr, reason = "why a test was skipped")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -64,7 +63,7 @@ fn pids(cgroup: &Path) -> BTreeSet<u32> {
 #[test]
 fn a_job_that_forks_is_moved_as_a_whole_counted_and_left_as_it_was() {
     let Some(job) = Job::start() else {
-        eprintln!("skipped: no v1 hierarchy in which a cgroup can be made");
+        met_core::skipped::skipped("no v1 hierarchy in which a cgroup can be made");
         return;
     };
     let begin = Instant::now();
@@ -77,7 +76,7 @@ fn a_job_that_forks_is_moved_as_a_whole_counted_and_left_as_it_was() {
     let shadow = match made {
         Ok(shadow) => shadow,
         Err(error) => {
-            eprintln!("skipped: no v2 directory can be made: {error}");
+            met_core::skipped::skipped(format!("no v2 directory can be made: {error}"));
             return;
         }
     };

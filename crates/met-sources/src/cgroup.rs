@@ -448,9 +448,13 @@ mod tests {
     #[test]
     fn a_cgroup_removed_under_an_open_file_has_no_row() {
         let host = Host::real().unwrap();
-        let Some(mount) = Hierarchies::read(&host).unwrap().unified else { return };
+        let Some(mount) = Hierarchies::read(&host).unwrap().unified else {
+            met_core::skipped::skipped("no unified cgroup hierarchy");
+            return;
+        };
         let path = mount.point.join(format!("met-test-{}", std::process::id()));
-        if std::fs::create_dir(&path).is_err() {
+        if let Err(error) = std::fs::create_dir(&path) {
+            met_core::skipped::skipped(format!("no cgroup can be made: {error}"));
             return;
         }
         let paths = met_core::job::CgroupPaths { unified: Some(path.clone()), ..Default::default() };

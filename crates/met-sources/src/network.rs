@@ -266,7 +266,10 @@ mod tests {
             let mut rows = batches[0].rows();
             rows.find(|(row, _)| row.part as usize == lo).map(|(_, cells)| cells[device::RECEIVED])
         };
-        let Some(before) = look() else { return };
+        let Some(before) = look() else {
+            met_core::skipped::skipped("there is no loopback device");
+            return;
+        };
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut receiver, _) = listener.accept().unwrap();

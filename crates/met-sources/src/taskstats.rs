@@ -210,7 +210,7 @@ mod tests {
         let mut source = match open(&host, &Options::default()) {
             Ok(source) => source,
             Err(why) => {
-                eprintln!("skipped: {why}");
+                met_core::skipped::skipped(why);
                 return None;
             }
         };

@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "a test may start processes")]
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
-#![allow(clippy::print_stderr, clippy::print_stdout, reason = "why a test was skipped, and what was found")]
+#![allow(clippy::print_stdout, reason = "what was found")]
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -20,7 +20,7 @@ fn listen() -> Option<Exits> {
     match Exits::listen(&Host::real().unwrap()) {
         Ok(exits) => Some(exits),
         Err(why) => {
-            eprintln!("skipped: {why}");
+            met_core::skipped::skipped(why);
             None
         }
     }
@@ -50,7 +50,7 @@ fn sum(ends: &[&Exit], column: usize) -> i64 {
 fn python_is_there() -> bool {
     let there = Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_ok();
     if !there {
-        eprintln!("skipped: no python3");
+        met_core::skipped::skipped("no python3");
     }
     there
 }

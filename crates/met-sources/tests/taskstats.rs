@@ -2,7 +2,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "a test may start processes")]
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
-#![allow(clippy::print_stderr, reason = "why a test was skipped")]
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -35,7 +34,7 @@ fn a_workload_that_stands_still_reads_the_same_everywhere() {
     let host = Host::real().unwrap();
     let mut runner = Runner::open(&host, &Options { only: Some(&["taskstats"]), ..Options::default() });
     if let Some((_, why)) = runner.unavailable().first() {
-        eprintln!("skipped: {why}");
+        met_core::skipped::skipped(why);
         return;
     }
     // Works, sleeps a few times through its children, then stops itself so that nothing changes any more.

@@ -171,7 +171,7 @@ fn a_full_disk_does_not_lose_the_end() {
     if let Err(error) =
         rustix::mount::mount(c"tmpfs", mount.path(), c"tmpfs", rustix::mount::MountFlags::empty(), options)
     {
-        let _ = writeln!(io::stderr(), "skipped: a small tmpfs cannot be mounted here: {error}");
+        met_core::skipped::skipped(format!("a small tmpfs cannot be mounted here: {error}"));
         return;
     }
     let dir = JobDir::claim(mount.path(), 1).unwrap();

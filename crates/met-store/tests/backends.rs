@@ -1,5 +1,5 @@
 //! The same claims on every kind of store, with the real servers. What is not installed is skipped and said.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used)]
 
 mod servers;
 mod suite;
@@ -17,7 +17,7 @@ fn recent_s() -> i64 {
 }
 
 fn there(name: &str, started: Started) -> Option<Server> {
-    started.map_err(|why| println!("skipped: {name}: {why}")).ok()
+    started.map_err(|why| met_core::skipped::skipped(format!("{name}: {why}"))).ok()
 }
 
 /// Side by side: an engine may take ten seconds to show a series that it has not seen before.
@@ -157,7 +157,7 @@ fn a_database_of_a_newer_version_is_left_untouched() {
 fn beyond_this_machine_and_on_request_the_connection_is_encrypted() {
     let Some(server) = there("PostgreSQL", servers::postgresql()) else { return };
     if !server.file("certificate").exists() {
-        println!("skipped: openssl is not installed");
+        met_core::skipped::skipped("openssl is not installed");
         return;
     }
     server.database("closed");

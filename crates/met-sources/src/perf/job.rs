@@ -242,7 +242,7 @@ mod tests {
         let (mut counters, refused) =
             Counters::of_tree(&[0], &events(&["task_clock", "page_faults"]), Begin::Now);
         if counters.is_empty() {
-            eprintln!("skipped: {refused:?}");
+            met_core::skipped::skipped(format!("{refused:?}"));
             return;
         }
         let spin = |counters: &Counters| loop {
@@ -266,7 +266,7 @@ mod tests {
         let (counters, refused) =
             Counters::of_tree(&[0], &events(&["task_clock", "page_faults"]), Begin::Now);
         if counters.is_empty() {
-            eprintln!("skipped: {refused:?}");
+            met_core::skipped::skipped(format!("{refused:?}"));
             return;
         }
         let pages = 200;

@@ -500,7 +500,7 @@ mod tests {
         let mut ears = match Ears::open(&Host::real().unwrap(), 4096) {
             Ok(ears) => ears,
             Err(why) => {
-                eprintln!("skipped: {why}");
+                met_core::skipped::skipped(why);
                 return;
             }
         };
