@@ -63,6 +63,22 @@ fn what_was_packed_is_unpacked() {
     assert_eq!(header(&packed.bytes).unwrap(), batch().header);
 }
 
+/// Servers and nodes of other versions read these bytes: a change of them is a new version of the format.
+#[test]
+fn the_bytes_of_a_batch_are_frozen() {
+    let packed = batch().pack().unwrap();
+    let mut plain = Vec::new();
+    MultiGzDecoder::new(&packed.bytes[..]).read_to_end(&mut plain).unwrap();
+    let frames =
+        plain.escape_ascii().to_string().replace("}R", "}\nR").replace("}L", "}\nL").replace("}S", "}\nS");
+    expect_test::expect![[r#"
+        MET\x02H\x89\x01{\"node\":\"n1\",\"spool\":\"s\",\"sequence\":3,\"mark\":9,\"made_ns\":0,\"boot_id\":\"\",\"version\":\"\",\"cpus\":null,\"memory_bytes\":null,\"dropped_samples\":0}
+        R\xbe\x02{\"key\":{\"cluster\":null,\"manager\":\"local\",\"id\":\"1\",\"incarnation\":7},\"name\":\"a \\\"job\\\"\\n\",\"user\":\"ada\",\"uid\":1000,\"account\":null,\"command\":[\"true\"],\"state\":\"finished\",\"manager_state\":null,\"exit_code\":0,\"signal\":null,\"start_ns\":1,\"end_ns\":2,\"nodes\":[\"n1\"],\"node_memory_bytes\":null,\"totals\":{},\"summaries\":{},\"local\":null}
+        R\xbe\x02{\"key\":{\"cluster\":null,\"manager\":\"local\",\"id\":\"2\",\"incarnation\":7},\"name\":\"a \\\"job\\\"\\n\",\"user\":\"ada\",\"uid\":1000,\"account\":null,\"command\":[\"true\"],\"state\":\"finished\",\"manager_state\":null,\"exit_code\":0,\"signal\":null,\"start_ns\":1,\"end_ns\":2,\"nodes\":[\"n1\"],\"node_memory_bytes\":null,\"totals\":{},\"summaries\":{},\"local\":null}
+        L\xfe\x01{\"key\":{\"cluster\":null,\"manager\":\"local\",\"id\":\"3\",\"incarnation\":7},\"totals\":{\"energy\":{\"value\":5,\"kind\":\"estimated\",\"source\":\"2 cores, by CPU time\"}},\"summaries\":{},\"emission\":{\"factor_mg_per_kwh\":1,\"factor_source\":\"a yearly mean\",\"factor_time_ns\":null}}
+        SKC{\"job\":{\"cluster\":null,\"manager\":\"local\",\"id\":\"1\",\"incarnation\":7}}\x03job\x01\x02\x03S\x17\x12{\"device\":\"GPU-a\"}\x03gpu"#]].assert_eq(&frames);
+}
+
 #[test]
 fn without_its_series_a_batch_is_still_one() {
     let packed = batch().pack().unwrap();
