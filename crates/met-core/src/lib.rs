@@ -27,8 +27,12 @@ pub mod listing;
 pub mod node;
 pub mod rate;
 #[doc(hidden)]
+#[allow(clippy::unwrap_used, reason = "a made-up job that cannot be made fails its test")]
+pub mod sample;
+#[doc(hidden)]
 pub mod skipped;
 pub mod table;
+pub mod units;
 pub mod whole;
 
 pub use batch::{Batch, MISSING, Row, Subject, Window};

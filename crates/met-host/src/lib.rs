@@ -9,6 +9,8 @@ pub mod netlink;
 pub mod parse;
 mod peer;
 mod targets;
+pub mod trusted;
+pub mod users;
 
 pub use budget::{Budget, Share, open_file_limit, raise_open_file_limit};
 pub use file::{Dir, KeptFile, PidPath};

@@ -17,7 +17,7 @@ use met_core::idle_power::IdleRules;
 use met_jobs::layouts::Layout;
 use met_server::http::Address;
 
-use crate::trusted;
+use met_host::trusted;
 
 /// The file for everybody.
 pub const MACHINE_FILE: &str = "/etc/met/met.yaml";

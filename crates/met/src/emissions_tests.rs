@@ -150,7 +150,7 @@ fn another_provider_is_believed_for_all_times_but_not_against_what_was_set() {
 
 /// A job of two hours that used 1 kWh in the first and 3 kWh in the second.
 fn job() -> (Record, Course) {
-    let mut record = crate::view::sample::full(1, "train");
+    let mut record = met_core::sample::full(1, "train");
     (record.start_ns, record.end_ns) = (Some(0), Some(2 * HOUR_NS));
     let kwh = emission::UJ_PER_KWH as i64;
     record.totals.set(ENERGY, 4 * kwh, met_core::job::QualityKind::Attributed, "RAPL, by CPU time");

@@ -14,8 +14,8 @@ use met_store::cluster::{Bearer, Log};
 use crate::handshake::Hello;
 use crate::protocol::{Reply, Request, read_frame, write_frame};
 use crate::setting::Setting;
-use crate::view::sample;
 use crate::{jobs, server};
+use met_core::sample;
 
 const JOB_NAME: &str = "a-private-name";
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::node_energy;
 use crate::setting::Setting;
-use crate::trusted;
+use met_host::trusted;
 
 const FILE: &str = "idle-power.json";
 /// Written by ourselves, some hundred bytes.

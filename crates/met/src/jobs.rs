@@ -583,7 +583,7 @@ mod tests {
 
     #[test]
     fn a_daemon_that_stops_answering_is_left_out_if_there_is_another_source() {
-        let known = One(Some(crate::view::sample::full(1, "train")));
+        let known = One(Some(met_core::sample::full(1, "train")));
         let mut all = AllJobs { sources: vec![Box::new(known), Box::new(One(None))], layouts: Vec::new() };
         assert_eq!(all.jobs(&JobsFilter::default()).unwrap().len(), 1);
         assert_eq!(all.find("1").unwrap().key.id, "1");
@@ -594,7 +594,7 @@ mod tests {
 
     #[test]
     fn of_two_words_on_a_running_job_the_one_that_was_sampled_is_shown() {
-        let mut sampled = crate::view::sample::full(1, "train");
+        let mut sampled = met_core::sample::full(1, "train");
         sampled.state = State::Running;
         let mut bare = sampled.clone();
         bare.summaries = Default::default();
@@ -636,7 +636,7 @@ mod tests {
     }
 
     fn jobs_at(count: u32, start_ns: impl Fn(u32) -> i64) -> Vec<Record> {
-        let job = |id: u32| Record { start_ns: Some(start_ns(id)), ..crate::view::sample::full(id, "train") };
+        let job = |id: u32| Record { start_ns: Some(start_ns(id)), ..met_core::sample::full(id, "train") };
         (1..=count).map(job).collect()
     }
 
@@ -679,7 +679,7 @@ mod tests {
 
     #[test]
     fn jobs_that_wait_are_the_newest_and_have_pages_of_their_own() {
-        let mut jobs: Vec<Record> = (1..=3).map(|id| crate::view::sample::full(id, "train")).collect();
+        let mut jobs: Vec<Record> = (1..=3).map(|id| met_core::sample::full(id, "train")).collect();
         jobs[0].start_ns = None;
         jobs[0].end_ns = None;
         jobs[0].state = State::Pending;

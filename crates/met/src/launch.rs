@@ -69,7 +69,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let record = Record {
         key: JobKey { cluster: None, manager: LOCAL.to_owned(), id: id.to_string(), incarnation },
         name,
-        user: crate::users::name_of(uid),
+        user: met_host::users::name_of(uid),
         uid: Some(uid),
         account: None,
         command: draft.command,

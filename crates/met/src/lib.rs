@@ -29,8 +29,6 @@ mod server;
 mod server_client;
 mod setting;
 mod supervise;
-mod trusted;
-mod users;
 mod view;
 
 use std::ffi::OsString;

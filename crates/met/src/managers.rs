@@ -46,7 +46,7 @@ pub fn output_hint(record: &Record) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     #[test]
     fn each_manager_has_its_own_command_to_end_a_job() {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::machine::NODE_CHIP;
 use super::*;
 use crate::sampler::{Known, Sampler};
-use crate::view::sample;
+use met_core::sample;
 
 const SECOND: i64 = 1_000_000_000;
 const WATT_SECOND: i64 = 1_000_000;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Config, StorageName};
 use crate::failure::Failure;
 use crate::output;
-use crate::trusted;
+use met_host::trusted;
 
 const LOCK: &str = "daemon.lock";
 
@@ -158,7 +158,7 @@ fn user_state_home() -> Result<PathBuf> {
         return Ok(home);
     }
     let home =
-        absolute_variable("HOME").or_else(|| crate::users::home_of(rustix::process::getuid().as_raw()));
+        absolute_variable("HOME").or_else(|| met_host::users::home_of(rustix::process::getuid().as_raw()));
     Ok(home.context("no home directory; set HOME or XDG_STATE_HOME")?.join(".local/state"))
 }
 

@@ -13,7 +13,7 @@ use crate::paths::Place;
 use crate::reach::{Reach, Report};
 use crate::server_client::{self, Asked, ServerClient};
 use crate::supervise::DaemonPlace;
-use crate::trusted;
+use met_host::trusted;
 
 pub struct Setting {
     pub host: Host,

@@ -22,7 +22,7 @@ use crate::processes::{self, Process};
 use crate::sampler::Reading;
 use crate::setting::Setting;
 use crate::supervise::{cancel_signal, parse_signal};
-use crate::view::units;
+use met_core::units;
 
 /// How often is looked whether a job has ended, and for new processes of one that does not.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -237,7 +237,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     #[test]
     fn a_lost_job_that_was_ended_is_cancelled_with_the_time_it_ran() {

@@ -14,7 +14,8 @@ use crate::jobs;
 use crate::output;
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
-use crate::view::{self, units};
+use crate::view;
+use met_core::units;
 
 /// A screen of them; the store has all.
 const SHOWN: usize = 24;

@@ -18,8 +18,8 @@ use crate::output;
 use crate::processes;
 use crate::sampler::Sampler;
 use crate::setting::Setting;
-use crate::users;
 use crate::view::gpus::{self, CardLine, UserLine};
+use met_host::users;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -315,7 +315,7 @@ mod tests {
     use met_core::cards::GpuUseSince;
 
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     fn labels() -> Vec<String> {
         ["0", "GPU-a", "Card", "nvidia", "", ""].map(str::to_owned).to_vec()

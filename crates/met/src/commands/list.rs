@@ -12,7 +12,8 @@ use crate::jobs::{self, AllJobs, JobsFilter};
 use crate::output;
 use crate::setting::Setting;
 use crate::view::table;
-use crate::view::{self, Style, units};
+use crate::view::{self, Style};
+use met_core::units;
 
 /// A screen holds no more; files and programs get everything.
 const LIMIT: usize = 50;

@@ -15,7 +15,7 @@ use crate::jobs::AllJobs;
 use crate::managers;
 use crate::output;
 use crate::setting::Setting;
-use crate::trusted;
+use met_host::trusted;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 

@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn whoever_asked_for_an_id_and_did_not_get_it_is_told_so() {
-        let record = crate::view::sample::bare(1, "x");
+        let record = met_core::sample::bare(1, "x");
         let code = |kind: io::ErrorKind, print_id| untold(&record, &kind.into(), print_id, "runs", "cancel");
         assert_eq!(code(io::ErrorKind::BrokenPipe, false), 0);
         assert_eq!(code(io::ErrorKind::BrokenPipe, true), 1);
@@ -88,7 +88,7 @@ mod tests {
         let nodes = [node("n1", Some(2)), node("n2", Some(4)), node("n3", None)];
         let on = |names: &[&str]| {
             let nodes_of = names.iter().map(|&name| name.to_owned()).collect();
-            cpus_of(&nodes, &Record { nodes: nodes_of, ..crate::view::sample::bare(1, "job") })
+            cpus_of(&nodes, &Record { nodes: nodes_of, ..met_core::sample::bare(1, "job") })
         };
         assert_eq!((on(&["n1"]), on(&["n1", "n2"])), (Some(2), Some(6)));
         assert_eq!((on(&["n1", "n3"]), on(&["gone"]), on(&[])), (None, None, None));

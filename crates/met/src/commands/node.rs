@@ -22,7 +22,8 @@ use crate::output;
 use crate::protocol::{Reply, Request};
 use crate::sampler::{self, Sampler};
 use crate::setting::Setting;
-use crate::view::{self, node, node_course, units};
+use crate::view::{self, node, node_course};
+use met_core::units;
 
 /// Rates are what happened between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);

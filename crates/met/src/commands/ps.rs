@@ -15,8 +15,8 @@ use crate::output;
 use crate::processes::{self, Process};
 use crate::sampler;
 use crate::setting::Setting;
-use crate::users;
 use crate::view::ps::{self, ProcessLine};
+use met_host::users;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -18,7 +18,7 @@ use crate::output;
 use crate::protocol;
 use crate::setting::Setting;
 use crate::supervise::Notice;
-use crate::trusted;
+use met_host::trusted;
 
 pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let here = match (std::env::current_dir(), &args.cwd) {

@@ -24,8 +24,9 @@ use crate::protocol;
 use crate::sampler::{Known, Sampled, Sampler};
 use crate::setting::Setting;
 use crate::supervise::Notice;
-use crate::trusted;
-use crate::view::{self, Style, units};
+use crate::view::{self, Style};
+use met_core::units;
+use met_host::trusted;
 
 pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let interval = match &args.interval {
@@ -278,7 +279,7 @@ fn report(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     /// Ends a job whose supervisor keeps what is not kept, as one does; the end as it is on disk right after that.
     fn end_after(state: &Path) -> Option<Record> {

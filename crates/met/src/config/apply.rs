@@ -4,7 +4,7 @@ use super::form::{Form, addresses, events, layouts, power_mw, texts};
 use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SOURCES, Section};
 use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
 use super::{Config, sources};
-use crate::view::units;
+use met_core::units;
 
 /// Puts everything in the file into `config`, or complains about the first thing that cannot be.
 pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {

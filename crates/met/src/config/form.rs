@@ -8,7 +8,7 @@ use met_server::http::Address;
 
 use super::tree::{Complaint, Node, refuse_duplicates, unknown};
 use super::{Config, Plain, Presence, Scope, StorageName};
-use crate::view::units::{self, ParseError};
+use met_core::units::{self, ParseError};
 
 /// What may stand behind a key, and where it goes.
 pub enum Form {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use met_sources::{ChassisChoice, Choice, Options, Pace, Redfish, SOURCES, SourceSpec};
 
 use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
-use crate::view::units;
+use met_core::units;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {

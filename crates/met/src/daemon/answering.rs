@@ -16,7 +16,7 @@ use super::socket::Peer;
 use crate::jobs::{self, JobRef};
 use crate::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
 use crate::sampler::Live;
-use crate::users;
+use met_host::users;
 
 /// Samples in one reply: some ten megabytes.
 const PAGE_SAMPLES: usize = 50_000;

@@ -8,7 +8,7 @@ use met_core::{JOB, MISSING};
 
 use super::super::unwritten::tests::keeping_by;
 use super::*;
-use crate::view::sample;
+use met_core::sample;
 
 const METER: &str = "sys/cray/pm_counters/freshness";
 const CPU_FILE: &str = "sys/fs/cgroup/job/cpu.stat";

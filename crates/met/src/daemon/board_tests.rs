@@ -4,7 +4,7 @@ use met_core::job::{QualityKind, State};
 use met_core::job_table::{self, ENERGY, MEMORY_NEEDED};
 
 use super::*;
-use crate::view::sample;
+use met_core::sample;
 
 const TEXT: Wanted = Wanted { format: Format::Text, gzip: false, people: false };
 const SECOND: i64 = 1_000_000_000;

@@ -11,7 +11,7 @@ use met_host::{Host, clock, parse};
 use met_jobs::enclosure;
 
 use super::socket::Peer;
-use crate::users;
+use met_host::users;
 
 /// The cgroups made for users who may not make them, by name, and for which supervisor.
 #[derive(Default)]
@@ -191,7 +191,7 @@ mod tests {
     use met_core::job_table::{CPU, READ, WRITTEN};
 
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     #[test]
     fn a_user_says_nothing_that_only_a_daemon_or_a_manager_knows() {

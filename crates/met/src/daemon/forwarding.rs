@@ -261,7 +261,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     const HERE: &str = "https://one.example:9317";
 

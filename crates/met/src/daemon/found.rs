@@ -15,7 +15,7 @@ use met_jobs::scheduler::join;
 use super::keeping::Keeping;
 use crate::jobs;
 use crate::sampler::Sampled;
-use crate::users;
+use met_host::users;
 
 impl Keeping {
     /// Whether a job is one that the discovery follows.
@@ -495,7 +495,7 @@ mod tests {
     #[test]
     fn a_job_on_two_nodes_of_one_machine_is_the_sum_of_both() {
         use QualityKind::{Attributed, LowerBound, Measured};
-        let mut record = crate::view::sample::bare(1, "x");
+        let mut record = met_core::sample::bare(1, "x");
         let one = [gone("n1", Some((7, Measured)), 100, 20)];
         add_up(&mut record, &one);
         assert_eq!((record.totals.get(CPU), record.end_ns), (Some(7), Some(20)));
@@ -539,7 +539,7 @@ mod tests {
 
     fn directory_with(folded: &[Part]) -> Directory {
         Directory {
-            key: crate::view::sample::bare(1, "x").key,
+            key: met_core::sample::bare(1, "x").key,
             node: "n1".to_owned(),
             cgroup: CgroupPaths::default(),
             start_ns: 0,
@@ -560,7 +560,7 @@ mod tests {
             (0..count).for_each(|number| others.take_in(&task(number, end_ns)));
             others
         };
-        let mut record = crate::view::sample::full(1, "x");
+        let mut record = met_core::sample::full(1, "x");
         record.parts.clear();
         let mut ended = 0;
         for daemon in 0..4 {
@@ -651,7 +651,7 @@ mod tests {
 
     #[test]
     fn the_owner_is_whom_the_path_names() {
-        let mut record = crate::view::sample::full(1, "x");
+        let mut record = met_core::sample::full(1, "x");
         describe(&Captures { user: Some("root".to_owned()), ..Captures::default() }, &mut record);
         assert_eq!((record.uid, record.user.as_deref()), (Some(0), Some("root")));
         describe(&Captures { uid: Some(0), node: Some("n1".to_owned()), ..Captures::default() }, &mut record);

@@ -8,7 +8,7 @@ use met_jobs::identity::{self, Question};
 
 use super::keeping::Keeping;
 use crate::processes;
-use crate::users;
+use met_host::users;
 
 /// How long after its first process a job is asked: at once, and again for those whose user's first process
 /// is not there yet, or has not begun its own program.

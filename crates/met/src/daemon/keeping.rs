@@ -44,7 +44,7 @@ use crate::jobs;
 use crate::paths::Place;
 use crate::protocol::Reply;
 use crate::setting::Setting;
-use crate::users;
+use met_host::users;
 
 pub struct Keeping {
     pub(super) host: Host,

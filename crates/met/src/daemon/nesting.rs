@@ -125,7 +125,7 @@ fn put_part(parts: &mut Vec<Part>, part: Part) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     #[test]
     fn a_cgroup_holds_what_is_below_it_in_any_hierarchy() {

@@ -157,7 +157,7 @@ mod tests {
     use crate::handshake::Hello;
     use crate::jobs::{JobRef, JobsFilter};
     use crate::protocol::Change;
-    use crate::view::sample;
+    use met_core::sample;
 
     /// One of each; `every_request_has_a_row_and_a_test` fails where one is missing.
     fn requests() -> Vec<Request> {

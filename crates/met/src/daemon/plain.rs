@@ -18,7 +18,7 @@ use crate::config::{Jobs, Plain};
 use crate::jobs;
 use crate::paths::Place;
 use crate::processes;
-use crate::users;
+use met_host::users;
 
 /// A group is a job after ten seconds; a look at a thousand processes costs two milliseconds. While there
 /// are jobs their ends are waited for.

@@ -63,7 +63,7 @@ mod tests {
     use super::super::unwritten::tests::{keeping, keeping_by};
     use super::*;
     use crate::config::Config;
-    use crate::view::sample;
+    use met_core::sample;
 
     const USER: u32 = 70_000;
     const ACCESS: Access = Access { own: true, others: false };

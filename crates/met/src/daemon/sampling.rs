@@ -542,7 +542,7 @@ mod tests {
         let (orders, received) = mpsc::channel();
         let attendance = Attendance::new(Duration::from_secs(1));
         let sampling = Sampling { orders, thread: None, stuck: Cell::new(false), attendance };
-        let mut record = crate::view::sample::bare(1, "x");
+        let mut record = met_core::sample::bare(1, "x");
         sampling.allocate(&record);
         assert!(received.try_recv().is_err());
         record.requested.cpus = Some(2);

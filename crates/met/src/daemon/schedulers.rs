@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::config::{Presence, Schedulers as Configured, Scope};
 use crate::jobs;
 use crate::protocol::SchedulerStatus;
-use crate::users;
+use met_host::users;
 
 /// After an answer of so many runs memory is given back.
 const LONG_ANSWER_RUNS: u64 = 5_000;

@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn only_jobs_of_others_on_v1_need_a_directory() {
-        let mut record = crate::view::sample::full(1, "x");
+        let mut record = met_core::sample::full(1, "x");
         record.key.manager = "slurm".to_owned();
         let lacks = |record: &mut Record, origin, cgroup| {
             let local = record.local.as_mut().unwrap();

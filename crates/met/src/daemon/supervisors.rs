@@ -144,7 +144,7 @@ mod tests {
 
     use super::super::unwritten::tests::keeping;
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     /// A running job of ours whose supervisor is pid 7 of a machine on which there is none.
     fn orphan(keeping: &Keeping) -> Record {

@@ -70,7 +70,7 @@ pub(super) mod tests {
     use crate::paths::Place;
     use crate::protocol::{Reply, Request};
     use crate::setting::Setting;
-    use crate::view::sample;
+    use met_core::sample;
 
     fn full() -> StoreError {
         StoreError::Unreachable { at: "store".to_owned(), error: "disk full".to_owned() }

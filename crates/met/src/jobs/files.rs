@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_a_daemon_that_was_just_starting_holds_is_changed_by_it() {
-        let record = crate::view::sample::full(1, "train");
+        let record = met_core::sample::full(1, "train");
         let removed = asked(|files| files.remove(&record.key).unwrap());
         assert!(matches!(removed, Request::Remove(key) if key == record.key));
         let closed = asked(|files| files.close(&record).unwrap());

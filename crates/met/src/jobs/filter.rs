@@ -140,7 +140,7 @@ mod tests {
         let mut writer = Writer::open(state.path()).unwrap();
         let job = |id: u32| {
             let command = vec!["x".repeat(bytes)];
-            Record { start_ns: Some(i64::from(id)), command, ..crate::view::sample::full(id, "train") }
+            Record { start_ns: Some(i64::from(id)), command, ..met_core::sample::full(id, "train") }
         };
         writer.put_all(&(1..=count).map(job).collect::<Vec<_>>()).unwrap();
         let reader = Reader::open(state.path()).unwrap();

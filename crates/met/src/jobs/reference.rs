@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_number_of_two_managers_names_both() {
-        let [slurm, ours] = [crate::view::sample::scheduled(), crate::view::sample::full(1240, "train")];
+        let [slurm, ours] = [met_core::sample::scheduled(), met_core::sample::full(1240, "train")];
         assert!(one_managers("1240", std::slice::from_ref(&slurm)).is_ok());
         let error = one_managers("1240", &[ours, slurm]).unwrap_err().to_string();
         assert_eq!(error, "job 1240 is ambiguous: local:1240 or slurm:1234_7");
@@ -212,7 +212,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut writer = met_store::Writer::open(root.path()).unwrap();
         let job = |id: u32, node: &str, user: &str, uid: u32, start_ns: Option<i64>| {
-            let mut record = crate::view::sample::full(id, "train");
+            let mut record = met_core::sample::full(id, "train");
             record.nodes = vec![node.to_owned()];
             (record.user, record.uid) = (Some(user.to_owned()), Some(uid));
             (record.start_ns, record.end_ns) = (start_ns, None);

@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn a_job_of_an_earlier_boot_or_without_its_supervisor_is_lost() {
         let host = Host::real().unwrap();
-        let mut record = crate::view::sample::full(1, "train");
+        let mut record = met_core::sample::full(1, "train");
         let local = record.local.as_mut().unwrap();
         local.supervisor = host.process(std::process::id()).ok();
         local.boot_id.clone_from(&host.facts().boot_id);
@@ -149,7 +149,7 @@ mod tests {
         let socket = root.path().join("proc/7/stat");
         let _socket = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let host = Host::at(root.path()).unwrap();
-        let mut record = crate::view::sample::full(1, "train");
+        let mut record = met_core::sample::full(1, "train");
         let local = record.local.as_mut().unwrap();
         (local.supervisor, local.main) = (Some(ProcessId { pid: 7, start_ticks: 5 }), None);
         record.state = State::Running;
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn a_job_that_was_found_runs_as_long_as_its_cgroup_or_its_first_process() {
         let host = Host::real().unwrap();
-        let mut record = crate::view::sample::scheduled();
+        let mut record = met_core::sample::scheduled();
         record.state = State::Running;
         let local = record.local.as_mut().unwrap();
         (local.origin, local.supervisor, local.main) = (Origin::Found, None, None);

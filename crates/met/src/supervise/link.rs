@@ -220,7 +220,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     /// What becomes of an end if the daemon sends these replies, the first one perhaps before it is greeted.
     fn handed_over(replies: Vec<Reply>, reads_first: bool) -> HandedOver {

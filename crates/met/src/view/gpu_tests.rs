@@ -9,9 +9,9 @@ use met_core::{JOB, MISSING};
 use met_insight::report::{Machine, report};
 
 use super::ps::ProcessLine;
-use super::sample::{self, NOW_NS, SECOND_NS, START_NS};
 use super::table::{self, View};
 use super::{Style, plot, ps, text};
+use met_core::sample::{self, NOW_NS, SECOND_NS, START_NS};
 
 fn used(index: &str, utilization: f64) -> GpuUse {
     GpuUse {
@@ -323,7 +323,7 @@ fn the_report_of_a_card_that_was_never_seen_idle() {
 
 #[test]
 fn processes_show_their_cards() {
-    let mut lines: Vec<ProcessLine> = sample::processes();
+    let mut lines: Vec<ProcessLine> = super::sample::processes();
     lines[3].gpus = vec!["0".to_owned(), "1".to_owned()];
     lines[3].gpu_utilization = Some(1.52);
     lines[3].gpu_memory_bytes = Some(64 << 30);

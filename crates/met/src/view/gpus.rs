@@ -1,6 +1,7 @@
 //! The cards of this machine as they are now, and whose they are.
 
-use super::{Paint, Style, text, units};
+use super::{Paint, Style, text};
+use met_core::units;
 
 /// One card. What could not be read is `None`, not 0.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -10,13 +10,10 @@ pub mod nodes;
 pub mod plot;
 pub mod ps;
 pub mod report;
-#[cfg(any(test, feature = "fuzzing"))]
-#[cfg_attr(not(test), allow(dead_code, reason = "fuzzing needs few of them"))]
-#[allow(clippy::unwrap_used, reason = "a made-up job that cannot be made fails its test")]
-pub mod sample;
+#[cfg(test)]
+mod sample;
 pub mod table;
 pub mod text;
-pub mod units;
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;

@@ -6,8 +6,9 @@ use met_core::gpu::card;
 use met_core::job::QualityKind;
 use met_core::node::{Freshness, NodeRow};
 
-use super::{Paint, Style, text, units};
+use super::{Paint, Style, text};
 use crate::node_energy::EnergyWindow;
+use met_core::units;
 
 pub struct Machine<'a> {
     pub name: &'a str,

@@ -7,7 +7,8 @@ use met_store::NodePart;
 use serde_json::{Map, Value};
 
 use super::plot::{self, Panel};
-use super::{Style, table, text, units};
+use super::{Style, table, text};
+use met_core::units;
 
 /// More plots of one kind are for a program; these are the busiest.
 const PARTS_PLOTTED: usize = 4;

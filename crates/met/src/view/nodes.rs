@@ -1,7 +1,8 @@
 //! The nodes of a cluster, as its server knows them.
 
-use super::{Paint, Style, text, units};
+use super::{Paint, Style, text};
 use crate::protocol::NodeStatus;
+use met_core::units;
 
 /// A clock that is off by less is not worth a word.
 const OFFSET_SHOWN_NS: i64 = 100_000_000;

@@ -10,8 +10,9 @@ use ratatui_core::symbols::bar;
 use ratatui_core::widgets::Widget;
 use ratatui_widgets::sparkline::Sparkline;
 
-use super::{Paint, Style, text, units};
+use super::{Paint, Style, text};
 use crate::sampler::look_gap_ms;
+use met_core::units;
 
 const COLUMNS_DEFAULT: usize = 80;
 const COLUMNS_MAX: usize = 120;
@@ -265,7 +266,7 @@ mod tests {
     use met_core::JOB;
 
     use super::*;
-    use crate::view::sample;
+    use met_core::sample;
 
     fn check(style: Style, expected: Expect) {
         let drawn = course(&sample::course(), 10_000, None, &style);

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::{Paint, Style, text, units};
+use super::{Paint, Style, text};
+use met_core::units;
 
 /// One process as it is now. What could not be read is `None`, not 0.
 #[derive(Clone, Debug, Default, PartialEq)]

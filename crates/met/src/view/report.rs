@@ -6,9 +6,10 @@ mod tables;
 
 use met_insight::report::{Heading, Line, Report};
 
-use super::{Paint, Style, text, units};
+use super::{Paint, Style, text};
 pub use amounts::{amount, mark};
 use amounts::{detail, legend};
+use met_core::units;
 
 const COLUMNS_MAX: usize = 80;
 const COLUMNS_MIN: usize = 40;

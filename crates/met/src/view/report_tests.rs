@@ -5,7 +5,7 @@ use met_insight::report::{Machine, report};
 
 use super::tables::bar;
 use super::*;
-use crate::view::sample;
+use met_core::sample;
 
 fn draw(record: &Record, style: &Style) -> String {
     render(&report(record, Machine { cpus: Some(8) }, sample::NOW_NS), style)

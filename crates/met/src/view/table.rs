@@ -8,8 +8,9 @@ use met_core::job_table as column;
 use met_insight::{allocation, average, gpu, json};
 
 use super::report::mark;
-use super::units::Scale;
-use super::{Paint, Style, text, units};
+use super::{Paint, Style, text};
+use met_core::units;
+use met_core::units::Scale;
 
 /// Which columns a list has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

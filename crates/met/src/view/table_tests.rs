@@ -1,7 +1,7 @@
 use expect_test::{Expect, expect};
 
 use super::*;
-use crate::view::sample;
+use met_core::sample;
 
 fn check(view: View, width: usize, expected: Expect) {
     let style = Style { width: Some(width), ..Style::plain() };

@@ -12,7 +12,8 @@ use crate::jobs::{AllJobs, JobsFilter};
 use crate::output;
 use crate::sampler::{Cost, Sampler};
 use crate::setting::Setting;
-use crate::view::{Paint, Style, text, units};
+use crate::view::{Paint, Style, text};
+use met_core::units;
 
 /// Looks a second apart, as a daemon does: in a loop everything would be in a cache, and look cheap.
 const LOOKS: u32 = 5;

@@ -11,7 +11,7 @@ use crate::daemon;
 use crate::jobs;
 use crate::protocol::{DiscoveryStatus, Reply, Request, SchedulerStatus};
 use crate::setting::Setting;
-use crate::view::units;
+use met_core::units;
 
 pub(super) fn running_daemon(setting: &Setting) -> Finding {
     let finding = |health, detail, remedy| Finding { what: "daemon", health, detail, remedy };

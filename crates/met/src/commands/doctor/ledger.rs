@@ -6,7 +6,8 @@ use met_core::energy::Balance;
 use super::{Finding, Health};
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
-use crate::view::{self, units};
+use crate::view;
+use met_core::units;
 
 /// Of a running daemon that has closed a window.
 pub(super) fn ledger(setting: &Setting) -> Option<Finding> {

@@ -15,7 +15,7 @@ use crate::node_energy;
 use crate::protocol::{Reply, Request, Status};
 use crate::sampler::{self, METERS, Sampler};
 use crate::setting::Setting;
-use crate::view::units;
+use met_core::units;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -8,8 +8,8 @@ use met_store::Reader;
 use super::{Finding, Health};
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
-use crate::trusted;
-use crate::view::units;
+use met_core::units;
+use met_host::trusted;
 
 pub(super) fn store(setting: &Setting) -> Finding {
     let asked = setting.system_daemon().and_then(|mut daemon| daemon.call(&Request::Status).ok());
@@ -148,7 +148,7 @@ mod tests {
     fn a_damaged_store_is_found_out_and_what_became_of_it_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = met_store::Writer::open(folder.path()).unwrap();
-        let records: Vec<_> = (1..=3).map(|id| crate::view::sample::full(id, "train")).collect();
+        let records: Vec<_> = (1..=3).map(|id| met_core::sample::full(id, "train")).collect();
         writer.put_all(&records).unwrap();
         drop(writer);
         assert!(damaged(folder.path()).is_none());

@@ -3,7 +3,7 @@
 use met_core::job::QualityKind;
 use met_insight::report::{Amount, Detail, Measure, Report};
 
-use crate::view::units;
+use met_core::units;
 
 /// The sign in front of an amount that was not measured as such.
 pub fn mark(quality: QualityKind) -> Option<(&'static str, &'static str)> {

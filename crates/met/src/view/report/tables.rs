@@ -4,7 +4,8 @@ use met_insight::report::{Amount, Measure, Meter, PartLine, ShareLine};
 
 use super::amounts::{amount, marked};
 use super::{LABEL_COLUMNS, Page};
-use crate::view::{Paint, text, units};
+use crate::view::{Paint, text};
+use met_core::units;
 
 /// What stands beside a meter's bar: `  47%  3.76 of 8 cores, average`.
 const METER_TEXT_COLUMNS: usize = 37;

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use met_host::parse;
+use crate::parse;
 
 /// Entries are short; a directory service may still need more than one page.
 const ENTRY_BYTES: usize = 64 << 10;
