@@ -1,5 +1,6 @@
 //! The door to the machine. Everything is read below one root, so that a captured tree is a machine too.
 
+mod address;
 mod budget;
 pub mod cgroup;
 pub mod clock;
@@ -12,6 +13,7 @@ mod targets;
 pub mod trusted;
 pub mod users;
 
+pub use address::{Address, NotAnAddress};
 pub use budget::{Budget, Share, open_file_limit, raise_open_file_limit};
 pub use file::{Dir, KeptFile, PidPath};
 pub use host::{Facts, Host, Liveness};

@@ -1,4 +1,3 @@
-//! HTTP: the listener that a daemon and a server share, in one thread of its own; and the server of a cluster.
+//! The server of a cluster: what nodes send is kept, and jobs of several nodes are made one.
 
 pub mod cluster;
-pub mod http;

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 pub use form::{events_in, interval};
 use met_core::idle_power::IdleRules;
+use met_host::Address;
 use met_jobs::layouts::Layout;
-use met_server::http::Address;
 
 use met_host::trusted;
 

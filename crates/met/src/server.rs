@@ -11,12 +11,13 @@ use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
 use met_core::{Table, gpu};
+use met_host::Address;
 use met_jobs::scheduler::join;
 use met_server::cluster::api::{self, Api, Unanswered};
 use met_server::cluster::{ClusterView, Keeper, Misunderstood, Plan};
-use met_server::http::{Address, Options, Server};
 use met_store::cluster::{Bearer, Log};
 use met_store::{Filter, NodePart, StoreError};
+use met_web::listener::{Options, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 

@@ -12,7 +12,7 @@ use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::http::in_background;
+use met_web::listener::in_background;
 
 /// Answers to one client that are being made or sent.
 const ANSWERS_PER_CLIENT: usize = 4;

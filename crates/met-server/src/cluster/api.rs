@@ -24,7 +24,7 @@ use super::answers::Answers;
 use super::keeper::{Denied, Keeper, Refusal, now_ns};
 use super::misunderstood::{Misunderstood, Trouble};
 use super::room::{NotReceived, Room};
-use crate::http::{Asker, in_background};
+use met_web::listener::{Asker, in_background};
 
 /// Everything under it looks at tokens by itself.
 pub const ROOT: &str = "/api/v1/";

@@ -655,6 +655,8 @@ impl Drop for SmallDisk {
 
 #[test]
 fn a_server_that_was_stopped_starts_and_lists_on_a_full_disk() {
+    use std::io::Write;
+
     let Some(disk) = SmallDisk::mount() else {
         met_core::skipped::skipped("a small tmpfs cannot be mounted here");
         return;

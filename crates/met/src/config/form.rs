@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_host::Address;
 use met_jobs::layouts::Layout;
-use met_server::http::Address;
 
 use super::tree::{Complaint, Node, refuse_duplicates, unknown};
 use super::{Config, Plain, Presence, Scope, StorageName};

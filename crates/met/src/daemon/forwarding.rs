@@ -10,11 +10,11 @@ use met_core::course::Course;
 use met_core::job::{JobKey, Summaries};
 use met_core::{JOB, Kind};
 use met_host::Host;
-use met_server::http::WebConfig;
 use met_sinks::forward::link::{self, Address, Link};
 use met_sinks::forward::spool::Limits;
 use met_sinks::forward::{CannotForward, Changed, Forward, Outbox, Plan, Status};
 use met_store::Reader;
+use met_web::listener::WebConfig;
 use met_wire::batch::{Header, Page, Standing, Subject};
 use serde::{Deserialize, Serialize};
 

@@ -7,8 +7,8 @@ use axum::Router;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use met_server::http::{Asker, Options, Server};
 use met_sinks::prometheus::{self, Format};
+use met_web::listener::{Asker, Options, Server};
 
 use super::board::{Board, Wanted};
 use super::privilege;
@@ -18,7 +18,7 @@ const WELCOME: &str = "<!doctype html>\n<title>met</title>\n<p>met: what jobs do
                        <p><a href=\"/metrics\">/metrics</a> for Prometheus.\n";
 
 /// `system`: the thread that speaks with others gives up what root may.
-pub fn listen(http: &Http, board: &Arc<Board>, system: bool) -> Result<Server, met_server::http::Error> {
+pub fn listen(http: &Http, board: &Arc<Board>, system: bool) -> Result<Server, met_web::listener::Error> {
     let mut options = Options::new(http.listen.clone());
     options.web_config.clone_from(&http.web_config);
     options.plain = http.plain;

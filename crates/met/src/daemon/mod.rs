@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use met_core::job::JobKey;
 use met_jobs::enclosure;
-use met_server::http::Server;
+use met_web::listener::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::client::{Client, Unreachable};

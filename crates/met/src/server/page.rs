@@ -15,10 +15,10 @@ use met_core::table::{NANO, ONE};
 use met_core::{Column, MISSING, Table, Unit, columns};
 use met_server::cluster::ClusterView;
 use met_server::cluster::api::Api;
-use met_server::http::Asker;
 use met_sinks::prometheus::{self, Disclosure};
 use met_sinks::service_discovery::{self, Target};
 use met_sinks::snapshot::{Job, Rows, Snapshot};
+use met_web::listener::Asker;
 
 use crate::daemon::board::{Wanted, about, nothing};
 use crate::daemon::listening::{respond, wanted};

@@ -105,11 +105,11 @@ pub(super) fn listener(setting: &Setting) -> Finding {
         let remedy = "http: {listen: 127.0.0.1:9317}    (in met.yaml)";
         return finding(Health::Good, "no listener: nothing is asked for".to_owned(), Some(remedy));
     };
-    let web = http.web_config.as_deref().map(met_server::http::WebConfig::load).transpose();
+    let web = http.web_config.as_deref().map(met_web::listener::WebConfig::load).transpose();
     let web = match web {
         Ok(web) => Some(web.unwrap_or_default()),
         // It has passwords in it, and is the daemon's to read.
-        Err(met_server::http::Error::Read { error, .. })
+        Err(met_web::listener::Error::Read { error, .. })
             if error.kind() == io::ErrorKind::PermissionDenied =>
         {
             None

@@ -27,7 +27,8 @@ use super::passwords::{self, Passwords, Verdict};
 use super::patient::Patient;
 use super::seats::Seats;
 use super::web_config::{Files, WebConfig};
-use super::{Address, Error, Options};
+use super::{Error, Options};
+use met_host::Address;
 
 const HEADERS_MAX: usize = 64;
 const HEAD_BYTES_MAX: usize = 16 << 10;

@@ -10,15 +10,15 @@ mod seats;
 mod web_config;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use hyper_util::server::graceful::GracefulShutdown;
+use met_host::Address;
 use tokio::sync::oneshot;
 
 pub use asker::{Asker, Certificate};
@@ -63,49 +63,6 @@ impl Options {
             background_threads: 1,
             in_thread: None,
         }
-    }
-}
-
-/// A host, a name or nothing (all of them), and a port: `127.0.0.1:9317`, `[::1]:9317`, `:9317`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
-    host: String,
-    port: u16,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an address with a port; write for example 127.0.0.1:9317")]
-pub struct NotAnAddress(String);
-
-impl FromStr for Address {
-    type Err = NotAnAddress;
-
-    fn from_str(text: &str) -> Result<Address, NotAnAddress> {
-        let refuse = || NotAnAddress(text.to_owned());
-        let (host, port) = text.rsplit_once(':').ok_or_else(refuse)?;
-        let port = port.parse().map_err(|_| refuse())?;
-        let inside = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        if inside.is_none() && host.contains([':', '[', ']', ' ', '/']) {
-            return Err(refuse());
-        }
-        Ok(Address { host: inside.unwrap_or(host).to_owned(), port })
-    }
-}
-
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
-        }
-    }
-}
-
-impl Address {
-    /// Every address that it stands for.
-    pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
-        let host = if self.host.is_empty() { "::" } else { &self.host };
-        Ok((host, self.port).to_socket_addrs()?.collect())
     }
 }
 
@@ -238,5 +195,5 @@ async fn serve(door: Arc<Door>, listeners: Vec<TcpListener>, stopped: oneshot::R
 }
 
 #[cfg(test)]
-#[path = "http_tests.rs"]
+#[path = "listener_tests.rs"]
 mod tests;

@@ -259,16 +259,6 @@ fn a_stop_is_quick_and_ends_listening() {
     assert_eq!(idle.read(&mut [0; 1]).unwrap_or(0), 0);
 }
 
-#[test]
-fn addresses_are_read() {
-    for text in ["127.0.0.1:9317", "[::1]:9317", ":9317", "localhost:0"] {
-        assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
-    }
-    for text in ["", "9317", "host", "::1:x", "a b:1", "http://x:1", "1.2.3.4:99999"] {
-        assert_eq!(text.parse::<Address>().unwrap_err(), NotAnAddress(text.to_owned()), "{text}");
-    }
-}
-
 fn complaint(yaml: &str) -> String {
     let (folder, path) = web(yaml);
     let text = WebConfig::load(&path).unwrap_err().to_string();
