@@ -13,8 +13,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handshake::{self, Hello, PROTOCOL, PROTOCOL_OLDEST};
-use crate::paths;
 use crate::protocol::{Reply, Request, read_frame, write_frame};
+use met_config::paths;
 
 /// How long a daemon may take to accept a connection and to greet.
 const GREETS_WITHIN: Duration = Duration::from_secs(1);

@@ -20,8 +20,8 @@ use met_store::Writer;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Config, Emissions, Provider};
 use crate::node_energy;
+use met_config::{Config, Emissions, Provider};
 
 const RTE: &str =
     "https://odre.opendatasoft.com/api/explore/v2.1/catalog/datasets/eco2mix-national-tr/records";
@@ -55,26 +55,6 @@ pub fn fixed(config: &Emissions) -> Factor {
         _ => config.country.as_deref(),
     };
     country.and_then(emission::of_country).unwrap_or_else(emission::of_the_world)
-}
-
-/// What is wrong with the settings, if anything is.
-pub fn check(config: &Emissions) -> Result<()> {
-    if let Some(country) = &config.country
-        && emission::of_country(country).is_none()
-    {
-        bail!(
-            "emissions.country: {country:?} is no country that is known; write its name or three-letter code"
-        );
-    }
-    match config.provider {
-        Provider::Constant if config.grams_per_kwh.is_none() => {
-            bail!("emissions.factor is needed with provider: constant")
-        }
-        Provider::ElectricityMaps if config.zone.is_none() || config.token_file.is_none() => {
-            bail!("emissions.zone and emissions.token_file are needed with provider: electricity-maps")
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The course of the factor: what was told while it was young, set by hand whatever its age, else the fixed one.

@@ -19,10 +19,10 @@ use met_store::inbox::JobDir;
 use met_store::{NodePart, Queries, StoreError, inbox};
 
 use crate::client::{Client, Unreachable};
-use crate::failure::Failure;
 use crate::protocol::{NodeCourses, Reply, Request, WireCourse};
 use crate::setting::Setting;
 use files::FromFiles;
+use met_config::Failure;
 use reference::{one_managers, one_nodes, one_users};
 
 pub use files::{import, log_removed, open_writer, retention, unreadable};

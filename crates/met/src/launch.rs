@@ -17,12 +17,12 @@ use met_jobs::layouts::Layout;
 use met_store::inbox::JobDir;
 
 use crate::client::{Client, Unreachable};
-use crate::failure::Failure;
 use crate::jobs::JobRef;
 use crate::processes;
 use crate::protocol::{self, Reply, Request, Whence};
 use crate::setting::Setting;
 use crate::supervise::{self, Assignment, Channel, Command, look_up};
+use met_config::Failure;
 
 /// The hidden first argument of a supervisor's command line.
 pub const SUPERVISE: &str = "__supervise";
@@ -371,7 +371,7 @@ mod tests {
     use met_store::inbox::{SHARED_IDS_END, own_ids};
 
     use super::*;
-    use crate::paths::Place;
+    use met_config::Place;
 
     #[test]
     fn a_job_that_starts_while_the_system_daemon_is_busy_gets_an_id_of_the_users_own() {

@@ -3,12 +3,10 @@
 mod cli;
 mod client;
 mod commands;
-mod config;
 mod containers;
 mod daemon;
 mod departures;
 mod emissions;
-mod failure;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
 mod handshake;
@@ -19,7 +17,6 @@ mod managers;
 mod node_energy;
 mod node_series;
 mod output;
-mod paths;
 mod processes;
 mod protocol;
 mod reach;
@@ -42,7 +39,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use cli::{Cli, Command, ListArgs};
-use failure::Failure;
+use met_config::Failure;
 use setting::Setting;
 
 /// The program: what it was called with decides what it does.

@@ -28,10 +28,10 @@ use met_sinks::snapshot::Rows;
 use met_sources::NodeSource;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Energy, Weight};
 use crate::emissions;
 use charged::Tariff;
 use machine::{estimate_of, meter_of};
+use met_config::{Config, Energy, Weight};
 use used::Used;
 pub use used::{EMISSION, ENERGY};
 use weighing::{Job, by_counts, memory_weight};

@@ -657,7 +657,7 @@ fn the_building_and_the_price_are_in_emissions_and_cost_and_not_in_energy() {
         config.energy.idle_watts = Some(0.0);
         (config.energy.pue, config.energy.price_per_kwh) = (1.5, Some(0.2));
         (config.emissions.provider, config.emissions.grams_per_kwh) =
-            (crate::config::Provider::Constant, Some(100.0));
+            (met_config::Provider::Constant, Some(100.0));
     });
     bench.begin(1, None);
     for second in 0..2 {

@@ -85,15 +85,10 @@ fn explained(error: io::Error) -> io::Error {
             let place = std::fs::read_link("/proc/self/fd/1").ok().filter(|path| path.is_absolute());
             let place = place.map_or_else(String::new, |path| format!(", {}", path.display()));
             let remedy =
-                if is_full(kind) { "free space there or write elsewhere" } else { "write elsewhere" };
+                if met_config::paths::is_full(kind) { "free space there or write elsewhere" } else { "write elsewhere" };
             io::Error::new(kind, format!("cannot write to standard output{place}: {error}; {remedy}"))
         }
     }
-}
-
-/// Whether there was no room for what was to be written.
-pub fn is_full(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
 }
 
 #[cfg(test)]

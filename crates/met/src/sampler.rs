@@ -33,7 +33,6 @@ use met_host::{Host, Targets, clock};
 use met_jobs::Members;
 use met_sources::{NewError, Options, Runner, SourceSpec, TickInfo, Unavailable};
 
-use crate::config::{Config, Weight};
 use crate::containers::is_client_name;
 use crate::departures::{Beginning, Departures, OwnFigures};
 use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
@@ -43,6 +42,7 @@ use crate::running::Running;
 pub use costs::Cost;
 pub use events::EventsAsked;
 pub use live::Live;
+use met_config::{Config, Weight};
 pub use now::NodeNow;
 pub use reading::Reading;
 use sampled::Ends;

@@ -21,16 +21,16 @@ use met_web::listener::{Options, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 
-use crate::config::{Config, Scope};
 use crate::daemon::schedulers::Schedulers;
 use crate::daemon::told;
-use crate::failure::Failure;
 use crate::jobs::{self, JobRef, JobsFilter};
-use crate::paths::{Place, create_private};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::setting::Setting;
 use crate::supervise::Signals;
 use hearing::Hearing;
+use met_config::Failure;
+use met_config::paths::{Place, create_private};
+use met_config::{Config, Scope};
 
 /// Where a server listens that was told nothing: on this machine alone.
 const LISTEN: &str = "127.0.0.1:9317";

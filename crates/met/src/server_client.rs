@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow, bail};
 use met_sinks::forward::link::{self, Address, Link};
 
-use crate::config;
-use crate::failure::Failure;
 use crate::jobs::Answers;
 use crate::protocol::{Reply, Request};
+use met_config::Failure;
 
 const ALLOW_PLAIN: &str = "client.plain: yes in met.yaml";
 const ASK: &str = "/api/v1/ask";
@@ -70,7 +69,7 @@ impl ServerClient {
 
 /// Where a person's token is looked for that no configuration names.
 pub fn own_token() -> Option<PathBuf> {
-    config::user_folder().map(|folder| folder.join("token"))
+    met_config::user_folder().map(|folder| folder.join("token"))
 }
 
 /// Why nobody answered at an address, and what to look at.

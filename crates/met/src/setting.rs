@@ -7,12 +7,12 @@ use met_host::Host;
 use met_jobs::layouts::Layouts;
 
 use crate::client::{Client, Unreachable};
-use crate::config::Config;
-use crate::failure::Failure;
-use crate::paths::Place;
 use crate::reach::{Reach, Report};
 use crate::server_client::{self, Asked, ServerClient};
 use crate::supervise::DaemonPlace;
+use met_config::Config;
+use met_config::Failure;
+use met_config::Place;
 use met_host::trusted;
 
 pub struct Setting {

@@ -10,7 +10,6 @@ use met_host::{Host, parse};
 
 use crate::cli::{AttachArgs, DetachArgs};
 use crate::commands::cancel;
-use crate::failure::Failure;
 use crate::jobs::{AllJobs, JobsFilter};
 use crate::launch::{self, Draft, Surroundings};
 use crate::output;
@@ -18,6 +17,7 @@ use crate::processes;
 use crate::protocol;
 use crate::setting::Setting;
 use crate::supervise::Notice;
+use met_config::Failure;
 
 pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
     let pid = args.pid;

@@ -14,7 +14,6 @@ use met_jobs::enclosure;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cli::CancelArgs;
-use crate::failure::Failure;
 use crate::jobs::{self, AllJobs};
 use crate::managers;
 use crate::output;
@@ -22,6 +21,7 @@ use crate::processes::{self, Process};
 use crate::sampler::Reading;
 use crate::setting::Setting;
 use crate::supervise::{cancel_signal, parse_signal};
+use met_config::Failure;
 use met_core::units;
 
 /// How often is looked whether a job has ended, and for new processes of one that does not.

@@ -9,12 +9,11 @@ use met_jobs::layouts::Layout;
 
 use crate::cli::ConfigureArgs;
 use crate::client::unanswered;
-use crate::config;
-use crate::failure::Failure;
 use crate::jobs::JobRef;
 use crate::output;
 use crate::protocol::{Change, Held, InForce, Reply, Request, Whence};
 use crate::setting::Setting;
+use met_config::Failure;
 
 pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
     let request = request(args, &setting.config.jobs.layouts)?;
@@ -41,10 +40,10 @@ pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
 fn request(args: &ConfigureArgs, own: &[Layout]) -> Result<Request> {
     let refuse = |option: &str, error: &dyn fmt::Display| Failure::usage(format!("{option}: {error}"));
     if let Some(text) = &args.period {
-        config::interval(text).map_err(|error| refuse("--period", &error))?;
+        met_config::interval(text).map_err(|error| refuse("--period", &error))?;
     }
     if let Some(text) = &args.perf {
-        config::events_in(text).map_err(|error| refuse("--perf", &error))?;
+        met_config::events_in(text).map_err(|error| refuse("--perf", &error))?;
     }
     let job = args.job.as_deref().map(|job| JobRef::parse(job, own)).transpose()?;
     let changes = args.period.is_some() || args.perf.is_some() || args.reset;

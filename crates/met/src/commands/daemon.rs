@@ -9,12 +9,12 @@ use crate::cli::DaemonArgs;
 use crate::client::{Client, Unreachable, unanswered};
 use crate::commands::doctor;
 use crate::daemon;
-use crate::failure::Failure;
 use crate::output;
-use crate::paths::Place;
 use crate::protocol::{Reply, Request, Status};
 use crate::server_client;
 use crate::setting::Setting;
+use met_config::Failure;
+use met_config::Place;
 
 pub fn daemon(setting: &Setting, args: &DaemonArgs) -> Result<i32> {
     let for_everybody = rustix::process::getuid().is_root() && !args.user;

@@ -9,12 +9,12 @@ use met_store::Reader;
 use crate::cli::{EmissionsArgs, EmissionsCommand, EmissionsUnsetArgs};
 use crate::client::{Client, unanswered};
 use crate::emissions::{self, Corrected, Correction};
-use crate::failure::Failure;
 use crate::jobs;
 use crate::output;
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
 use crate::view;
+use met_config::Failure;
 use met_core::units;
 
 /// A screen of them; the store has all.

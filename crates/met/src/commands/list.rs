@@ -7,12 +7,12 @@ use anyhow::Result;
 use met_core::job::State;
 
 use crate::cli::ListArgs;
-use crate::failure::Failure;
 use crate::jobs::{self, AllJobs, JobsFilter};
 use crate::output;
 use crate::setting::Setting;
 use crate::view::table;
 use crate::view::{self, Style};
+use met_config::Failure;
 use met_core::units;
 
 /// A screen holds no more; files and programs get everything.

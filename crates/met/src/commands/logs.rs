@@ -10,11 +10,11 @@ use met_host::Liveness;
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::LogsArgs;
-use crate::failure::Failure;
 use crate::jobs::AllJobs;
 use crate::managers;
 use crate::output;
 use crate::setting::Setting;
+use met_config::Failure;
 use met_host::trusted;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -6,10 +6,10 @@ use anyhow::Result;
 use clap::CommandFactory;
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
-use crate::config::Config;
-use crate::failure::Failure;
 use crate::output;
 use crate::view::manual;
+use met_config::Config;
+use met_config::Failure;
 
 pub fn man(args: &ManArgs) -> Result<i32> {
     let made = std::fs::create_dir_all(&args.folder);

@@ -14,7 +14,6 @@ use met_sources::{Choice, Options, Pace, SOURCES, SourceSpec};
 use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
-use crate::failure::Failure;
 use crate::idle_power;
 use crate::jobs::{self, AllJobs};
 use crate::node_energy::EnergyWindow;
@@ -23,6 +22,7 @@ use crate::protocol::{Reply, Request};
 use crate::sampler::{self, Sampler};
 use crate::setting::Setting;
 use crate::view::{self, node, node_course};
+use met_config::Failure;
 use met_core::units;
 
 /// Rates are what happened between two looks.

@@ -5,12 +5,12 @@ use std::io::Write;
 use anyhow::{Result, bail};
 
 use crate::cli::NodesArgs;
-use crate::failure::Failure;
 use crate::jobs::{self, Answers};
 use crate::output;
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
 use crate::view::nodes as view;
+use met_config::Failure;
 
 pub fn nodes(setting: &Setting, args: &NodesArgs) -> Result<i32> {
     let Some(mut server) = setting.server_client()? else {

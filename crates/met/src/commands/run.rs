@@ -12,12 +12,12 @@ use met_core::job::Origin;
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::RunArgs;
-use crate::failure::Failure;
 use crate::launch::{self, Draft, Surroundings};
 use crate::output;
 use crate::protocol;
 use crate::setting::Setting;
 use crate::supervise::Notice;
+use met_config::Failure;
 use met_host::trusted;
 
 pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {

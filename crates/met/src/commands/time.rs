@@ -17,7 +17,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::TimeArgs;
-use crate::failure::Failure;
 use crate::idle_power;
 use crate::launch::{self, Draft, Supervisor};
 use crate::protocol;
@@ -25,6 +24,7 @@ use crate::sampler::{Known, Sampled, Sampler};
 use crate::setting::Setting;
 use crate::supervise::Notice;
 use crate::view::{self, Style};
+use met_config::Failure;
 use met_core::units;
 use met_host::trusted;
 

@@ -12,10 +12,10 @@ use met_store::{Device, inbox};
 
 use super::forwarding;
 use super::keeping::Keeping;
-use crate::config::Presence;
 use crate::jobs;
 use crate::node_energy;
 use crate::sampler::Live;
+use met_config::Presence;
 
 impl Keeping {
     /// Samples go to disk this often: a killed daemon loses no more.

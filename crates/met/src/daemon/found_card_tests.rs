@@ -7,7 +7,7 @@ use met_core::job::GpuUse;
 
 use super::super::unwritten::tests::keeping_by;
 use super::*;
-use crate::config::Config;
+use met_config::Config;
 
 const SCRIPT: &str = "card 0 uuid=GPU-a name=Fake power=70000 util=0 memory=0 total=8000 temperature=40\n\
     card 1 uuid=GPU-b name=Fake power=70000 util=0 memory=0 total=8000 temperature=40\n";

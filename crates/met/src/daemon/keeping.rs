@@ -36,14 +36,14 @@ use super::standing::Standing;
 use super::supervisors::Watch;
 use super::told;
 use super::unwritten::Unwritten;
-use crate::config::{Config, Presence, Scope};
 use crate::emissions;
-use crate::failure::Failure;
 use crate::idle_power::IdleFile;
 use crate::jobs;
-use crate::paths::Place;
 use crate::protocol::Reply;
 use crate::setting::Setting;
+use met_config::Failure;
+use met_config::Place;
+use met_config::{Config, Presence, Scope};
 use met_host::users;
 
 pub struct Keeping {

@@ -12,7 +12,7 @@ use met_web::listener::{Asker, Options, Server};
 
 use super::board::{Board, Wanted};
 use super::privilege;
-use crate::config::Http;
+use met_config::Http;
 
 const WELCOME: &str = "<!doctype html>\n<title>met</title>\n<p>met: what jobs do with this machine.\n\
                        <p><a href=\"/metrics\">/metrics</a> for Prometheus.\n";

@@ -49,9 +49,7 @@ use met_web::listener::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::client::{Client, Unreachable};
-use crate::failure::Failure;
 use crate::handshake::Greeting;
-use crate::paths::Place;
 use crate::protocol::{Reply, Request};
 use crate::setting::Setting;
 use crate::supervise::Signals;
@@ -59,6 +57,8 @@ use board::Board;
 pub use board::DAEMON;
 use connections::{Connections, Limits, Served};
 use keeping::Keeping;
+use met_config::Failure;
+use met_config::Place;
 pub use socket::remove_dead_socket;
 use socket::{Claim, Connection, Peer, Post};
 
@@ -133,7 +133,7 @@ fn runs_already(place: &Place) -> String {
 /// the machine's file to the machine's daemon.
 fn board(setting: &Setting, place: &Place) -> Option<Arc<Board>> {
     let http = &setting.config.http;
-    let is_machines = setting.config_path.as_deref() == Some(Path::new(crate::config::MACHINE_FILE));
+    let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
     let listens = !http.listen.is_empty() && (place.system || !is_machines);
     listens.then(|| Arc::new(Board::new(http.jobs_max as usize, http.keep_ended)))
 }

@@ -14,10 +14,10 @@ use met_jobs::sessions::{
 };
 
 use super::keeping::Keeping;
-use crate::config::{Jobs, Plain};
 use crate::jobs;
-use crate::paths::Place;
 use crate::processes;
+use met_config::Place;
+use met_config::{Jobs, Plain};
 use met_host::users;
 
 /// A group is a job after ten seconds; a look at a thousand processes costs two milliseconds. While there

@@ -62,7 +62,7 @@ mod tests {
     use super::super::permissions::Access;
     use super::super::unwritten::tests::{keeping, keeping_by};
     use super::*;
-    use crate::config::Config;
+    use met_config::Config;
     use met_core::sample;
 
     const USER: u32 = 70_000;

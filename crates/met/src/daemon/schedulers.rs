@@ -15,9 +15,9 @@ use met_host::{Host, clock};
 use met_jobs::scheduler::{KINDS, Kind, Programs, Recorded, Sync, Told};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::config::{Presence, Schedulers as Configured, Scope};
 use crate::jobs;
 use crate::protocol::SchedulerStatus;
+use met_config::{Presence, Schedulers as Configured, Scope};
 use met_host::users;
 
 /// After an answer of so many runs memory is given back.
@@ -277,7 +277,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, poll};
 
     use super::*;
-    use crate::config::Config;
+    use met_config::Config;
 
     /// A folder with commands that print what they are told to.
     fn commands(scripts: &[(&str, &str)]) -> tempfile::TempDir {

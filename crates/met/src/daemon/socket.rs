@@ -15,8 +15,8 @@ use rustix::fs::FlockOperation;
 
 use super::spare::Spare;
 use crate::client::Client;
-use crate::paths::Place;
 use crate::protocol::{self, Reply, Request};
+use met_config::Place;
 
 /// How long a starting daemon waits for a leaving one to let go of the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);

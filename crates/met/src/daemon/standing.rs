@@ -12,12 +12,12 @@ use super::keeping::Keeping;
 use super::permissions::Access;
 use super::schedulers::Schedulers;
 use super::told;
-use crate::config::{self, Config, Scope};
 use crate::emissions;
 use crate::jobs;
 use crate::protocol::{Change, Held, InForce, Reply, Whence};
 use crate::sampler::{self, EventsAsked};
 use crate::setting::Setting;
+use met_config::{Config, Scope};
 
 pub struct Standing {
     file: Config,
@@ -141,8 +141,8 @@ impl Keeping {
 
     /// Changes what it is asked to, or nothing.
     pub(super) fn configure(&mut self, change: &Change) -> Result<Reply> {
-        let interval = change.period.as_deref().map(config::interval).transpose().context("--period")?;
-        let events = change.perf.as_deref().map(config::events_in).transpose().context("--perf")?;
+        let interval = change.period.as_deref().map(met_config::interval).transpose().context("--period")?;
+        let events = change.perf.as_deref().map(met_config::events_in).transpose().context("--perf")?;
         let job = change.job.as_ref().map(|job| self.running_job(job)).transpose()?;
         if change.reset {
             self.standing.revert(job.as_ref());

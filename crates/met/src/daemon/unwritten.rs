@@ -65,11 +65,11 @@ pub(super) mod tests {
     use super::super::keeping::Keeping;
     use super::super::socket::Peer;
     use super::*;
-    use crate::config::Config;
     use crate::jobs::JobsFilter;
-    use crate::paths::Place;
     use crate::protocol::{Reply, Request};
     use crate::setting::Setting;
+    use met_config::Config;
+    use met_config::Place;
     use met_core::sample;
 
     fn full() -> StoreError {

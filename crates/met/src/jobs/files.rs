@@ -13,10 +13,10 @@ use super::reference::{self, JobRef};
 use super::settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
 use super::{FromDaemon, JobSource, JobsFilter, card_course, now_ns, table_named};
 use crate::client::{Client, Unreachable};
-use crate::config::Storage;
-use crate::failure::Failure;
 use crate::sampler::Live;
 use crate::setting::Setting;
+use met_config::Failure;
+use met_config::Storage;
 
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
 /// How long one waits for another writer of the store.

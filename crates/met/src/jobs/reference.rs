@@ -7,7 +7,7 @@ use met_store::{Filter, Queries, StoreError};
 use serde::{Deserialize, Serialize};
 
 use super::sort_ns;
-use crate::failure::Failure;
+use met_config::Failure;
 
 /// The managers whose name may stand before an id.
 const MANAGERS: [&str; 13] = [

@@ -13,7 +13,7 @@ use met_insight::report::{
 };
 
 use super::weighing::Weighed;
-use crate::config::Energy;
+use met_config::Energy;
 
 /// The columns of the job table that are filled here.
 pub const COLUMNS: [usize; 7] = [

@@ -9,7 +9,7 @@ use met_core::job::{JobKey, Origin, Record};
 use met_host::clock;
 
 use super::charged::Charged;
-use crate::config::Weight;
+use met_config::Weight;
 
 /// All that a job of this age did is in the window that is open.
 const YOUNG_NS: i64 = 2_000_000_000;

@@ -25,8 +25,8 @@ use met_core::job::Record;
 use met_store::inbox::JobDir;
 use serde::{Deserialize, Serialize};
 
-use crate::paths::Place;
 use crate::protocol;
+use met_config::Place;
 
 pub use attached::supervise_attached;
 pub use child::supervise_child;

@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_reference_of_the_configuration_has_no_marks_left_and_every_key() {
-        let markdown = crate::config::Config::reference();
+        let markdown = met_config::Config::reference();
         let style = Style { width: Some(80), ..Style::plain() };
         let drawn = page(&markdown, &style);
         assert!(!drawn.contains('`') && !drawn.contains("| "), "{drawn}");

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use form::{events_in, interval};
+use met_core::energy::emission;
 use met_core::idle_power::IdleRules;
 use met_host::Address;
 use met_jobs::layouts::Layout;
@@ -397,7 +398,7 @@ impl Config {
                 message,
             };
             config.store.check().map_err(|error| refuse("store", error))?;
-            crate::emissions::check(&config.emissions).map_err(|error| refuse("emissions", error.to_string()))
+            config.emissions.check().map_err(|error| refuse("emissions", error))
         });
         read.map(|()| config).map_err(|complaint| ConfigError::Content {
             path: path.to_owned(),
@@ -497,6 +498,30 @@ fn load_with(
         }
     }
     Ok(Loaded { config: Config::default(), path: None })
+}
+
+
+impl Emissions {
+    /// What is wrong with the settings, if anything is.
+    fn check(&self) -> Result<(), String> {
+        if let Some(country) = &self.country
+            && emission::of_country(country).is_none()
+        {
+            return Err(format!(
+                "emissions.country: {country:?} is no country that is known; write its name or three-letter code"
+            ));
+        }
+        match self.provider {
+            Provider::Constant if self.grams_per_kwh.is_none() => {
+                Err("emissions.factor is needed with provider: constant".to_owned())
+            }
+            Provider::ElectricityMaps if self.zone.is_none() || self.token_file.is_none() => {
+                Err("emissions.zone and emissions.token_file are needed with provider: electricity-maps"
+                    .to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -9,9 +9,8 @@ use anyhow::{Context, Result};
 use met_core::any_path;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, StorageName};
 use crate::failure::Failure;
-use crate::output;
+use crate::{Config, StorageName};
 use met_host::trusted;
 
 const LOCK: &str = "daemon.lock";
@@ -101,7 +100,7 @@ impl Place {
 /// A folder of the wrong kind is for the caller to change; a full disk, a broken one or a limit is nobody's mistake.
 fn refusal(claim: String, error: &io::Error, remedy: &str) -> anyhow::Error {
     match (error.kind(), error.raw_os_error()) {
-        (kind, _) if output::is_full(kind) => {
+        (kind, _) if is_full(kind) => {
             Failure::with_code(1, format!("{claim}: {error}; free space there, or {remedy}"))
         }
         (_, Some(libc::EMFILE | libc::ENFILE)) => {
@@ -112,6 +111,11 @@ fn refusal(claim: String, error: &io::Error, remedy: &str) -> anyhow::Error {
         }
         _ => Failure::with_code(1, format!("{claim}: {error}; {remedy}")),
     }
+}
+
+/// Whether there was no room for what was to be written.
+pub fn is_full(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
 }
 
 /// Whether the place itself was given wrongly.

@@ -459,3 +459,13 @@ fn the_nearest_file_wins_and_a_named_one_must_exist() {
         "{missing}"
     );
 }
+
+#[test]
+fn settings_of_emissions_that_do_not_fit_are_refused() {
+    let of = |provider| Emissions { provider, ..Config::default().emissions };
+    assert!(of(Provider::Constant).check().is_err());
+    assert!(of(Provider::ElectricityMaps).check().is_err());
+    let of_country = |country: &str| Emissions { country: Some(country.into()), ..of(Provider::Country) };
+    assert!(of_country("Atlantis").check().is_err());
+    assert!(of_country("fra").check().is_ok());
+}
