@@ -500,7 +500,6 @@ fn load_with(
     Ok(Loaded { config: Config::default(), path: None })
 }
 
-
 impl Emissions {
     /// What is wrong with the settings, if anything is.
     fn check(&self) -> Result<(), String> {

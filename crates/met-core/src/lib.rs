@@ -26,9 +26,11 @@ pub mod job_table;
 pub mod listing;
 pub mod node;
 pub mod rate;
+pub mod running;
 #[doc(hidden)]
 #[allow(clippy::unwrap_used, reason = "a made-up job that cannot be made fails its test")]
 pub mod sample;
+pub mod sampled;
 #[doc(hidden)]
 pub mod skipped;
 pub mod table;

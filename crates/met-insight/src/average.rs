@@ -7,13 +7,12 @@ use met_core::job_table::{
     CPU, GPU_MEMORY, GPU_UTILIZATION, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, MEMORY_PEAK, WALL,
 };
 
+use met_core::sampled::STATM;
+
 use crate::gpu;
 
 /// The source of the wall time of a job that nobody measured to its end, and that `met cancel` saw end.
 pub const CANCEL: &str = "met cancel";
-
-/// The source of needed memory that was added up by process: it lacks files in tmpfs that nobody maps.
-pub const STATM: &str = "/proc/PID/statm";
 
 /// How long the job ran, or has been running. Unknown for one that has not begun, and for one that was
 /// lost: when it ended nobody saw.

@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use met_core::job::CgroupPaths;
+use met_core::job::{CgroupPaths, Local, Origin};
+use met_core::sampled::Profile;
 use met_host::Host;
 use met_host::cgroup::{Hierarchies, Kind};
 use rustix::fs::{Mode, OFlags};
@@ -224,6 +225,18 @@ fn is_limited(cgroup: &Path) -> bool {
 
 fn has_word(file: &Path, word: &str) -> bool {
     fs::read_to_string(file).is_ok_and(|text| text.split_whitespace().any(|found| found == word))
+}
+
+/// What decides how good the samples of a job are.
+pub fn profile(local: &Local) -> Profile {
+    let has_controller = |unified: &PathBuf| unified.join("memory.stat").exists();
+    Profile {
+        attached: local.origin == Origin::Attach,
+        counts_cpu: counts_cpu(&local.cgroup),
+        counts_memory: local.cgroup.memory.is_some()
+            || local.cgroup.unified.as_ref().is_some_and(has_controller),
+        kept: matches!(local.origin, Origin::Run | Origin::Time),
+    }
 }
 
 #[cfg(test)]

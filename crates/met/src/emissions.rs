@@ -16,8 +16,8 @@ use met_core::course::Course;
 use met_core::energy::emission::{self, Factor, Factors};
 use met_core::job::Record;
 use met_core::job_table::{EMISSIONS, ENERGY};
+use met_query::protocol::{Corrected, Correction};
 use met_store::Writer;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::node_energy;
@@ -112,54 +112,29 @@ impl Base {
     }
 }
 
-/// A change of what was told, or of what was computed from it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Correction {
-    /// The factor from a time on, up to another one.
-    Set { mg_per_kwh: i64, from_ns: i64, to_ns: Option<i64> },
-    /// Takes back what was set by hand for a time.
-    Unset { from_ns: i64, to_ns: i64 },
-    /// What a provider told later.
-    Told { factors: Vec<Factor> },
-    /// The emissions of jobs that started since then.
-    Recompute { since_ns: Option<i64> },
-}
-
-/// What became of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Corrected {
-    /// These jobs have other figures now.
-    pub jobs: u64,
-    /// These were left as they were: nobody kept what their building used.
-    #[serde(default)]
-    pub without_pue: u64,
-}
-
-impl Correction {
-    pub fn apply(&self, writer: &mut Writer, config: &Config) -> Result<Corrected> {
-        let factors = course(&config.emissions, &writer.factors()?);
-        match *self {
-            Correction::Told { ref factors } => {
-                factors.iter().try_for_each(|factor| writer.put_factor(factor))?;
-                Ok(Corrected::default())
-            }
-            Correction::Set { mg_per_kwh, from_ns, to_ns } => {
-                let mut new = vec![Factor { mg_per_kwh, source: BY_HAND.to_owned(), since_ns: from_ns }];
-                // What held at its end goes on to hold from there.
-                let after = to_ns.and_then(|to_ns| Some((to_ns, factors.at(to_ns)?)));
-                new.extend(after.map(|(to_ns, factor)| Factor { since_ns: to_ns, ..factor.clone() }));
-                writer.put_factors(from_ns, to_ns.unwrap_or(i64::MAX), &new)?;
-                Ok(Corrected::default())
-            }
-            Correction::Unset { from_ns, to_ns } => {
-                let told = writer.factors()?;
-                let left = without_corrections(&told, from_ns, to_ns, &fixed(&config.emissions));
-                writer.put_factors(from_ns, to_ns, &left)?;
-                Ok(Corrected::default())
-            }
-            Correction::Recompute { since_ns } => recompute_since(writer, config, since_ns),
+/// Changes the factors that are kept, or what was computed from them.
+pub fn correct(correction: &Correction, writer: &mut Writer, config: &Config) -> Result<Corrected> {
+    let factors = course(&config.emissions, &writer.factors()?);
+    match *correction {
+        Correction::Told { ref factors } => {
+            factors.iter().try_for_each(|factor| writer.put_factor(factor))?;
+            Ok(Corrected::default())
         }
+        Correction::Set { mg_per_kwh, from_ns, to_ns } => {
+            let mut new = vec![Factor { mg_per_kwh, source: BY_HAND.to_owned(), since_ns: from_ns }];
+            // What held at its end goes on to hold from there.
+            let after = to_ns.and_then(|to_ns| Some((to_ns, factors.at(to_ns)?)));
+            new.extend(after.map(|(to_ns, factor)| Factor { since_ns: to_ns, ..factor.clone() }));
+            writer.put_factors(from_ns, to_ns.unwrap_or(i64::MAX), &new)?;
+            Ok(Corrected::default())
+        }
+        Correction::Unset { from_ns, to_ns } => {
+            let told = writer.factors()?;
+            let left = without_corrections(&told, from_ns, to_ns, &fixed(&config.emissions));
+            writer.put_factors(from_ns, to_ns, &left)?;
+            Ok(Corrected::default())
+        }
+        Correction::Recompute { since_ns } => recompute_since(writer, config, since_ns),
     }
 }
 

@@ -195,14 +195,14 @@ fn a_correction_is_kept_for_its_time_and_reaches_the_store() {
         ..Config::default()
     };
     let all = Correction::Recompute { since_ns: None };
-    assert_eq!(all.apply(&mut writer, &config).unwrap().jobs, 1);
+    assert_eq!(correct(&all, &mut writer, &config).unwrap().jobs, 1);
     let emitted = |writer: &Writer| writer.get(&record.key).unwrap().unwrap().totals.get(EMISSIONS);
     assert_eq!(emitted(&writer), Some(400_000_000));
     let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: Some(HOUR_NS) };
-    set.apply(&mut writer, &config).unwrap();
-    assert_eq!(all.apply(&mut writer, &config).unwrap().jobs, 1);
+    correct(&set, &mut writer, &config).unwrap();
+    assert_eq!(correct(&all, &mut writer, &config).unwrap().jobs, 1);
     assert_eq!(emitted(&writer), Some(310_000_000));
-    assert_eq!(all.apply(&mut writer, &config).unwrap().jobs, 0);
+    assert_eq!(correct(&all, &mut writer, &config).unwrap().jobs, 0);
 }
 
 /// A store with jobs of two hours, and what they emitted as it was computed when they ran.
@@ -237,11 +237,11 @@ fn what_is_configured_today_does_not_change_the_past() {
     };
     today.energy.pue = 1.1;
     let all = Correction::Recompute { since_ns: None };
-    assert_eq!(all.apply(&mut writer, &today).unwrap().jobs, 0, "another constant and another building");
+    assert_eq!(correct(&all, &mut writer, &today).unwrap().jobs, 0, "another constant and another building");
     // A correction is for its time, in the building as it was.
     let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: Some(HOUR_NS) };
-    set.apply(&mut writer, &today).unwrap();
-    assert_eq!(all.apply(&mut writer, &today).unwrap().jobs, 1);
+    correct(&set, &mut writer, &today).unwrap();
+    assert_eq!(correct(&all, &mut writer, &today).unwrap().jobs, 1);
     let record = writer.get(&records[0].key).unwrap().unwrap();
     assert_eq!(record.totals.get(EMISSIONS), Some((10 + 3 * 100) * 1_500_000));
     assert_eq!(record.emission.unwrap().pue(), Some(1.5));
@@ -264,9 +264,9 @@ fn jobs_of_which_nobody_kept_the_pue_stay_as_they_were_and_are_counted() {
     let mut today = Config { emissions: config(Provider::Country), ..Config::default() };
     today.energy.pue = 1.1;
     let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: None };
-    set.apply(&mut writer, &today).unwrap();
+    correct(&set, &mut writer, &today).unwrap();
     let all = Correction::Recompute { since_ns: None };
-    assert_eq!(all.apply(&mut writer, &today).unwrap(), Corrected { jobs: 2, without_pue: 2 });
+    assert_eq!(correct(&all, &mut writer, &today).unwrap(), Corrected { jobs: 2, without_pue: 2 });
     let now = |record: &Record| writer.get(&record.key).unwrap().unwrap();
     assert_eq!((now(&older), now(&oldest)), (older.clone(), oldest.clone()));
     assert_eq!(now(&none).emission.unwrap().pue(), Some(1.1));
@@ -283,7 +283,7 @@ fn what_a_provider_told_then_holds_after_another_one_was_chosen() {
         ..Config::default()
     };
     let all = Correction::Recompute { since_ns: None };
-    assert_eq!(all.apply(&mut writer, &today).unwrap().jobs, 0);
+    assert_eq!(correct(&all, &mut writer, &today).unwrap().jobs, 0);
     let record = writer.get(&records[0].key).unwrap().unwrap();
     assert_eq!(record.totals.get(EMISSIONS), Some(80_000_000));
 }
@@ -293,16 +293,16 @@ fn more_jobs_than_are_held_at_once_are_gone_over_once_each() {
     let count = 2 * JOBS_AT_ONCE as u32 + 3;
     let (_state, mut writer, records) = store_of(count, None, 1.0);
     let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: None };
-    set.apply(&mut writer, &Config::default()).unwrap();
+    correct(&set, &mut writer, &Config::default()).unwrap();
     let all = Correction::Recompute { since_ns: None };
-    assert_eq!(all.apply(&mut writer, &Config::default()).unwrap().jobs, u64::from(count));
+    assert_eq!(correct(&all, &mut writer, &Config::default()).unwrap().jobs, u64::from(count));
     for record in &records {
         let emitted = writer.get(&record.key).unwrap().unwrap().totals.get(EMISSIONS);
         assert_eq!(emitted, Some(40_000_000), "{}", record.key.id);
     }
-    assert_eq!(all.apply(&mut writer, &Config::default()).unwrap().jobs, 0);
+    assert_eq!(correct(&all, &mut writer, &Config::default()).unwrap().jobs, 0);
     let later = Correction::Recompute { since_ns: Some(HOUR_NS) };
-    assert_eq!(later.apply(&mut writer, &Config::default()).unwrap().jobs, 0);
+    assert_eq!(correct(&later, &mut writer, &Config::default()).unwrap().jobs, 0);
 }
 
 #[test]

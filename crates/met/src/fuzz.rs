@@ -11,11 +11,11 @@ use met_server::cluster::{ClusterView, Latest, Misunderstood};
 use met_store::Backends;
 use met_store::cluster::{Bearer, Log};
 
-use crate::handshake::Hello;
-use crate::protocol::{Reply, Request, read_frame, write_frame};
-use crate::setting::Setting;
 use crate::{jobs, server};
 use met_core::sample;
+use met_query::handshake::Hello;
+use met_query::protocol::{Reply, Request, read_frame, write_frame};
+use met_query::setting::Setting;
 
 const JOB_NAME: &str = "a-private-name";
 

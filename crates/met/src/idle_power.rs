@@ -12,8 +12,8 @@ use met_host::Host;
 use serde::{Deserialize, Serialize};
 
 use crate::node_energy;
-use crate::setting::Setting;
 use met_host::trusted;
+use met_query::setting::Setting;
 
 const FILE: &str = "idle-power.json";
 /// Written by ourselves, some hundred bytes.

@@ -16,13 +16,13 @@ use met_host::{Host, clock};
 use met_jobs::layouts::Layout;
 use met_store::inbox::JobDir;
 
-use crate::client::{Client, Unreachable};
-use crate::jobs::JobRef;
-use crate::processes;
-use crate::protocol::{self, Reply, Request, Whence};
-use crate::setting::Setting;
 use crate::supervise::{self, Assignment, Channel, Command, look_up};
 use met_config::Failure;
+use met_jobs::processes;
+use met_query::client::{Client, Unreachable};
+use met_query::jobs::JobRef;
+use met_query::protocol::{self, Reply, Request, Whence};
+use met_query::setting::Setting;
 
 /// The hidden first argument of a supervisor's command line.
 pub const SUPERVISE: &str = "__supervise";

@@ -1,30 +1,20 @@
 //! `met`: tells people what their jobs did with the machine. A library, so that what the binary parses can be fuzzed.
 
 mod cli;
-mod client;
 mod commands;
-mod containers;
 mod daemon;
 mod departures;
 mod emissions;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
-mod handshake;
 mod idle_power;
-mod jobs;
 mod launch;
 mod managers;
 mod node_energy;
 mod node_series;
 mod output;
-mod processes;
-mod protocol;
-mod reach;
-mod running;
 mod sampler;
 mod server;
-mod server_client;
-mod setting;
 mod supervise;
 mod view;
 
@@ -40,14 +30,14 @@ use tracing_subscriber::registry::LookupSpan;
 
 use cli::{Cli, Command, ListArgs};
 use met_config::Failure;
-use setting::Setting;
+use met_query::setting::Setting;
 
 /// The program: what it was called with decides what it does.
 pub fn main() {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Before anything else is touched: a supervisor stays as small as it starts.
     if arguments.get(1).is_some_and(|first| first == launch::SUPERVISE) {
-        name_process(processes::SUPERVISOR_NAME);
+        name_process(met_jobs::processes::SUPERVISOR_NAME);
         let code = i32::from(launch::run_as_supervisor(&arguments[2..]).is_err());
         std::process::exit(code);
     }

@@ -19,14 +19,13 @@ use met_core::energy::emission::Factor;
 use met_core::energy::estimate::Estimate;
 use met_core::energy::idle::LearnedIdle;
 use met_core::energy::ledger::IdleTo;
-use met_core::energy::{Balance, Closed, Ledger, Line, Policy, Scope, Weights, Who};
+use met_core::energy::{Balance, COLUMNS, Closed, EnergyWindow, Ledger, Line, Policy, Scope, Weights, Who};
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
 use met_host::{Host, clock};
 use met_sinks::snapshot::Rows;
 use met_sources::NodeSource;
-use serde::{Deserialize, Serialize};
 
 use crate::emissions;
 use charged::Tariff;
@@ -36,7 +35,7 @@ use used::Used;
 pub use used::{EMISSION, ENERGY};
 use weighing::{Job, by_counts, memory_weight};
 
-pub use charged::{COLUMNS, CardEnergy, Charged, emission_of};
+pub use charged::{CardEnergy, Charged, emission_of};
 pub use machine::machine;
 
 /// A meter that was not read for so many of its periods is gone.
@@ -77,75 +76,6 @@ pub struct NodeEnergy {
     /// When the machine was last looked at, and whether that is for its own sake.
     followed_ns: Option<i64>,
     is_watched: bool,
-}
-
-/// Who used what the meter says in a window: jobs + system + idle + unassigned == whole.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EnergyWindow {
-    /// Nanoseconds of CLOCK_BOOTTIME.
-    pub begin_ns: i64,
-    pub end_ns: i64,
-    pub meter: String,
-    pub kind: QualityKind,
-    pub whole_uj: i64,
-    pub jobs_uj: i64,
-    pub system_uj: i64,
-    pub idle_uj: i64,
-    /// What the meter counted while nobody saw who used it.
-    #[serde(default)]
-    pub unassigned_uj: i64,
-    /// Of the whole, what cards used.
-    #[serde(default)]
-    pub cards_uj: i64,
-    /// What is idle was estimated: the machine has not been seen at rest yet.
-    #[serde(default)]
-    pub idle_estimated: bool,
-}
-
-impl EnergyWindow {
-    fn of(closed: &Closed, meter: &str) -> EnergyWindow {
-        let [jobs_uj, system_uj, idle_uj, unassigned_uj] = used::shares_uj(closed);
-        EnergyWindow {
-            begin_ns: closed.begin_ns,
-            end_ns: closed.end_ns,
-            meter: meter.to_owned(),
-            kind: closed.kind,
-            whole_uj: i64::try_from(closed.whole_uj).unwrap_or(i64::MAX),
-            jobs_uj,
-            system_uj,
-            idle_uj,
-            unassigned_uj,
-            cards_uj: closed.lines.values().map(Line::cards_uj).sum(),
-            idle_estimated: closed.idle_assumed,
-        }
-    }
-
-    /// This one and the one right before it as one.
-    fn after(self, before: &EnergyWindow) -> EnergyWindow {
-        let rank = |kind: QualityKind| QualityKind::ALL.iter().position(|&known| known == kind);
-        EnergyWindow {
-            begin_ns: before.begin_ns,
-            kind: if rank(before.kind) > rank(self.kind) { before.kind } else { self.kind },
-            whole_uj: before.whole_uj + self.whole_uj,
-            jobs_uj: before.jobs_uj + self.jobs_uj,
-            system_uj: before.system_uj + self.system_uj,
-            idle_uj: before.idle_uj + self.idle_uj,
-            unassigned_uj: before.unassigned_uj + self.unassigned_uj,
-            cards_uj: before.cards_uj + self.cards_uj,
-            idle_estimated: before.idle_estimated || self.idle_estimated,
-            ..self
-        }
-    }
-
-    /// Whether a share is negative: what a window before gave somebody on a card went to somebody else.
-    fn corrects(&self) -> bool {
-        [self.jobs_uj, self.system_uj, self.idle_uj, self.cards_uj].into_iter().any(|uj| uj < 0)
-    }
-
-    /// Mean power in watts.
-    pub fn watts(&self, energy_uj: i64) -> f64 {
-        energy_uj as f64 * 1e3 / (self.end_ns - self.begin_ns).max(1) as f64
-    }
 }
 
 /// The machine when it was last weighed.
@@ -670,7 +600,7 @@ impl NodeEnergy {
                         "the energy ledger does not add up: booked {off_uj:+} µJ against the meter"
                     );
                 }
-                self.keep_recent(EnergyWindow::of(&closed, &meter));
+                self.keep_recent(EnergyWindow::of(&closed, &meter, used::shares_uj(&closed)));
             }
         }
         let waiting = self.ledger.unsettled();

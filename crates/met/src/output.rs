@@ -84,8 +84,11 @@ fn explained(error: io::Error) -> io::Error {
         kind => {
             let place = std::fs::read_link("/proc/self/fd/1").ok().filter(|path| path.is_absolute());
             let place = place.map_or_else(String::new, |path| format!(", {}", path.display()));
-            let remedy =
-                if met_config::paths::is_full(kind) { "free space there or write elsewhere" } else { "write elsewhere" };
+            let remedy = if met_config::paths::is_full(kind) {
+                "free space there or write elsewhere"
+            } else {
+                "write elsewhere"
+            };
             io::Error::new(kind, format!("cannot write to standard output{place}: {error}; {remedy}"))
         }
     }

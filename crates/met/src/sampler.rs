@@ -10,10 +10,8 @@ mod events;
 mod live;
 mod machine;
 mod now;
-mod reading;
 mod sampled;
 mod ticking;
-mod totals;
 mod tracked;
 
 use std::collections::{HashMap, HashSet};
@@ -33,34 +31,30 @@ use met_host::{Host, Targets, clock};
 use met_jobs::Members;
 use met_sources::{NewError, Options, Runner, SourceSpec, TickInfo, Unavailable};
 
-use crate::containers::is_client_name;
 use crate::departures::{Beginning, Departures, OwnFigures};
 use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
 use crate::node_series::NodeSeries;
-use crate::processes;
-use crate::running::Running;
 pub use costs::Cost;
 pub use events::EventsAsked;
-pub use live::Live;
 use met_config::{Config, Weight};
+use met_core::running::Running;
+use met_core::sampled::{set_gpu_energy, totals};
+use met_jobs::containers::is_client_name;
+use met_jobs::processes;
+use met_query::live::PEAK_SPAN_MS;
 pub use now::NodeNow;
-pub use reading::Reading;
 use sampled::Ends;
 pub use sampled::{Known, Sampled};
 use ticking::next_boundary;
-use totals::{set_gpu_energy, totals};
-use tracked::{Profile, Tracked};
+use tracked::Tracked;
 
 /// For one job in the foreground: its own figures and the meters of the machine.
 const WITH_ENERGY: &[&str] =
     &["cgroup", "process", "nvidia", "drm", "node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
 /// What energy is known by; `node` is what everybody does.
 pub const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
-const OF_NETWORK: [usize; 2] = [NETWORK_RECEIVED, NETWORK_SENT];
 /// Ticks may be late by as much before the cards' figures have a gap.
 const CARD_GAP_NS: i64 = 2_000_000_000;
-/// A peak of cores is one that lasted.
-const PEAK_SPAN_MS: i64 = 500;
 
 /// The longest time between two samples over which a level is still believed: slow ticks are ten periods apart.
 pub fn gap_ms(interval: Duration) -> i64 {
@@ -198,7 +192,7 @@ impl Sampler {
             slot,
             Tracked {
                 key: record.key.clone(),
-                profile: Profile::of(local),
+                profile: met_jobs::enclosure::profile(local),
                 born_ns: now_ns,
                 early_taken: 0,
                 unix_offset_ns: clock::realtime_ns() - now_ns,

@@ -23,14 +23,14 @@ use rustix::fs::FlockOperation;
 
 use crate::daemon::schedulers::Schedulers;
 use crate::daemon::told;
-use crate::jobs::{self, JobRef, JobsFilter};
-use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
-use crate::setting::Setting;
 use crate::supervise::Signals;
 use hearing::Hearing;
 use met_config::Failure;
 use met_config::paths::{Place, create_private};
 use met_config::{Config, Scope};
+use met_query::jobs::{self, JobRef, JobsFilter};
+use met_query::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
+use met_query::setting::Setting;
 
 /// Where a server listens that was told nothing: on this machine alone.
 const LISTEN: &str = "127.0.0.1:9317";

@@ -8,7 +8,22 @@ pub mod idle;
 pub mod ledger;
 mod meter;
 mod ticks;
+mod window;
 
 pub use balance::Balance;
 pub use ledger::{Closed, Ledger, Line, Policy, Weights, Who};
 pub use meter::{Fault, Scope};
+pub use window::EnergyWindow;
+
+use crate::job_table as column;
+
+/// The columns of the job table that the energy of the machine fills.
+pub const COLUMNS: [usize; 7] = [
+    column::ENERGY,
+    column::ENERGY_CPU,
+    column::ENERGY_MEMORY,
+    column::ENERGY_REST,
+    column::ENERGY_IDLE,
+    column::EMISSIONS,
+    column::COST,
+];

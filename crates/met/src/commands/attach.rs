@@ -10,14 +10,14 @@ use met_host::{Host, parse};
 
 use crate::cli::{AttachArgs, DetachArgs};
 use crate::commands::cancel;
-use crate::jobs::{AllJobs, JobsFilter};
 use crate::launch::{self, Draft, Surroundings};
 use crate::output;
-use crate::processes;
-use crate::protocol;
-use crate::setting::Setting;
 use crate::supervise::Notice;
 use met_config::Failure;
+use met_jobs::processes;
+use met_query::jobs::{AllJobs, JobsFilter};
+use met_query::protocol;
+use met_query::setting::Setting;
 
 pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
     let pid = args.pid;

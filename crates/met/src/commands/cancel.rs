@@ -14,15 +14,15 @@ use met_jobs::enclosure;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cli::CancelArgs;
-use crate::jobs::{self, AllJobs};
 use crate::managers;
 use crate::output;
-use crate::processes::{self, Process};
-use crate::sampler::Reading;
-use crate::setting::Setting;
 use crate::supervise::{cancel_signal, parse_signal};
 use met_config::Failure;
 use met_core::units;
+use met_jobs::processes::{self, Process};
+use met_query::jobs::{self, AllJobs};
+use met_query::reading::Reading;
+use met_query::setting::Setting;
 
 /// How often is looked whether a job has ended, and for new processes of one that does not.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

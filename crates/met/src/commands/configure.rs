@@ -8,12 +8,12 @@ use anyhow::{Result, bail};
 use met_jobs::layouts::Layout;
 
 use crate::cli::ConfigureArgs;
-use crate::client::unanswered;
-use crate::jobs::JobRef;
 use crate::output;
-use crate::protocol::{Change, Held, InForce, Reply, Request, Whence};
-use crate::setting::Setting;
 use met_config::Failure;
+use met_query::client::unanswered;
+use met_query::jobs::JobRef;
+use met_query::protocol::{Change, Held, InForce, Reply, Request, Whence};
+use met_query::setting::Setting;
 
 pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
     let request = request(args, &setting.config.jobs.layouts)?;

@@ -6,15 +6,15 @@ use anyhow::{Result, bail};
 use met_sinks::forward::link::{self, Address, Link};
 
 use crate::cli::DaemonArgs;
-use crate::client::{Client, Unreachable, unanswered};
 use crate::commands::doctor;
 use crate::daemon;
 use crate::output;
-use crate::protocol::{Reply, Request, Status};
-use crate::server_client;
-use crate::setting::Setting;
 use met_config::Failure;
 use met_config::Place;
+use met_query::client::{Client, Unreachable, unanswered};
+use met_query::protocol::{Reply, Request, Status};
+use met_query::server_client;
+use met_query::setting::Setting;
 
 pub fn daemon(setting: &Setting, args: &DaemonArgs) -> Result<i32> {
     let for_everybody = rustix::process::getuid().is_root() && !args.user;

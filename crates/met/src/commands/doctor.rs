@@ -14,10 +14,10 @@ use serde_json::json;
 
 use crate::cli::DoctorArgs;
 use crate::output;
-use crate::setting::Setting;
 use crate::view::{Paint, Style, text};
 pub use daemon::{heard_of, sent_to};
 pub use ledger::words as ledger_words;
+use met_query::setting::Setting;
 
 /// One thing looked at.
 struct Finding {

@@ -7,15 +7,16 @@ use met_core::energy::emission::Factor;
 use met_store::Reader;
 
 use crate::cli::{EmissionsArgs, EmissionsCommand, EmissionsUnsetArgs};
-use crate::client::{Client, unanswered};
-use crate::emissions::{self, Corrected, Correction};
-use crate::jobs;
+use crate::emissions;
 use crate::output;
-use crate::protocol::{Reply, Request};
-use crate::setting::Setting;
 use crate::view;
 use met_config::Failure;
 use met_core::units;
+use met_query::client::{Client, unanswered};
+use met_query::jobs;
+use met_query::protocol::{Corrected, Correction};
+use met_query::protocol::{Reply, Request};
+use met_query::setting::Setting;
 
 /// A screen of them; the store has all.
 const SHOWN: usize = 24;
@@ -135,7 +136,7 @@ fn correct(setting: &Setting, own: bool, correction: Correction) -> Result<Corre
     setting.user.check_own()?;
     let mut writer = jobs::open_writer(&setting.user.state)?;
     jobs::import(&mut writer, &setting.user.state, &setting.host)?;
-    correction.apply(&mut writer, &setting.config)
+    emissions::correct(&correction, &mut writer, &setting.config)
 }
 
 fn told(setting: &Setting) -> Result<Vec<Factor>> {

@@ -13,13 +13,13 @@ use met_host::{Host, parse};
 use serde_json::json;
 
 use crate::cli::GpusArgs;
-use crate::jobs::{self, AllJobs, JobsFilter};
 use crate::output;
-use crate::processes;
 use crate::sampler::Sampler;
-use crate::setting::Setting;
 use crate::view::gpus::{self, CardLine, UserLine};
 use met_host::users;
+use met_jobs::processes;
+use met_query::jobs::{self, AllJobs, JobsFilter};
+use met_query::setting::Setting;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);

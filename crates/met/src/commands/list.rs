@@ -7,13 +7,13 @@ use anyhow::Result;
 use met_core::job::State;
 
 use crate::cli::ListArgs;
-use crate::jobs::{self, AllJobs, JobsFilter};
 use crate::output;
-use crate::setting::Setting;
 use crate::view::table;
 use crate::view::{self, Style};
 use met_config::Failure;
 use met_core::units;
+use met_query::jobs::{self, AllJobs, JobsFilter};
+use met_query::setting::Setting;
 
 /// A screen holds no more; files and programs get everything.
 const LIMIT: usize = 50;

@@ -10,12 +10,12 @@ use met_host::Liveness;
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::LogsArgs;
-use crate::jobs::AllJobs;
 use crate::managers;
 use crate::output;
-use crate::setting::Setting;
 use met_config::Failure;
 use met_host::trusted;
+use met_query::jobs::AllJobs;
+use met_query::setting::Setting;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 

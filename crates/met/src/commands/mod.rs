@@ -26,9 +26,9 @@ use std::io;
 use met_core::job::{Record, State};
 use met_insight::report::Machine;
 
-use crate::jobs::Answers;
-use crate::protocol::{NodeStatus, Reply, Request};
-use crate::setting::Setting;
+use met_query::jobs::Answers;
+use met_query::protocol::{NodeStatus, Reply, Request};
+use met_query::setting::Setting;
 
 /// What a shell would return for a job: its exit code, or 128 and the signal that ended it.
 fn exit_code(record: &Record) -> i32 {

@@ -15,15 +15,15 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
 use crate::idle_power;
-use crate::jobs::{self, AllJobs};
-use crate::node_energy::EnergyWindow;
 use crate::output;
-use crate::protocol::{Reply, Request};
 use crate::sampler::{self, Sampler};
-use crate::setting::Setting;
 use crate::view::{self, node, node_course};
 use met_config::Failure;
+use met_core::energy::EnergyWindow;
 use met_core::units;
+use met_query::jobs::{self, AllJobs};
+use met_query::protocol::{Reply, Request};
+use met_query::setting::Setting;
 
 /// Rates are what happened between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);

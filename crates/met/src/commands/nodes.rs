@@ -5,12 +5,12 @@ use std::io::Write;
 use anyhow::{Result, bail};
 
 use crate::cli::NodesArgs;
-use crate::jobs::{self, Answers};
 use crate::output;
-use crate::protocol::{Reply, Request};
-use crate::setting::Setting;
 use crate::view::nodes as view;
 use met_config::Failure;
+use met_query::jobs::{self, Answers};
+use met_query::protocol::{Reply, Request};
+use met_query::setting::Setting;
 
 pub fn nodes(setting: &Setting, args: &NodesArgs) -> Result<i32> {
     let Some(mut server) = setting.server_client()? else {

@@ -9,14 +9,14 @@ use met_host::{Targets, TaskRole, TaskTarget};
 use met_sources::{Runner, TickInfo, process};
 
 use crate::cli::PsArgs;
-use crate::jobs::AllJobs;
 use crate::managers;
 use crate::output;
-use crate::processes::{self, Process};
 use crate::sampler;
-use crate::setting::Setting;
 use crate::view::ps::{self, ProcessLine};
 use met_host::users;
+use met_jobs::processes::{self, Process};
+use met_query::jobs::AllJobs;
+use met_query::setting::Setting;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -7,12 +7,12 @@ use met_core::job::{Origin, Record, State};
 use met_store::inbox::JobDir;
 
 use crate::cli::RmArgs;
-use crate::jobs::AllJobs;
 use crate::managers;
 use crate::output;
-use crate::processes;
-use crate::setting::Setting;
 use met_config::Failure;
+use met_jobs::processes;
+use met_query::jobs::AllJobs;
+use met_query::setting::Setting;
 
 pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;

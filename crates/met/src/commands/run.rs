@@ -14,11 +14,11 @@ use rustix::fs::{Mode, OFlags};
 use crate::cli::RunArgs;
 use crate::launch::{self, Draft, Surroundings};
 use crate::output;
-use crate::protocol;
-use crate::setting::Setting;
 use crate::supervise::Notice;
 use met_config::Failure;
 use met_host::trusted;
+use met_query::protocol;
+use met_query::setting::Setting;
 
 pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let here = match (std::env::current_dir(), &args.cwd) {

@@ -7,10 +7,10 @@ use met_server::cluster::access;
 use met_store::cluster::{Bearer, Log};
 
 use crate::cli::{EnrollArgs, NewArgs, ServerAction, ServerArgs};
-use crate::jobs;
 use crate::output;
-use crate::setting::Setting;
 use met_config::Failure;
+use met_query::jobs;
+use met_query::setting::Setting;
 
 pub fn server(setting: &Setting, args: &ServerArgs) -> Result<i32> {
     match &args.action {

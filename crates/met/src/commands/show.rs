@@ -6,13 +6,13 @@ use anyhow::Result;
 use met_core::job_table::CORES_PEAK;
 
 use crate::cli::ShowArgs;
-use crate::jobs::{self, AllJobs, Meant};
 use crate::managers;
 use crate::output;
-use crate::processes;
 use crate::sampler;
-use crate::setting::Setting;
 use crate::view::{self, text};
+use met_jobs::processes;
+use met_query::jobs::{self, AllJobs, Meant};
+use met_query::setting::Setting;
 
 /// More plots than this are for a program.
 const CARDS_PLOTTED: usize = 4;

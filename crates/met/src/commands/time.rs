@@ -19,14 +19,14 @@ use rustix::fs::{Mode, OFlags};
 use crate::cli::TimeArgs;
 use crate::idle_power;
 use crate::launch::{self, Draft, Supervisor};
-use crate::protocol;
 use crate::sampler::{Known, Sampled, Sampler};
-use crate::setting::Setting;
 use crate::supervise::Notice;
 use crate::view::{self, Style};
 use met_config::Failure;
 use met_core::units;
 use met_host::trusted;
+use met_query::protocol;
+use met_query::setting::Setting;
 
 pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let interval = match &args.interval {

@@ -9,9 +9,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cli::WaitArgs;
-use crate::jobs::{AllJobs, has_daemon, is_known_end, waits_for_daemon};
 use crate::managers;
-use crate::setting::Setting;
+use met_query::jobs::{AllJobs, has_daemon, is_known_end, waits_for_daemon};
+use met_query::setting::Setting;
 
 /// Between a supervisor's end and the record of it lies a write to disk.
 const RECORD_TRIES: u32 = 100;

@@ -13,10 +13,10 @@ use super::keeping::Keeping;
 use super::permissions::{self, Access, Role};
 use super::sampling::Sampling;
 use super::socket::Peer;
-use crate::jobs::{self, JobRef};
-use crate::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
-use crate::sampler::Live;
 use met_host::users;
+use met_query::jobs::{self, JobRef};
+use met_query::live::Live;
+use met_query::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
 
 /// Samples in one reply: some ten megabytes.
 const PAGE_SAMPLES: usize = 50_000;
@@ -79,7 +79,7 @@ impl Keeping {
             Request::NodeCourse { table, part, after_ms } => self.node_course(&table, &part, after_ms),
             Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
             Request::Correct(correction) => {
-                let corrected = correction.apply(&mut self.writer, &self.config)?;
+                let corrected = crate::emissions::correct(&correction, &mut self.writer, &self.config)?;
                 self.emitting.told = self.writer.factors()?;
                 self.follow_factor();
                 Ok(Reply::Corrected(corrected))

@@ -15,9 +15,9 @@ use met_sources::{At, DriverCalls, Options, Pulse, Unavailable};
 
 use super::keeping::Keeping;
 use super::sampling::{Sampling, Stuck};
-use crate::protocol::SourceStatus;
 use crate::sampler::{self, Known, Sampled};
 use met_config::Config;
+use met_query::protocol::SourceStatus;
 
 /// A tick takes milliseconds. One that has lasted for two periods and so long is kept by something, and nobody
 /// who asks the thread waits longer than that.

@@ -133,7 +133,7 @@ fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
     };
     until(&mut keeping, "it has a price", is_read);
 
-    record.end_ns = Some(crate::jobs::now_ns());
+    record.end_ns = Some(met_query::jobs::now_ns());
     keeping.close_found(record);
     let end = keeping.writer.get(&key).unwrap().unwrap();
     assert_eq!(end.state, State::Finished);
@@ -160,7 +160,7 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
         keeping.sampling.attendance.pulse.at().and_then(|at| at.source) == Some("cray")
     };
     until(&mut keeping, "the thread is kept", kept);
-    record.end_ns = Some(crate::jobs::now_ns());
+    record.end_ns = Some(met_query::jobs::now_ns());
     keeping.close_found(record);
     assert_eq!(keeping.sampling.attendance.replaced(), 1);
     let end = keeping.writer.get(&key).unwrap().unwrap();

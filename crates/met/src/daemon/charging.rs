@@ -5,8 +5,8 @@ use met_core::job::JobKey;
 
 use super::keeping::Keeping;
 use crate::emissions;
-use crate::jobs;
 use crate::node_energy::Charged;
+use met_query::jobs;
 
 /// What a kilowatt hour emits.
 #[derive(Default)]

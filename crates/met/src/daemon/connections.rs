@@ -11,7 +11,7 @@ use met_core::job::JobKey;
 use rustix::event::{PollFd, PollFlags};
 
 use super::socket::Connection;
-use crate::protocol::Reply;
+use met_query::protocol::Reply;
 
 /// Of one user in one round; then it is others' turn.
 const TURN: Duration = Duration::from_millis(10);
@@ -249,7 +249,7 @@ mod tests {
 
     use super::super::socket::Peer;
     use super::*;
-    use crate::protocol::{Request, write_frame};
+    use met_query::protocol::{Request, write_frame};
 
     fn client(uid: u32) -> (Connection, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();

@@ -12,10 +12,9 @@ use met_store::{Device, inbox};
 
 use super::forwarding;
 use super::keeping::Keeping;
-use crate::jobs;
-use crate::node_energy;
-use crate::sampler::Live;
 use met_config::Presence;
+use met_query::jobs;
+use met_query::live::Live;
 
 impl Keeping {
     /// Samples go to disk this often: a killed daemon loses no more.
@@ -93,7 +92,7 @@ impl Keeping {
             .filter_map(|(key, live)| {
                 let mut record = Record { gpus: live.gpus, ..self.jobs.get(&key)?.record.clone() };
                 record.emission = live.emission.or(record.emission);
-                for column in [GPU_ENERGY, GPU_ENERGY_IDLE].into_iter().chain(node_energy::COLUMNS) {
+                for column in [GPU_ENERGY, GPU_ENERGY_IDLE].into_iter().chain(met_core::energy::COLUMNS) {
                     // Should nobody see the end of it, this is what is known. Cards are a part of the whole.
                     if let Some(figure) = live.totals.figure(column) {
                         record.totals.set(

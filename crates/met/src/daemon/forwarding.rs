@@ -19,10 +19,10 @@ use met_wire::batch::{Header, Page, Standing, Subject};
 use serde::{Deserialize, Serialize};
 
 use super::identity;
-use crate::sampler::Live;
 use met_config::Failure;
 use met_config::paths::{Place, create_private};
 use met_config::{Config, Http};
+use met_query::live::Live;
 
 /// Below the state: what `--join` wrote, and batches that wait.
 const FOLDER: &str = "forward";

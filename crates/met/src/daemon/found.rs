@@ -13,9 +13,9 @@ use met_jobs::layouts::Captures;
 use met_jobs::scheduler::join;
 
 use super::keeping::Keeping;
-use crate::jobs;
 use crate::sampler::Sampled;
 use met_host::users;
+use met_query::jobs;
 
 impl Keeping {
     /// Whether a job is one that the discovery follows.

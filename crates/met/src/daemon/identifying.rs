@@ -7,8 +7,8 @@ use met_core::job::JobKey;
 use met_jobs::identity::{self, Question};
 
 use super::keeping::Keeping;
-use crate::processes;
 use met_host::users;
+use met_jobs::processes;
 
 /// How long after its first process a job is asked: at once, and again for those whose user's first process
 /// is not there yet, or has not begun its own program.

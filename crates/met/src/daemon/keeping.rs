@@ -38,13 +38,13 @@ use super::told;
 use super::unwritten::Unwritten;
 use crate::emissions;
 use crate::idle_power::IdleFile;
-use crate::jobs;
-use crate::protocol::Reply;
-use crate::setting::Setting;
 use met_config::Failure;
 use met_config::Place;
 use met_config::{Config, Presence, Scope};
 use met_host::users;
+use met_query::jobs;
+use met_query::protocol::Reply;
+use met_query::setting::Setting;
 
 pub struct Keeping {
     pub(super) host: Host,

@@ -48,10 +48,6 @@ use met_jobs::enclosure;
 use met_web::listener::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::client::{Client, Unreachable};
-use crate::handshake::Greeting;
-use crate::protocol::{Reply, Request};
-use crate::setting::Setting;
 use crate::supervise::Signals;
 use board::Board;
 pub use board::DAEMON;
@@ -59,6 +55,10 @@ use connections::{Connections, Limits, Served};
 use keeping::Keeping;
 use met_config::Failure;
 use met_config::Place;
+use met_query::client::{Client, Unreachable};
+use met_query::handshake::Greeting;
+use met_query::protocol::{Reply, Request};
+use met_query::setting::Setting;
 pub use socket::remove_dead_socket;
 use socket::{Claim, Connection, Peer, Post};
 

@@ -4,7 +4,7 @@
 //! and everything in it is his.
 
 use super::socket::Peer;
-use crate::protocol::Request;
+use met_query::protocol::Request;
 
 /// Who asks, as far as it matters to a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,11 +153,11 @@ mod tests {
     use met_core::listing::Cursor;
 
     use super::*;
-    use crate::emissions::Correction;
-    use crate::handshake::Hello;
-    use crate::jobs::{JobRef, JobsFilter};
-    use crate::protocol::Change;
     use met_core::sample;
+    use met_query::handshake::Hello;
+    use met_query::jobs::{JobRef, JobsFilter};
+    use met_query::protocol::Change;
+    use met_query::protocol::Correction;
 
     /// One of each; `every_request_has_a_row_and_a_test` fails where one is missing.
     fn requests() -> Vec<Request> {

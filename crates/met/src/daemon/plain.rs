@@ -14,11 +14,11 @@ use met_jobs::sessions::{
 };
 
 use super::keeping::Keeping;
-use crate::jobs;
-use crate::processes;
 use met_config::Place;
 use met_config::{Jobs, Plain};
 use met_host::users;
+use met_jobs::processes;
+use met_query::jobs;
 
 /// A group is a job after ten seconds; a look at a thousand processes costs two milliseconds. While there
 /// are jobs their ends are waited for.

@@ -14,7 +14,7 @@ use met_store::inbox::{self, JobDir, SHARED_IDS_END};
 
 use super::keeping::Keeping;
 use super::socket::Peer;
-use crate::protocol::Reply;
+use met_query::protocol::Reply;
 
 /// How far a user's own ids may be ahead of everybody's.
 const ID_LEAP_MAX: u64 = 1_000_000;

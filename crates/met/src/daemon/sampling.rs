@@ -23,11 +23,13 @@ use super::attending::{Attendance, SURE_AFTER};
 use super::board::Board;
 use super::memory;
 use super::rest::Rest;
-use crate::node_energy::{Charged, EnergyWindow};
+use crate::node_energy::Charged;
 use crate::node_series::NodeCourse;
-use crate::protocol::SourceStatus;
-use crate::sampler::{EventsAsked, Known, Live, Sampled, Sampler};
+use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
 use met_config::Config;
+use met_core::energy::EnergyWindow;
+use met_query::live::Live;
+use met_query::protocol::SourceStatus;
 
 /// The sampler answers between two ticks, which take milliseconds. Something in the machine may hang all the
 /// same, a file system or a driver, and must not keep the daemon from answering and ending.

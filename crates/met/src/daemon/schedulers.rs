@@ -15,10 +15,10 @@ use met_host::{Host, clock};
 use met_jobs::scheduler::{KINDS, Kind, Programs, Recorded, Sync, Told};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::jobs;
-use crate::protocol::SchedulerStatus;
 use met_config::{Presence, Schedulers as Configured, Scope};
 use met_host::users;
+use met_query::jobs;
+use met_query::protocol::SchedulerStatus;
 
 /// After an answer of so many runs memory is given back.
 const LONG_ANSWER_RUNS: u64 = 5_000;

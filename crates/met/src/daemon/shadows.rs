@@ -9,7 +9,7 @@ use met_jobs::shadow::Shadow;
 
 use super::keeping::Keeping;
 use super::plain;
-use crate::processes;
+use met_jobs::processes;
 
 /// Where the store remembers the directories: a daemon that is killed cannot remove them.
 const META: &str = "shadows";

@@ -14,9 +14,9 @@ pub use met_host::Peer;
 use rustix::fs::FlockOperation;
 
 use super::spare::Spare;
-use crate::client::Client;
-use crate::protocol::{self, Reply, Request};
 use met_config::Place;
+use met_query::client::Client;
+use met_query::protocol::{self, Reply, Request};
 
 /// How long a starting daemon waits for a leaving one to let go of the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);

@@ -13,11 +13,11 @@ use super::permissions::Access;
 use super::schedulers::Schedulers;
 use super::told;
 use crate::emissions;
-use crate::jobs;
-use crate::protocol::{Change, Held, InForce, Reply, Whence};
 use crate::sampler::{self, EventsAsked};
-use crate::setting::Setting;
 use met_config::{Config, Scope};
+use met_query::jobs;
+use met_query::protocol::{Change, Held, InForce, Reply, Whence};
+use met_query::setting::Setting;
 
 pub struct Standing {
     file: Config,

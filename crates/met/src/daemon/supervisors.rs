@@ -11,7 +11,7 @@ use met_host::Liveness;
 use met_store::inbox::{Entry, JobDir};
 
 use super::keeping::{Keeping, Kept};
-use crate::jobs;
+use met_query::jobs;
 
 /// A connection closes a moment before its process is gone.
 const FIRST_LOOK: Duration = Duration::from_millis(5);

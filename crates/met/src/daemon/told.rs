@@ -11,7 +11,7 @@ use met_store::{Filter, Queries, Writer};
 use super::keeping::Keeping;
 use super::schedulers::Before;
 use super::unwritten;
-use crate::jobs;
+use met_query::jobs;
 
 impl Keeping {
     /// Readable when a scheduler has told something, unless what was told before waits to be written.

@@ -65,12 +65,12 @@ pub(super) mod tests {
     use super::super::keeping::Keeping;
     use super::super::socket::Peer;
     use super::*;
-    use crate::jobs::JobsFilter;
-    use crate::protocol::{Reply, Request};
-    use crate::setting::Setting;
     use met_config::Config;
     use met_config::Place;
     use met_core::sample;
+    use met_query::jobs::JobsFilter;
+    use met_query::protocol::{Reply, Request};
+    use met_query::setting::Setting;
 
     fn full() -> StoreError {
         StoreError::Unreachable { at: "store".to_owned(), error: "disk full".to_owned() }

@@ -14,17 +14,7 @@ use met_insight::report::{
 
 use super::weighing::Weighed;
 use met_config::Energy;
-
-/// The columns of the job table that are filled here.
-pub const COLUMNS: [usize; 7] = [
-    column::ENERGY,
-    column::ENERGY_CPU,
-    column::ENERGY_MEMORY,
-    column::ENERGY_REST,
-    column::ENERGY_IDLE,
-    column::EMISSIONS,
-    column::COST,
-];
+use met_core::energy::COLUMNS;
 
 /// Different meters named with a figure.
 const SOURCES_NAMED_MAX: usize = 4;

@@ -7,7 +7,7 @@ use met_core::job::CgroupPaths;
 use met_host::Host;
 
 use super::Sampler;
-use crate::processes;
+use met_jobs::processes;
 
 /// The process that waits for a container of Podman or CRI-O; it has left the tree of whoever started it.
 const MONITOR: &[u8] = b"conmon";

@@ -13,7 +13,7 @@ use met_sources::SOURCES;
 use met_store::Device;
 
 use super::Sampler;
-use crate::processes;
+use met_jobs::processes;
 
 /// A card is sampled no more often than this for its own course.
 const CARD_SAMPLES_MS: i64 = 900;

@@ -10,7 +10,9 @@ use met_host::clock;
 use met_sinks::snapshot::{HeldCard, Rows};
 use met_sources::{SOURCES, self_cost};
 
-use super::{OF_NETWORK, Sampler, Tracked};
+use met_core::sampled::OF_NETWORK;
+
+use super::{Sampler, Tracked};
 
 /// The machine and its jobs at one tick.
 #[derive(Clone, Debug, Default)]

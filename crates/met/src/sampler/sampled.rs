@@ -11,12 +11,12 @@ use met_core::job_table::*;
 use met_core::{JOB, Kind, MISSING};
 use met_insight::report::NO_CONTAINERS;
 
-use super::totals::{fit_cpu_parts, totals};
-use super::tracked::Profile;
-use super::{PEAK_SPAN_MS, gap_ms};
-use crate::containers;
-use crate::node_energy::{self};
-use crate::running::Running;
+use met_core::sampled::{fit_cpu_parts, totals};
+use met_query::live::PEAK_SPAN_MS;
+
+use super::gap_ms;
+use met_core::running::Running;
+use met_jobs::containers;
 
 /// Samples of living processes are rounded to ticks.
 const CPU_DOUBT_SHARE: i64 = 50;
@@ -135,7 +135,7 @@ impl Sampled {
             }
             running.push(time_ms, &cells);
         }
-        Sampled { totals: totals(&running, Profile::of(local)), ..Sampled::default() }
+        Sampled { totals: totals(&running, met_jobs::enclosure::profile(local)), ..Sampled::default() }
     }
 
     /// Whether it had to do with a card, as far as could be seen.
@@ -148,7 +148,7 @@ impl Sampled {
         for (column, figure) in self.totals.iter() {
             // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
             let final_already =
-                matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || node_energy::COLUMNS.contains(&column);
+                matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || met_core::energy::COLUMNS.contains(&column);
             // What an earlier daemon wrote of it was for the case that nobody sees the end.
             let is_so_far =
                 |known: &Figure| final_already && known.kind == LowerBound && known.value <= figure.value;

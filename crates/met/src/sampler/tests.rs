@@ -11,6 +11,7 @@ use met_sources::self_cost;
 
 use super::*;
 use met_core::sample;
+use met_query::live::Live;
 
 const SCRIPT: &str = "driver 1\n\
     card 0 uuid=GPU-a name=Fake_H200 power=300000 util=90 memory=3000 total=8000 temperature=61\n";

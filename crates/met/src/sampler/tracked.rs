@@ -1,16 +1,14 @@
 //! A job while it is sampled.
 
-use std::path::PathBuf;
-
 use met_core::course::Course;
 use met_core::ended::{Gone, INHERITED, OWN};
-use met_core::job::{CgroupPaths, EventCount, GpuUse, JobKey, Local, Origin, ProcessId, QualityKind};
+use met_core::job::{CgroupPaths, EventCount, GpuUse, JobKey, ProcessId, QualityKind};
 use met_core::job_table::*;
+use met_core::sampled::Profile;
 use met_core::{JOB, Kind, MISSING, Table, gpu_use};
-use met_jobs::enclosure;
 
 use crate::departures::{OwnFigures, Watch};
-use crate::running::Running;
+use met_core::running::Running;
 
 pub(super) struct Tracked {
     pub(super) key: JobKey,
@@ -134,30 +132,6 @@ impl Tracked {
                 *floor = (*floor).max(*cell);
                 *cell = *floor;
             }
-        }
-    }
-}
-
-/// What decides how good a job's samples are.
-#[derive(Clone, Copy)]
-pub(super) struct Profile {
-    /// Counters have a history before the job began.
-    pub(super) attached: bool,
-    pub(super) counts_cpu: bool,
-    pub(super) counts_memory: bool,
-    /// A supervisor reaps its processes.
-    pub(super) kept: bool,
-}
-
-impl Profile {
-    pub(super) fn of(local: &Local) -> Profile {
-        let has_controller = |unified: &PathBuf| unified.join("memory.stat").exists();
-        Profile {
-            attached: local.origin == Origin::Attach,
-            counts_cpu: enclosure::counts_cpu(&local.cgroup),
-            counts_memory: local.cgroup.memory.is_some()
-                || local.cgroup.unified.as_ref().is_some_and(has_controller),
-            kept: matches!(local.origin, Origin::Run | Origin::Time),
         }
     }
 }

@@ -144,7 +144,7 @@ mod tests {
     use met_jobs::scheduler::Recorded;
 
     use super::*;
-    use crate::jobs;
+    use met_query::jobs;
 
     fn told(id: &str, cursor: i64) -> Told {
         let mut recorded = Recorded::new("slurm", id.to_owned());

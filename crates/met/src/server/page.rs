@@ -22,7 +22,7 @@ use met_web::listener::Asker;
 
 use crate::daemon::board::{Wanted, about, nothing};
 use crate::daemon::listening::{respond, wanted};
-use crate::jobs::{self, JobsFilter};
+use met_query::jobs::{self, JobsFilter};
 
 columns! { COLUMNS:
     HEARD = Column::gauge("heard_time", Unit::Seconds, NANO, "when the server last heard of the node, in unix time"),

@@ -19,7 +19,7 @@ use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
 use super::untold::Untold;
 use super::{Assignment, Channel, Inbox, Notice};
-use crate::processes;
+use met_jobs::processes;
 
 /// Rounds of looking for threads that began while others were being opened.
 const ROUNDS_MAX: usize = 8;

@@ -20,7 +20,7 @@ use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
 use super::untold::Untold;
 use super::{Assignment, Channel, Inbox, Notice, attached, totals};
-use crate::processes;
+use met_jobs::processes;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
 pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {

@@ -12,10 +12,12 @@ use met_core::job::{CgroupPaths, Record};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{DaemonPlace, spawn};
-use crate::client::{Client, Unreachable};
-use crate::handshake::{self, Hello, PROTOCOL};
-use crate::protocol::{self, Reply, Request};
+use met_query::setting::DaemonPlace;
+
+use super::spawn;
+use met_query::client::{Client, Unreachable};
+use met_query::handshake::{self, Hello, PROTOCOL};
+use met_query::protocol::{self, Reply, Request};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);

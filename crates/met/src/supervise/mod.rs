@@ -18,15 +18,14 @@ mod untold;
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 
-use met_core::any_path;
 use met_core::job::Record;
+use met_query::setting::DaemonPlace;
 use met_store::inbox::JobDir;
 use serde::{Deserialize, Serialize};
 
-use crate::protocol;
 use met_config::Place;
+use met_query::protocol;
 
 pub use attached::supervise_attached;
 pub use child::supervise_child;
@@ -51,20 +50,6 @@ pub struct Assignment {
     pub events: Vec<String>,
     /// Variables for the command alone, as bytes.
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
-}
-
-/// How the daemon of a job is reached.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct DaemonPlace {
-    #[serde(with = "any_path")]
-    pub socket: PathBuf,
-    /// A system daemon is not ours to start.
-    pub system: bool,
-    #[serde(default, with = "any_path::option")]
-    pub config: Option<PathBuf>,
-    /// Where a daemon that we start writes what it has to say.
-    #[serde(with = "any_path")]
-    pub log: PathBuf,
 }
 
 /// What a supervisor tells the command line that forked it.

@@ -8,8 +8,8 @@ use met_core::{JOB, MISSING};
 use met_host::Host;
 
 use super::perf::Clocks;
-use crate::containers;
-use crate::sampler::Reading;
+use met_jobs::containers;
+use met_query::reading::Reading;
 
 /// Where the reaped children of this process are added up.
 struct ChildUsage {

@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use super::link::{HandedOver, Link};
 use super::memory;
 use super::signals::Signals;
-use crate::processes;
+use met_jobs::processes;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);

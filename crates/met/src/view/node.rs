@@ -7,7 +7,7 @@ use met_core::job::QualityKind;
 use met_core::node::{Freshness, NodeRow};
 
 use super::{Paint, Style, text};
-use crate::node_energy::EnergyWindow;
+use met_core::energy::EnergyWindow;
 use met_core::units;
 
 pub struct Machine<'a> {

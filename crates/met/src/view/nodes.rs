@@ -1,8 +1,8 @@
 //! The nodes of a cluster, as its server knows them.
 
 use super::{Paint, Style, text};
-use crate::protocol::NodeStatus;
 use met_core::units;
+use met_query::protocol::NodeStatus;
 
 /// A clock that is off by less is not worth a word.
 const OFFSET_SHOWN_NS: i64 = 100_000_000;

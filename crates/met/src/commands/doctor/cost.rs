@@ -8,12 +8,12 @@ use met_core::job::State;
 use serde_json::json;
 
 use crate::cli::DoctorArgs;
-use crate::jobs::{AllJobs, JobsFilter};
 use crate::output;
 use crate::sampler::{Cost, Sampler};
-use crate::setting::Setting;
 use crate::view::{Paint, Style, text};
 use met_core::units;
+use met_query::jobs::{AllJobs, JobsFilter};
+use met_query::setting::Setting;
 
 /// Looks a second apart, as a daemon does: in a loop everything would be in a cache, and look cheap.
 const LOOKS: u32 = 5;

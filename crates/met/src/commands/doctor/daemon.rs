@@ -8,10 +8,10 @@ use met_sinks::forward;
 
 use super::{Finding, Health};
 use crate::daemon;
-use crate::jobs;
-use crate::protocol::{DiscoveryStatus, Reply, Request, SchedulerStatus};
-use crate::setting::Setting;
 use met_core::units;
+use met_query::jobs;
+use met_query::protocol::{DiscoveryStatus, Reply, Request, SchedulerStatus};
+use met_query::setting::Setting;
 
 pub(super) fn running_daemon(setting: &Setting) -> Finding {
     let finding = |health, detail, remedy| Finding { what: "daemon", health, detail, remedy };

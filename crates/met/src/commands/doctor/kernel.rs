@@ -6,8 +6,8 @@ use met_host::cgroup::{Hierarchies, Kind};
 use met_jobs::enclosure::{Enable, Enclosure};
 
 use super::{Finding, Health};
-use crate::setting::Setting;
 use crate::supervise::perf_allowed;
+use met_query::setting::Setting;
 
 pub(super) fn cgroups(setting: &Setting) -> Finding {
     let kind = Hierarchies::read(&setting.host).map_or(Kind::None, |hierarchies| hierarchies.kind());

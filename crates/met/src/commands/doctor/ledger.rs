@@ -4,10 +4,10 @@ use jiff::tz::TimeZone;
 use met_core::energy::Balance;
 
 use super::{Finding, Health};
-use crate::protocol::{Reply, Request};
-use crate::setting::Setting;
 use crate::view;
 use met_core::units;
+use met_query::protocol::{Reply, Request};
+use met_query::setting::Setting;
 
 /// Of a running daemon that has closed a window.
 pub(super) fn ledger(setting: &Setting) -> Option<Finding> {

@@ -10,12 +10,12 @@ use met_sources::{Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Una
 
 use super::{Finding, Health};
 use crate::idle_power;
-use crate::jobs;
 use crate::node_energy;
-use crate::protocol::{Reply, Request, Status};
 use crate::sampler::{self, METERS, Sampler};
-use crate::setting::Setting;
 use met_core::units;
+use met_query::jobs;
+use met_query::protocol::{Reply, Request, Status};
+use met_query::setting::Setting;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -199,7 +199,7 @@ fn idle_finding(configured_watts: Option<f64>, learned: &[LearnedIdle], now_ns: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::SourceStatus;
+    use met_query::protocol::SourceStatus;
 
     #[test]
     fn what_keeps_the_daemon_is_left_out_here_and_said_with_what_to_do() {

@@ -6,10 +6,10 @@ use std::path::Path;
 use met_store::Reader;
 
 use super::{Finding, Health};
-use crate::protocol::{Reply, Request};
-use crate::setting::Setting;
 use met_core::units;
 use met_host::trusted;
+use met_query::protocol::{Reply, Request};
+use met_query::setting::Setting;
 
 pub(super) fn store(setting: &Setting) -> Finding {
     let asked = setting.system_daemon().and_then(|mut daemon| daemon.call(&Request::Status).ok());

@@ -1,12 +1,12 @@
 //! What became of a job that its last record calls running.
 
+use met_core::energy;
 use met_core::job::{CgroupPaths, Local, Origin, ProcessId, Record, State};
 use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::{Host, Liveness, parse};
 use met_store::Queries;
 
-use crate::node_energy;
-use crate::sampler::Live;
+use crate::live::Live;
 
 /// A job that nobody waits for any more is lost, whatever its last record says.
 pub fn settle(host: &Host, record: &mut Record) {
@@ -93,7 +93,7 @@ pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
 
 /// Adds what is known of a running job to its record.
 pub fn overlay(record: &mut Record, live: Live) {
-    for column in [GPU_ENERGY, GPU_ENERGY_IDLE].into_iter().chain(node_energy::COLUMNS) {
+    for column in [GPU_ENERGY, GPU_ENERGY_IDLE].into_iter().chain(energy::COLUMNS) {
         // Written now and then for the next daemon; who samples knows more by now.
         if live.totals.get(column).is_some() {
             record.totals.remove(column);

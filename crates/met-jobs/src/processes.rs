@@ -1,10 +1,10 @@
 //! The living processes of one job, looked up once: for `met ps`, `met cancel` and reports.
 
+use crate::{JobSpec, Members};
 use met_core::MISSING;
 use met_core::holding::{self, Holding};
 use met_core::job::{CgroupPaths, Local, ProcessId, Record};
 use met_host::{Host, parse};
-use met_jobs::{JobSpec, Members};
 
 /// What process lists show of a supervisor.
 pub const SUPERVISOR_NAME: &std::ffi::CStr = c"met-supervise";
@@ -84,7 +84,7 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
     if orphaned {
         let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
         let variable = format!("{MARKER}={}", marker(record, supervisor.map_or(0, |id| id.pid)));
-        ids.extend(met_jobs::find_by_marker(host, &variable).unwrap_or_default());
+        ids.extend(crate::find_by_marker(host, &variable).unwrap_or_default());
     }
     ids.sort_unstable_by_key(|id| (id.start_ticks, id.pid));
     ids.dedup();

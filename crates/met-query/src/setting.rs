@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use met_core::any_path;
 use met_host::Host;
 use met_jobs::layouts::Layouts;
+use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, Unreachable};
 use crate::reach::{Reach, Report};
 use crate::server_client::{self, Asked, ServerClient};
-use crate::supervise::DaemonPlace;
 use met_config::Config;
 use met_config::Failure;
 use met_config::Place;
@@ -24,6 +25,20 @@ pub struct Setting {
     /// The server that is asked instead of this machine.
     pub server: Option<Asked>,
     pub reach: Reach,
+}
+
+/// How the daemon of a job is reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DaemonPlace {
+    #[serde(with = "any_path")]
+    pub socket: PathBuf,
+    /// A system daemon is not ours to start.
+    pub system: bool,
+    #[serde(default, with = "any_path::option")]
+    pub config: Option<PathBuf>,
+    /// Where a daemon that we start writes what it has to say.
+    #[serde(with = "any_path")]
+    pub log: PathBuf,
 }
 
 impl Setting {

@@ -13,7 +13,7 @@ use super::reference::{self, JobRef};
 use super::settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
 use super::{FromDaemon, JobSource, JobsFilter, card_course, now_ns, table_named};
 use crate::client::{Client, Unreachable};
-use crate::sampler::Live;
+use crate::live::Live;
 use crate::setting::Setting;
 use met_config::Failure;
 use met_config::Storage;

@@ -6,17 +6,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use met_core::any_path;
-use met_core::energy::Balance;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
+use met_core::energy::{Balance, EnergyWindow};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
 use serde::{Deserialize, Serialize};
 
-use crate::emissions::{Corrected, Correction};
 use crate::handshake::Hello;
 use crate::jobs::{JobRef, JobsFilter};
-use crate::node_energy::EnergyWindow;
 
 /// Bounds what a daemon can make a client hold.
 const REPLY_BYTES_MAX: u32 = 64 << 20;
@@ -129,6 +127,30 @@ pub enum Reply {
     Error {
         message: String,
     },
+}
+
+/// A change of what was told, or of what was computed from it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Correction {
+    /// The factor from a time on, up to another one.
+    Set { mg_per_kwh: i64, from_ns: i64, to_ns: Option<i64> },
+    /// Takes back what was set by hand for a time.
+    Unset { from_ns: i64, to_ns: i64 },
+    /// What a provider told later.
+    Told { factors: Vec<Factor> },
+    /// The emissions of jobs that started since then.
+    Recompute { since_ns: Option<i64> },
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Corrected {
+    /// These jobs have other figures now.
+    pub jobs: u64,
+    /// These were left as they were: nobody kept what their building used.
+    #[serde(default)]
+    pub without_pue: u64,
 }
 
 /// A span of the courses of a node, by table and part.

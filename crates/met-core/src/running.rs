@@ -1,8 +1,8 @@
 //! The figures of a job that still runs, kept up to date sample by sample in constant memory.
 
-use met_core::job::{Summaries, Summary};
-use met_core::job_table::{CPU, PROCESSES};
-use met_core::{JOB, Kind, MISSING, rate};
+use crate::job::{Summaries, Summary};
+use crate::job_table::{CPU, PROCESSES};
+use crate::{JOB, Kind, MISSING, rate};
 
 /// What all samples so far sum up to.
 pub struct Running {
@@ -137,7 +137,7 @@ impl Column {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use met_core::job_table::MEMORY_NEEDED;
+    use crate::job_table::MEMORY_NEEDED;
 
     #[test]
     fn samples_of_a_longer_period_are_no_gap_after_a_change() {

@@ -7,10 +7,8 @@ use met_core::job::{CgroupPaths, ProcessId, Record};
 use met_core::{Batch, JOB, MISSING, Subject};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget};
-use met_jobs::{JobSpec, Members};
+use met_jobs::{JobSpec, Members, processes};
 use met_sources::{Options, Runner, TickInfo};
-
-use crate::processes;
 
 /// What counts for a job that is read once; its cards are followed or not known.
 const COUNTERS: &[&str] = &["cgroup", "process"];

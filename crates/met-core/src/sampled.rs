@@ -1,17 +1,30 @@
 //! Totals by what was sampled.
 
-use met_core::ended::{INHERITED, OWN};
-use met_core::job::QualityKind::{Estimated, LowerBound, Measured, Sampled as SampledKind};
-use met_core::job::{GpuUse, QualityKind, Totals};
-use met_core::job_table::*;
-use met_insight::average::STATM;
+use crate::ended::{INHERITED, OWN};
+use crate::job::QualityKind::{Estimated, LowerBound, Measured, Sampled as SampledKind};
+use crate::job::{GpuUse, QualityKind, Totals};
+use crate::job_table::*;
 
-use super::OF_NETWORK;
-use super::tracked::Profile;
 use crate::running::Running;
 
+/// Where memory is read of a job without a cgroup.
+pub const STATM: &str = "/proc/PID/statm";
+/// Of a job with a network namespace of its own.
+pub const OF_NETWORK: [usize; 2] = [NETWORK_RECEIVED, NETWORK_SENT];
+
+/// What decides how good a job's samples are.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// Counters have a history before the job began.
+    pub attached: bool,
+    pub counts_cpu: bool,
+    pub counts_memory: bool,
+    /// A supervisor reaps its processes.
+    pub kept: bool,
+}
+
 /// What samples say: counters as last read, levels at their highest.
-pub(super) fn totals(running: &Running, profile: Profile) -> Totals {
+pub fn totals(running: &Running, profile: Profile) -> Totals {
     let mut totals = Totals::default();
     let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
     for (column, value) in running.counters(profile.attached) {
@@ -55,7 +68,7 @@ pub(super) fn totals(running: &Running, profile: Profile) -> Totals {
 
 /// User and system time are never more than both together. A clock that counts the sum, and the ticks of which the
 /// parts are made, do not begin and end at the same instant, and the kernel tells ticks of 10 ms.
-pub(super) fn fit_cpu_parts(totals: &mut Totals) {
+pub fn fit_cpu_parts(totals: &mut Totals) {
     let (Some(whole), Some(user), Some(system)) =
         (totals.figure(CPU).cloned(), totals.get(CPU_USER), totals.get(CPU_SYSTEM))
     else {
@@ -76,7 +89,7 @@ pub(super) fn fit_cpu_parts(totals: &mut Totals) {
 }
 
 /// The ledger of the cards knows better than samples what a job is charged.
-pub(super) fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
+pub fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
     totals.remove(GPU_ENERGY);
     totals.remove(GPU_ENERGY_IDLE);
     let Some(worst) = gpus.iter().filter_map(|gpu| gpu.energy_kind).max_by_key(|kind| rank(*kind)) else {

@@ -1,0 +1,11 @@
+//! One way to ask for jobs and their series: from the files of a user, from a daemon, from a server.
+
+pub mod client;
+pub mod handshake;
+pub mod jobs;
+pub mod live;
+pub mod protocol;
+pub mod reach;
+pub mod reading;
+pub mod server_client;
+pub mod setting;

@@ -1,0 +1,41 @@
+//! Figures of a job that still runs, where nobody samples it.
+
+use met_core::MISSING;
+use met_core::job::{Emission, EventCount, GpuUse, Record, Summaries, Totals};
+use met_core::running::Running;
+use met_core::sampled::{Profile, totals};
+use met_host::Host;
+use met_jobs::enclosure;
+
+use crate::reading::Reading;
+
+/// A peak of cores is one that lasted.
+pub const PEAK_SPAN_MS: i64 = 500;
+
+/// Figures of a job that still runs.
+#[derive(Clone, Debug, Default)]
+pub struct Live {
+    pub totals: Totals,
+    pub summaries: Summaries,
+    pub gpus: Vec<GpuUse>,
+    pub events: Vec<EventCount>,
+    pub emission: Option<Emission>,
+}
+
+impl Live {
+    pub fn of(running: &Running, profile: Profile) -> Live {
+        Live { totals: totals(running, profile), summaries: running.summaries(), ..Live::default() }
+    }
+
+    /// Of a job that nobody samples: what its counters and levels are at this moment.
+    pub fn now(host: &Host, record: &Record) -> Live {
+        let Some(local) = &record.local else { return Live::default() };
+        let reading = Reading::of_job(host, record);
+        let first_known =
+            |(cgroup, processes): (&i64, &i64)| if *cgroup == MISSING { *processes } else { *cgroup };
+        let cells: Vec<i64> = reading.cgroup.iter().zip(&reading.processes).map(first_known).collect();
+        let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
+        running.push(0, &cells);
+        Live::of(&running, enclosure::profile(local))
+    }
+}
