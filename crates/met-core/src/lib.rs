@@ -34,6 +34,7 @@ pub mod sampled;
 #[doc(hidden)]
 pub mod skipped;
 pub mod table;
+pub mod text;
 pub mod units;
 pub mod whole;
 

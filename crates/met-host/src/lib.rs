@@ -20,3 +20,8 @@ pub use host::{Facts, Host, Liveness};
 pub use peer::Peer;
 pub use rustix::fs::FileType;
 pub use targets::{CgroupTarget, Targets, TaskRole, TaskTarget};
+
+/// What process lists show: executed through /proc/self/exe, it would be "exe".
+pub fn name_process(name: &std::ffi::CStr) {
+    let _ = rustix::thread::set_name(name);
+}

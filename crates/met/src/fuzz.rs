@@ -11,9 +11,10 @@ use met_server::cluster::{ClusterView, Latest, Misunderstood};
 use met_store::Backends;
 use met_store::cluster::{Bearer, Log};
 
-use crate::{jobs, server};
+use crate::server;
 use met_core::sample;
 use met_query::handshake::Hello;
+use met_query::jobs;
 use met_query::protocol::{Reply, Request, read_frame, write_frame};
 use met_query::setting::Setting;
 
@@ -78,7 +79,7 @@ impl Running {
         let place = if is_strangers { setting.system.clone() } else { setting.user.clone() };
         let running = Running { socket: place.socket(), is_strangers };
         std::thread::spawn(move || {
-            panic!("the daemon ended: {:?}", crate::daemon::run(&setting, &place, false));
+            panic!("the daemon ended: {:?}", met_agent::daemon::run(&setting, &place, false));
         });
         while !running.socket.exists() {
             std::thread::sleep(Duration::from_millis(10));

@@ -2,20 +2,11 @@
 
 mod cli;
 mod commands;
-mod daemon;
-mod departures;
-mod emissions;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
-mod idle_power;
-mod launch;
 mod managers;
-mod node_energy;
-mod node_series;
 mod output;
-mod sampler;
 mod server;
-mod supervise;
 mod view;
 
 use std::ffi::OsString;
@@ -36,9 +27,9 @@ use met_query::setting::Setting;
 pub fn main() {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Before anything else is touched: a supervisor stays as small as it starts.
-    if arguments.get(1).is_some_and(|first| first == launch::SUPERVISE) {
-        name_process(met_jobs::processes::SUPERVISOR_NAME);
-        let code = i32::from(launch::run_as_supervisor(&arguments[2..]).is_err());
+    if arguments.get(1).is_some_and(|first| first == met_agent::launch::SUPERVISE) {
+        met_host::name_process(met_jobs::processes::SUPERVISOR_NAME);
+        let code = i32::from(met_agent::launch::run_as_supervisor(&arguments[2..]).is_err());
         std::process::exit(code);
     }
     let cli = Cli::of(&arguments).unwrap_or_else(|error| refuse(&error));
@@ -91,11 +82,6 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Completions(args)) => commands::man::completions(&args),
         Some(Command::Man(args)) => commands::man::man(&args),
     }
-}
-
-/// What process lists show: executed through /proc/self/exe, it would be "exe".
-pub fn name_process(name: &std::ffi::CStr) {
-    let _ = rustix::thread::set_name(name);
 }
 
 /// Help goes to stdout; a mistake gets one line and exit code 2.

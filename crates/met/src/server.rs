@@ -21,10 +21,10 @@ use met_web::listener::{Options, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 
-use crate::daemon::schedulers::Schedulers;
-use crate::daemon::told;
-use crate::supervise::Signals;
 use hearing::Hearing;
+use met_agent::daemon::schedulers::Schedulers;
+use met_agent::daemon::told;
+use met_agent::supervise::Signals;
 use met_config::Failure;
 use met_config::paths::{Place, create_private};
 use met_config::{Config, Scope};
@@ -70,7 +70,7 @@ fn make_state(place: &Place) -> Result<PathBuf> {
 
 /// Serves until told to end.
 pub fn serve(setting: &Setting) -> Result<()> {
-    crate::name_process(c"met-server");
+    met_host::name_process(c"met-server");
     met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
     let state = make_state(place(setting))?;
     let _only = only_one(&state)?;

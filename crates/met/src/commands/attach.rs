@@ -10,9 +10,9 @@ use met_host::{Host, parse};
 
 use crate::cli::{AttachArgs, DetachArgs};
 use crate::commands::cancel;
-use crate::launch::{self, Draft, Surroundings};
 use crate::output;
-use crate::supervise::Notice;
+use met_agent::launch::{self, Draft, Surroundings};
+use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_jobs::processes;
 use met_query::jobs::{AllJobs, JobsFilter};

@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::cli::CancelArgs;
 use crate::managers;
 use crate::output;
-use crate::supervise::{cancel_signal, parse_signal};
+use met_agent::supervise::{cancel_signal, parse_signal};
 use met_config::Failure;
 use met_core::units;
 use met_jobs::processes::{self, Process};

@@ -7,8 +7,8 @@ use met_sinks::forward::link::{self, Address, Link};
 
 use crate::cli::DaemonArgs;
 use crate::commands::doctor;
-use crate::daemon;
 use crate::output;
+use met_agent::daemon;
 use met_config::Failure;
 use met_config::Place;
 use met_query::client::{Client, Unreachable, unanswered};

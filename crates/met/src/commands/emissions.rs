@@ -7,9 +7,9 @@ use met_core::energy::emission::Factor;
 use met_store::Reader;
 
 use crate::cli::{EmissionsArgs, EmissionsCommand, EmissionsUnsetArgs};
-use crate::emissions;
 use crate::output;
 use crate::view;
+use met_agent::emissions;
 use met_config::Failure;
 use met_core::units;
 use met_query::client::{Client, unanswered};

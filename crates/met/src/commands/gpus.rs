@@ -14,8 +14,8 @@ use serde_json::json;
 
 use crate::cli::GpusArgs;
 use crate::output;
-use crate::sampler::Sampler;
 use crate::view::gpus::{self, CardLine, UserLine};
+use met_agent::sampler::Sampler;
 use met_host::users;
 use met_jobs::processes;
 use met_query::jobs::{self, AllJobs, JobsFilter};

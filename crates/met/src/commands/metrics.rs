@@ -10,10 +10,10 @@ use met_sinks::snapshot::ALLOCATED;
 use met_sources::perf::EVENTS;
 
 use crate::cli::MetricsArgs;
-use crate::daemon::DAEMON;
-use crate::node_energy::{EMISSION, ENERGY};
 use crate::output;
 use crate::server::page::MEMBER;
+use met_agent::daemon::DAEMON;
+use met_agent::node_energy::{EMISSION, ENERGY};
 
 pub fn metrics(args: &MetricsArgs) -> Result<i32> {
     let text = if args.markdown { markdown() } else { plain() };

@@ -14,10 +14,10 @@ use met_sources::{Choice, Options, Pace, SOURCES, SourceSpec};
 use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
-use crate::idle_power;
 use crate::output;
-use crate::sampler::{self, Sampler};
 use crate::view::{self, node, node_course};
+use met_agent::idle_power;
+use met_agent::sampler::{self, Sampler};
 use met_config::Failure;
 use met_core::energy::EnergyWindow;
 use met_core::units;

@@ -12,9 +12,9 @@ use met_core::job::Origin;
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::RunArgs;
-use crate::launch::{self, Draft, Surroundings};
 use crate::output;
-use crate::supervise::Notice;
+use met_agent::launch::{self, Draft, Surroundings};
+use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_host::trusted;
 use met_query::protocol;

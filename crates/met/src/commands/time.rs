@@ -17,11 +17,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::TimeArgs;
-use crate::idle_power;
-use crate::launch::{self, Draft, Supervisor};
-use crate::sampler::{Known, Sampled, Sampler};
-use crate::supervise::Notice;
 use crate::view::{self, Style};
+use met_agent::idle_power;
+use met_agent::launch::{self, Draft, Supervisor};
+use met_agent::sampler::{Known, Sampled, Sampler};
+use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_core::units;
 use met_host::trusted;

@@ -11,7 +11,7 @@ use met_jobs::scheduler::Told;
 use met_store::Writer;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::daemon::told;
+use met_agent::daemon::told;
 
 /// A store that does not take anything is tried again after so long.
 const RETRY_AFTER: Duration = Duration::from_secs(5);

@@ -20,8 +20,8 @@ use met_sinks::service_discovery::{self, Target};
 use met_sinks::snapshot::{Job, Rows, Snapshot};
 use met_web::listener::Asker;
 
-use crate::daemon::board::{Wanted, about, nothing};
-use crate::daemon::listening::{respond, wanted};
+use met_agent::daemon::board::{Wanted, about, nothing};
+use met_agent::daemon::listening::{respond, wanted};
 use met_query::jobs::{self, JobsFilter};
 
 columns! { COLUMNS:

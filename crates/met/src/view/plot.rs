@@ -11,7 +11,7 @@ use ratatui_core::widgets::Widget;
 use ratatui_widgets::sparkline::Sparkline;
 
 use super::{Paint, Style, text};
-use crate::sampler::look_gap_ms;
+use met_agent::sampler::look_gap_ms;
 use met_core::units;
 
 const COLUMNS_DEFAULT: usize = 80;

@@ -9,8 +9,8 @@ use serde_json::json;
 
 use crate::cli::DoctorArgs;
 use crate::output;
-use crate::sampler::{Cost, Sampler};
 use crate::view::{Paint, Style, text};
+use met_agent::sampler::{Cost, Sampler};
 use met_core::units;
 use met_query::jobs::{AllJobs, JobsFilter};
 use met_query::setting::Setting;

@@ -7,7 +7,7 @@ use met_jobs::scheduler;
 use met_sinks::forward;
 
 use super::{Finding, Health};
-use crate::daemon;
+use met_agent::daemon;
 use met_core::units;
 use met_query::jobs;
 use met_query::protocol::{DiscoveryStatus, Reply, Request, SchedulerStatus};

@@ -6,7 +6,7 @@ use met_host::cgroup::{Hierarchies, Kind};
 use met_jobs::enclosure::{Enable, Enclosure};
 
 use super::{Finding, Health};
-use crate::supervise::perf_allowed;
+use met_agent::supervise::perf_allowed;
 use met_query::setting::Setting;
 
 pub(super) fn cgroups(setting: &Setting) -> Finding {

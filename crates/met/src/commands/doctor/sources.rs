@@ -9,9 +9,9 @@ use met_host::Targets;
 use met_sources::{Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Unavailable};
 
 use super::{Finding, Health};
-use crate::idle_power;
-use crate::node_energy;
-use crate::sampler::{self, METERS, Sampler};
+use met_agent::idle_power;
+use met_agent::node_energy;
+use met_agent::sampler::{self, METERS, Sampler};
 use met_core::units;
 use met_query::jobs;
 use met_query::protocol::{Reply, Request, Status};

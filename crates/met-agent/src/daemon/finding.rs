@@ -14,8 +14,8 @@ use met_jobs::layouts::Layouts;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Resource, Rlimit, setpriority_process, setrlimit};
 
-use crate::view::text;
 use met_config::Jobs;
+use met_core::text;
 
 /// Batches of events that wait for the daemon. When it is so far behind, looking for more waits for it.
 const QUEUE_BATCHES: usize = 1 << 14;

@@ -75,7 +75,7 @@ const REST_AFTER: Duration = Duration::from_secs(5);
 /// Serves until told to stop, or, if `auto`, until there has been nothing to do for a while.
 pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     place.create()?;
-    crate::name_process(c"met-daemon");
+    met_host::name_process(c"met-daemon");
     let open_files = met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
     setting.host.budget().follow_limit();
     let in_terminal = std::io::stdin().is_terminal();

@@ -282,7 +282,7 @@ pub fn fork_supervisor(
         0 => {
             drop(ours);
             signals.release();
-            crate::name_process(processes::SUPERVISOR_NAME);
+            met_host::name_process(processes::SUPERVISOR_NAME);
             if let Ok(command) = marked(command, &assignment) {
                 supervise::supervise_child(host, assignment, command, Channel::new(theirs));
             }

@@ -1,0 +1,12 @@
+//! The node: what samples jobs and shares out energy, what starts a job and waits for it, and the daemon that does so for
+//! all jobs.
+
+pub mod daemon;
+mod departures;
+pub mod emissions;
+pub mod idle_power;
+pub mod launch;
+pub mod node_energy;
+mod node_series;
+pub mod sampler;
+pub mod supervise;
