@@ -1,5 +1,6 @@
 //! `met`: tells people what their jobs did with the machine. A library, so that what the binary parses can be fuzzed.
 
+mod address;
 mod cli;
 mod client;
 mod commands;

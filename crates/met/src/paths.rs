@@ -9,6 +9,8 @@ use anyhow::{Context, Result};
 use met_core::any_path;
 use serde::{Deserialize, Serialize};
 
+use crate::address;
+use crate::client::{Client, Unreachable};
 use crate::config::{Config, StorageName};
 use crate::failure::Failure;
 use crate::output;
@@ -56,6 +58,11 @@ impl Place {
         self.runtime.join(LOCK)
     }
 
+    /// Where a user's daemon says at which socket it serves; a system daemon's place is configured.
+    pub fn address(&self) -> Option<PathBuf> {
+        (!self.system).then(|| address::file(&self.state))
+    }
+
     pub fn log(&self) -> PathBuf {
         self.state.join("daemon.log")
     }
@@ -68,6 +75,23 @@ impl Place {
             })?;
         }
         Ok(())
+    }
+
+    /// The daemon of this place, and the socket at which it serves.
+    pub fn connect(&self) -> Result<(Client, PathBuf), Unreachable> {
+        self.connect_by(Client::connect)
+    }
+
+    /// The same with another way to connect.
+    pub fn connect_by(
+        &self,
+        connect: impl Fn(&Path) -> Result<Client, Unreachable>,
+    ) -> Result<(Client, PathBuf), Unreachable> {
+        let socket = self.socket();
+        match self.address() {
+            Some(file) => address::connect(&socket, &file, connect),
+            None => connect(&socket).map(|client| (client, socket)),
+        }
     }
 
     /// Makes both directories; nobody else may look into the state.

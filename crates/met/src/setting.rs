@@ -99,10 +99,10 @@ impl Setting {
     /// A socket in another user's directory may be anybody's.
     fn connect_own(
         &self,
-        connect: impl FnOnce(&Path) -> Result<Client, Unreachable>,
+        connect: impl Fn(&Path) -> Result<Client, Unreachable>,
     ) -> Result<Client, Unreachable> {
         self.user.check_own().map_err(|_| Unreachable::Absent)?;
-        connect(&self.user.socket())
+        self.user.connect_by(connect).map(|(client, _)| client)
     }
 
     /// The daemon that a change is for: the system's, unless there is none or the user means his own. One that hangs is
@@ -120,6 +120,12 @@ impl Setting {
 
     pub fn daemon_place(&self, system: bool) -> DaemonPlace {
         let place = if system { &self.system } else { &self.user };
-        DaemonPlace { socket: place.socket(), system, config: self.config_path.clone(), log: self.user.log() }
+        DaemonPlace {
+            socket: place.socket(),
+            address: place.address(),
+            system,
+            config: self.config_path.clone(),
+            log: self.user.log(),
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use met_core::job::{CgroupPaths, Record};
@@ -13,6 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{DaemonPlace, spawn};
+use crate::address;
 use crate::client::{Client, Unreachable};
 use crate::handshake::{self, Hello, PROTOCOL};
 use crate::protocol::{self, Reply, Request};
@@ -171,7 +173,13 @@ impl Link {
 
     /// Hands the end over when the job is over and its end on disk.
     pub fn hand_over(&self, record: &Record) -> HandedOver {
-        let mut client = match Client::connect(&self.place.socket) {
+        let reached = match &self.place.address {
+            Some(file) => {
+                address::connect(&self.place.socket, file, Client::connect).map(|(client, _)| client)
+            }
+            None => Client::connect(&self.place.socket),
+        };
+        let mut client = match reached {
             Ok(client) => client,
             // Asking again does not help. The end stays in the inbox for a command of the daemon's version.
             Err(Unreachable::Foreign { .. }) => return HandedOver::Refused,
@@ -188,16 +196,36 @@ impl Link {
 
 /// Connects and says who we are, without waiting for an answer.
 fn introduce(place: &DaemonPlace, record: &Record) -> io::Result<UnixStream> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(place.socket.as_os_str())?)?;
-    let mut stream = UnixStream::from(socket);
+    let mut stream = knock(place)?;
     let mut said = Vec::new();
     protocol::write_frame(&mut said, &Request::Hello(Hello::ours(true)))?;
     protocol::write_frame(&mut said, &Request::Started(Box::new(record.clone())))?;
     // A fresh socket takes a record whole; where it does not, the next attempt may.
     stream.write_all(&said)?;
     Ok(stream)
+}
+
+/// Connects at the place's own socket or, if no daemon serves there, where the user's daemon says that it does.
+fn knock(place: &DaemonPlace) -> io::Result<UnixStream> {
+    let missed = match connect(&place.socket) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            error
+        }
+        reached => return reached,
+    };
+    let elsewhere = place.address.as_deref().and_then(|file| address::elsewhere(file, &place.socket));
+    let stream = connect(&elsewhere.ok_or(missed)?)?;
+    match address::is_own(&stream) {
+        true => Ok(stream),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
+    }
+}
+
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(socket.as_os_str())?)?;
+    Ok(UnixStream::from(fd))
 }
 
 /// Starts a daemon outside the job's process tree.
@@ -236,7 +264,8 @@ mod tests {
                 protocol::write_frame(&mut stream, &reply).unwrap();
             }
         });
-        let place = DaemonPlace { socket, system: true, config: None, log: root.path().join("log") };
+        let place =
+            DaemonPlace { socket, address: None, system: true, config: None, log: root.path().join("log") };
         let outcome = Link::new(place).hand_over(&sample::bare(1, "x"));
         daemon.join().unwrap();
         outcome

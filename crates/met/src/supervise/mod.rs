@@ -58,6 +58,9 @@ pub struct Assignment {
 pub struct DaemonPlace {
     #[serde(with = "any_path")]
     pub socket: PathBuf,
+    /// The file with the socket of a daemon of this user that serves elsewhere.
+    #[serde(default, with = "any_path::option")]
+    pub address: Option<PathBuf>,
     /// A system daemon is not ours to start.
     pub system: bool,
     #[serde(default, with = "any_path::option")]

@@ -19,7 +19,11 @@ pub(super) fn running_daemon(setting: &Setting) -> Finding {
         return finding(Health::Good, "a system daemon runs and is used".to_owned(), None);
     }
     match setting.daemon(false) {
-        Ok(_) => finding(Health::Good, format!("runs, at {}", setting.user.socket().display()), None),
+        Ok(_) => {
+            // Perhaps in another runtime directory than this caller's.
+            let socket = setting.user.connect().map_or_else(|_| setting.user.socket(), |(_, socket)| socket);
+            finding(Health::Good, format!("runs, at {}", socket.display()), None)
+        }
         Err(missed) => match missed.remedy() {
             Some(remedy) => finding(Health::Broken, missed.to_string(), Some(remedy)),
             None => finding(Health::Good, "none runs; the first `met run` starts one".to_owned(), None),
