@@ -7,6 +7,7 @@ mod containers;
 mod costs;
 mod devices;
 mod events;
+mod hidden_io;
 mod live;
 mod machine;
 mod now;

@@ -35,7 +35,7 @@ impl Live {
         let cells: Vec<i64> = reading.cgroup.iter().zip(&reading.processes).map(first_known).collect();
         let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
         running.push(0, &cells);
-        Live::of(&running, Profile::of(local))
+        Live::of(&running, Profile { hides_io: reading.hides_io, ..Profile::of(local) })
     }
 }
 

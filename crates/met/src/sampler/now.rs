@@ -10,7 +10,7 @@ use met_host::clock;
 use met_sinks::snapshot::{HeldCard, Rows};
 use met_sources::{SOURCES, self_cost};
 
-use super::{OF_NETWORK, Sampler, Tracked};
+use super::{OF_NETWORK, Sampler, Tracked, hidden_io};
 
 /// The machine and its jobs at one tick.
 #[derive(Clone, Debug, Default)]
@@ -98,6 +98,9 @@ impl Sampler {
         }
         for (column, value) in running.counters(job.profile.attached) {
             cells[column] = value;
+        }
+        if job.profile.hides_io {
+            hidden_io::blank(&mut cells);
         }
         for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
             cells[column] = value;

@@ -7,6 +7,7 @@ use met_core::job_table::*;
 use met_insight::average::STATM;
 
 use super::OF_NETWORK;
+use super::hidden_io;
 use super::tracked::Profile;
 use crate::running::Running;
 
@@ -15,13 +16,17 @@ pub(super) fn totals(running: &Running, profile: Profile) -> Totals {
     let mut totals = Totals::default();
     let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
     for (column, value) in running.counters(profile.attached) {
+        let is_hidden = profile.hides_io && hidden_io::OF_IO.contains(&column);
+        if is_hidden && hidden_io::is_unknown(column, value) {
+            continue;
+        }
         let source = match column {
             SWITCHES_VOLUNTARY | SWITCHES_INVOLUNTARY | DELAY_IO | DELAY_MEMORY => "taskstats",
             CPU | CPU_USER | CPU_SYSTEM => counters,
             _ if INHERITED.contains(&column) || OWN.contains(&column) => "/proc",
             _ => counters,
         };
-        totals.set(column, value, SampledKind, source);
+        totals.set(column, value, if is_hidden { LowerBound } else { SampledKind }, source);
     }
     // A network may be older than the job: what it did since it was first looked at is the job's at least.
     for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {

@@ -147,6 +147,8 @@ pub(super) struct Profile {
     pub(super) counts_memory: bool,
     /// A supervisor reaps its processes.
     pub(super) kept: bool,
+    /// A living process of it does not show its I/O.
+    pub(super) hides_io: bool,
 }
 
 impl Profile {
@@ -158,6 +160,7 @@ impl Profile {
             counts_memory: local.cgroup.memory.is_some()
                 || local.cgroup.unified.as_ref().is_some_and(has_controller),
             kept: matches!(local.origin, Origin::Run | Origin::Time),
+            hides_io: false,
         }
     }
 }
