@@ -28,6 +28,11 @@ use crate::sqlite::Sqlite;
 use crate::store::is_check_due;
 
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
+
+/// Whether somebody has kept jobs in this directory; false also where the caller may not look.
+pub fn has_catalogue(state: &Path) -> bool {
+    state.join(CATALOGUE_FILE).exists()
+}
 /// From which version on the catalogue knows aliases, and remembers what belongs to no job.
 const ALIAS_VERSION: i64 = 2;
 /// From which version on it knows devices, and what a kilowatt hour emitted.

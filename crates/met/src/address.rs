@@ -81,7 +81,7 @@ pub fn connect(
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::os::unix::fs::{PermissionsExt, chown};
 
     use super::*;
 
@@ -114,14 +114,10 @@ mod tests {
     fn a_file_that_names_no_socket_is_ignored() {
         let root = tempfile::tempdir().unwrap();
         let (file, own) = (file(root.path()), root.path().join("run/daemon.sock"));
-        fs::write(root.path().join("target"), root.path().to_str().unwrap()).unwrap();
         for content in ["", "relative/daemon.sock"] {
             fs::write(&file, content).unwrap();
             assert_eq!(elsewhere(&file, &own), None, "{content:?}");
         }
-        fs::remove_file(&file).unwrap();
-        symlink(root.path().join("target"), &file).unwrap();
-        assert_eq!(elsewhere(&file, &own), None, "a link");
         fs::remove_file(&file).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
         assert_eq!(elsewhere(&file, &own), None, "a FIFO");

@@ -72,6 +72,22 @@ impl Setting {
         Layouts::with(self.config.jobs.layouts.clone())
     }
 
+    /// What root is not shown because no system daemon runs: only that daemon opens its files.
+    pub fn unread_system_jobs(&self) -> Option<String> {
+        let state = &self.system.state;
+        let is_asked = rustix::process::geteuid().is_root() && self.server.is_none();
+        if !is_asked || !met_store::has_catalogue(state) {
+            return None;
+        }
+        let is_absent = matches!(Client::connect(&self.system.socket()), Err(Unreachable::Absent));
+        is_absent.then(|| {
+            format!(
+                "no system daemon is running: jobs recorded in {} are not shown; `met daemon` starts it",
+                state.display()
+            )
+        })
+    }
+
     /// A running system daemon is preferred; `None` where there is none that answers.
     pub fn system_daemon(&self) -> Option<Client> {
         self.reach.system(Report::Warn, || Client::connect(&self.system.socket())).ok()
