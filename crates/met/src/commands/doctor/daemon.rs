@@ -175,7 +175,7 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
         false => finding(Health::Broken, format!("{}: {} is not here", kind.manager, kind.program), None),
         true if runs => finding(Health::Less, format!("{} is not asked", kind.manager), None),
         true => {
-            let detail = format!("{} is here, and asked by a system daemon alone", kind.manager);
+            let detail = format!("{} found; only a system daemon queries it", kind.manager);
             finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
         }
     };
