@@ -231,6 +231,29 @@ fn lost_jobs_beyond_those_that_are_named_are_counted() {
 }
 
 #[test]
+fn a_reader_beside_a_writer_sees_no_damage() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put(&finished(1, MIDNIGHT_S)).unwrap();
+    let is_done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for cpu_ns in 0..3_000 {
+                let mut record = finished(1, MIDNIGHT_S);
+                record.totals.set(CPU, cpu_ns, QualityKind::Measured, "cgroup");
+                writer.put(&record).unwrap();
+            }
+            is_done.store(true, std::sync::atomic::Ordering::Release);
+        });
+        let reader = Reader::open(state.path()).unwrap();
+        while !is_done.load(std::sync::atomic::Ordering::Acquire) {
+            assert_eq!(reader.jobs(&Filter::default()).unwrap().len(), 1);
+            assert_eq!(reader.take_unreadable(), Vec::<String>::new());
+        }
+    });
+}
+
+#[test]
 fn a_writer_that_meets_damage_goes_on_in_a_new_file() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
