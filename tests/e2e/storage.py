@@ -193,8 +193,13 @@ def a_running_job_whose_record_was_damaged_is_not_called_lost(world):
     try:
         database = sqlite3.connect(store, timeout=30)
         change = "UPDATE job SET detail = replace(detail, 'incarnation', 'incarnatioN') WHERE id = ?"
-        with database:
-            eventually(lambda: database.execute(change, (job,)).rowcount, "the job is in the store")
+
+        def changed():
+            # A transaction each time: an open one would keep the daemon from writing the job.
+            with database:
+                return database.execute(change, (job,)).rowcount
+
+        eventually(changed, "the job is in the store")
         database.close()
 
         def repaired():
