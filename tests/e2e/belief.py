@@ -216,6 +216,25 @@ def a_program_that_gains_privileges_is_counted(world):
         check(job["totals"]["cpu_seconds"] > 0.9 * truth, job["totals"]["cpu_seconds"])
 
 
+@test
+def io_of_a_running_program_that_gained_privileges_is_unknown_and_not_0(world):
+    user = planted(world, USER)
+    os.chmod(user.home, 0o755)
+    # It is seen to hold 192 MiB only after it has written 64.
+    code = "import time; data = b'x' * (64 << 20); open('/dev/null', 'wb', 0).write(data); more = data + data; time.sleep(1000)"
+    job = user.run(gaining(world, user), "-S", "-E", "-c", code, options=("-n", "gaining"))
+    has_written = lambda: user.show(job)["totals"].get("memory_needed_peak_bytes", 0) > 150 * MIB
+    eventually(has_written, "it is sampled after it has written")
+    shown = user.show(job)
+    for figure in ("read", "written", "read_call", "write_call"):
+        equal(shown["totals"].get(f"{figure}_bytes"), None, figure)
+        equal(shown["average"].get(f"{figure}_bytes_per_second"), None, f"{figure} per second")
+    equal([job["totals"].get("write_call_bytes") for job in user.jobs()], [None], "in a list")
+    user.met("cancel", job).ok()
+    written = user.show(job)["totals"]["write_call_bytes"]
+    check(written >= 64 * MIB, f"{written} bytes written, of an ended program")
+
+
 @each(of_root=ROOT, of_a_user=USER)
 def small_programs_one_after_another_are_measured(world, where):
     user = planted(world, where)

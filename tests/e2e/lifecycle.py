@@ -224,6 +224,54 @@ def the_daemon_tells_its_status_and_is_alone(world):
     process.communicate()
 
 
+def other_runtime(world):
+    """The environment of a login of the same user with another runtime directory, as cron has beside ssh."""
+    folder = os.path.join(world.home, "other-run")
+    os.mkdir(folder, 0o700)
+    return {"XDG_RUNTIME_DIR": folder}
+
+
+@test
+def a_login_with_another_runtime_directory_uses_the_daemon_that_holds_the_state(world):
+    other = other_runtime(world)
+    daemon = world.spawn("daemon", "--user")
+    equal(world.daemon_pid(), daemon.pid, "pid in the status")
+    job = world.run("sleep", "100", env=other)
+    eventually(lambda: "1 running job" in world.met("daemon", "--user", "--status").ok().out, "it samples the job")
+    check(f"(pid {daemon.pid})" in world.met("daemon", "--user", "--status", env=other).ok().out, "status")
+    sampled = lambda: world.met("show", job, "--json", env=other).ok().json()["totals"].get("memory_needed_peak_bytes")
+    listed = world.met("list", "--json", env=other).ok()
+    equal([(job["job"]["id"], job["job"]["state"]) for job in listed.json()], [(job, "running")], "jobs")
+    equal(listed.err, "", "stderr of list")
+    eventually(sampled, "samples")
+    world.met("daemon", "--user", env=other).refused("a daemon runs already")
+    world.met("cancel", job, env=other).ok()
+    world.met("daemon", "--user", "--stop", env=other).ok()
+    equal(daemon.wait(DEADLINE_S), 0, "exit code of the daemon")
+    daemon.communicate()
+    left = [name for name in os.listdir(world.store_folder()) if "address" in name]
+    equal(left, [], "what says where a daemon serves")
+
+
+@test
+def the_address_of_a_killed_daemon_leads_nobody_astray(world):
+    other = other_runtime(world)
+    daemon = world.spawn("daemon", "--user")
+    world.daemon_pid()
+    daemon.kill()
+    daemon.communicate()
+    address = os.path.join(world.store_folder(), "daemon.address")
+    with open(address) as file:
+        equal(file.read(), world.socket(), "the address")
+    equal(os.stat(address).st_mode & 0o777, 0o600, "its mode")
+    world.met("daemon", "--user", "--status", env=other).refused("no daemon runs")
+    job = world.run("sleep", "100", env=other)
+    status = lambda: world.met("daemon", "--user", "--status")
+    eventually(lambda: "1 running job" in status().out, "the next daemon is found by the first login")
+    world.met("cancel", job).ok()
+    eventually(lambda: world.met("daemon", "--user", "--stop").code == 2, "no daemon is left")
+
+
 @each(sigterm=signal.SIGTERM, sigint=signal.SIGINT)
 def a_daemon_ends_in_order_by(world, how):
     process = world.spawn("daemon", "--user")

@@ -187,6 +187,35 @@ def one_damaged_record_hides_no_other(world, daemon):
 
 
 @test
+def a_running_job_whose_record_was_damaged_is_not_called_lost(world):
+    store = one_job(world)
+    job = with_daemon(world)
+    try:
+        database = sqlite3.connect(store, timeout=30)
+        change = "UPDATE job SET detail = replace(detail, 'incarnation', 'incarnatioN') WHERE id = ?"
+
+        def changed():
+            # A transaction each time: an open one would keep the daemon from writing the job.
+            with database:
+                return database.execute(change, (job,)).rowcount
+
+        eventually(changed, "the job is in the store")
+        database.close()
+
+        def repaired():
+            result = world.met("list", "--json").ok()
+            return result if "was damaged" in result.err else None
+
+        result = eventually(repaired, "the daemon has repaired the store")
+        states = {found["job"]["id"]: found["job"]["state"] for found in result.json()}
+        equal(states.get(job), "running", "the state of the job")
+        check("1 job recovered, no job is known to be lost" in result.err, result.err)
+        check("no job is known to be lost" in world.met("doctor").out, "by the doctor")
+    finally:
+        world.met("cancel", job).ok()
+
+
+@test
 def doctor_finds_damage_in_a_store_that_is_in_use(world):
     store = one_job(world)
     job = with_daemon(world)

@@ -424,6 +424,22 @@ def only_root_may_stop_the_root_daemon(world):
 
 
 @test
+def root_is_told_that_jobs_of_a_stopped_system_daemon_are_not_listed(world):
+    need_root()
+    equal(world.met("list").ok().err, "", "stderr before there was a system daemon")
+    world.start_system_daemon()
+    job = world.run_to_end("true")["job"]["id"]
+    listed = world.met("list", "--json").ok()
+    equal(([job["job"]["id"] for job in listed.json()], listed.err), ([job], ""), "jobs and stderr")
+    world.met("daemon", "--stop").ok()
+    equal(world.system.wait(60), 0, "exit code")
+    world.system = None
+    told = world.met("list").ok().err
+    equal(told.count("\n"), 1, f"lines on stderr: {told}")
+    check("no system daemon is running" in told and world.system_state in told, told)
+
+
+@test
 def stopping_a_daemon_says_whose_it_was(world):
     need_root()
     job = world.run("sleep", "1000")
@@ -457,3 +473,24 @@ def a_second_root_daemon_is_refused(world):
     world.start_system_daemon()
     world.met("daemon").refused("a daemon runs already")
     check(re.search(r"for everybody", world.met("daemon", "--status").ok().out), "status")
+
+
+@test
+def who_runs_no_server_cannot_enroll_and_nothing_is_written(world):
+    alice, _ = two_users(world)
+    world.met("server", "enroll", "n1").ok()
+    for command in (("enroll", "n1"), ("enroll", "--replace", "n1"), ("expel", "n1")):
+        alice.met("server", *command).refused("no server of this user", "cluster.db", "as root or as the user")
+    left = [os.path.join(folder, name) for folder, _, names in os.walk(alice.home) for name in names]
+    equal(left, [], "files of alice")
+
+
+@test
+def who_runs_a_server_of_his_own_can_enroll(world):
+    alice, _ = two_users(world)
+    world.configure("http:\n  listen: 127.0.0.1:0\n")
+    server = alice.spawn("server")
+    enrolled = eventually(lambda: alice.met("server", "enroll", "n1").out, "a token")
+    check(len(enrolled.strip()) > 20, "no token")
+    server.terminate()
+    server.communicate()

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use met_core::any_path;
 use serde::{Deserialize, Serialize};
 
+use crate::address;
 use crate::failure::Failure;
 use crate::{Config, StorageName};
 use met_host::trusted;
@@ -53,6 +54,11 @@ impl Place {
 
     pub fn lock(&self) -> PathBuf {
         self.runtime.join(LOCK)
+    }
+
+    /// Where a user's daemon says at which socket it serves; a system daemon's place is configured.
+    pub fn address(&self) -> Option<PathBuf> {
+        (!self.system).then(|| address::file(&self.state))
     }
 
     pub fn log(&self) -> PathBuf {

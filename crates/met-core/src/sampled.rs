@@ -21,6 +21,16 @@ pub struct Profile {
     pub counts_memory: bool,
     /// A supervisor reaps its processes.
     pub kept: bool,
+    /// A living process of it does not show its I/O.
+    pub hides_io: bool,
+}
+
+/// What comes from `/proc/PID/io` alone.
+pub const OF_IO: [usize; 6] = [READ, WRITTEN, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS];
+
+/// Whether the counter of a job with a process that hides its I/O is unknown, though the other processes have a sum.
+pub fn is_unknown_io(column: usize, value: i64) -> bool {
+    value == 0 && OF_IO.contains(&column)
 }
 
 /// What samples say: counters as last read, levels at their highest.
@@ -28,13 +38,17 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
     let mut totals = Totals::default();
     let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
     for (column, value) in running.counters(profile.attached) {
+        let is_hidden = profile.hides_io && OF_IO.contains(&column);
+        if is_hidden && is_unknown_io(column, value) {
+            continue;
+        }
         let source = match column {
             SWITCHES_VOLUNTARY | SWITCHES_INVOLUNTARY | DELAY_IO | DELAY_MEMORY => "taskstats",
             CPU | CPU_USER | CPU_SYSTEM => counters,
             _ if INHERITED.contains(&column) || OWN.contains(&column) => "/proc",
             _ => counters,
         };
-        totals.set(column, value, SampledKind, source);
+        totals.set(column, value, if is_hidden { LowerBound } else { SampledKind }, source);
     }
     // A network may be older than the job: what it did since it was first looked at is the job's at least.
     for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {

@@ -382,6 +382,10 @@ mod tests {
             "out of memory, killed by signal 9 (SIGKILL)"
         );
         assert_eq!(outcome_of(State::Lost, None, None), "lost");
+        record.scheduling.reason = Some("the node was replaced".to_owned());
+        assert_eq!(outcome(&record), "lost, the node was replaced");
+        record.scheduling.asked_ns = Some(1);
+        assert_eq!(outcome(&record), "lost", "a scheduler's reason is not one for this");
     }
 
     #[test]

@@ -236,6 +236,7 @@ pub fn profile(local: &Local) -> Profile {
         counts_memory: local.cgroup.memory.is_some()
             || local.cgroup.unified.as_ref().is_some_and(has_controller),
         kept: matches!(local.origin, Origin::Run | Origin::Time),
+        hides_io: false,
     }
 }
 

@@ -4,10 +4,11 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use met_config::{Place, address};
 use met_host::Peer;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -101,6 +102,30 @@ pub struct Client {
 }
 
 impl Client {
+    /// To the daemon of a place, with the socket at which it serves: its own or, if none runs there, the one that the
+    /// daemon which holds the state directory has written down.
+    pub fn connect_to(place: &Place) -> Result<(Client, PathBuf), Unreachable> {
+        Client::connect_or_elsewhere(&place.socket(), place.address().as_deref(), Client::connect)
+    }
+
+    /// The same with another way to connect.
+    pub fn connect_or_elsewhere(
+        own: &Path,
+        announced: Option<&Path>,
+        connect: impl Fn(&Path) -> Result<Client, Unreachable>,
+    ) -> Result<(Client, PathBuf), Unreachable> {
+        let file = match (connect(own), announced) {
+            (Err(Unreachable::Absent), Some(file)) => file,
+            (reached, _) => return reached.map(|client| (client, own.to_owned())),
+        };
+        let socket = address::elsewhere(file, own).ok_or(Unreachable::Absent)?;
+        let client = connect(&socket)?;
+        match address::is_own(&client) {
+            true => Ok((client, socket)),
+            false => Err(Unreachable::Absent),
+        }
+    }
+
     /// Connects and greets, to ask something.
     pub fn connect(socket: &Path) -> Result<Client, Unreachable> {
         Client::greet(socket, GREETS_WITHIN, Hello::ours(false))

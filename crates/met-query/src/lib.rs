@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod handshake;
+pub mod hidden_io;
 pub mod jobs;
 pub mod live;
 pub mod protocol;

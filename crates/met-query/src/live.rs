@@ -36,6 +36,6 @@ impl Live {
         let cells: Vec<i64> = reading.cgroup.iter().zip(&reading.processes).map(first_known).collect();
         let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
         running.push(0, &cells);
-        Live::of(&running, enclosure::profile(local))
+        Live::of(&running, Profile { hides_io: reading.hides_io, ..enclosure::profile(local) })
     }
 }

@@ -10,6 +10,8 @@ use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget};
 use met_jobs::{JobSpec, Members, processes};
 use met_sources::{Options, Runner, TickInfo};
 
+use crate::hidden_io;
+
 /// What counts for a job that is read once; its cards are followed or not known.
 const COUNTERS: &[&str] = &["cgroup", "process"];
 const COUNTERS_OF_PROCESSES: &[&str] = &["process"];
@@ -18,6 +20,8 @@ const COUNTERS_OF_PROCESSES: &[&str] = &["process"];
 pub struct Reading {
     pub cgroup: Vec<i64>,
     pub processes: Vec<i64>,
+    /// A living process does not show its I/O: that of the others is a lower bound.
+    pub hides_io: bool,
 }
 
 impl Reading {
@@ -29,8 +33,8 @@ impl Reading {
             return Reading::of_members(host, spec);
         }
         let by_tree = JobSpec { cgroup: CgroupPaths::default(), ..spec };
-        let Reading { processes, .. } = Reading::of_members(host, by_tree);
-        Reading { cgroup: Reading::after_end(host, record).cgroup, processes }
+        let by_tree = Reading::of_members(host, by_tree);
+        Reading { cgroup: Reading::after_end(host, record).cgroup, ..by_tree }
     }
 
     fn of_members(host: &Host, spec: JobSpec) -> Reading {
@@ -82,12 +86,16 @@ impl Reading {
                 "cgroup" => reading.cgroup = cells.to_vec(),
                 _ => reading.processes = cells.to_vec(),
             }
+            hidden_io::each_job(batch, map, |_| reading.hides_io = true);
+        }
+        if reading.hides_io {
+            hidden_io::blank(&mut reading.processes);
         }
         reading
     }
 
     fn nothing() -> Reading {
         let cells = vec![MISSING; JOB.columns.len()];
-        Reading { cgroup: cells.clone(), processes: cells }
+        Reading { cgroup: cells.clone(), processes: cells, hides_io: false }
     }
 }

@@ -32,6 +32,9 @@ pub struct Setting {
 pub struct DaemonPlace {
     #[serde(with = "any_path")]
     pub socket: PathBuf,
+    /// The file with the socket of a daemon of this user that serves elsewhere.
+    #[serde(default, with = "any_path::option")]
+    pub address: Option<PathBuf>,
     /// A system daemon is not ours to start.
     pub system: bool,
     #[serde(default, with = "any_path::option")]
@@ -87,6 +90,22 @@ impl Setting {
         Layouts::with(self.config.jobs.layouts.clone())
     }
 
+    /// What root is not shown because no system daemon runs: only that daemon opens its files.
+    pub fn unread_system_jobs(&self) -> Option<String> {
+        let state = &self.system.state;
+        let is_asked = rustix::process::geteuid().is_root() && self.server.is_none();
+        if !is_asked || !met_store::has_catalogue(state) {
+            return None;
+        }
+        let is_absent = matches!(Client::connect(&self.system.socket()), Err(Unreachable::Absent));
+        is_absent.then(|| {
+            format!(
+                "no system daemon is running: jobs recorded in {} are not shown; `met daemon` starts it",
+                state.display()
+            )
+        })
+    }
+
     /// A running system daemon is preferred; `None` where there is none that answers.
     pub fn system_daemon(&self) -> Option<Client> {
         self.reach.system(Report::Warn, || Client::connect(&self.system.socket())).ok()
@@ -114,10 +133,11 @@ impl Setting {
     /// A socket in another user's directory may be anybody's.
     fn connect_own(
         &self,
-        connect: impl FnOnce(&Path) -> Result<Client, Unreachable>,
+        connect: impl Fn(&Path) -> Result<Client, Unreachable>,
     ) -> Result<Client, Unreachable> {
         self.user.check_own().map_err(|_| Unreachable::Absent)?;
-        connect(&self.user.socket())
+        let (socket, announced) = (self.user.socket(), self.user.address());
+        Client::connect_or_elsewhere(&socket, announced.as_deref(), connect).map(|(client, _)| client)
     }
 
     /// The daemon that a change is for: the system's, unless there is none or the user means his own. One that hangs is
@@ -135,6 +155,12 @@ impl Setting {
 
     pub fn daemon_place(&self, system: bool) -> DaemonPlace {
         let place = if system { &self.system } else { &self.user };
-        DaemonPlace { socket: place.socket(), system, config: self.config_path.clone(), log: self.user.log() }
+        DaemonPlace {
+            socket: place.socket(),
+            address: place.address(),
+            system,
+            config: self.config_path.clone(),
+            log: self.user.log(),
+        }
     }
 }

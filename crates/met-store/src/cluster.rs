@@ -470,6 +470,30 @@ impl Log {
         })
     }
 
+    /// Those of them that ran in another boot of their machine than this one, as far as their records say.
+    pub fn unfinished_of_other_boots(
+        &self,
+        node: &str,
+        boot_id: &str,
+        given_up: bool,
+    ) -> Result<Vec<ToldKey>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT manager, id, node, incarnation, whole FROM told
+                       WHERE node = ?1 AND standing > 0 AND standing = ?2 AND CASE WHEN json_valid(record)
+                       THEN json_extract(record, '$.local.boot_id') NOT IN (?3, '', 'unknown') ELSE 0 END";
+            let values = params![node, standing(given_up), boot_id];
+            connection.prepare_cached(sql)?.query_map(values, told_key)?.collect()
+        })
+    }
+
+    /// The boot of each node that sends one, by its last batch.
+    pub fn boots(&self) -> Result<Vec<(String, String)>, StoreError> {
+        self.ask(|connection| {
+            let sql = "SELECT name, boot_id FROM node WHERE boot_id IS NOT NULL";
+            connection.prepare_cached(sql)?.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+        })
+    }
+
     /// Gives jobs up, or takes that back. What ended meanwhile stays as it is.
     pub fn give_up(&mut self, told: &[ToldKey], given_up: bool) -> Result<(), StoreError> {
         self.write(false, |connection| {

@@ -46,7 +46,7 @@ pub use error::StoreError;
 pub use met_wire::{block, column};
 pub use network::is_network;
 pub use node::{NodePart, node_on};
-pub use query::{Filter, Page, Queries, Reader};
+pub use query::{Filter, Page, Queries, Reader, has_catalogue};
 pub use retention::{Goes, Removed, Retained, Retention};
 pub use salvage::Salvage;
 pub use store::{Imported, Writer};

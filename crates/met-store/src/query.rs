@@ -28,6 +28,11 @@ use crate::sqlite::Sqlite;
 use crate::store::is_check_due;
 
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
+
+/// Whether somebody has kept jobs in this directory; false also where the caller may not look.
+pub fn has_catalogue(state: &Path) -> bool {
+    state.join(CATALOGUE_FILE).exists()
+}
 /// From which version on the catalogue knows aliases, and remembers what belongs to no job.
 const ALIAS_VERSION: i64 = 2;
 /// From which version on it knows devices, and what a kilowatt hour emitted.
@@ -416,7 +421,8 @@ impl Queries {
         if found.lost.is_empty() && found.incomplete.is_empty() && !self.met_damage() {
             noted.note(&format!("parts of {error}"));
         }
-        found.lost.iter().chain(&found.incomplete).for_each(|name| noted.note(name));
+        found.lost.iter().for_each(|key| noted.note(&reading::label(&key.manager, &key.id)));
+        found.incomplete.iter().for_each(|name| noted.note(name));
         Ok(found.records)
     }
 
@@ -432,7 +438,18 @@ impl Queries {
     /// What became of a damaged store whose file was kept; nothing once that file is removed.
     pub fn last_salvage(&self) -> Option<Salvage> {
         let told = self.meta(salvage::META).ok().flatten()?;
-        serde_json::from_str(&told).ok().filter(|salvage: &Salvage| salvage.aside.exists())
+        let mut salvage: Salvage = serde_json::from_str(&told).ok()?;
+        if !salvage.aside.exists() {
+            return None;
+        }
+        for lost in salvage.lost_keys.clone() {
+            // Written again since, or in the inbox.
+            let found = self.find(Some(&lost.manager), &lost.id).unwrap_or_default();
+            if found.iter().any(|record| record.key == lost) {
+                salvage.found_again(&lost);
+            }
+        }
+        Some(salvage)
     }
 
     /// Every job with this id or alias, newest first: ids are given again by schedulers, and by several of them.

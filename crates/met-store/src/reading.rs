@@ -9,7 +9,7 @@ use met_core::listing::Cursor;
 
 use crate::error::StoreError;
 use crate::record::{EXACT, key_values};
-use crate::sql::{Dialect, Mismatch, Row, Sql, Value};
+use crate::sql::{Dialect, Mismatch, Row, Sql, Value, in_snapshot};
 use crate::sums;
 
 type Result<T> = std::result::Result<T, StoreError>;
@@ -110,8 +110,12 @@ pub(crate) fn rows(
 ) -> Result<Selected> {
     let limit = limit.map_or(String::new(), |limit| format!(" LIMIT {}", limit.min(i64::MAX as usize)));
     let statement = format!("SELECT {} FROM job {behind}{limit}", columns(sql.version()?));
+    in_snapshot(sql, || read_rows(sql, &statement, values, parts))
+}
+
+fn read_rows(sql: &dyn Sql, statement: &str, values: &[Value<'_>], parts: Parts) -> Result<Selected> {
     let mut selected = Selected::default();
-    sql.query(&statement, values, &mut |row| {
+    sql.query(statement, values, &mut |row| {
         selected.rows += 1;
         selected.last = position(row).ok();
         selected.last_changed = row.get(CHANGED).integer().unwrap_or(0);

@@ -1,7 +1,7 @@
 //! What can be saved of a damaged catalogue: the jobs that are still as they were written go to a new file, and the old
 //! one is kept aside.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -48,31 +48,58 @@ pub struct Salvage {
     /// Why it was given up.
     pub why: String,
     pub recovered: usize,
-    /// Jobs that could not be read, by their ids, as far as these are known.
+    /// Jobs that could not be read, by their ids, as far as these are known; the first of them.
     pub lost: Vec<String>,
+    /// Their keys, in the same order; none in a store that an earlier version salvaged.
+    #[serde(default)]
+    pub lost_keys: Vec<JobKey>,
+    /// Lost jobs beyond these.
+    #[serde(default)]
+    pub more_lost: usize,
     /// What is missing from jobs that could.
     pub incomplete: Vec<String>,
 }
 
 impl Salvage {
+    pub fn lost_count(&self) -> usize {
+        self.lost.len() + self.more_lost
+    }
+
+    /// A job that could not be read here and is known all the same, because it is still running or was reported again, is
+    /// not lost.
+    pub fn found_again(&mut self, key: &JobKey) {
+        if let Some(at) = self.lost_keys.iter().position(|lost| lost == key)
+            && at < self.lost.len()
+        {
+            self.lost_keys.remove(at);
+            self.lost.remove(at);
+        }
+    }
+
     /// In a sentence, for logs and screens.
     pub fn sentence(&self) -> String {
-        let lost = match self.lost.is_empty() {
-            true => "no job is known to be lost".to_owned(),
-            false => format!("{} lost: {}", self.lost.len(), self.lost.join(", ")),
+        let more = (self.more_lost > 0).then(|| format!("{} more", self.more_lost));
+        let names: Vec<&str> = self.lost.iter().chain(&more).map(String::as_str).collect();
+        let lost = match self.lost_count() {
+            0 => "no job is known to be lost".to_owned(),
+            count => format!("{} lost: {}", jobs(count), names.join(", ")),
         };
         let incomplete = match self.incomplete.is_empty() {
             true => String::new(),
             false => format!("; unreadable parts: {}", self.incomplete.join(", ")),
         };
         format!(
-            "the store was damaged ({}): {} jobs recovered, {lost}{incomplete}; the damaged file is kept as {}, remove \
+            "the store was damaged ({}): {} recovered, {lost}{incomplete}; the damaged file is kept as {}, remove \
              it when it is no longer needed",
             self.why,
-            self.recovered,
+            jobs(self.recovered),
             self.aside.display()
         )
     }
+}
+
+fn jobs(count: usize) -> String {
+    format!("{count} {}", if count == 1 { "job" } else { "jobs" })
 }
 
 /// What was found in a file.
@@ -80,7 +107,7 @@ impl Salvage {
 pub(crate) struct Found {
     /// In the order in which they were written.
     pub records: Vec<Record>,
-    pub lost: Vec<String>,
+    pub lost: Vec<JobKey>,
     pub incomplete: Vec<String>,
     /// What was remembered that belongs to no job.
     pub meta: HashMap<String, String>,
@@ -93,9 +120,9 @@ pub(crate) struct Found {
 struct Raw {
     jobs: HashMap<JobKey, Stored>,
     /// Jobs whose row does not fit its checksum, or whose record cannot be read.
-    damaged: HashMap<i64, String>,
+    damaged: HashMap<i64, JobKey>,
     /// By their rowids in the index of keys: which jobs there should be.
-    known: HashMap<i64, (JobKey, String)>,
+    known: HashMap<i64, JobKey>,
     names: Names,
     meta: HashMap<String, String>,
     /// The counter of changes, and the highest number that a job has.
@@ -151,8 +178,7 @@ impl Raw {
             (Kind::Index, [Text(id), Text(manager), Integer(incarnation), Text(cluster), Integer(rowid)]) => {
                 let cluster = Some(cluster.clone()).filter(|cluster| !cluster.is_empty());
                 let (id, manager, incarnation) = (id.clone(), manager.clone(), *incarnation);
-                let name = label(&manager, &id);
-                self.known.insert(*rowid, (JobKey { cluster, manager, id, incarnation }, name));
+                self.known.insert(*rowid, JobKey { cluster, manager, id, incarnation });
             }
             _ => {}
         }
@@ -163,10 +189,6 @@ impl Raw {
             Some(Cell::Integer(value)) => Some(*value),
             _ => None,
         };
-        let name = match (&cells[2], &cells[3]) {
-            (Cell::Text(manager), Cell::Text(id)) => label(manager, id),
-            _ => format!("row {rowid}"),
-        };
         let changed = integer(CHANGED).unwrap_or(0);
         if (0..CHANGES_MAX).contains(&changed) {
             self.highest = self.highest.max(changed);
@@ -176,7 +198,7 @@ impl Raw {
         let summed = cells[1..DETAIL].iter().chain([alias, &cells[DETAIL]]).map(value);
         let fits = integer(SUM).is_none_or(|sum| sum == sums::of_row(summed));
         let Some(record) = record_in(&cells[DETAIL]).filter(|_| fits) else {
-            self.damaged.insert(rowid, name);
+            self.damaged.extend(key_in(cells).map(|key| (rowid, key)));
             return;
         };
         let stored = Stored::new(rowid, record, changed, [integer(SUM + 1), integer(SUM + 2)]);
@@ -196,12 +218,17 @@ impl Raw {
         jobs.sort_by_key(|stored| (stored.changed, stored.key));
         let keys: HashSet<&JobKey> = jobs.iter().map(|stored| &stored.record.key).collect();
         let rows: HashSet<i64> = jobs.iter().map(|stored| stored.key).collect();
-        let missing = self.known.values().filter(|(key, _)| !keys.contains(key)).map(|(_, name)| name);
-        let damaged = self.damaged.iter().filter(|(row, _)| !rows.contains(row)).map(|(_, name)| name);
-        let lost: BTreeSet<&String> = missing.chain(damaged).collect();
+        // The index knows the key of a damaged row better than the row.
+        let unknown = |row: &i64| !rows.contains(row) && !self.known.contains_key(row);
+        let damaged = self.damaged.iter().filter(|(row, _)| unknown(row)).map(|(_, key)| key);
+        let lost: HashSet<&JobKey> =
+            self.known.values().chain(damaged).filter(|key| !keys.contains(key)).collect();
         found.lost = lost.into_iter().cloned().collect();
         // Numbers in their order, before names.
-        found.lost.sort_by_key(|id| (id.parse::<u64>().unwrap_or(u64::MAX), id.clone()));
+        found.lost.sort_by_cached_key(|key| {
+            let name = label(&key.manager, &key.id);
+            (name.parse::<u64>().unwrap_or(u64::MAX), name, key.cluster.clone(), key.incarnation)
+        });
         for mut stored in jobs {
             let mut tally = Tally::default();
             for (_, total) in self.totals.remove(&stored.key).into_iter().flatten() {
@@ -215,6 +242,16 @@ impl Raw {
         }
         found
     }
+}
+
+/// What names the job of a row.
+fn key_in(cells: &[Cell]) -> Option<JobKey> {
+    let [_, Cell::Text(cluster), Cell::Text(manager), Cell::Text(id), Cell::Integer(incarnation), ..] = cells
+    else {
+        return None;
+    };
+    let cluster = Some(cluster.clone()).filter(|cluster| !cluster.is_empty());
+    Some(JobKey { cluster, manager: manager.clone(), id: id.clone(), incarnation: *incarnation })
 }
 
 fn value(cell: &Cell) -> Value<'_> {
@@ -259,7 +296,9 @@ pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
         // One line: SQLite may have many findings of one damage.
         why: why.lines().next().unwrap_or_default().chars().take(WHY_CHARS_MAX).collect(),
         recovered: found.records.len(),
-        lost: cut(found.lost),
+        more_lost: found.lost.len().saturating_sub(NAMES_MAX),
+        lost: found.lost.iter().take(NAMES_MAX).map(|key| label(&key.manager, &key.id)).collect(),
+        lost_keys: found.lost.iter().take(NAMES_MAX).cloned().collect(),
         incomplete: cut(found.incomplete),
     };
     // The only connection to it: it leaves no log when it is closed.

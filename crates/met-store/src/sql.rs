@@ -136,6 +136,11 @@ pub(crate) trait Sql: Send {
     fn begin(&self, durable: bool) -> Result<(), StoreError>;
     fn commit(&self) -> Result<(), StoreError>;
     fn rollback(&self);
+    /// Makes the queries that follow see one state of the file, until `rollback`. False where that is so already, in a
+    /// transaction, or cannot be had.
+    fn begin_read(&self) -> bool {
+        false
+    }
     /// The bytes in use, where it is ours to keep them below a bound.
     fn bytes(&self) -> Result<Option<u64>, StoreError>;
     /// Gives the space of what was removed back.
@@ -201,6 +206,15 @@ impl Drop for Open<'_> {
             sql.rollback();
         }
     }
+}
+
+/// Runs queries that have to see the same state: rows and the figures that their checksums are of.
+pub(crate) fn in_snapshot<T>(
+    sql: &dyn Sql,
+    work: impl FnOnce() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let _open = Open(sql.begin_read().then_some(sql));
+    work()
 }
 
 /// Runs `work` in one transaction.

@@ -102,6 +102,10 @@ impl Sql for Sqlite {
         self.connection.execute_batch("COMMIT").map_err(self.error())
     }
 
+    fn begin_read(&self) -> bool {
+        self.connection.is_autocommit() && self.connection.execute_batch("BEGIN").is_ok()
+    }
+
     fn rollback(&self) {
         // Some errors have undone it already.
         let _ = self.connection.execute_batch("ROLLBACK");

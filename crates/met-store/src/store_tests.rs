@@ -183,6 +183,76 @@ fn what_is_whole_of_a_damaged_database_is_in_a_new_one_and_the_old_one_is_kept()
     assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), 200);
 }
 
+/// A store of 60 jobs, the first `count` of which are damaged, opened again.
+fn after_damage_of_records(count: usize) -> (tempfile::TempDir, Writer) {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put_all(&(1..=60).map(|id| finished(id, MIDNIGHT_S)).collect::<Vec<_>>()).unwrap();
+    drop(writer);
+    let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
+    let sql = "UPDATE job SET detail = replace(detail, 'incarnation', 'incarnatioN') WHERE key <= ?1";
+    assert_eq!(database.execute(sql, [count as i64]).unwrap(), count);
+    drop(database);
+    let mut writer = Writer::open(state.path()).unwrap();
+    assert!(!writer.jobs(&Filter::default()).unwrap().is_empty());
+    writer.look_after().unwrap();
+    (state, writer)
+}
+
+#[test]
+fn a_job_that_is_known_again_is_not_counted_as_lost() {
+    let (_state, mut writer) = after_damage_of_records(2);
+    let salvage = writer.salvaged.take().unwrap();
+    assert!(salvage.sentence().contains("58 jobs recovered, 2 jobs lost: 1, 2;"), "{}", salvage.sentence());
+    // One with its number and another key is another job.
+    writer
+        .put(&Record {
+            key: JobKey { incarnation: 7, ..finished(1, MIDNIGHT_S).key },
+            ..finished(1, MIDNIGHT_S)
+        })
+        .unwrap();
+    assert_eq!(writer.last_salvage(), Some(salvage));
+    writer.put(&finished(1, MIDNIGHT_S)).unwrap();
+    let sentence = writer.last_salvage().unwrap().sentence();
+    assert!(sentence.contains("58 jobs recovered, 1 job lost: 2;"), "{sentence}");
+    writer.put(&finished(2, MIDNIGHT_S)).unwrap();
+    let sentence = writer.last_salvage().unwrap().sentence();
+    assert!(sentence.contains("no job is known to be lost"), "{sentence}");
+}
+
+#[test]
+fn lost_jobs_beyond_those_that_are_named_are_counted() {
+    let (_state, mut writer) = after_damage_of_records(59);
+    let salvage = writer.salvaged.take().unwrap();
+    assert_eq!((salvage.recovered, salvage.lost.len(), salvage.lost_count()), (1, 50, 59));
+    let sentence = salvage.sentence();
+    assert!(sentence.contains(": 1 job recovered, 59 jobs lost: 1, 2,"), "{sentence}");
+    assert!(sentence.contains(", 50, 9 more;"), "{sentence}");
+}
+
+#[test]
+fn a_reader_beside_a_writer_sees_no_damage() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put(&finished(1, MIDNIGHT_S)).unwrap();
+    let is_done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for cpu_ns in 0..3_000 {
+                let mut record = finished(1, MIDNIGHT_S);
+                record.totals.set(CPU, cpu_ns, QualityKind::Measured, "cgroup");
+                writer.put(&record).unwrap();
+            }
+            is_done.store(true, std::sync::atomic::Ordering::Release);
+        });
+        let reader = Reader::open(state.path()).unwrap();
+        while !is_done.load(std::sync::atomic::Ordering::Acquire) {
+            assert_eq!(reader.jobs(&Filter::default()).unwrap().len(), 1);
+            assert_eq!(reader.take_unreadable(), Vec::<String>::new());
+        }
+    });
+}
+
 #[test]
 fn a_writer_that_meets_damage_goes_on_in_a_new_file() {
     let state = state();

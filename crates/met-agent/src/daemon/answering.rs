@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record, State};
 use met_core::job_table::CPU;
 use met_core::listing::Cursor;
-use met_store::Filter;
+use met_store::{Filter, Salvage};
 
 use super::found;
 use super::keeping::Keeping;
@@ -121,15 +121,26 @@ impl Keeping {
             self.look_after_store();
         }
         let sees_all = access.others;
-        let lost = self.writer.last_salvage().map(|salvage| match sees_all {
-            true => salvage.sentence(),
-            false => format!("the store was damaged; {} jobs of all users were lost", salvage.lost.len()),
-        });
+        let lost =
+            self.writer.last_salvage().map(|salvage| self.without_kept(salvage)).map(|salvage| {
+                match (sees_all, salvage.lost_count()) {
+                    (true, _) => salvage.sentence(),
+                    (false, 0) => "the store was damaged; no job is known to be lost".to_owned(),
+                    (false, 1) => "the store was damaged; 1 job was lost, of all users'".to_owned(),
+                    (false, count) => format!("the store was damaged; {count} jobs were lost, of all users'"),
+                }
+            });
         let unreadable = match sees_all {
             true => jobs::unreadable(&names),
             false => (!names.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
         };
         unreadable.into_iter().chain(lost).collect()
+    }
+
+    /// The jobs that this daemon follows are not lost: they are written at their end.
+    pub(super) fn without_kept(&self, mut salvage: Salvage) -> Salvage {
+        self.jobs.keys().for_each(|key| salvage.found_again(key));
+        salvage
     }
 
     fn with_live(&mut self, mut found: Vec<Record>) -> Vec<Record> {

@@ -157,7 +157,7 @@ impl Keeping {
         }
         if let Some(salvage) = self.writer.salvaged.take() {
             self.writer.moved_aside = None;
-            tracing::error!("{}", salvage.sentence());
+            tracing::error!("{}", self.without_kept(salvage).sentence());
         }
     }
 

@@ -55,6 +55,7 @@ use connections::{Connections, Limits, Served};
 use keeping::Keeping;
 use met_config::Failure;
 use met_config::Place;
+use met_config::address;
 use met_query::client::{Client, Unreachable};
 use met_query::handshake::Greeting;
 use met_query::protocol::{Reply, Request};
@@ -83,7 +84,9 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     if !in_terminal {
         signals.hear_hangups();
     }
-    let Some(claim) = Claim::take(place)? else {
+    // One with another runtime directory has the state: its lock would refuse this one.
+    let claim = if serves_elsewhere(place) { None } else { Claim::take(place)? };
+    let Some(claim) = claim else {
         return match auto {
             true => Ok(()),
             false => Err(Failure::usage(runs_already(place))),
@@ -119,9 +122,18 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     Ok(())
 }
 
+fn serves_elsewhere(place: &Place) -> bool {
+    let elsewhere = place.address().and_then(|file| address::elsewhere(&file, &place.socket()));
+    match elsewhere.map(|socket| Client::connect(&socket)) {
+        Some(Ok(client)) => address::is_own(&client),
+        Some(Err(missed)) => missed.again().is_some(),
+        None => false,
+    }
+}
+
 /// Why no second daemon starts, and what to do about the first.
 fn runs_already(place: &Place) -> String {
-    match Client::connect(&place.socket()) {
+    match Client::connect_to(place) {
         Err(silent @ Unreachable::Silent { .. }) => {
             format!("{silent}; {}", silent.remedy().unwrap_or_default())
         }

@@ -229,7 +229,7 @@ impl Asking {
             Err(trouble) => {
                 // Once, and not every minute.
                 if self.failures == 0 {
-                    tracing::warn!("{} is not heard: {trouble}", status.manager);
+                    tracing::warn!("{}: query failed: {trouble}", status.manager);
                 }
                 self.failures = self.failures.saturating_add(1);
                 status.last_error = Some(trouble.to_string());

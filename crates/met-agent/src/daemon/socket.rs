@@ -15,6 +15,7 @@ use rustix::fs::FlockOperation;
 
 use super::spare::Spare;
 use met_config::Place;
+use met_config::address;
 use met_query::client::Client;
 use met_query::protocol::{self, Reply, Request};
 
@@ -26,6 +27,8 @@ pub struct Post {
     _lock: File,
     pub listener: UnixListener,
     socket: PathBuf,
+    /// The file that names the socket to callers with another runtime directory.
+    address: Option<PathBuf>,
     system: bool,
 }
 
@@ -56,7 +59,15 @@ impl Claim {
     /// Opens the door: from now on whoever knocks is answered.
     pub fn open_door(self, place: &Place) -> Result<Post> {
         let listener = bind(&place.socket(), place.system)?;
-        Ok(Post { _lock: self.lock, listener, socket: place.socket(), system: place.system })
+        let post = Post {
+            _lock: self.lock,
+            listener,
+            socket: place.socket(),
+            address: place.address(),
+            system: place.system,
+        };
+        post.announce();
+        Ok(post)
     }
 }
 
@@ -69,14 +80,24 @@ pub fn remove_dead_socket(place: &Place) {
 }
 
 impl Post {
+    /// A full disk is no reason not to serve those who find the socket without it.
+    fn announce(&self) {
+        let Some(file) = &self.address else { return };
+        if let Err(error) = address::announce(file, &self.socket) {
+            tracing::warn!("cannot write {}: {error}", file.display());
+        }
+    }
+
     /// Takes the socket away; whoever had connected by then is found by one last accept.
     pub fn close_door(&mut self) -> Option<(UnixStream, Peer)> {
+        self.address.iter().for_each(|file| address::withdraw(file));
         let _ = fs::remove_file(&self.socket);
         self.accept()
     }
 
     pub fn reopen_door(&mut self) -> Result<()> {
         self.listener = bind(&self.socket, self.system)?;
+        self.announce();
         Ok(())
     }
 

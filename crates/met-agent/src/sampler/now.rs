@@ -13,6 +13,7 @@ use met_sources::{SOURCES, self_cost};
 use met_core::sampled::OF_NETWORK;
 
 use super::{Sampler, Tracked};
+use met_query::hidden_io;
 
 /// The machine and its jobs at one tick.
 #[derive(Clone, Debug, Default)]
@@ -100,6 +101,9 @@ impl Sampler {
         }
         for (column, value) in running.counters(job.profile.attached) {
             cells[column] = value;
+        }
+        if job.profile.hides_io {
+            hidden_io::blank(&mut cells);
         }
         for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
             cells[column] = value;

@@ -11,6 +11,7 @@ use met_sources::TickInfo;
 
 use super::Sampler;
 use super::tracked::Tracked;
+use met_query::hidden_io;
 
 /// A job younger than this is read more often than the period: a short one would not be seen at all.
 pub(super) const EARLY_MS: [i64; 6] = [20, 50, 100, 200, 400, 800];
@@ -72,6 +73,7 @@ impl Sampler {
         }
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
         self.follow_own();
+        self.follow_hidden_io(slow);
         self.follow_events();
         self.follow_cards(now_ns);
         self.follow_node(now_ns);
@@ -85,6 +87,9 @@ impl Sampler {
             cells[PROCESSES] = self.members.processes_seen(slot) as i64;
             job.add_gone(self.departures.gone(slot), cells);
             job.add_left(cells);
+            if job.profile.hides_io {
+                hidden_io::blank(cells);
+            }
             job.add_memory(cells);
             // A process holds some memory: the kernel counts in batches, and has not counted it yet.
             if cells[MEMORY_NEEDED] == 0 {
@@ -173,6 +178,21 @@ impl Sampler {
         let (map, told) = (&self.map, self.departures.is_listening());
         for job in self.jobs.values_mut() {
             job.own.depart(told, |subject| map.owner(subject).is_some());
+        }
+    }
+
+    /// Notes which jobs have processes whose I/O cannot be read. Only a slow tick reads that of all.
+    fn follow_hidden_io(&mut self, slow: bool) {
+        let Sampler { jobs, runner, map, .. } = self;
+        if slow {
+            jobs.values_mut().for_each(|job| job.profile.hides_io = false);
+        }
+        for batch in runner.batches() {
+            hidden_io::each_job(batch, map, |slot| {
+                if let Some(job) = jobs.get_mut(&slot) {
+                    job.profile.hides_io = true;
+                }
+            });
         }
     }
 

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use met_core::job::{CgroupPaths, Record};
@@ -15,6 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use met_query::setting::DaemonPlace;
 
 use super::spawn;
+use met_config::address;
 use met_query::client::{Client, Unreachable};
 use met_query::handshake::{self, Hello, PROTOCOL};
 use met_query::protocol::{self, Reply, Request};
@@ -173,8 +175,9 @@ impl Link {
 
     /// Hands the end over when the job is over and its end on disk.
     pub fn hand_over(&self, record: &Record) -> HandedOver {
-        let mut client = match Client::connect(&self.place.socket) {
-            Ok(client) => client,
+        let DaemonPlace { socket, address, .. } = &self.place;
+        let mut client = match Client::connect_or_elsewhere(socket, address.as_deref(), Client::connect) {
+            Ok((client, _)) => client,
             // Asking again does not help. The end stays in the inbox for a command of the daemon's version.
             Err(Unreachable::Foreign { .. }) => return HandedOver::Refused,
             // Also one that is busy: it takes the end later.
@@ -190,16 +193,36 @@ impl Link {
 
 /// Connects and says who we are, without waiting for an answer.
 fn introduce(place: &DaemonPlace, record: &Record) -> io::Result<UnixStream> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(place.socket.as_os_str())?)?;
-    let mut stream = UnixStream::from(socket);
+    let mut stream = knock(place)?;
     let mut said = Vec::new();
     protocol::write_frame(&mut said, &Request::Hello(Hello::ours(true)))?;
     protocol::write_frame(&mut said, &Request::Started(Box::new(record.clone())))?;
     // A fresh socket takes a record whole; where it does not, the next attempt may.
     stream.write_all(&said)?;
     Ok(stream)
+}
+
+/// Connects at the place's own socket or, if no daemon serves there, where the user's daemon says that it does.
+fn knock(place: &DaemonPlace) -> io::Result<UnixStream> {
+    let missed = match connect(&place.socket) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            error
+        }
+        reached => return reached,
+    };
+    let elsewhere = place.address.as_deref().and_then(|file| address::elsewhere(file, &place.socket));
+    let stream = connect(&elsewhere.ok_or(missed)?)?;
+    match address::is_own(&stream) {
+        true => Ok(stream),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
+    }
+}
+
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(socket.as_os_str())?)?;
+    Ok(UnixStream::from(fd))
 }
 
 /// Starts a daemon outside the job's process tree.
@@ -238,7 +261,8 @@ mod tests {
                 protocol::write_frame(&mut stream, &reply).unwrap();
             }
         });
-        let place = DaemonPlace { socket, system: true, config: None, log: root.path().join("log") };
+        let place =
+            DaemonPlace { socket, address: None, system: true, config: None, log: root.path().join("log") };
         let outcome = Link::new(place).hand_over(&sample::bare(1, "x"));
         daemon.join().unwrap();
         outcome

@@ -94,8 +94,9 @@ fn set_of_processes(
     kind: QualityKind,
     survivors: bool,
 ) {
+    let of_io = if reading.hides_io { LowerBound } else { kind };
     for column in [READ, WRITTEN, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS] {
-        set_known(totals, column, reading.processes[column], kind, "/proc/PID/io");
+        set_known(totals, column, reading.processes[column], of_io, "/proc/PID/io");
     }
     for (column, reaped) in [(PAGE_FAULTS_MINOR, usage.minor_faults), (PAGE_FAULTS_MAJOR, usage.major_faults)]
     {

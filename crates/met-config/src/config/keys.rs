@@ -527,7 +527,7 @@ pub static SECTIONS: &[Section] = &[
                 name: "lost_after",
                 form: Form::Duration(|config, span| config.server.lost_after = span),
                 default: "7d",
-                help: "jobs of a node that was not heard of for so long are called lost, until it speaks again; those of a node that was expelled at once",
+                help: "running jobs of a node that sent nothing for this long are recorded as lost until it sends again; those of an expelled node at once",
             },
         ],
     },

@@ -13,8 +13,11 @@ pub fn outcome(record: &Record) -> String {
         State::OutOfMemory => "out of memory",
         state => state.name(),
     };
-    match ending {
-        Some(ending) if !record.state.is_live() => format!("{state}, {ending}"),
+    // A scheduler's reason may be older than the end.
+    let is_ours = record.state == State::Lost && record.scheduling.asked_ns.is_none();
+    match (ending, record.scheduling.reason.as_deref().filter(|_| is_ours)) {
+        (None, Some(reason)) => format!("{state}, {reason}"),
+        (Some(ending), _) if !record.state.is_live() => format!("{state}, {ending}"),
         _ => state.to_owned(),
     }
 }

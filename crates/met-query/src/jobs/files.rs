@@ -16,6 +16,7 @@ use crate::client::{Client, Unreachable};
 use crate::live::Live;
 use crate::setting::Setting;
 use met_config::Failure;
+use met_config::Place;
 use met_config::Storage;
 
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
@@ -27,7 +28,7 @@ pub(super) struct FromFiles {
     host: Host,
     state: PathBuf,
     /// Where a daemon would answer.
-    daemon: PathBuf,
+    daemon: Place,
     store: Files,
     /// Why there is no database to read.
     unread: Option<String>,
@@ -67,7 +68,7 @@ impl FromFiles {
             }
             Err(error) => return Err(Failure::usage(error.to_string())),
         };
-        Ok(FromFiles { host, state: state.clone(), daemon: setting.user.socket(), store, unread })
+        Ok(FromFiles { host, state: state.clone(), daemon: setting.user.clone(), store, unread })
     }
 
     fn queries(&self) -> &Queries {
@@ -92,8 +93,8 @@ impl FromFiles {
                 Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
                 opened => return Ok(here(&mut opened?)?),
             }
-            match Client::connect(&self.daemon) {
-                Ok(client) => return there(&mut FromDaemon::new(client)),
+            match Client::connect_to(&self.daemon) {
+                Ok((client, _)) => return there(&mut FromDaemon::new(client)),
                 // It holds the store for as long as it hangs.
                 Err(silent @ Unreachable::Silent { .. }) => {
                     let advice = silent.remedy().unwrap_or_default();
@@ -270,8 +271,8 @@ mod tests {
     fn asked(change: impl Fn(&mut FromFiles)) -> Request {
         let root = tempfile::tempdir().unwrap();
         let _daemons = Writer::open(root.path()).unwrap();
-        let daemon = root.path().join("daemon.sock");
-        let listener = UnixListener::bind(&daemon).unwrap();
+        let daemon = Place { state: root.path().to_owned(), runtime: root.path().to_owned(), system: false };
+        let listener = UnixListener::bind(daemon.socket()).unwrap();
         let answering = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let _: Request = read_frame(&mut stream).unwrap();

@@ -1,6 +1,7 @@
 //! The one thread that writes: it makes batches durable, then records of them, and moves series to the store.
 
 mod absent;
+mod boots;
 mod clearing;
 mod moving;
 mod read_only;
@@ -20,6 +21,7 @@ use met_store::{Backends, Retention, StoreError, Writer};
 use met_wire::batch::{Batch, Subject};
 use tokio::sync::oneshot;
 
+use boots::Boots;
 use moving::readable;
 pub(super) use moving::{add_waiting, gather};
 pub use senders::Denied;
@@ -199,6 +201,7 @@ struct Work {
     behind: bool,
     /// Nodes that are not here, of those that jobs were seen on.
     gone: HashSet<String>,
+    boots: Boots,
     senders: Senders,
     started_ns: i64,
     /// How far it was looked for what is left of jobs that were removed.
@@ -215,10 +218,12 @@ impl Work {
         let mut log = Log::open(&plan.state)?;
         log.settle_standings()?;
         let started_ns = now_ns();
+        let boots = Boots::open(&log)?;
         let mut work = Work {
             senders: Senders::new(started_ns),
             applied: log.applied()?,
-            gone: absent::given_up(&log)?,
+            gone: absent::given_up(&log, &boots)?,
+            boots,
             behind: false,
             writer,
             log,
@@ -366,6 +371,9 @@ impl Work {
                     last = last.max(number);
                     // Its word counts again; jobs that it does not tell of follow at the next look.
                     self.gone.remove(&node);
+                    if self.boots.hear(&node, &incoming.batch.header.boot_id) {
+                        self.next_look = Instant::now();
+                    }
                     fresh.push(Received { node, received_ns: incoming.received_ns, batch: incoming.batch });
                     Ok(())
                 }

@@ -419,6 +419,107 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
     assert_eq!((ended.state, ended.totals.get(CPU)), (State::Failed, Some(12 * SECOND_NS)));
 }
 
+/// A batch of a node with this identity, in this boot.
+fn give_from(work: &mut Work, (id, boot_id): (&str, &str), sequence: u64, records: Vec<Record>) {
+    let header = Header {
+        node: "n1".to_owned(),
+        id: id.to_owned(),
+        boot_id: boot_id.to_owned(),
+        spool: id.to_owned(),
+        sequence,
+        ..Header::default()
+    };
+    let batch = Batch { header, records, ..Batch::default() };
+    let packed = batch.pack().unwrap().bytes;
+    let (reply, mut kept) = oneshot::channel();
+    work.take(vec![Incoming { batch, packed, received_ns: now_ns(), clock_offset_ns: None, reply }]);
+    kept.try_recv().unwrap().unwrap();
+}
+
+/// A job that runs in this boot.
+fn running_in(boot_id: &str, id: &str) -> Record {
+    let mut running = record(LOCAL, id, START_S, State::Running, 0);
+    running.local = Some(
+        serde_json::from_value(serde_json::json!({
+            "boot_id": boot_id, "origin": "run", "supervisor": null, "main": null, "cgroup": {}, "cwd": "/",
+        }))
+        .unwrap(),
+    );
+    running
+}
+
+fn replace(state: &std::path::Path) {
+    let mut log = Log::open(state).unwrap();
+    log.enroll(&Bearer::Node("n1".to_owned()), b"again", now_ns(), true).unwrap();
+}
+
+fn states(work: &Work) -> Vec<(String, State)> {
+    let jobs = work.writer.jobs(&Filter::default()).unwrap();
+    let mut states: Vec<_> = jobs.into_iter().map(|job| (job.key.id, job.state)).collect();
+    states.sort_by(|left, right| left.0.cmp(&right.0));
+    states
+}
+
+#[test]
+fn jobs_of_a_node_that_was_replaced_are_lost_when_the_new_one_reports() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1"]);
+    give_from(&mut work, ("old", "boot-1"), 1, vec![running_in("boot-1", "1")]);
+    replace(state.path());
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!(only(&work).state, State::Running, "nobody reports yet");
+    give_from(&mut work, ("new", "boot-2"), 1, Vec::new());
+    assert!(work.next_look <= Instant::now(), "looked for at once");
+    let lost = [("1".to_owned(), State::Lost), ("2".to_owned(), State::Running)];
+    work.look_for_nodes(now_ns()).unwrap();
+    let job = only(&work);
+    assert_eq!((job.state, job.end_ns.is_some()), (State::Lost, true));
+    assert_eq!(job.scheduling.reason.as_deref(), Some("the node was replaced or rebooted"));
+    // It stays so, whoever looks, beside jobs of the new node.
+    give_from(&mut work, ("new", "boot-2"), 2, vec![running_in("boot-2", "2")]);
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!(states(&work), lost);
+    drop(work);
+    let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
+    assert!(work.gone.is_empty(), "the node itself is here");
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!(states(&work), lost);
+    // The first one was put back, with its processes.
+    replace(state.path());
+    give_from(&mut work, ("old", "boot-1"), 2, Vec::new());
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!(states(&work), [("1".to_owned(), State::Running), ("2".to_owned(), State::Lost)]);
+}
+
+#[test]
+fn jobs_of_a_replaced_node_that_were_not_closed_before_a_restart_are_closed_after_it() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1"]);
+    give_from(&mut work, ("old", "boot-1"), 1, vec![running_in("boot-1", "1")]);
+    replace(state.path());
+    give_from(&mut work, ("new", "boot-2"), 1, Vec::new());
+    drop(work);
+    let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!(only(&work).state, State::Lost);
+}
+
+#[test]
+fn jobs_stay_where_only_the_state_folder_of_their_node_was_lost() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1"]);
+    give_from(&mut work, ("old", "boot-1"), 1, vec![running_in("boot-1", "1"), running_in("unknown", "2")]);
+    replace(state.path());
+    give_from(&mut work, ("new", "boot-1"), 1, Vec::new());
+    work.look_for_nodes(now_ns()).unwrap();
+    let running = [("1".to_owned(), State::Running), ("2".to_owned(), State::Running)];
+    assert_eq!(states(&work), running, "the boot that runs them goes on");
+    replace(state.path());
+    give_from(&mut work, ("newer", "unknown"), 1, Vec::new());
+    work.look_for_nodes(now_ns()).unwrap();
+    assert_eq!(states(&work), running, "an unknown boot proves nothing");
+}
+
 #[test]
 fn a_part_that_is_told_late_revives_a_job_that_its_scheduler_only_said_to_run() {
     for asked_after_the_end in [false, true] {

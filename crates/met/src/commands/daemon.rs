@@ -1,6 +1,7 @@
 //! `met daemon`.
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use met_sinks::forward::link::{self, Address, Link};
@@ -67,7 +68,7 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
     daemon::forwarding::join(place, &address, args.node.as_deref())?;
     daemon::forwarding::check(&setting.config, place)?;
     writeln!(output::stdout(), "Joined {url} as {node}")?;
-    if Client::connect(&place.socket()).is_ok() {
+    if Client::connect_to(place).is_ok() {
         writeln!(
             output::stdout(),
             "A daemon runs already; it sends when it is started anew: met daemon --stop"
@@ -120,7 +121,7 @@ fn none_answers(
     })
 }
 
-fn stop(client: &mut Client, place: &Place, for_everybody: bool) -> Result<i32> {
+fn stop(client: &mut Client, place: &Place, socket: &Path, for_everybody: bool) -> Result<i32> {
     client.call(&Request::Stop).map_err(unanswered)?;
     // It has flushed and let go of its files when it closes the connection.
     while client.read_unasked().is_ok() {}
@@ -129,7 +130,6 @@ fn stop(client: &mut Client, place: &Place, for_everybody: bool) -> Result<i32> 
         false if for_everybody => "your own daemon (no daemon of this machine runs)",
         false => "your own daemon",
     };
-    let socket = place.socket();
     writeln!(output::stdout(), "Stopped {which}, which served at {}; jobs run on", socket.display())?;
     Ok(0)
 }
@@ -142,21 +142,21 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
     let mut missed = None;
     // A socket in another user's directory may be anybody's.
     let own: Vec<&Place> = own.iter().copied().filter(|place| place.check_own().is_ok()).collect();
-    let answering = own.iter().find_map(|place| match Client::connect(&place.socket()) {
-        Ok(client) => Some((*place, client)),
+    let answering = own.iter().find_map(|place| match Client::connect_to(place) {
+        Ok((client, socket)) => Some((*place, client, socket)),
         Err(error) => {
             missed = missed.take().or(error.again());
             None
         }
     });
-    let Some((place, mut client)) = answering else {
+    let Some((place, mut client, socket)) = answering else {
         return Err(none_answers(setting, args, &own, missed));
     };
     if let Some(missed) = missed {
         writeln!(io::stderr(), "met: {missed}; asking the next one")?;
     }
     if args.stop {
-        return stop(&mut client, place, for_everybody);
+        return stop(&mut client, place, &socket, for_everybody);
     }
     let mut stdout = output::stdout();
     let reply = client.call(&Request::Status).map_err(unanswered)?;

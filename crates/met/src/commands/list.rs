@@ -23,6 +23,9 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
     let filter = filter(args)?;
     let mut stdout = output::stdout();
+    if let Some(notice) = setting.unread_system_jobs() {
+        tracing::warn!("{notice}");
+    }
     if !args.watch {
         let text = text(setting, args, &filter, &stdout.style())?;
         stdout.write_all(text.as_bytes())?;

@@ -70,7 +70,17 @@ fn bearer(args: &EnrollArgs) -> Result<Bearer> {
     })
 }
 
+/// The server's file of who may speak to it. Root's is created when it is first needed. Another user's has to be there:
+/// a token in a new file of somebody who runs no server would open nothing.
 fn log(setting: &Setting) -> Result<Log> {
     let state = crate::server::state(setting);
+    if !rustix::process::getuid().is_root()
+        && let Err(error) = Log::open_for_reading(&state)
+    {
+        return Err(Failure::usage(format!(
+            "{error}: no server of this user; run this as root or as the user who runs the server, \
+             or start a server of your own first with `met server`"
+        )));
+    }
     Log::open(&state).map_err(|error| Failure::usage(format!("{error}; a server's files are its user's")))
 }

@@ -313,7 +313,7 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
                emissions *85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost *0.000525     EUR at 0.21 per kWh
 
-        * a share of something measured for several jobs
+        * apportioned from a total
     "#]]
     .assert_eq(&energy(QualityKind::Attributed));
     expect![[r#"

@@ -11,14 +11,24 @@ use met_store::StoreError;
 use met_store::cluster::{Log, Told, ToldKey};
 
 use super::Work;
+use super::boots::Boots;
 use super::wholes::{key_of_whole, series_key};
 
 /// A server that was away hears of its nodes within this time, and calls none of them silent before.
 const HEARD_WITHIN: Duration = Duration::from_secs(15 * 60);
 
-/// The nodes whose jobs were given up by an earlier server.
-pub(super) fn given_up(log: &Log) -> Result<HashSet<String>, StoreError> {
-    Ok(log.nodes_with_jobs(true)?.into_iter().collect())
+/// Shown where a part is lost though its node is here.
+const OTHER_BOOT: &str = "the node was replaced or rebooted";
+
+/// The nodes whose jobs were given up by an earlier server because the node was gone.
+pub(super) fn given_up(log: &Log, boots: &Boots) -> Result<HashSet<String>, StoreError> {
+    let mut nodes = HashSet::new();
+    for node in log.nodes_with_jobs(true)? {
+        if !boots.without_over(log, &node, log.unfinished(&node, true)?)?.is_empty() {
+            nodes.insert(node);
+        }
+    }
+    Ok(nodes)
 }
 
 impl Work {
@@ -29,13 +39,39 @@ impl Work {
         let here = self.nodes_here(now_ns)?;
         self.gone = living.iter().chain(&given_up).filter(|node| !here.contains(*node)).cloned().collect();
         for node in living.iter().filter(|node| !here.contains(*node)) {
-            self.settle(node, true)?;
+            let told = self.log.unfinished(node, false)?;
+            self.settle(node, told, true)?;
             tracing::warn!("node {node} is gone, and its jobs are called lost until it speaks again");
         }
         for node in given_up.iter().filter(|node| here.contains(*node)) {
-            self.settle(node, false)?;
+            let told = self.boots.without_over(&self.log, node, self.log.unfinished(node, true)?)?;
+            self.settle(node, told, false)?;
+        }
+        self.close_other_boots(&here)
+    }
+
+    /// Gives up the jobs of nodes that are here in another boot than the one that ran them: with it their processes ended.
+    /// A node that was rebooted reports them itself; one that was replaced knows nothing of them.
+    fn close_other_boots(&mut self, here: &HashSet<String>) -> Result<(), StoreError> {
+        for node in self.boots.changed() {
+            if here.contains(&node) {
+                let told = self.boots.over(&self.log, &node, false)?;
+                if !told.is_empty() {
+                    tracing::warn!(
+                        "node {node}: {OTHER_BOOT}; running jobs recorded as lost: {}",
+                        told.len()
+                    );
+                }
+                self.settle(&node, told, true)?;
+            }
+            self.boots.settled(&node);
         }
         Ok(())
+    }
+
+    /// Whether nothing more is expected of a part: its node is gone, or the boot that ran it is.
+    pub(super) fn is_over(&self, node: &str, record: &Record) -> bool {
+        self.gone.contains(node) || self.boots.is_over(node, record)
     }
 
     /// The nodes that were enrolled and are not silent for too long.
@@ -51,8 +87,7 @@ impl Work {
     }
 
     /// Writes the jobs of a node anew, and then how it stands with them: what fails is done at the next look.
-    fn settle(&mut self, node: &str, give_up: bool) -> Result<(), StoreError> {
-        let told = self.log.unfinished(node, !give_up)?;
+    fn settle(&mut self, node: &str, told: Vec<ToldKey>, give_up: bool) -> Result<(), StoreError> {
         if give_up {
             self.recall_parts(node, &told)?;
         }
@@ -87,7 +122,7 @@ impl Work {
     /// What a node told of a job, and what is known of that if the node is gone.
     pub(super) fn as_known(&self, told: Told) -> (String, Record) {
         let Told { node, mut record, heard_ns, .. } = told;
-        if !record.state.is_live() || !self.gone.contains(&node) {
+        if !record.state.is_live() || !self.is_over(&node, &record) {
             return (node, record);
         }
         if let Err(error) = self.recall_part(&node, &record) {
@@ -96,6 +131,9 @@ impl Work {
         let key = series_key(&node, &record.key);
         let sampled_ns = self.latest.get(&key).map(|sample| sample.time_ms.saturating_mul(1_000_000));
         record.state = State::Lost;
+        if self.boots.is_over(&node, &record) {
+            record.scheduling.reason.get_or_insert_with(|| OTHER_BOOT.to_owned());
+        }
         // When it ended nobody knows; it was last heard of then.
         record.end_ns = [sampled_ns, heard_ns, record.start_ns].into_iter().flatten().max();
         self.latest.leave(&key, &mut record);

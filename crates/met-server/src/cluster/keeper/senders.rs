@@ -99,7 +99,7 @@ impl Heard {
         self.other_boot = Some((header.boot_id.clone(), false));
         let wait = REBOOTED_AFTER.saturating_sub(silent).as_secs();
         Err(Denied::Wait(format!(
-            "node {} was heard {} s ago from its previous boot; batches of this boot are accepted after {wait} s \
+            "node {} last sent {} s ago from its previous boot; batches of this boot are accepted after {wait} s \
              without another one from there",
             header.node,
             silent.as_secs()
@@ -150,7 +150,7 @@ fn copied(header: &Header, other: &str) -> String {
     )
 }
 
-fn is_other_boot(one: &str, other: &str) -> bool {
+pub(super) fn is_other_boot(one: &str, other: &str) -> bool {
     let is_known = |boot: &str| !boot.is_empty() && boot != "unknown";
     is_known(one) && is_known(other) && one != other
 }

@@ -78,7 +78,7 @@ impl Work {
     pub(super) fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
         let mut told = self.log.told(&key.manager, &key.id)?;
         told.retain(|told| whole_key(told) == key);
-        let is_gone = |told: &Told| self.gone.contains(&told.node);
+        let is_gone = |told: &Told| self.is_over(&told.node, &told.record);
         let is_done = |told: &Told| !told.record.state.is_live();
         let may_have_ended = told.iter().any(|told| told.given_up && !is_gone(told) || is_done(told));
         // Its own node would have computed them at the end.

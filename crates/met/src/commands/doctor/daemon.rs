@@ -9,6 +9,7 @@ use met_sinks::forward;
 use super::{Finding, Health};
 use met_agent::daemon;
 use met_core::units;
+use met_query::client::Client;
 use met_query::jobs;
 use met_query::protocol::{DiscoveryStatus, Reply, Request, SchedulerStatus};
 use met_query::setting::Setting;
@@ -19,7 +20,12 @@ pub(super) fn running_daemon(setting: &Setting) -> Finding {
         return finding(Health::Good, "a system daemon runs and is used".to_owned(), None);
     }
     match setting.daemon(false) {
-        Ok(_) => finding(Health::Good, format!("runs, at {}", setting.user.socket().display()), None),
+        Ok(_) => {
+            // Perhaps in another runtime directory than this caller's.
+            let socket = Client::connect_to(&setting.user)
+                .map_or_else(|_| setting.user.socket(), |(_, socket)| socket);
+            finding(Health::Good, format!("runs, at {}", socket.display()), None)
+        }
         Err(missed) => match missed.remedy() {
             Some(remedy) => finding(Health::Broken, missed.to_string(), Some(remedy)),
             None => finding(Health::Good, "none runs; the first `met run` starts one".to_owned(), None),
@@ -171,7 +177,7 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
         false => finding(Health::Broken, format!("{}: {} is not here", kind.manager, kind.program), None),
         true if runs => finding(Health::Less, format!("{} is not asked", kind.manager), None),
         true => {
-            let detail = format!("{} is here, and asked by a system daemon alone", kind.manager);
+            let detail = format!("{} found; only a system daemon queries it", kind.manager);
             finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
         }
     };

@@ -162,7 +162,7 @@ mod tests {
         assert!(finding.remedy.unwrap().contains("met list"));
         drop(met_store::Writer::open(folder.path()).unwrap());
         let finding = damaged(folder.path()).unwrap();
-        assert!(finding.health == Health::Less && finding.detail.contains("2 jobs recovered, 1 lost"));
+        assert!(finding.health == Health::Less && finding.detail.contains("2 jobs recovered, 1 job lost: "));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use met_core::units;
 pub fn mark(quality: QualityKind) -> Option<(&'static str, &'static str)> {
     match quality {
         QualityKind::Measured | QualityKind::Sampled => None,
-        QualityKind::Attributed => Some(("*", "a share of something measured for several jobs")),
+        QualityKind::Attributed => Some(("*", "apportioned from a total")),
         QualityKind::Estimated => Some(("~", "estimated")),
         QualityKind::LowerBound => Some(("≥", "at least this much")),
     }
