@@ -94,6 +94,34 @@ impl Keeping {
         }
     }
 
+    /// Whether a request is answered with the help of the sampling thread.
+    pub fn needs_sampler(&self, request: &Request) -> bool {
+        match request {
+            Request::Ended(_)
+            | Request::NodeParts { .. }
+            | Request::Energy
+            | Request::Configure(_)
+            | Request::Status => true,
+            Request::Jobs(_)
+            | Request::Find(_)
+            | Request::FindAfter { .. }
+            | Request::Course { .. }
+            | Request::CardCourse { .. } => !self.jobs.is_empty(),
+            Request::Hello { .. }
+            | Request::Reserve { .. }
+            | Request::Enclose { .. }
+            | Request::Started(_)
+            | Request::Remove(_)
+            | Request::NodeCourse { .. }
+            | Request::Factors
+            | Request::Correct(_)
+            | Request::InForce
+            | Request::Stop
+            | Request::Nodes
+            | Request::NodeCourses { .. } => false,
+        }
+    }
+
     fn find(&mut self, job: &JobRef, after: Option<&Cursor>, peer: Peer, access: Access) -> Result<Reply> {
         self.refresh();
         self.discovered();

@@ -58,6 +58,13 @@ impl Limits {
     }
 }
 
+#[cfg(test)]
+impl Limits {
+    pub fn without_supervisors() -> Limits {
+        Limits { supervisors: 0, ..Limits::of(1024, false) }
+    }
+}
+
 /// What became of a connection that was answered.
 pub enum Served {
     Stays,
@@ -90,16 +97,18 @@ impl Connections {
         self.all.iter_mut()
     }
 
-    /// What to wait for, in the order of the connections.
-    pub fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.all.iter().map(|connection| {
+    /// What to wait for, with the places of the connections. One whose request is postponed is not waited for: if
+    /// its peer hung up, that would be reported without end.
+    pub fn poll_fds(&self) -> impl Iterator<Item = (usize, PollFd<'_>)> {
+        let awaited = self.all.iter().enumerate().filter(|(_, connection)| !connection.is_postponed());
+        awaited.map(|(index, connection)| {
             let flags = match connection {
                 // Who does not take his answers is asked no further questions.
                 connection if connection.wants_to_write() => PollFlags::OUT,
                 connection if self.is_crowded(connection) => PollFlags::empty(),
                 _ => PollFlags::IN,
             };
-            PollFd::from_borrowed_fd(connection.as_fd(), flags)
+            (index, PollFd::from_borrowed_fd(connection.as_fd(), flags))
         })
     }
 
@@ -107,9 +116,10 @@ impl Connections {
         self.held.get(&connection.peer.uid).is_some_and(|&bytes| bytes > USER_BYTES_MAX)
     }
 
-    /// Whether a request that has arrived waits for its turn.
-    pub fn has_waiting(&self) -> bool {
-        self.all.iter().any(|connection| self.is_waiting(connection))
+    /// Whether a request that has arrived waits for its turn. Those that are postponed do so only if `with_postponed`.
+    pub fn has_waiting(&self, with_postponed: bool) -> bool {
+        let counts = |connection: &&Connection| with_postponed || !connection.is_postponed();
+        self.all.iter().filter(counts).any(|connection| self.is_waiting(connection))
     }
 
     fn is_waiting(&self, connection: &Connection) -> bool {
@@ -266,7 +276,7 @@ mod tests {
     fn rounds(all: &mut Connections, count: usize, reply: &Reply, pause: Duration) -> HashMap<u32, usize> {
         let mut answered = HashMap::new();
         for _ in 0..count {
-            let mut fds: Vec<PollFd<'_>> = all.poll_fds().collect();
+            let mut fds: Vec<PollFd<'_>> = all.poll_fds().map(|(_, fd)| fd).collect();
             let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
             rustix::event::poll(&mut fds, Some(&now)).unwrap();
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();

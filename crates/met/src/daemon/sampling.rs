@@ -16,7 +16,7 @@ use met_core::energy::idle::LearnedIdle;
 use met_core::holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_host::{Host, clock};
-use met_sources::{Options, Pulse};
+use met_sources::{At, Options, Pulse};
 use met_store::Device;
 
 use super::attending::{Attendance, SURE_AFTER};
@@ -35,6 +35,16 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// One that did not answer is not waited for again until it does.
 const ANSWER_WITHIN_WHEN_STUCK: Duration = Duration::from_millis(20);
 const STOP_WITHIN: Duration = Duration::from_secs(2);
+
+/// So long the main thread waits for a tick to end. A client that starts a job waits for 200 ms.
+const READY_WITHIN: Duration = Duration::from_millis(100);
+
+/// A tick that was waited for.
+#[derive(Clone, Copy)]
+struct Delay {
+    at: At,
+    since: Instant,
+}
 
 /// The sampling thread does not answer.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -62,6 +72,8 @@ enum Order {
     RecallIdle(Vec<LearnedIdle>),
     Live(SyncSender<HashMap<JobKey, Live>>),
     Costs(SyncSender<Vec<SourceStatus>>),
+    /// Answered at once.
+    Ping(SyncSender<()>),
 }
 
 /// Another place in which a job is to be read, or what was learned of it.
@@ -136,6 +148,7 @@ pub struct Sampling {
     orders: Sender<Order>,
     pub(super) thread: Option<JoinHandle<()>>,
     stuck: Cell<bool>,
+    delay: Cell<Option<Delay>>,
     pub(super) attendance: Attendance,
 }
 
@@ -144,7 +157,8 @@ impl Sampling {
     pub fn start(host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<Sampling> {
         let (orders, _) = mpsc::channel();
         let attendance = Attendance::new(config.sampling.interval);
-        let mut sampling = Sampling { orders, thread: None, stuck: Cell::new(false), attendance };
+        let (stuck, delay) = (Cell::new(false), Cell::new(None));
+        let mut sampling = Sampling { orders, thread: None, stuck, delay, attendance };
         sampling.begin(host, config, board)?;
         Ok(sampling)
     }
@@ -156,6 +170,7 @@ impl Sampling {
         let (config, options) = (config.clone(), self.attendance.options(config));
         self.orders = orders;
         self.stuck.set(false);
+        self.delay.set(None);
         let work = move || {
             options.pulse.begin();
             let mut sampler = Sampler::with(host, config.sampling.interval, &config, &options);
@@ -310,12 +325,53 @@ impl Sampling {
         has_failed && self.attendance.may_replace() || self.attendance.is_kept()
     }
 
+    /// Whether the thread takes orders now or in a moment. If not, the main thread postpones what needs it and
+    /// serves other requests: clients conclude after a second that a daemon is dead.
+    pub fn is_ready(&self) -> bool {
+        let Some(at) = self.attendance.pulse.at() else {
+            self.delay.set(None);
+            return true;
+        };
+        let delay = self.delay.get();
+        if delay.is_some_and(|delay| delay.since.elapsed() >= ANSWER_WITHIN) {
+            self.delay.set(None);
+            self.set_stuck();
+        }
+        if self.stuck.get() {
+            // Nothing waits long for it any more.
+            return true;
+        }
+        if delay.is_some_and(|delay| delay.at == at) {
+            return false;
+        }
+        let (reply, answer) = mpsc::sync_channel(1);
+        let sent = self.orders.send(Order::Ping(reply)).is_ok();
+        if sent && answer.recv_timeout(READY_WITHIN) == Err(RecvTimeoutError::Timeout) {
+            let at = self.attendance.pulse.at().unwrap_or(at);
+            let since = delay.map_or_else(Instant::now, |delay| delay.since);
+            self.delay.set(Some(Delay { at, since }));
+            return false;
+        }
+        self.delay.set(None);
+        true
+    }
+
+    /// Whether it was not ready, and has not moved since.
+    pub fn is_blocked(&self) -> bool {
+        self.delay.get().is_some_and(|delay| self.attendance.pulse.at() == Some(delay.at))
+    }
+
+    fn set_stuck(&self) {
+        if !self.stuck.replace(true) {
+            tracing::error!("{Stuck}");
+        }
+    }
+
     /// Waits for an answer, but not for a thread in whose place another one can go on.
     fn ask<T>(&self, order: impl FnOnce(SyncSender<T>) -> Order) -> Result<T, Stuck> {
         let (reply, answer) = mpsc::sync_channel(1);
         self.orders.send(order(reply)).map_err(|_| Stuck)?;
-        let was_stuck = self.stuck.get();
-        let patience = if was_stuck { ANSWER_WITHIN_WHEN_STUCK } else { ANSWER_WITHIN };
+        let patience = if self.stuck.get() { ANSWER_WITHIN_WHEN_STUCK } else { ANSWER_WITHIN };
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -330,10 +386,7 @@ impl Sampling {
                 Err(RecvTimeoutError::Disconnected) => return Err(Stuck),
             }
         }
-        self.stuck.set(true);
-        if !was_stuck {
-            tracing::error!("{Stuck}");
-        }
+        self.set_stuck();
         Err(Stuck)
     }
 
@@ -471,6 +524,7 @@ fn obey(
         }
         Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::RecallIdle(learned) => sampler.energy().recall_idle(learned),
+        Order::Ping(reply) => drop(reply.send(())),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
         Order::Costs(reply) => {
             let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
@@ -541,7 +595,8 @@ mod tests {
     fn an_allocation_that_is_known_is_told_and_none_is_not() {
         let (orders, received) = mpsc::channel();
         let attendance = Attendance::new(Duration::from_secs(1));
-        let sampling = Sampling { orders, thread: None, stuck: Cell::new(false), attendance };
+        let (stuck, delay) = (Cell::new(false), Cell::new(None));
+        let sampling = Sampling { orders, thread: None, stuck, delay, attendance };
         let mut record = crate::view::sample::bare(1, "x");
         sampling.allocate(&record);
         assert!(received.try_recv().is_err());
@@ -556,7 +611,8 @@ mod tests {
         // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
         let (orders, _never_read) = mpsc::channel();
         let attendance = Attendance::new(Duration::from_secs(1));
-        let sampling = Sampling { orders, thread: None, stuck: Cell::new(true), attendance };
+        let (stuck, delay) = (Cell::new(true), Cell::new(None));
+        let sampling = Sampling { orders, thread: None, stuck, delay, attendance };
         assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));
         assert!(sampling.live().is_empty() && sampling.drain().jobs.is_empty());
         sampling.stop();
