@@ -335,7 +335,9 @@ impl Daemon {
             // A supervisor that was killed at once has told of its job; nobody waits for other answers.
             Some(Ok(request))
                 if connection.is_deaf() && !matches!(request, Request::Started(_) | Request::Ended(_)) => {}
-            Some(Ok(request)) if self.keeping.needs_sampler(&request) && !self.keeping.sampling.is_ready() => {
+            Some(Ok(request))
+                if self.keeping.needs_sampler(&request) && !self.keeping.sampling.is_ready() =>
+            {
                 if let Err(error) = connection.postpone(&request) {
                     connection.reply(&Reply::Error { message: error.to_string() });
                 }
