@@ -59,6 +59,7 @@ use board::Board;
 pub use board::DAEMON;
 use connections::{Connections, Limits, Served};
 use keeping::Keeping;
+use permissions::Caller;
 pub use socket::remove_dead_socket;
 use socket::{Claim, Connection, Peer, Post};
 
@@ -379,7 +380,8 @@ impl Daemon {
 
     fn answer(&mut self, request: Request, peer: Peer) -> (Reply, bool) {
         let refused = |error: anyhow::Error| Reply::Error { message: format!("{error:#}") };
-        if let Err(error) = self.keeping.access(&request, peer) {
+        let caller = Caller::new(peer);
+        if let Err(error) = self.keeping.access(&request, &caller) {
             return (refused(error), false);
         }
         match request {
@@ -391,7 +393,7 @@ impl Daemon {
                 (Reply::Hello { protocol, pid: std::process::id(), leaving }, leaving)
             }
             Request::Stop => (Reply::Done, true),
-            request => (self.keeping.answer(request, peer).unwrap_or_else(refused), false),
+            request => (self.keeping.answer(request, &caller).unwrap_or_else(refused), false),
         }
     }
 
