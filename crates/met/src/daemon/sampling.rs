@@ -16,7 +16,7 @@ use met_core::energy::idle::LearnedIdle;
 use met_core::holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_host::{Host, clock};
-use met_sources::{At, Options, Pulse};
+use met_sources::{Options, Pulse};
 use met_store::Device;
 
 use super::attending::{Attendance, SURE_AFTER};
@@ -39,11 +39,13 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// So long the main thread waits for a tick to end. A client that starts a job waits for 200 ms.
 const READY_WITHIN: Duration = Duration::from_millis(100);
 
-/// A tick that was waited for.
+const READY_LOOK: Duration = Duration::from_micros(500);
+
+/// A tick that did not end in time: when it began, by the monotonic clock, and when that was noticed.
 #[derive(Clone, Copy)]
 struct Delay {
-    at: At,
-    since: Instant,
+    since_ns: i64,
+    noticed: Instant,
 }
 
 /// The sampling thread does not answer.
@@ -72,8 +74,6 @@ enum Order {
     RecallIdle(Vec<LearnedIdle>),
     Live(SyncSender<HashMap<JobKey, Live>>),
     Costs(SyncSender<Vec<SourceStatus>>),
-    /// Answered at once.
-    Ping(SyncSender<()>),
 }
 
 /// Another place in which a job is to be read, or what was learned of it.
@@ -149,6 +149,8 @@ pub struct Sampling {
     pub(super) thread: Option<JoinHandle<()>>,
     stuck: Cell<bool>,
     delay: Cell<Option<Delay>>,
+    /// Its ticks take longer than the main thread waits.
+    is_slow: Cell<bool>,
     pub(super) attendance: Attendance,
 }
 
@@ -157,8 +159,8 @@ impl Sampling {
     pub fn start(host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<Sampling> {
         let (orders, _) = mpsc::channel();
         let attendance = Attendance::new(config.sampling.interval);
-        let (stuck, delay) = (Cell::new(false), Cell::new(None));
-        let mut sampling = Sampling { orders, thread: None, stuck, delay, attendance };
+        let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
+        let mut sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
         sampling.begin(host, config, board)?;
         Ok(sampling)
     }
@@ -171,6 +173,7 @@ impl Sampling {
         self.orders = orders;
         self.stuck.set(false);
         self.delay.set(None);
+        self.is_slow.set(false);
         let work = move || {
             options.pulse.begin();
             let mut sampler = Sampler::with(host, config.sampling.interval, &config, &options);
@@ -328,37 +331,54 @@ impl Sampling {
     /// Whether the thread takes orders now or in a moment. If not, the main thread postpones what needs it and
     /// serves other requests: clients conclude after a second that a daemon is dead.
     pub fn is_ready(&self) -> bool {
-        let Some(at) = self.attendance.pulse.at() else {
+        let Some(since_ns) = self.busy_since_ns() else {
             self.delay.set(None);
+            self.is_slow.set(false);
             return true;
         };
-        let delay = self.delay.get();
-        if delay.is_some_and(|delay| delay.since.elapsed() >= ANSWER_WITHIN) {
-            self.delay.set(None);
-            self.set_stuck();
+        match self.delay.get() {
+            _ if self.stuck.get() => true,
+            Some(delay) if delay.since_ns != since_ns => {
+                // It has taken orders meanwhile: it is slow, and not blocked.
+                self.delay.set(None);
+                self.is_slow.set(true);
+                true
+            }
+            Some(delay) if delay.noticed.elapsed() < ANSWER_WITHIN => false,
+            Some(_) => {
+                // Nothing waits long for it any more.
+                self.delay.set(None);
+                self.set_stuck();
+                true
+            }
+            None if self.ends_soon(since_ns) => true,
+            None => {
+                self.delay.set(Some(Delay { since_ns, noticed: Instant::now() }));
+                false
+            }
         }
-        if self.stuck.get() {
-            // Nothing waits long for it any more.
-            return true;
-        }
-        if delay.is_some_and(|delay| delay.at == at) {
-            return false;
-        }
-        let (reply, answer) = mpsc::sync_channel(1);
-        let sent = self.orders.send(Order::Ping(reply)).is_ok();
-        if sent && answer.recv_timeout(READY_WITHIN) == Err(RecvTimeoutError::Timeout) {
-            let at = self.attendance.pulse.at().unwrap_or(at);
-            let since = delay.map_or_else(Instant::now, |delay| delay.since);
-            self.delay.set(Some(Delay { at, since }));
-            return false;
-        }
-        self.delay.set(None);
-        true
     }
 
-    /// Whether it was not ready, and has not moved since.
+    /// Whether what it does now ends in a moment. One whose ticks are all long gets its orders at their beginning.
+    fn ends_soon(&self, since_ns: i64) -> bool {
+        let mut age_ns = clock::monotonic_ns() - since_ns;
+        while age_ns < READY_WITHIN.as_nanos() as i64 {
+            if self.is_slow.get() || self.busy_since_ns() != Some(since_ns) {
+                return true;
+            }
+            std::thread::sleep(READY_LOOK);
+            age_ns = clock::monotonic_ns() - since_ns;
+        }
+        false
+    }
+
+    fn busy_since_ns(&self) -> Option<i64> {
+        self.attendance.pulse.at().map(|at| at.since_ns)
+    }
+
+    /// Whether it was not ready, and is still at the same.
     pub fn is_blocked(&self) -> bool {
-        self.delay.get().is_some_and(|delay| self.attendance.pulse.at() == Some(delay.at))
+        self.delay.get().is_some_and(|delay| self.busy_since_ns() == Some(delay.since_ns))
     }
 
     fn set_stuck(&self) {
@@ -524,7 +544,6 @@ fn obey(
         }
         Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::RecallIdle(learned) => sampler.energy().recall_idle(learned),
-        Order::Ping(reply) => drop(reply.send(())),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
         Order::Costs(reply) => {
             let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
@@ -595,8 +614,8 @@ mod tests {
     fn an_allocation_that_is_known_is_told_and_none_is_not() {
         let (orders, received) = mpsc::channel();
         let attendance = Attendance::new(Duration::from_secs(1));
-        let (stuck, delay) = (Cell::new(false), Cell::new(None));
-        let sampling = Sampling { orders, thread: None, stuck, delay, attendance };
+        let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
+        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
         let mut record = crate::view::sample::bare(1, "x");
         sampling.allocate(&record);
         assert!(received.try_recv().is_err());
@@ -607,12 +626,37 @@ mod tests {
     }
 
     #[test]
+    fn a_sampler_whose_ticks_are_long_is_slow_and_one_that_stays_in_a_tick_blocked() {
+        let (orders, _never_read) = mpsc::channel();
+        let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
+        let attendance = Attendance::new(Duration::from_secs(1));
+        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
+        assert!(sampling.is_ready() && !sampling.is_blocked(), "it rests");
+        let pulse = Arc::clone(&sampling.attendance.pulse);
+        pulse.begin();
+        assert!(!sampling.is_ready() && sampling.is_blocked());
+        assert!(!sampling.is_ready(), "nobody waits for the same tick twice");
+        // The next tick.
+        pulse.begin();
+        assert!(!sampling.is_blocked() && sampling.is_ready());
+        pulse.rest();
+        assert!(sampling.is_ready());
+        // Who never comes back is not waited for any more, as before.
+        pulse.begin();
+        assert!(!sampling.is_ready());
+        let long_ago = Instant::now().checked_sub(ANSWER_WITHIN).unwrap();
+        sampling.delay.set(sampling.delay.get().map(|delay| Delay { noticed: long_ago, ..delay }));
+        assert!(sampling.is_ready() && sampling.stuck.get());
+        sampling.stop();
+    }
+
+    #[test]
     fn a_sampler_that_does_not_answer_is_given_up() {
         // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
         let (orders, _never_read) = mpsc::channel();
         let attendance = Attendance::new(Duration::from_secs(1));
-        let (stuck, delay) = (Cell::new(true), Cell::new(None));
-        let sampling = Sampling { orders, thread: None, stuck, delay, attendance };
+        let (stuck, delay, is_slow) = (Cell::new(true), Cell::new(None), Cell::new(false));
+        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
         assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));
         assert!(sampling.live().is_empty() && sampling.drain().jobs.is_empty());
         sampling.stop();
