@@ -396,7 +396,7 @@ fn a_controller_that_says_nothing_but_0_is_no_meter() {
 #[test]
 fn readings_as_far_apart_as_those_at_rest_teach_idle_power() {
     let mut bench = Bench::new(|_| {});
-    for reading in 0..3 {
+    for reading in 0..4 {
         bench.package(reading * 2 * 70 * WATT_SECOND);
         bench.node(reading * SECOND / 100);
         bench.tick();
@@ -815,11 +815,11 @@ fn a_machine_without_jobs_is_looked_at_and_its_idle_power_learned() {
     let configured =
         Config { energy: Energy { idle_watts: Some(9.0), ..Config::default().energy }, ..Config::default() };
     assert_eq!(machine.sampler(&configured).slowest_meter(), None, "there is nothing to learn");
-    for step in 0..3 {
+    for step in 0..4 {
         machine.advance(step, 0);
         sampler.look_at_rest(true);
-        // A window of less than half a second says little about power.
-        std::thread::sleep(Duration::from_millis(550));
+        // A span of less than five seconds says little about power.
+        std::thread::sleep(Duration::from_millis(1750));
     }
     sampler.end_look_at_rest();
     let learned = sampler.energy().learned_idle();

@@ -28,6 +28,7 @@ use met_core::job_table::*;
 use met_core::node::NodeRows;
 use met_core::{Batch, JOB, MISSING, Subject};
 use met_host::{Host, Targets, clock};
+use met_insight::report::{NO_CONTAINERS, SOME_CONTAINERS};
 use met_jobs::Members;
 use met_sources::{NewError, Options, Runner, SourceSpec, TickInfo, Unavailable};
 
@@ -203,6 +204,7 @@ impl Sampler {
                 left: vec![0; JOB.columns.len()],
                 hugetlb_bytes: 0,
                 containers: Vec::new(),
+                lacks_containers: false,
                 floors: vec![MISSING; JOB.columns.len()],
                 main: local.main.map(|main| (main, now_ns)),
                 gpu_before_uj: (0, 0),
@@ -298,7 +300,11 @@ impl Sampler {
         let complete = self.departures.is_complete(job.watch, known.uid) && !job.profile.attached;
         let gone = self.departures.gone(slot).copied().unwrap_or_default();
         self.departures.close(slot);
-        let asks_elsewhere = self.members.has_named(slot);
+        let uncounted = if self.members.has_named(slot) {
+            Some(NO_CONTAINERS)
+        } else {
+            job.lacks_containers.then_some(SOME_CONTAINERS)
+        };
         self.members.remove(slot);
         let cards_uj = self.cards.own_uj(slot);
         let gpus = job.gpus(self.cards.leave(slot));
@@ -326,7 +332,7 @@ impl Sampler {
         };
         let Tracked { course, events, profile, running, .. } = job;
         let (attached, gap_ms) = (profile.attached, running.gap_ms());
-        Some(Sampled { totals, gpus, events, emission, course, attached, ends, asks_elsewhere, gap_ms })
+        Some(Sampled { totals, gpus, events, emission, course, attached, ends, uncounted, gap_ms })
     }
 
     /// Nobody ticks without jobs: what was kept open of the last ones would stay so until there is another.

@@ -26,6 +26,8 @@ pub struct Hierarchies {
     pub cpuacct_v1: Option<Mount>,
     /// Where quotas are, which is not always where CPU time is counted.
     pub cpu_v1: Option<Mount>,
+    /// Where huge pages are counted.
+    pub hugetlb_v1: Option<Mount>,
     /// Those of v1 that count nothing of ours and still show the cgroups of jobs, in the order of `OTHERS`.
     pub others: Vec<(&'static str, Mount)>,
 }
@@ -132,6 +134,8 @@ pub struct CgroupDirs {
     pub unified: Option<Dir>,
     pub memory: Option<Dir>,
     pub cpuacct: Option<Dir>,
+    /// The directory of the same path where v1 counts huge pages.
+    pub hugetlb: Option<Dir>,
 }
 
 impl CgroupDirs {
@@ -145,8 +149,15 @@ impl CgroupDirs {
             unified: dir(&paths.unified),
             memory: dir(&paths.memory),
             cpuacct: dir(&paths.cpuacct),
+            hugetlb: dir(&hugetlb_of(host.hierarchies(), paths)),
         })
     }
+}
+
+/// Managers use the same path in all hierarchies of v1.
+fn hugetlb_of(hierarchies: &Hierarchies, paths: &CgroupPaths) -> Option<PathBuf> {
+    let known = paths.memory.as_deref().or(paths.cpuacct.as_deref()).or(paths.unified.as_deref())?;
+    hierarchies.same_in(known, hierarchies.hugetlb_v1.as_ref()?)
 }
 
 /// `id parent major:minor root point options… - type source super-options`
@@ -166,6 +177,9 @@ fn parse_mountinfo(text: &[u8]) -> Hierarchies {
                 if hierarchies.other(name).is_none() {
                     hierarchies.others.push((name, mount.clone()));
                 }
+            }
+            if has("hugetlb") {
+                hierarchies.hugetlb_v1.get_or_insert_with(|| mount.clone());
             }
             if has("cpu") {
                 hierarchies.cpu_v1.get_or_insert_with(|| mount.clone());

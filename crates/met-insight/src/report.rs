@@ -37,6 +37,8 @@ pub const METER_SHORT: &str = "the node meter shows less than its parts";
 
 /// In the source of a total: a service ran containers for the job, which are in none of its figures.
 pub const NO_CONTAINERS: &str = "containers not included";
+/// In the source of a total: the job ran more containers at once than are followed.
+pub const SOME_CONTAINERS: &str = "too many containers, some not included";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -315,6 +317,10 @@ mod tests {
         record.totals.set(column::CPU, 1_000_000, QualityKind::LowerBound, source);
         let notes = report(&record, Machine::default(), sample::NOW_NS).notes.concat();
         assert!(notes.contains("work of its containers is not included"), "{notes}");
+        let source = format!("cgroup, {SOME_CONTAINERS}");
+        record.totals.set(column::CPU, 1_000_000, QualityKind::LowerBound, source);
+        let notes = report(&record, Machine::default(), sample::NOW_NS).notes.concat();
+        assert!(notes.contains("work of the others is not included"), "{notes}");
     }
 
     #[test]

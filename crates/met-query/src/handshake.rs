@@ -12,6 +12,8 @@ use crate::protocol::Request;
 pub const PROTOCOL: u32 = 4;
 /// The oldest version that is still spoken.
 pub const PROTOCOL_OLDEST: u32 = 1;
+/// The version that introduced `Reply::Unlinked`.
+pub const UNLINKED_SINCE: u32 = 4;
 /// Supervisors live as long as their jobs, which may outlast two upgrades.
 const _: () = assert!(PROTOCOL_OLDEST + 2 <= PROTOCOL);
 

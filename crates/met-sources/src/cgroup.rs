@@ -85,6 +85,10 @@ fn cpuacct(dirs: &CgroupDirs) -> Option<&Dir> {
     dirs.cpuacct.as_ref()
 }
 
+fn hugetlb(dirs: &CgroupDirs) -> Option<&Dir> {
+    dirs.hugetlb.as_ref()
+}
+
 /// Of files that tell the same, the first that exists is read. This is where v1, v2 and hybrid
 /// layouts differ, and it is decided once for each cgroup.
 static ALTERNATIVES: &[&[&[Format]]] = &[
@@ -111,8 +115,14 @@ static ALTERNATIVES: &[&[&[Format]]] = &[
     ],
     // Where both controllers share a hierarchy, as they mostly do.
     &[&[Format { dir: cpuacct, name: "cpu.stat", slow: true, fill: fill_throttled_v1 }]],
-    &[&[Format { dir: unified, name: "hugetlb.2MB.current", slow: true, fill: add_hugetlb }]],
-    &[&[Format { dir: unified, name: "hugetlb.1GB.current", slow: true, fill: add_hugetlb }]],
+    &[
+        &[Format { dir: unified, name: "hugetlb.2MB.current", slow: true, fill: add_hugetlb }],
+        &[Format { dir: hugetlb, name: "hugetlb.2MB.usage_in_bytes", slow: true, fill: add_hugetlb }],
+    ],
+    &[
+        &[Format { dir: unified, name: "hugetlb.1GB.current", slow: true, fill: add_hugetlb }],
+        &[Format { dir: hugetlb, name: "hugetlb.1GB.usage_in_bytes", slow: true, fill: add_hugetlb }],
+    ],
     &[&[Format { dir: unified, name: "pids.current", slow: true, fill: fill_threads }]],
     &[&[Format { dir: unified, name: "cpu.pressure", slow: true, fill: fill_pressure_cpu }]],
     &[&[Format { dir: unified, name: "memory.pressure", slow: true, fill: fill_pressure_memory }]],
@@ -383,6 +393,7 @@ mod tests {
               cpu_system 3333333336
               memory_needed 73000
               memory_shared 3000
+              memory_hugetlb 1077936128
               memory_cache 47000
               memory_peak 131072
               oom_kills 3

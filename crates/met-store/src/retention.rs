@@ -39,6 +39,16 @@ pub struct Retained {
     pub days_removed: u64,
     /// The same per user; the empty name stands for series of devices and nodes.
     pub of_users: BTreeMap<String, Removed>,
+    /// Samples that were removed by whole days, without a look at whose they were.
+    pub days: Option<RemovedDays>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemovedDays {
+    first: i64,
+    last: i64,
+    count: u64,
+    bytes: u64,
 }
 
 /// What was removed of one user.
@@ -54,7 +64,7 @@ pub struct Removed {
 }
 
 impl Retained {
-    /// One line for each user, for a log.
+    /// One line for each user, and one for the days of samples that were removed as a whole, for a log.
     pub fn lines(&self) -> Vec<String> {
         let line = |(user, removed): (&String, &Removed)| {
             let Removed { jobs, first, last, series, bytes } = removed;
@@ -68,7 +78,21 @@ impl Retained {
                 "retention: {whose}: removed {jobs} jobs{which} and {series} daily series, about {bytes} bytes"
             )
         };
-        self.of_users.iter().map(line).collect()
+        let days = self.days.map(|RemovedDays { first, last, count, bytes }| {
+            let which = match count {
+                1 => format!("1 day ({})", day::name(first)),
+                _ => format!("{count} days ({} to {})", day::name(first), day::name(last)),
+            };
+            format!("retention: removed all samples of {which}, about {bytes} bytes")
+        });
+        self.of_users.iter().map(line).chain(days).collect()
+    }
+
+    fn note_day(&mut self, day: i64, bytes: u64) {
+        self.days_removed += 1;
+        let days = self.days.get_or_insert(RemovedDays { first: day, last: day, count: 0, bytes: 0 });
+        (days.first, days.last) = (days.first.min(day), days.last.max(day));
+        (days.count, days.bytes) = (days.count + 1, days.bytes.saturating_add(bytes));
     }
 
     fn of(&mut self, user: &str) -> &mut Removed {
@@ -138,10 +162,10 @@ impl Writer {
             }
             self.forget_factors(oldest_ns)?;
             let oldest_day = day::of_ns(oldest_ns);
-            for (day, _) in self.queries.series.days()? {
+            for (day, bytes) in self.queries.series.days()? {
                 if day < oldest_day {
                     self.queries.series.remove_day(day)?;
-                    retained.days_removed += 1;
+                    retained.note_day(day, bytes);
                 }
             }
         }
@@ -206,9 +230,9 @@ impl Writer {
             let sizes = self.sizes()?;
             let today = day::of_ns(now_ns);
             if sizes.total() > max_bytes {
-                for &day in sizes.unreadable.iter().filter(|day| **day < today) {
+                for &(day, bytes) in sizes.unreadable.iter().filter(|(day, _)| *day < today) {
                     self.queries.series.remove_day(day)?;
-                    retained.days_removed += 1;
+                    retained.note_day(day, bytes);
                 }
             }
             if sizes.total() <= max_bytes {
@@ -340,7 +364,7 @@ impl Writer {
             let usage = self.queries.series.usage(day)?;
             let counted = usage.iter().map(|usage| usage.bytes).sum();
             if usage.is_empty() {
-                sizes.unreadable.push(day);
+                sizes.unreadable.push((day, bytes));
             }
             for Usage { key, bytes: part } in usage {
                 let owner = owner_of(&**sql, &key, &mut sizes.owners)?;
@@ -370,8 +394,8 @@ struct Sizes {
     /// By day, oldest first.
     series: Vec<OwnedSeries>,
     owners: HashMap<JobKey, String>,
-    /// Days that hold nothing, or nothing that can be read.
-    unreadable: Vec<i64>,
+    /// Days that hold nothing, or nothing that can be read, and their sizes.
+    unreadable: Vec<(i64, u64)>,
 }
 
 /// What the samples of something take in the file of one day.

@@ -10,7 +10,7 @@ use met_store::{Filter, Salvage};
 
 use super::found;
 use super::keeping::Keeping;
-use super::permissions::{self, Access, Role};
+use super::permissions::{self, Access, Caller, Role};
 use super::sampling::Sampling;
 use super::socket::Peer;
 use met_host::users;
@@ -22,10 +22,10 @@ use met_query::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
 const PAGE_SAMPLES: usize = 50_000;
 
 impl Keeping {
-    /// What this peer may do by this request; an error if nothing.
-    pub fn access(&self, request: &Request, peer: Peer) -> Result<Access> {
+    /// What this caller may do by this request; an error if nothing.
+    pub fn access(&self, request: &Request, caller: &Caller) -> Result<Access> {
         let row = permissions::row(request);
-        let access = row.access(self.place.system, || self.role(peer));
+        let access = row.access(self.place.system, || caller.role(|peer| self.role(peer)));
         if !access.is_any() {
             bail!("{}", row.refusal(self.place.system));
         }
@@ -50,8 +50,9 @@ impl Keeping {
         }
     }
 
-    pub fn answer(&mut self, request: Request, peer: Peer) -> Result<Reply> {
-        let access = self.access(&request, peer)?;
+    pub fn answer(&mut self, request: Request, caller: &Caller) -> Result<Reply> {
+        let access = self.access(&request, caller)?;
+        let peer = caller.peer;
         match request {
             Request::Reserve { at_least } => self.reserve(at_least, peer),
             Request::Enclose { name, pid } => self.enclose(&name, pid, peer).map(Reply::Enclosed),
@@ -74,7 +75,7 @@ impl Keeping {
             Request::CardCourse { key, uuid, after_ms } => {
                 self.card_course(&key, &uuid, after_ms, peer, access)
             }
-            Request::Remove(key) => self.remove(&key, peer, access),
+            Request::Remove(key) => self.remove(&key, caller, access),
             Request::NodeParts { since_ms } => self.node_parts(since_ms),
             Request::NodeCourse { table, part, after_ms } => self.node_course(&table, &part, after_ms),
             Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
@@ -91,6 +92,34 @@ impl Keeping {
             Request::Hello { .. } | Request::Stop | Request::Nodes | Request::NodeCourses { .. } => {
                 bail!("not a question about jobs")
             }
+        }
+    }
+
+    /// Whether a request is answered with the help of the sampling thread.
+    pub fn needs_sampler(&self, request: &Request) -> bool {
+        match request {
+            Request::Ended(_)
+            | Request::NodeParts { .. }
+            | Request::Energy
+            | Request::Configure(_)
+            | Request::Status => true,
+            Request::Jobs(_)
+            | Request::Find(_)
+            | Request::FindAfter { .. }
+            | Request::Course { .. }
+            | Request::CardCourse { .. } => !self.jobs.is_empty(),
+            Request::Hello { .. }
+            | Request::Reserve { .. }
+            | Request::Enclose { .. }
+            | Request::Started(_)
+            | Request::Remove(_)
+            | Request::NodeCourse { .. }
+            | Request::Factors
+            | Request::Correct(_)
+            | Request::InForce
+            | Request::Stop
+            | Request::Nodes
+            | Request::NodeCourses { .. } => false,
         }
     }
 
@@ -226,10 +255,10 @@ impl Keeping {
         Ok(Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect()))
     }
 
-    fn remove(&mut self, key: &JobKey, peer: Peer, access: Access) -> Result<Reply> {
-        if self.visible(key, peer, access).is_err() {
-            let seen = self.access(&Request::Find(JobRef::Last), peer)?;
-            if self.visible(key, peer, seen).is_ok() {
+    fn remove(&mut self, key: &JobKey, caller: &Caller, access: Access) -> Result<Reply> {
+        if self.visible(key, caller.peer, access).is_err() {
+            let seen = self.access(&Request::Find(JobRef::Last), caller)?;
+            if self.visible(key, caller.peer, seen).is_ok() {
                 bail!("only its owner or root may remove this job");
             }
             // Removed is removed, whoever kept it.

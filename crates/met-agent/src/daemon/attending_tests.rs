@@ -1,14 +1,19 @@
 //! A file that never answers is a pipe into which nobody writes.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use met_core::job::{CgroupPaths, Origin, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK};
 use met_core::{JOB, MISSING};
 
+use super::super::connections::{Connections, Limits};
+use super::super::socket::{Connection, Peer};
 use super::super::unwritten::tests::keeping_by;
 use super::*;
 use met_core::sample;
+use met_query::handshake::Hello;
+use met_query::protocol::{Reply, Request, write_frame};
 
 const METER: &str = "sys/cray/pm_counters/freshness";
 const CPU_FILE: &str = "sys/fs/cgroup/job/cpu.stat";
@@ -167,6 +172,119 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000));
     machine.answer(METER, "2\n");
     keeping.close();
+}
+
+/// A daemon around it that is driven by hand, and clients of it.
+fn daemon_of(keeping: Keeping) -> super::super::Daemon {
+    use super::super::*;
+    keeping.place.create().unwrap();
+    let claim = Claim::take(&keeping.place).unwrap().unwrap();
+    Daemon {
+        http: None,
+        post: claim.open_door(&keeping.place).unwrap(),
+        signals: Signals::block().unwrap(),
+        in_terminal: false,
+        connections: Connections::new(Limits::of(1024, false)),
+        idle_exit: None,
+        busy_at: Instant::now(),
+        rests: false,
+        gave_back: Instant::now(),
+        next_flush: Instant::now(),
+        next_retention: Instant::now(),
+        keeping,
+    }
+}
+
+fn client_of(daemon: &mut super::super::Daemon, request: &Request) -> UnixStream {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let uid = rustix::process::getuid().as_raw();
+    daemon.admit(Connection::new(ours, Peer { uid, pid: std::process::id() }));
+    write_frame(&mut theirs, request).unwrap();
+    theirs
+}
+
+fn is_answered(client: &UnixStream) -> bool {
+    rustix::io::ioctl_fionread(client).unwrap() > 0
+}
+
+#[test]
+fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
+    let machine = Machine::new();
+    let mut keeping = machine.keeping();
+    let key = machine.job(&mut keeping).key;
+    until(&mut keeping, "the job is sampled", |keeping| total(keeping, &key, CPU).is_some());
+    let mut daemon = daemon_of(keeping);
+    machine.hang(METER);
+    let kept = |keeping: &mut Keeping| {
+        keeping.sampling.attendance.pulse.at().and_then(|at| at.source) == Some("cray")
+    };
+    until(&mut daemon.keeping, "the thread is kept", kept);
+
+    let status = client_of(&mut daemon, &Request::Status);
+    let gone = client_of(&mut daemon, &Request::Status);
+    let factors = client_of(&mut daemon, &Request::Factors);
+    // The first round may be spent on waiting for the tick.
+    for _ in 0..2 {
+        daemon.serve_connections(&[true, true, true]);
+    }
+    assert!(is_answered(&factors) && !is_answered(&status) && !is_answered(&gone));
+    drop(gone);
+    // Nobody spins until the sampler answers.
+    assert!(daemon.keeping.sampling.is_blocked());
+    assert_eq!(daemon.patience(), Some(super::super::RETRY_EVERY));
+    assert_eq!(daemon.poll().connections, [false, false, false], "a hang-up is seen to later");
+    assert_eq!(daemon.keeping.sampling.attendance.replaced(), 0, "nobody waited so long");
+
+    let begin = Instant::now();
+    while !is_answered(&status) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the next thread answers");
+        let ready = daemon.poll().connections;
+        daemon.serve_connections(&ready);
+        daemon.keep_house();
+    }
+    assert_eq!(daemon.keeping.sampling.attendance.replaced(), 1);
+    machine.answer(METER, "2\n");
+    daemon.leave();
+}
+
+#[test]
+fn a_supervisor_without_room_hears_why_only_in_a_protocol_that_has_it() {
+    let answers = |hello: Option<Hello>| {
+        let machine = Machine::new();
+        let mut daemon = daemon_of(machine.keeping());
+        daemon.connections = Connections::new(Limits::without_supervisors());
+        let start = Request::Started(Box::new(sample::bare(7, "x")));
+        let hello = hello.map(Request::Hello);
+        let mut client = client_of(&mut daemon, hello.as_ref().unwrap_or(&start));
+        if hello.is_some() {
+            write_frame(&mut client, &start).unwrap();
+        }
+        // A hello, the announcement, and the end of the connection.
+        for _ in 0..3 {
+            let ready = vec![true; daemon.connections.len()];
+            daemon.serve_connections(&ready);
+        }
+        assert_eq!(daemon.connections.len(), 0, "it is closed");
+        daemon.leave();
+        let mut arrived = Vec::new();
+        std::io::Read::read_to_end(&mut client, &mut arrived).unwrap();
+        let mut replies = Vec::new();
+        while let Some(reply) = met_query::protocol::take_frame::<Reply>(&mut arrived).unwrap() {
+            replies.push(match reply {
+                Reply::Hello { .. } => "hello",
+                Reply::Done => "done",
+                Reply::Unlinked => "unlinked",
+                _ => "other",
+            });
+        }
+        replies
+    };
+    let of_version = |version| Some(Hello { protocol: 1, newest: Some(version), replace: false });
+    assert_eq!(answers(of_version(4)), ["hello", "done", "unlinked"]);
+    assert_eq!(answers(of_version(3)), ["hello"]);
+    assert_eq!(answers(None), [""; 0], "who did not introduce himself may be of any version");
 }
 
 #[test]

@@ -23,7 +23,7 @@ impl Keeping {
 
     /// Adds to jobs that are over what their last window of energy came to.
     pub fn settle_energy(&mut self) {
-        if self.is_owed() {
+        if self.is_owed() && self.sampling.is_ready() {
             let settled = self.sampling.settled();
             self.put_energy(settled);
         }

@@ -33,6 +33,8 @@ pub struct Limits {
     /// All others.
     clients: usize,
     clients_of_user: usize,
+    /// Of these, places that only root gets: who fills all others does not keep root from stopping the daemon.
+    clients_of_root: usize,
 }
 
 impl Limits {
@@ -49,12 +51,24 @@ impl Limits {
                 supervisors_of_user: supervisors / 10 * 9,
                 clients,
                 clients_of_user: clients / 3 * 2,
+                clients_of_root: (clients / 16).clamp(2, 32),
             },
             // They are all of one user.
-            false => {
-                Limits { supervisors, supervisors_of_user: supervisors, clients, clients_of_user: clients }
-            }
+            false => Limits {
+                supervisors,
+                supervisors_of_user: supervisors,
+                clients,
+                clients_of_user: clients,
+                clients_of_root: 0,
+            },
         }
+    }
+}
+
+#[cfg(test)]
+impl Limits {
+    pub fn without_supervisors() -> Limits {
+        Limits { supervisors: 0, ..Limits::of(1024, false) }
     }
 }
 
@@ -90,16 +104,18 @@ impl Connections {
         self.all.iter_mut()
     }
 
-    /// What to wait for, in the order of the connections.
-    pub fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.all.iter().map(|connection| {
+    /// What to wait for, with the places of the connections. One whose request is postponed is not waited for: if
+    /// its peer hung up, that would be reported without end.
+    pub fn poll_fds(&self) -> impl Iterator<Item = (usize, PollFd<'_>)> {
+        let awaited = self.all.iter().enumerate().filter(|(_, connection)| !connection.is_postponed());
+        awaited.map(|(index, connection)| {
             let flags = match connection {
                 // Who does not take his answers is asked no further questions.
                 connection if connection.wants_to_write() => PollFlags::OUT,
                 connection if self.is_crowded(connection) => PollFlags::empty(),
                 _ => PollFlags::IN,
             };
-            PollFd::from_borrowed_fd(connection.as_fd(), flags)
+            (index, PollFd::from_borrowed_fd(connection.as_fd(), flags))
         })
     }
 
@@ -107,9 +123,10 @@ impl Connections {
         self.held.get(&connection.peer.uid).is_some_and(|&bytes| bytes > USER_BYTES_MAX)
     }
 
-    /// Whether a request that has arrived waits for its turn.
-    pub fn has_waiting(&self) -> bool {
-        self.all.iter().any(|connection| self.is_waiting(connection))
+    /// Whether a request that has arrived waits for its turn. Those that are postponed do so only if `with_postponed`.
+    pub fn has_waiting(&self, with_postponed: bool) -> bool {
+        let counts = |connection: &&Connection| with_postponed || !connection.is_postponed();
+        self.all.iter().filter(counts).any(|connection| self.is_waiting(connection))
     }
 
     fn is_waiting(&self, connection: &Connection) -> bool {
@@ -129,7 +146,8 @@ impl Connections {
         let (count, of_user) =
             clients.fold((0, 0), |(all, his), other| (all + 1, his + usize::from(other.peer.uid == uid)));
         let owner = uid == 0 || uid == rustix::process::getuid().as_raw();
-        let is_full = count >= self.limits.clients;
+        let kept = if owner { 0 } else { self.limits.clients_of_root };
+        let is_full = count + kept >= self.limits.clients;
         let mut gone = Vec::new();
         if is_full || of_user >= self.limits.clients_of_user && !owner {
             let whose = (!is_full).then_some(uid);
@@ -266,7 +284,7 @@ mod tests {
     fn rounds(all: &mut Connections, count: usize, reply: &Reply, pause: Duration) -> HashMap<u32, usize> {
         let mut answered = HashMap::new();
         for _ in 0..count {
-            let mut fds: Vec<PollFd<'_>> = all.poll_fds().collect();
+            let mut fds: Vec<PollFd<'_>> = all.poll_fds().map(|(_, fd)| fd).collect();
             let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
             rustix::event::poll(&mut fds, Some(&now)).unwrap();
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -341,7 +359,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_his_turn_makes_no_room() {
-        let mut all = Connections::new(Limits { clients: 2, ..Limits::of(0, true) });
+        let mut all = Connections::new(Limits { clients: 2, clients_of_root: 0, ..Limits::of(0, true) });
         let (idle, _idle) = client(70_000);
         let (waiting, mut peer) = client(70_000);
         all.admit(idle);
@@ -359,6 +377,25 @@ mod tests {
         let mut left: Vec<u32> = all.iter_mut().map(|connection| connection.peer.uid).collect();
         left.sort_unstable();
         assert_eq!((left, peers.len()), (vec![70_000, 70_001], 2), "the idle one went, then nobody");
+    }
+
+    #[test]
+    fn users_who_take_all_places_leave_some_to_root() {
+        let limits = Limits::of(1024, true);
+        let mut all = Connections::new(limits);
+        let mut peers = Vec::new();
+        // All of them have just spoken: none is idle.
+        for uid in (70_000..70_004).flat_map(|uid| std::iter::repeat_n(uid, limits.clients)) {
+            let (connection, mut peer) = client(uid);
+            say(&mut peer, 1);
+            all.admit(connection);
+            peers.push(peer);
+        }
+        assert_eq!(all.len(), limits.clients - limits.clients_of_root);
+        let (connection, _peer) = client(0);
+        all.admit(connection);
+        assert!(all.iter_mut().any(|connection| connection.peer.uid == 0), "root finds a place");
+        assert!(Limits::of(0, true).clients_of_root >= 2);
     }
 
     #[test]

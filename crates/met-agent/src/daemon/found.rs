@@ -25,6 +25,10 @@ impl Keeping {
 
     /// Takes note of what the discovery has seen since the last call.
     pub fn discovered(&mut self) {
+        // A job that ended takes its samples with it.
+        if self.finding.is_none() || !self.sampling.is_ready() {
+            return;
+        }
         for event in self.finding.as_ref().map(|finding| finding.take()).unwrap_or_default() {
             match event {
                 Event::Found(found) => self.found(*found),

@@ -57,9 +57,10 @@ use met_config::Failure;
 use met_config::Place;
 use met_config::address;
 use met_query::client::{Client, Unreachable};
-use met_query::handshake::Greeting;
+use met_query::handshake::{Greeting, UNLINKED_SINCE};
 use met_query::protocol::{Reply, Request};
 use met_query::setting::Setting;
+use permissions::Caller;
 pub use socket::remove_dead_socket;
 use socket::{Claim, Connection, Peer, Post};
 
@@ -67,6 +68,8 @@ use socket::{Claim, Connection, Peer, Post};
 const ACCEPTED_PER_ROUND: usize = 32;
 /// While jobs that are over wait for their last window of energy.
 const SETTLE_EVERY: Duration = Duration::from_millis(500);
+/// While the sampling thread is blocked, what needs it is tried again this often.
+const RETRY_EVERY: Duration = Duration::from_millis(50);
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
 /// Ticks need half of the code that starting, opening sources and answering does.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(15);
@@ -163,6 +166,18 @@ fn listen(setting: &Setting, board: Option<&Arc<Board>>, system: bool, auto: boo
     }
 }
 
+/// Replies to a peer whose connection is closed afterwards if there is no room for it. An older supervisor does not
+/// know why; one whose announcement is not confirmed either tries again ever more rarely, not at once.
+fn reply_linked(connection: &mut Connection, reply: &Reply, has_room: bool) {
+    let knows_why = connection.protocol >= UNLINKED_SINCE;
+    if has_room || knows_why {
+        connection.reply(reply);
+    }
+    if !has_room && knows_why {
+        connection.reply(&Reply::Unlinked);
+    }
+}
+
 struct Daemon {
     keeping: Keeping,
     http: Option<Server>,
@@ -224,29 +239,39 @@ impl Daemon {
     fn poll(&mut self) -> Ready {
         let mut fds =
             vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.post.listener, PollFlags::IN)];
-        fds.extend(self.connections.poll_fds());
+        let (places, polled): (Vec<usize>, Vec<PollFd<'_>>) = self.connections.poll_fds().unzip();
+        fds.extend(polled);
         let (bell, bell_at) = (self.keeping.bell(), fds.len());
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
-        let (finding, finding_at) = (self.keeping.finding.as_ref(), fds.len());
+        let is_blocked = self.keeping.sampling.is_blocked();
+        let (finding, finding_at) = (self.keeping.finding.as_ref().filter(|_| !is_blocked), fds.len());
         fds.extend(finding.map(|finding| PollFd::from_borrowed_fd(finding.as_fd(), PollFlags::IN)));
         let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Ready::default();
         }
         let is_ready = |index: usize| !fds[index].revents().is_empty();
+        let mut connections = vec![false; self.connections.len()];
+        for (at, &place) in places.iter().enumerate() {
+            connections[place] = is_ready(2 + at);
+        }
         Ready {
             signalled: is_ready(0),
             knocked: is_ready(1),
             told: bell.is_some() && is_ready(bell_at),
             discovered: finding.is_some() && is_ready(finding_at),
-            connections: (0..self.connections.len()).map(|index| is_ready(2 + index)).collect(),
+            connections,
         }
     }
 
     /// How long nothing needs to be done unless somebody asks.
     fn patience(&self) -> Option<Duration> {
-        if self.connections.has_waiting() {
+        let is_blocked = self.keeping.sampling.is_blocked();
+        if self.connections.has_waiting(!is_blocked) {
             return Some(Duration::ZERO);
+        }
+        if is_blocked {
+            return Some(RETRY_EVERY);
         }
         let flush = self.keeping.has_to_flush().then_some(self.next_flush);
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
@@ -310,6 +335,9 @@ impl Daemon {
     fn serve_one(&mut self, all: &mut Connections, index: usize, stop: &mut bool) -> Served {
         let connection = all.get(index);
         let peer = connection.peer;
+        if connection.is_postponed() && !self.keeping.sampling.is_ready() {
+            return Served::Stays;
+        }
         if !connection.wants_to_write() && !connection.receive() {
             return Served::Gone;
         }
@@ -320,6 +348,13 @@ impl Daemon {
             // A supervisor that was killed at once has told of its job; nobody waits for other answers.
             Some(Ok(request))
                 if connection.is_deaf() && !matches!(request, Request::Started(_) | Request::Ended(_)) => {}
+            Some(Ok(request))
+                if self.keeping.needs_sampler(&request) && !self.keeping.sampling.is_ready() =>
+            {
+                if let Err(error) = connection.postpone(&request) {
+                    connection.reply(&Reply::Error { message: error.to_string() });
+                }
+            }
             Some(Ok(request)) => {
                 let announced = match &request {
                     Request::Started(record) => Some(record.key.clone()),
@@ -327,10 +362,13 @@ impl Daemon {
                 };
                 let (reply, stops) = self.answer(request, peer);
                 *stop |= stops;
-                connection.reply(&reply);
+                if let Reply::Hello { protocol, .. } = &reply {
+                    connection.protocol = *protocol;
+                }
                 if let (Some(key), Reply::Done) = (announced, &reply) {
                     has_room = self.link(all, index, &key);
                 }
+                reply_linked(all.get(index), &reply, has_room);
             }
         }
         all.get(index).flush();
@@ -346,7 +384,6 @@ impl Daemon {
             return true;
         }
         if !all.promote(index, key) {
-            all.get(index).reply(&Reply::Unlinked);
             return false;
         }
         self.keeping.linked(key);
@@ -355,7 +392,8 @@ impl Daemon {
 
     fn answer(&mut self, request: Request, peer: Peer) -> (Reply, bool) {
         let refused = |error: anyhow::Error| Reply::Error { message: format!("{error:#}") };
-        if let Err(error) = self.keeping.access(&request, peer) {
+        let caller = Caller::new(peer);
+        if let Err(error) = self.keeping.access(&request, &caller) {
             return (refused(error), false);
         }
         match request {
@@ -367,7 +405,7 @@ impl Daemon {
                 (Reply::Hello { protocol, pid: std::process::id(), leaving }, leaving)
             }
             Request::Stop => (Reply::Done, true),
-            request => (self.keeping.answer(request, peer).unwrap_or_else(refused), false),
+            request => (self.keeping.answer(request, &caller).unwrap_or_else(refused), false),
         }
     }
 
@@ -376,13 +414,15 @@ impl Daemon {
         self.keeping.look_after_sampling();
         self.keeping.settle_energy();
         self.keeping.hear_provider();
-        if now >= self.next_flush && self.keeping.has_to_flush() {
+        let flush = now >= self.next_flush && self.keeping.has_to_flush();
+        if flush && self.keeping.sampling.is_ready() {
             self.keeping.follow_factor();
             self.keeping.flush();
             self.keeping.sweep();
             self.next_flush = now + self.keeping.flush_every();
         }
-        if now >= self.next_retention || self.keeping.is_retention_due() {
+        let retain = now >= self.next_retention || self.keeping.is_retention_due();
+        if retain && self.keeping.sampling.is_ready() {
             // Without jobs nothing else writes what was learned of the machine meanwhile.
             self.keeping.flush();
             self.keeping.retain();

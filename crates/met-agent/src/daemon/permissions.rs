@@ -3,6 +3,8 @@
 //! For the system daemon the owner is the user whose job a request is about. For a daemon of a user it is that user,
 //! and everything in it is his.
 
+use std::cell::OnceCell;
+
 use super::socket::Peer;
 use met_query::protocol::Request;
 
@@ -15,6 +17,22 @@ pub enum Role {
     /// In the group of `daemon.operators`.
     Operator,
     Root,
+}
+
+/// Who sent a request. The role is found out once: looking up a group may ask a directory service.
+pub struct Caller {
+    pub peer: Peer,
+    role: OnceCell<Role>,
+}
+
+impl Caller {
+    pub fn new(peer: Peer) -> Caller {
+        Caller { peer, role: OnceCell::new() }
+    }
+
+    pub fn role(&self, find: impl FnOnce(Peer) -> Role) -> Role {
+        *self.role.get_or_init(|| find(self.peer))
+    }
 }
 
 /// What is granted: about one's own jobs, and about those of others. A request that is about no job is granted if
@@ -254,6 +272,25 @@ mod tests {
             }
         }
         assert_eq!(row(&Request::Stop).refusal(true), "only root may stop the system daemon");
+    }
+
+    #[test]
+    fn the_role_of_a_caller_is_found_out_once_and_only_if_it_matters() {
+        let caller = Caller::new(Peer { uid: 7, pid: 1 });
+        let mut lookups = 0;
+        let mut access = |request: Request| {
+            let role = || {
+                caller.role(|_| {
+                    lookups += 1;
+                    Role::Operator
+                })
+            };
+            let granted = row(&request).access(true, role);
+            (granted.is_any(), lookups)
+        };
+        assert_eq!(access(Request::Status), (true, 0));
+        assert_eq!(access(Request::Jobs(JobsFilter::default())), (true, 1));
+        assert_eq!(access(Request::Stop), (false, 1));
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl Keeping {
     pub fn look_at_groups_if_due(&mut self) {
         let Some(mut groups) = self.groups.take() else { return };
         let replaced = self.sampling.attendance.replaced();
-        if groups.next <= Instant::now() {
+        if groups.next <= Instant::now() && self.sampling.is_ready() {
             let is_managed = groups.unless_managed && self.has_resource_manager();
             // Those that are jobs already are followed to their end, whoever comes.
             if !is_managed || groups.has_jobs() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use met_core::job::Record;
-use met_store::inbox::{self, JobDir, SHARED_IDS_END};
+use met_store::inbox::{self, SHARED_IDS_END};
 
 use super::keeping::Keeping;
 use super::socket::Peer;
@@ -167,11 +167,6 @@ impl Known for met_store::Queries {
 
 impl Keeping {
     pub(super) fn reserve(&mut self, at_least: u64, peer: Peer) -> Result<Reply> {
-        if !self.place.system {
-            // Beside the user's commands, which reserve in the same folder.
-            let next = self.writer.next_local_id()?;
-            return Ok(Reply::Reserved { id: JobDir::reserve(&self.place.state, at_least.max(next))?.0 });
-        }
         if self.reservations.next == 0 {
             self.reservations.next = self.first_id()?;
         }

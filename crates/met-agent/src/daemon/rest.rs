@@ -1,7 +1,7 @@
 //! When a machine without jobs is looked at, to learn what it uses doing nothing.
 //!
-//! A look is a few readings of the meters some seconds apart: a controller answers one question while the next
-//! is asked, so two are not enough. Between looks nobody wakes up.
+//! A look is a few readings of the meters some seconds apart, as many as the ledger needs to believe them: a controller
+//! answers one question while the next is asked. Between looks nobody wakes up.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const SETTLES_NS: i64 = 10 * SECOND_NS;
 /// Readings further apart than the ledger's patience have nothing to do with each other.
 pub(crate) const APART_NS: i64 = 2 * SECOND_NS;
 /// For meters that are read at once, and for the slowest controller that is worth it.
-const READINGS_MIN: u32 = 3;
+const READINGS_MIN: u32 = 4;
 const READINGS_MAX: u32 = 80;
 const LOOK_EVERY_NS: i64 = 300 * SECOND_NS;
 
@@ -31,8 +31,9 @@ impl Rest {
             return Rest { next_ns: None, readings: 0, readings_left: 0, is_first: true };
         };
         let slowest_ns = i64::try_from(slowest.as_nanos()).unwrap_or(i64::MAX);
-        // It is asked at the first reading, and told at the one after the answer: two answers and some time.
-        let most = slowest_ns.saturating_mul(5) / 2 / APART_NS + 2;
+        // It is asked at the first reading, and told at the one after the answer: four answers, which are the ends of
+        // three windows, and some time.
+        let most = slowest_ns.saturating_mul(9) / 2 / APART_NS + 2;
         let readings = u32::try_from(most).unwrap_or(READINGS_MAX).clamp(READINGS_MIN, READINGS_MAX);
         Rest { next_ns: Some(now_ns + SETTLES_NS), readings, readings_left: readings, is_first: true }
     }
@@ -89,21 +90,21 @@ mod tests {
 
     #[test]
     fn an_empty_machine_is_looked_at_now_and_then() {
-        assert_eq!(readings(1, true)[..5], [10, 12, 14, 314, 316]);
-        assert!(readings(10, true).len() < 3600 / 20, "of 3600 seconds nearly all are slept through");
+        assert_eq!(readings(1, true)[..6], [10, 12, 14, 16, 316, 318]);
+        assert!(readings(10, true).len() < 3600 / 13, "of 3600 seconds nearly all are slept through");
         assert!(readings(3600, true).len() < 3600 / 4, "whatever is configured");
     }
 
     #[test]
-    fn a_look_lasts_for_two_answers_of_the_slowest_meter() {
+    fn a_look_lasts_for_four_answers_of_the_slowest_meter() {
         let found = readings(10, true);
         let first: Vec<i64> = found.iter().copied().take_while(|&second| second < 300).collect();
-        assert_eq!((first.len(), first[0], first[13]), (14, 10, 36));
+        assert_eq!((first.len(), first[0], first[23]), (24, 10, 56));
     }
 
     #[test]
     fn without_meters_there_is_one_look() {
-        assert_eq!(readings(1, false), [10, 12, 14]);
+        assert_eq!(readings(1, false), [10, 12, 14, 16]);
         assert_eq!(Rest::begin(0, None).until_next(0), None, "and where there can be none, not even that");
     }
 }

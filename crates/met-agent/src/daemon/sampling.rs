@@ -38,6 +38,18 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN_WHEN_STUCK: Duration = Duration::from_millis(20);
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
+/// So long the main thread waits for a tick to end. A client that starts a job waits for 200 ms.
+const READY_WITHIN: Duration = Duration::from_millis(100);
+
+const READY_LOOK: Duration = Duration::from_micros(500);
+
+/// A tick that did not end in time: when it began, by the monotonic clock, and when that was noticed.
+#[derive(Clone, Copy)]
+struct Delay {
+    since_ns: i64,
+    noticed: Instant,
+}
+
 /// The sampling thread does not answer.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the sampling thread has not answered for {} s: something that it reads hangs", ANSWER_WITHIN.as_secs())]
@@ -138,6 +150,9 @@ pub struct Sampling {
     orders: Sender<Order>,
     pub(super) thread: Option<JoinHandle<()>>,
     stuck: Cell<bool>,
+    delay: Cell<Option<Delay>>,
+    /// Its ticks take longer than the main thread waits.
+    is_slow: Cell<bool>,
     pub(super) attendance: Attendance,
 }
 
@@ -146,7 +161,8 @@ impl Sampling {
     pub fn start(host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<Sampling> {
         let (orders, _) = mpsc::channel();
         let attendance = Attendance::new(config.sampling.interval);
-        let mut sampling = Sampling { orders, thread: None, stuck: Cell::new(false), attendance };
+        let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
+        let mut sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
         sampling.begin(host, config, board)?;
         Ok(sampling)
     }
@@ -158,6 +174,8 @@ impl Sampling {
         let (config, options) = (config.clone(), self.attendance.options(config));
         self.orders = orders;
         self.stuck.set(false);
+        self.delay.set(None);
+        self.is_slow.set(false);
         let work = move || {
             options.pulse.begin();
             let mut sampler = Sampler::with(host, config.sampling.interval, &config, &options);
@@ -312,12 +330,70 @@ impl Sampling {
         has_failed && self.attendance.may_replace() || self.attendance.is_kept()
     }
 
+    /// Whether the thread takes orders now or in a moment. If not, the main thread postpones what needs it and
+    /// serves other requests: clients conclude after a second that a daemon is dead.
+    pub fn is_ready(&self) -> bool {
+        let Some(since_ns) = self.busy_since_ns() else {
+            self.delay.set(None);
+            self.is_slow.set(false);
+            return true;
+        };
+        match self.delay.get() {
+            _ if self.stuck.get() => true,
+            Some(delay) if delay.since_ns != since_ns => {
+                // It has taken orders meanwhile: it is slow, and not blocked.
+                self.delay.set(None);
+                self.is_slow.set(true);
+                true
+            }
+            Some(delay) if delay.noticed.elapsed() < ANSWER_WITHIN => false,
+            Some(_) => {
+                // Nothing waits long for it any more.
+                self.delay.set(None);
+                self.set_stuck();
+                true
+            }
+            None if self.ends_soon(since_ns) => true,
+            None => {
+                self.delay.set(Some(Delay { since_ns, noticed: Instant::now() }));
+                false
+            }
+        }
+    }
+
+    /// Whether what it does now ends in a moment. One whose ticks are all long gets its orders at their beginning.
+    fn ends_soon(&self, since_ns: i64) -> bool {
+        let mut age_ns = clock::monotonic_ns() - since_ns;
+        while age_ns < READY_WITHIN.as_nanos() as i64 {
+            if self.is_slow.get() || self.busy_since_ns() != Some(since_ns) {
+                return true;
+            }
+            std::thread::sleep(READY_LOOK);
+            age_ns = clock::monotonic_ns() - since_ns;
+        }
+        false
+    }
+
+    fn busy_since_ns(&self) -> Option<i64> {
+        self.attendance.pulse.at().map(|at| at.since_ns)
+    }
+
+    /// Whether it was not ready, and is still at the same.
+    pub fn is_blocked(&self) -> bool {
+        self.delay.get().is_some_and(|delay| self.busy_since_ns() == Some(delay.since_ns))
+    }
+
+    fn set_stuck(&self) {
+        if !self.stuck.replace(true) {
+            tracing::error!("{Stuck}");
+        }
+    }
+
     /// Waits for an answer, but not for a thread in whose place another one can go on.
     fn ask<T>(&self, order: impl FnOnce(SyncSender<T>) -> Order) -> Result<T, Stuck> {
         let (reply, answer) = mpsc::sync_channel(1);
         self.orders.send(order(reply)).map_err(|_| Stuck)?;
-        let was_stuck = self.stuck.get();
-        let patience = if was_stuck { ANSWER_WITHIN_WHEN_STUCK } else { ANSWER_WITHIN };
+        let patience = if self.stuck.get() { ANSWER_WITHIN_WHEN_STUCK } else { ANSWER_WITHIN };
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -332,10 +408,7 @@ impl Sampling {
                 Err(RecvTimeoutError::Disconnected) => return Err(Stuck),
             }
         }
-        self.stuck.set(true);
-        if !was_stuck {
-            tracing::error!("{Stuck}");
-        }
+        self.set_stuck();
         Err(Stuck)
     }
 
@@ -543,7 +616,8 @@ mod tests {
     fn an_allocation_that_is_known_is_told_and_none_is_not() {
         let (orders, received) = mpsc::channel();
         let attendance = Attendance::new(Duration::from_secs(1));
-        let sampling = Sampling { orders, thread: None, stuck: Cell::new(false), attendance };
+        let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
+        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
         let mut record = met_core::sample::bare(1, "x");
         sampling.allocate(&record);
         assert!(received.try_recv().is_err());
@@ -554,11 +628,37 @@ mod tests {
     }
 
     #[test]
+    fn a_sampler_whose_ticks_are_long_is_slow_and_one_that_stays_in_a_tick_blocked() {
+        let (orders, _never_read) = mpsc::channel();
+        let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
+        let attendance = Attendance::new(Duration::from_secs(1));
+        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
+        assert!(sampling.is_ready() && !sampling.is_blocked(), "it rests");
+        let pulse = Arc::clone(&sampling.attendance.pulse);
+        pulse.begin();
+        assert!(!sampling.is_ready() && sampling.is_blocked());
+        assert!(!sampling.is_ready(), "nobody waits for the same tick twice");
+        // The next tick.
+        pulse.begin();
+        assert!(!sampling.is_blocked() && sampling.is_ready());
+        pulse.rest();
+        assert!(sampling.is_ready());
+        // Who never comes back is not waited for any more, as before.
+        pulse.begin();
+        assert!(!sampling.is_ready());
+        let long_ago = Instant::now().checked_sub(ANSWER_WITHIN).unwrap();
+        sampling.delay.set(sampling.delay.get().map(|delay| Delay { noticed: long_ago, ..delay }));
+        assert!(sampling.is_ready() && sampling.stuck.get());
+        sampling.stop();
+    }
+
+    #[test]
     fn a_sampler_that_does_not_answer_is_given_up() {
         // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
         let (orders, _never_read) = mpsc::channel();
         let attendance = Attendance::new(Duration::from_secs(1));
-        let sampling = Sampling { orders, thread: None, stuck: Cell::new(true), attendance };
+        let (stuck, delay, is_slow) = (Cell::new(true), Cell::new(None), Cell::new(false));
+        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
         assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));
         assert!(sampling.live().is_empty() && sampling.drain().jobs.is_empty());
         sampling.stop();

@@ -17,6 +17,7 @@ use super::spare::Spare;
 use met_config::Place;
 use met_config::address;
 use met_query::client::Client;
+use met_query::handshake::PROTOCOL_OLDEST;
 use met_query::protocol::{self, Reply, Request};
 
 /// How long a starting daemon waits for a leaving one to let go of the lock.
@@ -145,6 +146,8 @@ pub struct Connection {
     pub peer: Peer,
     /// The job whose supervisor this is.
     pub job: Option<JobKey>,
+    /// The version that was agreed on; of a peer that has not introduced itself, the oldest.
+    pub protocol: u32,
     arrived: Vec<u8>,
     leaving: Vec<u8>,
     /// How much of it the peer has taken.
@@ -153,6 +156,8 @@ pub struct Connection {
     moved: Instant,
     /// The peer takes no replies any more; what it said before may still tell of a job.
     is_deaf: bool,
+    /// The next request cannot be answered yet.
+    is_postponed: bool,
 }
 
 impl Connection {
@@ -162,11 +167,13 @@ impl Connection {
             stream,
             peer,
             job: None,
+            protocol: PROTOCOL_OLDEST,
             arrived,
             leaving,
             taken: 0,
             moved: Instant::now(),
             is_deaf: false,
+            is_postponed: false,
         }
     }
 
@@ -225,11 +232,26 @@ impl Connection {
         if self.wants_to_write() {
             return None;
         }
+        self.is_postponed = false;
         let taken = protocol::take_frame(&mut self.arrived).transpose();
         if self.arrived.is_empty() {
             self.arrived = Vec::new();
         }
         taken
+    }
+
+    /// Puts a request back, to be taken again when it can be answered.
+    pub fn postpone(&mut self, request: &Request) -> io::Result<()> {
+        let mut frame = Vec::new();
+        protocol::write_frame(&mut frame, request)?;
+        frame.append(&mut self.arrived);
+        self.arrived = frame;
+        self.is_postponed = true;
+        Ok(())
+    }
+
+    pub fn is_postponed(&self) -> bool {
+        self.is_postponed
     }
 
     /// Queues a reply; `flush` sends it. One that is too large for a frame becomes an error the peer can read.

@@ -80,6 +80,8 @@ impl Keeping {
         let liveness =
             kept.record.local.as_ref().map_or(Liveness::Gone, |local| jobs::supervision(&self.host, local));
         match liveness {
+            // Still due.
+            Liveness::Gone if !self.sampling.is_ready() => {}
             Liveness::Gone => self.supervisor_gone(key),
             Liveness::Alive | Liveness::Unknown => kept.watch.look_again(LOOK_EVERY),
         }

@@ -63,6 +63,7 @@ pub(super) mod tests {
     use met_jobs::scheduler::Recorded;
 
     use super::super::keeping::Keeping;
+    use super::super::permissions::Caller;
     use super::super::socket::Peer;
     use super::*;
     use met_config::Config;
@@ -149,7 +150,8 @@ pub(super) mod tests {
 
         keeping.close_found(record.clone());
         let peer = Peer { uid: rustix::process::getuid().as_raw(), pid: std::process::id() };
-        let Ok(Reply::Jobs(shown)) = keeping.answer(Request::Jobs(JobsFilter::default()), peer) else {
+        let Ok(Reply::Jobs(shown)) = keeping.answer(Request::Jobs(JobsFilter::default()), &Caller::new(peer))
+        else {
             panic!("no jobs");
         };
         assert_eq!(shown.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);

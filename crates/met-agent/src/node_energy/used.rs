@@ -63,28 +63,45 @@ struct Sum {
     /// Microjoules times milligrams per kilowatt hour in a building as it was then: a counter does not fall because
     /// another PUE is configured.
     emitted: f64,
-    /// The most that was shown: a counter does not fall because a card's energy turned out to be another's, either.
-    shown: (i64, i64),
 }
 
-/// By `SHARES`.
+/// By `SHARES`: what the ledger says, and what is shown of it.
 #[derive(Default)]
-pub(super) struct Used([Sum; SHARES.len()]);
+pub(super) struct Used {
+    sums: [Sum; SHARES.len()],
+    shown_uj: [i64; SHARES.len()],
+    shown_ug: [i64; SHARES.len()],
+}
+
+/// Brings what is shown up to the ledger's figures. A counter does not fall because a card's energy turned out to be
+/// another's; as long as one is above its figure, others show as much less of their growth, so that all together are
+/// never more than the ledger has.
+fn show(shown: &mut [i64; SHARES.len()], ledger: [i64; SHARES.len()]) {
+    let total =
+        |values: &[i64; SHARES.len()]| values.iter().fold(0i64, |sum, &value| sum.saturating_add(value));
+    let mut room = total(&ledger).saturating_sub(total(shown)).max(0);
+    for (shown, figure) in shown.iter_mut().zip(ledger) {
+        let growth = figure.saturating_sub(*shown).clamp(0, room);
+        *shown += growth;
+        room -= growth;
+    }
+}
 
 impl Used {
     pub(super) fn add(&mut self, shares_uj: [i64; SHARES.len()], factor: &Factor, pue: f64) {
-        for (sum, share_uj) in self.0.iter_mut().zip(shares_uj) {
+        for (sum, share_uj) in self.sums.iter_mut().zip(shares_uj) {
             sum.energy_uj += share_uj;
             sum.emitted += share_uj as f64 * factor.mg_per_kwh.max(0) as f64 * pue;
-            let emitted_ug = (sum.emitted * 1000.0 / UJ_PER_KWH as f64).round() as i64;
-            sum.shown = (sum.shown.0.max(sum.energy_uj), sum.shown.1.max(emitted_ug));
         }
+        show(&mut self.shown_uj, self.sums.map(|sum| sum.energy_uj));
+        let emitted_ug = |sum: Sum| (sum.emitted * 1000.0 / UJ_PER_KWH as f64).round() as i64;
+        show(&mut self.shown_ug, self.sums.map(emitted_ug));
     }
 
     pub(super) fn rows(&self) -> Rows {
         let mut rows = Rows::new(&ENERGY);
-        for (share, Sum { shown: (energy_uj, emitted_ug), .. }) in SHARES.iter().zip(&self.0) {
-            rows.push(&[(*share).to_owned()], &[*energy_uj, *emitted_ug]);
+        for (share, shown) in SHARES.iter().zip(self.shown_uj.iter().zip(&self.shown_ug)) {
+            rows.push(&[(*share).to_owned()], &[*shown.0, *shown.1]);
         }
         rows
     }
@@ -118,7 +135,10 @@ mod tests {
         // What turns out to be idle takes nothing off a counter, which goes on when it is reached again.
         used.add([-1_000_000, 0, 1_000_000, 0], &factor(200_000), 1.1);
         assert_eq!(used.rows().iter().next().unwrap().1, &[7_200_000, 370][..]);
+        let all_uj = |used: &Used| used.rows().iter().map(|(_, cells)| cells[0]).sum::<i64>();
+        assert_eq!(all_uj(&used), 2 * 6_000_000, "no more than the ledger has");
         used.add([1_000_001, 0, 0, 0], &factor(200_000), 1.1);
         assert_eq!(used.rows().iter().next().unwrap().1[0], 7_200_001);
+        assert_eq!(all_uj(&used), 2 * 6_000_000 + 1_000_001, "the others have caught up");
     }
 }

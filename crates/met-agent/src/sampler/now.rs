@@ -125,6 +125,13 @@ impl Sampler {
             cells[CORES_PEAK] = (cores * 1000.0).round() as i64;
         }
         self.energy.fill(slot, &mut cells);
+        // A counter on a page does not fall because a card's energy turned out to be another's: that is a restart to
+        // whoever reads it.
+        for column in met_core::energy::COLUMNS {
+            if cells[column] != MISSING {
+                cells[column] = cells[column].max(job.floors[column]);
+            }
+        }
         cells
     }
 }
@@ -138,4 +145,35 @@ fn rows_of<'t>(tables: &'t mut Vec<Rows>, table: &'static Table) -> &'t mut Rows
         }
     };
     &mut tables[index]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use met_host::Host;
+
+    use super::*;
+    use met_config::Config;
+    use met_core::sample;
+
+    #[test]
+    fn the_energy_of_a_job_on_a_page_does_not_fall_when_a_card_is_corrected() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("proc")).unwrap();
+        std::fs::write(root.path().join("proc/stat"), "cpu 0 0 0 0\n").unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let mut record = sample::bare(1, "x");
+        record.local.as_mut().unwrap().boot_id.clone_from(&host.facts().boot_id);
+        let mut sampler = Sampler::of_node(host, Duration::from_secs(1), &Config::default());
+        let slot = sampler.add(&record).unwrap();
+        let mut before = vec![MISSING; JOB.columns.len()];
+        before[ENERGY] = 3_000_000;
+        sampler.energy.recall(slot, &before, false);
+        let shown = |sampler: &Sampler| sampler.now().jobs[&record.key][ENERGY];
+        assert_eq!(shown(&sampler), 3_000_000);
+        // The last tick had more, before a part of it went to another job.
+        sampler.jobs.get_mut(&slot).unwrap().floors[ENERGY] = 5_000_000;
+        assert_eq!(shown(&sampler), 5_000_000);
+    }
 }

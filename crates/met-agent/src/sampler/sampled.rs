@@ -47,8 +47,8 @@ pub struct Sampled {
     pub(super) emission: Option<Emission>,
     pub(super) attached: bool,
     pub(super) ends: Ends,
-    /// A process of it was a client of a service that runs containers.
-    pub(super) asks_elsewhere: bool,
+    /// Why some of its containers are in none of its figures.
+    pub(super) uncounted: Option<&'static str>,
     /// The longest time between two samples that was no gap while the job ran.
     pub(super) gap_ms: i64,
 }
@@ -117,7 +117,7 @@ impl Default for Sampled {
             events: Vec::new(),
             attached: false,
             ends: Ends::default(),
-            asks_elsewhere: false,
+            uncounted: None,
             gap_ms: 0,
         }
     }
@@ -231,8 +231,9 @@ impl Sampled {
         }
         doubt_needed_memory(&mut record.totals, course);
         bound_by_cgroup(&mut record.totals);
-        if self.asks_elsewhere || containers::is_client(record) {
-            without_containers(&mut record.totals);
+        let by_service = containers::is_client(record).then_some(NO_CONTAINERS);
+        if let Some(why) = by_service.or(self.uncounted) {
+            without_containers(&mut record.totals, why);
         }
         if let (Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CPU), record.totals.get(WALL))
             && wall_ns > 0
@@ -256,11 +257,11 @@ fn bound_by_cgroup(totals: &mut Totals) {
     }
 }
 
-/// What a service did for the job is in none of its figures.
-fn without_containers(totals: &mut Totals) {
+/// What some containers did for the job is in none of its figures.
+fn without_containers(totals: &mut Totals, why: &str) {
     for column in [CPU, CPU_USER, CPU_SYSTEM, MEMORY_PEAK, MEMORY_NEEDED_PEAK, READ, WRITTEN] {
-        if let Some(figure) = totals.figure(column).filter(|figure| !figure.source.contains(NO_CONTAINERS)) {
-            let (value, source) = (figure.value, format!("{}, {NO_CONTAINERS}", figure.source));
+        if let Some(figure) = totals.figure(column).filter(|figure| !figure.source.contains(why)) {
+            let (value, source) = (figure.value, format!("{}, {why}", figure.source));
             totals.set(column, value, LowerBound, source);
         }
     }

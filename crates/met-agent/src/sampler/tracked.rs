@@ -25,6 +25,8 @@ pub(super) struct Tracked {
     pub(super) left: Vec<i64>,
     /// Cgroups of containers that it started and that are still there.
     pub(super) containers: Vec<CgroupPaths>,
+    /// There were more at once than are followed.
+    pub(super) lacks_containers: bool,
     /// Huge pages when they were last read, which is not at every tick.
     pub(super) hugetlb_bytes: i64,
     /// The highest reading of each counter.

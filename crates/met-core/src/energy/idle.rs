@@ -13,8 +13,12 @@ use super::ledger::{CARDS, PARTS, Weights};
 const QUIET_PERMILLE: u64 = 20;
 /// Two loads as far apart tell what none would use, in thousandths.
 const APART_PERMILLE: u64 = 200;
-/// Shorter windows say little about power.
-const LEARN_NS: i64 = 500_000_000;
+/// Shorter spans say little about power, and neither do fewer windows: each has one reading of the slowest meter. Until
+/// there was such a span, a single window serves.
+const LEARN_NS: i64 = 5_000_000_000;
+const LEARN_WINDOWS: u32 = 3;
+/// Of a single window.
+const WINDOW_NS: i64 = 500_000_000;
 /// A controller that once says too little spoils the windows on both sides of its answer: the lowest one after
 /// these is believed.
 const DOUBTED: usize = 2;
@@ -60,6 +64,27 @@ pub(super) struct IdlePower {
 struct Seen {
     /// By whoever read them before.
     recalled: Option<LearnedIdle>,
+    /// In spans that are long enough.
+    firm: Shown,
+    /// In single windows: used for want of something better, and never kept.
+    brief: Shown,
+    span: Span,
+}
+
+/// Windows in a row, all quiet or none.
+#[derive(Debug, Default)]
+struct Span {
+    parts_uj: [u64; PARTS],
+    node: Weights,
+    windows: u32,
+    length_ns: i64,
+    end_ns: i64,
+    is_quiet: bool,
+}
+
+/// Power at some loads.
+#[derive(Debug, Default)]
+struct Shown {
     /// The lowest quiet windows, the lowest first: power, and when.
     quiet: Vec<([u64; PARTS], i64)>,
     /// Load in thousandths, power, and when: where the load was lowest and highest.
@@ -84,18 +109,24 @@ impl IdlePower {
         window_ns: i64,
         end_ns: i64,
     ) {
-        let Some(load) = node.load_permille().filter(|_| window_ns >= LEARN_NS) else { return };
-        let power = |uj: u64| u64::try_from(u128::from(uj) * 1_000_000 / window_ns.unsigned_abs() as u128);
-        let mut power_mw = parts_uj.map(|uj| power(uj).unwrap_or(u64::MAX));
-        power_mw[CARDS] = 0;
-        if let Some(seen) = self.seen(meters) {
-            seen.take(load, power_mw, end_ns);
+        let Some(load) = node.load_permille().filter(|_| window_ns > 0) else { return };
+        let Some(seen) = self.seen(meters) else { return };
+        if window_ns >= WINDOW_NS {
+            seen.brief.take(load, power_mw(parts_uj, window_ns), end_ns);
+        }
+        seen.span.extend(parts_uj, node, load < QUIET_PERMILLE, window_ns, end_ns);
+        if seen.span.windows >= LEARN_WINDOWS && seen.span.length_ns >= LEARN_NS {
+            let span = std::mem::take(&mut seen.span);
+            if let Some(load) = span.node.load_permille() {
+                seen.firm.take(load, power_mw(&span.parts_uj, span.length_ns), end_ns);
+            }
         }
     }
 
     /// By part, as far as this set of meters has shown it.
     pub(super) fn of(&self, meters: &str) -> Option<LearnedIdle> {
-        self.by_meters.get(meters)?.learned(meters)
+        let seen = self.by_meters.get(meters)?;
+        seen.learned(meters).or_else(|| seen.brief.learned(meters))
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = LearnedIdle> {
@@ -110,7 +141,49 @@ impl IdlePower {
     }
 }
 
+/// Mean power; that of cards is in their own lines.
+fn power_mw(parts_uj: &[u64; PARTS], length_ns: i64) -> [u64; PARTS] {
+    let length_ns = u128::from(length_ns.unsigned_abs().max(1));
+    let power = |uj: u64| u64::try_from(u128::from(uj) * 1_000_000 / length_ns);
+    let mut power_mw = parts_uj.map(|uj| power(uj).unwrap_or(u64::MAX));
+    power_mw[CARDS] = 0;
+    power_mw
+}
+
+impl Span {
+    fn extend(
+        &mut self,
+        parts_uj: &[u64; PARTS],
+        node: &Weights,
+        is_quiet: bool,
+        window_ns: i64,
+        end_ns: i64,
+    ) {
+        if self.end_ns != end_ns - window_ns || self.is_quiet != is_quiet {
+            *self = Span::default();
+        }
+        for (sum, uj) in self.parts_uj.iter_mut().zip(parts_uj) {
+            *sum = sum.saturating_add(*uj);
+        }
+        self.node.add(*node);
+        (self.windows, self.length_ns) = (self.windows + 1, self.length_ns.saturating_add(window_ns));
+        (self.end_ns, self.is_quiet) = (end_ns, is_quiet);
+    }
+}
+
 impl Seen {
+    /// What was seen at rest is better than what two loads make of it, and the newer of two is better.
+    fn learned(&self, meters: &str) -> Option<LearnedIdle> {
+        let is_quiet = |learned: &LearnedIdle| learned.how == How::Quiet;
+        let (firm, recalled) = (self.firm.learned(meters), self.recalled.clone());
+        match recalled {
+            Some(recalled) if is_quiet(&recalled) && !firm.as_ref().is_some_and(is_quiet) => Some(recalled),
+            recalled => firm.or(recalled),
+        }
+    }
+}
+
+impl Shown {
     fn take(&mut self, load: u64, power_mw: [u64; PARTS], end_ns: i64) {
         let total = |power_mw: &[u64; PARTS]| power_mw.iter().fold(0u64, |sum, &mw| sum.saturating_add(mw));
         // Parts of one and the same window: the lowest of each would be a machine that never was.
@@ -127,18 +200,12 @@ impl Seen {
         }
     }
 
-    /// What was seen at rest is better than what two loads make of it, and the newer of two is better.
     fn learned(&self, meters: &str) -> Option<LearnedIdle> {
         let learned = |idle_mw, how, at_ns| LearnedIdle { meters: meters.to_owned(), idle_mw, how, at_ns };
         if let Some(&(idle_mw, at_ns)) = self.quiet.last() {
             return Some(learned(idle_mw, How::Quiet, at_ns));
         }
-        let recalled = self.recalled.as_ref();
-        if let Some(quiet) = recalled.filter(|recalled| recalled.how == How::Quiet) {
-            return Some(quiet.clone());
-        }
-        let by_loads = self.at_no_load().map(|(idle_mw, at_ns)| learned(idle_mw, How::TwoLoads, at_ns));
-        by_loads.or_else(|| recalled.cloned())
+        self.at_no_load().map(|(idle_mw, at_ns)| learned(idle_mw, How::TwoLoads, at_ns))
     }
 
     fn at_no_load(&self) -> Option<([u64; PARTS], i64)> {
@@ -160,7 +227,7 @@ mod tests {
 
     #[test]
     fn one_answer_that_is_too_low_is_not_idle_power() {
-        let mut seen = Seen::default();
+        let mut seen = Shown::default();
         let mut after = |rest_mw: u64, at_ns: i64| {
             seen.take(3, [0, 0, 0, rest_mw], at_ns);
             seen.learned("bmc").map(|learned| (learned.total_mw(), learned.at_ns, learned.how))
@@ -170,8 +237,43 @@ mod tests {
             after(rest_mw, at_ns);
         }
         assert_eq!(after(95_000, 7), Some((88_000, 2, How::Quiet)), "it answered once with 7 W");
-        let mut low = Seen::default();
+        let mut low = Shown::default();
         (0..4).for_each(|at_ns| low.take(3, [0, 0, 0, 70_000], at_ns));
         assert_eq!(low.learned("bmc").map(|learned| learned.total_mw()), Some(70_000));
+    }
+
+    const SECOND: i64 = 1_000_000_000;
+
+    /// What is kept after windows of so many seconds and joules at rest, one after the other.
+    fn kept_after(windows: &[(i64, u64)], pause_ns: i64) -> (Option<u64>, Option<u64>) {
+        let (mut idle, mut end_ns) = (IdlePower::default(), 0);
+        for &(seconds, joules) in windows {
+            end_ns += seconds * SECOND + pause_ns;
+            let node = Weights { cpu: 0, memory: 0, held: (4 * seconds * SECOND) as u64 };
+            idle.learn("bmc", &[0, 0, 0, joules * 1_000_000], &node, seconds * SECOND, end_ns);
+        }
+        (idle.all().next().map(|learned| learned.total_mw()), idle.of("bmc").map(|idle| idle.total_mw()))
+    }
+
+    #[test]
+    fn short_spans_and_few_readings_teach_nothing_that_is_kept() {
+        assert_eq!(kept_after(&[(1, 90); 4], 0), (None, Some(90_000)), "four seconds serve for now");
+        let uneven = [(1, 60), (1, 140), (1, 100), (1, 90), (1, 110)];
+        assert_eq!(kept_after(&uneven, 0), (Some(100_000), Some(100_000)), "the mean of five");
+        assert_eq!(kept_after(&[(10, 1000); 2], 0).0, None, "two readings of a slow meter");
+        assert_eq!(kept_after(&[(10, 1000); 3], 0).0, Some(100_000));
+        assert_eq!(kept_after(&[(1, 90); 9], 1).0, None, "they do not follow each other");
+    }
+
+    #[test]
+    fn a_span_is_quiet_as_a_whole_or_not_at_all() {
+        let mut idle = IdlePower::default();
+        for second in 1..=12 {
+            // Quiet for four seconds, then busy for two.
+            let cpu = if second % 6 < 4 { 0 } else { 4 * SECOND as u64 };
+            let node = Weights { cpu, memory: 0, held: 4 * SECOND as u64 };
+            idle.learn("bmc", &[0, 0, 0, 90_000_000], &node, SECOND, second * SECOND);
+        }
+        assert_eq!(idle.all().next(), None);
     }
 }

@@ -289,7 +289,8 @@ fn idle_power_is_learned_from_two_loads_where_the_machine_never_rests() {
     let meter = node(&mut ledger);
     let mut energy_uj = 0;
     // 100 W at rest and 50 W for each busy CPU.
-    for (step, busy) in [(0, 0), (1, 1000), (2, 4000), (3, 2000)] {
+    let loads = [1000, 4000, 2000].into_iter().flat_map(|busy| std::iter::repeat_n(busy, 5));
+    for (step, busy) in (0..).zip(std::iter::once(0).chain(loads)) {
         energy_uj += if step == 0 { 0 } else { 100_000_000 + 50_000 * busy as i64 };
         ledger.read_counter(meter, step * SECOND, energy_uj);
         second(&mut ledger, busy);
@@ -391,8 +392,8 @@ fn rest(ledger: &mut Ledger, seconds: std::ops::Range<i64>, with_bmc: bool) {
 fn idle_power_is_learned_for_each_set_of_meters() {
     let mut ledger = ledger(IdleTo::Nobody, None);
     // The controller answers later than the processors: what these showed alone is not all there is.
-    rest(&mut ledger, 0..3, false);
-    rest(&mut ledger, 3..6, true);
+    rest(&mut ledger, 0..7, false);
+    rest(&mut ledger, 7..14, true);
     let expected = [("bmc, processors".to_owned(), 120_000), ("processors".to_owned(), 40_000)];
     assert_eq!(idle_mw(&ledger), expected);
 }
@@ -400,7 +401,7 @@ fn idle_power_is_learned_for_each_set_of_meters() {
 #[test]
 fn what_was_learned_before_holds_from_the_first_window_on() {
     let mut before = ledger(IdleTo::Nobody, None);
-    rest(&mut before, 0..3, true);
+    rest(&mut before, 0..7, true);
     let mut after = ledger(IdleTo::Nobody, None);
     before.learned_idle().for_each(|learned| after.recall_idle(learned));
     assert!(!after.lacks_idle());

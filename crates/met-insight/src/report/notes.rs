@@ -6,6 +6,7 @@ use met_core::job_table as column;
 use super::reader::Reader;
 use super::{
     CPU_UNSEEN, ENERGY_UNASSIGNED, IDLE_ESTIMATED, METER_MISSING, METER_SHORT, NO_CONTAINERS, NOT_WATCHED,
+    SOME_CONTAINERS,
 };
 
 const OLD_SECONDS: i64 = 30;
@@ -18,6 +19,11 @@ impl Reader<'_> {
         if self.figure(column::CPU).is_some_and(|figure| figure.source.contains(NO_CONTAINERS)) {
             let why = "a container service did part of the work: work of its containers is not included; where \
                        containers are found as jobs, `met list` shows them";
+            notes.push(why.to_owned());
+        }
+        if self.figure(column::CPU).is_some_and(|figure| figure.source.contains(SOME_CONTAINERS)) {
+            let why =
+                "the job ran more containers at once than met follows: work of the others is not included";
             notes.push(why.to_owned());
         }
         let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);

@@ -1,8 +1,8 @@
 //! The jobs that were found: when they are told, read and closed.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
+use std::path::Path;
 
 use met_core::MISSING;
 use met_core::job::{CgroupPaths, Figure, Part, QualityKind, Totals};
@@ -23,11 +23,6 @@ const LOOK_AGAIN_NS: i64 = 20_000_000;
 const FULL_LOOKS: u32 = 16;
 /// A job that nobody can name yet is looked at again this often.
 const NAMELESS_NS: i64 = 1_000_000_000;
-
-/// A manager has taken away all directories of a job by then.
-const TAKEN_AWAY_NS: i64 = 10_000_000_000;
-/// So many ends are remembered for so long.
-const ENDED_MAX: usize = 1 << 12;
 
 /// So many parts of a job have a line of their own, the first ones; the others have one together.
 pub(super) const LINES_MAX: usize = 256;
@@ -50,7 +45,7 @@ pub(super) struct Job {
     cgroup: CgroupPaths,
     found_ns: i64,
     existed: bool,
-    /// One at the same place has just ended in a better hierarchy: without processes this is what is left of it.
+    /// A job at the same path has ended in a better hierarchy: without processes this is what remains of it.
     is_remnant: bool,
     told: bool,
     /// Told by the name of its directory, which is not what its manager calls it.
@@ -116,6 +111,7 @@ impl Discovery {
             self.jobs.insert(id, job);
             return;
         }
+        let is_remnant = self.is_remnant(id, now_ns);
         let number = self.next_job;
         self.next_job += 1;
         let job = Job {
@@ -125,7 +121,7 @@ impl Discovery {
             captures,
             found_ns: now_ns,
             existed,
-            is_remnant: false,
+            is_remnant,
             told: false,
             nameless: false,
             early_taken: 0,
@@ -200,17 +196,6 @@ impl Discovery {
             (false, _) if is_told_of && job.told && !job.nameless => None,
             // Nobody is in it yet, which may stay so for hours: looked at ever more rarely.
             (false, _) => Some(now_ns + (now_ns - job.found_ns).max(NAMELESS_NS)),
-        }
-    }
-
-    /// Managers take a job and its home away in one hierarchy after the other.
-    pub(super) fn doubt_remnants_below(&mut self, home: u32, now_ns: i64) {
-        self.ended.retain(|(end_ns, _)| now_ns - end_ns < TAKEN_AWAY_NS);
-        let ended: HashSet<&PathBuf> = self.ended.iter().map(|(_, path)| path).collect();
-        for id in self.subtree(home) {
-            if let (Some(node), Some(job)) = (self.nodes.get(&id), self.jobs.get_mut(&id)) {
-                job.is_remnant = ended.contains(&node.path);
-            }
         }
     }
 
@@ -434,14 +419,6 @@ impl Discovery {
             self.lose_home(node.hierarchy, &node.path, now_ns);
         }
         self.ledger.forget(id);
-    }
-
-    fn remember_end(&mut self, id: u32, now_ns: i64) {
-        let Some(node) = self.nodes.get(&id) else { return };
-        if self.ended.len() == ENDED_MAX {
-            self.ended.pop_front();
-        }
-        self.ended.push_back((now_ns, node.path.clone()));
     }
 
     /// Tells the end of a job whose directory is gone.

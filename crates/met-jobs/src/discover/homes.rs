@@ -94,7 +94,6 @@ impl Discovery {
             Some(next) if was_followed => {
                 if let Some(id) = self.node_at(next, path) {
                     self.descend(id, true, None, now_ns);
-                    self.doubt_remnants_below(id, now_ns);
                 }
             }
             Some(_) => {}

@@ -11,6 +11,7 @@ mod followed;
 mod homes;
 mod ledger;
 mod places;
+mod remnants;
 mod tree;
 mod watch;
 
@@ -31,6 +32,7 @@ use files::Files;
 use followed::Job;
 use ledger::Ledger;
 use places::Places;
+use remnants::EndedJob;
 use tree::{Node, Route, Watched};
 use watch::{Notice, Watch, Watcher};
 
@@ -138,8 +140,8 @@ pub struct Discovery {
     next_job: u64,
     /// Jobs that change the hierarchy in which they are followed.
     moving: HashMap<PathBuf, Job>,
-    /// Where jobs ended a moment ago, and when: their managers may still be taking away the rest of them.
-    ended: VecDeque<(i64, PathBuf)>,
+    /// Jobs that ended, oldest first: their managers may still be removing their other directories.
+    ended: VecDeque<EndedJob>,
     /// Gone since the last closing.
     removed: Vec<u32>,
     /// Jobs to be read at once.

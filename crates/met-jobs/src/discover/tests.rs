@@ -309,6 +309,52 @@ fn what_is_left_of_a_job_in_other_hierarchies_is_no_other_job() {
     "#]]);
 }
 
+/// The sluid of a job that got its manager's number, and that ends in the first hierarchy.
+fn ended_sluid(machine: &mut Machine) -> &'static str {
+    const PATH: &str = "system.slice/slurmstepd.scope/s0123456789ABC";
+    machine.make(&format!("{CPUACCT}/{PATH}"), 0);
+    machine.make(&format!("{FREEZER}/{PATH}"), 0);
+    machine.write("proc/77/stat", format!("77 (x) S 1 {}5 0", "0 ".repeat(17)));
+    machine.write("proc/77/environ", b"SLURM_JOB_ID=1234\0");
+    machine.write(&format!("{CPUACCT}/{PATH}/cgroup.procs"), "77\n");
+    machine.open_builtin();
+    machine.work();
+    PATH
+}
+
+#[test]
+fn a_directory_that_goes_unseen_after_the_end_of_its_job_is_no_other_job() {
+    let mut machine = Machine::new();
+    let path = ended_sluid(&mut machine);
+    // It goes in the other hierarchy after that is watched and before it is listed: only the notice tells of it.
+    machine.remove(&format!("{FREEZER}/{path}"));
+    machine.remove(&format!("{CPUACCT}/system.slice"));
+    machine.check(expect![[r#"
+        1 ended, cpu 0 lower_bound cgroup
+    "#]]);
+    let (home, name) = path.rsplit_once('/').unwrap();
+    let discovery = machine.discovery.as_mut().unwrap();
+    let home = discovery.node_at(1, Path::new(home)).unwrap();
+    discovery.noticed_removal(home, name.as_ref(), clock::boottime_ns());
+    machine.check(expect![""]);
+}
+
+#[test]
+fn directories_that_were_left_at_the_end_of_a_job_are_known_until_they_are_gone() {
+    let mut machine = Machine::new();
+    let path = ended_sluid(&mut machine);
+    machine.remove(&format!("{CPUACCT}/{path}"));
+    machine.check(expect![[r#"
+        1 ended, cpu 0 measured cgroup ancestor
+    "#]]);
+    // An hour passes until the manager removes its own directory.
+    machine.discovery.as_mut().unwrap().ended[0].end_ns -= 3_600_000_000_000;
+    machine.remove(&format!("{CPUACCT}/system.slice"));
+    machine.check(expect![""]);
+    machine.remove(&format!("{FREEZER}/system.slice"));
+    machine.check(expect![""]);
+}
+
 #[test]
 fn a_home_that_nobody_follows_may_go() {
     let mut machine = Machine::new();

@@ -58,7 +58,7 @@ pub(super) struct Node {
     /// From the top of the hierarchy.
     pub(super) path: PathBuf,
     pub(super) role: Role,
-    inode: u64,
+    pub(super) inode: u64,
     /// In which it is counted.
     place: u32,
     pub(super) children: HashMap<OsString, u32>,
