@@ -468,6 +468,7 @@ fn jobs_of_a_node_that_was_replaced_are_lost_when_the_new_one_reports() {
     replace(state.path());
     work.look_for_nodes(now_ns()).unwrap();
     assert_eq!(only(&work).state, State::Running, "nobody reports yet");
+    work.next_look = Instant::now() + Duration::from_secs(3600);
     give_from(&mut work, ("new", "boot-2"), 1, Vec::new());
     assert!(work.next_look <= Instant::now(), "looked for at once");
     let lost = [("1".to_owned(), State::Lost), ("2".to_owned(), State::Running)];
