@@ -523,7 +523,10 @@ impl Ledger {
         }
         let is_lost = whole.fault >= Fault::Lost;
         let kept_uj = if self.carry.is_urgent(end_ns) || is_lost { 0 } else { idle.rest_uj };
-        let room_uj = whole.outer_uj.map_or(u64::MAX, |outer_uj| outer_uj.saturating_sub(kept_uj));
+        // What is not shown later is paid now or never, before anything is kept for idle power.
+        let due_uj = self.carry.claimed_uj().saturating_sub(whole.shown_later_uj(backlog_uj));
+        let room_uj = |outer_uj: u64| outer_uj.saturating_sub(kept_uj).max(due_uj.min(outer_uj));
+        let room_uj = whole.outer_uj.map_or(u64::MAX, room_uj);
         let paid = self.carry.pay(room_uj);
         // What nobody used nobody is owed.
         self.carry.close(Who::Unassigned);
@@ -539,8 +542,7 @@ impl Ledger {
         // One that lags by the same time at the same load shows as much as its parts.
         self.is_steady = self.carry.claimed_uj().abs_diff(backlog_uj) <= whole_uj / 100;
         debug_assert_eq!(lines.values().map(Line::total_uj).sum::<i64>(), whole_uj as i64);
-        // What a meter did not count it does not show later, either.
-        let short_uj = self.carry.expire(end_ns, whole.fault == Fault::Unknown);
+        let short_uj = self.carry.expire(end_ns, whole.shown_later_uj(backlog_uj));
         let counted_uj = self.counted(&whole, end_ns).unwrap_or(whole_uj);
         self.take_up(&whole, end_ns, whole_uj);
         let Whole { source, kind, metered, fault, .. } = whole;
@@ -610,6 +612,7 @@ impl Ledger {
             // What others that were read in its place have shown already.
             outer_uj: Some(span.energy_uj.saturating_sub(ahead_uj)),
             ahead_uj: ahead_uj.saturating_sub(span.energy_uj),
+            is_guess: meter.is_power() && span.fault != Fault::None,
             outer_lost_uj: span.lost_uj,
             caught_up_uj: missed_uj,
             with_cards: matches!(meter.scope, Scope::Node { with_cards: true, .. }),
@@ -783,6 +786,8 @@ struct Whole {
     outer: Option<usize>,
     outer_uj: Option<u64>,
     outer_lost_uj: u64,
+    /// Readings of its power are missing, and what it shows is a line between the others.
+    is_guess: bool,
     /// What others have shown beyond what it has counted by the end of this window.
     ahead_uj: u64,
     /// What meters counted before this window, of which no window has told.
@@ -853,6 +858,7 @@ impl Whole {
             outer: None,
             outer_uj: None,
             ahead_uj: 0,
+            is_guess: false,
             outer_lost_uj: 0,
             caught_up_uj,
             with_cards: false,
@@ -866,6 +872,17 @@ impl Whole {
             fault,
             meters: String::new(),
         })
+    }
+
+    /// How much of the claims the meter may show in later windows, if it was behind by `backlog_uj` before this one.
+    fn shown_later_uj(&self, backlog_uj: u64) -> u64 {
+        match self.fault {
+            // What a meter did not count it does not show later, either.
+            Fault::Unknown => 0,
+            // Nor the power that was not read. One that lags is still behind by as much as before.
+            _ if self.is_guess => backlog_uj,
+            _ => u64::MAX,
+        }
     }
 
     fn inner_uj(&self) -> u64 {

@@ -197,6 +197,12 @@ impl Meter {
         self.push(at_ns, u64::try_from(sum / NS_PER_UJ_AT_1_MW).unwrap_or(0), gap.max(fault));
     }
 
+    /// Whether it tells its power, and what was drawn between two readings is a guess: unlike a counter, it never
+    /// shows what it missed.
+    pub fn is_power(&self) -> bool {
+        self.power_mw.is_some()
+    }
+
     /// A slow source hands out its last reading again and again.
     fn is_old_news(&self, at_ns: i64) -> bool {
         self.seen_ns.is_some_and(|seen_ns| at_ns <= seen_ns)

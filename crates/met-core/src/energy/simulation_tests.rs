@@ -448,6 +448,17 @@ fn power_of(job: &Job) -> i64 {
     job.cpu_permille * CPU_BUSY_MW / 1000 + if job.has_card { CARD_BUSY_MW } else { 0 }
 }
 
+fn check(plan: &Plan) -> Result<(), TestCaseError> {
+    let (booked, trusted, truth) = Machine::new(plan).run();
+    let sum_uj: i64 = booked.lines_uj.values().sum();
+    // Where several faults make one long gap, power that nobody read is told by the processors' meter.
+    if plan.counts || booked.windows.iter().all(|closed| closed.source == "bmc") {
+        prop_assert_eq!(sum_uj, trusted.total_uj());
+    }
+    check_marks(plan, &booked)?;
+    check_jobs(plan, &booked, &truth)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -455,13 +466,50 @@ proptest! {
     /// every figure that a fault touches is marked, and every other one is right.
     #[test]
     fn energy_adds_up_under_faults(plan in plan()) {
-        let (booked, trusted, truth) = Machine::new(&plan).run();
-        let sum_uj: i64 = booked.lines_uj.values().sum();
-        // Where several faults make one long gap, power that nobody read is told by the processors' meter.
-        if plan.counts || booked.windows.iter().all(|closed| closed.source == "bmc") {
-            prop_assert_eq!(sum_uj, trusted.total_uj());
-        }
-        check_marks(&plan, &booked)?;
-        check_jobs(&plan, &booked, &truth)?;
+        check(&plan)?;
     }
+}
+
+/// Power is read every second except in a gap.
+fn power_with_gap(jobs: Vec<Job>, gap: Range<usize>) -> Plan {
+    Plan {
+        jobs,
+        counts: false,
+        period_s: 1,
+        lag_s: 0,
+        has_package: false,
+        idle_known: false,
+        gaps: vec![gap],
+        package_gaps: Vec::new(),
+        pauses: Vec::new(),
+        glitches: Vec::new(),
+        restarts: Vec::new(),
+    }
+}
+
+/// A job that computed on a card while power was not read left a claim that no later reading shows, and all that the
+/// next job used was taken for it.
+#[test]
+fn what_was_used_while_power_was_not_read_is_not_taken_from_the_next_job() {
+    let before = Job { life: 54..60, cpu_permille: 400, has_card: true };
+    let after = Job { life: 110..144, cpu_permille: 1234, has_card: false };
+    let after_uj = power_of(&after) * 1000 * after.life.len() as i64;
+    let plan = power_with_gap(vec![before, after], 52..97);
+    check(&plan).unwrap();
+    let (booked, ..) = Machine::new(&plan).run();
+    assert_eq!(booked.lines_uj[&Who::Job(0)], CARD_BUSY_MW * 1000 * 6, "the card's own counter is right");
+    let found_uj = booked.lines_uj[&Who::Job(1)];
+    assert!((found_uj - after_uj).abs() <= after_uj / 50, "used {after_uj} and is charged {found_uj}");
+}
+
+#[test]
+fn a_meter_that_lags_still_shows_after_a_gap_what_it_was_behind_by() {
+    let job = Job { life: 60..200, cpu_permille: 1000, has_card: true };
+    let used_uj = power_of(&job) * 1000 * job.life.len() as i64;
+    let plan = Plan { lag_s: 5, has_package: true, ..power_with_gap(vec![job], 90..120) };
+    check(&plan).unwrap();
+    let (booked, ..) = Machine::new(&plan).run();
+    let found_uj = booked.lines_uj[&Who::Job(0)];
+    assert_eq!(booked.short, BTreeMap::new());
+    assert!((found_uj - used_uj).abs() <= used_uj / 50, "used {used_uj} and is charged {found_uj}");
 }
