@@ -2,10 +2,11 @@
 //! microjoule.
 //!
 //! Meters are read at their own times, jobs at every tick. A window is closed up to the time of the slowest
-//! meter's last reading. What was used in it has four parts: processors, memory, cards, and the rest of the
-//! machine. Each has an idle share, which the machine would have used doing nothing, and an active one, which
-//! is split by what jobs did meanwhile. Inner parts that a meter of the node has not shown yet are carried to later
-//! windows (`carry`). A job that ended in a window is settled when that window is closed and it is owed nothing.
+//! meter's last reading, where the meter of the node was read. What was used in it has four parts: processors,
+//! memory, cards, and the rest of the machine. Each has an idle share, which the machine would have used doing
+//! nothing, and an active one, which is split by what jobs did meanwhile. Inner parts that a meter of the node has
+//! not shown yet are carried to later windows (`carry`). A job that ended in a window is settled when that window is
+//! closed and it is owed nothing.
 //!
 //! A meter that is away for a moment is waited for, and the window is longer. What it counted in a longer gap is
 //! unassigned, and jobs of that time are charged too little.
@@ -14,13 +15,16 @@ use std::collections::BTreeMap;
 
 use super::carry::Carry;
 use super::idle::{IdlePower, LearnedIdle};
-use super::meter::{Fault, Meter, Scope, Span};
+use super::meter::{BRIDGE_NS, Fault, Meter, Scope, Span};
 use super::ticks::{Done, Ticks};
 use crate::apportion::apportion;
 use crate::job::QualityKind;
 
 /// A meter of the node that was read within this time and is not now is missing, and not gone.
 const AWAY_NS: i64 = 600_000_000_000;
+
+/// A window that is longer is closed although a meter was away at its end.
+const WINDOW_MAX_NS: i64 = 2 * BRIDGE_NS;
 
 /// The parts of a machine that use energy.
 pub const PARTS: usize = 4;
@@ -399,7 +403,27 @@ impl Ledger {
         self.look(now_ns);
         let awaited = self.meters.iter().filter(|meter| meter.is_awaited(now_ns));
         let end_ns = awaited.filter_map(Meter::last_ns).min();
-        self.close_at(end_ns, now_ns)
+        self.close_at(end_ns.map(|end_ns| self.clean_cut(end_ns, now_ns)), now_ns)
+    }
+
+    /// The last time up to this one at which the meter of the node was read and no other one was away. Elsewhere what
+    /// was counted between two readings is cut by time alone, and a job is charged for what another one used before
+    /// or after it.
+    fn clean_cut(&self, end_ns: i64, now_ns: i64) -> i64 {
+        // The first window begins no earlier than it has to: time before it may be in others already.
+        let Some(open_ns) = self.open_ns else { return end_ns };
+        let awaited = || self.meters.iter().filter(|meter| meter.is_awaited(now_ns));
+        let node = awaited().filter(|meter| meter.is_outer()).min_by_key(|meter| meter.scope);
+        let read_by = |time_ns: i64| node.and_then(|meter| meter.read_by(time_ns)).unwrap_or(time_ns);
+        let mut cut_ns = read_by(end_ns);
+        // Meters that are away in turn do not keep a window open for ever.
+        if end_ns - open_ns > WINDOW_MAX_NS {
+            return cut_ns;
+        }
+        while let Some(away_ns) = awaited().filter_map(|meter| meter.bridged_since(cut_ns)).min() {
+            cut_ns = read_by(away_ns);
+        }
+        cut_ns
     }
 
     /// Closes the window up to the last reading of any meter, without those that are slower: nobody will be

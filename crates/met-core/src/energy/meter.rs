@@ -262,6 +262,20 @@ impl Meter {
         self.readings.back().map(|reading| reading.at_ns)
     }
 
+    /// Its last reading up to a time.
+    pub fn read_by(&self, time_ns: i64) -> Option<i64> {
+        let after = self.readings.partition_point(|reading| reading.at_ns <= time_ns);
+        Some(self.readings[after.checked_sub(1)?].at_ns)
+    }
+
+    /// The reading before a gap that was bridged, if the time is in one.
+    pub fn bridged_since(&self, time_ns: i64) -> Option<i64> {
+        let after = self.readings.partition_point(|reading| reading.at_ns < time_ns);
+        let gap = self.readings.get(after).filter(|reading| reading.fault == Fault::Bridged)?;
+        let before_ns = self.readings[after.checked_sub(1)?].at_ns;
+        (gap.at_ns != time_ns).then_some(before_ns)
+    }
+
     /// Whether its next reading is worth waiting for.
     pub fn is_awaited(&self, now_ns: i64) -> bool {
         self.last_ns().is_some_and(|last_ns| now_ns - last_ns <= self.bridge_ns())

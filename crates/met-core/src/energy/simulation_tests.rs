@@ -502,6 +502,39 @@ fn what_was_used_while_power_was_not_read_is_not_taken_from_the_next_job() {
     assert!((found_uj - after_uj).abs() <= after_uj / 50, "used {after_uj} and is charged {found_uj}");
 }
 
+/// The window ended between two readings of the node's meter, where the processors were last read, and the first job
+/// was charged for a part of what the second one used after it.
+#[test]
+fn a_job_is_not_charged_for_the_next_one_where_the_processors_are_read_late() {
+    let after = Job { life: 228..229, cpu_permille: 400, has_card: true };
+    let before = Job { life: 81..227, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 5,
+        has_package: true,
+        idle_known: true,
+        gaps: Vec::new(),
+        package_gaps: std::iter::once(229..232).collect(),
+        ..power_with_gap(vec![after, before], 0..0)
+    };
+    check(&plan).unwrap();
+}
+
+/// The processors were away until after the node's meter was last read, and what the first job used after that was
+/// shared with the second one.
+#[test]
+fn a_window_does_not_end_while_the_processors_are_away() {
+    let second = Job { life: 136..166, cpu_permille: 1321, has_card: true };
+    let first = Job { life: 131..146, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        has_package: true,
+        package_gaps: std::iter::once(97..134).collect(),
+        ..power_with_gap(vec![second, first], 133..169)
+    };
+    check(&plan).unwrap();
+}
+
 #[test]
 fn a_meter_that_lags_still_shows_after_a_gap_what_it_was_behind_by() {
     let job = Job { life: 60..200, cpu_permille: 1000, has_card: true };
