@@ -684,7 +684,7 @@ impl Ledger {
     /// What the machine would have used doing nothing. Of cards it is part of their lines.
     fn idle_of(&self, whole: &Whole, window_ns: i64) -> Idle {
         let (host_uj, outer_uj) = (whole.host_uj(), whole.outer_uj.unwrap_or(0));
-        let learned = || self.idle.of(&whole.meters).map(|learned| learned.idle_mw);
+        let learned = || self.learned_by_part(whole);
         if let Some(idle_mw) = self.policy.idle_mw {
             let all_uj = energy_uj(idle_mw, window_ns);
             // As much of it is of each part as was seen at rest. Before that, by what each part uses; while meters do
@@ -717,6 +717,22 @@ impl Ledger {
         idle.memory_uj = idle.above(least_uj(MEMORY), host_uj[MEMORY]);
         idle.rest_uj = least_uj(REST).min(outer_uj);
         idle
+    }
+
+    /// What these meters have shown. Where they have not, what the same meter of the node has shown together with those
+    /// of processors or memory that are away now: these are in the rest meanwhile.
+    fn learned_by_part(&self, whole: &Whole) -> Option<[u64; PARTS]> {
+        let of = |meters: &str| self.idle.of(meters).map(|learned| learned.idle_mw);
+        let with = |parts: &[usize]| {
+            let mut metered = whole.metered;
+            parts.iter().for_each(|&part| metered[part] = true);
+            let mut idle_mw = of(&whole.set_of_meters(metered)).filter(|_| whole.outer.is_some())?;
+            for part in [CPU, MEMORY].into_iter().filter(|&part| !whole.metered[part]) {
+                idle_mw[REST] = idle_mw[REST].saturating_add(std::mem::take(&mut idle_mw[part]));
+            }
+            Some(idle_mw)
+        };
+        of(&whole.meters).or_else(|| [&[CPU, MEMORY][..], &[CPU], &[MEMORY]].into_iter().find_map(with))
     }
 
     /// Processors and memory without meters of their own are in the rest, if there is one for that.
@@ -927,8 +943,13 @@ impl Whole {
             self.outer_uj = self.outer_uj.map(|outer_uj| outer_uj.saturating_add(cards_uj));
         }
         self.agrees = self.outer_uj.is_none_or(|outer_uj| self.inner_uj() <= outer_uj);
+        self.meters = self.set_of_meters(self.metered);
+    }
+
+    /// Its meters, if those of these parts were read.
+    fn set_of_meters(&self, metered: [bool; PARTS]) -> String {
         let outer = self.outer.map(|_| self.source.as_str());
-        self.meters = set_of_meters(outer, self.metered, self.with_cards && cards_uj > 0);
+        set_of_meters(outer, metered, self.with_cards && self.cards_uj > 0)
     }
 }
 

@@ -535,6 +535,22 @@ fn a_window_does_not_end_while_the_processors_are_away() {
     check(&plan).unwrap();
 }
 
+/// Idle power was learned with the processors' meter, and taken for unknown when only the node's was read.
+#[test]
+fn idle_power_stays_known_while_the_processors_are_away() {
+    let first = Job { life: 25..26, cpu_permille: 400, has_card: true };
+    let second = Job { life: 171..191, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        has_package: true,
+        gaps: Vec::new(),
+        package_gaps: std::iter::once(212..251).collect(),
+        pauses: std::iter::once(155..212).collect(),
+        ..power_with_gap(vec![first, second], 0..0)
+    };
+    check(&plan).unwrap();
+}
+
 #[test]
 fn a_meter_that_lags_still_shows_after_a_gap_what_it_was_behind_by() {
     let job = Job { life: 60..200, cpu_permille: 1000, has_card: true };
