@@ -26,6 +26,9 @@ const AWAY_NS: i64 = 600_000_000_000;
 /// A window that is longer is closed although a meter was away at its end.
 const WINDOW_MAX_NS: i64 = 2 * BRIDGE_NS;
 
+/// Meters that are read one after the other in a tick differ by less: a window does not wait for the next tick.
+const SAME_TICK_NS: i64 = 1_000_000_000;
+
 /// The parts of a machine that use energy.
 pub const PARTS: usize = 4;
 pub const CPU: usize = 0;
@@ -406,22 +409,28 @@ impl Ledger {
         self.close_at(end_ns.map(|end_ns| self.clean_cut(end_ns, now_ns)), now_ns)
     }
 
-    /// The last time up to this one at which the meter of the node was read and no other one was away. Elsewhere what
-    /// was counted between two readings is cut by time alone, and a job is charged for what another one used before
-    /// or after it.
+    /// The last time up to this one that is in no gap of a meter, and not well before a reading of the node's. Elsewhere
+    /// what was counted between two readings is cut by time alone, and a job is charged for what another one used
+    /// before or after it.
     fn clean_cut(&self, end_ns: i64, now_ns: i64) -> i64 {
-        // The first window begins no earlier than it has to: time before it may be in others already.
-        let Some(open_ns) = self.open_ns else { return end_ns };
+        // The first window begins no earlier than it has to: time before it may be in others already. And meters that
+        // are away in turn do not keep a window open for ever.
+        if self.open_ns.is_none_or(|open_ns| end_ns - open_ns > WINDOW_MAX_NS) {
+            return end_ns;
+        }
         let awaited = || self.meters.iter().filter(|meter| meter.is_awaited(now_ns));
         let node = awaited().filter(|meter| meter.is_outer()).min_by_key(|meter| meter.scope);
-        let read_by = |time_ns: i64| node.and_then(|meter| meter.read_by(time_ns)).unwrap_or(time_ns);
-        let mut cut_ns = read_by(end_ns);
-        // Meters that are away in turn do not keep a window open for ever.
-        if end_ns - open_ns > WINDOW_MAX_NS {
-            return cut_ns;
-        }
-        while let Some(away_ns) = awaited().filter_map(|meter| meter.bridged_since(cut_ns)).min() {
-            cut_ns = read_by(away_ns);
+        let gaps = |cut_ns: i64| {
+            let lines = awaited().filter_map(move |meter| meter.around(cut_ns));
+            lines.filter(|(.., fault)| *fault == Fault::Bridged)
+        };
+        let early = |cut_ns: i64| {
+            let line = node.and_then(|meter| meter.around(cut_ns));
+            line.filter(|(_, after_ns, _)| after_ns - cut_ns >= SAME_TICK_NS)
+        };
+        let mut cut_ns = end_ns;
+        while let Some((before_ns, ..)) = gaps(cut_ns).chain(early(cut_ns)).min() {
+            cut_ns = before_ns;
         }
         cut_ns
     }

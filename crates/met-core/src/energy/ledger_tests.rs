@@ -229,6 +229,31 @@ fn meters_that_are_away_in_turn_do_not_keep_a_window_open() {
 }
 
 #[test]
+fn a_window_does_not_wait_for_the_next_tick_where_the_node_is_read_last() {
+    for (period_s, after_ns) in [(1, SECOND / 100), (5, SECOND / 100), (1, SECOND / 2)] {
+        let mut ledger = ledger(IdleTo::Nobody, Some(0));
+        let meter = node(&mut ledger);
+        let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+        for second in 0..=20 {
+            let at_ns = second * SECOND;
+            ledger.read_counter(package, at_ns, second * 100);
+            if second % period_s == 0 {
+                ledger.read_counter(meter, at_ns + after_ns, second * 200);
+            }
+            ledger.weigh_job(1, Weights { cpu: 1000, ..Weights::default() });
+            if second == 20 {
+                ledger.leave(1);
+            }
+            let end_ns = ledger.close(at_ns + after_ns).map(|closed| (closed.end_ns, closed.settled));
+            if second % period_s == 0 && second > 0 {
+                let settled = if second == 20 { vec![1] } else { vec![] };
+                assert_eq!(end_ns, Some((at_ns, settled)), "read every {period_s} s");
+            }
+        }
+    }
+}
+
+#[test]
 fn after_a_time_without_meters_no_window_reaches_back_into_it() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);

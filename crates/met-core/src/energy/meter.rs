@@ -262,18 +262,12 @@ impl Meter {
         self.readings.back().map(|reading| reading.at_ns)
     }
 
-    /// Its last reading up to a time.
-    pub fn read_by(&self, time_ns: i64) -> Option<i64> {
-        let after = self.readings.partition_point(|reading| reading.at_ns <= time_ns);
-        Some(self.readings[after.checked_sub(1)?].at_ns)
-    }
-
-    /// The reading before a gap that was bridged, if the time is in one.
-    pub fn bridged_since(&self, time_ns: i64) -> Option<i64> {
+    /// The readings before and after a time at which it was not read, and what is wrong with the time between them.
+    pub fn around(&self, time_ns: i64) -> Option<(i64, i64, Fault)> {
         let after = self.readings.partition_point(|reading| reading.at_ns < time_ns);
-        let gap = self.readings.get(after).filter(|reading| reading.fault == Fault::Bridged)?;
+        let &Reading { at_ns, fault, .. } = self.readings.get(after)?;
         let before_ns = self.readings[after.checked_sub(1)?].at_ns;
-        (gap.at_ns != time_ns).then_some(before_ns)
+        (at_ns != time_ns).then_some((before_ns, at_ns, fault))
     }
 
     /// Whether its next reading is worth waiting for.
