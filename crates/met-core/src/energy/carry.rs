@@ -54,9 +54,10 @@ impl Carry {
         }
     }
 
-    /// Whether claims have waited so long that they go first.
-    pub fn is_urgent(&self, now_ns: i64) -> bool {
-        self.claims.front().is_some_and(|&(from_ns, _)| now_ns - from_ns > PATIENT_NS)
+    /// What has waited so long that it goes first.
+    pub fn overdue_uj(&self, now_ns: i64) -> u64 {
+        let overdue = self.claims.iter().take_while(|(from_ns, _)| now_ns - from_ns > PATIENT_NS);
+        overdue.map(|(_, lines)| sum_uj(lines)).sum()
     }
 
     /// All that waits to be paid.

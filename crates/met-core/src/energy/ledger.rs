@@ -554,10 +554,11 @@ impl Ledger {
         for (who, line) in &claims {
             self.carry.claim(*who, line, end_ns);
         }
-        let is_lost = whole.fault >= Fault::Lost;
-        let kept_uj = if self.carry.is_urgent(end_ns) || is_lost { 0 } else { idle.rest_uj };
-        // What is not shown later is paid now or never, before anything is kept for idle power.
-        let due_uj = self.carry.claimed_uj().saturating_sub(whole.shown_later_uj(backlog_uj));
+        let kept_uj = if whole.fault >= Fault::Lost { 0 } else { idle.rest_uj };
+        // What is not shown later is paid now or never, and what has waited for long is paid now, before anything is kept
+        // for idle power. Newer claims are not: after a long window a meter that lags is behind by as much as before.
+        let never_later_uj = self.carry.claimed_uj().saturating_sub(whole.shown_later_uj(backlog_uj));
+        let due_uj = never_later_uj.max(self.carry.overdue_uj(end_ns));
         let room_uj = |outer_uj: u64| outer_uj.saturating_sub(kept_uj).max(due_uj.min(outer_uj));
         let room_uj = whole.outer_uj.map_or(u64::MAX, room_uj);
         let paid = self.carry.pay(room_uj);

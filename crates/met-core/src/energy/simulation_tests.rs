@@ -562,3 +562,23 @@ fn a_meter_that_lags_still_shows_after_a_gap_what_it_was_behind_by() {
     assert_eq!(booked.short, BTreeMap::new());
     assert!((found_uj - used_uj).abs() <= used_uj / 50, "used {used_uj} and is charged {found_uj}");
 }
+
+/// What the node's meter was behind by had waited for as long as the gap, and all claims were paid from idle energy.
+/// When the first job ended, what the meter showed late was taken for idle power of the rest, which left less idle power
+/// for the processors, and the second job paid for that.
+#[test]
+fn a_meter_that_lags_is_still_behind_after_a_gap_of_the_processors() {
+    let first = Job { life: 36..180, cpu_permille: 400, has_card: true };
+    let second = Job { life: 194..370, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 5,
+        lag_s: 3,
+        has_package: true,
+        idle_known: true,
+        gaps: Vec::new(),
+        package_gaps: std::iter::once(41..61).collect(),
+        ..power_with_gap(vec![first, second], 0..0)
+    };
+    check(&plan).unwrap();
+}
