@@ -409,9 +409,9 @@ impl Ledger {
         self.close_at(end_ns.map(|end_ns| self.clean_cut(end_ns, now_ns)), now_ns)
     }
 
-    /// The last time up to this one that is in no gap of a meter, and not well before a reading of the node's. Elsewhere
-    /// what was counted between two readings is cut by time alone, and a job is charged for what another one used
-    /// before or after it.
+    /// The last time up to this one that is in no gap of a meter, and not well before a reading of the node's.
+    /// Elsewhere what was counted between two readings is cut by time alone, and a job is charged for what another one
+    /// used before or after it.
     fn clean_cut(&self, end_ns: i64, now_ns: i64) -> i64 {
         // The first window begins no earlier than it has to: time before it may be in others already. And meters that
         // are away in turn do not keep a window open for ever.
@@ -544,9 +544,10 @@ impl Ledger {
         let cards_uj = self.claim_cards(end_ns);
         whole.add_cards(cards_uj);
         whole.agrees &= was_steady && whole.fault == Fault::None;
-        if whole.agrees {
-            self.usual_uj = Some(whole.host_uj());
-            self.learn_idle(&whole, end_ns - begin_ns, end_ns);
+        // One that is behind may show late what was used before: only if it is as far behind afterwards, it did not.
+        let is_behind = backlog_uj > whole.outer_uj.unwrap_or(0) / 100;
+        if whole.agrees && !is_behind {
+            self.learn(&whole, end_ns - begin_ns, end_ns);
         }
         let idle = self.idle_of(&whole, end_ns - begin_ns);
         let mut claims = BTreeMap::new();
@@ -555,8 +556,8 @@ impl Ledger {
             self.carry.claim(*who, line, end_ns);
         }
         let kept_uj = if whole.fault >= Fault::Lost { 0 } else { idle.rest_uj };
-        // What is not shown later is paid now or never, and what has waited for long is paid now, before anything is kept
-        // for idle power. Newer claims are not: after a long window a meter that lags is behind by as much as before.
+        // What is not shown later is paid now or never, and what has waited for long is paid now, before anything is
+        // kept for idle power. Newer claims are not: after a long window a meter that lags is still behind.
         let never_later_uj = self.carry.claimed_uj().saturating_sub(whole.shown_later_uj(backlog_uj));
         let due_uj = never_later_uj.max(self.carry.overdue_uj(end_ns));
         let room_uj = |outer_uj: u64| outer_uj.saturating_sub(kept_uj).max(due_uj.min(outer_uj));
@@ -575,6 +576,9 @@ impl Ledger {
         let whole_uj = paid.sum_uj + rest_uj + whole.caught_up_uj;
         // One that lags by the same time at the same load shows as much as its parts.
         self.is_steady = self.carry.claimed_uj().abs_diff(backlog_uj) <= whole_uj / 100;
+        if whole.agrees && is_behind && self.is_steady {
+            self.learn(&whole, end_ns - begin_ns, end_ns);
+        }
         debug_assert_eq!(lines.values().map(Line::total_uj).sum::<i64>(), whole_uj as i64);
         let short_uj = self.carry.expire(end_ns, whole.shown_later_uj(backlog_uj));
         let counted_uj = self.counted(&whole, end_ns).unwrap_or(whole_uj);
@@ -685,7 +689,8 @@ impl Ledger {
     }
 
     /// A window in which all meters agree tells what the machine uses at such a load.
-    fn learn_idle(&mut self, whole: &Whole, window_ns: i64, end_ns: i64) {
+    fn learn(&mut self, whole: &Whole, window_ns: i64, end_ns: i64) {
+        self.usual_uj = Some(whole.host_uj());
         if whole.kind == QualityKind::Measured {
             self.idle.learn(&whole.meters, &whole.host_uj(), &self.done.node, window_ns, end_ns);
         }

@@ -564,8 +564,8 @@ fn a_meter_that_lags_still_shows_after_a_gap_what_it_was_behind_by() {
 }
 
 /// What the node's meter was behind by had waited for as long as the gap, and all claims were paid from idle energy.
-/// When the first job ended, what the meter showed late was taken for idle power of the rest, which left less idle power
-/// for the processors, and the second job paid for that.
+/// When the first job ended, what the meter showed late was taken for idle power of the rest, which left less idle
+/// power for the processors, and the second job paid for that.
 #[test]
 fn a_meter_that_lags_is_still_behind_after_a_gap_of_the_processors() {
     let first = Job { life: 36..180, cpu_permille: 400, has_card: true };
@@ -578,6 +578,24 @@ fn a_meter_that_lags_is_still_behind_after_a_gap_of_the_processors() {
         idle_known: true,
         gaps: Vec::new(),
         package_gaps: std::iter::once(41..61).collect(),
+        ..power_with_gap(vec![first, second], 0..0)
+    };
+    check(&plan).unwrap();
+}
+
+/// What the meter of the node showed late after the first job was taken for idle power of the rest in the only window
+/// between the two jobs, although no meter was ever away.
+#[test]
+fn what_a_meter_shows_late_is_not_idle_power() {
+    let first = Job { life: 25..130, cpu_permille: 400, has_card: true };
+    let second = Job { life: 139..331, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 10,
+        lag_s: 4,
+        has_package: true,
+        idle_known: true,
+        gaps: Vec::new(),
         ..power_with_gap(vec![first, second], 0..0)
     };
     check(&plan).unwrap();
