@@ -562,6 +562,10 @@ impl Ledger {
         let due_uj = never_later_uj.max(self.carry.overdue_uj(end_ns));
         let room_uj = |outer_uj: u64| outer_uj.saturating_sub(kept_uj).max(due_uj.min(outer_uj));
         let room_uj = whole.outer_uj.map_or(u64::MAX, room_uj);
+        // A counter that lags is behind by as much after a long gap as before it.
+        let is_lost = whole.fault == Fault::Lost && whole.outer.is_some() && !whole.is_guess;
+        let most_uj = self.carry.claimed_uj().saturating_sub(backlog_uj);
+        let room_uj = if is_lost { room_uj.min(most_uj) } else { room_uj };
         let paid = self.carry.pay(room_uj);
         // What nobody used nobody is owed.
         self.carry.close(Who::Unassigned);

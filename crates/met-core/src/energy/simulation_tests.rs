@@ -600,3 +600,18 @@ fn what_a_meter_shows_late_is_not_idle_power() {
     };
     check(&plan).unwrap();
 }
+
+#[test]
+fn a_counter_that_lags_is_still_behind_after_a_long_gap() {
+    let first = Job { life: 25..130, cpu_permille: 400, has_card: true };
+    let second = Job { life: 147..333, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 5,
+        lag_s: 6,
+        has_package: true,
+        idle_known: true,
+        ..power_with_gap(vec![first, second], 64..121)
+    };
+    check(&plan).unwrap();
+}
