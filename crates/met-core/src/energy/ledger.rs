@@ -555,6 +555,7 @@ impl Ledger {
         for (who, line) in &claims {
             self.carry.claim(*who, line, end_ns);
         }
+        whole.settle_gap(self.carry.claimed_uj().saturating_sub(backlog_uj));
         let kept_uj = if whole.fault >= Fault::Lost { 0 } else { idle.rest_uj };
         // What is not shown later is paid now or never, and what has waited for long is paid now, before anything is
         // kept for idle power. Newer claims are not: after a long window a meter that lags is still behind.
@@ -942,6 +943,16 @@ impl Whole {
             _ if self.is_guess => backlog_uj,
             _ => u64::MAX,
         }
+    }
+
+    /// A counter tells the energy of a long gap, and not when it was used. Where the gap ends in this window and others
+    /// were read before, what parts used in the window beyond the mean of the gap is in what was caught up: the meter
+    /// is not behind by that.
+    fn settle_gap(&mut self, claims_uj: u64) {
+        let Some(outer_uj) = self.outer_uj.as_mut().filter(|_| self.outer_lost_uj > 0) else { return };
+        let moved_uj = claims_uj.saturating_sub(*outer_uj).min(self.caught_up_uj);
+        *outer_uj += moved_uj;
+        self.caught_up_uj -= moved_uj;
     }
 
     fn inner_uj(&self) -> u64 {

@@ -615,3 +615,23 @@ fn a_counter_that_lags_is_still_behind_after_a_long_gap() {
     };
     check(&plan).unwrap();
 }
+
+/// The sampler was away for a minute, and the first reading of the node's meter after that was wrong. In the window of
+/// the next one the first job used more than the mean of the gap. That passed for a lag of the meter, and what the
+/// second job used was paid late, in part never.
+#[test]
+fn what_a_counter_tells_of_a_long_gap_late_is_not_a_lag() {
+    let first = Job { life: 102..165, cpu_permille: 945, has_card: true };
+    let second = Job { life: 218..315, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 10,
+        has_package: true,
+        idle_known: true,
+        gaps: Vec::new(),
+        pauses: std::iter::once(60..124).collect(),
+        glitches: vec![(51, 1)],
+        ..power_with_gap(vec![first, second], 0..0)
+    };
+    check(&plan).unwrap();
+}
