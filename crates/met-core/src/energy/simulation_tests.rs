@@ -635,3 +635,22 @@ fn what_a_counter_tells_of_a_long_gap_late_is_not_a_lag() {
     };
     check(&plan).unwrap();
 }
+
+/// Nothing ran before the gap, so that the meter lags shows only in what it has counted by the end of the gap: less than
+/// the parts and the idle power of the rest.
+#[test]
+fn a_counter_that_is_behind_at_the_end_of_a_long_gap_is_seen_to_lag() {
+    let first = Job { life: 46..104, cpu_permille: 400, has_card: true };
+    let second = Job { life: 121..317, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 5,
+        lag_s: 6,
+        has_package: true,
+        idle_known: true,
+        pauses: std::iter::once(30..59).collect(),
+        glitches: vec![(30, 1)],
+        ..power_with_gap(vec![first, second], 64..88)
+    };
+    check(&plan).unwrap();
+}
