@@ -2,6 +2,7 @@
 
 mod files;
 mod filter;
+mod housekeeping;
 mod reference;
 mod settling;
 
@@ -25,17 +26,14 @@ use files::FromFiles;
 use met_config::Failure;
 use reference::{one_managers, one_nodes, one_users};
 
-pub use files::{import, log_removed, open_writer, retention, unreadable};
+pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
+pub use housekeeping::{import, log_removed, open_writer, retention, tidy};
 pub use reference::{JobRef, Meant, find, newest_of};
 pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
 
 /// Somebody who knows jobs.
 trait JobSource {
-    /// Why it may know of more jobs than it tells.
-    fn unread(&self) -> Option<&str> {
-        None
-    }
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>>;
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
     fn course(&mut self, key: &JobKey) -> Result<Course>;
@@ -94,7 +92,6 @@ impl AllJobs {
         let jobs = self.gather(|source| source.jobs(filter))?;
         self.correct(&jobs);
         let mut jobs = merge(jobs);
-        self.doubt(jobs.is_empty())?;
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
     }
@@ -117,16 +114,6 @@ impl AllJobs {
             }
         }
         Ok(found)
-    }
-
-    /// That there is no job is not said of a store that cannot be read.
-    fn doubt(&self, nothing: bool) -> Result<()> {
-        match self.sources.iter().find_map(|source| source.unread()) {
-            Some(why) if nothing => bail!("{why}"),
-            Some(why) => tracing::warn!("{why}"),
-            None => {}
-        }
-        Ok(())
     }
 
     /// The one job meant by `text`.
@@ -166,7 +153,6 @@ impl AllJobs {
         let found = self.gather(|source| source.find(job))?;
         self.correct(&found);
         let found = merge(found);
-        self.doubt(found.is_empty())?;
         let Some(newest) = found.first() else { return Ok(None) };
         // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
         if let JobRef::Id { manager: None, .. } = job {
