@@ -143,10 +143,13 @@ pub fn counts_cpu(paths: &CgroupPaths) -> bool {
 }
 
 /// Removes the directories of a job; those that are still in use stay.
-pub fn remove(paths: &CgroupPaths) {
-    for path in [&paths.unified, &paths.memory, &paths.cpuacct] {
-        remove_dir(path.clone());
-    }
+pub fn remove(paths: &CgroupPaths) -> bool {
+    let paths = [&paths.unified, &paths.memory, &paths.cpuacct];
+    paths.into_iter().flatten().fold(true, |all, path| is_removed(path) && all)
+}
+
+fn is_removed(path: &Path) -> bool {
+    fs::remove_dir(path).map_or_else(|error| error.kind() == io::ErrorKind::NotFound, |()| true)
 }
 
 fn remove_dir(path: Option<PathBuf>) {

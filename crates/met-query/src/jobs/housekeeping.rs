@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_config::Storage;
-use met_core::job::State;
+use met_core::job::{CgroupPaths, State};
 use met_host::Host;
 use met_store::{Filter, Retained, Retention, StoreError, Writer, inbox};
 
@@ -84,8 +84,9 @@ pub fn log_removed(retained: &Retained) {
     retained.lines().iter().for_each(|line| tracing::info!("{line}"));
 }
 
-/// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost.
-pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
+/// Takes what is in the inbox into the store. Jobs whose supervisor is gone are lost. Cgroups in which processes are
+/// left.
+pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Vec<CgroupPaths>> {
     match (writer.moved_aside.take(), writer.salvaged.take()) {
         // Every list says so as long as the damaged file is there.
         (_, Some(salvage)) => tracing::error!("{}", salvage.sentence()),
@@ -98,6 +99,7 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
     for problem in &imported.problems {
         tracing::warn!("{problem}");
     }
+    let mut left = remove_empty_cgroups(host, &imported.ended);
     let mut ended_meanwhile = false;
     for mut record in imported.live {
         settle(host, &mut record);
@@ -114,13 +116,14 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
             entry if entry.end_is_absent => {
                 writer.put(&record)?;
                 folder.remove()?;
+                left.extend(remove_empty_cgroups(host, std::slice::from_ref(&record)));
             }
             // It stays where it is until it can be read.
             entry => entry.problems.iter().for_each(|problem| tracing::warn!("{problem}")),
         }
     }
     if ended_meanwhile {
-        writer.import()?;
+        left.extend(remove_empty_cgroups(host, &writer.import()?.ended));
     }
-    Ok(())
+    Ok(left)
 }
