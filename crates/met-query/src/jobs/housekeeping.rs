@@ -1,17 +1,19 @@
 //! What is done with the files of a user now and then, by commands that write anyway: jobs that ended are imported, old
 //! ones removed, and empty cgroups taken away. No command that only reads does any of it.
 
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_config::Storage;
-use met_core::job::{CgroupPaths, State};
+use met_core::job::{CgroupPaths, Origin, State};
 use met_host::Host;
 use met_store::{Filter, Retained, Retention, StoreError, Writer, inbox};
 
 use super::now_ns;
 use super::settling::{remove_empty_cgroups, settle};
+use crate::protocol::Request;
 use crate::setting::Setting;
 
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
@@ -40,6 +42,37 @@ pub fn tidy(setting: &Setting) {
     let recent = Filter { limit: Some(RECENT_JOBS), ..Filter::default() };
     if let Ok(jobs) = writer.jobs(&recent) {
         remove_empty_cgroups(&setting.host, &jobs);
+    }
+}
+
+/// How long a system daemon that refuses an end is asked to take it.
+const UNREPORTED_NS_MAX: i64 = 30 * 86_400 * 1_000_000_000;
+
+/// Sends the system daemon the ends that it does not have: of its own jobs, which ended while it was down, and of jobs
+/// that were started while it could not be asked for an id.
+pub fn hand_over_ends(setting: &Setting) {
+    let pending = inbox::pending(&setting.user.state).unwrap_or_default();
+    if pending.is_empty() || setting.user.check_own().is_err() {
+        return;
+    }
+    let Some(mut system) = setting.system_daemon_to_read() else { return };
+    for folder in pending {
+        // What a terminal sampled is its user's own, course and all.
+        let Some(end) = folder.read_unreported() else { continue };
+        if end.local.as_ref().is_none_or(|local| local.origin == Origin::Time) {
+            continue;
+        }
+        let is_old = end.end_ns.is_some_and(|end_ns| now_ns() - end_ns > UNREPORTED_NS_MAX);
+        match system.call(&Request::Ended(Box::new(end))) {
+            Ok(_) => drop(folder.reported()),
+            // It keeps refusing.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_old => {
+                let _ = folder.forget_unreported();
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            // It is gone, or hangs.
+            Err(_) => return,
+        }
     }
 }
 

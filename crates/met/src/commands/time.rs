@@ -69,6 +69,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let record = finish(watched, &mut supervisor.channel, inbox.as_deref(), interval)?;
     let code = super::exit_code(&record);
     if inbox.is_some() {
+        jobs::hand_over_ends(setting);
         jobs::tidy(setting);
     }
     if !args.quiet
