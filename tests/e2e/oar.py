@@ -129,6 +129,8 @@ def a_suspended_oar_job_is_suspended_until_it_is_resumed(world):
     eventually(lambda: GROUND.command("oarstat", "-s", "-j", job).endswith("Running"), "OAR says that it runs")
     GROUND.command("oarhold", "-r", job)
     in_state(world, job, "suspended")
+    # Its processes are frozen before OAR calls it suspended, and only then it can be resumed.
+    eventually(lambda: GROUND.command("oarstat", "-s", "-j", job).endswith("Suspended"), "OAR says that it is suspended")
     GROUND.command("oarresume", job)
     in_state(world, job, "running")
     let_go(user)
