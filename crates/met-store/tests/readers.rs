@@ -1,8 +1,10 @@
-//! A store on a file system that is read-only: everything that was committed is read, and nothing is written.
+//! Readers: on a file system that is read-only, where everything that was committed is read and nothing is written; and
+//! many of them beside a writer.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use met_core::JOB;
 use met_core::course::Course;
@@ -125,4 +127,36 @@ fn what_is_in_a_log_without_shared_memory_is_read_through_a_read_only_mount() {
     assert!(logs(left.path()) > 0, "everything is in the database: the test would show nothing");
     let Some(mount) = ReadOnly::of(left.path()) else { return };
     reads_all(mount.0.path(), 1..20);
+}
+
+#[test]
+fn eight_readers_beside_a_writer_see_every_job_that_was_committed_before_they_asked() {
+    let state = tempfile::tempdir().unwrap();
+    let committed = AtomicU32::new(0);
+    let is_over = AtomicBool::new(false);
+    let mut writer = Writer::open(state.path()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut answers = 0;
+                while !is_over.load(Ordering::SeqCst) || answers == 0 {
+                    let before = committed.load(Ordering::SeqCst);
+                    let reader = Reader::open(state.path()).unwrap();
+                    let jobs = reader.jobs(&Filter::default()).unwrap();
+                    let after = committed.load(Ordering::SeqCst);
+                    assert_eq!(reader.take_unreadable(), Vec::<String>::new());
+                    // One may be committed and not counted yet.
+                    let count = jobs.len() as u32;
+                    assert!((before..=after + 1).contains(&count), "{before} <= {count} <= {after} + 1");
+                    assert!(jobs.iter().all(|job| job.totals == finished(1).totals));
+                    answers += 1;
+                }
+            });
+        }
+        for id in 1..=300 {
+            write(&mut writer, id..id + 1);
+            committed.store(id, Ordering::SeqCst);
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
 }
