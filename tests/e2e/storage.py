@@ -1,5 +1,6 @@
 """Many jobs, large records, shares of the store, damage: a list is complete, or it says what is missing."""
 
+import contextlib
 import ctypes
 import glob
 import json
@@ -257,7 +258,8 @@ def doctor_finds_damage_in_a_store_that_is_in_use(world):
         world.met("cancel", job).ok()
 
 
-def make_read_only(folder):
+@contextlib.contextmanager
+def read_only(folder):
     """Seen by this test and what it starts from now on; who has files open there still writes them."""
     need_root()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -268,6 +270,10 @@ def make_read_only(folder):
     path = folder.encode()
     if libc.mount(path, path, None, bind, None) != 0 or libc.mount(None, path, None, remount, None) != 0:
         raise Skip("nothing can be mounted read-only")
+    try:
+        yield
+    finally:
+        libc.umount2(path, 2)
 
 
 READING = [("list",), ("list", "all"), ("list", "--json"), ("list", "--csv"), ("show", "1", "--json"), ("show", "2"),
@@ -290,20 +296,24 @@ def who_reads_writes_nothing_beside(world, is_held):
         for name in glob.glob(os.path.join(world.store_folder(), "**", "*-shm"), recursive=True):
             os.unlink(name)
     try:
-        make_read_only(world.state)
-        check(not os.access(world.store_folder(), os.W_OK), "it can be written")
-        before = listing(world.store_folder())
-        for command in READING:
-            result = world.met(*command).ok()
-            check("rror" not in result.err and "damaged" not in result.err, f"{command}: {result.err}")
-        equal(sorted(listed(world.met("list", "--json"))), ["1", "2", "3"], "jobs")
-        equal(world.met("logs", "1").ok().out, "hello\n", "output of a job")
-        shown = world.show("1")
-        equal((shown["job"]["state"], shown["totals"]["wall_seconds"] > 0.3), ("finished", True), "a job")
-        equal(listing(world.store_folder()), before, "files")
+        with read_only(world.state):
+            answers_without_writing(world)
     finally:
         if is_held:
             os.kill(daemon, signal.SIGCONT)
+
+
+def answers_without_writing(world):
+    check(not os.access(world.store_folder(), os.W_OK), "it can be written")
+    before = listing(world.store_folder())
+    for command in READING:
+        result = world.met(*command).ok()
+        check("rror" not in result.err and "damaged" not in result.err, f"{command}: {result.err}")
+    equal(sorted(listed(world.met("list", "--json"))), ["1", "2", "3"], "jobs")
+    equal(world.met("logs", "1").ok().out, "hello\n", "output of a job")
+    shown = world.show("1")
+    equal((shown["job"]["state"], shown["totals"]["wall_seconds"] > 0.3), ("finished", True), "a job")
+    equal(listing(world.store_folder()), before, "files")
 
 
 def listing(folder):

@@ -199,8 +199,18 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
 pub(crate) fn open_alone(path: &Path) -> Result<Connection, StoreError> {
     let database = StoreError::database(path);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // This one takes no locks, which a file that cannot be written would refuse.
-    let connection = Connection::open_with_flags_and_vfs(path, flags, "unix-none").map_err(database)?;
+    let has_log = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    let connection = match path.to_str().filter(|_| !has_log) {
+        // It would make a log that it does not find.
+        Some(text) => {
+            let escaped = text.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+            let flags = flags | OpenFlags::SQLITE_OPEN_URI;
+            Connection::open_with_flags(format!("file:{escaped}?immutable=1"), flags)
+        }
+        // This one takes no locks, which a file that cannot be written would refuse.
+        None => Connection::open_with_flags_and_vfs(path, flags, "unix-none"),
+    };
+    let connection = connection.map_err(database)?;
     connection.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(database)?;
     Ok(connection)
 }

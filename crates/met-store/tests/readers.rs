@@ -109,6 +109,10 @@ fn what_a_living_writer_commits_is_read_through_a_read_only_mount() {
     reads_all(mount.0.path(), 1..20);
     write(&mut writer, 20..25);
     reads_all(mount.0.path(), 1..25);
+    // One that was closed has no log.
+    drop(writer);
+    assert!(!state.path().join("store.db-wal").exists());
+    reads_all(mount.0.path(), 1..25);
 }
 
 /// What a killed machine leaves: a log, and no shared memory that would say what is in it.
