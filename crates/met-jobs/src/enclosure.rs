@@ -142,10 +142,11 @@ pub fn counts_cpu(paths: &CgroupPaths) -> bool {
     paths.unified.is_some() || paths.cpuacct.is_some()
 }
 
-/// Removes the directories of a job; those that are still in use stay.
+/// Removes the directories of a job; those that are still in use stay. Whether none is left.
 pub fn remove(paths: &CgroupPaths) -> bool {
     let paths = [&paths.unified, &paths.memory, &paths.cpuacct];
-    paths.into_iter().flatten().fold(true, |all, path| is_removed(path) && all)
+    // All of them, though one stays.
+    paths.into_iter().flatten().filter(|path| !is_removed(path)).count() == 0
 }
 
 fn is_removed(path: &Path) -> bool {
