@@ -382,10 +382,12 @@ class User:
 
     def waiting(self):
         """The files of jobs that are not imported."""
-        jobs = os.path.join(self.store_folder(), "jobs")
-        names = {job: sorted(set(os.listdir(os.path.join(jobs, job))) - {"done"})
-                 for job in (os.listdir(jobs) if os.path.isdir(jobs) else [])}
-        return {job: left for job, left in names.items() if left}
+        jobs, left = os.path.join(self.store_folder(), "jobs"), {}
+        for job in os.listdir(jobs) if os.path.isdir(jobs) else []:
+            # One that is imported meanwhile is gone.
+            with contextlib.suppress(FileNotFoundError):
+                left[job] = sorted(set(os.listdir(os.path.join(jobs, job))) - {"done"})
+        return {job: names for job, names in left.items() if names}
 
     def import_jobs(self):
         """What waits in the inbox is imported by a daemon: commands that only read do not do it."""
