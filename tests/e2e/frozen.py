@@ -106,6 +106,13 @@ def masked(value, name=None):
     return value
 
 
+#: What every machine has; the rest depends on its devices and its kernel.
+EVERYWHERE = re.compile(
+    r"met_(build|daemon|source|energy|emission)_"
+    r"|met_job_(cpu|memory_peak|read|write|written|process|thread|wall|page_faults|context_switches|energy|info)"
+    r"|met_node_(cpu|memory_(total|available|free)|load|boot|process)")
+
+
 @test
 def names_types_and_labels_of_metrics_are_frozen(world):
     page = Page(world)
@@ -122,9 +129,10 @@ def names_types_and_labels_of_metrics_are_frozen(world):
         frozen = dict(line.rstrip("\n").split(" ", 1) for line in file)
     for name, shape in families.items():
         check(name not in frozen or frozen[name] == shape, f"{name}: {shape}, before: {frozen.get(name)}")
-    for name in frozen:
-        if name.startswith(("met_job_cpu", "met_job_memory", "met_daemon_", "met_build_")):
-            check(name in families, f"{name} is gone")
+    gone = {name for name in frozen if EVERYWHERE.match(name)} - families.keys()
+    check(not gone, f"gone: {gone}")
+    new = {name for name in families if EVERYWHERE.match(name)} - frozen.keys()
+    check(not new, f"new, to be frozen as well: {new}")
 
 
 def families_of(page):

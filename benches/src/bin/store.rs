@@ -42,32 +42,19 @@ fn time(what: &str, mut work: impl FnMut() -> Result<()>) -> Result<()> {
 fn job(number: u64) -> Record {
     let start_s = BEGIN_S + number as i64 * 30;
     let mut record = Record {
-        key: JobKey { cluster: None, manager: LOCAL.into(), id: number.to_string(), incarnation: start_s },
-        name: format!("experiment-{}", number % 500),
         user: Some(format!("user{}", number % 40)),
         uid: Some(1000 + number as u32 % 40),
-        account: None,
         command: vec!["python3".into(), "train.py".into(), format!("--seed={number}")],
-        state: if number % 5000 == 7 { State::Failed } else { State::Finished },
-        manager_state: None,
         exit_code: Some(0),
-        signal: None,
         start_ns: Some(start_s * 1_000_000_000),
         end_ns: Some((start_s + 20) * 1_000_000_000),
         nodes: vec!["node1".into()],
         node_memory_bytes: Some(1 << 37),
-        totals: Default::default(),
-        summaries: Default::default(),
-        gpus: Vec::new(),
-        events: Vec::new(),
-        requested: Default::default(),
-        allocated: Default::default(),
-        scheduling: Default::default(),
-        inside: None,
-        parts: Vec::new(),
-        emission: None,
-        as_of_ns: None,
-        local: None,
+        ..Record::new(
+            JobKey { cluster: None, manager: LOCAL.into(), id: number.to_string(), incarnation: start_s },
+            format!("experiment-{}", number % 500),
+            if number % 5000 == 7 { State::Failed } else { State::Finished },
+        )
     };
     for column in 0..16 {
         record.totals.set(column, number as i64 * column as i64, QualityKind::Measured, "cgroup");

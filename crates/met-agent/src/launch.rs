@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{CgroupPaths, JobKey, LOCAL, Local, Origin, Record, State, Summaries, Totals};
+use met_core::job::{CgroupPaths, JobKey, LOCAL, Local, Origin, Record, State};
 use met_host::{Host, clock};
 use met_jobs::layouts::Layout;
 use met_store::inbox::JobDir;
@@ -67,31 +67,13 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let facts = setting.host.facts();
     let incarnation = now_ns / 1_000_000_000;
     let record = Record {
-        key: JobKey { cluster: None, manager: LOCAL.to_owned(), id: id.to_string(), incarnation },
-        name,
         user: met_host::users::name_of(uid),
         uid: Some(uid),
-        account: None,
         command: draft.command,
-        state: State::Pending,
-        manager_state: None,
-        exit_code: None,
-        signal: None,
         start_ns: Some(now_ns),
-        end_ns: None,
         nodes: vec![facts.hostname.clone()],
         node_memory_bytes: facts.memory_total_bytes,
-        totals: Totals::default(),
-        summaries: Summaries::default(),
-        gpus: Vec::new(),
-        events: Vec::new(),
-        requested: Default::default(),
-        allocated: Default::default(),
-        scheduling: Default::default(),
         inside: setting.layouts().job_around(&setting.host, draft.pid.unwrap_or(std::process::id())),
-        parts: Vec::new(),
-        emission: None,
-        as_of_ns: None,
         local: Some(Local {
             boot_id: facts.boot_id.clone(),
             origin: draft.origin,
@@ -105,6 +87,11 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
             more_cgroups: Vec::new(),
             folded: Vec::new(),
         }),
+        ..Record::new(
+            JobKey { cluster: None, manager: LOCAL.to_owned(), id: id.to_string(), incarnation },
+            name,
+            State::Pending,
+        )
     };
     if draft.keep {
         make_room(setting, id, &record)?;

@@ -137,6 +137,38 @@ pub struct Record {
 }
 
 impl Record {
+    /// A job of which nothing else is known.
+    pub fn new(key: JobKey, name: impl Into<String>, state: State) -> Record {
+        Record {
+            key,
+            name: name.into(),
+            user: None,
+            uid: None,
+            account: None,
+            command: Vec::new(),
+            state,
+            manager_state: None,
+            exit_code: None,
+            signal: None,
+            start_ns: None,
+            end_ns: None,
+            nodes: Vec::new(),
+            node_memory_bytes: None,
+            totals: Totals::default(),
+            summaries: Summaries::default(),
+            gpus: Vec::new(),
+            events: Vec::new(),
+            requested: Resources::default(),
+            allocated: Resources::default(),
+            scheduling: Scheduling::default(),
+            inside: None,
+            parts: Vec::new(),
+            emission: None,
+            as_of_ns: None,
+            local: None,
+        }
+    }
+
     pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {
         Some((self.end_ns.unwrap_or(now_ns) - self.start_ns?).max(0))
     }

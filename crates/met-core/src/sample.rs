@@ -3,7 +3,7 @@
 use crate::course::Course;
 use crate::job::{
     CgroupPaths, Emission, JobKey, LOCAL, LeftOver, Local, Origin, Part, ProcessId, QualityKind, Record,
-    Resources, Scheduling, State, Summaries, Summary, Totals,
+    Resources, Scheduling, State, Summary, Totals,
 };
 use crate::job_table as column;
 use crate::{JOB, MISSING};
@@ -16,36 +16,12 @@ pub const NOW_NS: i64 = START_NS + 3_600 * SECOND_NS;
 /// A job that has just begun and of which nothing is known.
 pub fn bare(id: u32, name: &str) -> Record {
     Record {
-        key: JobKey {
-            cluster: None,
-            manager: LOCAL.to_owned(),
-            id: id.to_string(),
-            incarnation: START_NS / SECOND_NS,
-        },
-        name: name.to_owned(),
         user: Some("alice".to_owned()),
         uid: Some(1000),
-        account: None,
         command: vec![name.to_owned()],
-        state: State::Running,
-        manager_state: None,
-        exit_code: None,
-        signal: None,
         start_ns: Some(NOW_NS - 68 * SECOND_NS),
-        end_ns: None,
         nodes: vec!["n1".to_owned()],
         node_memory_bytes: Some(16 << 30),
-        totals: Totals::default(),
-        summaries: Summaries::default(),
-        gpus: Vec::new(),
-        events: Vec::new(),
-        requested: Default::default(),
-        allocated: Default::default(),
-        scheduling: Default::default(),
-        inside: None,
-        parts: Vec::new(),
-        emission: None,
-        as_of_ns: None,
         local: Some(Local {
             boot_id: "b".to_owned(),
             origin: Origin::Run,
@@ -59,6 +35,16 @@ pub fn bare(id: u32, name: &str) -> Record {
             more_cgroups: Vec::new(),
             folded: Vec::new(),
         }),
+        ..Record::new(
+            JobKey {
+                cluster: None,
+                manager: LOCAL.to_owned(),
+                id: id.to_string(),
+                incarnation: START_NS / SECOND_NS,
+            },
+            name,
+            State::Running,
+        )
     }
 }
 

@@ -10,34 +10,11 @@ fn key() -> JobKey {
 }
 
 fn no_record() -> Record {
-    Record {
-        key: JobKey { cluster: None, manager: String::new(), id: String::new(), incarnation: 0 },
-        name: String::new(),
-        user: None,
-        uid: None,
-        account: None,
-        command: Vec::new(),
-        state: State::Lost,
-        manager_state: None,
-        exit_code: None,
-        signal: None,
-        start_ns: None,
-        end_ns: None,
-        nodes: Vec::new(),
-        node_memory_bytes: None,
-        totals: Default::default(),
-        summaries: Default::default(),
-        gpus: Vec::new(),
-        events: Vec::new(),
-        requested: Default::default(),
-        allocated: Default::default(),
-        scheduling: Default::default(),
-        inside: None,
-        parts: Vec::new(),
-        emission: None,
-        as_of_ns: None,
-        local: None,
-    }
+    Record::new(
+        JobKey { cluster: None, manager: String::new(), id: String::new(), incarnation: 0 },
+        String::new(),
+        State::Lost,
+    )
 }
 
 fn part_on(node: &str, start_s: i64, state: State, cpu_s: i64) -> (String, Record) {

@@ -24,32 +24,21 @@ pub fn finished() -> Record {
     let summary = Summary { mean, min: 0.0, max: mean, p50: Some(mean), p95: Some(mean) };
     summaries.set(column::MEMORY_NEEDED, summary);
     Record {
-        key: JobKey { cluster: None, manager: LOCAL.to_owned(), id: "42".to_owned(), incarnation: 7 },
-        name: "sum".to_owned(),
         user: Some("alice".to_owned()),
         uid: Some(1000),
-        account: None,
         command: vec!["sh".to_owned(), "-c".to_owned(), "echo \"a b\"".to_owned()],
-        state: State::Finished,
-        manager_state: None,
         exit_code: Some(0),
-        signal: None,
         start_ns: Some(START_NS),
         end_ns: Some(START_NS + 4_000_000_000),
         nodes: vec!["n1".to_owned()],
         node_memory_bytes: Some(1 << 30),
         totals,
         summaries,
-        gpus: Vec::new(),
-        events: Vec::new(),
-        requested: Default::default(),
-        allocated: Default::default(),
-        scheduling: Default::default(),
-        inside: None,
-        parts: Vec::new(),
-        emission: None,
-        as_of_ns: None,
-        local: None,
+        ..Record::new(
+            JobKey { cluster: None, manager: LOCAL.to_owned(), id: "42".to_owned(), incarnation: 7 },
+            "sum",
+            State::Finished,
+        )
     }
 }
 

@@ -47,7 +47,8 @@ pub(crate) fn look(sql: &dyn Sql) -> Result<Checked, StoreError> {
     let mut checked = Checked::default();
     let parts: [Part; 3] = [integrity, changes, records];
     for part in parts {
-        match part(sql, &mut checked) {
+        // What is written meanwhile is no damage.
+        match sql::in_snapshot(sql, || part(sql, &mut checked)) {
             Err(StoreError::Damaged { what, .. }) => checked.problems.push(what),
             result => result?,
         }

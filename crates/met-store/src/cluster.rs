@@ -12,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension, Result as Answer, Row, params};
 
 use crate::days::in_transaction;
 use crate::error::StoreError;
-use crate::schema::{Access, CLUSTER, is_alone, open_for_reading, open_for_writing};
+use crate::schema::{Access, CLUSTER, open_for_reading, open_for_writing, open_frozen};
 
 const FILE: &str = "cluster.db";
 
@@ -154,6 +154,8 @@ const SPOOLS_MAX: i64 = 1000;
 pub struct Log {
     path: PathBuf,
     connection: Connection,
+    /// It shows the file as it was when this was opened.
+    is_frozen: bool,
 }
 
 /// What the file of a server in this folder takes on disk; `None` where there is none. It is not opened.
@@ -167,7 +169,7 @@ impl Log {
         crate::inbox::private_dir(state).map_err(StoreError::io(state))?;
         let path = state.join(FILE);
         let connection = open_for_writing(&path, &CLUSTER, Access { exclusive: false, check: false })?;
-        Ok(Log { path, connection })
+        Ok(Log { path, connection, is_frozen: false })
     }
 
     /// To look things up in a file that is there. It needs no space on the disk, not even for the shared memory that
@@ -178,15 +180,19 @@ impl Log {
 
     fn open_at(path: PathBuf) -> Result<Log, StoreError> {
         match open_for_reading(&path, &CLUSTER) {
-            Ok(Some(connection)) => Ok(Log { path, connection }),
+            Ok(Some(connection)) => Ok(Log { path, connection, is_frozen: false }),
             Ok(None) => Err(StoreError::Io { path, error: io::ErrorKind::NotFound.into() }),
+            Err(error) if error.is_no_space() => {
+                let connection = open_frozen(&path)?;
+                Ok(Log { path, connection, is_frozen: true })
+            }
             Err(error) => Err(error),
         }
     }
 
     /// For one that stays open: where it was opened without space, what was written since is seen after this.
     pub fn refresh(&mut self) -> Result<(), StoreError> {
-        if is_alone(&self.connection) {
+        if self.is_frozen {
             *self = Log::open_at(self.path.clone())?;
         }
         Ok(())

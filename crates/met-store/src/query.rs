@@ -21,7 +21,7 @@ use crate::postgresql::Postgres;
 use crate::reading::{self, Parts, exact, select};
 use crate::record::{self, is_unsettled, supersedes, with_what_was_known};
 use crate::salvage::{self, Salvage};
-use crate::schema::{CATALOGUE, open_for_reading};
+use crate::schema::{CATALOGUE, open_for_reading, open_frozen};
 use crate::series::{self, Series};
 use crate::sql::{self, Noted, Sql, Value};
 use crate::sqlite::Sqlite;
@@ -190,6 +190,28 @@ impl Reader {
             reader.queries.distrusted = problems.into_iter().next();
         }
         Ok(reader)
+    }
+
+    /// As [`Reader::open_with`] for one question, also where there is no space for what SQLite needs to read.
+    pub fn open_without_space(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
+        let queries = Queries::new(state, backends)?;
+        let file = queries.file();
+        match queries.catalogue() {
+            Err(error) if error.is_no_space() => {
+                let path = state.join(CATALOGUE_FILE);
+                let catalogue = Sqlite::new(open_frozen(&path)?, &path);
+                Ok(Reader {
+                    queries: Queries {
+                        catalogue: OnceCell::from(Box::new(catalogue) as Box<dyn Sql>),
+                        ..queries
+                    },
+                    file,
+                })
+            }
+            // What can be read of it is.
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file }),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether another file has taken the place of the one that this reads, as after a repair: open a new reader.

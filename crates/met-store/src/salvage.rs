@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::pages::{Cell, Kind, Pages};
 use crate::reading::{Names, Parts, Stored, Tally, label, put_summary, put_total};
 use crate::record::{self, Terms};
-use crate::schema::{Access, CATALOGUE, beside, move_to, name_aside, open_alone, open_for_writing};
+use crate::schema::{Access, CATALOGUE, beside, move_to, name_aside, open_for_writing, open_frozen};
 use crate::sql::{Row, Sql, Value, in_transaction};
 use crate::sqlite::Sqlite;
 use crate::sums;
@@ -378,7 +378,7 @@ pub(crate) fn take_over(path: &Path) -> Result<(), StoreError> {
 
 /// Where the damaged file is that a new one, which nobody has open, was made of.
 fn aside_of(fresh: &Path) -> Option<PathBuf> {
-    let connection = open_alone(fresh).ok()?;
+    let connection = open_frozen(fresh).ok()?;
     let told: String =
         connection.query_row("SELECT value FROM meta WHERE name = ?1", [META], |row| row.get(0)).ok()?;
     let salvage: Salvage = serde_json::from_str(&told).ok()?;

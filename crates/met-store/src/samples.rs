@@ -11,31 +11,12 @@ pub(crate) const MIDNIGHT_S: i64 = 1_794_700_800;
 
 pub(crate) fn running(id: u64, start_s: i64) -> Record {
     Record {
-        key: JobKey { cluster: None, manager: LOCAL.into(), id: id.to_string(), incarnation: start_s },
-        name: format!("job-{id}"),
         user: Some("ada".into()),
         uid: Some(1000),
-        account: None,
         command: vec!["sleep".into(), "1".into()],
-        state: State::Running,
-        manager_state: None,
-        exit_code: None,
-        signal: None,
         start_ns: Some(start_s * SECOND_NS),
-        end_ns: None,
         nodes: vec!["node1".into()],
         node_memory_bytes: Some(1 << 34),
-        totals: Default::default(),
-        summaries: Default::default(),
-        gpus: Vec::new(),
-        events: Vec::new(),
-        requested: Default::default(),
-        allocated: Default::default(),
-        scheduling: Default::default(),
-        inside: None,
-        parts: Vec::new(),
-        emission: None,
-        as_of_ns: None,
         local: Some(Local {
             boot_id: "b".into(),
             origin: Origin::Run,
@@ -49,6 +30,11 @@ pub(crate) fn running(id: u64, start_s: i64) -> Record {
             more_cgroups: Vec::new(),
             folded: Vec::new(),
         }),
+        ..Record::new(
+            JobKey { cluster: None, manager: LOCAL.into(), id: id.to_string(), incarnation: start_s },
+            format!("job-{id}"),
+            State::Running,
+        )
     }
 }
 

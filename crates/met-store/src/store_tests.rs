@@ -252,6 +252,8 @@ fn a_reader_beside_a_writer_sees_no_damage() {
         while !is_done.load(std::sync::atomic::Ordering::Acquire) {
             assert_eq!(reader.jobs(&Filter::default()).unwrap().len(), 1);
             assert_eq!(reader.take_unreadable(), Vec::<String>::new());
+            let checked = crate::check(state.path()).unwrap().unwrap();
+            assert_eq!((checked.records, checked.problems), (1, Vec::new()));
         }
     });
 }

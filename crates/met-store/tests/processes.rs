@@ -22,32 +22,14 @@ const START_S: i64 = 1_794_700_800;
 
 fn record(id: u64) -> Record {
     let mut record = Record {
-        key: JobKey { cluster: None, manager: LOCAL.into(), id: id.to_string(), incarnation: START_S },
-        name: "killed".into(),
-        user: None,
-        uid: None,
-        account: None,
-        command: Vec::new(),
-        state: State::Finished,
-        manager_state: None,
         exit_code: Some(0),
-        signal: None,
         start_ns: Some(START_S * 1_000_000_000),
         end_ns: Some((START_S + 1) * 1_000_000_000),
-        nodes: Vec::new(),
-        node_memory_bytes: None,
-        totals: Default::default(),
-        summaries: Default::default(),
-        gpus: Vec::new(),
-        events: Vec::new(),
-        requested: Default::default(),
-        allocated: Default::default(),
-        scheduling: Default::default(),
-        inside: None,
-        parts: Vec::new(),
-        emission: None,
-        as_of_ns: None,
-        local: None,
+        ..Record::new(
+            JobKey { cluster: None, manager: LOCAL.into(), id: id.to_string(), incarnation: START_S },
+            "killed",
+            State::Finished,
+        )
     };
     record.totals.set(CPU, id as i64, QualityKind::Measured, "test");
     record

@@ -202,7 +202,10 @@ impl Connections {
             self.all.iter().map(|connection| self.is_crowded(connection)).collect();
         self.first = if count == 0 { 0 } else { (self.first + 1) % count };
         let turn = self.turn(ready);
-        for index in (self.first..count).chain(0..self.first) {
+        // A greeting costs little and is waited for for a second only: new ones come first.
+        let mut order: Vec<usize> = (self.first..count).chain(0..self.first).collect();
+        order.sort_by_key(|&index| !self.all[index].is_new);
+        for index in order {
             if !ready[index] && !self.is_waiting(&self.all[index]) {
                 continue;
             }
@@ -220,6 +223,7 @@ impl Connections {
             if let Served::Gone = serve(self, index) {
                 gone.push(index);
             }
+            self.all[index].is_new = false;
             *spent += begin.elapsed();
             self.count_held(uid, before, self.all[index].held_bytes());
         }
@@ -422,6 +426,29 @@ mod tests {
         let answered = rounds(&mut all, 10, &Reply::Done, Duration::from_millis(6));
         assert_eq!(answered[&8], 10, "one in each round");
         assert!(answered[&7] <= 30, "{} in ten rounds", answered[&7]);
+    }
+
+    #[test]
+    fn a_new_client_is_greeted_before_others_are_answered() {
+        let mut all = Connections::new(Limits::of(20_000, true));
+        let mut peers = Vec::new();
+        for _ in 0..50 {
+            let (connection, mut peer) = client(7);
+            all.admit(connection);
+            say(&mut peer, 3);
+            peers.push(peer);
+        }
+        rounds(&mut all, 1, &Reply::Done, Duration::ZERO);
+        // Each of the others takes all of a turn.
+        for _ in 0..3 {
+            let (connection, mut peer) = client(7);
+            all.admit(connection);
+            say(&mut peer, 1);
+            rounds(&mut all, 1, &Reply::Done, TURN_ALONE * 2);
+            peer.set_nonblocking(true).unwrap();
+            assert!(peer.read(&mut [0; 64]).unwrap() > 0, "answered in the first round");
+            peers.push(peer);
+        }
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 
+use met_core::job::Totals;
 use met_core::job::{CgroupPaths, Figure, JobKey, Local, Origin, Part, QualityKind, Record, State};
-use met_core::job::{Summaries, Totals};
 use met_core::job_table::{CPU, MEMORY_PEAK, OOM_KILLS, WALL};
 use met_host::Host;
 use met_jobs::discover::{Ended, Event, Found};
@@ -162,33 +162,10 @@ impl Keeping {
             id: found.id.clone(),
             incarnation: found.start_ns.div_euclid(1_000_000_000),
         });
-        let facts = self.host.facts();
+        let (facts, name) = (self.host.facts(), key.id.clone());
         let mut record = Record {
-            name: key.id.clone(),
-            key,
-            user: None,
-            uid: None,
-            account: None,
-            command: Vec::new(),
-            state: State::Running,
-            manager_state: None,
-            exit_code: None,
-            signal: None,
             start_ns: Some(found.start_ns),
-            end_ns: None,
-            nodes: Vec::new(),
             node_memory_bytes: facts.memory_total_bytes,
-            totals: Totals::default(),
-            summaries: Summaries::default(),
-            gpus: Vec::new(),
-            events: Vec::new(),
-            requested: Default::default(),
-            allocated: Default::default(),
-            scheduling: Default::default(),
-            inside: None,
-            parts: Vec::new(),
-            emission: None,
-            as_of_ns: None,
             local: Some(Local {
                 boot_id: facts.boot_id.clone(),
                 origin: Origin::Found,
@@ -202,6 +179,7 @@ impl Keeping {
                 more_cgroups: Vec::new(),
                 folded: Vec::new(),
             }),
+            ..Record::new(key, name, State::Running)
         };
         describe(&found.captures, &mut record);
         if found.captures.sluid.is_some() && found.captures.sluid.as_ref() != Some(&found.id) {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use met_core::job::{CgroupPaths, JobKey, Local, Origin, QualityKind, Record, State, Summaries, Totals};
+use met_core::job::{CgroupPaths, JobKey, Local, Origin, QualityKind, Record, State};
 use met_core::job_table::{CPU, PROCESSES};
 use met_host::cgroup::{Hierarchies, Mount};
 use met_host::{Host, clock};
@@ -305,37 +305,12 @@ fn new_record(host: &Host, group: &Group) -> Record {
             .saturating_add(clock::unix_offset_ns())
     });
     let mut record = Record {
-        key: JobKey {
-            cluster: None,
-            manager: manager(&group.key).to_owned(),
-            id: group.id(),
-            // The id is unique within one boot; that of a day's aggregate is for good.
-            incarnation: if is_rest { 0 } else { boot_number(&facts.boot_id) },
-        },
-        name,
         user: users::name_of(group.uid),
         uid: Some(group.uid),
-        account: None,
         command: first.map(|first| processes::command_of(host, first.pid)).unwrap_or_default(),
-        state: State::Running,
-        manager_state: None,
-        exit_code: None,
-        signal: None,
         start_ns: start_ns.or(Some(jobs::now_ns())),
-        end_ns: None,
         nodes: vec![facts.hostname.clone()],
         node_memory_bytes: facts.memory_total_bytes,
-        totals: Totals::default(),
-        summaries: Summaries::default(),
-        gpus: Vec::new(),
-        events: Vec::new(),
-        requested: Default::default(),
-        allocated: Default::default(),
-        scheduling: Default::default(),
-        inside: None,
-        parts: Vec::new(),
-        emission: None,
-        as_of_ns: None,
         local: Some(Local {
             boot_id: facts.boot_id.clone(),
             origin: Origin::Found,
@@ -349,6 +324,17 @@ fn new_record(host: &Host, group: &Group) -> Record {
             more_cgroups: Vec::new(),
             folded: Vec::new(),
         }),
+        ..Record::new(
+            JobKey {
+                cluster: None,
+                manager: manager(&group.key).to_owned(),
+                id: group.id(),
+                // The id is unique within one boot; that of a day's aggregate is for good.
+                incarnation: if is_rest { 0 } else { boot_number(&facts.boot_id) },
+            },
+            name,
+            State::Running,
+        )
     };
     record.scheduling.alias = Some(group.short_id());
     record

@@ -148,6 +148,8 @@ pub struct Connection {
     pub job: Option<JobKey>,
     /// The version that was agreed on; of a peer that has not introduced itself, the oldest.
     pub protocol: u32,
+    /// Nothing of it was served yet.
+    pub is_new: bool,
     arrived: Vec<u8>,
     leaving: Vec<u8>,
     /// How much of it the peer has taken.
@@ -168,6 +170,7 @@ impl Connection {
             peer,
             job: None,
             protocol: PROTOCOL_OLDEST,
+            is_new: true,
             arrived,
             leaving,
             taken: 0,

@@ -17,6 +17,8 @@ use met_query::jobs;
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 /// How late the end of a supervisor without a connection is noticed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// At once.
+const LOOK_FOR: Duration = Duration::from_millis(100);
 /// An end that cannot be read: there are no descriptors, or the disk fails.
 const UNREAD_AGAIN: Duration = Duration::from_secs(5);
 
@@ -70,6 +72,10 @@ impl Keeping {
         let now = Instant::now();
         let due = self.unlinked_jobs().filter(|(_, kept)| kept.watch.look_at <= now);
         for key in due.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            // Each end is a write: who waits for an answer does not wait for hundreds. The others are still due.
+            if now.elapsed() > LOOK_FOR {
+                break;
+            }
             self.look_at_supervisor(&key);
         }
     }

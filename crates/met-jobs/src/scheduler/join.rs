@@ -217,32 +217,21 @@ fn record_of(run: &Recorded, asked_ns: i64) -> Record {
     let mut scheduling = run.scheduling.clone();
     scheduling.asked_ns = Some(asked_ns);
     Record {
-        key,
-        name: run.name.clone(),
         user: run.user.clone(),
         uid: run.uid,
         account: run.account.clone(),
         command: run.command.clone(),
-        state: run.state,
         manager_state: run.manager_state.clone(),
         exit_code: run.exit_code,
         signal: run.signal,
         start_ns: run.start_ns,
         end_ns: run.end_ns,
         nodes: run.nodes.clone(),
-        node_memory_bytes: None,
-        totals: Default::default(),
-        summaries: Default::default(),
-        gpus: Vec::new(),
-        events: Vec::new(),
         requested: run.requested.clone(),
         allocated: run.allocated.clone(),
         scheduling,
-        inside: None,
         parts: run.parts.clone(),
-        emission: None,
-        as_of_ns: None,
-        local: None,
+        ..Record::new(key, run.name.clone(), run.state)
     }
 }
 

@@ -385,34 +385,7 @@ fn measured(start_s: i64, end_s: Option<i64>) -> Record {
 
 fn adopted_shape(incarnation: i64, state: State) -> Record {
     let key = JobKey { cluster: None, manager: "slurm".into(), id: "12".into(), incarnation };
-    Record {
-        key,
-        name: "found".into(),
-        user: Some("ada".into()),
-        uid: Some(1000),
-        account: None,
-        command: Vec::new(),
-        state,
-        manager_state: None,
-        exit_code: None,
-        signal: None,
-        start_ns: None,
-        end_ns: None,
-        nodes: Vec::new(),
-        node_memory_bytes: None,
-        totals: Default::default(),
-        summaries: Default::default(),
-        gpus: Vec::new(),
-        events: Vec::new(),
-        requested: Resources::default(),
-        allocated: Resources::default(),
-        scheduling: Default::default(),
-        inside: None,
-        parts: Vec::new(),
-        emission: None,
-        as_of_ns: None,
-        local: None,
-    }
+    Record { user: Some("ada".into()), uid: Some(1000), ..Record::new(key, "found", state) }
 }
 
 /// Keys relative to the begin, with states; what is removed behind.

@@ -174,11 +174,13 @@ pub(super) fn one_nodes(text: &str, id: &str, found: &[Record]) -> Result<()> {
     )))
 }
 
-/// Users have numbers of their own. Who sees several users' jobs means his own, if he has one.
+/// Ids of different users may be the same. A user who sees the jobs of others means their own, unless it is over and
+/// the other one is newer: then a job could be cancelled that was not meant.
 pub(super) fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Record]) -> Result<Record> {
     let me = Some(rustix::process::getuid().as_raw());
     let of_id = matches!(job, JobRef::Id { .. });
-    if let Some(mine) = found.iter().find(|record| record.uid == me).filter(|_| of_id) {
+    let is_meant = |mine: &&Record| of_id && (mine.state.is_live() || newest.uid == me);
+    if let Some(mine) = found.iter().find(|record| record.uid == me).filter(is_meant) {
         return Ok(mine.clone());
     }
     if let Some(other) = found.iter().find(|record| record.uid != newest.uid).filter(|_| of_id) {
@@ -193,6 +195,8 @@ pub(super) fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Reco
 
 #[cfg(test)]
 mod tests {
+    use met_core::job::State;
+
     use super::*;
 
     fn id(manager: Option<&str>, id: &str) -> JobRef {
@@ -287,5 +291,23 @@ mod tests {
         assert_eq!(JobRef::parse("mysched:12", &own).unwrap(), id(Some("mysched"), "12"));
         assert_eq!(JobRef::parse("mysched:", &own).unwrap(), JobRef::Name("mysched:".to_owned()));
         assert_eq!(parse("mysched:12"), JobRef::Name("mysched:12".to_owned()));
+    }
+
+    #[test]
+    fn a_number_of_two_users_is_the_callers_own_unless_that_is_over_and_older() {
+        let me = rustix::process::getuid().as_raw();
+        let job = |uid: u32, state: State, start_ns: i64| {
+            let mut record = met_core::sample::full(1, "train");
+            (record.uid, record.state, record.start_ns) = (Some(uid), state, Some(start_ns));
+            record
+        };
+        let meant = |found: &[Record]| one_users("1", &id(None, "1"), &found[0], found);
+        let theirs = job(me + 1, State::Running, 2);
+        let uid = |found: &[Record]| meant(found).unwrap().uid;
+        assert_eq!(uid(&[theirs.clone(), job(me, State::Running, 1)]), Some(me));
+        assert_eq!(uid(&[job(me, State::Finished, 3), theirs.clone()]), Some(me));
+        assert_eq!(uid(std::slice::from_ref(&theirs)), Some(me + 1));
+        let error = meant(&[theirs, job(me, State::Finished, 1)]).unwrap_err().to_string();
+        assert!(error.starts_with("job 1 is ambiguous: "), "{error}");
     }
 }

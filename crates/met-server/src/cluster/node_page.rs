@@ -43,7 +43,7 @@ impl ClusterView {
     ) -> Result<NodePage, StoreError> {
         // What waits first: what is moved between the two is then in both and not in neither.
         let waiting = waiting(&Log::open_for_reading(&self.state)?, node, tables)?;
-        let store = Reader::open_with(&self.state, &self.backends)?;
+        let store = Reader::open_without_space(&self.state, &self.backends)?;
         let kept = Kept { node, tables, store, waiting };
         let mut courses: BTreeMap<NodePart, Course> = BTreeMap::new();
         let (mut from_ms, mut span_ms) = (begin_ms, SPAN_MS);

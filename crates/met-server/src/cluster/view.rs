@@ -35,12 +35,12 @@ impl ClusterView {
     }
 
     pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
-        self.with_figures(Reader::open_with(&self.state, &self.backends)?.jobs(filter)?)
+        self.with_figures(Reader::open_without_space(&self.state, &self.backends)?.jobs(filter)?)
     }
 
     /// Some jobs of a list, and what could not be read of it.
     pub fn page(&self, filter: &Filter) -> Result<(Page, Vec<String>), StoreError> {
-        let reader = Reader::open_with(&self.state, &self.backends)?;
+        let reader = Reader::open_without_space(&self.state, &self.backends)?;
         let mut page = reader.page(filter)?;
         page.jobs = self.with_figures(page.jobs)?;
         Ok((page, reader.take_unreadable()))
@@ -48,7 +48,7 @@ impl ClusterView {
 
     /// Asks the store something about jobs.
     pub fn ask<T>(&self, question: impl FnOnce(&Reader) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        question(&Reader::open_with(&self.state, &self.backends)?)
+        question(&Reader::open_without_space(&self.state, &self.backends)?)
     }
 
     /// Adds to jobs that run what was last seen of them.
@@ -67,7 +67,7 @@ impl ClusterView {
     /// The course of a job, of all its nodes together, after a time.
     pub fn course(&self, key: &JobKey, after_ms: i64) -> Result<Course, StoreError> {
         let (log, store) =
-            (Log::open_for_reading(&self.state)?, Reader::open_with(&self.state, &self.backends)?);
+            (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
         let mut courses = Vec::new();
         for (node, key) in part_keys(&log, key)? {
             // What waits first: what is moved between the two is then in both and not in neither.
@@ -90,7 +90,7 @@ impl ClusterView {
         end_ms: i64,
     ) -> Result<Course, StoreError> {
         let (log, store) =
-            (Log::open_for_reading(&self.state)?, Reader::open_with(&self.state, &self.backends)?);
+            (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
         let mut waiting = Vec::new();
         for node in nodes {
             waiting.extend(log.waiting(node, i64::MAX)?);

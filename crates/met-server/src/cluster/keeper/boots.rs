@@ -30,7 +30,8 @@ impl Boots {
             return false;
         }
         self.now.insert(node.to_owned(), boot_id.to_owned());
-        self.changed.insert(node.to_owned())
+        self.changed.insert(node.to_owned());
+        true
     }
 
     pub fn changed(&self) -> Vec<String> {

@@ -40,7 +40,7 @@ pub(super) fn job_cgroup(setting: &Setting) -> Finding {
         (true, false) => {
             (Health::Less, "a job gets a cgroup without the memory controller: memory is estimated")
         }
-        _ if system => (Health::Good, "the system daemon makes a cgroup for each job"),
+        _ if system => (Health::Good, "the system daemon creates a cgroup for each job of met run"),
         _ => {
             (Health::Less, "no cgroup may be made here: CPU stays exact by other means, memory is estimated")
         }
