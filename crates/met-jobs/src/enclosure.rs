@@ -150,7 +150,9 @@ pub fn remove(paths: &CgroupPaths) -> bool {
 }
 
 fn is_removed(path: &Path) -> bool {
-    fs::remove_dir(path).map_or_else(|error| error.kind() == io::ErrorKind::NotFound, |()| true)
+    let in_use = [io::ErrorKind::ResourceBusy, io::ErrorKind::DirectoryNotEmpty];
+    // What may not be removed at all is not tried again.
+    !fs::remove_dir(path).is_err_and(|error| in_use.contains(&error.kind()))
 }
 
 fn remove_dir(path: Option<PathBuf>) {

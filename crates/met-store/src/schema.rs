@@ -6,6 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use crate::error::StoreError;
@@ -137,23 +138,67 @@ fn migrate(connection: &mut Connection, schema: &Schema, found: i64) -> rusqlite
     transaction.commit()
 }
 
+/// How a file is opened for reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// It may be being written.
+    #[default]
+    Shared,
+    /// The caller keeps every writer away, and has no other connection to it.
+    Alone,
+}
+
 /// Opens a file that may be being written. `None` where there is none yet, or nothing in it.
 pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Connection>, StoreError> {
+    open_shared_or_alone(path, schema, Sharing::Shared)
+}
+
+pub(crate) fn open_shared_or_alone(
+    path: &Path,
+    schema: &Schema,
+    sharing: Sharing,
+) -> Result<Option<Connection>, StoreError> {
     match fs::metadata(path) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(StoreError::io(path)(error)),
     }
+    let connection = match sharing {
+        Sharing::Shared => open_shared(path)?,
+        Sharing::Alone => open_alone(path)?,
+    };
+    checked(connection, path, schema)
+}
+
+fn open_shared(path: &Path) -> Result<Connection, StoreError> {
     let database = StoreError::database(path);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags).map_err(database)?;
+    let connection = Connection::open_with_flags(path, flags).map_err(database)?;
     connection.busy_timeout(Duration::from_secs(1)).map_err(database)?;
-    let mut version = version_of(&connection, path);
-    if matches!(&version, Err(StoreError::Database { error, .. }) if lacks_shared_memory(path, error)) {
-        connection = open_alone(path)?;
-        version = version_of(&connection, path);
+    Ok(connection)
+}
+
+/// Opens a file without the shared memory by which processes share its log: what is in the log is looked up in memory of
+/// our own. Nothing is written, not even beside the file.
+fn open_alone(path: &Path) -> Result<Connection, StoreError> {
+    let has_log = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    if !has_log && path.to_str().is_some() {
+        return open_frozen(path);
     }
-    let found = match version {
+    let database = StoreError::database(path);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // This one takes no locks, which a file that cannot be written would refuse.
+    let connection = Connection::open_with_flags_and_vfs(path, flags, "unix-none").map_err(database)?;
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(database)?;
+    // It would take itself for the last one that has the file open, and remove the log.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(database)?;
+    Ok(connection)
+}
+
+/// The connection, if the file is one of ours; `None` if there is nothing in it.
+fn checked(connection: Connection, path: &Path, schema: &Schema) -> Result<Option<Connection>, StoreError> {
+    let database = StoreError::database(path);
+    let found = match version_of(&connection, path) {
         Ok(0) => {
             let tables: i64 = connection
                 .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
@@ -193,47 +238,20 @@ pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Co
     Ok(Some(connection))
 }
 
-/// Opens a file that nobody else has open, without the shared memory by which processes share its log: what is in the
-/// log is looked up in memory of our own. Where that file cannot be made, for lack of space or on a file system that is
-/// read-only, there is no other way. What is written meanwhile is not seen.
-pub(crate) fn open_alone(path: &Path) -> Result<Connection, StoreError> {
-    let database = StoreError::database(path);
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+/// Opens a file that nobody writes, and of which no log was left. Where there is no space for shared memory there is
+/// no other way; what is written meanwhile is not seen.
+pub(crate) fn open_frozen(path: &Path) -> Result<Connection, StoreError> {
     let has_log = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
-    let connection = match path.to_str().filter(|_| !has_log) {
-        // It would make a log that it does not find.
-        Some(text) => {
-            let escaped = text.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
-            let flags = flags | OpenFlags::SQLITE_OPEN_URI;
-            Connection::open_with_flags(format!("file:{escaped}?immutable=1"), flags)
-        }
-        // This one takes no locks, which a file that cannot be written would refuse.
-        None => Connection::open_with_flags_and_vfs(path, flags, "unix-none"),
-    };
-    let connection = connection.map_err(database)?;
-    connection.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(database)?;
-    Ok(connection)
-}
-
-/// Whether this connection does not see what others write.
-pub(crate) fn is_alone(connection: &Connection) -> bool {
-    let mode = connection.pragma_query_value(None, "locking_mode", |row| row.get::<_, String>(0));
-    mode.is_ok_and(|mode| mode == "exclusive")
-}
-
-/// The first piece of an index of a log.
-const SHARED_BYTES_MIN: u64 = 32 * 1024;
-
-/// Whether SQLite could not make what it shares a log by, and nobody else has made it.
-fn lacks_shared_memory(path: &Path, error: &rusqlite::Error) -> bool {
-    use rusqlite::ErrorCode::{CannotOpen, DiskFull, SystemIoFailure};
-    let is_refused = matches!(error.sqlite_error_code(), Some(CannotOpen | DiskFull | SystemIoFailure))
-        || error
-            .sqlite_error()
-            .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_READONLY_CANTINIT);
-    // Where the disk is full it is left there without its size.
-    let is_made = fs::metadata(beside(path, "-shm")).is_ok_and(|shared| shared.len() >= SHARED_BYTES_MIN);
-    is_refused && !is_made
+    let text = path.to_str().filter(|_| !has_log);
+    let text = text.ok_or_else(|| StoreError::Io {
+        path: path.to_path_buf(),
+        error: io::ErrorKind::StorageFull.into(),
+    })?;
+    let escaped = text.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+    Connection::open_with_flags(format!("file:{escaped}?immutable=1"), flags)
+        .map_err(StoreError::database(path))
 }
 
 pub(crate) fn version_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {

@@ -11,7 +11,7 @@ use super::keeping::Keeping;
 
 /// Between two looks at the inbox.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// So many jobs are imported at once: each that waits makes a list a little slower.
+/// When so many jobs wait they are imported: each makes a list a little slower.
 const PENDING_MAX: usize = 16;
 /// Fewer wait for so long.
 const IMPORT_EVERY: Duration = Duration::from_secs(60);
@@ -56,6 +56,11 @@ impl Housekeeping {
         self.cgroups.drain(..excess);
     }
 
+    /// When the inbox is looked at though nothing else is to do.
+    pub(super) fn next_import(&self) -> Instant {
+        self.looked.max(self.imported) + IMPORT_EVERY
+    }
+
     /// When cgroups are tried again.
     pub(super) fn next_removal(&self) -> Option<Instant> {
         (!self.cgroups.is_empty()).then_some(self.next_removal)
@@ -76,6 +81,10 @@ impl Housekeeping {
 }
 
 impl Keeping {
+    pub(super) fn is_system(&self) -> bool {
+        self.place.system
+    }
+
     /// What is due by now.
     pub(super) fn tidy(&mut self, now: Instant) {
         self.housekeeping.remove_cgroups(now);
@@ -84,7 +93,7 @@ impl Keeping {
             return;
         }
         self.housekeeping.looked = now;
-        let pending = inbox::pending(&self.place.state).map_or(0, |pending| pending.len());
+        let pending = inbox::pending_ends(&self.place.state);
         if pending >= PENDING_MAX || pending > 0 && now >= self.housekeeping.imported + IMPORT_EVERY {
             self.import();
         }

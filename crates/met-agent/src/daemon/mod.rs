@@ -282,7 +282,8 @@ impl Daemon {
         let due = due.chain(self.keeping.next_care()).chain(self.keeping.next_supervisor_look());
         let due = due.chain(self.connections.next_stall()).chain(self.keeping.housekeeping.next_removal());
         let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
-        let next = due.chain(settling).chain(rest).chain([self.next_retention]).min()?;
+        let import = (!self.keeping.is_system()).then(|| self.keeping.housekeeping.next_import());
+        let next = due.chain(settling).chain(rest).chain(import).chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 

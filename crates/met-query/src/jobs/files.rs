@@ -25,16 +25,26 @@ pub(super) struct FromFiles {
     host: Host,
     /// Where a daemon would answer.
     place: Place,
-    store: Reader,
+    /// None while this process writes: a reader keeps writers away.
+    store: Option<Reader>,
 }
 
 impl FromFiles {
     pub(super) fn open(setting: &Setting) -> Result<FromFiles> {
-        let store = Reader::open_checked(&setting.user.state).map_err(|error| match error {
-            StoreError::Newer { .. } => Failure::usage(error.to_string()),
-            error => error.into(),
-        })?;
-        Ok(FromFiles { host: setting.host.clone(), place: setting.user.clone(), store })
+        let mut files = FromFiles { host: setting.host.clone(), place: setting.user.clone(), store: None };
+        files.store()?;
+        Ok(files)
+    }
+
+    fn store(&mut self) -> Result<&Reader> {
+        let store = match self.store.take() {
+            Some(store) => store,
+            None => Reader::open_checked(&self.place.state).map_err(|error| match error {
+                StoreError::Newer { .. } => Failure::usage(error.to_string()),
+                error => error.into(),
+            })?,
+        };
+        Ok(self.store.insert(store))
     }
 
     /// Who writes is done in a moment, or is a daemon that was just starting: then it is the one to ask.
@@ -44,6 +54,7 @@ impl FromFiles {
         there: impl Fn(&mut FromDaemon) -> Result<()>,
     ) -> Result<()> {
         let begin = Instant::now();
+        self.store = None;
         loop {
             match Writer::open(&self.place.state) {
                 Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
@@ -62,56 +73,58 @@ impl FromFiles {
         }
     }
 
-    /// Says what could not be read.
-    fn report_damage(&self) {
-        if let Some(warning) = unreadable(&self.store.take_unreadable()) {
-            tracing::warn!("{warning}");
-        }
-        if let Some(salvage) = self.store.last_salvage() {
-            tracing::warn!("{}", salvage.sentence());
-        }
-    }
-
-    fn up_to_date(&self, mut jobs: Vec<Record>) -> Vec<Record> {
+    fn up_to_date(&mut self, mut jobs: Vec<Record>) -> Result<Vec<Record>> {
+        let host = self.host.clone();
+        let store = self.store()?;
+        report_damage(store);
         for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
-            settle_or_end(&self.host, &self.store, record);
+            settle_or_end(&host, store, record);
             if record.state.is_live() {
-                let live = Live::now(&self.host, record);
+                let live = Live::now(&host, record);
                 overlay(record, live);
             }
         }
-        jobs
+        Ok(jobs)
+    }
+}
+
+/// Says what could not be read.
+fn report_damage(store: &Reader) {
+    if let Some(warning) = unreadable(&store.take_unreadable()) {
+        tracing::warn!("{warning}");
+    }
+    if let Some(salvage) = store.last_salvage() {
+        tracing::warn!("{}", salvage.sentence());
     }
 }
 
 impl JobSource for FromFiles {
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
-        let jobs = self.store.jobs(&filter.to_store())?;
-        self.report_damage();
-        let mut jobs = self.up_to_date(jobs);
+        let jobs = self.store()?.jobs(&filter.to_store())?;
+        let mut jobs = self.up_to_date(jobs)?;
         filter.retain(&mut jobs);
         Ok(jobs)
     }
 
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
-        let jobs = reference::find(&self.store, job)?;
-        self.report_damage();
-        Ok(self.up_to_date(jobs))
+        let jobs = reference::find(self.store()?, job)?;
+        self.up_to_date(jobs)
     }
 
     fn course(&mut self, key: &JobKey) -> Result<Course> {
-        Ok(self.store.course(key)?)
+        Ok(self.store()?.course(key)?)
     }
 
     fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
-        Ok(card_course(&self.store, key, uuid, i64::MIN)?)
+        Ok(card_course(self.store()?, key, uuid, i64::MIN)?)
     }
 
     fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
         let mut courses = Vec::new();
-        for part in self.store.node_parts_between(since_ms, i64::MAX)? {
+        let store = self.store()?;
+        for part in store.node_parts_between(since_ms, i64::MAX)? {
             let Some(table) = table_named(&part.table) else { continue };
-            let course = self.store.node_course(table, &part.part, since_ms, i64::MAX)?;
+            let course = store.node_course(table, &part.part, since_ms, i64::MAX)?;
             courses.push((part, course));
         }
         Ok(courses)
@@ -156,7 +169,7 @@ mod tests {
         });
         let store = Reader::open(root.path()).unwrap();
         let host = Host::real().unwrap();
-        change(&mut FromFiles { host, place: daemon, store });
+        change(&mut FromFiles { host, place: daemon, store: Some(store) });
         answering.join().unwrap()
     }
 

@@ -19,8 +19,6 @@ use crate::setting::Setting;
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
 /// How long one waits for another writer of the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
-/// A command that has done its work waits no longer than this.
-const LOCK_PATIENCE: Duration = Duration::from_millis(50);
 /// So many jobs wait for their import: each makes a list a little slower, and an import takes longer than a short job.
 const PENDING_MAX: usize = 16;
 /// Jobs whose cgroups are looked at.
@@ -29,12 +27,11 @@ const RECENT_JOBS: usize = 50;
 /// After a command that left a job in the inbox, where no daemon imports it. Best effort.
 pub fn tidy(setting: &Setting) {
     let state = &setting.user.state;
-    let pending = inbox::pending(state).map_or(0, |pending| pending.len());
-    if pending < PENDING_MAX || setting.user.check_own().is_err() {
+    if inbox::pending_ends(state) < PENDING_MAX || setting.user.check_own().is_err() {
         return;
     }
-    // One that writes is a daemon, or does the same.
-    let Ok(mut writer) = open_within(state, LOCK_PATIENCE) else { return };
+    // One that writes is a daemon, or does the same: nobody waits for it.
+    let Ok(mut writer) = Writer::open(state) else { return };
     if let Err(error) = import(&mut writer, state, &setting.host) {
         tracing::warn!("{error:#}");
     }
@@ -55,7 +52,7 @@ pub fn hand_over_ends(setting: &Setting) {
     if pending.is_empty() || setting.user.check_own().is_err() {
         return;
     }
-    let Some(mut system) = setting.system_daemon_to_read() else { return };
+    let Some(mut system) = setting.system_daemon() else { return };
     for folder in pending {
         // What a terminal sampled is its user's own, course and all.
         let Some(end) = folder.read_unreported() else { continue };
@@ -78,14 +75,10 @@ pub fn hand_over_ends(setting: &Setting) {
 
 /// Opens the store for writing; a command may hold it for a moment.
 pub fn open_writer(state: &Path) -> Result<Writer, StoreError> {
-    open_within(state, STORE_PATIENCE)
-}
-
-fn open_within(state: &Path, patience: Duration) -> Result<Writer, StoreError> {
     let begin = Instant::now();
     loop {
         match Writer::open(state) {
-            Err(StoreError::Locked { .. }) if begin.elapsed() < patience => {
+            Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             opened => return opened,
