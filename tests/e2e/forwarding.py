@@ -9,6 +9,7 @@ import select
 import shutil
 import signal
 import socket
+import time
 
 from cluster import Machine, all_the_same, cluster, fill, small_disk
 from harness import check, equal, eventually, test
@@ -163,6 +164,9 @@ def of_two_nodes_with_one_name_the_second_is_refused_until_it_replaces_the_first
         joining = ("daemon", "--join", made.url, "--node", "n1", "--plain")
         second.serve(*joining, input=made.server.enroll("n1").encode() + b"\n")
         eventually(lambda: second.met("daemon", "--status").code == 0, lambda: f"it serves: {second.log()}")
+        # Jobs of one node are told apart by their number and the second of their start.
+        started = int(time.time())
+        eventually(lambda: int(time.time()) > started, "another second")
         for _ in range(3):
             second.met("run", "--wait", "--", "true").ok()
         first.met("run", "--wait", "--", "true").ok()

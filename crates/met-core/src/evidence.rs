@@ -127,7 +127,8 @@ pub fn weigh(evidence: &Evidence) -> Verdict {
     let tight_ns = evidence.tight_ns(cpu_ns);
     let all_reaped = is_proven
         && is_near(reaped.ns, tight_ns.saturating_add(skew_ns))
-        && clock.is_none_or(|clock| by_cgroup || clock.ns <= cpu_ns.saturating_add(tight_ns));
+        && clock.is_none_or(|clock| by_cgroup || clock.ns <= cpu_ns.saturating_add(tight_ns))
+        && !clock.is_some_and(|clock| evidence.saw_somebody(clock, tight_ns));
     let or_bound = |complete: bool| if complete { Measured } else { LowerBound };
     Verdict {
         cpu_ns,
@@ -198,6 +199,12 @@ impl Evidence {
             Some(faults) if faults >= self.page_faults.saturating_sub(room) => Excess::Stolen,
             _ => Excess::Doubtful,
         }
+    }
+
+    /// Whether the clock saw page faults that no reaped process had, and time, too: alone, each may be noise.
+    fn saw_somebody(&self, clock: Clock, tight_ns: i64) -> bool {
+        clock.page_faults.is_some_and(|faults| faults > self.page_faults)
+            && clock.ns > self.reaped.ns.saturating_add(tight_ns)
     }
 
     fn tight_ns(&self, cpu_ns: i64) -> i64 {
