@@ -380,6 +380,25 @@ class User:
     def terminal(self, *arguments, env=None):
         return Terminal(self, arguments, env)
 
+    def waiting(self):
+        """The files of jobs that are not imported."""
+        jobs, left = os.path.join(self.store_folder(), "jobs"), {}
+        for job in os.listdir(jobs) if os.path.isdir(jobs) else []:
+            # One that is imported meanwhile is gone.
+            with contextlib.suppress(FileNotFoundError):
+                left[job] = sorted(set(os.listdir(os.path.join(jobs, job))) - {"done"})
+        return {job: names for job, names in left.items() if names}
+
+    def import_jobs(self):
+        """What waits in the inbox is imported by a daemon: commands that only read do not do it."""
+        with open(self.path("import.log"), "wb") as log:
+            daemon = self.spawn("daemon", "--user", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            eventually(lambda: not self.waiting(), lambda: f"{self.waiting()} is imported")
+        finally:
+            daemon.terminate()
+            daemon.wait()
+
     def store_folder(self):
         """The state directory of this machine."""
         machines = os.listdir(os.path.join(self.state, "met"))
@@ -557,10 +576,9 @@ class World:
         left = [name for name in os.listdir(os.path.join(user.runtime, "met")) if name != "daemon.lock"] \
             if os.path.isdir(os.path.join(user.runtime, "met")) else []
         check(not left, f"left in the runtime directory: {left}")
-        jobs = os.path.join(user.store_folder(), "jobs")
-        for job in os.listdir(jobs) if os.path.isdir(jobs) else []:
-            left = set(os.listdir(os.path.join(jobs, job))) - {"done"}
-            check(not left, f"left of job {job}: {sorted(left)}")
+        if user.waiting():
+            user.import_jobs()
+        check(not user.waiting(), f"left of jobs: {user.waiting()}")
 
 
 class Confinement:

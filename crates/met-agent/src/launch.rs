@@ -171,12 +171,16 @@ fn reserve(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Resul
             }
         };
         if id == own_id {
+            own_dir.mark_of_system();
             return Ok(id);
         }
         let claimed = JobDir::claim(state, id);
         own_dir.remove().map_err(unkept)?;
         match claimed {
-            Ok(_) => return Ok(id),
+            Ok(dir) => {
+                dir.mark_of_system();
+                return Ok(id);
+            }
             // Another command of this user has it for its own; further up both agree.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 (own_id, own_dir) = JobDir::reserve(state, id + 1).map_err(unkept)?;

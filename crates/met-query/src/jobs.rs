@@ -2,40 +2,37 @@
 
 mod files;
 mod filter;
+mod housekeeping;
 mod reference;
 mod settling;
 
 use std::collections::BTreeMap;
-use std::io;
 
 use anyhow::{Result, bail};
 use met_core::course::Course;
-use met_core::job::{JobKey, Origin, Record, State};
+use met_core::job::{JobKey, Record, State};
 use met_core::listing::{Cursor, sort_ns};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_host::clock;
 use met_jobs::layouts::Layout;
 use met_store::inbox::JobDir;
-use met_store::{NodePart, Queries, StoreError, inbox};
+use met_store::{NodePart, Queries, StoreError};
 
-use crate::client::{Client, Unreachable};
+use crate::client::Unreachable;
 use crate::protocol::{NodeCourses, Reply, Request, WireCourse};
 use crate::setting::Setting;
 use files::FromFiles;
 use met_config::Failure;
 use reference::{one_managers, one_nodes, one_users};
 
-pub use files::{import, log_removed, open_writer, retention, unreadable};
+pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
+pub use housekeeping::{hand_over_ends, import, log_removed, open_writer, retention, tidy};
 pub use reference::{JobRef, Meant, find, newest_of};
 pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
 
 /// Somebody who knows jobs.
 trait JobSource {
-    /// Why it may know of more jobs than it tells.
-    fn unread(&self) -> Option<&str> {
-        None
-    }
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>>;
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
     fn course(&mut self, key: &JobKey) -> Result<Course>;
@@ -50,8 +47,6 @@ trait JobSource {
     fn remove(&mut self, key: &JobKey) -> Result<()>;
     /// Keeps the end of a job that nobody waited for.
     fn close(&mut self, end: &Record) -> Result<()>;
-    /// Takes over an end that another source knows.
-    fn learn(&mut self, _end: &Record) {}
 }
 
 /// Every job that the caller may see, wherever it is kept.
@@ -68,14 +63,12 @@ impl AllJobs {
             return Ok(AllJobs { sources: vec![Box::new(FromDaemon::new(server))], layouts });
         }
         let mut sources: Vec<Box<dyn JobSource>> = Vec::new();
-        let mut system = setting.system_daemon_to_read();
+        let system = setting.system_daemon_to_read();
         // Root reads no files that another user could replace.
-        let foreign = setting.user.check_own().err();
-        match (&mut system, foreign) {
-            (Some(system), None) => hand_over_ends(setting, system),
-            (Some(_), Some(error)) => tracing::warn!("{error:#}"),
-            (None, Some(error)) => return Err(error),
-            (None, None) => {}
+        match (&system, setting.user.check_own()) {
+            (Some(_), Err(error)) => tracing::warn!("{error:#}"),
+            (None, Err(error)) => return Err(error),
+            (_, Ok(())) => {}
         }
         match setting.user_daemon() {
             Ok(client) => sources.push(Box::new(FromDaemon::new(client))),
@@ -92,9 +85,7 @@ impl AllJobs {
     /// Newest first.
     pub fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let jobs = self.gather(|source| source.jobs(filter))?;
-        self.correct(&jobs);
         let mut jobs = merge(jobs);
-        self.doubt(jobs.is_empty())?;
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
     }
@@ -117,16 +108,6 @@ impl AllJobs {
             }
         }
         Ok(found)
-    }
-
-    /// That there is no job is not said of a store that cannot be read.
-    fn doubt(&self, nothing: bool) -> Result<()> {
-        match self.sources.iter().find_map(|source| source.unread()) {
-            Some(why) if nothing => bail!("{why}"),
-            Some(why) => tracing::warn!("{why}"),
-            None => {}
-        }
-        Ok(())
     }
 
     /// The one job meant by `text`.
@@ -164,9 +145,7 @@ impl AllJobs {
 
     fn find_ref(&mut self, text: &str, job: &JobRef) -> Result<Option<Record>> {
         let found = self.gather(|source| source.find(job))?;
-        self.correct(&found);
         let found = merge(found);
-        self.doubt(found.is_empty())?;
         let Some(newest) = found.first() else { return Ok(None) };
         // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
         if let JobRef::Id { manager: None, .. } = job {
@@ -176,17 +155,6 @@ impl AllJobs {
             one_nodes(text, id, &found)?;
         }
         one_users(text, job, newest, &found).map(Some)
-    }
-
-    /// A system daemon that was away when a job ended calls it lost, or running while its supervisor is about to
-    /// tell; who knows better tells it.
-    fn correct(&mut self, found: &[Record]) {
-        for unaware in found.iter().filter(|record| !is_known_end(record)) {
-            let known = |record: &&Record| record.key == unaware.key && is_known_end(record);
-            if let (Some(end), Some(system)) = (found.iter().find(known), self.sources.last_mut()) {
-                system.learn(end);
-            }
-        }
     }
 
     pub fn course(&mut self, key: &JobKey) -> Result<Course> {
@@ -282,32 +250,6 @@ fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
     jobs.dedup_by(|later, earlier| later.key == earlier.key);
     jobs
 }
-
-/// Sends the system daemon the ends that it does not have: of its own jobs, which ended while it was down, and of jobs
-/// that were started while it could not be asked for an id.
-fn hand_over_ends(setting: &Setting, system: &mut Client) {
-    for folder in inbox::pending(&setting.user.state).unwrap_or_default() {
-        // What a terminal sampled is its user's own, course and all.
-        let Some(end) = folder.read_unreported() else { continue };
-        if end.local.as_ref().is_none_or(|local| local.origin == Origin::Time) {
-            continue;
-        }
-        let is_old = end.end_ns.is_some_and(|end_ns| now_ns() - end_ns > UNREPORTED_NS_MAX);
-        match system.call(&Request::Ended(Box::new(end))) {
-            Ok(_) => drop(folder.reported()),
-            // It keeps refusing.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_old => {
-                let _ = folder.forget_unreported();
-            }
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
-            // It is gone, or hangs.
-            Err(_) => return,
-        }
-    }
-}
-
-/// How long a system daemon that refuses an end is asked to take it.
-const UNREPORTED_NS_MAX: i64 = 30 * 86_400 * 1_000_000_000;
 
 /// A daemon before pages tells so many jobs in one reply.
 const OLDER_PAGE_JOBS: usize = 1000;
@@ -489,11 +431,6 @@ impl JobSource for FromDaemon {
 
     fn close(&mut self, end: &Record) -> Result<()> {
         self.ask(&Request::Ended(Box::new(end.clone()))).map(drop)
-    }
-
-    fn learn(&mut self, end: &Record) {
-        // It is shown as it is known here, even if the daemon does not want to know.
-        let _ = self.client.call(&Request::Ended(Box::new(end.clone())));
     }
 }
 

@@ -26,7 +26,7 @@ use crate::series;
 use crate::sql::{Sql, in_transaction};
 use crate::sqlite::{SUSPECT, Sqlite};
 
-const LOCK_FILE: &str = "store.lock";
+pub(crate) const LOCK_FILE: &str = "store.lock";
 /// A catalogue of up to this size is looked through whenever it is opened: it takes some milliseconds.
 const SMALL_BYTES: u64 = 4 << 20;
 /// A larger one once in this time.

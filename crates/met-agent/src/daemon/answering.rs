@@ -62,7 +62,6 @@ impl Keeping {
                 if !access.others {
                     filter.uid = Some(peer.uid);
                 }
-                self.refresh();
                 self.discovered();
                 let mut page = self.writer.page(&filter.to_store_for_reply())?;
                 let warnings = self.damage_met(access);
@@ -124,7 +123,6 @@ impl Keeping {
     }
 
     fn find(&mut self, job: &JobRef, after: Option<&Cursor>, peer: Peer, access: Access) -> Result<Reply> {
-        self.refresh();
         self.discovered();
         let mut found = jobs::find(&self.writer, job)?;
         let sees_all = access.others;
@@ -198,7 +196,6 @@ impl Keeping {
                 jobs::overlay(record, live);
             }
         }
-        jobs::remove_empty_cgroups(&self.host, &found);
         found
     }
 

@@ -21,6 +21,7 @@ use super::claims::{self, Made};
 use super::finding::Finding;
 use super::forwarding;
 use super::found::{Directory, Gone};
+use super::housekeeping::Housekeeping;
 use super::identifying::Asking;
 use super::nesting::Outer;
 use super::permissions::Access;
@@ -69,6 +70,7 @@ pub struct Keeping {
     /// Groups of processes, where there is no batch system.
     pub(super) groups: Option<Groups>,
     pub(super) made: Made,
+    pub(super) housekeeping: Housekeeping,
     pub(super) reservations: Reservations,
     /// What users announced since the last retention.
     pub(super) announced_bytes: u64,
@@ -125,6 +127,7 @@ impl Keeping {
             asking: Vec::new(),
             groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
             made: Made::default(),
+            housekeeping: Housekeeping::begin(),
             reservations: Reservations::begin(met_host::clock::realtime_ns()),
             announced_bytes: 0,
             spare: Spare::hold(),
@@ -149,10 +152,8 @@ impl Keeping {
         keeping.remove_old_shadows();
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
         keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions, keeping.told_ns())?;
-        // What cannot be imported now (a full disk) stays in the inbox, where every reader finds it.
-        if let Err(error) = jobs::import(&mut keeping.writer, &place.state, &keeping.host) {
-            tracing::warn!("{error:#}");
-        }
+        keeping.import();
+        keeping.remove_earlier_cgroups();
         keeping.brief_sampling();
         keeping.take_up_running()?;
         if discovers(&setting.config, place) {
@@ -368,8 +369,9 @@ impl Keeping {
     fn forget_cgroup(&mut self, record: &Record) {
         // What is a manager's is his to remove.
         let Some(local) = record.local.as_ref().filter(|local| local.origin != Origin::Found) else { return };
-        enclosure::remove(&local.cgroup);
-        self.made.forget(&local.cgroup);
+        let cgroup = local.cgroup.clone();
+        self.remove_cgroup(record);
+        self.made.forget(&cgroup);
         if self.place.system
             && let Ok(id) = record.key.id.parse()
         {
@@ -378,16 +380,9 @@ impl Keeping {
         }
     }
 
-    /// What cannot be imported, on a full disk, is read where it lies.
-    pub(super) fn refresh(&mut self) {
-        if !self.place.system
-            && let Err(error) = jobs::import(&mut self.writer, &self.place.state, &self.host)
-        {
-            tracing::warn!("{error:#}");
-        }
-    }
-
     pub fn close(mut self) {
+        // Those that are left are tried by the next daemon.
+        self.housekeeping.remove_cgroups_now();
         // Whatever the meters show now is all that will be known.
         let settled = self.sampling.settle_now();
         self.put_energy(settled);

@@ -13,6 +13,7 @@ mod finding;
 mod flushing;
 pub mod forwarding;
 mod found;
+mod housekeeping;
 mod identifying;
 mod identity;
 mod keeping;
@@ -279,9 +280,10 @@ impl Daemon {
         let due =
             flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
         let due = due.chain(self.keeping.next_care()).chain(self.keeping.next_supervisor_look());
-        let due = due.chain(self.connections.next_stall());
+        let due = due.chain(self.connections.next_stall()).chain(self.keeping.housekeeping.next_removal());
         let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
-        let next = due.chain(settling).chain(rest).chain([self.next_retention]).min()?;
+        let import = (!self.keeping.is_system()).then(|| self.keeping.housekeeping.next_import());
+        let next = due.chain(settling).chain(rest).chain(import).chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -414,6 +416,7 @@ impl Daemon {
         self.keeping.look_after_sampling();
         self.keeping.settle_energy();
         self.keeping.hear_provider();
+        self.keeping.tidy(now);
         let flush = now >= self.next_flush && self.keeping.has_to_flush();
         if flush && self.keeping.sampling.is_ready() {
             self.keeping.follow_factor();

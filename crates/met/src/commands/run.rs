@@ -17,6 +17,7 @@ use met_agent::launch::{self, Draft, Surroundings};
 use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_host::trusted;
+use met_query::jobs;
 use met_query::protocol;
 use met_query::setting::Setting;
 
@@ -63,6 +64,8 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
                     announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here);
                 let untold = |error| super::untold(&record, &error, args.print_id, "runs", "cancel");
                 let code = announced.map_or_else(untold, |()| 0);
+                // The job runs: there is time for what earlier ones left.
+                jobs::hand_over_ends(setting);
                 if !args.wait {
                     return Ok(code);
                 }

@@ -25,6 +25,7 @@ use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_core::units;
 use met_host::trusted;
+use met_query::jobs;
 use met_query::protocol;
 use met_query::setting::Setting;
 
@@ -67,6 +68,10 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let watched = watch(setting, &mut supervisor, interval)?;
     let record = finish(watched, &mut supervisor.channel, inbox.as_deref(), interval)?;
     let code = super::exit_code(&record);
+    if inbox.is_some() {
+        jobs::hand_over_ends(setting);
+        jobs::tidy(setting);
+    }
     if !args.quiet
         && let Err(error) = report(setting, &args, &record, inbox.is_some(), output)
     {
