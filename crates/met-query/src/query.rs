@@ -4,7 +4,7 @@ use anyhow::Result;
 use met_core::course::Course;
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
-use met_store::{Filter, Page, Queries, StoreError};
+use met_store::{Filter, NodePart, Page, Queries, StoreError};
 
 use crate::jobs::{self, JobRef, JobsFilter};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
@@ -12,6 +12,14 @@ use crate::viewer::Viewer;
 
 /// Samples in one answer: some ten megabytes.
 pub const PAGE_SAMPLES: usize = 50_000;
+
+/// The series of a node, by part.
+#[derive(Debug, Default)]
+pub struct NodeSpan {
+    pub courses: Vec<(NodePart, Course)>,
+    /// Up to here there is nothing else; `None` at the end.
+    pub until_ms: Option<i64>,
+}
 
 /// Jobs and their series, read-only. A viewer gets what he may see; the rest does not exist for him.
 pub trait Query: Send + Sync {
@@ -25,8 +33,9 @@ pub trait Query: Send + Sync {
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
     /// The machines, which are nobody's secret.
     fn nodes(&self) -> Result<Vec<NodeStatus>>;
-    /// A span of the series of a machine; `None` if there is no such node.
-    fn node_courses(&self, node: &str, after_ms: i64) -> Result<Option<NodeCourses>>;
+    /// The series after a time of a node, or of the machine itself, as far as they fit an answer; `None` if there is no
+    /// such node.
+    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>>;
 }
 
 /// Answers a request that only reads; `None` for any other.
@@ -44,14 +53,19 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
             course(query.card_course(viewer, key, uuid, *after_ms)?)
         }
         Request::Nodes => Reply::Nodes(query.nodes()?),
-        Request::NodeCourses { node, after_ms } => match query.node_courses(node, *after_ms)? {
-            Some(courses) => Reply::NodeCourses(courses),
+        Request::NodeCourses { node, after_ms } => match query.node_courses(Some(node), *after_ms)? {
+            Some(span) => Reply::NodeCourses(wire(span)),
             None => Reply::Error {
                 message: format!("no node {node:?} was ever enrolled; `met nodes` lists them"),
             },
         },
         _ => return Ok(None),
     }))
+}
+
+fn wire(span: NodeSpan) -> NodeCourses {
+    let one = |(part, course): (NodePart, Course)| (part.table, part.part, WireCourse::of(&course));
+    NodeCourses { parts: span.courses.into_iter().map(one).collect(), until_ms: span.until_ms }
 }
 
 /// An answer to `Find`. One that fits is what clients of every version understand.
@@ -82,4 +96,9 @@ pub fn warn_unreadable(viewer: &Viewer, names: &[String]) -> Vec<String> {
         false => (!names.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
     };
     warning.into_iter().collect()
+}
+
+/// Whether the viewer sees a job of a store.
+pub fn sees(store: &Queries, viewer: &Viewer, key: &JobKey) -> Result<bool, StoreError> {
+    Ok(viewer.sees_all() || store.get(key)?.is_some_and(|record| viewer.sees(&record)))
 }

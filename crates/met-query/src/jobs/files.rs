@@ -1,19 +1,24 @@
 //! Jobs in the files of their user, where no daemon runs.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_core::course::Course;
 use met_core::job::{JobKey, Record};
+use met_core::listing::Cursor;
+use met_core::{JOB, gpu};
 use met_host::Host;
-use met_store::{NodePart, Reader, StoreError, Writer};
+use met_store::{Page, Reader, StoreError, Writer};
 
-use super::reference::{self, JobRef};
 use super::settling::{overlay, settle_or_end};
-use super::{FromDaemon, JobSource, JobsFilter, card_course, table_named};
+use super::{Changes, JobRef, JobsFilter, Remote, card_course, page_of, table_named};
 use crate::client::{Client, Unreachable};
 use crate::live::Live;
+use crate::protocol::NodeStatus;
+use crate::query::{NodeSpan, Query, find_in, sees};
 use crate::setting::Setting;
+use crate::viewer::Viewer;
 use met_config::Failure;
 use met_config::Place;
 
@@ -26,42 +31,40 @@ pub(super) struct FromFiles {
     /// Where a daemon would answer.
     place: Place,
     /// None while this process writes: a reader keeps writers away.
-    store: Option<Reader>,
+    store: Mutex<Option<Reader>>,
 }
 
 impl FromFiles {
     pub(super) fn open(setting: &Setting) -> Result<FromFiles> {
-        let mut files = FromFiles { host: setting.host.clone(), place: setting.user.clone(), store: None };
-        files.store()?;
-        Ok(files)
+        let (host, place) = (setting.host.clone(), setting.user.clone());
+        let store = Mutex::new(Some(open_store(&place)?));
+        Ok(FromFiles { host, place, store })
     }
 
-    fn store(&mut self) -> Result<&Reader> {
-        let store = match self.store.take() {
+    fn ask<T>(&self, question: impl FnOnce(&Reader) -> Result<T>) -> Result<T> {
+        let mut held = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = match held.take() {
             Some(store) => store,
-            None => Reader::open_checked(&self.place.state).map_err(|error| match error {
-                StoreError::Newer { .. } => Failure::usage(error.to_string()),
-                error => error.into(),
-            })?,
+            None => open_store(&self.place)?,
         };
-        Ok(self.store.insert(store))
+        question(held.insert(store))
     }
 
     /// Who writes is done in a moment, or is a daemon that was just starting: then it is the one to ask.
     fn change(
         &mut self,
         here: impl Fn(&mut Writer) -> Result<(), StoreError>,
-        there: impl Fn(&mut FromDaemon) -> Result<()>,
+        there: impl Fn(&mut Remote) -> Result<()>,
     ) -> Result<()> {
         let begin = Instant::now();
-        self.store = None;
+        self.store = Mutex::default();
         loop {
             match Writer::open(&self.place.state) {
                 Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
                 opened => return Ok(here(&mut opened?)?),
             }
             match Client::connect_to(&self.place) {
-                Ok((client, _)) => return there(&mut FromDaemon::new(client)),
+                Ok((client, _)) => return there(&mut Remote::new(client)),
                 // It holds the store for as long as it hangs.
                 Err(silent @ Unreachable::Silent { .. }) => {
                     let advice = silent.remedy().unwrap_or_default();
@@ -73,63 +76,87 @@ impl FromFiles {
         }
     }
 
-    fn up_to_date(&mut self, mut jobs: Vec<Record>) -> Result<Vec<Record>> {
-        let host = self.host.clone();
-        let store = self.store()?;
-        report_damage(store);
+    fn up_to_date(&self, store: &Reader, mut jobs: Vec<Record>) -> Vec<Record> {
         for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
-            settle_or_end(&host, store, record);
+            settle_or_end(&self.host, store, record);
             if record.state.is_live() {
-                let live = Live::now(&host, record);
+                let live = Live::now(&self.host, record);
                 overlay(record, live);
             }
         }
-        Ok(jobs)
+        jobs
     }
 }
 
-/// Says what could not be read.
-fn report_damage(store: &Reader) {
-    if let Some(warning) = unreadable(&store.take_unreadable()) {
-        tracing::warn!("{warning}");
-    }
-    if let Some(salvage) = store.last_salvage() {
-        tracing::warn!("{}", salvage.sentence());
-    }
+fn open_store(place: &Place) -> Result<Reader> {
+    Reader::open_checked(&place.state).map_err(|error| match error {
+        StoreError::Newer { .. } => Failure::usage(error.to_string()),
+        error => error.into(),
+    })
 }
 
-impl JobSource for FromFiles {
-    fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
-        let jobs = self.store()?.jobs(&filter.to_store())?;
-        let mut jobs = self.up_to_date(jobs)?;
-        filter.retain(&mut jobs);
-        Ok(jobs)
+/// What could not be read.
+fn damage(store: &Reader) -> Vec<String> {
+    let salvage = store.last_salvage().map(|salvage| salvage.sentence());
+    unreadable(&store.take_unreadable()).into_iter().chain(salvage).collect()
+}
+
+/// Nobody else reads the files of a user here.
+impl Query for FromFiles {
+    fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
+        let filter = viewer.restrict(filter);
+        self.ask(|store| {
+            let mut page = store.page(&filter.to_store())?;
+            page.jobs = self.up_to_date(store, page.jobs);
+            filter.retain(&mut page.jobs);
+            Ok((page, damage(store)))
+        })
     }
 
-    fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
-        let jobs = reference::find(self.store()?, job)?;
-        self.up_to_date(jobs)
+    fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
+        self.ask(|store| {
+            let (jobs, next) = page_of(find_in(store, viewer, job)?, after);
+            damage(store).iter().for_each(|warning| tracing::warn!("{warning}"));
+            Ok(Page { jobs: self.up_to_date(store, jobs), next })
+        })
     }
 
-    fn course(&mut self, key: &JobKey) -> Result<Course> {
-        Ok(self.store()?.course(key)?)
+    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
+        self.ask(|store| match sees(store, viewer, key)? {
+            true => Ok(store.course_between(key, after_ms.saturating_add(1), i64::MAX)?),
+            false => Ok(Course::new(&JOB)),
+        })
     }
 
-    fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
-        Ok(card_course(self.store()?, key, uuid, i64::MIN)?)
+    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
+        self.ask(|store| match sees(store, viewer, key)? {
+            true => Ok(card_course(store, key, uuid, after_ms)?),
+            false => Ok(Course::new(&gpu::card::TABLE)),
+        })
     }
 
-    fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
-        let mut courses = Vec::new();
-        let store = self.store()?;
-        for part in store.node_parts_between(since_ms, i64::MAX)? {
-            let Some(table) = table_named(&part.table) else { continue };
-            let course = store.node_course(table, &part.part, since_ms, i64::MAX)?;
-            courses.push((part, course));
+    fn nodes(&self) -> Result<Vec<NodeStatus>> {
+        Ok(Vec::new())
+    }
+
+    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>> {
+        if node.is_some() {
+            return Ok(None);
         }
-        Ok(courses)
+        let since_ms = after_ms.saturating_add(1);
+        self.ask(|store| {
+            let mut courses = Vec::new();
+            for part in store.node_parts_between(since_ms, i64::MAX)? {
+                let Some(table) = table_named(&part.table) else { continue };
+                let course = store.node_course(table, &part.part, since_ms, i64::MAX)?;
+                courses.push((part, course));
+            }
+            Ok(Some(NodeSpan { courses, until_ms: None }))
+        })
     }
+}
 
+impl Changes for FromFiles {
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         self.change(|writer| writer.remove(key), |daemon| daemon.remove(key))
     }
@@ -169,7 +196,7 @@ mod tests {
         });
         let store = Reader::open(root.path()).unwrap();
         let host = Host::real().unwrap();
-        change(&mut FromFiles { host, place: daemon, store: Some(store) });
+        change(&mut FromFiles { host, place: daemon, store: Mutex::new(Some(store)) });
         answering.join().unwrap()
     }
 
