@@ -4,12 +4,12 @@
 //! records and series of the store behind it.
 
 pub mod access;
-mod answers;
 pub mod api;
 mod keeper;
 mod latest;
 mod misunderstood;
 mod node_page;
+mod query;
 mod room;
 mod view;
 

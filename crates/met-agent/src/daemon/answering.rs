@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, Record, State};
 use met_core::job_table::CPU;
 use met_core::listing::Cursor;
-use met_store::{Filter, Salvage};
+use met_store::{Page, Salvage};
 
 use super::found;
 use super::keeping::Keeping;
@@ -16,10 +16,9 @@ use super::socket::Peer;
 use met_host::users;
 use met_query::jobs::{self, JobRef};
 use met_query::live::Live;
-use met_query::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
-
-/// Samples in one reply: some ten megabytes.
-const PAGE_SAMPLES: usize = 50_000;
+use met_query::protocol::{DiscoveryStatus, NodeStatus, Reply, Request, Status, WireCourse};
+use met_query::query::{self, PAGE_SAMPLES};
+use met_query::viewer::Viewer;
 
 impl Keeping {
     /// What this caller may do by this request; an error if nothing.
@@ -53,27 +52,24 @@ impl Keeping {
     pub fn answer(&mut self, request: Request, caller: &Caller) -> Result<Reply> {
         let access = self.access(&request, caller)?;
         let peer = caller.peer;
+        let viewer = access.viewer(peer);
         match request {
             Request::Reserve { at_least } => self.reserve(at_least, peer),
             Request::Enclose { name, pid } => self.enclose(&name, pid, peer).map(Reply::Enclosed),
             Request::Started(record) => self.started(*record, peer, access),
             Request::Ended(record) => self.ended(*record, peer, access),
-            Request::Jobs(mut filter) => {
-                if !access.others {
-                    filter.uid = Some(peer.uid);
-                }
+            Request::Jobs(filter) => {
+                let filter = viewer.restrict(&filter);
                 self.discovered();
                 let mut page = self.writer.page(&filter.to_store_for_reply())?;
-                let warnings = self.damage_met(access);
+                let warnings = self.damage_met(&viewer);
                 page.jobs = self.with_live(page.jobs);
                 Ok(filter.reply(page, warnings))
             }
-            Request::Find(job) => self.find(&job, None, peer, access),
-            Request::FindAfter { job, after } => self.find(&job, Some(&after), peer, access),
-            Request::Course { key, after_ms } => self.course(&key, after_ms, peer, access),
-            Request::CardCourse { key, uuid, after_ms } => {
-                self.card_course(&key, &uuid, after_ms, peer, access)
-            }
+            Request::Find(job) => self.find(&job, None, &viewer),
+            Request::FindAfter { job, after } => self.find(&job, Some(&after), &viewer),
+            Request::Course { key, after_ms } => self.course(&key, after_ms, &viewer),
+            Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, &viewer),
             Request::Remove(key) => self.remove(&key, caller, access),
             Request::NodeParts { since_ms } => self.node_parts(since_ms),
             Request::NodeCourse { table, part, after_ms } => self.node_course(&table, &part, after_ms),
@@ -88,7 +84,8 @@ impl Keeping {
             Request::InForce => Ok(self.in_force(access)),
             Request::Configure(change) => self.configure(&change),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
-            Request::Hello { .. } | Request::Stop | Request::Nodes | Request::NodeCourses { .. } => {
+            Request::Nodes => Ok(Reply::Nodes(vec![self.this_node()])),
+            Request::Hello { .. } | Request::Stop | Request::NodeCourses { .. } => {
                 bail!("not a question about jobs")
             }
         }
@@ -122,32 +119,21 @@ impl Keeping {
         }
     }
 
-    fn find(&mut self, job: &JobRef, after: Option<&Cursor>, peer: Peer, access: Access) -> Result<Reply> {
+    fn find(&mut self, job: &JobRef, after: Option<&Cursor>, viewer: &Viewer) -> Result<Reply> {
         self.discovered();
-        let mut found = jobs::find(&self.writer, job)?;
-        let sees_all = access.others;
-        if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
-            // The newest of all is somebody else's.
-            let own = Filter { uid: Some(peer.uid), ..Filter::default() };
-            found = jobs::newest_of(&self.writer, job, &own)?;
-        }
-        found.retain(|record| sees_all || record.uid == Some(peer.uid));
+        let found = query::find_in(&self.writer, viewer, job)?;
         let (found, next) = jobs::page_of(found, after);
-        let jobs = self.with_live(found);
-        Ok(match next {
-            Some(_) => Reply::JobsPage { jobs, next, warnings: Vec::new() },
-            None => Reply::Jobs(jobs),
-        })
+        Ok(query::found(Page { jobs: self.with_live(found), next }))
     }
 
     /// Warnings about jobs that are missing from lists. Only users who may see all jobs get their ids.
-    fn damage_met(&mut self, access: Access) -> Vec<String> {
+    fn damage_met(&mut self, viewer: &Viewer) -> Vec<String> {
         let names = self.writer.take_unreadable();
         if !names.is_empty() && self.repairs.begin(Instant::now()) {
             // What can be saved is, so that it is met once.
             self.look_after_store();
         }
-        let sees_all = access.others;
+        let sees_all = viewer.sees_all();
         let lost =
             self.writer.last_salvage().map(|salvage| self.without_kept(salvage)).map(|salvage| {
                 match (sees_all, salvage.lost_count()) {
@@ -157,11 +143,7 @@ impl Keeping {
                     (false, count) => format!("the store was damaged; {count} jobs were lost, of all users'"),
                 }
             });
-        let unreadable = match sees_all {
-            true => jobs::unreadable(&names),
-            false => (!names.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
-        };
-        unreadable.into_iter().chain(lost).collect()
+        query::warn_unreadable(viewer, &names).into_iter().chain(lost).collect()
     }
 
     /// The jobs that this daemon follows are not lost: they are written at their end.
@@ -199,14 +181,14 @@ impl Keeping {
         found
     }
 
-    fn visible(&mut self, key: &JobKey, peer: Peer, access: Access) -> Result<Record> {
-        let record = self.writer.get(key)?.filter(|record| access.covers(peer, record.uid));
+    fn visible(&mut self, key: &JobKey, viewer: &Viewer) -> Result<Record> {
+        let record = self.writer.get(key)?.filter(|record| viewer.sees(record));
         record.context("no such job")
     }
 
-    fn course(&mut self, key: &JobKey, after_ms: i64, peer: Peer, access: Access) -> Result<Reply> {
+    fn course(&mut self, key: &JobKey, after_ms: i64, viewer: &Viewer) -> Result<Reply> {
         // Whoever keeps the job has its course; here is none.
-        if self.visible(key, peer, access).is_err() {
+        if self.visible(key, viewer).is_err() {
             return Ok(Reply::Course(WireCourse::default()));
         }
         if self.jobs.contains_key(key) && after_ms == i64::MIN {
@@ -218,15 +200,8 @@ impl Keeping {
     }
 
     /// The course of a card while the job had it. Nobody is told of a card that was never his.
-    fn card_course(
-        &mut self,
-        key: &JobKey,
-        uuid: &str,
-        after_ms: i64,
-        peer: Peer,
-        access: Access,
-    ) -> Result<Reply> {
-        if self.visible(key, peer, access).is_err() {
+    fn card_course(&mut self, key: &JobKey, uuid: &str, after_ms: i64, viewer: &Viewer) -> Result<Reply> {
+        if self.visible(key, viewer).is_err() {
             return Ok(Reply::Course(WireCourse::default()));
         }
         if self.jobs.contains_key(key) && after_ms == i64::MIN {
@@ -253,9 +228,9 @@ impl Keeping {
     }
 
     fn remove(&mut self, key: &JobKey, caller: &Caller, access: Access) -> Result<Reply> {
-        if self.visible(key, caller.peer, access).is_err() {
+        if self.visible(key, &access.viewer(caller.peer)).is_err() {
             let seen = self.access(&Request::Find(JobRef::Last), caller)?;
-            if self.visible(key, caller.peer, seen).is_ok() {
+            if self.visible(key, &seen.viewer(caller.peer)).is_ok() {
                 bail!("only its owner or root may remove this job");
             }
             // Removed is removed, whoever kept it.
@@ -266,6 +241,20 @@ impl Keeping {
         }
         self.writer.remove(key)?;
         Ok(Reply::Done)
+    }
+
+    /// This machine, as a server would list it.
+    fn this_node(&self) -> NodeStatus {
+        let facts = self.host.facts();
+        NodeStatus {
+            name: facts.hostname.clone(),
+            jobs: self.jobs.len(),
+            seen_ns: Some(jobs::now_ns()),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            cpus: Some(i64::from(facts.cpu_count)),
+            memory_bytes: facts.memory_total_bytes,
+            ..NodeStatus::default()
+        }
     }
 
     fn status(&mut self) -> Result<Status> {

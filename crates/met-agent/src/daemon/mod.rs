@@ -102,7 +102,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     enclosure::leave(&setting.host, std::process::id());
     let board = board(setting, place);
     // Before anything else is begun: a fault in the configuration ends it here.
-    let http = listen(setting, board.as_ref(), place.system, auto)?;
+    let http = listen(setting, place, board.as_ref(), auto)?;
     let keeping = Keeping::open(setting, place, board)?;
     let post = claim.open_door(place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
@@ -155,9 +155,14 @@ fn board(setting: &Setting, place: &Place) -> Option<Arc<Board>> {
 }
 
 /// One that a supervisor started has a job to sample, and does that without a listener if it must.
-fn listen(setting: &Setting, board: Option<&Arc<Board>>, system: bool, auto: bool) -> Result<Option<Server>> {
+fn listen(
+    setting: &Setting,
+    place: &Place,
+    board: Option<&Arc<Board>>,
+    auto: bool,
+) -> Result<Option<Server>> {
     let Some(board) = board else { return Ok(None) };
-    match listening::listen(&setting.config.http, board, system) {
+    match listening::listen(setting, place, board) {
         Ok(server) => Ok(Some(server)),
         Err(error) if auto => {
             tracing::error!("http: {error}");

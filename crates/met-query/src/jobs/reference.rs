@@ -212,13 +212,7 @@ fn one_nodes(text: &str, id: &str, found: &[Record]) -> Result<()> {
 
 /// Ids of different users may be the same. A user who sees the jobs of others means their own, unless it is over and
 /// the other one is newer: then a job could be cancelled that was not meant.
-fn one_users(
-    text: &str,
-    job: &JobRef,
-    newest: &Record,
-    found: &[Record],
-    me: Option<u32>,
-) -> Result<Record> {
+fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Record], me: Option<u32>) -> Result<Record> {
     let of_id = matches!(job, JobRef::Id { .. });
     let is_mine = |record: &&Record| me.is_some() && record.uid == me;
     let is_meant = |mine: &&Record| of_id && (mine.state.is_live() || newest.uid == me);

@@ -122,9 +122,7 @@ impl Query for Remote {
         let (mut page, warnings) = match self.ask(&Request::Jobs(paged))? {
             Reply::JobsPage { jobs, next, warnings } => (Page { jobs, next }, warnings),
             // One that knows no pages has overlooked that they were asked for.
-            Reply::Jobs(first) => {
-                (Page { jobs: self.older_jobs(&filter, first)?, next: None }, Vec::new())
-            }
+            Reply::Jobs(first) => (Page { jobs: self.older_jobs(&filter, first)?, next: None }, Vec::new()),
             reply => return self.unexpected(&reply),
         };
         page.jobs.retain(|record| viewer.sees(record));

@@ -83,8 +83,7 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
                 "which server? met --server URL node NODE --since 1h, or set MET_SERVER",
             ));
         }
-        Some(node) => AllJobs::open(setting)?.courses_of(node, since_ms)?,
-        None => AllJobs::open(setting)?.node_courses(since_ms)?,
+        node => AllJobs::open(setting)?.node_courses(node.as_deref(), since_ms)?,
     };
     parts.retain(|(_, course)| !course.is_empty());
     let mut stdout = output::stdout();

@@ -62,7 +62,7 @@ impl Pages {
             return Ok(Arc::clone(snapshot));
         }
         let running = JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() };
-        let mut records = self.view.jobs(&running.to_store())?;
+        let mut records = self.view.all_jobs(&running.to_store())?;
         // The oldest keep their series when there are too many.
         records.sort_by(|one, other| (one.start_ns, &one.key).cmp(&(other.start_ns, &other.key)));
         let jobs = records.iter().map(job).collect();
@@ -82,7 +82,7 @@ impl Pages {
 
 fn members(view: &ClusterView, running: &[Record]) -> Result<Rows> {
     let mut rows = Rows::new(&MEMBER);
-    for node in view.nodes()? {
+    for node in view.known_nodes()? {
         let mut cells = [MISSING; COLUMNS.len()];
         cells[HEARD] = node.seen_ns.unwrap_or(MISSING);
         cells[JOBS] = running.iter().filter(|record| record.nodes.contains(&node.name)).count() as i64;
@@ -140,7 +140,7 @@ fn metrics(pages: &Pages, asker: &Asker, headers: &HeaderMap) -> Result<Response
 }
 
 fn targets(view: &ClusterView) -> Result<Response> {
-    let nodes = view.nodes()?;
+    let nodes = view.known_nodes()?;
     // Who has no page would be called down.
     let mut targets = Vec::new();
     for met_store::cluster::Node { name, page, .. } in &nodes {
