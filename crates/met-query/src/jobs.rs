@@ -3,6 +3,7 @@
 mod files;
 mod filter;
 mod housekeeping;
+mod leftovers;
 mod reference;
 mod settling;
 
@@ -28,11 +29,16 @@ use reference::{one_managers, one_nodes, one_users};
 pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
 pub use housekeeping::{hand_over_ends, import, log_removed, open_writer, retention, tidy};
+pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use reference::{JobRef, Meant, find, newest_of};
 pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
 
 /// Somebody who knows jobs.
 trait JobSource {
+    /// Why jobs may be missing from its answers.
+    fn unread(&self) -> Option<&str> {
+        None
+    }
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>>;
     fn find(&mut self, job: &JobRef) -> Result<Vec<Record>>;
     fn course(&mut self, key: &JobKey) -> Result<Course>;
@@ -86,8 +92,16 @@ impl AllJobs {
     pub fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let jobs = self.gather(|source| source.jobs(filter))?;
         let mut jobs = merge(jobs);
+        if jobs.is_empty() {
+            self.check_read()?;
+        }
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
+    }
+
+    /// "No jobs" is not an answer if some cannot be read.
+    fn check_read(&self) -> Result<()> {
+        self.sources.iter().find_map(|source| source.unread()).map_or(Ok(()), |why| bail!("{why}"))
     }
 
     /// Asks all sources. One that stops answering is left out, as long as there is another.
@@ -113,12 +127,14 @@ impl AllJobs {
     /// The one job meant by `text`.
     pub fn find(&mut self, text: &str) -> Result<Record> {
         let job = JobRef::parse(text, &self.layouts)?;
-        self.find_ref(text, &job)?.ok_or_else(|| {
-            Failure::usage(match job {
-                JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
-                _ => format!("no job {text}; `met list` shows those there are"),
-            })
-        })
+        if let Some(found) = self.find_ref(text, &job)? {
+            return Ok(found);
+        }
+        self.check_read()?;
+        Err(Failure::usage(match job {
+            JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
+            _ => format!("no job {text}; `met list` shows those there are"),
+        }))
     }
 
     /// The one job or step meant by `text`; a step is shown like a job.
@@ -466,13 +482,24 @@ impl WireCourse {
 
 /// The course of a card while a job had it, after a time.
 pub fn card_course(store: &Queries, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, StoreError> {
+    match held(store, key, uuid, after_ms)? {
+        Some((begin_ms, end_ms)) => store.device_course(uuid, begin_ms, end_ms),
+        None => Ok(Course::new(&gpu::card::TABLE)),
+    }
+}
+
+/// When a job held a GPU, after a time, in unix milliseconds; `None` if the store does not know that it did.
+pub fn held(
+    store: &Queries,
+    key: &JobKey,
+    uuid: &str,
+    after_ms: i64,
+) -> Result<Option<(i64, i64)>, StoreError> {
     let allocations = store.allocations(key)?;
-    let Some(had) = allocations.iter().find(|had| had.uuid == uuid) else {
-        return Ok(Course::new(&gpu::card::TABLE));
-    };
-    let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
-    let end_ms = had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000);
-    store.device_course(uuid, begin_ms, end_ms)
+    Ok(allocations.iter().find(|had| had.uuid == uuid).map(|had| {
+        let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
+        (begin_ms, had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000))
+    }))
 }
 
 /// Now, in unix nanoseconds.

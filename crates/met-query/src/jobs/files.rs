@@ -27,11 +27,14 @@ pub(super) struct FromFiles {
     place: Place,
     /// None while this process writes: a reader keeps writers away.
     store: Option<Reader>,
+    /// Why jobs may be missing from answers.
+    unread: Option<String>,
 }
 
 impl FromFiles {
     pub(super) fn open(setting: &Setting) -> Result<FromFiles> {
-        let mut files = FromFiles { host: setting.host.clone(), place: setting.user.clone(), store: None };
+        let (host, place) = (setting.host.clone(), setting.user.clone());
+        let mut files = FromFiles { host, place, store: None, unread: None };
         files.store()?;
         Ok(files)
     }
@@ -73,10 +76,27 @@ impl FromFiles {
         }
     }
 
+    /// Says what could not be read.
+    fn report_damage(&mut self) -> Result<()> {
+        let store = self.store()?;
+        let warning = unreadable(&store.take_unreadable());
+        if let Some(salvage) = store.last_salvage() {
+            tracing::warn!("{}", salvage.sentence());
+        }
+        if let Some(warning) = warning {
+            tracing::warn!("{warning}");
+            let state = self.place.state.display();
+            self.unread = Some(format!(
+                "no matching job can be read from {state}: the store is damaged; to repair it, run `met daemon --user`"
+            ));
+        }
+        Ok(())
+    }
+
     fn up_to_date(&mut self, mut jobs: Vec<Record>) -> Result<Vec<Record>> {
         let host = self.host.clone();
+        self.report_damage()?;
         let store = self.store()?;
-        report_damage(store);
         for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
             settle_or_end(&host, store, record);
             if record.state.is_live() {
@@ -88,17 +108,11 @@ impl FromFiles {
     }
 }
 
-/// Says what could not be read.
-fn report_damage(store: &Reader) {
-    if let Some(warning) = unreadable(&store.take_unreadable()) {
-        tracing::warn!("{warning}");
-    }
-    if let Some(salvage) = store.last_salvage() {
-        tracing::warn!("{}", salvage.sentence());
-    }
-}
-
 impl JobSource for FromFiles {
+    fn unread(&self) -> Option<&str> {
+        self.unread.as_deref()
+    }
+
     fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let jobs = self.store()?.jobs(&filter.to_store())?;
         let mut jobs = self.up_to_date(jobs)?;
@@ -169,7 +183,7 @@ mod tests {
         });
         let store = Reader::open(root.path()).unwrap();
         let host = Host::real().unwrap();
-        change(&mut FromFiles { host, place: daemon, store: Some(store) });
+        change(&mut FromFiles { host, place: daemon, store: Some(store), unread: None });
         answering.join().unwrap()
     }
 
