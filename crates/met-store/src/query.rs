@@ -167,7 +167,7 @@ pub struct Reader {
 }
 
 /// A shared lock on what a writer locks for itself; `None` where one writes, or where it cannot be told.
-fn keep_writers_away(state: &Path) -> Option<File> {
+pub(crate) fn keep_writers_away(state: &Path) -> Option<File> {
     // Without NONBLOCK a FIFO in its place would block the reader.
     let flags = OFlags::NONBLOCK.bits() as i32;
     let lock = OpenOptions::new().read(true).custom_flags(flags).open(state.join(LOCK_FILE)).ok()?;

@@ -52,7 +52,7 @@ fn damaged(state: &Path) -> Option<Finding> {
             ),
         });
     }
-    let salvage = Reader::open(state).ok()?.last_salvage()?;
+    let salvage = Reader::open_checked(state).ok()?.last_salvage()?;
     let remedy = format!("rm {}*    (when it is no longer needed)", salvage.aside.display());
     Some(Finding { what: "store", health: Health::Less, detail: salvage.sentence(), remedy: Some(remedy) })
 }
