@@ -137,7 +137,8 @@ impl Keeping {
         let some = Filter { limit: Some(EARLIER_JOBS), after: after.clone(), ..Filter::default() };
         let page = self.writer.page(&some).unwrap_or_default();
         let boot_id = &self.host.facts().boot_id;
-        let is_of_this_boot = |job: &Record| job.local.as_ref().is_some_and(|local| local.boot_id == *boot_id);
+        let is_of_this_boot =
+            |job: &Record| job.local.as_ref().is_some_and(|local| local.boot_id == *boot_id);
         // Cgroups do not outlive the machine.
         let is_last = page.next.is_none() || !page.jobs.iter().any(is_of_this_boot);
         self.housekeeping.earlier = if is_last { Earlier::Done } else { Earlier::Before(page.next) };

@@ -19,8 +19,7 @@ impl Repairs {
     /// Whether an attempt that a list wants begins at `now`; it counts as one.
     pub fn begin(&mut self, now: Instant) -> bool {
         let is_wanted = std::mem::take(&mut self.wanted);
-        let is_due =
-            is_wanted && self.last.is_none_or(|last| now.saturating_duration_since(last) >= PAUSE);
+        let is_due = is_wanted && self.last.is_none_or(|last| now.saturating_duration_since(last) >= PAUSE);
         if is_due {
             self.last = Some(now);
         }
