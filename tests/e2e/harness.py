@@ -229,6 +229,10 @@ class Result:
         return "met " + " ".join(str(part) for part in self.command)
 
 
+#: Ids from here on are given without a system daemon.
+OWN_IDS_FROM = 10**9
+
+
 class User:
     """Somebody with a home, who runs met."""
 
@@ -394,7 +398,10 @@ class User:
         with open(self.path("import.log"), "wb") as log:
             daemon = self.spawn("daemon", "--user", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            eventually(lambda: not self.waiting(), lambda: f"{self.waiting()} is imported")
+            self.daemon_pid()
+            # `unreported` is for a system daemon.
+            left = lambda: [names for names in self.waiting().values() if names != ["unreported"]]
+            eventually(lambda: not left(), lambda: f"{self.waiting()} is imported")
         finally:
             daemon.terminate()
             daemon.wait()
@@ -578,7 +585,10 @@ class World:
         check(not left, f"left in the runtime directory: {left}")
         if user.waiting():
             user.import_jobs()
-        check(not user.waiting(), f"left of jobs: {user.waiting()}")
+        # A system daemon that was stopped has not received the ends of its own jobs, which have its low ids.
+        left = {job: names for job, names in user.waiting().items()
+                if names != ["unreported"] or int(job) > OWN_IDS_FROM}
+        check(not left, f"left of jobs: {left}")
 
 
 class Confinement:

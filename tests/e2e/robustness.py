@@ -321,6 +321,7 @@ def killing_a_waiting_met_run_leaves_the_job_running(world):
 def a_damaged_database_is_moved_aside_and_reported(world):
     world.met("run", "--wait", "--", "true").ok()
     world.stop_daemon()
+    world.me.import_jobs()
     equal(len(world.jobs()), 1, "jobs")
     store = os.path.join(world.store_folder(), "store.db")
     for suffix in ("-wal", "-shm"):
@@ -329,7 +330,8 @@ def a_damaged_database_is_moved_aside_and_reported(world):
     with open(store, "r+b") as file:
         file.write(b"this is no database " * 100)
     damaged = open(store, "rb").read()
-    result = world.met("list").ok()
+    # Whether the job can still be read depends on where it is in the file.
+    result = world.met("list")
     check("damaged" in result.err and result.err.startswith("met: "), f"not reported: {result.err!r}")
     equal(open(store, "rb").read(), damaged, "a list leaves it as it is")
     world.met("run", "--wait", "--", "true").ok()

@@ -1,16 +1,13 @@
 """Many jobs, large records, shares of the store, damage: a list is complete, or it says what is missing."""
 
-import contextlib
-import ctypes
 import glob
 import json
 import os
-import signal
 import subprocess
 import time
 
 from cluster import cluster
-from harness import Skip, alive, check, each, equal, eventually, need_root, test
+from harness import Skip, check, each, equal, eventually, test
 
 try:
     import sqlite3
@@ -256,67 +253,3 @@ def doctor_finds_damage_in_a_store_that_is_in_use(world):
         check("1" not in listed(result) and "damaged" in result.err, f"not reported: {result.err!r}")
     finally:
         world.met("cancel", job).ok()
-
-
-@contextlib.contextmanager
-def read_only(folder):
-    """Seen by this test and what it starts from now on; who has files open there still writes them."""
-    need_root()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(0x20000) != 0:
-        raise Skip("no mount namespace can be made")
-    libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None)
-    bind, remount = 0x1000, 0x1000 | 0x20 | 0x1
-    path = folder.encode()
-    if libc.mount(path, path, None, bind, None) != 0 or libc.mount(None, path, None, remount, None) != 0:
-        raise Skip("nothing can be mounted read-only")
-    try:
-        yield
-    finally:
-        libc.umount2(path, 2)
-
-
-READING = [("list",), ("list", "all"), ("list", "--json"), ("list", "--csv"), ("show", "1", "--json"), ("show", "2"),
-           ("logs", "1"), ("node", "--since", "1h", "--json"), ("doctor", "--json")]
-
-
-@each(a_stopped_daemon=True, nobody=False)
-def who_reads_writes_nothing_beside(world, is_held):
-    world.configure("sampling:\n  interval: 50ms\nstorage:\n  interval: 100ms\n")
-    for _ in range(2):
-        world.met("run", "--wait", "--", "sh", "-c", "echo hello; sleep 0.3").ok()
-    world.met("time", "--quiet", "--", "true").ok()
-    daemon = world.daemon_pid()
-    if is_held:
-        os.kill(daemon, signal.SIGSTOP)
-    else:
-        # What a crash leaves: a log, and nothing that says what is in it.
-        os.kill(daemon, signal.SIGKILL)
-        eventually(lambda: not alive(daemon), "the daemon is gone")
-        for name in glob.glob(os.path.join(world.store_folder(), "**", "*-shm"), recursive=True):
-            os.unlink(name)
-    try:
-        with read_only(world.state):
-            answers_without_writing(world)
-    finally:
-        if is_held:
-            os.kill(daemon, signal.SIGCONT)
-
-
-def answers_without_writing(world):
-    check(not os.access(world.store_folder(), os.W_OK), "it can be written")
-    before = listing(world.store_folder())
-    for command in READING:
-        result = world.met(*command).ok()
-        check("rror" not in result.err and "damaged" not in result.err, f"{command}: {result.err}")
-    equal(sorted(listed(world.met("list", "--json"))), ["1", "2", "3"], "jobs")
-    equal(world.met("logs", "1").ok().out, "hello\n", "output of a job")
-    shown = world.show("1")
-    equal((shown["job"]["state"], shown["totals"]["wall_seconds"] > 0.3), ("finished", True), "a job")
-    equal(listing(world.store_folder()), before, "files")
-
-
-def listing(folder):
-    """The files and their sizes."""
-    paths = glob.glob(os.path.join(folder, "**"), recursive=True)
-    return {path: os.path.getsize(path) for path in paths if os.path.isfile(path)}

@@ -3,13 +3,14 @@
 mod files;
 mod filter;
 mod housekeeping;
+mod leftovers;
 mod reference;
 mod remote;
 mod settling;
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use met_core::course::Course;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::{Cursor, sort_ns};
@@ -29,20 +30,21 @@ use met_config::Failure;
 pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
 pub use housekeeping::{hand_over_ends, import, log_removed, open_writer, retention, tidy};
+pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use reference::{JobRef, Meant, find, newest_of, one_of, step};
 pub use remote::{Answers, Remote};
 pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
 
-/// What commands change, beside what they ask.
-trait Changes {
+/// Where commands find jobs, and change what is kept of them.
+trait Source: Query {
+    /// Why jobs may be missing from its answers.
+    fn unread(&self) -> Option<String> {
+        None
+    }
     fn remove(&mut self, key: &JobKey) -> Result<()>;
     /// Keeps the end of a job that nobody waited for.
     fn close(&mut self, end: &Record) -> Result<()>;
 }
-
-trait Source: Query + Changes {}
-
-impl<T: Query + Changes> Source for T {}
 
 /// Whoever answers a command knows who asks, by the connection or by the owner of the files.
 const CALLER: &Viewer = &Viewer::Everything;
@@ -97,8 +99,16 @@ impl AllJobs {
             }
         }
         let mut jobs = merge(jobs);
+        if jobs.is_empty() {
+            self.check_read()?;
+        }
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
+    }
+
+    /// "No jobs" is not an answer if some cannot be read.
+    fn check_read(&self) -> Result<()> {
+        self.sources.iter().find_map(|source| source.unread()).map_or(Ok(()), |why| bail!("{why}"))
     }
 
     /// Asks all sources. One that stops answering is left out, as long as there is another.
@@ -124,12 +134,14 @@ impl AllJobs {
     /// The one job meant by `text`.
     pub fn find(&mut self, text: &str) -> Result<Record> {
         let job = JobRef::parse(text, &self.layouts)?;
-        self.find_ref(text, &job)?.ok_or_else(|| {
-            Failure::usage(match job {
-                JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
-                _ => format!("no job {text}; `met list` shows those there are"),
-            })
-        })
+        if let Some(found) = self.find_ref(text, &job)? {
+            return Ok(found);
+        }
+        self.check_read()?;
+        Err(Failure::usage(match job {
+            JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
+            _ => format!("no job {text}; `met list` shows those there are"),
+        }))
     }
 
     /// The one job or step meant by `text`; a step is shown like a job.
@@ -300,13 +312,24 @@ fn table_named(name: &str) -> Option<&'static Table> {
 
 /// The course of a card while a job had it, after a time.
 pub fn card_course(store: &Queries, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, StoreError> {
+    match held(store, key, uuid, after_ms)? {
+        Some((begin_ms, end_ms)) => store.device_course(uuid, begin_ms, end_ms),
+        None => Ok(Course::new(&gpu::card::TABLE)),
+    }
+}
+
+/// When a job held a GPU, after a time, in unix milliseconds; `None` if the store does not know that it did.
+pub fn held(
+    store: &Queries,
+    key: &JobKey,
+    uuid: &str,
+    after_ms: i64,
+) -> Result<Option<(i64, i64)>, StoreError> {
     let allocations = store.allocations(key)?;
-    let Some(had) = allocations.iter().find(|had| had.uuid == uuid) else {
-        return Ok(Course::new(&gpu::card::TABLE));
-    };
-    let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
-    let end_ms = had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000);
-    store.device_course(uuid, begin_ms, end_ms)
+    Ok(allocations.iter().find(|had| had.uuid == uuid).map(|had| {
+        let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
+        (begin_ms, had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000))
+    }))
 }
 
 /// Now, in unix nanoseconds.
@@ -318,8 +341,6 @@ pub fn now_ns() -> i64 {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use anyhow::bail;
 
     use super::*;
     use crate::protocol::{NodeStatus, Reply, Request};
@@ -355,7 +376,7 @@ mod tests {
         }
     }
 
-    impl Changes for One {
+    impl Source for One {
         fn remove(&mut self, _: &JobKey) -> Result<()> {
             Ok(())
         }

@@ -19,6 +19,12 @@ pub enum StoreError {
     /// The next [`crate::Writer::open`] checks the file and moves it aside if it has to.
     #[error("{}: damaged: {what}", path.display())]
     Damaged { path: PathBuf, what: String },
+    /// Opening it could block or change a device.
+    #[error(
+        "{} is a {kind}, not a regular file: nothing in this store can be read; move it away or set XDG_STATE_HOME to another folder",
+        path.display()
+    )]
+    NotAFile { path: PathBuf, kind: &'static str },
     /// Ask the process that holds it, or try again.
     #[error("{}: in use by another process; try again", path.display())]
     Busy { path: PathBuf },

@@ -2,16 +2,16 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::ops::{Deref, Range};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::listing::{self, Cursor, id_number, sort_ns};
 use met_core::{JOB, Table};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 
 use crate::backends::Backends;
 use crate::check;
@@ -167,8 +167,10 @@ pub struct Reader {
 }
 
 /// A shared lock on what a writer locks for itself; `None` where one writes, or where it cannot be told.
-fn keep_writers_away(state: &Path) -> Option<File> {
-    let lock = File::open(state.join(LOCK_FILE)).ok()?;
+pub(crate) fn keep_writers_away(state: &Path) -> Option<File> {
+    // Without NONBLOCK a FIFO in its place would block the reader.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let lock = OpenOptions::new().read(true).custom_flags(flags).open(state.join(LOCK_FILE)).ok()?;
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).ok()?;
     Some(lock)
 }

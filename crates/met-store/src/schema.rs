@@ -1,8 +1,8 @@
 //! The tables on disk, and how a file of any released version becomes one of this version.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, FileType, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -73,6 +73,9 @@ pub(crate) fn open_for_writing(
     schema: &Schema,
     access: Access,
 ) -> Result<Connection, StoreError> {
+    if let Ok(found) = fs::metadata(path) {
+        check_regular(path, found.file_type())?;
+    }
     create_private(path).map_err(StoreError::io(path))?;
     // Looked at without the right to write: a newer program's file stays as it is, its log included.
     let found = open_for_reading(path, schema)?.map_or(Ok(0), |connection| version_of(&connection, path))?;
@@ -159,7 +162,7 @@ pub(crate) fn open_shared_or_alone(
     sharing: Sharing,
 ) -> Result<Option<Connection>, StoreError> {
     match fs::metadata(path) {
-        Ok(_) => {}
+        Ok(file) => check_regular(path, file.file_type())?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(StoreError::io(path)(error)),
     }
@@ -168,6 +171,18 @@ pub(crate) fn open_shared_or_alone(
         Sharing::Alone => open_alone(path)?,
     };
     checked(connection, path, schema)
+}
+
+/// SQLite opens whatever is there: on a FIFO it would wait for ever.
+fn check_regular(path: &Path, found: FileType) -> Result<(), StoreError> {
+    let kind = match found {
+        found if found.is_file() => return Ok(()),
+        found if found.is_dir() => "directory",
+        found if found.is_fifo() => "FIFO",
+        found if found.is_socket() => "socket",
+        _ => "device",
+    };
+    Err(StoreError::NotAFile { path: path.to_path_buf(), kind })
 }
 
 fn open_shared(path: &Path) -> Result<Connection, StoreError> {

@@ -1,18 +1,18 @@
 //! Questions to a daemon: who may ask for which jobs, and what he is told.
 
-use std::time::Instant;
-
 use anyhow::{Context, Result, bail};
+use met_core::course::Course;
 use met_core::job::{JobKey, Record, State};
 use met_core::job_table::CPU;
 use met_core::listing::Cursor;
-use met_store::{Page, Salvage};
+use met_store::{NodePart, Page, Salvage};
 
 use super::found;
 use super::keeping::Keeping;
 use super::permissions::{self, Access, Caller, Role};
 use super::sampling::Sampling;
 use super::socket::Peer;
+use super::unflushed::{self, Wanted};
 use met_host::users;
 use met_query::jobs::{self, JobRef};
 use met_query::live::Live;
@@ -96,6 +96,7 @@ impl Keeping {
         match request {
             Request::Ended(_)
             | Request::NodeParts { .. }
+            | Request::NodeCourse { .. }
             | Request::Energy
             | Request::Configure(_)
             | Request::Status => true,
@@ -109,7 +110,6 @@ impl Keeping {
             | Request::Enclose { .. }
             | Request::Started(_)
             | Request::Remove(_)
-            | Request::NodeCourse { .. }
             | Request::Factors
             | Request::Correct(_)
             | Request::InForce
@@ -129,9 +129,8 @@ impl Keeping {
     /// Warnings about jobs that are missing from lists. Only users who may see all jobs get their ids.
     fn damage_met(&mut self, viewer: &Viewer) -> Vec<String> {
         let names = self.writer.take_unreadable();
-        if !names.is_empty() && self.repairs.begin(Instant::now()) {
-            // What can be saved is, so that it is met once.
-            self.look_after_store();
+        if !names.is_empty() {
+            self.repairs.wanted = true;
         }
         let sees_all = viewer.sees_all();
         let lost =
@@ -191,12 +190,34 @@ impl Keeping {
         if self.visible(key, viewer).is_err() {
             return Ok(Reply::Course(WireCourse::default()));
         }
-        if self.jobs.contains_key(key) && after_ms == i64::MIN {
-            self.flush();
-        }
         let mut course = self.writer.course_between(key, after_ms.saturating_add(1), i64::MAX)?;
+        if self.jobs.contains_key(key) {
+            let window = (after_ms.saturating_add(1), i64::MAX);
+            self.add_unflushed(&mut course, Wanted::Job(key.clone()), window);
+        }
         course.truncate(PAGE_SAMPLES);
         Ok(Reply::Course(WireCourse::of(&course)))
+    }
+
+    /// Adds the samples that are not written yet, unless the page is full without them.
+    fn add_unflushed(&self, course: &mut Course, wanted: Wanted, window: (i64, i64)) {
+        if course.len() <= PAGE_SAMPLES {
+            unflushed::append(course, &self.sampling.peek(wanted), window);
+        }
+    }
+
+    /// When the job held a GPU, after a time, in unix milliseconds; `None` if it never did.
+    fn held(&self, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Option<(i64, i64)>> {
+        if let Some(window) = jobs::held(&self.writer, key, uuid, after_ms)? {
+            return Ok(Some(window));
+        }
+        // The store learns of a GPU at the next flush.
+        let live = self.jobs.contains_key(key).then(|| self.sampling.live().remove(key)).flatten();
+        let held = live.into_iter().flat_map(|live| live.gpus).find(|gpu| gpu.uuid == uuid);
+        let start_ns = self.jobs.get(key).and_then(|kept| kept.record.start_ns);
+        // Earlier samples may be of another user's job.
+        let begin_ns = held.and_then(|gpu| gpu.held_since_ns.or(start_ns));
+        Ok(begin_ns.map(|begin_ns| ((begin_ns / 1_000_000).max(after_ms.saturating_add(1)), i64::MAX)))
     }
 
     /// The course of a card while the job had it. Nobody is told of a card that was never his.
@@ -204,10 +225,13 @@ impl Keeping {
         if self.visible(key, viewer).is_err() {
             return Ok(Reply::Course(WireCourse::default()));
         }
-        if self.jobs.contains_key(key) && after_ms == i64::MIN {
-            self.flush();
+        let Some(window) = self.held(key, uuid, after_ms)? else {
+            return Ok(Reply::Course(WireCourse::default()));
+        };
+        let mut course = self.writer.device_course(uuid, window.0, window.1)?;
+        if self.jobs.contains_key(key) {
+            self.add_unflushed(&mut course, Wanted::Card(uuid.to_owned()), window);
         }
-        let mut course = jobs::card_course(&self.writer, key, uuid, after_ms)?;
         course.truncate(PAGE_SAMPLES);
         Ok(Reply::Course(WireCourse::of(&course)))
     }
@@ -216,14 +240,19 @@ impl Keeping {
     fn node_course(&mut self, table: &str, part: &str, after_ms: i64) -> Result<Reply> {
         let known = met_sources::catalogue().into_iter().find(|known| known.name == table);
         let Some(table) = known else { return Ok(Reply::Course(WireCourse::default())) };
-        let mut course = self.writer.node_course(table, part, after_ms.saturating_add(1), i64::MAX)?;
+        let window = (after_ms.saturating_add(1), i64::MAX);
+        let mut course = self.writer.node_course(table, part, window.0, window.1)?;
+        let part = NodePart { table: table.name.to_owned(), part: part.to_owned() };
+        self.add_unflushed(&mut course, Wanted::Part(part), window);
         course.truncate(PAGE_SAMPLES);
         Ok(Reply::Course(WireCourse::of(&course)))
     }
 
     fn node_parts(&mut self, since_ms: i64) -> Result<Reply> {
-        self.flush();
-        let parts = self.writer.node_parts_between(since_ms, i64::MAX)?;
+        let mut parts = self.writer.node_parts_between(since_ms, i64::MAX)?;
+        parts.extend(self.sampling.peek_parts(since_ms));
+        parts.sort_unstable();
+        parts.dedup();
         Ok(Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect()))
     }
 
@@ -239,7 +268,11 @@ impl Keeping {
         if self.jobs.contains_key(key) {
             bail!("the job still runs; `met cancel` ends it");
         }
+        let record = self.writer.get(key)?;
         self.writer.remove(key)?;
+        if let Some(record) = record {
+            self.remove_cgroup(&record);
+        }
         Ok(Reply::Done)
     }
 

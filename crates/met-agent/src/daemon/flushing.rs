@@ -130,8 +130,10 @@ impl Keeping {
         };
         let abandoned = self.made.abandoned(|pid| self.host.process(pid).is_err(), in_use);
         for paths in abandoned {
-            enclosure::remove(&paths);
             self.made.forget(&paths);
+            if !enclosure::remove(&paths) {
+                self.housekeeping.leave([paths]);
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use met_core::job::{CgroupPaths, Record};
+use met_core::listing::Cursor;
 use met_jobs::enclosure;
 use met_query::jobs;
 use met_store::{Filter, inbox};
@@ -20,8 +21,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Cgroups that are remembered; of more, the last ones.
 const CGROUPS_MAX: usize = 1024;
-/// Jobs of earlier daemons whose cgroups are looked at.
-const RECENT_JOBS: usize = 50;
+/// Jobs of earlier daemons whose cgroups are looked at in one go.
+const EARLIER_JOBS: usize = 50;
 
 pub(super) struct Housekeeping {
     looked: Instant,
@@ -30,6 +31,14 @@ pub(super) struct Housekeeping {
     cgroups: Vec<CgroupPaths>,
     pause: Duration,
     next_removal: Instant,
+    earlier: Earlier,
+}
+
+/// How far the jobs of earlier daemons are looked through, newest first.
+enum Earlier {
+    /// All before this one are left, or all if there is none.
+    Before(Option<Cursor>),
+    Done,
 }
 
 impl Housekeeping {
@@ -41,11 +50,12 @@ impl Housekeeping {
             cgroups: Vec::new(),
             pause: FIRST_PAUSE,
             next_removal: now,
+            earlier: Earlier::Before(None),
         }
     }
 
     /// These are tried again until they are empty.
-    fn leave(&mut self, cgroups: impl IntoIterator<Item = CgroupPaths>) {
+    pub(super) fn leave(&mut self, cgroups: impl IntoIterator<Item = CgroupPaths>) {
         let before = self.cgroups.len();
         self.cgroups.extend(cgroups);
         if self.cgroups.len() > before {
@@ -59,6 +69,11 @@ impl Housekeeping {
     /// When the inbox is looked at though nothing else is to do.
     pub(super) fn next_import(&self) -> Instant {
         self.looked.max(self.imported) + IMPORT_EVERY
+    }
+
+    /// When more jobs of earlier daemons are looked at.
+    pub(super) fn next_earlier(&self) -> Option<Instant> {
+        matches!(self.earlier, Earlier::Before(_)).then(|| self.looked + LOOK_EVERY)
     }
 
     /// When cgroups are tried again.
@@ -88,11 +103,19 @@ impl Keeping {
     /// What is due by now.
     pub(super) fn tidy(&mut self, now: Instant) {
         self.housekeeping.remove_cgroups(now);
-        // Jobs of a system daemon are announced to it.
-        if self.place.system || now < self.housekeeping.looked + LOOK_EVERY {
+        if self.repairs.begin(now) {
+            self.look_after_store();
+        }
+        if now < self.housekeeping.looked + LOOK_EVERY {
             return;
         }
         self.housekeeping.looked = now;
+        self.remove_earlier_cgroups();
+        // Jobs of a system daemon are announced to it, and it reads no files of users.
+        if self.place.system {
+            return;
+        }
+        jobs::remove_left_cgroups(&self.place.state);
         let pending = inbox::pending_ends(&self.place.state);
         if pending >= PENDING_MAX || pending > 0 && now >= self.housekeeping.imported + IMPORT_EVERY {
             self.import();
@@ -108,11 +131,18 @@ impl Keeping {
         }
     }
 
-    /// Of jobs that ended while there was no daemon, or before it could remove them.
+    /// Of jobs that ended while there was no daemon, or before it could remove them: some of them at a time.
     pub(super) fn remove_earlier_cgroups(&mut self) {
-        let recent = Filter { limit: Some(RECENT_JOBS), ..Filter::default() };
-        let jobs = self.writer.jobs(&recent).unwrap_or_default();
-        let left = jobs::remove_empty_cgroups(&self.host, &jobs);
+        let Earlier::Before(after) = &self.housekeeping.earlier else { return };
+        let some = Filter { limit: Some(EARLIER_JOBS), after: after.clone(), ..Filter::default() };
+        let page = self.writer.page(&some).unwrap_or_default();
+        let boot_id = &self.host.facts().boot_id;
+        let is_of_this_boot =
+            |job: &Record| job.local.as_ref().is_some_and(|local| local.boot_id == *boot_id);
+        // Cgroups do not outlive the machine.
+        let is_last = page.next.is_none() || !page.jobs.iter().any(is_of_this_boot);
+        self.housekeeping.earlier = if is_last { Earlier::Done } else { Earlier::Before(page.next) };
+        let left = jobs::remove_empty_cgroups(&self.host, &page.jobs);
         self.housekeeping.leave(left);
     }
 

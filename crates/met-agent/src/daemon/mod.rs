@@ -35,6 +35,7 @@ mod spare;
 mod standing;
 mod supervisors;
 pub mod told;
+mod unflushed;
 mod unwritten;
 
 use std::io::IsTerminal;
@@ -286,6 +287,7 @@ impl Daemon {
             flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
         let due = due.chain(self.keeping.next_care()).chain(self.keeping.next_supervisor_look());
         let due = due.chain(self.connections.next_stall()).chain(self.keeping.housekeeping.next_removal());
+        let due = due.chain(self.keeping.housekeeping.next_earlier());
         let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
         let import = (!self.keeping.is_system()).then(|| self.keeping.housekeeping.next_import());
         let next = due.chain(settling).chain(rest).chain(import).chain([self.next_retention]).min()?;

@@ -17,12 +17,13 @@ use met_core::holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_host::{Host, clock};
 use met_sources::{Options, Pulse};
-use met_store::Device;
+use met_store::{Device, NodePart};
 
 use super::attending::{Attendance, SURE_AFTER};
 use super::board::Board;
 use super::memory;
 use super::rest::Rest;
+use super::unflushed::{self, Wanted};
 use crate::node_energy::Charged;
 use crate::node_series::NodeCourse;
 use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
@@ -72,6 +73,9 @@ enum Order {
     Change(JobKey, Change),
     Rename(JobKey, JobKey),
     Drain(SyncSender<Drained>),
+    /// As `Drain`, of one subject, and nothing is taken out.
+    Peek(Wanted, SyncSender<Vec<Course>>),
+    PeekParts(i64, SyncSender<Vec<NodePart>>),
     RecallDevices(Vec<Device>),
     RecallIdle(Vec<LearnedIdle>),
     Live(SyncSender<HashMap<JobKey, Live>>),
@@ -313,6 +317,16 @@ impl Sampling {
         self.ask(Order::Drain).unwrap_or_default()
     }
 
+    /// Copies of the samples that the next [`Sampling::drain`] takes out.
+    pub(super) fn peek(&self, wanted: Wanted) -> Vec<Course> {
+        self.ask(|reply| Order::Peek(wanted, reply)).unwrap_or_default()
+    }
+
+    /// The parts of the machine of which there are such samples.
+    pub(super) fn peek_parts(&self, since_ms: i64) -> Vec<NodePart> {
+        self.ask(|reply| Order::PeekParts(since_ms, reply)).unwrap_or_default()
+    }
+
     pub fn live(&self) -> HashMap<JobKey, Live> {
         self.ask(Order::Live).unwrap_or_default()
     }
@@ -543,6 +557,16 @@ fn obey(
             let (jobs, cards, devices) = (sampler.drain(), sampler.drain_cards(), sampler.devices());
             let (node, idle) = (sampler.drain_node(), sampler.energy().learned_idle());
             undelivered.hand_over(Drained { jobs, cards, devices, node, idle }, &reply);
+        }
+        Order::Peek(wanted, reply) => {
+            let slot = match &wanted {
+                Wanted::Job(key) => slots.get(key).copied(),
+                Wanted::Card(_) | Wanted::Part(_) => None,
+            };
+            drop(reply.send(unflushed::peek(&wanted, sampler, slot, &undelivered.drained)));
+        }
+        Order::PeekParts(since_ms, reply) => {
+            drop(reply.send(unflushed::parts(since_ms, sampler, &undelivered.drained)));
         }
         Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::RecallIdle(learned) => sampler.energy().recall_idle(learned),

@@ -31,4 +31,9 @@ impl Sampler {
         let drained = self.jobs.values_mut().filter(|job| !job.course.is_empty());
         drained.map(|job| (job.key.clone(), std::mem::replace(&mut job.course, Course::new(&JOB)))).collect()
     }
+
+    /// The samples of a job that are not drained yet.
+    pub fn undrained(&self, slot: u32) -> Option<&Course> {
+        self.jobs.get(&slot).map(|job| &job.course)
+    }
 }

@@ -319,7 +319,7 @@ impl Supervision {
         if let Some(local) = &mut record.local {
             local.left_over = left_over;
         }
-        // Processes that are left alone keep their cgroup; whoever lists jobs later removes it when empty.
+        // Processes that are left alone keep their cgroup; housekeeping removes it when it is empty.
         enclosure::remove(&self.enclosure.paths);
         record
     }

@@ -12,7 +12,7 @@ use met_host::Host;
 use met_store::{Page, Reader, StoreError, Writer};
 
 use super::settling::{overlay, settle_or_end};
-use super::{Changes, JobRef, JobsFilter, Remote, card_course, page_of, table_named};
+use super::{JobRef, JobsFilter, Remote, Source, card_course, page_of, table_named};
 use crate::client::{Client, Unreachable};
 use crate::live::Live;
 use crate::protocol::NodeStatus;
@@ -32,13 +32,15 @@ pub(super) struct FromFiles {
     place: Place,
     /// None while this process writes: a reader keeps writers away.
     store: Mutex<Option<Reader>>,
+    /// Why jobs may be missing from answers.
+    unread: Mutex<Option<String>>,
 }
 
 impl FromFiles {
     pub(super) fn open(setting: &Setting) -> Result<FromFiles> {
         let (host, place) = (setting.host.clone(), setting.user.clone());
         let store = Mutex::new(Some(open_store(&place)?));
-        Ok(FromFiles { host, place, store })
+        Ok(FromFiles { host, place, store, unread: Mutex::default() })
     }
 
     fn ask<T>(&self, question: impl FnOnce(&Reader) -> Result<T>) -> Result<T> {
@@ -76,6 +78,18 @@ impl FromFiles {
         }
     }
 
+    /// What could not be read.
+    fn damage(&self, store: &Reader) -> Vec<String> {
+        let (warning, state) = (unreadable(&store.take_unreadable()), self.place.state.display());
+        if warning.is_some() {
+            *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!(
+                "no matching job can be read from {state}: the store is damaged; to repair it, run `met daemon --user`"
+            ));
+        }
+        let salvage = store.last_salvage().map(|salvage| salvage.sentence());
+        warning.into_iter().chain(salvage).collect()
+    }
+
     fn up_to_date(&self, store: &Reader, mut jobs: Vec<Record>) -> Vec<Record> {
         for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
             settle_or_end(&self.host, store, record);
@@ -95,12 +109,6 @@ fn open_store(place: &Place) -> Result<Reader> {
     })
 }
 
-/// What could not be read.
-fn damage(store: &Reader) -> Vec<String> {
-    let salvage = store.last_salvage().map(|salvage| salvage.sentence());
-    unreadable(&store.take_unreadable()).into_iter().chain(salvage).collect()
-}
-
 /// Nobody else reads the files of a user here.
 impl Query for FromFiles {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
@@ -109,14 +117,14 @@ impl Query for FromFiles {
             let mut page = store.page(&filter.to_store())?;
             page.jobs = self.up_to_date(store, page.jobs);
             filter.retain(&mut page.jobs);
-            Ok((page, damage(store)))
+            Ok((page, self.damage(store)))
         })
     }
 
     fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
         self.ask(|store| {
             let (jobs, next) = page_of(find_in(store, viewer, job)?, after);
-            damage(store).iter().for_each(|warning| tracing::warn!("{warning}"));
+            self.damage(store).iter().for_each(|warning| tracing::warn!("{warning}"));
             Ok(Page { jobs: self.up_to_date(store, jobs), next })
         })
     }
@@ -156,7 +164,11 @@ impl Query for FromFiles {
     }
 }
 
-impl Changes for FromFiles {
+impl Source for FromFiles {
+    fn unread(&self) -> Option<String> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         self.change(|writer| writer.remove(key), |daemon| daemon.remove(key))
     }
@@ -196,7 +208,12 @@ mod tests {
         });
         let store = Reader::open(root.path()).unwrap();
         let host = Host::real().unwrap();
-        change(&mut FromFiles { host, place: daemon, store: Mutex::new(Some(store)) });
+        change(&mut FromFiles {
+            host,
+            place: daemon,
+            store: Mutex::new(Some(store)),
+            unread: Mutex::default(),
+        });
         answering.join().unwrap()
     }
 

@@ -11,6 +11,7 @@ use met_core::job::{CgroupPaths, Origin, State};
 use met_host::Host;
 use met_store::{Filter, Retained, Retention, StoreError, Writer, inbox};
 
+use super::leftovers::remove_left_cgroups;
 use super::now_ns;
 use super::settling::{remove_empty_cgroups, settle};
 use crate::protocol::Request;
@@ -27,7 +28,11 @@ const RECENT_JOBS: usize = 50;
 /// After a command that left a job in the inbox, where no daemon imports it. Best effort.
 pub fn tidy(setting: &Setting) {
     let state = &setting.user.state;
-    if inbox::pending_ends(state) < PENDING_MAX || setting.user.check_own().is_err() {
+    if setting.user.check_own().is_err() {
+        return;
+    }
+    remove_left_cgroups(state);
+    if inbox::pending_ends(state) < PENDING_MAX {
         return;
     }
     // One that writes is a daemon, or does the same: nobody waits for it.

@@ -10,7 +10,7 @@ use met_core::listing::sort_ns;
 use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
 
-use super::{Changes, JobRef, JobsFilter, merge, table_named};
+use super::{JobRef, JobsFilter, Source, merge, table_named};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::query::{NodeSpan, Query};
 use crate::viewer::Viewer;
@@ -192,7 +192,7 @@ impl Query for Remote {
     }
 }
 
-impl Changes for Remote {
+impl Source for Remote {
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         self.ask(&Request::Remove(key.clone())).map(drop)
     }

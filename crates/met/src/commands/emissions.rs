@@ -147,7 +147,7 @@ fn told(setting: &Setting) -> Result<Vec<Factor>> {
         };
     }
     setting.user.check_own()?;
-    Ok(Reader::open(&setting.user.state)?.factors()?)
+    Ok(Reader::open_checked(&setting.user.state)?.factors()?)
 }
 
 fn show(setting: &Setting) -> Result<i32> {

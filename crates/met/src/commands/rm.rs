@@ -11,7 +11,7 @@ use crate::managers;
 use crate::output;
 use met_config::Failure;
 use met_jobs::processes;
-use met_query::jobs::AllJobs;
+use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
 pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
@@ -54,6 +54,10 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
     for record in records {
         all.remove(&record.key)?;
         forget_unreported(setting, &record);
+        // Its processes may outlive its record.
+        if setting.user.check_own().is_ok() && !managers::is_foreign(&record) {
+            jobs::leave_cgroup(&setting.host, &setting.user.state, &record);
+        }
         writeln!(output::stdout(), "Removed job {}", record.label())?;
     }
     Ok(0)

@@ -66,6 +66,9 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
                 let code = announced.map_or_else(untold, |()| 0);
                 // The job runs: there is time for what earlier ones left.
                 jobs::hand_over_ends(setting);
+                if setting.user.check_own().is_ok() {
+                    jobs::remove_left_cgroups(&setting.user.state);
+                }
                 if !args.wait {
                     return Ok(code);
                 }

@@ -68,9 +68,17 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let watched = watch(setting, &mut supervisor, interval)?;
     let record = finish(watched, &mut supervisor.channel, inbox.as_deref(), interval)?;
     let code = super::exit_code(&record);
-    if inbox.is_some() {
-        jobs::hand_over_ends(setting);
-        jobs::tidy(setting);
+    match &inbox {
+        Some(_) => {
+            jobs::hand_over_ends(setting);
+            jobs::tidy(setting);
+        }
+        // Nobody else knows of its cgroup.
+        None if setting.user.check_own().is_ok() => {
+            jobs::leave_cgroup(&setting.host, &setting.user.state, &record);
+            jobs::remove_left_cgroups(&setting.user.state);
+        }
+        None => {}
     }
     if !args.quiet
         && let Err(error) = report(setting, &args, &record, inbox.is_some(), output)

@@ -46,13 +46,13 @@ fn damaged(state: &Path) -> Option<Finding> {
             health: Health::Broken,
             detail: format!("{} is damaged: {shown}{more}", state.join("store.db").display()),
             remedy: Some(
-                "restart the daemon, or run `met list` if none is running: readable jobs are copied to a new store, \
-                 and the damaged file is kept"
+                "restart the daemon, or run `met daemon --user` if none is running: readable jobs are copied to a \
+                 new store, and the damaged file is kept"
                     .to_owned(),
             ),
         });
     }
-    let salvage = Reader::open(state).ok()?.last_salvage()?;
+    let salvage = Reader::open_checked(state).ok()?.last_salvage()?;
     let remedy = format!("rm {}*    (when it is no longer needed)", salvage.aside.display());
     Some(Finding { what: "store", health: Health::Less, detail: salvage.sentence(), remedy: Some(remedy) })
 }
@@ -159,7 +159,7 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let finding = damaged(folder.path()).unwrap();
         assert!(finding.health == Health::Broken && finding.detail.contains("record checksum mismatch"));
-        assert!(finding.remedy.unwrap().contains("met list"));
+        assert!(finding.remedy.unwrap().contains("met daemon --user"));
         drop(met_store::Writer::open(folder.path()).unwrap());
         let finding = damaged(folder.path()).unwrap();
         assert!(finding.health == Health::Less && finding.detail.contains("2 jobs recovered, 1 job lost: "));
