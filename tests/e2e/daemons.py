@@ -216,7 +216,7 @@ GRANTS = {
     "course": ("none", "yes", "yes"), "card_course": ("none", "none", "none"), "remove": ("none", "no", "no"),
     "node_parts": ("yes", "yes", "yes"), "node_course": ("yes", "yes", "yes"), "node_courses": ("no", "no", "no"),
     "factors": ("yes", "yes", "yes"), "correct": ("no", "no", "yes"), "energy": ("yes", "yes", "yes"),
-    "nodes": ("no", "no", "no"), "in_force": ("yes", "yes", "yes"), "configure": ("no", "no", "yes"),
+    "nodes": ("yes", "yes", "yes"), "in_force": ("yes", "yes", "yes"), "configure": ("no", "no", "yes"),
     "status": ("yes", "yes", "yes"), "stop": ("no", "no", "skip"),
 }
 
@@ -242,7 +242,7 @@ def every_request_is_granted_to_whom_it_is_meant_for(world):
                 continue
             reply = ask(user, path, hello(NEWEST), request)[-1]
             got = "no" if reply is None or "error" in reply else "none" if is_nothing(reply) else "yes"
-            if name_of(request) in ("node_parts", "node_course", "factors", "energy", "started", "correct"):
+            if name_of(request) in ("node_parts", "node_course", "nodes", "factors", "energy", "started", "correct"):
                 got = "no" if got == "no" else "yes"
             equal(got, expected, f"{name_of(request)} for {user.name}: {str(reply)[:200]}")
         equal(outcomes(alice), {job: ("running", None)}, f"what is left after {user.name}")
