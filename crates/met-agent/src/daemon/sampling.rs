@@ -559,11 +559,7 @@ fn obey(
             undelivered.hand_over(Drained { jobs, cards, devices, node, idle }, &reply);
         }
         Order::Peek(wanted, reply) => {
-            let slot = match &wanted {
-                Wanted::Job(key) => slots.get(key).copied(),
-                Wanted::Card(_) | Wanted::Part(_) => None,
-            };
-            drop(reply.send(unflushed::peek(&wanted, sampler, slot, &undelivered.drained)));
+            drop(reply.send(unflushed::peek(&wanted, sampler, slots, &undelivered.drained)));
         }
         Order::PeekParts(since_ms, reply) => {
             drop(reply.send(unflushed::parts(since_ms, sampler, &undelivered.drained)));
@@ -571,19 +567,21 @@ fn obey(
         Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::RecallIdle(learned) => sampler.energy().recall_idle(learned),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
-        Order::Costs(reply) => {
-            let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
-                name: cost.source.to_owned(),
-                read_ns: cost.read_ns,
-                background_ns: cost.background_ns,
-                errors: cost.errors,
-                rows: cost.rows,
-                last_error: last_errors.get(cost.source).cloned(),
-                left_out: false,
-            });
-            drop(reply.send(costs.collect()));
-        }
+        Order::Costs(reply) => drop(reply.send(costs(sampler, last_errors))),
     }
+}
+
+fn costs(sampler: &Sampler, last_errors: &HashMap<&'static str, String>) -> Vec<SourceStatus> {
+    let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
+        name: cost.source.to_owned(),
+        read_ns: cost.read_ns,
+        background_ns: cost.background_ns,
+        errors: cost.errors,
+        rows: cost.rows,
+        last_error: last_errors.get(cost.source).cloned(),
+        left_out: false,
+    });
+    costs.collect()
 }
 
 #[cfg(test)]

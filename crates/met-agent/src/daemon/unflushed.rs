@@ -1,5 +1,7 @@
 //! Samples that the sampler holds and nobody has written yet: replies add them to what is stored, and write nothing.
 
+use std::collections::HashMap;
+
 use met_core::course::Course;
 use met_core::job::JobKey;
 use met_store::NodePart;
@@ -15,17 +17,17 @@ pub(super) enum Wanted {
     Part(NodePart),
 }
 
-/// Copies of the samples, oldest first. `undelivered` was drained for a caller that had given up; `slot` is the job's.
+/// Copies of the samples, oldest first. `undelivered` was drained for a caller that had given up; `slots` are those of jobs.
 pub(super) fn peek(
     wanted: &Wanted,
     sampler: &Sampler,
-    slot: Option<u32>,
+    slots: &HashMap<JobKey, u32>,
     undelivered: &Drained,
 ) -> Vec<Course> {
     let courses: Vec<&Course> = match wanted {
         Wanted::Job(key) => {
             let earlier = undelivered.jobs.iter().filter(|(of, _)| of == key).map(|(_, course)| course);
-            earlier.chain(slot.and_then(|slot| sampler.undrained(slot))).collect()
+            earlier.chain(slots.get(key).and_then(|&slot| sampler.undrained(slot))).collect()
         }
         Wanted::Card(uuid) => {
             let earlier = undelivered.cards.iter().filter(|(of, _)| of == uuid).map(|(_, course)| course);
@@ -109,7 +111,7 @@ mod tests {
             ..Drained::default()
         };
         for _ in 0..2 {
-            let seen = peek(&Wanted::Job(key.clone()), &sampler, None, &undelivered);
+            let seen = peek(&Wanted::Job(key.clone()), &sampler, &HashMap::new(), &undelivered);
             assert_eq!(seen.iter().map(Course::len).collect::<Vec<_>>(), [3, 2]);
         }
         assert!(parts(0, &sampler, &undelivered).is_empty(), "it has no samples");

@@ -9,9 +9,9 @@ use anyhow::Result;
 use met_config::Storage;
 use met_core::job::{CgroupPaths, Origin, State};
 use met_host::Host;
-use met_store::{Filter, Retained, Retention, StoreError, Writer, inbox};
+use met_store::{Retained, Retention, StoreError, Writer, inbox};
 
-use super::leftovers::remove_left_cgroups;
+use super::leftovers::{note_cgroup, remove_left_cgroups};
 use super::now_ns;
 use super::settling::{remove_empty_cgroups, settle};
 use crate::protocol::Request;
@@ -22,8 +22,6 @@ const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 /// So many jobs wait for their import: each makes a list a little slower, and an import takes longer than a short job.
 const PENDING_MAX: usize = 16;
-/// Jobs whose cgroups are looked at.
-const RECENT_JOBS: usize = 50;
 
 /// After a command that left a job in the inbox, where no daemon imports it. Best effort.
 pub fn tidy(setting: &Setting) {
@@ -37,14 +35,11 @@ pub fn tidy(setting: &Setting) {
     }
     // One that writes is a daemon, or does the same: nobody waits for it.
     let Ok(mut writer) = Writer::open(state) else { return };
-    if let Err(error) = import(&mut writer, state, &setting.host) {
-        tracing::warn!("{error:#}");
+    match import(&mut writer, state, &setting.host) {
+        Ok(left) => left.iter().for_each(|cgroup| note_cgroup(state, cgroup)),
+        Err(error) => tracing::warn!("{error:#}"),
     }
     retain_daily(&mut writer, setting);
-    let recent = Filter { limit: Some(RECENT_JOBS), ..Filter::default() };
-    if let Ok(jobs) = writer.jobs(&recent) {
-        remove_empty_cgroups(&setting.host, &jobs);
-    }
 }
 
 /// How long a system daemon that refuses an end is asked to take it.

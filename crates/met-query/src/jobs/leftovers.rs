@@ -1,5 +1,6 @@
-//! Cgroups of jobs without a record, in which processes are left: of `met time --no-record`, and of jobs that were
-//! removed. Each has a note in the state directory until it is empty and can be removed, too.
+//! Cgroups in which processes are left after the end of their job, where no daemon remembers them: of jobs without a
+//! record (`met time --no-record`, `met rm`) and of jobs that a command imported. Each has a note in the state directory
+//! until it is empty and can be removed, too.
 
 use std::fs;
 use std::io;
@@ -21,8 +22,13 @@ pub fn leave_cgroup(host: &Host, state: &Path, record: &Record) {
     let Some(local) = record.local.as_ref() else { return };
     let is_ours = local.origin != Origin::Found && local.boot_id == host.facts().boot_id;
     if is_ours && !enclosure::remove(&local.cgroup) {
-        let _ = note(state, &local.cgroup);
+        note_cgroup(state, &local.cgroup);
     }
+}
+
+/// Best effort.
+pub(super) fn note_cgroup(state: &Path, cgroup: &CgroupPaths) {
+    let _ = note(state, cgroup);
 }
 
 fn note(state: &Path, cgroup: &CgroupPaths) -> io::Result<()> {
