@@ -554,6 +554,8 @@ fn obey(
                 background_ns: cost.background_ns,
                 errors: cost.errors,
                 rows: cost.rows,
+                unparsed: cost.unparsed.count,
+                first_unparsed: cost.unparsed.first,
                 last_error: last_errors.get(cost.source).cloned(),
                 left_out: false,
             });
