@@ -24,6 +24,7 @@ pub mod idle_power;
 pub mod job;
 pub mod job_table;
 pub mod listing;
+pub mod managers;
 pub mod node;
 pub mod rate;
 pub mod running;
@@ -38,6 +39,6 @@ pub mod text;
 pub mod units;
 pub mod whole;
 
-pub use batch::{Batch, MISSING, Row, Subject, Window};
+pub use batch::{Batch, MISSING, Row, Subject, Unparsed, Window};
 pub use job_table::JOB;
 pub use table::{Across, Column, Kind, Table, Unit};

@@ -578,6 +578,8 @@ fn costs(sampler: &Sampler, last_errors: &HashMap<&'static str, String>) -> Vec<
         background_ns: cost.background_ns,
         errors: cost.errors,
         rows: cost.rows,
+        unparsed: cost.unparsed.count,
+        first_unparsed: cost.unparsed.first,
         last_error: last_errors.get(cost.source).cloned(),
         left_out: false,
     });
