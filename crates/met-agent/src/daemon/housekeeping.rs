@@ -21,8 +21,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Cgroups that are remembered; of more, the last ones.
 const CGROUPS_MAX: usize = 1024;
-/// Jobs of earlier daemons whose cgroups are looked at in one go.
-const EARLIER_JOBS: usize = 50;
+/// Jobs of earlier daemons whose cgroups are looked at in one go: requests wait meanwhile, and records may be large.
+const EARLIER_JOBS: usize = 8;
 
 pub(super) struct Housekeeping {
     looked: Instant,
