@@ -38,6 +38,6 @@ pub mod text;
 pub mod units;
 pub mod whole;
 
-pub use batch::{Batch, MISSING, Row, Subject, Window};
+pub use batch::{Batch, MISSING, Row, Subject, Unparsed, Window};
 pub use job_table::JOB;
 pub use table::{Across, Column, Kind, Table, Unit};

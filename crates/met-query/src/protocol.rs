@@ -5,12 +5,12 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use met_core::any_path;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::energy::{Balance, EnergyWindow};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
+use met_core::{Unparsed, any_path};
 use serde::{Deserialize, Serialize};
 
 use crate::handshake::Hello;
@@ -332,6 +332,11 @@ pub struct SourceStatus {
     pub background_ns: i64,
     pub errors: i64,
     pub rows: i64,
+    /// Readings that could not be parsed, and the file of the first.
+    #[serde(default)]
+    pub unparsed: i64,
+    #[serde(default)]
+    pub first_unparsed: Option<String>,
     pub last_error: Option<String>,
     /// A reading of it did not come to an end, and nobody reads it any more.
     #[serde(default)]
@@ -339,6 +344,10 @@ pub struct SourceStatus {
 }
 
 impl SourceStatus {
+    pub fn unparsed(&self) -> Unparsed {
+        Unparsed { count: self.unparsed, first: self.first_unparsed.clone() }
+    }
+
     /// Of one that nobody has read yet.
     pub fn unread(name: &str) -> SourceStatus {
         SourceStatus {
@@ -347,6 +356,8 @@ impl SourceStatus {
             background_ns: 0,
             errors: 0,
             rows: 0,
+            unparsed: 0,
+            first_unparsed: None,
             last_error: None,
             left_out: false,
         }

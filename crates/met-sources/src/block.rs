@@ -88,7 +88,8 @@ impl Source for Block {
                 continue;
             };
             if let Some(part) = self.parts.of(name, || vec![label(name), kind.to_owned()]) {
-                fill(fields, batch.push_part(Subject::Node, part));
+                let is_parsed = fill(fields, batch.push_part(Subject::Node, part));
+                batch.unparsed.expect(is_parsed, || format!("/proc/{FILE}"));
             }
         }
         Ok(())
@@ -108,7 +109,7 @@ fn kind_of(host: &Host, name: &[u8]) -> Option<&'static str> {
     Some(if has_hardware { "disk" } else { "virtual" })
 }
 
-fn fill<'a>(mut fields: impl Iterator<Item = &'a [u8]>, cells: &mut [i64]) {
+fn fill<'a>(mut fields: impl Iterator<Item = &'a [u8]>, cells: &mut [i64]) -> bool {
     let mut next = |skip: usize, factor: i64| {
         fields.nth(skip).map_or(MISSING, |field| parse::scaled(parse::cell(field), factor))
     };
@@ -124,6 +125,9 @@ fn fill<'a>(mut fields: impl Iterator<Item = &'a [u8]>, cells: &mut [i64]) {
     cells[DISCARDS] = next(0, 1);
     cells[DISCARDED] = next(1, SECTOR_BYTES);
     cells[FLUSHES] = next(1, 1);
+    // Older kernels print no discards and flushes.
+    let always = [READS, READ, READ_WAIT, WRITES, WRITTEN, WRITE_WAIT, REQUESTS, BUSY, QUEUED];
+    always.iter().all(|&column| cells[column] != MISSING)
 }
 
 #[cfg(test)]

@@ -89,12 +89,15 @@ fn open(host: &Host, _: &Options) -> Opened {
 impl Source for Cpufreq {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         let cells = batch.push(Subject::Node);
         let mut frequencies = Vec::with_capacity(self.policies.len());
         let (host, buffer) = (&self.host, &mut self.buffer);
         for (folder, cpus) in &self.policies {
-            let mut number =
-                |name: &str| sysfs::cell(host, &format!("{folder}/{name}"), buffer).unwrap_or(MISSING);
+            let mut number = |name: &str| {
+                let path = format!("{folder}/{name}");
+                sysfs::reading(host, &path, buffer, &mut unparsed).unwrap_or(MISSING)
+            };
             frequencies.push((number(NOW), *cpus));
             cells[FREQUENCY_LIMIT] = cells[FREQUENCY_LIMIT].max(number(LIMIT));
         }
@@ -104,6 +107,7 @@ impl Source for Cpufreq {
         cells[THROTTLES_PACKAGE] = sum(&self.packages, "package_throttle_count", 1);
         cells[THROTTLED_CORE] = sum(&self.cores, "core_throttle_total_time_ms", NS_PER_MS);
         cells[THROTTLED_PACKAGE] = sum(&self.packages, "package_throttle_total_time_ms", NS_PER_MS);
+        batch.unparsed = unparsed;
         Ok(())
     }
 }

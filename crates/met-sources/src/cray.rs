@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::table::{MICRO, MILLI};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns};
 use met_host::{Dir, Host, KeptFile, Share, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
@@ -97,7 +97,7 @@ impl Source for Cray {
         let mut seen = MISSING;
         for _ in 0..TRIES {
             seen = self.number("freshness").map_err(|error| retry("freshness", error))?;
-            self.read_meters()?;
+            self.read_meters(&mut batch.unparsed)?;
             if self.number("freshness").map_err(|error| retry("freshness", error))? == seen {
                 break;
             }
@@ -130,13 +130,15 @@ impl Cray {
         sysfs::cell(&self.host, &format!("{FOLDER}/{name}"), &mut self.buffer)
     }
 
-    fn read_meters(&mut self) -> Result<(), ReadError> {
+    fn read_meters(&mut self, unparsed: &mut Unparsed) -> Result<(), ReadError> {
         self.cells.fill(MISSING);
         let mut first_error = None;
         for (part, file, name, column) in &self.meters {
             match file.read(&self.dir, name.as_bytes(), &mut self.buffer) {
                 Ok(()) => {
-                    self.cells[*part as usize * COLUMNS.len() + column] = reading(&self.buffer, *column);
+                    let cell = reading(&self.buffer, *column);
+                    unparsed.expect(cell != MISSING, || format!("{FOLDER}/{name}"));
+                    self.cells[*part as usize * COLUMNS.len() + column] = cell;
                 }
                 Err(error) => {
                     let path = format!("{FOLDER}/{name}");

@@ -99,10 +99,11 @@ impl Source for Hwmon {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         for (part, files) in (0..).zip(&self.sensors) {
             let cells = batch.push_part(Subject::Node, part);
             for (path, column) in files {
-                match sysfs::cell(&self.host, path, &mut self.buffer) {
+                match sysfs::reading(&self.host, path, &mut self.buffer, &mut unparsed) {
                     Ok(cell) => cells[*column] = cell,
                     // A sensor without its device (an empty slot) refuses to be read, and the others do not.
                     Err(error) => {
@@ -114,6 +115,7 @@ impl Source for Hwmon {
                 batch.pop();
             }
         }
+        batch.unparsed = unparsed;
         first_error.map_or(Ok(()), Err)
     }
 
@@ -156,6 +158,7 @@ mod tests {
         expect![[r#"
             Node hwmon0 hwmon0/temp2 temp2
               temperature -5000
+            1 reading could not be parsed (first: /sys/class/hwmon/hwmon0/temp1_input)
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
     }

@@ -73,7 +73,8 @@ impl Source for Lustre {
                     Ok(()) => {
                         let labels = || vec![label(file_system(&mount).as_bytes()), mount.clone()];
                         if let Some(part) = self.parts.of(mount.as_bytes(), labels) {
-                            fill(&self.buffer, batch.push_part(Subject::Node, part));
+                            let is_parsed = fill(&self.buffer, batch.push_part(Subject::Node, part));
+                            batch.unparsed.expect(is_parsed, || path);
                         }
                     }
                     // Unmounted since the listing.
@@ -101,10 +102,10 @@ fn file_system(mount: &str) -> &str {
 
 /// Lines of `read_bytes 5 samples [bytes] 4096 1048576 2101248`. What never happened has no line, and is 0:
 /// the kernel counts it all the same.
-pub(crate) fn fill(text: &[u8], cells: &mut [i64]) {
+pub(crate) fn fill(text: &[u8], cells: &mut [i64]) -> bool {
     // An empty or foreign file says nothing.
     if !parse::lines(text).any(|line| line.starts_with(b"snapshot_time")) {
-        return;
+        return text.is_empty();
     }
     cells.fill(0);
     for line in parse::lines(text) {
@@ -132,6 +133,7 @@ pub(crate) fn fill(text: &[u8], cells: &mut [i64]) {
             _ => {}
         }
     }
+    !cells.contains(&MISSING)
 }
 
 #[cfg(test)]

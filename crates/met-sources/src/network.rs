@@ -95,6 +95,7 @@ impl Source for Network {
         for (name, counts) in devices_of(&self.buffer).filter(|(name, _)| !name.starts_with(PASSED_OVER)) {
             if let Some(part) = self.parts.of(name, || vec![label(name)]) {
                 devices.push_part(Subject::Node, part).copy_from_slice(&counts);
+                devices.unparsed.expect(!counts.contains(&MISSING), || format!("/proc/{FILE}"));
             }
         }
         Ok(())

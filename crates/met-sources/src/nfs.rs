@@ -62,7 +62,8 @@ impl Source for Nfs {
         for mount in mounts(&self.buffer) {
             let labels = || vec![label(mount.point), label(mount.server)];
             if let Some(part) = self.parts.of(mount.point, labels) {
-                fill(mount.text, batch.push_part(Subject::Node, part));
+                let is_parsed = fill(mount.text, batch.push_part(Subject::Node, part));
+                batch.unparsed.expect(is_parsed, || FILE.to_owned());
             }
         }
         Ok(())
@@ -117,7 +118,7 @@ fn find(text: &[u8], word: &[u8]) -> Option<usize> {
     text.windows(word.len()).position(|window| window == word)
 }
 
-fn fill(text: &[u8], cells: &mut [i64]) {
+fn fill(text: &[u8], cells: &mut [i64]) -> bool {
     let mut per_operation = false;
     for line in parse::lines(text) {
         let mut fields = parse::fields(line);
@@ -152,6 +153,10 @@ fn fill(text: &[u8], cells: &mut [i64]) {
             _ => {}
         }
     }
+    let [bytes, operations] =
+        [[READ, WRITTEN, RECEIVED, SENT], [OPERATIONS, RETRANSMISSIONS, TIMEOUTS, WAIT]];
+    let is_known = |columns: [usize; 4]| columns.iter().all(|&column| cells[column] != MISSING);
+    is_known(bytes) && (!per_operation || is_known(operations))
 }
 
 #[cfg(test)]

@@ -111,7 +111,8 @@ struct Scale {
 
 struct Format {
     path: &'static str,
-    fill: fn(&[u8], Scale, &mut [i64]),
+    /// Whether what a kernel must print could be parsed.
+    fill: fn(&[u8], Scale, &mut [i64]) -> bool,
 }
 
 static FORMATS: &[Format] = &[
@@ -144,19 +145,21 @@ fn open(host: &Host, _: &Options) -> Opened {
 impl Source for Node {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         let cells = batch.push(Subject::Node);
         let mut first_error = None;
         for (file, format) in &self.files {
+            let path = || format!("/proc/{}", format.path);
             match file.read_list(self.host.proc_dir(), format.path.as_bytes(), &mut self.buffer) {
-                Ok(()) => (format.fill)(&self.buffer, self.scale, cells),
+                Ok(()) => unparsed.expect((format.fill)(&self.buffer, self.scale, cells), path),
                 // A kernel that keeps no pressure has the files all the same, and refuses to read them.
                 Err(error) if is_gone(&error) || error.kind() == std::io::ErrorKind::Unsupported => {}
                 Err(error) => {
-                    let path = format!("/proc/{}", format.path);
-                    first_error.get_or_insert(ReadError::Retry { path, error });
+                    first_error.get_or_insert_with(|| ReadError::Retry { path: path(), error });
                 }
             }
         }
+        batch.unparsed = unparsed;
         first_error.map_or(Ok(()), Err)
     }
 }
@@ -174,13 +177,15 @@ const CPU_MODES: [usize; 10] = [
     CPU_GUEST_NICE,
 ];
 
-fn fill_stat(text: &[u8], scale: Scale, cells: &mut [i64]) {
+fn fill_stat(text: &[u8], scale: Scale, cells: &mut [i64]) -> bool {
+    let mut is_parsed = true;
     for line in parse::lines(text) {
         let mut fields = parse::fields(line);
         let column = match fields.next() {
             Some(b"cpu") => {
                 for (column, field) in CPU_MODES.into_iter().zip(fields) {
                     cells[column] = parse::scaled(parse::cell(field), scale.ns_per_tick);
+                    is_parsed &= cells[column] != MISSING;
                 }
                 continue;
             }
@@ -193,7 +198,9 @@ fn fill_stat(text: &[u8], scale: Scale, cells: &mut [i64]) {
             _ => continue,
         };
         cells[column] = fields.next().map_or(MISSING, parse::cell);
+        is_parsed &= cells[column] != MISSING;
     }
+    is_parsed && cells[CPU_USER] != MISSING
 }
 
 fn memory_column(key: &[u8]) -> Option<usize> {
@@ -241,16 +248,20 @@ fn memory_column(key: &[u8]) -> Option<usize> {
     })
 }
 
-fn fill_memory(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_memory(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
+    let mut is_parsed = true;
     for (key, value) in parse::key_values(text) {
         if let Some(column) = memory_column(key) {
             let unit = if COLUMNS[column].unit == Unit::Bytes { 1024 } else { 1 };
             cells[column] = parse::scaled(parse::cell(value), unit);
+            is_parsed &= cells[column] != MISSING;
         }
     }
+    is_parsed && cells[MEMORY_TOTAL] != MISSING
 }
 
-fn fill_paging(text: &[u8], scale: Scale, cells: &mut [i64]) {
+fn fill_paging(text: &[u8], scale: Scale, cells: &mut [i64]) -> bool {
+    let mut is_parsed = true;
     for (key, value) in parse::key_values(text) {
         let (column, unit) = match key {
             b"pgpgin" => (PAGED_IN, 1024),
@@ -263,11 +274,13 @@ fn fill_paging(text: &[u8], scale: Scale, cells: &mut [i64]) {
             _ => continue,
         };
         cells[column] = parse::scaled(parse::cell(value), unit);
+        is_parsed &= cells[column] != MISSING;
     }
+    is_parsed && cells[PAGE_FAULTS] != MISSING
 }
 
 /// `0.52 0.58 0.59 2/391 12345`.
-fn fill_load(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_load(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     let mut fields = parse::fields(text);
     for column in [LOAD_1, LOAD_5, LOAD_15] {
         cells[column] = fields.next().map_or(MISSING, |field| decimal(field, 3));
@@ -275,10 +288,12 @@ fn fill_load(text: &[u8], _: Scale, cells: &mut [i64]) {
     let counts = fields.next().unwrap_or_default();
     let slash = counts.iter().position(|&byte| byte == b'/').unwrap_or(counts.len());
     cells[THREADS] = counts.get(slash + 1..).map_or(MISSING, parse::cell);
+    [LOAD_1, LOAD_5, LOAD_15, THREADS].iter().all(|&column| cells[column] != MISSING)
 }
 
-fn fill_uptime(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_uptime(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     cells[UPTIME] = parse::fields(text).next().map_or(MISSING, |field| decimal(field, 9));
+    cells[UPTIME] != MISSING
 }
 
 /// `1.25` as 1250 with three decimals: no digit passes through a float.
@@ -300,21 +315,25 @@ pub(crate) fn decimal(text: &[u8], decimals: usize) -> i64 {
     value
 }
 
-fn fill_pressure_cpu(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_pressure_cpu(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     // Of the whole machine, not all threads can wait for a CPU: `full` is 0 for ever.
     [cells[PRESSURE_CPU], _] = pressure_ns(text);
+    cells[PRESSURE_CPU] != MISSING
 }
 
-fn fill_pressure_memory(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_pressure_memory(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_MEMORY], cells[PRESSURE_MEMORY_FULL]] = pressure_ns(text);
+    cells[PRESSURE_MEMORY] != MISSING
 }
 
-fn fill_pressure_io(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_pressure_io(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_IO], cells[PRESSURE_IO_FULL]] = pressure_ns(text);
+    cells[PRESSURE_IO] != MISSING
 }
 
-fn fill_pressure_interrupt(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_pressure_interrupt(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     [_, cells[PRESSURE_INTERRUPT_FULL]] = pressure_ns(text);
+    cells[PRESSURE_INTERRUPT_FULL] != MISSING
 }
 
 /// The totals of the lines `some avg10=0.00 … total=12` and `full …`.

@@ -41,7 +41,7 @@ struct Numa {
 
 struct Format {
     name: &'static str,
-    fill: fn(&[u8], &mut [i64]),
+    fill: fn(&[u8], &mut [i64]) -> bool,
 }
 
 static FORMATS: &[Format] =
@@ -72,21 +72,22 @@ impl Source for Numa {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         for (part, (dir, files)) in (0..).zip(&self.nodes) {
             let cells = batch.push_part(Subject::Node, part);
             for (file, format) in files {
+                let path = || format!("{FOLDER}/node{}/{}", self.labels[part as usize][0], format.name);
                 match file.read_list(dir, format.name.as_bytes(), &mut self.buffer) {
-                    Ok(()) => (format.fill)(&self.buffer, cells),
+                    Ok(()) => unparsed.expect((format.fill)(&self.buffer, cells), path),
                     // Memory can be taken out of a running machine.
                     Err(error) if is_gone(&error) => {}
                     Err(error) => {
-                        let node = &self.labels[part as usize][0];
-                        let path = format!("{FOLDER}/node{node}/{}", format.name);
-                        first_error.get_or_insert(ReadError::Retry { path, error });
+                        first_error.get_or_insert_with(|| ReadError::Retry { path: path(), error });
                     }
                 }
             }
         }
+        batch.unparsed = unparsed;
         first_error.map_or(Ok(()), Err)
     }
 
@@ -96,7 +97,7 @@ impl Source for Numa {
 }
 
 /// Lines of `Node 0 MemTotal: 4028 kB`.
-fn fill_memory(text: &[u8], cells: &mut [i64]) {
+fn fill_memory(text: &[u8], cells: &mut [i64]) -> bool {
     for line in parse::lines(text) {
         let mut fields = parse::fields(line).skip(2);
         let column = match fields.next() {
@@ -108,9 +109,10 @@ fn fill_memory(text: &[u8], cells: &mut [i64]) {
         };
         cells[column] = parse::scaled(fields.next().map_or(MISSING, parse::cell), 1024);
     }
+    cells[MEMORY_TOTAL] != MISSING && cells[MEMORY_FREE] != MISSING
 }
 
-fn fill_pages(text: &[u8], cells: &mut [i64]) {
+fn fill_pages(text: &[u8], cells: &mut [i64]) -> bool {
     for (key, value) in parse::key_values(text) {
         let column = match key {
             b"numa_hit" => HITS,
@@ -122,6 +124,7 @@ fn fill_pages(text: &[u8], cells: &mut [i64]) {
         };
         cells[column] = parse::cell(value);
     }
+    [HITS, MISSES, FOREIGN, LOCAL, REMOTE].iter().all(|&column| cells[column] != MISSING)
 }
 
 #[cfg(test)]
@@ -179,7 +182,9 @@ mod tests {
         #[test]
         fn any_bytes_fill_cells_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut cells = vec![MISSING; COLUMNS.len()];
-            FORMATS.iter().for_each(|format| (format.fill)(&text, &mut cells));
+            for format in FORMATS {
+                (format.fill)(&text, &mut cells);
+            }
         }
     }
 }

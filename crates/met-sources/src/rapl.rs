@@ -184,6 +184,8 @@ impl Source for Powercap {
             match zone.read(&self.budget, &mut self.buffer) {
                 Ok(()) => {
                     let raw_uj = parse::cell(self.buffer.trim_ascii());
+                    let path = || format!("{POWERCAP}/{}/energy_uj", zone.path);
+                    batch.unparsed.expect(raw_uj != MISSING, path);
                     let energy_uj = zone.wrap.push(clock::boottime_ns(), raw_uj);
                     batch.push_part(Subject::Node, part)[ENERGY] = energy_uj;
                 }
@@ -405,6 +407,16 @@ mod tests {
               energy 23456789012
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn a_counter_that_is_no_number_is_missing_and_counted() {
+        let machine = Machine::new(INTEL);
+        std::fs::write(machine.path("/sys/class/powercap/intel-rapl:0/energy_uj"), "12 J\n").unwrap();
+        let text = machine.read(&SPEC, SLOW);
+        let line = "1 reading could not be parsed (first: /sys/class/powercap/intel-rapl:0/energy_uj)\n";
+        assert!(text.starts_with("Node package-0 package-0 intel-rapl:0\nNode "), "{text}");
+        assert!(text.ends_with(line), "{text}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::memory;
 use super::rest::Rest;
 use crate::node_energy::Charged;
 use crate::node_series::NodeCourse;
-use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
+use crate::sampler::{Cost, EventsAsked, Known, Sampled, Sampler};
 use met_config::Config;
 use met_core::energy::EnergyWindow;
 use met_query::live::Live;
@@ -548,17 +548,23 @@ fn obey(
         Order::RecallIdle(learned) => sampler.energy().recall_idle(learned),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
         Order::Costs(reply) => {
-            let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
-                name: cost.source.to_owned(),
-                read_ns: cost.read_ns,
-                background_ns: cost.background_ns,
-                errors: cost.errors,
-                rows: cost.rows,
-                last_error: last_errors.get(cost.source).cloned(),
-                left_out: false,
-            });
+            let costs = sampler.costs().into_iter().map(|cost| status_of(cost, last_errors));
             drop(reply.send(costs.collect()));
         }
+    }
+}
+
+fn status_of(cost: Cost, last_errors: &HashMap<&'static str, String>) -> SourceStatus {
+    SourceStatus {
+        name: cost.source.to_owned(),
+        read_ns: cost.read_ns,
+        background_ns: cost.background_ns,
+        errors: cost.errors,
+        rows: cost.rows,
+        unparsed: cost.unparsed.count,
+        first_unparsed: cost.unparsed.first,
+        last_error: last_errors.get(cost.source).cloned(),
+        left_out: false,
     }
 }
 

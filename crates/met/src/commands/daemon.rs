@@ -185,6 +185,9 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         if source.background_ns > 0 {
             write!(stdout, ", {:.3} s CPU in its own thread", source.background_ns as f64 / 1e9)?;
         }
+        if source.unparsed > 0 {
+            write!(stdout, ", {}", source.unparsed())?;
+        }
         writeln!(
             stdout,
             "{}",

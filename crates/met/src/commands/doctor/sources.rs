@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use met_core::Batch;
 use met_core::energy::idle::{How, LearnedIdle};
 use met_core::gpu::card;
+use met_core::{Batch, Unparsed};
 use met_host::Targets;
 use met_sources::{Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Unavailable};
 
@@ -36,6 +36,9 @@ pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
             return Finding { what: spec.name, health: Health::Less, detail, remedy };
         }
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
+        if let Some(unparsed) = told.unparsed(spec).or_else(|| unparsed_by(&runner, spec)) {
+            return unparsed_finding(spec, &unparsed);
+        }
         let error = errors.iter().find(|error| error.source == spec.name);
         match (reason, error) {
             (Some((_, reason)), _) => unavailable(spec, reason, &told),
@@ -44,6 +47,16 @@ pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
         }
     };
     SOURCES.iter().map(finding).collect()
+}
+
+fn unparsed_by(runner: &Runner, spec: &SourceSpec) -> Option<Unparsed> {
+    runner.unparsed().find(|(name, _)| *name == spec.name).map(|(_, unparsed)| unparsed.clone())
+}
+
+/// The kernel prints something else than this program expects.
+fn unparsed_finding(spec: &SourceSpec, unparsed: &Unparsed) -> Finding {
+    let detail = format!("{}, but {unparsed}", spec.help);
+    Finding { what: spec.name, health: Health::Less, detail, remedy: None }
 }
 
 /// Whether anything was read of a source, whatever else went wrong.
@@ -96,6 +109,7 @@ fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &Told) -> Finding 
 struct Told {
     /// What went wrong last in each of them.
     errors: Vec<(String, String)>,
+    unparsed: Vec<(String, Unparsed)>,
     /// Those that it does not read any more, because that kept it.
     left_out: Vec<&'static str>,
     /// The command that makes it try these again.
@@ -109,6 +123,10 @@ impl Told {
             Some(Reply::Status(status)) => Told::of(&status),
             _ => Told::default(),
         }
+    }
+
+    fn unparsed(&self, spec: &SourceSpec) -> Option<Unparsed> {
+        self.unparsed.iter().find(|(name, _)| name == spec.name).map(|(_, unparsed)| unparsed.clone())
     }
 
     /// Of a source that we could read ourselves.
@@ -128,6 +146,10 @@ impl Told {
         Told {
             left_out: SOURCES.iter().map(|spec| spec.name).filter(|name| is_left_out(name)).collect(),
             try_again: Some(format!("{sudo}kill -HUP {}    (once it answers again)", status.pid)),
+            unparsed: (status.sources.iter())
+                .filter(|source| source.unparsed > 0)
+                .map(|source| (source.name.clone(), source.unparsed()))
+                .collect(),
             errors: (status.sources.iter())
                 .filter_map(|source| Some((source.name.clone(), source.last_error.clone()?)))
                 .collect(),
@@ -236,6 +258,25 @@ mod tests {
         assert!(rapl.remedy.unwrap().starts_with("sudo kill -HUP 7 "));
         assert!(Told::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
         assert!(told.finding(of("drm")).detail.ends_with("the daemon met: no card"));
+    }
+
+    #[test]
+    fn readings_that_cannot_be_parsed_are_counted_and_the_first_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let zone = root.path().join("sys/class/powercap/intel-rapl:0");
+        std::fs::create_dir_all(root.path().join("proc")).unwrap();
+        std::fs::create_dir_all(&zone).unwrap();
+        std::fs::write(zone.join("name"), "package-0\n").unwrap();
+        std::fs::write(zone.join("energy_uj"), "12 J\n").unwrap();
+        let options = Options { node: true, only: Some(&["rapl"]), ..Options::default() };
+        let mut runner = Runner::open(&met_host::Host::at(root.path()).unwrap(), &options);
+        runner.read(&Targets::default(), &TickInfo::default());
+        let rapl = *SOURCES.iter().find(|spec| spec.name == "rapl").unwrap();
+        let finding = unparsed_finding(rapl, &unparsed_by(&runner, rapl).unwrap());
+        let first = "/sys/class/powercap/intel-rapl:0/energy_uj";
+        let end = format!(", but 1 reading could not be parsed (first: {first})");
+        assert_eq!(finding.health.name(), "less");
+        assert!(finding.detail.ends_with(&end), "{}", finding.detail);
     }
 
     #[test]
