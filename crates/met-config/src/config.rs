@@ -15,6 +15,7 @@ use std::time::Duration;
 pub use form::{events_in, interval};
 use met_core::energy::emission;
 use met_core::idle_power::IdleRules;
+use met_core::managers::Scheduler;
 use met_host::Address;
 use met_jobs::layouts::Layout;
 
@@ -139,10 +140,8 @@ pub struct Gpu {
 /// Who is asked what is recorded of jobs, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedulers {
-    pub slurm: Presence,
-    pub oar: Presence,
-    pub pbs: Presence,
-    pub lsf: Presence,
+    /// Whether each is asked, in the order of `Scheduler::ALL`.
+    pub asked: [Presence; Scheduler::COUNT],
     pub interval: Duration,
     /// How far back is asked the first time.
     pub lookback: Duration,
@@ -336,10 +335,7 @@ impl Default for Config {
             system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
             gpu: Gpu::default(),
             schedulers: Schedulers {
-                slurm: Presence::Auto,
-                oar: Presence::Auto,
-                pbs: Presence::Auto,
-                lsf: Presence::Auto,
+                asked: [Presence::Auto; Scheduler::COUNT],
                 interval: Duration::from_secs(60),
                 lookback: Duration::from_secs(86_400),
                 timeout: Duration::from_secs(30),

@@ -185,7 +185,7 @@ impl Record {
 
     /// On a server: the node whose id it has. Ids of batch systems are those of the whole cluster.
     pub fn own_node(&self) -> Option<&str> {
-        self.key.cluster.as_deref().filter(|_| !crate::whole::spans_nodes(&self.key.manager))
+        self.key.cluster.as_deref().filter(|_| !crate::managers::spans_nodes(&self.key.manager))
     }
 
     /// How people name it, here and in commands: `12` of our own, `slurm:1234_7` of a manager's, `12@n1` on a server.

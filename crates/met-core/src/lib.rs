@@ -24,6 +24,7 @@ pub mod idle_power;
 pub mod job;
 pub mod job_table;
 pub mod listing;
+pub mod managers;
 pub mod node;
 pub mod rate;
 pub mod running;

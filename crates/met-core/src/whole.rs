@@ -4,16 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::course::Course;
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, State, Totals};
+use crate::managers::spans_nodes;
 use crate::{Across, JOB, Kind, MISSING};
 
-/// Managers whose jobs run on several nodes under one id. The ids of all others mean something on one node.
-const ACROSS_NODES: [&str; 4] = ["slurm", "oar", "pbs", "lsf"];
 /// Nodes begin the same run of a job this close to each other; a run after a requeue begins later.
 const SAME_RUN_NS: u64 = 120_000_000_000;
-
-pub fn spans_nodes(manager: &str) -> bool {
-    ACROSS_NODES.contains(&manager)
-}
 
 /// How far apart what two nodes tell of jobs with one id begins, if it can be of one run: both ran at a time, or
 /// began close to each other.

@@ -120,9 +120,12 @@ fn example(key: &Key) -> &'static str {
         Form::Addresses(_) => "127.0.0.1:9317",
         Form::Text(_) | Form::Path(_) => "a name",
         Form::Address(..) => "an address",
-        Form::Storage(_) | Form::Word(..) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => {
-            "one of its words"
-        }
+        Form::Storage(_)
+        | Form::Word(..)
+        | Form::Presence(_)
+        | Form::Scheduler(_)
+        | Form::Scope(_)
+        | Form::Plain(_) => "one of its words",
         Form::Layouts(_) => "a list of layouts",
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_core::managers::Scheduler;
 use met_host::Address;
 use met_jobs::layouts::Layout;
 
@@ -11,6 +12,7 @@ use super::{Config, Plain, Presence, Scope, StorageName};
 use met_core::units::{self, ParseError};
 
 /// What may stand behind a key, and where it goes.
+#[derive(Clone, Copy)]
 pub enum Form {
     /// From 10 ms to 1 h: shorter is all overhead, longer is no course.
     Interval(fn(&mut Config, Duration)),
@@ -31,6 +33,8 @@ pub enum Form {
     /// One for all, or one for each name; the name is `None` for all the others.
     Power(fn(&mut Config, Option<&str>, i64)),
     Presence(fn(&mut Config, Presence)),
+    /// Whether it is asked.
+    Scheduler(Scheduler),
     Scope(fn(&mut Config, Scope)),
     Layouts(fn(&mut Config, Vec<Layout>)),
     Plain(fn(&mut Config, Plain)),
@@ -66,7 +70,7 @@ impl Form {
             Form::Ratio(_) => "number from 1 on",
             Form::Word(..) => "word",
             Form::Power(_) => "power, or one for each",
-            Form::Presence(_) => "`auto`, `true` or `false`",
+            Form::Presence(_) | Form::Scheduler(_) => "`auto`, `true` or `false`",
             Form::Scope(_) => "`cluster` or `node`",
             Form::Layouts(_) => "list",
             Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
@@ -94,6 +98,7 @@ impl Form {
             Form::Word(words, set) => set(config, word(text, words)?),
             Form::Power(set) => set(config, None, power_mw(text)?),
             Form::Presence(set) => set(config, presence(text)?),
+            Form::Scheduler(which) => config.schedulers.asked[*which as usize] = presence(text)?,
             Form::Scope(set) => set(config, scope(text)?),
             Form::Plain(set) => set(config, plain(text)?),
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),

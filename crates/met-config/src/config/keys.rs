@@ -1,5 +1,6 @@
 //! Every key there is: one list makes the reader, its complaints and the reference.
 
+use met_core::managers::Scheduler;
 use met_store::{Engine, PostgresServer, Secret};
 
 use super::form::Form;
@@ -11,6 +12,7 @@ pub struct Section {
     pub keys: &'static [Key],
 }
 
+#[derive(Clone, Copy)]
 pub struct Key {
     pub name: &'static str,
     pub form: Form,
@@ -24,6 +26,59 @@ pub const SOURCES: &str = "sources";
 
 /// Two names of one setting; in one file they must agree.
 pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cpuCollector", "interval")];
+
+/// How schedulers are queried, whichever they are.
+const QUERY_KEYS: &[Key] = &[
+    Key {
+        name: "interval",
+        form: Form::Interval(|config, interval| config.schedulers.interval = interval),
+        default: "60s",
+        help: "how often one is asked; less often where the answer takes long, soon after a job of this node ended",
+    },
+    Key {
+        name: "lookback",
+        form: Form::Duration(|config, span| config.schedulers.lookback = span),
+        default: "1d",
+        help: "how far back is asked the first time",
+    },
+    Key {
+        name: "timeout",
+        form: Form::Duration(|config, limit| config.schedulers.timeout = limit),
+        default: "30s",
+        help: "a command that takes longer is ended and tried again later",
+    },
+    Key {
+        name: "scope",
+        form: Form::Scope(|config, scope| config.schedulers.scope = Some(scope)),
+        default: "",
+        help: "`cluster`: all jobs, also those that wait, as `met server` asks by itself; `node`: those that run on this node, as `met daemon` does",
+    },
+    Key {
+        name: "path",
+        form: Form::Text(|config, folders| config.schedulers.path = Some(folders)),
+        default: "",
+        help: "folders in which the commands are looked for first, divided by colons",
+    },
+];
+
+const SCHEDULER_KEYS_COUNT: usize = Scheduler::COUNT + QUERY_KEYS.len();
+
+/// A key for each scheduler, then the others.
+static SCHEDULER_KEYS: [Key; SCHEDULER_KEYS_COUNT] = {
+    let mut keys = [QUERY_KEYS[0]; SCHEDULER_KEYS_COUNT];
+    let mut index = 0;
+    while index < SCHEDULER_KEYS_COUNT {
+        keys[index] = if index < Scheduler::COUNT {
+            let (manager, query) = Scheduler::ALL[index].row();
+            let form = Form::Scheduler(Scheduler::ALL[index]);
+            Key { name: manager.name, form, default: "auto", help: query.help }
+        } else {
+            QUERY_KEYS[index - Scheduler::COUNT]
+        };
+        index += 1;
+    }
+    keys
+};
 
 pub static SECTIONS: &[Section] = &[
     Section {
@@ -225,62 +280,7 @@ pub static SECTIONS: &[Section] = &[
     Section {
         name: "schedulers",
         help: "Resource managers, which are asked what they have recorded of jobs.",
-        keys: &[
-            Key {
-                name: "slurm",
-                form: Form::Presence(|config, presence| config.schedulers.slurm = presence),
-                default: "auto",
-                help: "SLURM; `auto`: by a system daemon, where there is the command `sacct`",
-            },
-            Key {
-                name: "oar",
-                form: Form::Presence(|config, presence| config.schedulers.oar = presence),
-                default: "auto",
-                help: "OAR; `auto`: by a system daemon, where there is the command `oarstat`",
-            },
-            Key {
-                name: "pbs",
-                form: Form::Presence(|config, presence| config.schedulers.pbs = presence),
-                default: "auto",
-                help: "PBS; `auto`: by a system daemon, where there is the command `qstat`",
-            },
-            Key {
-                name: "lsf",
-                form: Form::Presence(|config, presence| config.schedulers.lsf = presence),
-                default: "auto",
-                help: "LSF; `auto`: by a system daemon, where there is the command `bjobs`",
-            },
-            Key {
-                name: "interval",
-                form: Form::Interval(|config, interval| config.schedulers.interval = interval),
-                default: "60s",
-                help: "how often one is asked; less often where the answer takes long, soon after a job of this node ended",
-            },
-            Key {
-                name: "lookback",
-                form: Form::Duration(|config, span| config.schedulers.lookback = span),
-                default: "1d",
-                help: "how far back is asked the first time",
-            },
-            Key {
-                name: "timeout",
-                form: Form::Duration(|config, limit| config.schedulers.timeout = limit),
-                default: "30s",
-                help: "a command that takes longer is ended and tried again later",
-            },
-            Key {
-                name: "scope",
-                form: Form::Scope(|config, scope| config.schedulers.scope = Some(scope)),
-                default: "",
-                help: "`cluster`: all jobs, also those that wait, as `met server` asks by itself; `node`: those that run on this node, as `met daemon` does",
-            },
-            Key {
-                name: "path",
-                form: Form::Text(|config, folders| config.schedulers.path = Some(folders)),
-                default: "",
-                help: "folders in which the commands are looked for first, divided by colons",
-            },
-        ],
+        keys: &SCHEDULER_KEYS,
     },
     Section {
         name: "perf",

@@ -82,10 +82,7 @@ fn every_key_is_read() {
     assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
     assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
     let expected = Schedulers {
-        slurm: Presence::Yes,
-        oar: Presence::No,
-        pbs: Presence::Auto,
-        lsf: Presence::No,
+        asked: [Presence::Yes, Presence::No, Presence::Auto, Presence::No],
         interval: Duration::from_secs(300),
         lookback: Duration::from_secs(7 * 86_400),
         timeout: Duration::from_secs(10),

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use met_core::job::{LOCAL, Record};
+use met_core::managers;
 use met_jobs::layouts::Layout;
 use met_store::{Filter, Queries, StoreError};
 use serde::{Deserialize, Serialize};
@@ -9,22 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::sort_ns;
 use met_config::Failure;
 
-/// The managers whose name may stand before an id.
-const MANAGERS: [&str; 13] = [
-    LOCAL,
-    "slurm",
-    "oar",
-    "pbs",
-    "lsf",
-    "condor",
-    "htcondor",
-    "kubernetes",
-    "docker",
-    "podman",
-    "systemd",
-    "session",
-    "group",
-];
 /// Steps of a job that have a name instead of a number.
 const STEPS: [&str; 3] = ["batch", "extern", "interactive"];
 
@@ -62,7 +47,9 @@ impl JobRef {
             _ => (text, None),
         };
         if let Some((manager, id)) = whole.split_once(':')
-            && (MANAGERS.contains(&manager) || own.iter().any(|layout| layout.manager() == manager))
+            && (manager == LOCAL
+                || managers::find(manager).is_some()
+                || own.iter().any(|layout| layout.manager() == manager))
             && !id.is_empty()
         {
             return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned(), node });

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use met_core::bounds;
 use met_core::job::{JobKey, Record, Summaries};
-use met_core::whole::{distance_ns, spans_nodes, together, whole};
+use met_core::managers::spans_nodes;
+use met_core::whole::{distance_ns, together, whole};
 use met_store::StoreError;
 use met_store::cluster::{Log, Told, ToldKey};
 use met_wire::batch::Subject;

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use met_jobs::scheduler;
+use met_core::managers::Scheduler;
 use met_sinks::forward;
 
 use super::{Finding, Health};
@@ -167,18 +167,27 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
     if there.is_empty() {
         let off = daemon::schedulers::switched_off(&setting.config.schedulers);
         let detail = match off.as_slice() {
-            [] => "none of sacct, oarstat, qstat and bjobs is here: jobs are known by what is measured"
-                .to_owned(),
+            [] => {
+                let programs: Vec<&str> = Scheduler::ALL.iter().map(|one| one.row().1.program).collect();
+                let (last, others) = programs.split_last().unwrap_or((&"", &[]));
+                let programs = format!("{} and {last}", others.join(", "));
+                format!("none of {programs} is here: jobs are known by what is measured")
+            }
             off => format!("switched off: {}; jobs are known by what is measured", off.join(", ")),
         };
         return vec![finding(Health::Good, detail, None)];
     }
-    let found = |(kind, installed): &(&'static scheduler::Kind, bool)| match installed {
-        false => finding(Health::Broken, format!("{}: {} is not here", kind.manager, kind.program), None),
-        true if runs => finding(Health::Less, format!("{} is not asked", kind.manager), None),
-        true => {
-            let detail = format!("{} found; only a system daemon queries it", kind.manager);
-            finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
+    let found = |(scheduler, installed): &(Scheduler, bool)| {
+        let (manager, query) = scheduler.row();
+        match installed {
+            false => {
+                finding(Health::Broken, format!("{}: {} is not here", manager.name, query.program), None)
+            }
+            true if runs => finding(Health::Less, format!("{} is not asked", manager.name), None),
+            true => {
+                let detail = format!("{} found; only a system daemon queries it", manager.name);
+                finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
+            }
         }
     };
     there.iter().map(found).collect()
