@@ -78,19 +78,6 @@ pub struct Jobs {
     pub plain_cpu: Duration,
 }
 
-impl Default for Jobs {
-    fn default() -> Jobs {
-        Jobs {
-            discover: Presence::default(),
-            layouts: Vec::new(),
-            below: None,
-            plain: Plain::default(),
-            plain_after: Duration::from_secs(10),
-            plain_cpu: Duration::from_secs(1),
-        }
-    }
-}
-
 /// What makes processes a job where no batch system does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plain {
@@ -243,12 +230,6 @@ pub struct Server {
     pub lost_after: Duration,
 }
 
-impl Default for Server {
-    fn default() -> Server {
-        Server { move_after: None, lost_after: Duration::from_secs(7 * 86_400) }
-    }
-}
-
 /// How `met --server` shows who is asking.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
@@ -296,88 +277,91 @@ pub enum ConfigError {
     Content { path: PathBuf, line: u64, message: String },
 }
 
-impl Default for Forward {
-    fn default() -> Forward {
-        Forward {
-            url: None,
-            token_file: None,
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
-            plain: false,
-            node: None,
-            interval: Duration::from_secs(10),
-            spool_bytes: 1 << 30,
-            spool_age: Duration::from_secs(14 * 86_400),
+impl Default for Config {
+    /// What the keys give as their defaults: they are written there and nowhere else.
+    fn default() -> Config {
+        let mut config = Config::blank();
+        for key in keys::SECTIONS.iter().flat_map(|section| section.keys) {
+            let applied = key.default.is_empty() || key.form.apply(key.default, &mut config).is_ok();
+            debug_assert!(applied, "the default of {} does not parse", key.name);
         }
+        config
     }
 }
 
-impl Default for Config {
-    fn default() -> Config {
+impl Config {
+    /// Nothing is set. Keys without a default leave it so; the value of the others does not matter.
+    fn blank() -> Config {
+        let zero = Duration::ZERO;
         Config {
-            sampling: Sampling {
-                interval: Duration::from_secs(1),
-                buffer_samples: None,
-                membership_interval: None,
-            },
-            daemon: Daemon { idle_exit: Duration::from_secs(600), operators: None },
+            sampling: Sampling { interval: zero, buffer_samples: None, membership_interval: None },
+            daemon: Daemon { idle_exit: zero, operators: None },
             storage: Storage {
-                name: StorageName::Sqlite,
+                name: StorageName::Memory,
                 jobs_max: None,
-                flush_interval: Duration::from_secs(60),
-                keep: Duration::from_secs(90 * 86_400),
-                max_bytes: 2 << 30,
-                node_series: Presence::Auto,
+                flush_interval: zero,
+                keep: zero,
+                max_bytes: 0,
+                node_series: Presence::No,
             },
             store: store::Store::default(),
-            jobs: Jobs::default(),
-            system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
+            jobs: Jobs {
+                discover: Presence::No,
+                layouts: Vec::new(),
+                below: None,
+                plain: Plain::Off,
+                plain_after: zero,
+                plain_cpu: zero,
+            },
+            system: System { runtime: PathBuf::new(), state: PathBuf::new() },
             gpu: Gpu::default(),
             schedulers: Schedulers {
-                asked: [Presence::Auto; Scheduler::COUNT],
-                interval: Duration::from_secs(60),
-                lookback: Duration::from_secs(86_400),
-                timeout: Duration::from_secs(30),
+                asked: [Presence::No; Scheduler::COUNT],
+                interval: zero,
+                lookback: zero,
+                timeout: zero,
                 scope: None,
                 path: None,
             },
             perf: Perf::default(),
             energy: Energy {
-                idle_to_holders: true,
-                weight: Weight::default(),
+                idle_to_holders: false,
+                weight: Weight::Cycles,
                 idle_watts: None,
-                pue: 1.0,
+                pue: 0.0,
                 price_per_kwh: None,
-                currency: "EUR".to_owned(),
+                currency: String::new(),
             },
             emissions: Emissions {
-                provider: Provider::Country,
+                provider: Provider::Constant,
                 country: None,
                 grams_per_kwh: None,
                 zone: None,
                 token_file: None,
-                refresh: Duration::from_secs(900),
-                max_age: Duration::from_secs(6 * 3600),
+                refresh: zero,
+                max_age: zero,
                 url: None,
             },
-            http: Http {
-                listen: Vec::new(),
-                web_config: None,
+            http: Http { listen: Vec::new(), web_config: None, plain: false, jobs_max: 0, keep_ended: zero },
+            forward: Forward {
+                url: None,
+                token_file: None,
+                ca_file: None,
+                cert_file: None,
+                key_file: None,
                 plain: false,
-                jobs_max: 2000,
-                keep_ended: Duration::from_secs(300),
+                node: None,
+                interval: zero,
+                spool_bytes: 0,
+                spool_age: zero,
             },
-            forward: Forward::default(),
-            server: Server::default(),
+            server: Server { move_after: None, lost_after: zero },
             client: Client::default(),
             sources: sources::Sources::default(),
             nvidia: Collector::default(),
         }
     }
-}
 
-impl Config {
     /// Reads the first file there is: `explicit` (`--config`), `$MET_CONFIG`, the user's, the machine's.
     /// The first two must exist if they are named.
     pub fn load(explicit: Option<&Path>) -> Result<Loaded, ConfigError> {

@@ -383,7 +383,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut keeping = super::super::unwritten::tests::keeping(root.path());
         let place = Place { system: true, ..keeping.place.clone() };
-        let mut groups = Groups::of(&keeping.host, &Jobs::default(), &place, true).unwrap();
+        let mut groups =
+            Groups::of(&keeping.host, &met_config::Config::default().jobs, &place, true).unwrap();
         assert!(groups.unless_managed);
         let running = |keeping: &Keeping| {
             let ids = keeping.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
@@ -409,7 +410,7 @@ mod tests {
         assert_eq!(running(&keeping), expected(&[80]));
         // An earlier daemon's job goes on, though there is a resource manager.
         let record = keeping.jobs.values().next().unwrap().record.clone();
-        let mut later = Groups::of(&keeping.host, &Jobs::default(), &place, true).unwrap();
+        let mut later = Groups::of(&keeping.host, &met_config::Config::default().jobs, &place, true).unwrap();
         later.resumable.push(record);
         log_in(root.path(), 90);
         assert!(later.has_jobs());

@@ -27,6 +27,8 @@ pub const SOURCES: &str = "sources";
 /// Two names of one setting; in one file they must agree.
 pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cpuCollector", "interval")];
 
+const SAMPLING_INTERVAL_DEFAULT: &str = "1s";
+
 /// How schedulers are queried, whichever they are.
 const QUERY_KEYS: &[Key] = &[
     Key {
@@ -87,7 +89,7 @@ pub static SECTIONS: &[Section] = &[
         keys: &[Key {
             name: "interval",
             form: Form::Interval(|config, interval| config.sampling.interval = interval),
-            default: "1s",
+            default: SAMPLING_INTERVAL_DEFAULT,
             help: "time between two samples",
         }],
     },
@@ -582,7 +584,7 @@ pub static SECTIONS: &[Section] = &[
             Key {
                 name: "interval",
                 form: Form::Interval(|config, interval| config.sampling.interval = interval),
-                default: "1s",
+                default: SAMPLING_INTERVAL_DEFAULT,
                 help: "the same as `sampling.interval`",
             },
             Key {

@@ -22,15 +22,20 @@ pub struct Sources {
 
 impl Default for Sources {
     fn default() -> Sources {
-        Sources {
+        let mut sources = Sources {
             choices: HashMap::new(),
             ipmi_command: Vec::new(),
             redfish_url: None,
             redfish_credentials: None,
             redfish_certificate: None,
-            redfish_verify: true,
+            redfish_verify: false,
             redfish_chassis: ChassisChoice::First,
+        };
+        for extra in EXTRAS.iter().filter(|extra| !extra.default.is_empty()) {
+            let applied = (extra.set)(&mut sources, extra.default).is_ok();
+            debug_assert!(applied, "the default of {} does not parse", extra.key);
         }
+        sources
     }
 }
 
@@ -67,6 +72,8 @@ impl Sources {
 struct Extra {
     source: &'static str,
     key: &'static str,
+    /// As it would be written; empty where there is none.
+    default: &'static str,
     help: &'static str,
     set: fn(&mut Sources, &str) -> Result<(), String>,
 }
@@ -75,6 +82,7 @@ static EXTRAS: &[Extra] = &[
     Extra {
         source: "ipmi",
         key: "command",
+        default: "",
         help: "a program that prints the power of the node, with its arguments, instead of the IPMI device: `ipmi-dcmi --get-system-power-statistics`, `ipmitool dcmi power reading`, a script; run without a shell",
         set: |sources, text| {
             sources.ipmi_command = text.split_whitespace().map(str::to_owned).collect();
@@ -84,6 +92,7 @@ static EXTRAS: &[Extra] = &[
     Extra {
         source: "redfish",
         key: "url",
+        default: "",
         help: "the controller of the chassis, as in `https://bmc.example.org`",
         set: |sources, text| {
             sources.redfish_url = Some(text.to_owned());
@@ -93,18 +102,21 @@ static EXTRAS: &[Extra] = &[
     Extra {
         source: "redfish",
         key: "credentials",
+        default: "",
         help: "a file of one line, `user:password`, that only its owner may read",
         set: |sources, text| path(text).map(|path| sources.redfish_credentials = Some(path)),
     },
     Extra {
         source: "redfish",
         key: "certificate",
+        default: "",
         help: "the certificate (PEM) by which the controller's own is checked",
         set: |sources, text| path(text).map(|path| sources.redfish_certificate = Some(path)),
     },
     Extra {
         source: "redfish",
         key: "chassis",
+        default: "",
         help: "the chassis that is this machine, by its name in the controller's list; `all`: all of them together. Without it the first that has a meter, and `met doctor` says which",
         set: |sources, text| {
             sources.redfish_chassis = match text {
@@ -118,6 +130,7 @@ static EXTRAS: &[Extra] = &[
     Extra {
         source: "redfish",
         key: "verify",
+        default: "true",
         help: "`false`: any certificate will do, and whoever stands between can read the password",
         set: |sources, text| match text {
             "true" | "false" => {
@@ -244,7 +257,10 @@ pub fn reference() -> String {
             ));
         }
         for extra in EXTRAS.iter().filter(|extra| extra.source == spec.name) {
-            let default = if extra.key == "verify" { "`true`" } else { "none" };
+            let default = match extra.default {
+                "" => "none".to_owned(),
+                default => format!("`{default}`"),
+            };
             let what = match extra.key {
                 "credentials" | "certificate" => "path",
                 "verify" => "`true` or `false`",

@@ -2,6 +2,9 @@ use expect_test::{Expect, expect, expect_file};
 
 use super::*;
 
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
 fn check_error(yaml: &str, expected: Expect) {
     let error = Config::parse(yaml, Path::new("met.yaml")).unwrap_err();
     expected.assert_eq(&error.to_string());
@@ -178,15 +181,57 @@ fn events_are_a_list_or_a_text_and_must_exist() {
     );
 }
 
+/// The rows `| `section.key` | what | `default` | meaning |` of the reference that have a default.
+fn printed_defaults(reference: &str) -> Vec<(Vec<&str>, &str)> {
+    let rows = reference.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| {
+        let (name, rest) = row.split_once("` | ")?;
+        let default = rest.split(" | ").nth(1)?.strip_prefix('`')?.strip_suffix('`')?;
+        Some((name.split('.').collect(), default))
+    })
+    .collect()
+}
+
 #[test]
-fn the_defaults_in_the_reference_are_the_defaults() {
-    let mut config = Config::default();
-    for key in keys::SECTIONS.iter().flat_map(|section| section.keys) {
-        if !key.default.is_empty() {
-            key.form.apply(key.default, &mut config).unwrap();
+fn the_printed_defaults_as_a_file_are_the_default_configuration() {
+    let reference = Config::reference();
+    let printed = printed_defaults(&reference);
+    let mut yaml = String::new();
+    let mut section = "";
+    for (name, default) in &printed {
+        let (&[first, key], default) = (&name[..], default) else { continue };
+        if std::mem::replace(&mut section, first) != first {
+            yaml += &format!("{first}:\n");
         }
+        // A source with a key of its own is a map.
+        let own = printed.iter().find(|(name, _)| name[..] == ["sources", key, "verify"]);
+        yaml += &match own {
+            Some((_, default)) if first == "sources" => format!("  {key}: {{verify: {default}}}\n"),
+            _ => format!("  {key}: {default}\n"),
+        };
     }
-    assert_eq!(config, Config::default());
+    assert!(printed.len() > 50 && yaml.contains("  redfish: {verify: true}\n"), "{yaml}");
+    assert_eq!(parse(&yaml), Config::default());
+}
+
+#[test]
+fn every_default_parses_and_every_setting_without_one_is_unset() {
+    for key in keys::SECTIONS.iter().flat_map(|section| section.keys) {
+        let mut config = Config::blank();
+        let applied = key.default.is_empty() || key.form.apply(key.default, &mut config).is_ok();
+        assert!(applied, "{}", key.name);
+    }
+    let config = Config::default();
+    assert_eq!((config.sampling.interval, config.sampling.membership_interval), (SECOND, None));
+    assert_eq!((config.storage.keep, config.storage.max_bytes), (90 * DAY, 2 << 30));
+    assert_eq!(config.storage.name, StorageName::Sqlite);
+    assert_eq!((config.daemon.idle_exit, config.server.lost_after), (600 * SECOND, 7 * DAY));
+    assert_eq!((config.energy.idle_to_holders, config.energy.pue), (true, 1.0));
+    assert_eq!((config.energy.weight, config.emissions.provider), (Weight::CpuTime, Provider::Country));
+    assert_eq!((config.forward.spool_bytes, config.forward.spool_age), (1 << 30, 14 * DAY));
+    assert_eq!((config.http.jobs_max, config.http.keep_ended), (2000, 300 * SECOND));
+    assert_eq!((config.jobs.plain, config.jobs.plain_after), (Plain::Auto, 10 * SECOND));
+    assert_eq!(config.system.state, Path::new("/var/lib/met"));
 }
 
 #[test]
