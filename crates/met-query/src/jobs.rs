@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::io;
 
 use anyhow::{Result, bail};
+use met_core::belief::{self, is_known_end};
 use met_core::course::Course;
-use met_core::job::{JobKey, Origin, Record, State};
-use met_core::listing::{Cursor, sort_ns};
+use met_core::job::{JobKey, Origin, Record};
+use met_core::listing::{self, sort_ns};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_host::clock;
 use met_jobs::layouts::Layout;
@@ -247,11 +248,6 @@ impl AllJobs {
     }
 }
 
-/// Whether somebody saw how the job ended.
-pub fn is_known_end(record: &Record) -> bool {
-    !record.state.is_live() && record.state != State::Lost
-}
-
 /// Whether the supervisor of a job of this user has nothing to do any more but to tell a system daemon that is away.
 pub fn waits_for_daemon(setting: &Setting, record: &Record) -> bool {
     let id = record.key.id.parse().ok().filter(|_| setting.user.check_own().is_ok());
@@ -265,21 +261,10 @@ pub fn has_daemon(setting: &Setting) -> bool {
     setting.system_daemon().is_some() || setting.user_daemon().is_ok()
 }
 
-/// How much somebody can tell of a job: who samples it knows more than who reads its files.
-fn knowledge(record: &Record) -> (bool, usize) {
-    (!record.summaries.is_empty(), record.totals.iter().count() + record.events.len())
-}
-
-/// Newest first, each job once: an end that somebody knows beats a job that somebody else lost sight of, and of
-/// two words on a job the one that tells more is believed.
-fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
-    jobs.sort_by(|left, right| {
-        Cursor::of(right)
-            .cmp(&Cursor::of(left))
-            .then_with(|| is_known_end(right).cmp(&is_known_end(left)))
-            .then_with(|| knowledge(right).cmp(&knowledge(left)))
-    });
-    jobs.dedup_by(|later, earlier| later.key == earlier.key);
+/// Newest first, each job once.
+fn merge(jobs: Vec<Record>) -> Vec<Record> {
+    let mut jobs = belief::believe_all(jobs);
+    listing::sort(&mut jobs);
     jobs
 }
 
