@@ -22,7 +22,7 @@ mod parts;
 use std::cmp::Ordering;
 
 use crate::job::{Emission, EventCount, GpuUse, Part, Record, Resources, State, Summaries, Totals};
-use crate::job_table::WALL;
+use crate::job_table::{EMISSIONS, WALL};
 
 pub use figures::{CHARGED, completes, fit_cpu_parts, set_gpu_energy};
 
@@ -142,7 +142,11 @@ pub fn believe(known: &Record, said: &Record) -> Record {
         scheduling: word.scheduling.clone(),
         inside: owner.inside.clone().or_else(|| stranger.inside.clone()),
         parts: parts::believe(figures, older),
-        emission: figures.emission.clone().or_else(|| older.emission.clone()),
+        // What emissions were computed with goes with the emissions.
+        emission: match figures.totals.figure(EMISSIONS) {
+            Some(_) => figures.emission.clone(),
+            None => figures.emission.clone().or_else(|| older.emission.clone()),
+        },
         as_of_ns: figures.as_of_ns,
         local: owner.local.clone().or_else(|| stranger.local.clone()),
     };

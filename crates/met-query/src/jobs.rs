@@ -530,6 +530,9 @@ pub fn now_ns() -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use met_core::job::State;
+    use met_core::listing::Cursor;
+
     use super::*;
 
     /// A source with one job, or one that stops answering.
@@ -586,6 +589,22 @@ mod tests {
         for both in [[bare.clone(), sampled.clone()], [sampled, bare]] {
             let merged = merge(both.into());
             assert_eq!(merged.len(), 1);
+            assert!(!merged[0].summaries.is_empty());
+        }
+    }
+
+    #[test]
+    fn an_end_from_one_source_keeps_what_another_one_sampled() {
+        let mut end = met_core::sample::bare(1, "train");
+        (end.state, end.exit_code, end.end_ns) = (State::Finished, Some(3), Some(now_ns()));
+        let mut lost = met_core::sample::full(1, "train");
+        (lost.state, lost.exit_code, lost.end_ns) = (State::Lost, None, None);
+        // The two may know different starts.
+        lost.start_ns = lost.start_ns.map(|start_ns| start_ns + 1);
+        for both in [[end.clone(), lost.clone()], [lost, end]] {
+            let merged = merge(both.into());
+            assert_eq!(merged.len(), 1);
+            assert_eq!((merged[0].state, merged[0].exit_code), (State::Finished, Some(3)));
             assert!(!merged[0].summaries.is_empty());
         }
     }

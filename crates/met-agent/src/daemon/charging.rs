@@ -40,7 +40,8 @@ impl Keeping {
             let Ok(Some(mut record)) = self.writer.get(&key) else { continue };
             charged.put(&mut record.totals);
             record.emission = charged.emission();
-            if let Err(error) = self.writer.put(&record) {
+            // In its place: a charge may take figures back, and a report does not remove any.
+            if let Err(error) = self.writer.put_instead(std::slice::from_ref(&record), &[key.clone()]) {
                 tracing::warn!("job {}: its last share of energy is lost: {error}", key.id);
             }
             self.on_board(|board| board.knows(&record));
