@@ -220,17 +220,6 @@ impl Emission {
     }
 }
 
-/// A time that was measured, if it is the one that was told: managers tell whole seconds, and a short job is
-/// all between two of them.
-pub fn finer(measured_ns: Option<i64>, told_ns: Option<i64>) -> Option<i64> {
-    match (measured_ns, told_ns) {
-        (Some(measured_ns), Some(told_ns)) if measured_ns.abs_diff(told_ns) <= 1_000_000_000 => {
-            Some(measured_ns)
-        }
-        (measured_ns, told_ns) => told_ns.or(measured_ns),
-    }
-}
-
 /// What a job asked for or was given, in all. What is not known is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

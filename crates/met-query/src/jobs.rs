@@ -11,9 +11,10 @@ mod settling;
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
+use met_core::belief;
 use met_core::course::Course;
-use met_core::job::{JobKey, Record, State};
-use met_core::listing::{Cursor, sort_ns};
+use met_core::job::{JobKey, Record};
+use met_core::listing::{self, sort_ns};
 use met_core::{JOB, Table, gpu};
 use met_host::clock;
 use met_jobs::layouts::Layout;
@@ -270,11 +271,6 @@ fn every_span(source: &dyn Source, node: Option<&str>, since_ms: i64) -> Result<
     Ok(courses)
 }
 
-/// Whether somebody saw how the job ended.
-pub fn is_known_end(record: &Record) -> bool {
-    !record.state.is_live() && record.state != State::Lost
-}
-
 /// Whether the supervisor of a job of this user has nothing to do any more but to tell a system daemon that is away.
 pub fn waits_for_daemon(setting: &Setting, record: &Record) -> bool {
     let id = record.key.id.parse().ok().filter(|_| setting.user.check_own().is_ok());
@@ -288,21 +284,10 @@ pub fn has_daemon(setting: &Setting) -> bool {
     setting.system_daemon().is_some() || setting.user_daemon().is_ok()
 }
 
-/// How much somebody can tell of a job: who samples it knows more than who reads its files.
-fn knowledge(record: &Record) -> (bool, usize) {
-    (!record.summaries.is_empty(), record.totals.iter().count() + record.events.len())
-}
-
-/// Newest first, each job once: an end that somebody knows beats a job that somebody else lost sight of, and of
-/// two words on a job the one that tells more is believed.
-fn merge(mut jobs: Vec<Record>) -> Vec<Record> {
-    jobs.sort_by(|left, right| {
-        Cursor::of(right)
-            .cmp(&Cursor::of(left))
-            .then_with(|| is_known_end(right).cmp(&is_known_end(left)))
-            .then_with(|| knowledge(right).cmp(&knowledge(left)))
-    });
-    jobs.dedup_by(|later, earlier| later.key == earlier.key);
+/// Newest first, each job once.
+fn merge(jobs: Vec<Record>) -> Vec<Record> {
+    let mut jobs = belief::believe_all(jobs);
+    listing::sort(&mut jobs);
     jobs
 }
 
@@ -341,6 +326,9 @@ pub fn now_ns() -> i64 {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use met_core::job::State;
+    use met_core::listing::Cursor;
 
     use super::*;
     use crate::protocol::{NodeStatus, Reply, Request};
@@ -406,6 +394,22 @@ mod tests {
         for both in [[bare.clone(), sampled.clone()], [sampled, bare]] {
             let merged = merge(both.into());
             assert_eq!(merged.len(), 1);
+            assert!(!merged[0].summaries.is_empty());
+        }
+    }
+
+    #[test]
+    fn an_end_from_one_source_keeps_what_another_one_sampled() {
+        let mut end = met_core::sample::bare(1, "train");
+        (end.state, end.exit_code, end.end_ns) = (State::Finished, Some(3), Some(now_ns()));
+        let mut lost = met_core::sample::full(1, "train");
+        (lost.state, lost.exit_code, lost.end_ns) = (State::Lost, None, None);
+        // The two may know different starts.
+        lost.start_ns = lost.start_ns.map(|start_ns| start_ns + 1);
+        for both in [[end.clone(), lost.clone()], [lost, end]] {
+            let merged = merge(both.into());
+            assert_eq!(merged.len(), 1);
+            assert_eq!((merged[0].state, merged[0].exit_code), (State::Finished, Some(3)));
             assert!(!merged[0].summaries.is_empty());
         }
     }

@@ -7,6 +7,7 @@ use std::ops::{Deref, Range};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use met_core::belief::believe;
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::listing::{self, Cursor, id_number, sort_ns};
@@ -20,7 +21,7 @@ use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
 use crate::postgresql::Postgres;
 use crate::reading::{self, Parts, exact, select};
-use crate::record::{self, is_unsettled, supersedes, with_what_was_known};
+use crate::record;
 use crate::salvage::{self, Salvage};
 use crate::schema::{CATALOGUE, Sharing, open_frozen, open_shared_or_alone};
 use crate::series::{self, Series};
@@ -559,7 +560,8 @@ impl Queries {
             asked => asked?,
         };
         Ok(match (pending, stored) {
-            (Some(pending), Some(stored)) => Some(merge(&pending, stored)),
+            // What was imported is later than what waits in the inbox.
+            (Some(pending), Some(stored)) => Some(believe(&pending, &stored)),
             (pending, stored) => pending.or(stored),
         })
     }
@@ -690,19 +692,10 @@ fn by_key(dirs: impl IntoIterator<Item = JobDir>) -> HashMap<JobKey, Record> {
 fn settle(catalogue: &dyn Sql, pending: &mut HashMap<JobKey, Record>) -> Result<(), StoreError> {
     for record in pending.values_mut() {
         if let Some(stored) = exact(catalogue, &record.key, Parts::ALL)? {
-            *record = merge(record, stored.record);
+            *record = believe(record, &stored.record);
         }
     }
     Ok(())
-}
-
-/// An end in the inbox is news to the catalogue; a start is not.
-fn merge(pending: &Record, stored: Record) -> Record {
-    if !pending.state.is_live() && supersedes(pending, &stored) && is_unsettled(&stored) {
-        with_what_was_known(pending, &stored)
-    } else {
-        stored
-    }
 }
 
 fn trim(course: &mut Course, begin_ms: i64, end_ms: i64) {

@@ -1,5 +1,7 @@
 //! What energy jobs are charged after their end, and what a kilowatt hour emits.
 
+use std::slice::from_ref;
+
 use met_core::energy::emission::Factor;
 use met_core::job::JobKey;
 
@@ -40,7 +42,8 @@ impl Keeping {
             let Ok(Some(mut record)) = self.writer.get(&key) else { continue };
             charged.put(&mut record.totals);
             record.emission = charged.emission();
-            if let Err(error) = self.writer.put(&record) {
+            // In its place: a charge may take figures back, and a report does not remove any.
+            if let Err(error) = self.writer.put_instead(from_ref(&record), from_ref(&key)) {
                 tracing::warn!("job {}: its last share of energy is lost: {error}", key.id);
             }
             self.on_board(|board| board.knows(&record));

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::Result;
+use met_core::belief::CHARGED;
 use met_core::course::Course;
 use met_core::job::{CgroupPaths, JobKey, QualityKind, Record};
-use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_jobs::enclosure;
 use met_store::{Device, inbox};
 
@@ -92,7 +92,7 @@ impl Keeping {
             .filter_map(|(key, live)| {
                 let mut record = Record { gpus: live.gpus, ..self.jobs.get(&key)?.record.clone() };
                 record.emission = live.emission.or(record.emission);
-                for column in [GPU_ENERGY, GPU_ENERGY_IDLE].into_iter().chain(met_core::energy::COLUMNS) {
+                for column in CHARGED {
                     // Should nobody see the end of it, this is what is known. Cards are a part of the whole.
                     if let Some(figure) = live.totals.figure(column) {
                         record.totals.set(

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use met_core::belief::is_known_end;
 use met_core::bounds;
 use met_core::job::{CgroupPaths, JobKey, Origin, Record, State};
 use met_host::Host;
@@ -238,7 +239,7 @@ impl Keeping {
             _ => {}
         }
         // An announcement that was overtaken by the end is old news.
-        if known.as_ref().is_some_and(|known| !known.state.is_live() && known.state != State::Lost) {
+        if known.as_ref().is_some_and(is_known_end) {
             return Ok(Reply::Done);
         }
         claims::vouch_start(&self.host, &self.made, &mut record, known.as_ref(), peer)?;
@@ -301,7 +302,7 @@ impl Keeping {
         }
         // Told twice, by who waited for it and by who found it in his files: what was kept knows more by now. (A
         // user's own daemon finds the very end that it is told of in the inbox.)
-        if self.place.system && self.writer.get(&record.key)?.is_some_and(|kept| jobs::is_known_end(&kept)) {
+        if self.place.system && self.writer.get(&record.key)?.is_some_and(|kept| is_known_end(&kept)) {
             return Ok(Reply::Done);
         }
         claims::vouch_end(&self.made, &mut record, known.as_ref(), peer);

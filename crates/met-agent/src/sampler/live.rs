@@ -1,9 +1,9 @@
 //! Jobs that still run, as far as is known.
 
 use met_core::JOB;
+use met_core::belief::set_gpu_energy;
 use met_core::course::Course;
 use met_core::job::JobKey;
-use met_core::sampled::set_gpu_energy;
 use met_query::live::Live;
 
 use super::Sampler;

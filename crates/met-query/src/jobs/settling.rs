@@ -1,8 +1,7 @@
 //! What became of a job that its last record calls running.
 
-use met_core::energy;
+use met_core::belief::{self, Sample};
 use met_core::job::{CgroupPaths, Local, Origin, ProcessId, Record, State};
-use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::{Host, Liveness, parse};
 use met_jobs::enclosure;
 use met_store::Queries;
@@ -92,23 +91,8 @@ pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) -> Vec<CgroupPaths> {
 
 /// Adds what is known of a running job to its record.
 pub fn overlay(record: &mut Record, live: Live) {
-    for column in [GPU_ENERGY, GPU_ENERGY_IDLE].into_iter().chain(energy::COLUMNS) {
-        // Written now and then for the next daemon; who samples knows more by now.
-        if live.totals.get(column).is_some() {
-            record.totals.remove(column);
-        }
-    }
-    record.totals.fill_from(&live.totals);
-    if record.summaries.is_empty() {
-        record.summaries = live.summaries;
-    }
-    if !live.events.is_empty() {
-        record.events = live.events;
-    }
-    if !live.gpus.is_empty() {
-        record.gpus = live.gpus;
-    }
-    record.emission = live.emission.or(record.emission.take());
+    let Live { totals, summaries, gpus, events, emission } = live;
+    belief::add_sample(record, Sample { totals, summaries, gpus, events, emission });
 }
 
 #[cfg(test)]
