@@ -40,8 +40,9 @@ impl Keeping {
             let Ok(Some(mut record)) = self.writer.get(&key) else { continue };
             charged.put(&mut record.totals);
             record.emission = charged.emission();
-            if let Err(error) = self.writer.put(&record) {
-                tracing::warn!("job {}: its last share of energy is lost: {error}", key.id);
+            match self.writer.put(&record) {
+                Ok(()) => self.publish_end(&record),
+                Err(error) => tracing::warn!("job {}: its last share of energy is lost: {error}", key.id),
             }
             self.on_board(|board| board.knows(&record));
         }

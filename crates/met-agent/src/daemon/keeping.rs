@@ -10,7 +10,7 @@ use met_core::job::{CgroupPaths, JobKey, Origin, Record, State};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_jobs::layouts::Layouts;
-use met_sinks::forward::{self, Forward};
+use met_sinks::Bus;
 use met_store::Writer;
 use met_store::inbox::{self, JobDir};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -19,7 +19,6 @@ use super::board::Board;
 use super::charging::Emitting;
 use super::claims::{self, Made};
 use super::finding::Finding;
-use super::forwarding;
 use super::found::{Directory, Gone};
 use super::identifying::Asking;
 use super::nesting::Outer;
@@ -30,6 +29,7 @@ use super::reservations::Reservations;
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
 use super::shadows::Shadows;
+use super::sinks;
 use super::socket::Peer;
 use super::spare::Spare;
 use super::standing::Standing;
@@ -84,10 +84,8 @@ pub struct Keeping {
     pub(super) shadows: Shadows,
     /// Where others read of it, if somebody listens.
     pub(super) board: Option<Arc<Board>>,
-    /// To the server of the cluster, where there is one.
-    pub(super) forward: Option<Forward>,
-    /// Why there is none, though one was asked for.
-    pub(super) not_sending: Option<Box<forward::Status>>,
+    /// Where jobs and samples go, beside the store.
+    pub(super) bus: Bus,
 }
 
 pub(super) struct Kept {
@@ -103,11 +101,8 @@ impl Keeping {
         let before = |manager: &str| told::before(&writer, manager);
         let asked = &setting.config.schedulers;
         let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
-        let started = forwarding::start(&setting.host, &setting.config, place, board.is_some());
-        let (forward, not_sending) = match started {
-            Ok(forward) => (forward, None),
-            Err(status) => (None, Some(status)),
-        };
+        let bus = sinks::open(setting, place, board.as_deref());
+        let ticker = bus.ticker();
         let mut keeping = Keeping {
             host: setting.host.clone(),
             config: setting.config.clone(),
@@ -115,7 +110,7 @@ impl Keeping {
             place: place.clone(),
             writer,
             repairs: Repairs::default(),
-            sampling: Sampling::start(setting.host.clone(), &setting.config, board.clone())?,
+            sampling: Sampling::start(setting.host.clone(), &setting.config, board.clone(), ticker)?,
             finding: None,
             jobs: HashMap::new(),
             found: HashMap::new(),
@@ -135,12 +130,8 @@ impl Keeping {
             idle_power: IdleFile::open(&place.state, &setting.host),
             shadows: Shadows::default(),
             board,
-            forward,
-            not_sending,
+            bus,
         };
-        if let (Some(board), Some(forward)) = (&keeping.board, &keeping.forward) {
-            board.watch_spool(forward.watch());
-        }
         if let Some(group) =
             setting.config.daemon.operators.as_deref().filter(|group| !users::is_group(group))
         {
@@ -150,9 +141,7 @@ impl Keeping {
         keeping.emitting.told = keeping.writer.factors().unwrap_or_default();
         keeping.emitting.asking = emissions::Asking::start(&setting.config.emissions, keeping.told_ns())?;
         // What cannot be imported now (a full disk) stays in the inbox, where every reader finds it.
-        if let Err(error) = jobs::import(&mut keeping.writer, &place.state, &keeping.host) {
-            tracing::warn!("{error:#}");
-        }
+        keeping.import();
         keeping.brief_sampling();
         keeping.take_up_running()?;
         if discovers(&setting.config, place) {
@@ -251,6 +240,7 @@ impl Keeping {
             self.reservations.used(id);
         }
         self.note_inner(&record);
+        self.publish_start(&record);
         self.watch(record);
         Ok(Reply::Done)
     }
@@ -277,7 +267,6 @@ impl Keeping {
         let key = record.key.clone();
         let is_found = Keeping::is_found(&record);
         self.jobs.insert(key.clone(), Kept { record, watch: Watch::new(), gone: Vec::new() });
-        self.hurry();
         if !is_found {
             self.look_at_supervisor(&key);
         }
@@ -332,10 +321,10 @@ impl Keeping {
         sampled.complete(&mut record, &course, self.config.sampling.interval);
         self.on_board(|board| board.ended(&record));
         let written = self.writer.put(&record);
-        if written.is_err() {
-            self.unwritten.keep_end(record.clone());
+        match written {
+            Ok(()) => self.publish_end(&record),
+            Err(_) => self.unwritten.keep_end(record.clone()),
         }
-        self.hurry();
         self.note_inner(&record);
         self.outers.remove(&record.key);
         self.jobs.remove(&record.key);
@@ -349,13 +338,6 @@ impl Keeping {
         self.schedulers.nudge(&record.key.manager);
         written?;
         self.limit_count()
-    }
-
-    /// The server hears soon of a job that began or ended.
-    fn hurry(&self) {
-        if let Some(forward) = &self.forward {
-            forward.hurry();
-        }
     }
 
     fn close_lost(&mut self, mut record: Record) {
@@ -380,10 +362,19 @@ impl Keeping {
 
     /// What cannot be imported, on a full disk, is read where it lies.
     pub(super) fn refresh(&mut self) {
-        if !self.place.system
-            && let Err(error) = jobs::import(&mut self.writer, &self.place.state, &self.host)
-        {
-            tracing::warn!("{error:#}");
+        if !self.place.system {
+            self.import();
+        }
+    }
+
+    fn import(&mut self) {
+        match jobs::import(&mut self.writer, &self.place.state, &self.host) {
+            // The end of a job that is followed is published when its supervisor or its absence tells of it.
+            Ok(ended) => ended
+                .iter()
+                .filter(|record| !self.jobs.contains_key(&record.key))
+                .for_each(|record| sinks::publish_end(&mut self.bus, record)),
+            Err(error) => tracing::warn!("{error:#}"),
         }
     }
 
@@ -396,9 +387,7 @@ impl Keeping {
             finding.stop();
         }
         self.sampling.stop();
-        if let Some(forward) = self.forward.take() {
-            forward.stop();
-        }
+        self.bus.close();
     }
 }
 

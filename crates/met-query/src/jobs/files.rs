@@ -218,8 +218,8 @@ pub fn unreadable(names: &[String]) -> Option<String> {
         .then(|| format!("the store is damaged; cannot read {}; see `met doctor`", names.join(", ")))
 }
 
-/// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost.
-pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
+/// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost. Returns those that ended.
+pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Vec<Record>> {
     match (writer.moved_aside.take(), writer.salvaged.take()) {
         // Every list says so as long as the damaged file is there.
         (_, Some(salvage)) => tracing::error!("{}", salvage.sentence()),
@@ -232,7 +232,7 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
     for problem in &imported.problems {
         tracing::warn!("{problem}");
     }
-    let mut ended_meanwhile = false;
+    let (mut ended, mut ended_meanwhile) = (imported.ended, false);
     for mut record in imported.live {
         settle(host, &mut record);
         let Some(folder) = record.key.id.parse().ok().map(|id| inbox::JobDir::open(state, id)) else {
@@ -248,15 +248,16 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
             entry if entry.end_is_absent => {
                 writer.put(&record)?;
                 folder.remove()?;
+                ended.push(record);
             }
             // It stays where it is until it can be read.
             entry => entry.problems.iter().for_each(|problem| tracing::warn!("{problem}")),
         }
     }
     if ended_meanwhile {
-        writer.import()?;
+        ended.extend(writer.import()?.ended);
     }
-    Ok(())
+    Ok(ended)
 }
 
 #[cfg(test)]
