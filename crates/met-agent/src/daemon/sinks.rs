@@ -77,3 +77,103 @@ pub(super) fn publish_interim(bus: &mut Bus, key: &JobKey, live: &Live) {
     let (totals, emission) = (live.totals.clone(), live.emission.clone());
     bus.publish(&Event::Interim(Arc::new(Standing { key: key.clone(), totals, summaries, emission })));
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, Receiver};
+    use std::time::Duration;
+
+    use met_core::job::{Origin, State};
+    use met_core::sample;
+    use met_sinks::sink::{Interest, Sink, SinkError};
+
+    use super::super::unwritten::tests::keeping;
+    use super::*;
+
+    /// Reports events by name and job.
+    struct Reports(mpsc::Sender<String>);
+
+    impl Sink for Reports {
+        fn interest(&self) -> Interest {
+            let kinds = vec![event::Kind::Started, event::Kind::Ended];
+            Interest { kinds, ..Interest::default() }
+        }
+
+        fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+            let (Event::Started(record) | Event::Ended(record)) = event else { return Ok(()) };
+            let told = format!("{:?} {}", event.kind(), record.key.id);
+            self.0.send(told).map_err(|error| SinkError::Failed(error.to_string()))
+        }
+    }
+
+    fn listen(keeping: &mut Keeping) -> Receiver<String> {
+        let (sender, received) = mpsc::channel();
+        keeping.bus.add("reports", move || Ok(Box::new(Reports(sender.clone()))));
+        received
+    }
+
+    fn next(received: &Receiver<String>) -> String {
+        received.recv_timeout(Duration::from_secs(60)).expect("an event")
+    }
+
+    fn running(id: u32) -> Record {
+        let mut record = sample::full(id, "x");
+        (record.state, record.end_ns, record.inside) = (State::Running, None, None);
+        if let Some(local) = &mut record.local {
+            (local.origin, local.supervisor) = (Origin::Found, None);
+        }
+        record
+    }
+
+    #[test]
+    fn an_end_is_published_when_the_store_has_it_and_not_before() {
+        let root = tempfile::tempdir().unwrap();
+        let mut keeping = keeping(root.path());
+        let received = listen(&mut keeping);
+        let record = running(7);
+        keeping.writer.put(&record).unwrap();
+        keeping.watch(record.clone());
+        let other = rusqlite::Connection::open(root.path().join("state/store.db")).unwrap();
+        let full = |when: &str| {
+            format!("CREATE TRIGGER full_{when} BEFORE {when} ON job BEGIN SELECT RAISE(FAIL, 'full'); END;")
+        };
+        other.execute_batch(&(full("INSERT") + &full("UPDATE"))).unwrap();
+        let mut ended = record.clone();
+        (ended.state, ended.end_ns) = (State::Finished, record.start_ns);
+        assert!(keeping.close_job(ended.clone()).is_err());
+        keeping.flush();
+        assert!(keeping.unwritten.end_of(&record.key).is_some());
+        other.execute_batch("DROP TRIGGER full_INSERT; DROP TRIGGER full_UPDATE").unwrap();
+        // Whatever comes is published after this.
+        keeping.publish_start(&running(8));
+        keeping.flush();
+        assert_eq!([next(&received), next(&received)], ["Started 8", "Ended 7"]);
+        keeping.close();
+        assert!(received.try_recv().is_err());
+    }
+
+    #[test]
+    fn an_end_that_lay_in_the_inbox_is_published() {
+        let root = tempfile::tempdir().unwrap();
+        let mut keeping = keeping(root.path());
+        let received = listen(&mut keeping);
+        let mut record = sample::full(3, "x");
+        (record.state, record.inside) = (State::Finished, None);
+        let (id, dir) = met_store::inbox::JobDir::reserve(&root.path().join("state"), 1).unwrap();
+        record.key.id = id.to_string();
+        dir.write_end(&record).unwrap();
+        keeping.refresh();
+        assert_eq!(next(&received), format!("Ended {}", record.key.id));
+        keeping.refresh();
+        keeping.close();
+        assert!(received.try_recv().is_err(), "once");
+    }
+
+    #[test]
+    fn without_sinks_there_is_no_bus_to_speak_of() {
+        let root = tempfile::tempdir().unwrap();
+        let keeping = keeping(root.path());
+        assert!(keeping.bus.is_empty() && keeping.bus.ticker().is_none());
+        keeping.close();
+    }
+}

@@ -92,6 +92,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     findings.extend(daemon::schedulers(setting));
     findings.extend(daemon::sinks(setting));
     findings.extend(store::served(setting));
+    findings.extend(store::sinks_of_server(setting));
     let mut stdout = output::stdout();
     if args.json {
         let object = |finding: &Finding| {

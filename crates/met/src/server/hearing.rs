@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use met_core::job::Record;
 use met_jobs::scheduler::Told;
 use met_store::Writer;
 use rustix::event::{EventfdFlags, eventfd};
@@ -16,8 +17,8 @@ use met_agent::daemon::told;
 /// A store that does not take anything is tried again after so long.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Something to do with the store, by whoever holds it.
-pub type Work = Box<dyn FnOnce(&mut Writer) + Send>;
+/// Something to do with the store, by whoever holds it; returns what it wrote.
+pub type Work = Box<dyn FnOnce(&mut Writer) -> Vec<Record> + Send>;
 
 /// What became of a piece.
 enum Outcome {
@@ -86,14 +87,16 @@ impl Hearing {
         let (outcome, done) = (self.outcome.0.clone(), Arc::clone(&self.done));
         let mut reply = Reply { outcome, done, is_said: false };
         submit(Box::new(move |writer| {
-            reply.say(match told::keep(writer, &told) {
-                Ok(_) => Outcome::Settled,
+            let (outcome, written) = match told::keep(writer, &told) {
+                Ok(written) => (Outcome::Settled, written),
                 Err(error) if told::is_hopeless(&error) => {
                     tracing::warn!("what {} told is lost: {error:#}", told.manager);
-                    Outcome::Settled
+                    (Outcome::Settled, Vec::new())
                 }
-                Err(error) => Outcome::Unwritten(told, error),
-            });
+                Err(error) => (Outcome::Unwritten(told, error), Vec::new()),
+            };
+            reply.say(outcome);
+            written
         }));
     }
 
