@@ -186,7 +186,8 @@ impl Queue {
         if !self.shared.reserve(&event) {
             self.shared.lose(&event);
         } else if let Err(error) = self.sender.try_send(Some(event))
-            && let mpsc::TrySendError::Full(Some(event)) | mpsc::TrySendError::Disconnected(Some(event)) = error
+            && let mpsc::TrySendError::Full(Some(event)) | mpsc::TrySendError::Disconnected(Some(event)) =
+                error
         {
             self.shared.release(&event);
             self.shared.lose(&event);
@@ -286,7 +287,11 @@ impl Bus {
     /// Adds a sink that could not be opened, so that its status says why.
     pub fn add_failed(&mut self, status: Status) {
         let shared = Shared::new(&status.name);
-        self.lanes.push(Lane { interest: Interest::default(), shared, outlet: Outlet::None(Box::new(status)) });
+        self.lanes.push(Lane {
+            interest: Interest::default(),
+            shared,
+            outlet: Outlet::None(Box::new(status)),
+        });
     }
 
     /// Whether an event of this kind is worth being made.

@@ -205,7 +205,10 @@ fn a_sink_that_hangs_delays_nobody_and_ends_of_jobs_have_room_after_samples() {
     assert_eq!(status.dropped as usize, RESERVED + 1, "what is being taken is counted as queued");
     assert_eq!(status.dropped_ends, 0);
     bus.publish(&ended(5000));
-    assert_eq!((of(&bus, "stuck").queued as usize, of(&bus, "stuck").dropped_ends), (QUEUE - RESERVED + 1, 0));
+    assert_eq!(
+        (of(&bus, "stuck").queued as usize, of(&bus, "stuck").dropped_ends),
+        (QUEUE - RESERVED + 1, 0)
+    );
     // Even that room is bounded.
     (0..QUEUE as u32).for_each(|id| bus.publish(&ended(id)));
     let status = of(&bus, "stuck");

@@ -95,7 +95,8 @@ impl Event {
         match self {
             Event::Started(record) | Event::Ended(record) => {
                 let command: usize = record.command.iter().map(String::len).sum();
-                let part = |part: &Part| size_of::<Part>() + part.totals.iter().count() * size_of::<[i64; 8]>();
+                let part =
+                    |part: &Part| size_of::<Part>() + part.totals.iter().count() * size_of::<[i64; 8]>();
                 SMALL + size_of::<Record>() + command + record.parts.iter().map(part).sum::<usize>()
             }
             Event::Interim(_) => 8 * SMALL,

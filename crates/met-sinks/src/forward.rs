@@ -435,7 +435,8 @@ impl Maker {
         self.cells += course.len() * course.columns.len();
         self.times += course.len();
         let held = if matches!(subject, Subject::Node(_)) { &mut self.of_node } else { &mut self.held };
-        let held = held.entry((subject.clone(), course.table.name)).or_insert_with(|| Course::new(course.table));
+        let held =
+            held.entry((subject.clone(), course.table.name)).or_insert_with(|| Course::new(course.table));
         held.append(course);
     }
 

@@ -21,7 +21,7 @@ const CSV_HEAD: &str = "time,event,table,node,manager,job,part,name,value\n";
 
 pub static SPEC: SinkSpec = SinkSpec {
     name: "stdout",
-    help: "lines on standard output: of a service its journal, of a daemon that `met run` started its log file",
+    help: "lines on standard output, which is the journal for a service; a daemon that `met run` starts has none",
     options: &[
         SinkOption {
             name: "format",
@@ -45,15 +45,14 @@ pub static SPEC: SinkSpec = SinkSpec {
             default: "",
             many: true,
             help: "tables whose rows to write at every tick, also without jobs; a server has none",
-            check: |value, tables| {
-                one_of(value, &tables.iter().map(|table| table.name).collect::<Vec<_>>())
-            },
+            check: |value, tables| one_of(value, &tables.iter().map(|table| table.name).collect::<Vec<_>>()),
         },
     ],
     open: Some(|options| {
         // Without the buffer and the lock of the library: a line is written at once, or blocks nobody else.
         let file = io::stdout().as_fd().try_clone_to_owned();
-        let file = file.map_err(|error| SinkError::Failed(format!("cannot open standard output: {error}")))?;
+        let file =
+            file.map_err(|error| SinkError::Failed(format!("cannot open standard output: {error}")))?;
         Ok(Box::new(Stdout::new(File::from(file), options)))
     }),
 };

@@ -68,22 +68,30 @@ fn tick() -> Event {
 #[test]
 fn samples_and_ticks_are_a_line_each_and_what_is_missing_has_no_key() {
     let subject = Subject::Job(sample::bare(1, "x").key);
-    check("json", &[samples(subject), tick()], expect![[r#"
+    check(
+        "json",
+        &[samples(subject), tick()],
+        expect![[r#"
         {"event":"sample","time":"1970-01-01T00:00:01.000000Z","table":"job","values":{"cpu_seconds":1.5,"memory_needed_bytes":4096},"node":"n1","job":{"raw_id":"1","manager":"local","cluster":null}}
         {"event":"sample","time":"1970-01-01T00:00:02.000000Z","table":"job","values":{"cpu_seconds":1.5},"node":"n1","job":{"raw_id":"1","manager":"local","cluster":null}}
         {"event":"tick","time":"1970-01-01T00:00:03.000000Z","table":"meter","values":{"level":7},"job":{"raw_id":"1","manager":"local","cluster":null},"labels":{"zone":"0","name":"a, \"b\""}}
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn csv_has_a_value_in_each_line_and_quotes_what_needs_it() {
-    check("csv", &[samples(Subject::Device("GPU-1".to_owned())), tick()], expect![[r#"
+    check(
+        "csv",
+        &[samples(Subject::Device("GPU-1".to_owned())), tick()],
+        expect![[r#"
         time,event,table,node,manager,job,part,name,value
         1970-01-01T00:00:01.000000Z,sample,job,n1,,,GPU-1,cpu_seconds,1.5
         1970-01-01T00:00:01.000000Z,sample,job,n1,,,GPU-1,memory_needed_bytes,4096
         1970-01-01T00:00:02.000000Z,sample,job,n1,,,GPU-1,cpu_seconds,1.5
         1970-01-01T00:00:03.000000Z,tick,meter,,local,1,"0 a, ""b""",level,7
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

@@ -36,8 +36,7 @@ impl Keeping {
     /// Tries again what could not be written.
     pub(super) fn write_again(&mut self) {
         let (writer, bus) = (&mut self.writer, &mut self.bus);
-        self.unwritten
-            .write_ends(|record| writer.put(record).inspect(|()| sinks::publish_end(bus, record)));
+        self.unwritten.write_ends(|record| writer.put(record).inspect(|()| sinks::publish_end(bus, record)));
         if self.unwritten.told.is_some() {
             self.hear();
         }

@@ -18,27 +18,24 @@ pub fn apply(section: &Entry, sinks: &mut Vec<Configured>) -> Result<(), Complai
         }
     };
     for (item, line) in items {
-        match item {
+        let alone;
+        let entries = match item {
+            Node::Map(entries) => &entries[..],
             Node::Scalar(name) => {
-                let entry =
-                    Entry { key: name.clone(), line: *line, value: Node::Null, value_line: *line };
-                sinks.push(sink(&entry)?);
-            }
-            Node::Map(entries) => {
-                for entry in entries {
-                    sinks.push(sink(entry)?);
-                }
+                alone = [Entry { key: name.clone(), line: *line, value: Node::Null, value_line: *line }];
+                &alone[..]
             }
             Node::List(_) | Node::Null => {
                 return Err(Complaint { line: *line, message: format!("sinks: no sink; {EXAMPLE}") });
             }
-        }
-        // Two sinks of one kind would write the same lines to the same place.
-        if let Some((last, earlier)) = sinks.split_last()
-            && earlier.iter().any(|sink| sink.spec.name == last.spec.name)
-        {
-            let message = format!("sinks: {} is given twice", last.spec.name);
-            return Err(Complaint { line: *line, message });
+        };
+        for entry in entries {
+            // Two of one kind would write the same lines to the same place.
+            if sinks.iter().any(|sink| sink.spec.name == entry.key) {
+                let message = format!("sinks: {} is given twice", entry.key);
+                return Err(Complaint { line: entry.line, message });
+            }
+            sinks.push(sink(entry)?);
         }
     }
     Ok(())
@@ -126,7 +123,8 @@ mod tests {
     fn sinks_and_their_options_are_read() {
         let parse = |yaml: &str| Config::parse(yaml, Path::new("met.yaml")).unwrap().sinks;
         assert!(parse("sampling: {interval: 1s}").is_empty() && parse("sinks:").is_empty());
-        let sinks = parse("sinks:\n  - stdout: {format: csv, tables: [node, cpufreq], events: 'started, ended'}\n");
+        let sinks =
+            parse("sinks:\n  - stdout: {format: csv, tables: [node, cpufreq], events: 'started, ended'}\n");
         assert_eq!((sinks.len(), sinks[0].spec.name), (1, "stdout"));
         let options = &sinks[0].options;
         assert_eq!(options.word("format"), Some("csv"));
@@ -138,16 +136,53 @@ mod tests {
 
     #[test]
     fn what_is_no_sink_option_or_value_is_named_with_its_line() {
-        check_error("sinks:\n  - stdot: {}\n", expect![[""]]);
-        check_error("sinks:\n  - elasticsearch: {}\n", expect![[""]]);
-        check_error("sinks:\n  - stdout:\n      formt: csv\n", expect![[""]]);
-        check_error("sinks:\n  - stdout:\n      format: xml\n", expect![[""]]);
-        check_error("sinks:\n  - stdout:\n      format: [json]\n", expect![[""]]);
-        check_error("sinks:\n  - stdout:\n      tables: [nodes]\n", expect![[""]]);
-        check_error("sinks:\n  - stdout: json\n", expect![[""]]);
-        check_error("sinks:\n  - stdout\n  - stdout: {format: csv}\n", expect![[""]]);
-        check_error("sinks:\n  - forward\n", expect![[""]]);
-        check_error("sinks: {stdout: {}}\n", expect![[""]]);
-        check_error("sinks:\n  -\n", expect![[""]]);
+        check_error(
+            "sinks:\n  - stdot: {}\n",
+            expect![[r#"met.yaml:2: unknown key "sinks.stdot"; did you mean "sinks.stdout"?"#]],
+        );
+        check_error(
+            "sinks:\n  - elasticsearch: {}\n",
+            expect![[r#"met.yaml:2: unknown key "sinks.elasticsearch"; the keys here are stdout"#]],
+        );
+        check_error(
+            "sinks:\n  - stdout:\n      formt: csv\n",
+            expect![[r#"met.yaml:3: unknown key "sinks.stdout.formt"; did you mean "sinks.stdout.format"?"#]],
+        );
+        check_error(
+            "sinks:\n  - stdout:\n      format: xml\n",
+            expect![[r#"met.yaml:3: sinks.stdout.format: "xml" is not one of json, csv"#]],
+        );
+        check_error(
+            "sinks:\n  - stdout:\n      format: [json]\n",
+            expect!["met.yaml:3: sinks.stdout.format: write json or csv"],
+        );
+        check_error(
+            "sinks:\n  - stdout:\n      tables: [nodes]\n",
+            expect![[
+                r#"met.yaml:3: sinks.stdout.tables: "nodes" is not one of job, cgroup, process, taskstats, event, gpu, gpu_process, node, cpufreq, numa, block, network, network_namespace, infiniband, lustre, nfs, rapl, cray, ipmi, redfish, hwmon, thermal, source"#
+            ]],
+        );
+        check_error(
+            "sinks:\n  - stdout: json\n",
+            expect![
+                "met.yaml:2: sinks.stdout: options are needed, not a value; they are format, events, tables"
+            ],
+        );
+        check_error(
+            "sinks:\n  - stdout\n  - stdout: {format: csv}\n",
+            expect!["met.yaml:3: sinks: stdout is given twice"],
+        );
+        check_error(
+            "sinks:\n  - forward\n",
+            expect![[r#"met.yaml:2: sinks.forward: configure it in the section "forward""#]],
+        );
+        check_error(
+            "sinks: {stdout: {}}\n",
+            expect![[r#"met.yaml:1: sinks: a list; write for example "sinks: [stdout: {format: json}]""#]],
+        );
+        check_error(
+            "sinks:\n  -\n",
+            expect![[r#"met.yaml:2: sinks: no sink; write for example "sinks: [stdout: {format: json}]""#]],
+        );
     }
 }

@@ -165,7 +165,8 @@ mod tests {
         let mut options = Options::default();
         options.set("path", vec![path.display().to_string()]);
         let sinks = vec![Configured { spec: &TO_FILE, options }];
-        let begin = || Keeper::start(super::super::Plan { sinks: sinks.clone(), ..plan(state.path()) }).unwrap();
+        let begin =
+            || Keeper::start(super::super::Plan { sinks: sinks.clone(), ..plan(state.path()) }).unwrap();
 
         let keeper = begin();
         let running = record(LOCAL, "1", START_S, State::Running, 0);

@@ -241,7 +241,8 @@ pub fn sink_words(sink: &bus::Status) -> String {
         bus::State::Retrying => "retrying, ",
         bus::State::Failed => "failed, ",
     };
-    let mut text = format!("{}: {state}{} events delivered, {} queued", sink.name, sink.delivered, sink.queued);
+    let mut text =
+        format!("{}: {state}{} events delivered, {} queued", sink.name, sink.delivered, sink.queued);
     text.push_str(&format!(", {} dropped", sink.dropped));
     if sink.dropped_ends > 0 {
         let jobs = sink.dropped_jobs.join(", ");
@@ -315,7 +316,8 @@ mod tests {
         };
         assert_eq!(told(&sink), ("ok", None, "stdout: 7 events delivered, 0 queued, 0 dropped".into()));
         (sink.dropped, sink.dropped_ends, sink.dropped_jobs) = (3, 1, vec!["local:9".into()]);
-        let dropped = "stdout: 7 events delivered, 0 queued, 3 dropped, among them 1 ends of jobs, the last of local:9";
+        let dropped =
+            "stdout: 7 events delivered, 0 queued, 3 dropped, among them 1 ends of jobs, the last of local:9";
         assert_eq!(told(&sink), ("less", None, dropped.into()));
         (sink.state, sink.last_error) = (bus::State::Failed, Some("closed".into()));
         let (health, cause, detail) = told(&sink);
