@@ -1,12 +1,9 @@
 //! Distributes events to sinks. Publishing never waits: each sink has a bounded queue and a thread, and what does not
 //! fit is dropped and counted. A sink that fails, panics or hangs affects only itself.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,9 +17,8 @@ use crate::sink::{Configured, Interest, Sink, SinkError};
 /// Events and bytes that wait for one sink.
 const QUEUE: usize = 1024;
 const QUEUE_BYTES_MAX: usize = 32 << 20;
-/// Room that only starts and ends of jobs may use: samples do not displace them.
-const RESERVED: usize = QUEUE / 4;
-const RESERVED_BYTES: usize = QUEUE_BYTES_MAX / 4;
+/// The part of it that only starts and ends of jobs may use: samples do not displace them.
+const RESERVED: usize = 4;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Then an event that a sink cannot take gives way to the next one.
@@ -49,7 +45,7 @@ pub enum State {
 pub struct Status {
     pub name: String,
     pub state: State,
-    /// Events.
+    /// Events; `forward` counts samples that it dropped, too.
     pub delivered: u64,
     pub queued: u64,
     pub dropped: u64,
@@ -65,91 +61,83 @@ pub struct Status {
     pub forward: Option<Box<forward::Status>>,
 }
 
+impl Status {
+    pub fn new(name: &str) -> Status {
+        Status { name: name.to_owned(), ..Status::default() }
+    }
+
+    /// Nothing is logged here: the log may be the pipe that is full.
+    fn lose(&mut self, event: &Event) {
+        self.dropped += 1;
+        if let Event::Ended(record) = event {
+            self.dropped_ends += 1;
+            if self.dropped_jobs.len() == NAMED_MAX {
+                self.dropped_jobs.remove(0);
+            }
+            self.dropped_jobs.push(format!("{}:{}", record.key.manager, record.key.id));
+        }
+    }
+}
+
+/// What publishers and the thread of a sink share. It is held only to push, pop and count.
 struct Shared {
-    name: String,
-    delivered: AtomicU64,
-    dropped: AtomicU64,
-    queued: AtomicUsize,
-    queued_bytes: AtomicUsize,
-    closing: AtomicBool,
     inner: Mutex<Inner>,
+    /// There is an event, or nothing more to wait for.
+    ready: Condvar,
 }
 
 #[derive(Default)]
 struct Inner {
-    state: State,
-    last_error: Option<String>,
-    dropped_ends: u64,
-    dropped_jobs: VecDeque<String>,
+    status: Status,
+    events: VecDeque<Event>,
+    bytes: usize,
+    closing: bool,
+}
+
+impl Inner {
+    fn pop(&mut self) -> Option<Event> {
+        let event = self.events.pop_front()?;
+        self.bytes -= event.bytes();
+        Some(event)
+    }
+
+    fn push(&mut self, event: Event) {
+        let is_rare = matches!(event.kind(), Kind::Started | Kind::Ended);
+        let room = |all: usize| if is_rare { all } else { all - all / RESERVED };
+        let bytes = self.bytes + event.bytes();
+        let fits = self.events.len() < room(QUEUE) && bytes <= room(QUEUE_BYTES_MAX);
+        if fits && self.status.state != State::Failed {
+            self.bytes = bytes;
+            self.events.push_back(event);
+        } else {
+            self.status.lose(&event);
+        }
+    }
 }
 
 impl Shared {
-    fn new(name: &str) -> Arc<Shared> {
-        Arc::new(Shared {
-            name: name.to_owned(),
-            delivered: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
-            queued: AtomicUsize::new(0),
-            queued_bytes: AtomicUsize::new(0),
-            closing: AtomicBool::new(false),
-            inner: Mutex::default(),
-        })
+    fn new(status: Status) -> Arc<Shared> {
+        let inner = Inner { status, ..Inner::default() };
+        Arc::new(Shared { inner: Mutex::new(inner), ready: Condvar::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire)
-    }
-
-    /// Nothing is logged here: the log may be the pipe that is full.
-    fn lose(&self, event: &Event) {
-        self.dropped.fetch_add(1, Ordering::Relaxed);
-        if let Event::Ended(record) = event {
-            let mut inner = self.lock();
-            inner.dropped_ends += 1;
-            if inner.dropped_jobs.len() == NAMED_MAX {
-                inner.dropped_jobs.pop_front();
-            }
-            inner.dropped_jobs.push_back(format!("{}:{}", record.key.manager, record.key.id));
-        }
-    }
-
-    /// Takes room in the queue, if there is some.
-    fn reserve(&self, event: &Event) -> bool {
-        let (count_max, bytes_max) = match event.kind() {
-            Kind::Started | Kind::Ended => (QUEUE, QUEUE_BYTES_MAX),
-            Kind::Interim | Kind::Samples | Kind::Tick => {
-                (QUEUE - RESERVED, QUEUE_BYTES_MAX - RESERVED_BYTES)
-            }
-        };
-        let count = self.queued.fetch_add(1, Ordering::Relaxed) + 1;
-        let bytes = event.bytes();
-        let bytes = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let fits = count <= count_max && bytes <= bytes_max;
-        if !fits {
-            self.release(event);
-        }
-        fits
-    }
-
-    fn release(&self, event: &Event) {
-        self.queued.fetch_sub(1, Ordering::Relaxed);
-        self.queued_bytes.fetch_sub(event.bytes(), Ordering::Relaxed);
+    fn offer(&self, event: Event) {
+        self.lock().push(event);
+        self.ready.notify_one();
     }
 
     /// One line in the log for each change.
-    fn set_state(&self, state: State, error: Option<&str>) {
-        let before = {
-            let mut inner = self.lock();
-            if let Some(error) = error {
-                inner.last_error = Some(error.to_owned());
-            }
-            std::mem::replace(&mut inner.state, state)
+    fn set_state(&self, state: State, error: Option<&SinkError>) {
+        let (before, name) = {
+            let status = &mut self.lock().status;
+            status.last_error = error.map(SinkError::to_string).or(status.last_error.take());
+            (std::mem::replace(&mut status.state, state), status.name.clone())
         };
-        let (name, error) = (&self.name, error.unwrap_or_default());
+        let error = error.map(SinkError::to_string).unwrap_or_default();
         match state {
             _ if before == state => {}
             State::Running => tracing::info!("sink {name}: works again"),
@@ -160,47 +148,16 @@ impl Shared {
 
     fn status(&self) -> Status {
         let inner = self.lock();
-        Status {
-            name: self.name.clone(),
-            state: inner.state,
-            delivered: self.delivered.load(Ordering::Relaxed),
-            queued: self.queued.load(Ordering::Relaxed) as u64,
-            dropped: self.dropped.load(Ordering::Relaxed),
-            dropped_ends: inner.dropped_ends,
-            dropped_jobs: inner.dropped_jobs.iter().cloned().collect(),
-            last_error: inner.last_error.clone(),
-            forward: None,
-        }
-    }
-}
-
-/// The publisher's end of a queue; `None` in it wakes the sink's thread.
-#[derive(Clone)]
-struct Queue {
-    shared: Arc<Shared>,
-    sender: SyncSender<Option<Event>>,
-}
-
-impl Queue {
-    fn offer(&self, event: Event) {
-        if !self.shared.reserve(&event) {
-            self.shared.lose(&event);
-        } else if let Err(error) = self.sender.try_send(Some(event))
-            && let mpsc::TrySendError::Full(Some(event)) | mpsc::TrySendError::Disconnected(Some(event)) =
-                error
-        {
-            self.shared.release(&event);
-            self.shared.lose(&event);
-        }
+        Status { queued: inner.events.len() as u64, ..inner.status.clone() }
     }
 }
 
 enum Outlet {
     /// It has a queue and threads of its own, and never waits.
     Direct(Box<dyn Sink>),
-    Queued(Queue, JoinHandle<()>),
+    Queued(JoinHandle<()>),
     /// It could not be opened.
-    None(Box<Status>),
+    None,
 }
 
 struct Lane {
@@ -218,7 +175,7 @@ pub struct Bus {
 /// Publishes rows at the sampler's pace.
 #[derive(Clone)]
 pub struct Ticker {
-    queues: Vec<(Interest, Queue)>,
+    queues: Vec<(Interest, Arc<Shared>)>,
 }
 
 impl Ticker {
@@ -250,29 +207,20 @@ impl Bus {
 
     /// Adds a sink with a queue and a thread; it is opened again by the same function.
     pub fn add(&mut self, name: &str, open: impl Fn() -> Result<Box<dyn Sink>, SinkError> + Send + 'static) {
-        let shared = Shared::new(name);
-        let (sender, events) = mpsc::sync_channel(QUEUE);
+        let shared = Shared::new(Status::new(name));
         let started = open().and_then(|sink| {
             let interest = sink.interest();
-            let worker = Worker {
-                shared: Arc::clone(&shared),
-                events,
-                open: Box::new(open),
-                sink: Some(sink),
-                pause: PAUSE_MIN,
-                dropped: 0,
-            };
+            let (shared, open) = (Arc::clone(&shared), Box::new(open));
+            let worker = Worker { shared, open, sink: Some(sink), pause: PAUSE_MIN, logged: 0 };
             let builder = std::thread::Builder::new().name(format!("sink-{name}")).stack_size(STACK_BYTES);
             let thread = builder.spawn(move || worker.run());
             thread.map(|thread| (interest, thread)).map_err(|error| SinkError::Failed(error.to_string()))
         });
         let (interest, outlet) = match started {
-            Ok((interest, thread)) => {
-                (interest, Outlet::Queued(Queue { shared: Arc::clone(&shared), sender }, thread))
-            }
+            Ok((interest, thread)) => (interest, Outlet::Queued(thread)),
             Err(error) => {
-                shared.set_state(State::Failed, Some(&error.to_string()));
-                (Interest::default(), Outlet::None(Box::new(shared.status())))
+                shared.set_state(State::Failed, Some(&error));
+                (Interest::default(), Outlet::None)
             }
         };
         self.lanes.push(Lane { interest, shared, outlet });
@@ -280,18 +228,14 @@ impl Bus {
 
     /// Adds a sink that has a queue of its own: events are handed to it directly.
     pub fn add_direct(&mut self, name: &str, sink: Box<dyn Sink>) {
-        let (interest, shared) = (sink.interest(), Shared::new(name));
+        let (interest, shared) = (sink.interest(), Shared::new(Status::new(name)));
         self.lanes.push(Lane { interest, shared, outlet: Outlet::Direct(sink) });
     }
 
     /// Adds a sink that could not be opened, so that its status says why.
     pub fn add_failed(&mut self, status: Status) {
-        let shared = Shared::new(&status.name);
-        self.lanes.push(Lane {
-            interest: Interest::default(),
-            shared,
-            outlet: Outlet::None(Box::new(status)),
-        });
+        let shared = Shared::new(status);
+        self.lanes.push(Lane { interest: Interest::default(), shared, outlet: Outlet::None });
     }
 
     /// Whether an event of this kind is worth being made.
@@ -310,70 +254,59 @@ impl Bus {
 
     /// For the sampling thread; `None` if no sink wants rows of ticks.
     pub fn ticker(&self) -> Option<Ticker> {
-        let with_tables = self.lanes.iter().filter(|lane| !lane.interest.tables.is_empty());
-        let queues = with_tables.filter_map(|lane| match &lane.outlet {
-            Outlet::Queued(queue, _) => Some((lane.interest.clone(), queue.clone())),
-            _ => None,
-        });
-        let queues: Vec<_> = queues.collect();
+        let wanting = self.lanes.iter().filter(|lane| !lane.interest.tables.is_empty());
+        let queues: Vec<_> = wanting.map(|lane| (lane.interest.clone(), Arc::clone(&lane.shared))).collect();
         (!queues.is_empty()).then_some(Ticker { queues })
     }
 
     pub fn publish(&mut self, event: &Event) {
-        for Lane { interest, shared, outlet } in &mut self.lanes {
-            if !interest.wants(event) {
-                continue;
-            }
+        for Lane { shared, outlet, .. } in self.lanes.iter_mut().filter(|lane| lane.interest.wants(event)) {
             match outlet {
-                Outlet::Queued(queue, _) => queue.offer(event.clone()),
-                Outlet::Direct(sink) => match catch(|| sink.take(event)) {
-                    Ok(()) => drop(shared.delivered.fetch_add(1, Ordering::Relaxed)),
-                    Err(error) => {
-                        shared.lose(event);
-                        shared.lock().last_error = Some(error.to_string());
+                Outlet::Queued(_) => shared.offer(event.clone()),
+                Outlet::Direct(sink) => {
+                    let taken = catch(|| sink.take(event));
+                    let status = &mut shared.lock().status;
+                    match taken {
+                        Ok(()) => status.delivered += 1,
+                        Err(error) => {
+                            status.lose(event);
+                            status.last_error = Some(error.to_string());
+                        }
                     }
-                },
-                Outlet::None(_) => {}
+                }
+                Outlet::None => {}
             }
         }
     }
 
     /// The state of each sink, in the order of the configuration.
     pub fn status(&self) -> Vec<Status> {
-        let status = |lane: &Lane| match &lane.outlet {
-            Outlet::Direct(sink) => {
-                let mut status = lane.shared.status();
+        let status = |lane: &Lane| {
+            let mut status = lane.shared.status();
+            if let Outlet::Direct(sink) = &lane.outlet {
                 sink.status(&mut status);
-                status
             }
-            Outlet::Queued(..) => lane.shared.status(),
-            Outlet::None(status) => (**status).clone(),
+            status
         };
         self.lanes.iter().map(status).collect()
     }
 
     /// Delivers what is queued, as far as sinks take it in time.
     pub fn close(self) {
-        let queued = |lane: &Lane| match &lane.outlet {
-            Outlet::Queued(queue, _) => {
-                queue.shared.closing.store(true, Ordering::Release);
-                // A thread with a full queue looks by itself.
-                let _ = queue.sender.try_send(None);
-            }
-            _ => {}
-        };
-        self.lanes.iter().for_each(queued);
+        for lane in &self.lanes {
+            lane.shared.lock().closing = true;
+            lane.shared.ready.notify_all();
+        }
         let deadline = Instant::now() + CLOSE_WITHIN;
         for lane in self.lanes {
             match lane.outlet {
                 Outlet::Direct(sink) => sink.close(),
-                Outlet::Queued(_, thread) => {
-                    thread.thread().unpark();
+                Outlet::Queued(thread) => {
                     while !thread.is_finished() && Instant::now() < deadline {
                         std::thread::sleep(Duration::from_millis(2));
                     }
                 }
-                Outlet::None(_) => {}
+                Outlet::None => {}
             }
         }
     }
@@ -381,128 +314,97 @@ impl Bus {
 
 /// A panic is an error of the sink that panicked.
 fn catch<T>(call: impl FnOnce() -> Result<T, SinkError>) -> Result<T, SinkError> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
-}
-
-fn panicked(panic: &(dyn Any + Send)) -> SinkError {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    SinkError::Lost(format!("panicked: {text}"))
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Err(SinkError::Lost(format!("panicked: {text}")))
+    })
 }
 
 /// The thread of one sink.
 struct Worker {
     shared: Arc<Shared>,
-    events: Receiver<Option<Event>>,
     open: Box<dyn Fn() -> Result<Box<dyn Sink>, SinkError> + Send>,
     /// `None` while it has to be opened again.
     sink: Option<Box<dyn Sink>>,
     pause: Duration,
     /// How many drops are in the log.
-    dropped: u64,
+    logged: u64,
 }
 
 impl Worker {
     fn run(mut self) {
-        loop {
-            let event = match self.events.try_recv() {
-                Ok(event) => event,
-                Err(TryRecvError::Disconnected) => break,
-                Err(TryRecvError::Empty) => {
-                    self.idle();
-                    if self.shared.is_closing() {
-                        break;
-                    }
-                    let Ok(event) = self.events.recv() else { break };
-                    event
-                }
-            };
-            let Some(event) = event else { continue };
+        while let Some(event) = self.next() {
             let delivered = self.deliver(&event);
-            self.shared.release(&event);
-            if let Err(error) = delivered {
-                self.shared.lose(&event);
-                if let SinkError::Failed(why) = &error {
-                    self.shared.set_state(State::Failed, Some(why));
-                    break;
+            let failed = delivered.as_ref().err().filter(|error| matches!(error, SinkError::Failed(_)));
+            match &delivered {
+                Ok(()) => self.shared.lock().status.delivered += 1,
+                Err(_) => self.shared.lock().status.lose(&event),
+            }
+            if let Some(error) = failed {
+                self.shared.set_state(State::Failed, Some(error));
+                let mut inner = self.shared.lock();
+                while let Some(event) = inner.pop() {
+                    inner.status.lose(&event);
                 }
+                return;
             }
         }
-        for event in self.events.try_iter().flatten() {
-            self.shared.release(&event);
-            self.shared.lose(&event);
-        }
         if let Some(sink) = self.sink.take() {
-            let _ = catch(|| {
-                sink.close();
-                Ok(())
-            });
+            sink.close();
         }
     }
 
-    fn idle(&mut self) {
-        if let Some(sink) = &mut self.sink
-            && let Err(error) = catch(|| {
-                sink.idle();
-                Ok(())
-            })
-        {
+    /// Waits for an event; `None` at the end, when all are delivered.
+    fn next(&mut self) -> Option<Event> {
+        if let Some(event) = self.shared.lock().pop() {
+            return Some(event);
+        }
+        let idle = |sink: &mut Box<dyn Sink>| catch(|| sink.idle());
+        if let Some(Err(error)) = self.sink.as_mut().map(idle) {
             self.reopen_later(&error);
         }
-        let dropped = self.shared.dropped.load(Ordering::Relaxed);
-        if dropped > self.dropped {
-            tracing::warn!("sink {}: {} events dropped", self.shared.name, dropped - self.dropped);
-            self.dropped = dropped;
+        let mut inner = self.shared.lock();
+        let (dropped, name) = (inner.status.dropped, inner.status.name.clone());
+        if dropped > self.logged {
+            drop(inner);
+            tracing::warn!("sink {name}: {} events dropped", dropped - self.logged);
+            self.logged = dropped;
+            inner = self.shared.lock();
         }
+        let waits = |inner: &mut Inner| inner.events.is_empty() && !inner.closing;
+        self.shared.ready.wait_while(inner, waits).unwrap_or_else(PoisonError::into_inner).pop()
     }
 
     /// An error means that the event is lost.
     fn deliver(&mut self, event: &Event) -> Result<(), SinkError> {
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
+        for attempt in 1.. {
             let taken = catch(|| {
-                let sink = match self.sink.take() {
-                    Some(sink) => sink,
-                    None => (self.open)()?,
-                };
+                let sink = self.sink.take().map_or_else(|| (self.open)(), Ok)?;
                 self.sink.insert(sink).take(event)
             });
-            match taken {
-                Ok(()) => {
-                    self.shared.delivered.fetch_add(1, Ordering::Relaxed);
-                    self.shared.set_state(State::Running, None);
-                    self.pause = PAUSE_MIN;
-                    return Ok(());
-                }
-                Err(error @ SinkError::Failed(_)) => return Err(error),
-                Err(error @ SinkError::Lost(_)) => {
-                    self.reopen_later(&error);
-                    return Err(error);
-                }
-                Err(error @ SinkError::Retry(_)) => {
-                    self.reopen_later(&error);
-                    if attempt == ATTEMPTS_MAX || self.shared.is_closing() {
-                        return Err(error);
-                    }
-                }
+            let Err(error) = taken else { break };
+            if matches!(error, SinkError::Failed(_)) {
+                return Err(error);
+            }
+            self.reopen_later(&error);
+            let again = matches!(error, SinkError::Retry(_)) && attempt < ATTEMPTS_MAX;
+            if !again || self.shared.lock().closing {
+                return Err(error);
             }
         }
+        self.shared.set_state(State::Running, None);
+        self.pause = PAUSE_MIN;
+        Ok(())
     }
 
     /// Closes the sink and waits, each time longer. The pause ends when the process does.
     fn reopen_later(&mut self, error: &SinkError) {
         self.sink = None;
-        self.shared.set_state(State::Retrying, Some(&error.to_string()));
-        let deadline = Instant::now() + self.pause;
-        while !self.shared.is_closing() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            std::thread::park_timeout(left);
-        }
-        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        self.shared.set_state(State::Retrying, Some(error));
+        let pause = self.pause;
+        self.pause = (pause * 2).min(PAUSE_MAX);
+        drop(self.shared.ready.wait_timeout_while(self.shared.lock(), pause, |inner| !inner.closing));
     }
 }
 

@@ -16,7 +16,9 @@ pub trait Sink: Send {
     fn take(&mut self, event: &Event) -> Result<(), SinkError>;
 
     /// No event is queued: whatever is buffered can be written.
-    fn idle(&mut self) {}
+    fn idle(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
 
     /// Fills in what a sink with a queue of its own knows about itself.
     fn status(&self, _status: &mut Status) {}

@@ -34,7 +34,7 @@ pub(super) fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> B
             bus.add_direct(name, Box::new(forward));
         }
         Err(why) => {
-            let mut status = bus::Status { name: name.to_owned(), ..bus::Status::default() };
+            let mut status = bus::Status::new(name);
             status.add_forward(*why);
             status.state = bus::State::Failed;
             bus.add_failed(status);
