@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Event, Kind, Tick};
 use crate::forward;
-use crate::sink::{Configured, Interest, Sink, SinkError};
+use crate::sink::{Configured, Interest, Opened, Sink, SinkError};
 
 /// Events and bytes that wait for one sink.
 const QUEUE: usize = 1024;
@@ -206,7 +206,7 @@ impl Bus {
     }
 
     /// Adds a sink with a queue and a thread; it is opened again by the same function.
-    pub fn add(&mut self, name: &str, open: impl Fn() -> Result<Box<dyn Sink>, SinkError> + Send + 'static) {
+    pub fn add(&mut self, name: &str, open: impl Fn() -> Opened + Send + 'static) {
         let shared = Shared::new(Status::new(name));
         let started = open().and_then(|sink| {
             let interest = sink.interest();
@@ -324,7 +324,7 @@ fn catch<T>(call: impl FnOnce() -> Result<T, SinkError>) -> Result<T, SinkError>
 /// The thread of one sink.
 struct Worker {
     shared: Arc<Shared>,
-    open: Box<dyn Fn() -> Result<Box<dyn Sink>, SinkError> + Send>,
+    open: Box<dyn Fn() -> Opened + Send>,
     /// `None` while it has to be opened again.
     sink: Option<Box<dyn Sink>>,
     pause: Duration,

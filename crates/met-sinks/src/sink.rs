@@ -63,6 +63,8 @@ pub enum SinkError {
     Failed(String),
 }
 
+pub type Opened = Result<Box<dyn Sink>, SinkError>;
+
 /// What can be said of a sink before it is opened.
 #[derive(Debug)]
 pub struct SinkSpec {
@@ -70,7 +72,7 @@ pub struct SinkSpec {
     pub help: &'static str,
     pub options: &'static [SinkOption],
     /// Must not block. `None`: the sink has a section of its own name in the configuration, and who reads that opens it.
-    pub open: Option<fn(&Options) -> Result<Box<dyn Sink>, SinkError>>,
+    pub open: Option<fn(&Options) -> Opened>,
 }
 
 #[derive(Debug)]

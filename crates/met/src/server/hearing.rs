@@ -164,7 +164,7 @@ mod tests {
         other.execute_batch(full).unwrap();
         let mut hearing = Hearing::new().unwrap();
         assert!(hearing.is_idle() && hearing.patience().is_none());
-        hearing.keep(told("7", 5), |work| work(&mut writer));
+        hearing.keep(told("7", 5), |work| drop(work(&mut writer)));
         assert!(!hearing.is_idle());
         hearing.settle().unwrap();
         assert!(!hearing.is_idle() && hearing.patience().is_some(), "the others wait");
@@ -172,12 +172,12 @@ mod tests {
 
         let later = Instant::now() + RETRY_AFTER;
         hearing.retry(Instant::now(), |_| panic!("too early"));
-        hearing.retry(later, |work| work(&mut writer));
+        hearing.retry(later, |work| drop(work(&mut writer)));
         hearing.settle().unwrap();
         assert!(!hearing.is_idle(), "it failed again");
 
         other.execute_batch("DROP TRIGGER full").unwrap();
-        hearing.retry(later + RETRY_AFTER, |work| work(&mut writer));
+        hearing.retry(later + RETRY_AFTER, |work| drop(work(&mut writer)));
         hearing.settle().unwrap();
         assert!(hearing.is_idle());
         assert_eq!(writer.find(Some("slurm"), "7").unwrap().len(), 1);
