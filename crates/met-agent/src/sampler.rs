@@ -11,6 +11,7 @@ mod live;
 mod machine;
 mod now;
 mod sampled;
+mod tick_rows;
 mod ticking;
 mod tracked;
 

@@ -3,6 +3,7 @@
 mod apply;
 mod form;
 mod keys;
+mod sinks;
 mod sources;
 mod store;
 mod tree;
@@ -42,6 +43,7 @@ pub struct Config {
     pub server: Server,
     pub client: Client,
     pub sources: sources::Sources,
+    pub sinks: Vec<met_sinks::Configured>,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -358,6 +360,7 @@ impl Config {
             server: Server { move_after: None, lost_after: zero },
             client: Client::default(),
             sources: sources::Sources::default(),
+            sinks: Vec::new(),
             nvidia: Collector::default(),
         }
     }
@@ -405,7 +408,7 @@ impl Config {
                 ));
             }
         }
-        text + &sources::reference()
+        text + &sources::reference() + &sinks::reference()
     }
 }
 
@@ -422,7 +425,7 @@ left out. The first of these files is read, and only that one:
 
 A file named by 1 or 2 must exist. A key that is not in this list, that stands twice or whose value cannot
 be understood is an error that names the line; nothing is guessed. A daemon that runs reads its file again
-upon SIGHUP; a bad file changes nothing. The sections `jobs`, `system`, `http` and `forward`, `storage.name` and `gpu.nvml` are
+upon SIGHUP; a bad file changes nothing. The sections `jobs`, `system`, `http`, `forward` and `sinks`, `storage.name` and `gpu.nvml` are
 taken up by a new daemon alone: `met daemon --stop` ends the old one, and the next `met run` starts one.
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 

@@ -30,7 +30,7 @@ use met_config::Failure;
 
 pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
-pub use housekeeping::{hand_over_ends, import, log_removed, open_writer, retention, tidy};
+pub use housekeeping::{Imported, hand_over_ends, import, log_removed, open_writer, retention, tidy};
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use reference::{JobRef, Meant, find, newest_of, one_of, step};
 pub use remote::{Answers, Remote};

@@ -243,6 +243,9 @@ pub struct Status {
     /// `None` where nothing is sent to a server.
     #[serde(default)]
     pub forward: Option<met_sinks::forward::Status>,
+    /// All sinks, `forward` among them.
+    #[serde(default)]
+    pub sinks: Vec<met_sinks::bus::Status>,
 }
 
 /// A node that sends to a server.

@@ -13,7 +13,7 @@ mod query;
 mod room;
 mod view;
 
-pub use keeper::{Busy, Denied, Keeper, Plan, Refusal};
+pub use keeper::{Busy, Denied, Keeper, Plan, Refusal, SinksFile};
 pub use latest::Latest;
 pub use misunderstood::Misunderstood;
 pub use node_page::NodePage;

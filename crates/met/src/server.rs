@@ -75,6 +75,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
             let joined = join::adopt(measured, known);
             (joined.write, joined.remove)
         },
+        sinks: setting.config.sinks.clone(),
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
     let (latest, misunderstood) = (keeper.latest().clone(), Misunderstood::default());

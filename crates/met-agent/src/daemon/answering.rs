@@ -292,6 +292,7 @@ impl Keeping {
 
     fn status(&mut self) -> Result<Status> {
         let sources = self.ask_sampling(Sampling::costs)?;
+        let sinks = self.bus.status();
         Ok(Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -308,10 +309,8 @@ impl Keeping {
                 shadows_refused: self.shadows.refused().cloned(),
                 ..finding.health().into()
             }),
-            forward: match &self.forward {
-                Some(forward) => Some(forward.status()),
-                None => self.not_sending.as_deref().cloned(),
-            },
+            forward: sinks.iter().find_map(|sink| sink.forward.as_deref().cloned()),
+            sinks,
         })
     }
 }

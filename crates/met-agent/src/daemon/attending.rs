@@ -240,7 +240,9 @@ impl Keeping {
             None => "",
         };
         tracing::error!("the sampling thread {happened} {what}, and another one goes on{instead}");
-        if let Err(error) = self.sampling.begin(self.host.clone(), &self.config, self.board.clone()) {
+        if let Err(error) =
+            self.sampling.begin(self.host.clone(), &self.config, self.board.clone(), self.bus.ticker())
+        {
             tracing::error!("no other sampling thread can be started: {error}");
             return false;
         }

@@ -43,8 +43,9 @@ impl Keeping {
             charged.put(&mut record.totals);
             record.emission = charged.emission();
             // In its place: a charge may take figures back, and a report does not remove any.
-            if let Err(error) = self.writer.put_instead(from_ref(&record), from_ref(&key)) {
-                tracing::warn!("job {}: its last share of energy is lost: {error}", key.id);
+            match self.writer.put_instead(from_ref(&record), from_ref(&key)) {
+                Ok(()) => self.publish_end(&record),
+                Err(error) => tracing::warn!("job {}: its last share of energy is lost: {error}", key.id),
             }
             self.on_board(|board| board.knows(&record));
         }

@@ -8,10 +8,12 @@ use met_core::belief::CHARGED;
 use met_core::course::Course;
 use met_core::job::{CgroupPaths, JobKey, QualityKind, Record};
 use met_jobs::enclosure;
+use met_sinks::event::Kind;
 use met_store::{Device, inbox};
+use met_wire::batch::Subject;
 
-use super::forwarding;
 use super::keeping::Keeping;
+use super::sinks;
 use met_config::Presence;
 use met_query::jobs;
 use met_query::live::Live;
@@ -22,10 +24,8 @@ impl Keeping {
         let buffered = self.config.sampling.buffer_samples;
         let by_size =
             buffered.map(|samples| self.config.sampling.interval.saturating_mul(samples.min(100_000) as u32));
-        let every = match &self.forward {
-            Some(_) => self.config.storage.flush_interval.min(self.config.forward.interval),
-            None => self.config.storage.flush_interval,
-        };
+        let every = self.config.storage.flush_interval;
+        let every = self.bus.within().map_or(every, |within| every.min(within));
         by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
     }
 
@@ -35,8 +35,8 @@ impl Keeping {
 
     /// Tries again what could not be written.
     pub(super) fn write_again(&mut self) {
-        let writer = &mut self.writer;
-        self.unwritten.write_ends(|record| writer.put(record));
+        let (writer, bus) = (&mut self.writer, &mut self.bus);
+        self.unwritten.write_ends(|record| writer.put(record).inspect(|()| sinks::publish_end(bus, record)));
         if self.unwritten.told.is_some() {
             self.hear();
         }
@@ -50,21 +50,22 @@ impl Keeping {
             self.keep_course(&key, &course);
         }
         for (uuid, course) in drained.cards {
-            forwarding::offer_card(self.forward.as_ref(), &uuid, &course);
             if let Err(error) = self.writer.append_device(&uuid, &course) {
                 tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
             }
+            sinks::publish_samples(&mut self.bus, Subject::Device(uuid), course);
         }
         for (table, part, course) in drained.node {
-            forwarding::offer_node(self.forward.as_ref(), &part, &course);
             if let Err(error) = self.writer.append_node(&part, &course) {
                 tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
             }
+            sinks::publish_samples(&mut self.bus, Subject::Node(part), course);
         }
-        let wanted = !drained.devices.is_empty() || self.forward.is_some();
+        let has_interim = self.bus.wants(Kind::Interim);
+        let wanted = !drained.devices.is_empty() || has_interim;
         let live = if wanted { self.sampling.live() } else { HashMap::new() };
-        if let Some(forward) = &self.forward {
-            live.iter().for_each(|(key, live)| forwarding::offer_standing(forward, key, live));
+        if has_interim {
+            live.iter().for_each(|(key, live)| sinks::publish_interim(&mut self.bus, key, live));
         }
         if !drained.devices.is_empty() {
             self.keep_cards(&drained.devices, live);
@@ -78,9 +79,11 @@ impl Keeping {
         if course.is_empty() {
             return;
         }
-        forwarding::offer_job(self.forward.as_ref(), key, course);
         if let Err(error) = self.writer.append_course(key, course) {
             tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
+        }
+        if self.bus.wants(Kind::Samples) {
+            sinks::publish_samples(&mut self.bus, Subject::Job(key.clone()), course.clone());
         }
     }
 

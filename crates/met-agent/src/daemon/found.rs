@@ -88,6 +88,8 @@ impl Keeping {
         let joined = join::adopt(&record, &known);
         if let Err(error) = self.writer.put_instead(&joined.write, &joined.remove) {
             tracing::warn!("job {}: {error}", record.key.id);
+        } else {
+            self.publish_start(&record);
         }
         // Followed as it was measured; the store puts the two words together again when it ends.
         record

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use met_core::job::{CgroupPaths, Record};
 use met_core::listing::Cursor;
 use met_jobs::enclosure;
-use met_query::jobs;
+use met_query::jobs::{self, Imported};
 use met_store::{Filter, inbox};
 
 use super::keeping::Keeping;
+use super::sinks;
 
 /// Between two looks at the inbox.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -126,7 +127,12 @@ impl Keeping {
     pub(super) fn import(&mut self) {
         self.housekeeping.imported = Instant::now();
         match jobs::import(&mut self.writer, &self.place.state, &self.host) {
-            Ok(left) => self.housekeeping.leave(left),
+            Ok(Imported { ended, left }) => {
+                self.housekeeping.leave(left);
+                // The end of a job that is followed is published when its supervisor or its absence tells of it.
+                let unfollowed = ended.iter().filter(|record| !self.jobs.contains_key(&record.key));
+                unfollowed.for_each(|record| sinks::publish_end(&mut self.bus, record));
+            }
             Err(error) => tracing::warn!("{error:#}"),
         }
     }

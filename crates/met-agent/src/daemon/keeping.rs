@@ -11,7 +11,7 @@ use met_core::job::{CgroupPaths, JobKey, Origin, Record, State};
 use met_host::Host;
 use met_jobs::enclosure::{self, Enable, Enclosure};
 use met_jobs::layouts::Layouts;
-use met_sinks::forward::{self, Forward};
+use met_sinks::Bus;
 use met_store::Writer;
 use met_store::inbox::{self, JobDir};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -20,7 +20,6 @@ use super::board::Board;
 use super::charging::Emitting;
 use super::claims::{self, Made};
 use super::finding::Finding;
-use super::forwarding;
 use super::found::{Directory, Gone};
 use super::housekeeping::Housekeeping;
 use super::identifying::Asking;
@@ -32,6 +31,7 @@ use super::reservations::Reservations;
 use super::sampling::Sampling;
 use super::schedulers::Schedulers;
 use super::shadows::Shadows;
+use super::sinks;
 use super::socket::Peer;
 use super::spare::Spare;
 use super::standing::Standing;
@@ -87,10 +87,8 @@ pub struct Keeping {
     pub(super) shadows: Shadows,
     /// Where others read of it, if somebody listens.
     pub(super) board: Option<Arc<Board>>,
-    /// To the server of the cluster, where there is one.
-    pub(super) forward: Option<Forward>,
-    /// Why there is none, though one was asked for.
-    pub(super) not_sending: Option<Box<forward::Status>>,
+    /// Where jobs and samples go, beside the store.
+    pub(super) bus: Bus,
 }
 
 pub(super) struct Kept {
@@ -106,11 +104,8 @@ impl Keeping {
         let before = |manager: &str| told::before(&writer, manager);
         let asked = &setting.config.schedulers;
         let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
-        let started = forwarding::start(&setting.host, &setting.config, place, board.is_some());
-        let (forward, not_sending) = match started {
-            Ok(forward) => (forward, None),
-            Err(status) => (None, Some(status)),
-        };
+        let bus = sinks::open(setting, place, board.as_deref());
+        let ticker = bus.ticker();
         let mut keeping = Keeping {
             host: setting.host.clone(),
             config: setting.config.clone(),
@@ -118,7 +113,7 @@ impl Keeping {
             place: place.clone(),
             writer,
             repairs: Repairs::default(),
-            sampling: Sampling::start(setting.host.clone(), &setting.config, board.clone())?,
+            sampling: Sampling::start(setting.host.clone(), &setting.config, board.clone(), ticker)?,
             finding: None,
             jobs: HashMap::new(),
             found: HashMap::new(),
@@ -139,12 +134,8 @@ impl Keeping {
             idle_power: IdleFile::open(&place.state, &setting.host),
             shadows: Shadows::default(),
             board,
-            forward,
-            not_sending,
+            bus,
         };
-        if let (Some(board), Some(forward)) = (&keeping.board, &keeping.forward) {
-            board.watch_spool(forward.watch());
-        }
         if let Some(group) =
             setting.config.daemon.operators.as_deref().filter(|group| !users::is_group(group))
         {
@@ -253,6 +244,7 @@ impl Keeping {
             self.reservations.used(id);
         }
         self.note_inner(&record);
+        self.publish_start(&record);
         self.watch(record);
         Ok(Reply::Done)
     }
@@ -279,7 +271,6 @@ impl Keeping {
         let key = record.key.clone();
         let is_found = Keeping::is_found(&record);
         self.jobs.insert(key.clone(), Kept { record, watch: Watch::new(), gone: Vec::new() });
-        self.hurry();
         if !is_found {
             self.look_at_supervisor(&key);
         }
@@ -334,10 +325,10 @@ impl Keeping {
         sampled.complete(&mut record, &course, self.config.sampling.interval);
         self.on_board(|board| board.ended(&record));
         let written = self.writer.put(&record);
-        if written.is_err() {
-            self.unwritten.keep_end(record.clone());
+        match written {
+            Ok(()) => self.publish_end(&record),
+            Err(_) => self.unwritten.keep_end(record.clone()),
         }
-        self.hurry();
         self.note_inner(&record);
         self.outers.remove(&record.key);
         self.jobs.remove(&record.key);
@@ -351,13 +342,6 @@ impl Keeping {
         self.schedulers.nudge(&record.key.manager);
         written?;
         self.limit_count()
-    }
-
-    /// The server hears soon of a job that began or ended.
-    fn hurry(&self) {
-        if let Some(forward) = &self.forward {
-            forward.hurry();
-        }
     }
 
     fn close_lost(&mut self, mut record: Record) {
@@ -392,9 +376,7 @@ impl Keeping {
             finding.stop();
         }
         self.sampling.stop();
-        if let Some(forward) = self.forward.take() {
-            forward.stop();
-        }
+        self.bus.close();
     }
 }
 

@@ -30,6 +30,7 @@ pub(crate) mod rest;
 mod sampling;
 pub mod schedulers;
 mod shadows;
+mod sinks;
 mod socket;
 mod spare;
 mod standing;

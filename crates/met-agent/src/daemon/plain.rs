@@ -229,7 +229,7 @@ impl Keeping {
             Some(index) => Some(groups.resumable.swap_remove(index)),
             None => self.writer.get(&record.key).ok().flatten(),
         };
-        let is_rest = matches!(group.key, Key::Rest { .. });
+        let (is_new, is_rest) = (known.is_none(), matches!(group.key, Key::Rest { .. }));
         let mut before = (0, 0);
         if let Some(known) = known {
             if is_rest {
@@ -242,6 +242,8 @@ impl Keeping {
         count(&mut record, group, &followed);
         if let Err(error) = self.writer.put(&record) {
             tracing::warn!("job {}: {error}", record.key.id);
+        } else if is_new {
+            self.publish_start(&record);
         }
         let members = group.members.clone();
         groups.jobs.insert(id, followed);

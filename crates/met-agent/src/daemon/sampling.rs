@@ -16,6 +16,7 @@ use met_core::energy::idle::LearnedIdle;
 use met_core::holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_host::{Host, clock};
+use met_sinks::bus::Ticker;
 use met_sources::{Options, Pulse};
 use met_store::{Device, NodePart};
 
@@ -161,19 +162,31 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Pins what it sees to the board, if there is one; then it watches the machine without jobs, too.
-    pub fn start(host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<Sampling> {
+    /// Pins what it sees to the board and hands rows to the ticker, if there are any; then it watches the machine
+    /// without jobs, too.
+    pub fn start(
+        host: Host,
+        config: &Config,
+        board: Option<Arc<Board>>,
+        ticker: Option<Ticker>,
+    ) -> io::Result<Sampling> {
         let (orders, _) = mpsc::channel();
         let attendance = Attendance::new(config.sampling.interval);
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
         let mut sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
-        sampling.begin(host, config, board)?;
+        sampling.begin(host, config, board, ticker)?;
         Ok(sampling)
     }
 
     /// Starts the thread, or another one in its place: whoever takes orders from the channel of before is told
     /// nothing more. It opens the sources itself, since that may hang, too.
-    pub(super) fn begin(&mut self, host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<()> {
+    pub(super) fn begin(
+        &mut self,
+        host: Host,
+        config: &Config,
+        board: Option<Arc<Board>>,
+        ticker: Option<Ticker>,
+    ) -> io::Result<()> {
         let (orders, receiver) = mpsc::channel();
         let (config, options) = (config.clone(), self.attendance.options(config));
         self.orders = orders;
@@ -183,10 +196,10 @@ impl Sampling {
         let work = move || {
             options.pulse.begin();
             let mut sampler = Sampler::with(host, config.sampling.interval, &config, &options);
-            if board.is_some() {
+            if board.is_some() || ticker.is_some() {
                 sampler.watch_node();
             }
-            work(&mut sampler, &receiver, board.as_deref(), &options.pulse);
+            work(&mut sampler, &receiver, board.as_deref(), ticker.as_ref(), &options.pulse);
         };
         self.thread = Some(std::thread::Builder::new().name("sampler".to_owned()).spawn(work)?);
         Ok(())
@@ -442,7 +455,13 @@ impl Sampling {
     }
 }
 
-fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>, pulse: &Pulse) {
+fn work(
+    sampler: &mut Sampler,
+    orders: &Receiver<Order>,
+    board: Option<&Board>,
+    ticker: Option<&Ticker>,
+    pulse: &Pulse,
+) {
     let mut slots = HashMap::new();
     let mut last_errors = HashMap::new();
     let mut undelivered = Undelivered::default();
@@ -475,6 +494,9 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>, 
             }
             if let Some(board) = board {
                 board.post(sampler.now());
+            }
+            if let Some(ticker) = ticker {
+                sampler.publish_tick(ticker);
             }
         } else if let Some(rest) = rest.as_mut().filter(|rest| rest.is_due(clock::boottime_ns())) {
             look_at_rest(sampler, rest);

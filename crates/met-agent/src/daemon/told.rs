@@ -27,6 +27,7 @@ impl Keeping {
         match keep(&mut self.writer, &told) {
             Ok(written) => written.iter().for_each(|record| {
                 self.on_board(|board| board.knows(record));
+                self.publish_end(record);
                 if self.jobs.contains_key(&record.key) {
                     self.sampling.allocate(record);
                 }

@@ -1,9 +1,9 @@
 //! Puts what a file says where it belongs, or complains.
 
 use super::form::{Form, addresses, events, layouts, power_mw, texts};
-use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SOURCES, Section};
+use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SINKS, SOURCES, Section};
 use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
-use super::{Config, sources};
+use super::{Config, sinks, sources};
 use met_core::units;
 
 /// Puts everything in the file into `config`, or complains about the first thing that cannot be.
@@ -22,9 +22,13 @@ pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
             sources::apply(entry, &mut config.sources)?;
             continue;
         }
+        if entry.key == SINKS {
+            sinks::apply(entry, &mut config.sinks)?;
+            continue;
+        }
         let section = SECTIONS.iter().find(|section| section.name == entry.key);
         let section = section.ok_or_else(|| {
-            let names = SECTIONS.iter().map(|section| section.name).chain([SOURCES]);
+            let names = SECTIONS.iter().map(|section| section.name).chain([SOURCES, SINKS]);
             unknown(entry, "", &names.collect::<Vec<_>>())
         })?;
         apply_section(section, entry, config)?;

@@ -21,8 +21,9 @@ pub struct Key {
     pub help: &'static str,
 }
 
-/// The section with a reader of its own.
+/// The sections with readers of their own.
 pub const SOURCES: &str = "sources";
+pub const SINKS: &str = "sinks";
 
 /// Two names of one setting; in one file they must agree.
 pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cpuCollector", "interval")];

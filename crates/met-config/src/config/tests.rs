@@ -251,7 +251,7 @@ fn a_misspelt_key_is_told_its_neighbour() {
     check_error(
         "colour: red\n",
         expect![[
-            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources"#
+            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources, sinks"#
         ]],
     );
     check_error(

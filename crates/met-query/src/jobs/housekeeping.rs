@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_config::Storage;
-use met_core::job::{CgroupPaths, Origin, State};
+use met_core::job::{CgroupPaths, Origin, Record, State};
 use met_host::Host;
 use met_store::{Retained, Retention, StoreError, Writer, inbox};
 
@@ -36,7 +36,7 @@ pub fn tidy(setting: &Setting) {
     // One that writes is a daemon, or does the same: nobody waits for it.
     let Ok(mut writer) = Writer::open(state) else { return };
     match import(&mut writer, state, &setting.host) {
-        Ok(left) => left.iter().for_each(|cgroup| note_cgroup(state, cgroup)),
+        Ok(imported) => imported.left.iter().for_each(|cgroup| note_cgroup(state, cgroup)),
         Err(error) => tracing::warn!("{error:#}"),
     }
     retain_daily(&mut writer, setting);
@@ -110,9 +110,15 @@ pub fn log_removed(retained: &Retained) {
     retained.lines().iter().for_each(|line| tracing::info!("{line}"));
 }
 
-/// Takes what is in the inbox into the store. Jobs whose supervisor is gone are lost. Cgroups in which processes are
-/// left.
-pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Vec<CgroupPaths>> {
+/// What an import found.
+pub struct Imported {
+    pub ended: Vec<Record>,
+    /// Cgroups of these in which processes are left.
+    pub left: Vec<CgroupPaths>,
+}
+
+/// Takes what is in the inbox into the store. Jobs whose supervisor is gone are lost.
+pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Imported> {
     match (writer.moved_aside.take(), writer.salvaged.take()) {
         // Every list says so as long as the damaged file is there.
         (_, Some(salvage)) => tracing::error!("{}", salvage.sentence()),
@@ -125,8 +131,7 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Vec<Cgro
     for problem in &imported.problems {
         tracing::warn!("{problem}");
     }
-    let mut left = remove_empty_cgroups(host, &imported.ended);
-    let mut ended_meanwhile = false;
+    let (mut ended, mut ended_meanwhile) = (imported.ended, false);
     for mut record in imported.live {
         settle(host, &mut record);
         let Some(folder) = record.key.id.parse().ok().map(|id| inbox::JobDir::open(state, id)) else {
@@ -142,14 +147,15 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Vec<Cgro
             entry if entry.end_is_absent => {
                 writer.put(&record)?;
                 folder.remove()?;
-                left.extend(remove_empty_cgroups(host, std::slice::from_ref(&record)));
+                ended.push(record);
             }
             // It stays where it is until it can be read.
             entry => entry.problems.iter().for_each(|problem| tracing::warn!("{problem}")),
         }
     }
     if ended_meanwhile {
-        left.extend(remove_empty_cgroups(host, &writer.import()?.ended));
+        ended.extend(writer.import()?.ended);
     }
-    Ok(left)
+    let left = remove_empty_cgroups(host, &ended);
+    Ok(Imported { ended, left })
 }

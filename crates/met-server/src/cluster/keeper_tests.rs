@@ -12,7 +12,7 @@ use super::*;
 use crate::cluster::ClusterView;
 
 const SECOND_NS: i64 = 1_000_000_000;
-const START_S: i64 = 1_794_700_800;
+pub(in crate::cluster) const START_S: i64 = 1_794_700_800;
 
 static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
 static METER: Table = Table { name: "meter", subject: "", labels: &["name"], columns: POWER };
@@ -27,6 +27,7 @@ pub fn plan(state: &std::path::Path) -> Plan {
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
         adopt: |job, _| (vec![job.clone()], Vec::new()),
+        sinks: Vec::new(),
     }
 }
 
@@ -61,7 +62,7 @@ pub(in crate::cluster) fn record(manager: &str, id: &str, start_s: i64, state: S
     record
 }
 
-fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piece {
+pub(in crate::cluster) fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piece {
     let mut course = Course::new(&JOB);
     for at in 0..samples {
         let mut cells = vec![MISSING; JOB.columns.len()];
@@ -74,7 +75,7 @@ fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piece {
     Piece { subject: Subject::Job(key.clone()), table: JOB.name.to_owned(), block: packed }
 }
 
-fn send(
+pub(in crate::cluster) fn send(
     keeper: &Keeper,
     node: &str,
     sequence: u64,
@@ -87,7 +88,10 @@ fn send(
     let kept = keeper.keep(batch, packed, now_ns(), None).unwrap().blocking_recv().unwrap();
     // It is acknowledged when it is durable, and shown a moment later.
     let (done, wait) = mpsc::sync_channel(1);
-    keeper.with_writer(move |_| done.send(()).unwrap());
+    keeper.with_writer(move |_| {
+        done.send(()).unwrap();
+        Vec::new()
+    });
     wait.recv().unwrap();
     kept
 }

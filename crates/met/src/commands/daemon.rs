@@ -4,6 +4,7 @@ use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use met_sinks::forward::SPEC;
 use met_sinks::forward::link::{self, Address, Link};
 
 use crate::cli::DaemonArgs;
@@ -198,7 +199,7 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
     Ok(0)
 }
 
-/// The ledger, schedulers and the server.
+/// The ledger, schedulers, the server and other sinks.
 fn write_state(stdout: &mut impl Write, status: &Status) -> Result<()> {
     if let Some(ledger) = &status.ledger {
         writeln!(stdout, "  ledger: {}", doctor::ledger_words(ledger, &crate::view::local_zone()))?;
@@ -208,6 +209,9 @@ fn write_state(stdout: &mut impl Write, status: &Status) -> Result<()> {
     }
     if let Some(forward) = &status.forward {
         writeln!(stdout, "  {}", doctor::sent_to(forward))?;
+    }
+    for sink in status.sinks.iter().filter(|sink| sink.name != SPEC.name) {
+        writeln!(stdout, "  sink {}", doctor::sink_words(sink))?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::cli::DoctorArgs;
 use crate::output;
 use crate::view::{Paint, Style, text};
-pub use daemon::{heard_of, sent_to};
+pub use daemon::{heard_of, sent_to, sink_words};
 pub use ledger::words as ledger_words;
 use met_query::setting::Setting;
 
@@ -90,8 +90,9 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     ]);
     findings.extend(store::servers_of_store(setting));
     findings.extend(daemon::schedulers(setting));
-    findings.extend(daemon::forwarding(setting));
+    findings.extend(daemon::sinks(setting));
     findings.extend(store::served(setting));
+    findings.extend(store::sinks_of_server(setting));
     let mut stdout = output::stdout();
     if args.json {
         let object = |finding: &Finding| {

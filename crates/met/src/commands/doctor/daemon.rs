@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use met_core::managers::Scheduler;
-use met_sinks::forward;
+use met_sinks::{bus, forward};
 
 use super::{Finding, Health};
 use met_agent::daemon;
@@ -219,16 +219,48 @@ pub fn heard_of(status: &SchedulerStatus) -> String {
     text
 }
 
-pub(super) fn forwarding(setting: &Setting) -> Option<Finding> {
+/// The server that a daemon sends to, and its other sinks.
+pub(super) fn sinks(setting: &Setting) -> Vec<Finding> {
     let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
-    let Ok(Reply::Status(status)) = client?.call(&Request::Status) else { return None };
-    let forward = status.forward?;
-    Some(Finding {
+    let status = client.map(|mut client| client.call(&Request::Status));
+    let Some(Ok(Reply::Status(status))) = status else { return Vec::new() };
+    let server = status.forward.map(|forward| Finding {
         what: "server",
         health: health_of_sending(&forward),
         detail: sent_to(&forward),
         remedy: None,
-    })
+    });
+    let others = status.sinks.iter().filter(|sink| sink.name != forward::SPEC.name);
+    server.into_iter().chain(others.map(|sink| of_sink("sink", sink))).collect()
+}
+
+pub(super) fn of_sink(what: &'static str, sink: &bus::Status) -> Finding {
+    let health = match sink.state {
+        bus::State::Failed => Health::Broken,
+        bus::State::Running if sink.dropped == 0 => Health::Good,
+        bus::State::Running | bus::State::Retrying => Health::Less,
+    };
+    Finding { what, health, detail: sink_words(sink), remedy: None }
+}
+
+/// What a sink has taken, and what not.
+pub fn sink_words(sink: &bus::Status) -> String {
+    let state = match sink.state {
+        bus::State::Running => "",
+        bus::State::Retrying => "retrying, ",
+        bus::State::Failed => "failed, ",
+    };
+    let mut text =
+        format!("{}: {state}{} events delivered, {} queued", sink.name, sink.delivered, sink.queued);
+    text.push_str(&format!(", {} dropped", sink.dropped));
+    if sink.dropped_ends > 0 {
+        let jobs = sink.dropped_jobs.join(", ");
+        text.push_str(&format!(", among them {} ends of jobs, the last of {jobs}", sink.dropped_ends));
+    }
+    if let Some(error) = &sink.last_error {
+        text.push_str(&format!("; last error: {error}"));
+    }
+    text
 }
 
 /// How batches get to the server.
@@ -282,6 +314,24 @@ mod tests {
         // A daemon of an earlier version does not tell where.
         status.crowded.clear();
         assert_eq!(left_out(&status), "; 7 cgroups too many are left out");
+    }
+
+    #[test]
+    fn a_sink_that_drops_is_less_than_good_and_names_what_it_dropped() {
+        let mut sink = bus::Status { name: "stdout".into(), delivered: 7, ..bus::Status::default() };
+        let told = |sink: &bus::Status| {
+            let finding = of_sink("sink", sink);
+            (finding.health.name(), finding.health.cause(), finding.detail)
+        };
+        assert_eq!(told(&sink), ("ok", None, "stdout: 7 events delivered, 0 queued, 0 dropped".into()));
+        (sink.dropped, sink.dropped_ends, sink.dropped_jobs) = (3, 1, vec!["local:9".into()]);
+        let dropped =
+            "stdout: 7 events delivered, 0 queued, 3 dropped, among them 1 ends of jobs, the last of local:9";
+        assert_eq!(told(&sink), ("less", None, dropped.into()));
+        (sink.state, sink.last_error) = (bus::State::Failed, Some("closed".into()));
+        let (health, cause, detail) = told(&sink);
+        assert_eq!((health, cause), ("no", Some("broken")));
+        assert!(detail.starts_with("stdout: failed, 7 events") && detail.ends_with("; last error: closed"));
     }
 
     #[test]

@@ -244,6 +244,7 @@ mod tests {
             ledger: None,
             idle: Vec::new(),
             forward: None,
+            sinks: Vec::new(),
         };
         let told = Told::of(&status(true));
         assert_eq!(told.left_out, ["rapl"]);

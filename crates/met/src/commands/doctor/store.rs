@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use met_server::cluster::SinksFile;
 use met_store::Reader;
 
 use super::{Finding, Health};
@@ -95,6 +96,23 @@ pub(super) fn served(setting: &Setting) -> Option<Finding> {
     let bytes = met_store::cluster::bytes_in(&state)?;
     let detail = format!("{} of what nodes sent and told in {}", units::bytes(bytes as f64), state.display());
     Some(Finding { what: "cluster", health: Health::Good, detail, remedy: None })
+}
+
+/// The sinks of a server on this machine, as it last described them.
+pub(super) fn sinks_of_server(setting: &Setting) -> Vec<Finding> {
+    /// It writes them three times a minute.
+    const OLD_NS: i64 = 90_000_000_000;
+    let Some(file) = SinksFile::read(&crate::server::state(setting)) else { return Vec::new() };
+    let age_ns = met_query::jobs::now_ns() - file.time_ns;
+    let finding = |sink| {
+        let mut finding = super::daemon::of_sink("server sink", sink);
+        if age_ns > OLD_NS {
+            finding.health = Health::Less;
+            finding.detail += &format!(" (stale: from {} s ago)", age_ns / 1_000_000_000);
+        }
+        finding
+    };
+    file.sinks.iter().map(finding).collect()
 }
 
 /// The servers that `store` in the configuration names, asked for real.
