@@ -195,7 +195,7 @@ def series_of_a_running_job_are_shown_before_they_are_written(world):
     equal(samples, [name for name in before if "series" in os.path.relpath(name, store)], "files of samples")
     open(world.path("go"), "w").close()
     world.met("wait", job).ok()
-    check(glob.glob(os.path.join(store, "series", "*")), "they are written at its end")
+    eventually(lambda: glob.glob(os.path.join(store, "series", "*")), "they are written at its end")
 
 
 @each(fifo=lambda path: os.mkfifo(path), directory=lambda path: os.mkdir(path),

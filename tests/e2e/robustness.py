@@ -438,7 +438,8 @@ def a_job_after_a_reboot_is_lost(world):
     # What a reboot leaves: the record of a start, of another boot.
     later = {pid: command for pid, command in marked(world.token).items()}
     world.met("cancel", job).ok()
-    check(not any(map(alive, later)), "processes are left")
+    # Its supervisor goes when it has written the end.
+    eventually(lambda: not any(map(alive, later)), "no process is left")
     equal(world.state_of(job), "cancelled", "state")
     second = world.run("true")
     world.met("wait", second).ok()
