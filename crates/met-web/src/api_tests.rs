@@ -21,7 +21,7 @@ impl Jobs {
         let job = |id: u32| {
             let mut record = met_core::sample::full(id, "train");
             (record.start_ns, record.state) = (Some(i64::from(id)), State::Finished);
-            record.user = Some(if id % 2 == 0 { "ada" } else { "bob" }.to_owned());
+            record.user = Some(if id.is_multiple_of(2) { "ada" } else { "bob" }.to_owned());
             record
         };
         Arc::new(Jobs { jobs: (1..=9).rev().map(job).collect(), asked: AtomicUsize::new(0) })

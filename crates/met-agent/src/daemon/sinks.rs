@@ -162,9 +162,9 @@ mod tests {
         let (id, dir) = met_store::inbox::JobDir::reserve(&root.path().join("state"), 1).unwrap();
         record.key.id = id.to_string();
         dir.write_end(&record).unwrap();
-        keeping.refresh();
+        keeping.import();
         assert_eq!(next(&received), format!("Ended {}", record.key.id));
-        keeping.refresh();
+        keeping.import();
         keeping.close();
         assert!(received.try_recv().is_err(), "once");
     }

@@ -3,6 +3,7 @@
 //! Processors, memory and cards *claim* what their own meters counted, split by who used it. The meter of the node
 //! *pays* for that. One that lags shows the energy later: the claims wait for it, so nothing is paid twice. What
 //! it has not shown after a minute it does not see: the claim is dropped, and whoever made it is charged too little.
+//! The same holds at once for what was used while its power was not read: paid later, it would be taken from others.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -53,9 +54,10 @@ impl Carry {
         }
     }
 
-    /// Whether claims have waited so long that they go first.
-    pub fn is_urgent(&self, now_ns: i64) -> bool {
-        self.claims.front().is_some_and(|&(from_ns, _)| now_ns - from_ns > PATIENT_NS)
+    /// What has waited so long that it goes first.
+    pub fn overdue_uj(&self, now_ns: i64) -> u64 {
+        let overdue = self.claims.iter().take_while(|(from_ns, _)| now_ns - from_ns > PATIENT_NS);
+        overdue.map(|(_, lines)| sum_uj(lines)).sum()
     }
 
     /// All that waits to be paid.
@@ -92,13 +94,15 @@ impl Carry {
         taken
     }
 
-    /// Drops what has waited for too long, or all. By who, what is missing in their lines.
-    pub fn expire(&mut self, end_ns: i64, all: bool) -> BTreeMap<Who, u64> {
-        let mut dropped = Lines::new();
-        while self.claims.front().is_some_and(|&(from_ns, _)| all || end_ns - from_ns > LAG_MAX_NS) {
+    /// Drops what has waited for too long, and the oldest of what is beyond `most_uj`. By who, what is missing in
+    /// their lines.
+    pub fn expire(&mut self, end_ns: i64, most_uj: u64) -> BTreeMap<Who, u64> {
+        let mut dropped = self.take_oldest(self.claimed_uj().saturating_sub(most_uj));
+        while self.claims.front().is_some_and(|&(from_ns, _)| end_ns - from_ns > LAG_MAX_NS) {
             add(&mut dropped, self.claims.pop_front().map(|(_, lines)| lines).unwrap_or_default());
         }
-        dropped.into_iter().map(|(who, line)| (who, line.total_uj() as u64)).collect()
+        let short = dropped.into_iter().map(|(who, line)| (who, line.total_uj() as u64));
+        short.filter(|(_, uj)| *uj > 0).collect()
     }
 
     /// Whether the meter still has to show something of what a job used.

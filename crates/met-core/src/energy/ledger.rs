@@ -2,10 +2,11 @@
 //! microjoule.
 //!
 //! Meters are read at their own times, jobs at every tick. A window is closed up to the time of the slowest
-//! meter's last reading. What was used in it has four parts: processors, memory, cards, and the rest of the
-//! machine. Each has an idle share, which the machine would have used doing nothing, and an active one, which
-//! is split by what jobs did meanwhile. Inner parts that a meter of the node has not shown yet are carried to later
-//! windows (`carry`). A job that ended in a window is settled when that window is closed and it is owed nothing.
+//! meter's last reading, where the meter of the node was read. What was used in it has four parts: processors,
+//! memory, cards, and the rest of the machine. Each has an idle share, which the machine would have used doing
+//! nothing, and an active one, which is split by what jobs did meanwhile. Inner parts that a meter of the node has
+//! not shown yet are carried to later windows (`carry`). A job that ended in a window is settled when that window is
+//! closed and it is owed nothing.
 //!
 //! A meter that is away for a moment is waited for, and the window is longer. What it counted in a longer gap is
 //! unassigned, and jobs of that time are charged too little.
@@ -14,13 +15,19 @@ use std::collections::BTreeMap;
 
 use super::carry::Carry;
 use super::idle::{IdlePower, LearnedIdle};
-use super::meter::{Fault, Meter, Scope, Span};
+use super::meter::{BRIDGE_NS, Fault, Meter, Scope, Span};
 use super::ticks::{Done, Ticks};
 use crate::apportion::apportion;
 use crate::job::QualityKind;
 
 /// A meter of the node that was read within this time and is not now is missing, and not gone.
 const AWAY_NS: i64 = 600_000_000_000;
+
+/// A window that is longer is closed although a meter was away at its end.
+const WINDOW_MAX_NS: i64 = 2 * BRIDGE_NS;
+
+/// Meters that are read one after the other in a tick differ by less: a window does not wait for the next tick.
+const SAME_TICK_NS: i64 = 1_000_000_000;
 
 /// The parts of a machine that use energy.
 pub const PARTS: usize = 4;
@@ -399,7 +406,33 @@ impl Ledger {
         self.look(now_ns);
         let awaited = self.meters.iter().filter(|meter| meter.is_awaited(now_ns));
         let end_ns = awaited.filter_map(Meter::last_ns).min();
-        self.close_at(end_ns, now_ns)
+        self.close_at(end_ns.map(|end_ns| self.clean_cut(end_ns, now_ns)), now_ns)
+    }
+
+    /// The last time up to this one that is in no gap of a meter, and not well before a reading of the node's.
+    /// Elsewhere what was counted between two readings is cut by time alone, and a job is charged for what another one
+    /// used before or after it.
+    fn clean_cut(&self, end_ns: i64, now_ns: i64) -> i64 {
+        // The first window begins no earlier than it has to: time before it may be in others already. And meters that
+        // are away in turn do not keep a window open for ever.
+        if self.open_ns.is_none_or(|open_ns| end_ns - open_ns > WINDOW_MAX_NS) {
+            return end_ns;
+        }
+        let awaited = || self.meters.iter().filter(|meter| meter.is_awaited(now_ns));
+        let node = awaited().filter(|meter| meter.is_outer()).min_by_key(|meter| meter.scope);
+        let gaps = |cut_ns: i64| {
+            let lines = awaited().filter_map(move |meter| meter.around(cut_ns));
+            lines.filter(|(.., fault)| *fault == Fault::Bridged)
+        };
+        let early = |cut_ns: i64| {
+            let line = node.and_then(|meter| meter.around(cut_ns));
+            line.filter(|(_, after_ns, _)| after_ns - cut_ns >= SAME_TICK_NS)
+        };
+        let mut cut_ns = end_ns;
+        while let Some((before_ns, ..)) = gaps(cut_ns).chain(early(cut_ns)).min() {
+            cut_ns = before_ns;
+        }
+        cut_ns
     }
 
     /// Closes the window up to the last reading of any meter, without those that are slower: nobody will be
@@ -511,9 +544,10 @@ impl Ledger {
         let cards_uj = self.claim_cards(end_ns);
         whole.add_cards(cards_uj);
         whole.agrees &= was_steady && whole.fault == Fault::None;
-        if whole.agrees {
-            self.usual_uj = Some(whole.host_uj());
-            self.learn_idle(&whole, end_ns - begin_ns, end_ns);
+        // One that is behind may show late what was used before: only if it is as far behind afterwards, it did not.
+        let is_behind = backlog_uj > whole.outer_uj.unwrap_or(0) / 100;
+        if whole.agrees && !is_behind {
+            self.learn(&whole, end_ns - begin_ns, end_ns);
         }
         let idle = self.idle_of(&whole, end_ns - begin_ns);
         let mut claims = BTreeMap::new();
@@ -521,9 +555,17 @@ impl Ledger {
         for (who, line) in &claims {
             self.carry.claim(*who, line, end_ns);
         }
-        let is_lost = whole.fault >= Fault::Lost;
-        let kept_uj = if self.carry.is_urgent(end_ns) || is_lost { 0 } else { idle.rest_uj };
-        let room_uj = whole.outer_uj.map_or(u64::MAX, |outer_uj| outer_uj.saturating_sub(kept_uj));
+        let kept_uj = if whole.fault >= Fault::Lost { 0 } else { idle.rest_uj };
+        // What is not shown later is paid now or never, and what has waited for long is paid now, before anything is
+        // kept for idle power. Newer claims are not: after a long window a meter that lags is still behind.
+        let never_later_uj = self.carry.claimed_uj().saturating_sub(whole.shown_later_uj(backlog_uj));
+        let due_uj = never_later_uj.max(self.carry.overdue_uj(end_ns));
+        let room_uj = |outer_uj: u64| outer_uj.saturating_sub(kept_uj).max(due_uj.min(outer_uj));
+        let room_uj = whole.outer_uj.map_or(u64::MAX, room_uj);
+        // A counter that lags is behind by as much after a long gap as before it.
+        let is_lost = whole.fault == Fault::Lost && whole.outer.is_some() && !whole.is_guess;
+        let most_uj = self.carry.claimed_uj().saturating_sub(backlog_uj);
+        let room_uj = if is_lost { room_uj.min(most_uj) } else { room_uj };
         let paid = self.carry.pay(room_uj);
         // What nobody used nobody is owed.
         self.carry.close(Who::Unassigned);
@@ -538,9 +580,11 @@ impl Ledger {
         let whole_uj = paid.sum_uj + rest_uj + whole.caught_up_uj;
         // One that lags by the same time at the same load shows as much as its parts.
         self.is_steady = self.carry.claimed_uj().abs_diff(backlog_uj) <= whole_uj / 100;
+        if whole.agrees && is_behind && self.is_steady {
+            self.learn(&whole, end_ns - begin_ns, end_ns);
+        }
         debug_assert_eq!(lines.values().map(Line::total_uj).sum::<i64>(), whole_uj as i64);
-        // What a meter did not count it does not show later, either.
-        let short_uj = self.carry.expire(end_ns, whole.fault == Fault::Unknown);
+        let short_uj = self.carry.expire(end_ns, whole.shown_later_uj(backlog_uj));
         let counted_uj = self.counted(&whole, end_ns).unwrap_or(whole_uj);
         self.take_up(&whole, end_ns, whole_uj);
         let Whole { source, kind, metered, fault, .. } = whole;
@@ -610,6 +654,7 @@ impl Ledger {
             // What others that were read in its place have shown already.
             outer_uj: Some(span.energy_uj.saturating_sub(ahead_uj)),
             ahead_uj: ahead_uj.saturating_sub(span.energy_uj),
+            is_guess: meter.is_power() && span.fault != Fault::None,
             outer_lost_uj: span.lost_uj,
             caught_up_uj: missed_uj,
             with_cards: matches!(meter.scope, Scope::Node { with_cards: true, .. }),
@@ -648,7 +693,8 @@ impl Ledger {
     }
 
     /// A window in which all meters agree tells what the machine uses at such a load.
-    fn learn_idle(&mut self, whole: &Whole, window_ns: i64, end_ns: i64) {
+    fn learn(&mut self, whole: &Whole, window_ns: i64, end_ns: i64) {
+        self.usual_uj = Some(whole.host_uj());
         if whole.kind == QualityKind::Measured {
             self.idle.learn(&whole.meters, &whole.host_uj(), &self.done.node, window_ns, end_ns);
         }
@@ -657,7 +703,7 @@ impl Ledger {
     /// What the machine would have used doing nothing. Of cards it is part of their lines.
     fn idle_of(&self, whole: &Whole, window_ns: i64) -> Idle {
         let (host_uj, outer_uj) = (whole.host_uj(), whole.outer_uj.unwrap_or(0));
-        let learned = || self.idle.of(&whole.meters).map(|learned| learned.idle_mw);
+        let learned = || self.learned_by_part(whole);
         if let Some(idle_mw) = self.policy.idle_mw {
             let all_uj = energy_uj(idle_mw, window_ns);
             // As much of it is of each part as was seen at rest. Before that, by what each part uses; while meters do
@@ -690,6 +736,22 @@ impl Ledger {
         idle.memory_uj = idle.above(least_uj(MEMORY), host_uj[MEMORY]);
         idle.rest_uj = least_uj(REST).min(outer_uj);
         idle
+    }
+
+    /// What these meters have shown. Where they have not, what the same meter of the node has shown together with those
+    /// of processors or memory that are away now: these are in the rest meanwhile.
+    fn learned_by_part(&self, whole: &Whole) -> Option<[u64; PARTS]> {
+        let of = |meters: &str| self.idle.of(meters).map(|learned| learned.idle_mw);
+        let with = |parts: &[usize]| {
+            let mut metered = whole.metered;
+            parts.iter().for_each(|&part| metered[part] = true);
+            let mut idle_mw = of(&whole.set_of_meters(metered)).filter(|_| whole.outer.is_some())?;
+            for part in [CPU, MEMORY].into_iter().filter(|&part| !whole.metered[part]) {
+                idle_mw[REST] = idle_mw[REST].saturating_add(std::mem::take(&mut idle_mw[part]));
+            }
+            Some(idle_mw)
+        };
+        of(&whole.meters).or_else(|| [&[CPU, MEMORY][..], &[CPU], &[MEMORY]].into_iter().find_map(with))
     }
 
     /// Processors and memory without meters of their own are in the rest, if there is one for that.
@@ -783,6 +845,8 @@ struct Whole {
     outer: Option<usize>,
     outer_uj: Option<u64>,
     outer_lost_uj: u64,
+    /// Readings of its power are missing, and what it shows is a line between the others.
+    is_guess: bool,
     /// What others have shown beyond what it has counted by the end of this window.
     ahead_uj: u64,
     /// What meters counted before this window, of which no window has told.
@@ -853,6 +917,7 @@ impl Whole {
             outer: None,
             outer_uj: None,
             ahead_uj: 0,
+            is_guess: false,
             outer_lost_uj: 0,
             caught_up_uj,
             with_cards: false,
@@ -866,6 +931,17 @@ impl Whole {
             fault,
             meters: String::new(),
         })
+    }
+
+    /// How much of the claims the meter may show in later windows, if it was behind by `backlog_uj` before this one.
+    fn shown_later_uj(&self, backlog_uj: u64) -> u64 {
+        match self.fault {
+            // What a meter did not count it does not show later, either.
+            Fault::Unknown => 0,
+            // Nor the power that was not read. One that lags is still behind by as much as before.
+            _ if self.is_guess => backlog_uj,
+            _ => u64::MAX,
+        }
     }
 
     fn inner_uj(&self) -> u64 {
@@ -886,8 +962,13 @@ impl Whole {
             self.outer_uj = self.outer_uj.map(|outer_uj| outer_uj.saturating_add(cards_uj));
         }
         self.agrees = self.outer_uj.is_none_or(|outer_uj| self.inner_uj() <= outer_uj);
+        self.meters = self.set_of_meters(self.metered);
+    }
+
+    /// Its meters, if those of these parts were read.
+    fn set_of_meters(&self, metered: [bool; PARTS]) -> String {
         let outer = self.outer.map(|_| self.source.as_str());
-        self.meters = set_of_meters(outer, self.metered, self.with_cards && cards_uj > 0);
+        set_of_meters(outer, metered, self.with_cards && self.cards_uj > 0)
     }
 }
 

@@ -213,6 +213,69 @@ fn what_was_counted_in_a_long_gap_is_nobodys_and_said_to_be() {
 }
 
 #[test]
+fn meters_that_are_away_in_turn_do_not_keep_a_window_open() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = node(&mut ledger);
+    let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let mut ends_s = Vec::new();
+    for step in 0..40 {
+        // Each is read every 50 s, and in the middle of the other one's gap.
+        let at_ns = step * 25 * SECOND;
+        let (id, counter_uj) = if step % 2 == 0 { (meter, 200) } else { (package, 100) };
+        ledger.read_counter(id, at_ns, counter_uj * step);
+        ends_s.extend(ledger.close(at_ns).map(|closed| closed.end_ns / SECOND));
+    }
+    assert!(ends_s.len() >= 5 && ends_s.windows(2).all(|ends| ends[1] - ends[0] <= 200), "{ends_s:?}");
+}
+
+#[test]
+fn a_window_does_not_wait_for_the_next_tick_where_the_node_is_read_last() {
+    for (period_s, after_ns) in [(1, SECOND / 100), (5, SECOND / 100), (1, SECOND / 2)] {
+        let mut ledger = ledger(IdleTo::Nobody, Some(0));
+        let meter = node(&mut ledger);
+        let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+        for second in 0..=20 {
+            let at_ns = second * SECOND;
+            ledger.read_counter(package, at_ns, second * 100);
+            if second % period_s == 0 {
+                ledger.read_counter(meter, at_ns + after_ns, second * 200);
+            }
+            ledger.weigh_job(1, Weights { cpu: 1000, ..Weights::default() });
+            if second == 20 {
+                ledger.leave(1);
+            }
+            let end_ns = ledger.close(at_ns + after_ns).map(|closed| (closed.end_ns, closed.settled));
+            if second % period_s == 0 && second > 0 {
+                let settled = if second == 20 { vec![1] } else { vec![] };
+                assert_eq!(end_ns, Some((at_ns, settled)), "read every {period_s} s");
+            }
+        }
+    }
+}
+
+#[test]
+fn after_a_time_without_meters_no_window_reaches_back_into_it() {
+    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let meter = node(&mut ledger);
+    let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let mut ends_ns = Vec::new();
+    for second in (0..4).chain(70..80).chain(100..104) {
+        let at_ns = second * SECOND;
+        if !(4..100).contains(&second) {
+            // The processors are read a little before the node.
+            ledger.read_counter(package, at_ns - SECOND / 4, second * 100);
+            ledger.read_counter(meter, at_ns, second * 200);
+        }
+        if let Some(closed) = ledger.close(at_ns) {
+            let before_ns = ends_ns.last().copied().unwrap_or(closed.begin_ns);
+            assert!(before_ns <= closed.begin_ns && closed.begin_ns < closed.end_ns, "{closed:?}");
+            ends_ns.push(closed.end_ns);
+        }
+    }
+    assert!(ends_ns.last().is_some_and(|end_ns| *end_ns >= 102 * SECOND), "{ends_ns:?}");
+}
+
+#[test]
 fn a_meter_of_the_node_that_lags_pays_for_cards_when_it_shows_them() {
     const LAG: i64 = 8;
     let mut ledger = ledger(IdleTo::Nobody, Some(100));

@@ -197,6 +197,12 @@ impl Meter {
         self.push(at_ns, u64::try_from(sum / NS_PER_UJ_AT_1_MW).unwrap_or(0), gap.max(fault));
     }
 
+    /// Whether it tells its power, and what was drawn between two readings is a guess: unlike a counter, it never
+    /// shows what it missed.
+    pub fn is_power(&self) -> bool {
+        self.power_mw.is_some()
+    }
+
     /// A slow source hands out its last reading again and again.
     fn is_old_news(&self, at_ns: i64) -> bool {
         self.seen_ns.is_some_and(|seen_ns| at_ns <= seen_ns)
@@ -254,6 +260,14 @@ impl Meter {
 
     pub fn last_ns(&self) -> Option<i64> {
         self.readings.back().map(|reading| reading.at_ns)
+    }
+
+    /// The readings before and after a time at which it was not read, and what is wrong with the time between them.
+    pub fn around(&self, time_ns: i64) -> Option<(i64, i64, Fault)> {
+        let after = self.readings.partition_point(|reading| reading.at_ns < time_ns);
+        let &Reading { at_ns, fault, .. } = self.readings.get(after)?;
+        let before_ns = self.readings[after.checked_sub(1)?].at_ns;
+        (at_ns != time_ns).then_some((before_ns, at_ns, fault))
     }
 
     /// Whether its next reading is worth waiting for.

@@ -448,6 +448,17 @@ fn power_of(job: &Job) -> i64 {
     job.cpu_permille * CPU_BUSY_MW / 1000 + if job.has_card { CARD_BUSY_MW } else { 0 }
 }
 
+fn check(plan: &Plan) -> Result<(), TestCaseError> {
+    let (booked, trusted, truth) = Machine::new(plan).run();
+    let sum_uj: i64 = booked.lines_uj.values().sum();
+    // Where several faults make one long gap, power that nobody read is told by the processors' meter.
+    if plan.counts || booked.windows.iter().all(|closed| closed.source == "bmc") {
+        prop_assert_eq!(sum_uj, trusted.total_uj());
+    }
+    check_marks(plan, &booked)?;
+    check_jobs(plan, &booked, &truth)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -455,13 +466,152 @@ proptest! {
     /// every figure that a fault touches is marked, and every other one is right.
     #[test]
     fn energy_adds_up_under_faults(plan in plan()) {
-        let (booked, trusted, truth) = Machine::new(&plan).run();
-        let sum_uj: i64 = booked.lines_uj.values().sum();
-        // Where several faults make one long gap, power that nobody read is told by the processors' meter.
-        if plan.counts || booked.windows.iter().all(|closed| closed.source == "bmc") {
-            prop_assert_eq!(sum_uj, trusted.total_uj());
-        }
-        check_marks(&plan, &booked)?;
-        check_jobs(&plan, &booked, &truth)?;
+        check(&plan)?;
     }
+}
+
+/// Power is read every second except in a gap.
+fn power_with_gap(jobs: Vec<Job>, gap: Range<usize>) -> Plan {
+    Plan {
+        jobs,
+        counts: false,
+        period_s: 1,
+        lag_s: 0,
+        has_package: false,
+        idle_known: false,
+        gaps: vec![gap],
+        package_gaps: Vec::new(),
+        pauses: Vec::new(),
+        glitches: Vec::new(),
+        restarts: Vec::new(),
+    }
+}
+
+/// A job that computed on a card while power was not read left a claim that no later reading shows, and all that the
+/// next job used was taken for it.
+#[test]
+fn what_was_used_while_power_was_not_read_is_not_taken_from_the_next_job() {
+    let before = Job { life: 54..60, cpu_permille: 400, has_card: true };
+    let after = Job { life: 110..144, cpu_permille: 1234, has_card: false };
+    let after_uj = power_of(&after) * 1000 * after.life.len() as i64;
+    let plan = power_with_gap(vec![before, after], 52..97);
+    check(&plan).unwrap();
+    let (booked, ..) = Machine::new(&plan).run();
+    assert_eq!(booked.lines_uj[&Who::Job(0)], CARD_BUSY_MW * 1000 * 6, "the card's own counter is right");
+    let found_uj = booked.lines_uj[&Who::Job(1)];
+    assert!((found_uj - after_uj).abs() <= after_uj / 50, "used {after_uj} and is charged {found_uj}");
+}
+
+/// The window ended between two readings of the node's meter, where the processors were last read, and the first job
+/// was charged for a part of what the second one used after it.
+#[test]
+fn a_job_is_not_charged_for_the_next_one_where_the_processors_are_read_late() {
+    let after = Job { life: 228..229, cpu_permille: 400, has_card: true };
+    let before = Job { life: 81..227, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 5,
+        has_package: true,
+        idle_known: true,
+        gaps: Vec::new(),
+        package_gaps: std::iter::once(229..232).collect(),
+        ..power_with_gap(vec![after, before], 0..0)
+    };
+    check(&plan).unwrap();
+}
+
+/// The processors were away until after the node's meter was last read, and what the first job used after that was
+/// shared with the second one.
+#[test]
+fn a_window_does_not_end_while_the_processors_are_away() {
+    let second = Job { life: 136..166, cpu_permille: 1321, has_card: true };
+    let first = Job { life: 131..146, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        has_package: true,
+        package_gaps: std::iter::once(97..134).collect(),
+        ..power_with_gap(vec![second, first], 133..169)
+    };
+    check(&plan).unwrap();
+}
+
+/// Idle power was learned with the processors' meter, and taken for unknown when only the node's was read.
+#[test]
+fn idle_power_stays_known_while_the_processors_are_away() {
+    let first = Job { life: 25..26, cpu_permille: 400, has_card: true };
+    let second = Job { life: 171..191, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        has_package: true,
+        gaps: Vec::new(),
+        package_gaps: std::iter::once(212..251).collect(),
+        pauses: std::iter::once(155..212).collect(),
+        ..power_with_gap(vec![first, second], 0..0)
+    };
+    check(&plan).unwrap();
+}
+
+#[test]
+fn a_meter_that_lags_still_shows_after_a_gap_what_it_was_behind_by() {
+    let job = Job { life: 60..200, cpu_permille: 1000, has_card: true };
+    let used_uj = power_of(&job) * 1000 * job.life.len() as i64;
+    let plan = Plan { lag_s: 5, has_package: true, ..power_with_gap(vec![job], 90..120) };
+    check(&plan).unwrap();
+    let (booked, ..) = Machine::new(&plan).run();
+    let found_uj = booked.lines_uj[&Who::Job(0)];
+    assert_eq!(booked.short, BTreeMap::new());
+    assert!((found_uj - used_uj).abs() <= used_uj / 50, "used {used_uj} and is charged {found_uj}");
+}
+
+/// What the node's meter was behind by had waited for as long as the gap, and all claims were paid from idle energy.
+/// When the first job ended, what the meter showed late was taken for idle power of the rest, which left less idle
+/// power for the processors, and the second job paid for that.
+#[test]
+fn a_meter_that_lags_is_still_behind_after_a_gap_of_the_processors() {
+    let first = Job { life: 36..180, cpu_permille: 400, has_card: true };
+    let second = Job { life: 194..370, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 5,
+        lag_s: 3,
+        has_package: true,
+        idle_known: true,
+        gaps: Vec::new(),
+        package_gaps: std::iter::once(41..61).collect(),
+        ..power_with_gap(vec![first, second], 0..0)
+    };
+    check(&plan).unwrap();
+}
+
+/// What the meter of the node showed late after the first job was taken for idle power of the rest in the only window
+/// between the two jobs, although no meter was ever away.
+#[test]
+fn what_a_meter_shows_late_is_not_idle_power() {
+    let first = Job { life: 25..130, cpu_permille: 400, has_card: true };
+    let second = Job { life: 139..331, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 10,
+        lag_s: 4,
+        has_package: true,
+        idle_known: true,
+        gaps: Vec::new(),
+        ..power_with_gap(vec![first, second], 0..0)
+    };
+    check(&plan).unwrap();
+}
+
+#[test]
+fn a_counter_that_lags_is_still_behind_after_a_long_gap() {
+    let first = Job { life: 25..130, cpu_permille: 400, has_card: true };
+    let second = Job { life: 147..333, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 5,
+        lag_s: 6,
+        has_package: true,
+        idle_known: true,
+        ..power_with_gap(vec![first, second], 64..121)
+    };
+    check(&plan).unwrap();
 }
