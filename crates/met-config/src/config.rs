@@ -241,7 +241,7 @@ pub struct Client {
 }
 
 /// The server that a daemon sends to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Default, Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
     /// `None`: nothing is sent, unless the node was joined by `met daemon --join`.
     pub url: Option<String>,
@@ -345,18 +345,7 @@ impl Config {
                 url: None,
             },
             http: Http { listen: Vec::new(), web_config: None, plain: false, jobs_max: 0, keep_ended: zero },
-            forward: Forward {
-                url: None,
-                token_file: None,
-                ca_file: None,
-                cert_file: None,
-                key_file: None,
-                plain: false,
-                node: None,
-                interval: zero,
-                spool_bytes: 0,
-                spool_age: zero,
-            },
+            forward: Forward::default(),
             server: Server { move_after: None, lost_after: zero },
             client: Client::default(),
             sources: sources::Sources::default(),

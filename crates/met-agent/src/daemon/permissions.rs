@@ -201,6 +201,7 @@ mod tests {
             Request::Remove(key()),
             Request::NodeParts { since_ms: 0 },
             Request::NodeCourse { table: String::new(), part: String::new(), after_ms: 0 },
+            Request::Nodes,
             Request::Factors,
             Request::Energy,
             Request::Status,
@@ -209,7 +210,6 @@ mod tests {
             Request::Configure(Change::default()),
             Request::Stop,
             Request::NodeCourses { node: String::new(), after_ms: 0 },
-            Request::Nodes,
         ]
     }
 
@@ -255,6 +255,7 @@ mod tests {
             Remove      own own all  | all - - all
             NodeParts   all all all  | all - - all
             NodeCourse  all all all  | all - - all
+            Nodes       all all all  | all - - all
             Factors     all all all  | all - - all
             Energy      all all all  | all - - all
             Status      all all all  | all - - all
@@ -263,7 +264,6 @@ mod tests {
             Configure   - - all      | all - - all
             Stop        - - all      | all - - all
             NodeCourses - - -        | - - - -
-            Nodes       - - -        | - - - -
         "#]]
         .assert_eq(&text);
     }
