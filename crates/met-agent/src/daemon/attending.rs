@@ -182,7 +182,7 @@ impl Keeping {
         if let Some((_, seen)) = attendance.suspicion.get() {
             return Some(seen + SURE_AFTER);
         }
-        let ticks = !self.jobs.is_empty() || self.board.is_some();
+        let ticks = !self.registry.jobs.is_empty() || self.outputs.board.is_some();
         ticks.then(|| attendance.looked.get() + LOOK_EVERY)
     }
 
@@ -205,7 +205,7 @@ impl Keeping {
     }
 
     fn read_again(&self, source: &'static str) {
-        self.sampling.reopen(source, self.sampling.attendance.options(&self.config));
+        self.sampling.reopen(source, self.sampling.attendance.options(&self.standing.config));
     }
 
     /// Asks the sampling thread, and if something keeps it the next one.
@@ -240,17 +240,20 @@ impl Keeping {
             None => "",
         };
         tracing::error!("the sampling thread {happened} {what}, and another one goes on{instead}");
-        if let Err(error) =
-            self.sampling.begin(self.host.clone(), &self.config, self.board.clone(), self.bus.ticker())
-        {
+        if let Err(error) = self.sampling.begin(
+            self.host.clone(),
+            &self.standing.config,
+            self.outputs.board.clone(),
+            self.outputs.bus.ticker(),
+        ) {
             tracing::error!("no other sampling thread can be started: {error}");
             return false;
         }
         self.brief_sampling();
         self.tell_standing();
         // Who was owed a last share of energy has what he was charged until his end.
-        self.owed.clear();
-        let keys: Vec<JobKey> = self.jobs.keys().cloned().collect();
+        self.registry.owed.clear();
+        let keys: Vec<JobKey> = self.registry.jobs.keys().cloned().collect();
         for key in &keys {
             self.tell_job(key);
         }
@@ -262,20 +265,20 @@ impl Keeping {
 
     /// What every sampling thread is told before its first job.
     pub(super) fn brief_sampling(&mut self) {
-        match self.writer.devices() {
+        match self.recorder.writer.devices() {
             Ok(devices) => self.sampling.recall_devices(devices),
             Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
         }
-        self.sampling.recall_idle(self.idle_power.learned());
+        self.sampling.recall_idle(self.recorder.idle_power.learned());
         self.sampling.keep_node(self.keeps_node());
         self.tell_factor();
     }
 
     /// Tells the next thread of a job, as the next daemon would.
     fn tell_job(&self, key: &JobKey) {
-        let Some(kept) = self.jobs.get(key) else { return };
-        let before = self.writer.course(key).ok().filter(|course| !course.is_empty());
-        match self.writer.get(key) {
+        let Some(kept) = self.registry.jobs.get(key) else { return };
+        let before = self.recorder.writer.course(key).ok().filter(|course| !course.is_empty());
+        match self.recorder.writer.get(key) {
             Ok(Some(stored)) => {
                 let record = Record { gpus: stored.gpus.clone(), ..kept.record.clone() };
                 self.sampling.add(&record, before);

@@ -81,7 +81,7 @@ impl Machine {
         local.boot_id.clone_from(&keeping.host.facts().boot_id);
         let unified = Some(PathBuf::from("/sys/fs/cgroup/job"));
         local.cgroup = CgroupPaths { unified, ..CgroupPaths::default() };
-        keeping.writer.put(&record).unwrap();
+        keeping.recorder.writer.put(&record).unwrap();
         keeping.watch(record.clone());
         record
     }
@@ -140,11 +140,11 @@ fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
 
     record.end_ns = Some(met_query::jobs::now_ns());
     keeping.close_found(record);
-    let end = keeping.writer.get(&key).unwrap().unwrap();
+    let end = keeping.recorder.writer.get(&key).unwrap().unwrap();
     assert_eq!(end.state, State::Finished);
     assert_eq!(end.totals.get(CPU), Some(7_000_000_000));
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000), "seen by the thread before");
-    let course = keeping.writer.course(&key).unwrap();
+    let course = keeping.recorder.writer.course(&key).unwrap();
     let gap_ms = course.times_ms.windows(2).map(|pair| pair[1] - pair[0]).max();
     assert!(gap_ms >= Some(KEPT_AFTER_MIN.as_millis() as i64), "nobody looked: {gap_ms:?}");
     let cpu = &course.columns[JOB.column("cpu").unwrap()];
@@ -168,7 +168,7 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
     record.end_ns = Some(met_query::jobs::now_ns());
     keeping.close_found(record);
     assert_eq!(keeping.sampling.attendance.replaced(), 1);
-    let end = keeping.writer.get(&key).unwrap().unwrap();
+    let end = keeping.recorder.writer.get(&key).unwrap().unwrap();
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000));
     machine.answer(METER, "2\n");
     keeping.close();

@@ -9,13 +9,55 @@ use met_core::job_table::{CPU, MEMORY_PEAK, OOM_KILLS, WALL};
 use met_host::Host;
 use met_jobs::discover::{Ended, Event, Found};
 use met_jobs::identity::{self, Question};
-use met_jobs::layouts::Captures;
+use met_jobs::layouts::{Captures, Layouts};
 use met_jobs::scheduler::join;
 
+use super::finding::Finding;
+use super::identifying::Asking;
 use super::keeping::Keeping;
+use super::plain::Groups;
+use super::shadows::Shadows;
 use crate::sampler::Sampled;
+use met_config::{Config, Place, Presence};
 use met_host::users;
 use met_query::jobs;
+use met_query::setting::Setting;
+
+/// Jobs that others start: how they are found, and what is known of them beside their records.
+pub(super) struct Discovery {
+    pub(super) finding: Option<Finding>,
+    /// The jobs that the discovery follows, by its numbers for them.
+    pub(super) found: HashMap<u64, Directory>,
+    pub(super) layouts: Layouts,
+    /// Those of which it is not known yet who they are.
+    pub(super) asking: Vec<Asking>,
+    /// Groups of processes, where there is no batch system.
+    pub(super) groups: Option<Groups>,
+    /// Where events of jobs are counted that have no v2 cgroup.
+    pub(super) shadows: Shadows,
+}
+
+impl Discovery {
+    pub(super) fn of(setting: &Setting, place: &Place) -> Discovery {
+        Discovery {
+            finding: None,
+            found: HashMap::new(),
+            layouts: setting.layouts(),
+            asking: Vec::new(),
+            groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
+            shadows: Shadows::default(),
+        }
+    }
+}
+
+/// A daemon for everybody sees everybody's jobs; a user's own sees what he started, unless told otherwise.
+pub(super) fn discovers(config: &Config, place: &Place) -> bool {
+    match config.jobs.discover {
+        Presence::Auto => place.system,
+        Presence::Yes => true,
+        Presence::No => false,
+    }
+}
 
 impl Keeping {
     /// Whether a job is one that the discovery follows.
@@ -26,17 +68,17 @@ impl Keeping {
     /// Takes note of what the discovery has seen since the last call.
     pub fn discovered(&mut self) {
         // A job that ended takes its samples with it.
-        if self.finding.is_none() || !self.sampling.is_ready() {
+        if self.discovery.finding.is_none() || !self.sampling.is_ready() {
             return;
         }
-        for event in self.finding.as_ref().map(|finding| finding.take()).unwrap_or_default() {
+        for event in self.discovery.finding.as_ref().map(|finding| finding.take()).unwrap_or_default() {
             match event {
                 Event::Found(found) => self.found(*found),
                 Event::Inhabited(job) => self.identify(job),
                 Event::Named(job, id) => self.rename(job, &id),
                 Event::Parts(job, parts) => {
-                    let Some(directory) = self.found.get(&job) else { continue };
-                    if let Some(kept) = self.jobs.get_mut(&directory.key) {
+                    let Some(directory) = self.discovery.found.get(&job) else { continue };
+                    if let Some(kept) = self.registry.jobs.get_mut(&directory.key) {
                         directory.put_parts_of(&mut kept.record, parts);
                     }
                 }
@@ -49,11 +91,11 @@ impl Keeping {
     fn found(&mut self, found: Found) {
         if let Some(key) = self.on_another_node(&found) {
             self.sampling.add_cgroup(&key, found.cgroup.clone());
-            self.found.insert(found.job, Directory::of(&found, key));
+            self.discovery.found.insert(found.job, Directory::of(&found, key));
             return;
         }
-        let continued = self.resumable.iter().position(|record| is_same(&self.host, record, &found));
-        let record = match continued.map(|index| self.resumable.swap_remove(index)) {
+        let continued = self.registry.resumable.iter().position(|record| is_same(&self.host, record, &found));
+        let record = match continued.map(|index| self.registry.resumable.swap_remove(index)) {
             Some(record) => {
                 self.keep(&record);
                 record
@@ -62,7 +104,9 @@ impl Keeping {
         };
         let before = record.local.iter().flat_map(|local| &local.folded);
         let folded = before.filter(|part| part.node == node_of(&found)).cloned().collect();
-        self.found.insert(found.job, Directory { folded, ..Directory::of(&found, record.key.clone()) });
+        self.discovery
+            .found
+            .insert(found.job, Directory { folded, ..Directory::of(&found, record.key.clone()) });
         let key = record.key.clone();
         self.watch(record);
         self.follow_allocation(&key);
@@ -77,19 +121,19 @@ impl Keeping {
     }
 
     fn keep(&mut self, record: &Record) {
-        if let Err(error) = self.writer.put(record) {
+        if let Err(error) = self.recorder.writer.put(record) {
             tracing::warn!("job {}: {error}", record.key.id);
         }
     }
 
     /// Keeps a new job in the place of what its scheduler had told before it was found.
     fn adopt(&mut self, record: Record) -> Record {
-        let known = self.writer.find(Some(&record.key.manager), &record.key.id).unwrap_or_default();
+        let known = self.recorder.writer.find(Some(&record.key.manager), &record.key.id).unwrap_or_default();
         let joined = join::adopt(&record, &known);
-        if let Err(error) = self.writer.put_instead(&joined.write, &joined.remove) {
+        if let Err(error) = self.recorder.writer.put_instead(&joined.write, &joined.remove) {
             tracing::warn!("job {}: {error}", record.key.id);
         } else {
-            self.publish_start(&record);
+            self.outputs.publish_start(&record);
         }
         // Followed as it was measured; the store puts the two words together again when it ends.
         record
@@ -97,7 +141,7 @@ impl Keeping {
 
     /// What its scheduler had told of a job before it was found, and what its own record does not say.
     fn follow_allocation(&self, key: &JobKey) {
-        if let Ok(Some(known)) = self.writer.get(key) {
+        if let Ok(Some(known)) = self.recorder.writer.get(key) {
             self.sampling.allocate(&known);
         }
     }
@@ -106,9 +150,9 @@ impl Keeping {
     fn on_another_node(&mut self, found: &Found) -> Option<JobKey> {
         let is_it = |key: &JobKey| key.manager == found.manager && key.id == found.id;
         let node = node_of(found);
-        let other = self.found.values().find(|other| is_it(&other.key) && other.node != node);
+        let other = self.discovery.found.values().find(|other| is_it(&other.key) && other.node != node);
         let key = other.map(|other| other.key.clone())?;
-        let kept = self.jobs.get_mut(&key)?;
+        let kept = self.registry.jobs.get_mut(&key)?;
         if !kept.record.nodes.contains(&node) {
             kept.record.nodes.push(node);
         }
@@ -125,33 +169,37 @@ impl Keeping {
 
     /// Moves a job that was found under another name to what its manager calls it.
     fn rename(&mut self, job: u64, id: &str) {
-        let old = self.found.get(&job).map(|directory| directory.key.clone());
+        let old = self.discovery.found.get(&job).map(|directory| directory.key.clone());
         let Some(old) = old.filter(|old| old.id != id) else { return };
         // What was sampled under its old name goes with it.
         self.flush();
-        let Some(mut kept) = self.jobs.remove(&old) else { return };
+        let Some(mut kept) = self.registry.jobs.remove(&old) else { return };
         let new = self.free_key(JobKey { id: id.to_owned(), ..old.clone() });
         self.sampling.rename(&old, &new);
-        let moved = self.writer.course(&old).and_then(|course| self.writer.append_course(&new, &course));
-        if let Err(error) = moved.and_then(|()| self.writer.remove(&old)) {
+        let moved = self
+            .recorder
+            .writer
+            .course(&old)
+            .and_then(|course| self.recorder.writer.append_course(&new, &course));
+        if let Err(error) = moved.and_then(|()| self.recorder.writer.remove(&old)) {
             tracing::warn!("job {id}: what was known of it as {} stays there: {error}", old.id);
         }
         kept.record.name = if kept.record.name == old.id { id.to_owned() } else { kept.record.name };
         kept.record.key = new.clone();
         kept.record = self.adopt(kept.record);
-        for directory in self.found.values_mut().filter(|directory| directory.key == old) {
+        for directory in self.discovery.found.values_mut().filter(|directory| directory.key == old) {
             directory.key = new.clone();
         }
-        self.jobs.insert(new.clone(), kept);
+        self.registry.jobs.insert(new.clone(), kept);
         self.follow_allocation(&new);
         self.rename_outer(&old, &new);
-        self.shadows.rename(&old, &new);
+        self.discovery.shadows.rename(&old, &new);
         self.identify(job);
     }
 
     /// Requeued within a second, a job is still another one.
     fn free_key(&self, mut key: JobKey) -> JobKey {
-        while self.jobs.contains_key(&key) || matches!(self.writer.get(&key), Ok(Some(_))) {
+        while self.registry.jobs.contains_key(&key) || matches!(self.recorder.writer.get(&key), Ok(Some(_))) {
             key.incarnation += 1;
         }
         key
@@ -193,13 +241,13 @@ impl Keeping {
     }
 
     fn found_ended(&mut self, ended: Ended) {
-        let Some(directory) = self.found.remove(&ended.job) else { return };
-        let Some(kept) = self.jobs.get_mut(&directory.key) else { return };
+        let Some(directory) = self.discovery.found.remove(&ended.job) else { return };
+        let Some(kept) = self.registry.jobs.get_mut(&directory.key) else { return };
         directory.put_parts_of(&mut kept.record, ended.parts.clone());
         let Directory { key, node, start_ns, cgroup, .. } = directory;
         let cpu_ns = ended.cpu.as_ref().map(|cpu| cpu.value);
         kept.gone.push(Gone { node, start_ns, ended });
-        if self.found.values().any(|other| other.key == key) {
+        if self.discovery.found.values().any(|other| other.key == key) {
             self.sampling.leave_cgroup(&key, cgroup, cpu_ns);
             return;
         }
@@ -210,14 +258,17 @@ impl Keeping {
 
     /// Jobs that an earlier daemon followed and that are gone since: as last known.
     pub(super) fn close_vanished(&mut self) {
-        for record in std::mem::take(&mut self.resumable) {
+        for record in std::mem::take(&mut self.registry.resumable) {
             self.close_as_last_known(record);
         }
     }
 
     pub(super) fn close_as_last_known(&mut self, mut record: Record) {
-        let course =
-            self.writer.course(&record.key).unwrap_or_else(|_| met_core::course::Course::new(&met_core::JOB));
+        let course = self
+            .recorder
+            .writer
+            .course(&record.key)
+            .unwrap_or_else(|_| met_core::course::Course::new(&met_core::JOB));
         let last_ns = course.times_ms.last().map(|&last_ms| last_ms * 1_000_000);
         record.end_ns = last_ns.max(record.start_ns);
         Sampled::of_course(&course, &record).fill(&mut record);

@@ -75,7 +75,7 @@ impl Machine {
 }
 
 fn record(keeping: &Keeping) -> Record {
-    keeping.jobs.values().next().unwrap().record.clone()
+    keeping.registry.jobs.values().next().unwrap().record.clone()
 }
 
 /// Does what a daemon does all the time until the job holds a card.

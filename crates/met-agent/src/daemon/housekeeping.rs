@@ -104,7 +104,7 @@ impl Keeping {
     /// What is due by now.
     pub(super) fn tidy(&mut self, now: Instant) {
         self.housekeeping.remove_cgroups(now);
-        if self.repairs.begin(now) {
+        if self.recorder.repairs.begin(now) {
             self.look_after_store();
         }
         if now < self.housekeeping.looked + LOOK_EVERY {
@@ -126,12 +126,12 @@ impl Keeping {
     /// What cannot be imported, on a full disk, is read where it is.
     pub(super) fn import(&mut self) {
         self.housekeeping.imported = Instant::now();
-        match jobs::import(&mut self.writer, &self.place.state, &self.host) {
+        match jobs::import(&mut self.recorder.writer, &self.place.state, &self.host) {
             Ok(Imported { ended, left }) => {
                 self.housekeeping.leave(left);
                 // The end of a job that is followed is published when its supervisor or its absence tells of it.
-                let unfollowed = ended.iter().filter(|record| !self.jobs.contains_key(&record.key));
-                unfollowed.for_each(|record| sinks::publish_end(&mut self.bus, record));
+                let unfollowed = ended.iter().filter(|record| !self.registry.jobs.contains_key(&record.key));
+                unfollowed.for_each(|record| sinks::publish_end(&mut self.outputs.bus, record));
             }
             Err(error) => tracing::warn!("{error:#}"),
         }
@@ -141,7 +141,7 @@ impl Keeping {
     pub(super) fn remove_earlier_cgroups(&mut self) {
         let Earlier::Before(after) = &self.housekeeping.earlier else { return };
         let some = Filter { limit: Some(EARLIER_JOBS), after: after.clone(), ..Filter::default() };
-        let page = self.writer.page(&some).unwrap_or_default();
+        let page = self.recorder.writer.page(&some).unwrap_or_default();
         let boot_id = &self.host.facts().boot_id;
         let is_of_this_boot =
             |job: &Record| job.local.as_ref().is_some_and(|local| local.boot_id == *boot_id);

@@ -50,26 +50,26 @@ impl Keeping {
     /// Somebody is in the job now who can be asked who it is.
     pub(super) fn identify(&mut self, job: u64) {
         let now = Instant::now();
-        self.asking.push(Asking { job, since: now, asked: 0, last: now, answer: Answer::Nobody });
+        self.discovery.asking.push(Asking { job, since: now, asked: 0, last: now, answer: Answer::Nobody });
         self.ask_who_is_due();
         self.follow_shadows();
     }
 
     /// When a job is to be asked again.
     pub fn next_question(&self) -> Option<Instant> {
-        self.asking.iter().filter_map(Asking::due).min()
+        self.discovery.asking.iter().filter_map(Asking::due).min()
     }
 
     pub fn ask_who_is_due(&mut self) {
         let now = Instant::now();
-        for mut asking in std::mem::take(&mut self.asking) {
+        for mut asking in std::mem::take(&mut self.discovery.asking) {
             let Some(due) = asking.due() else { continue };
             if due <= now {
                 (asking.asked, asking.last) = (asking.asked + 1, now);
                 asking.answer = self.ask(asking.job);
             }
             if asking.answer != Answer::Known {
-                self.asking.push(asking);
+                self.discovery.asking.push(asking);
             }
         }
     }
@@ -77,10 +77,10 @@ impl Keeping {
     /// Asks jobs whose first process has ended: the next sampling thread cannot read what that said.
     pub(super) fn ask_those_who_are_left(&mut self) {
         let has_ended = |key: &JobKey| {
-            let main = self.jobs.get(key).and_then(|kept| kept.record.local.as_ref()?.main);
+            let main = self.registry.jobs.get(key).and_then(|kept| kept.record.local.as_ref()?.main);
             main.is_some_and(|main| !self.host.is_alive(main))
         };
-        let left = self.found.iter().filter(|(_, directory)| has_ended(&directory.key));
+        let left = self.discovery.found.iter().filter(|(_, directory)| has_ended(&directory.key));
         for job in left.map(|(&job, _)| job).collect::<Vec<u64>>() {
             self.ask(job);
         }
@@ -90,14 +90,16 @@ impl Keeping {
     #[cfg(test)]
     pub(super) fn pretend_asked(&mut self, ago: Duration) {
         let then = |at: Instant| at.checked_sub(ago).unwrap_or(at);
-        for asking in &mut self.asking {
+        for asking in &mut self.discovery.asking {
             (asking.since, asking.last) = (then(asking.since), then(asking.last));
         }
     }
 
     /// Asks the processes of a job who it is.
     fn ask(&mut self, job: u64) -> Answer {
-        let Some(kept) = self.found.get(&job).and_then(|directory| self.jobs.get_mut(&directory.key)) else {
+        let Some(kept) =
+            self.discovery.found.get(&job).and_then(|directory| self.registry.jobs.get_mut(&directory.key))
+        else {
             return Answer::Known;
         };
         let record = &mut kept.record;
@@ -120,7 +122,7 @@ impl Keeping {
             record.user = record.uid.and_then(users::name_of);
         }
         if *record != before
-            && let Err(error) = self.writer.put(record)
+            && let Err(error) = self.recorder.writer.put(record)
         {
             tracing::warn!("job {}: {error}", record.key.id);
         }
@@ -131,7 +133,7 @@ impl Keeping {
             self.sampling.set_main(&record.key, main, identity.holdings);
         }
         if *record != before
-            && let Some(board) = &self.board
+            && let Some(board) = &self.outputs.board
         {
             board.runs(record);
         }

@@ -3,6 +3,7 @@
 //! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. A third
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
+mod admission;
 mod answering;
 mod attending;
 pub mod board;
@@ -10,7 +11,6 @@ mod charging;
 mod claims;
 mod connections;
 mod finding;
-mod flushing;
 pub mod forwarding;
 mod found;
 mod housekeeping;
@@ -24,6 +24,8 @@ mod permissions;
 mod plain;
 mod privilege;
 mod quotas;
+mod recorder;
+mod registry;
 mod repairs;
 mod reservations;
 pub(crate) mod rest;
@@ -252,7 +254,8 @@ impl Daemon {
         let (bell, bell_at) = (self.keeping.bell(), fds.len());
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
         let is_blocked = self.keeping.sampling.is_blocked();
-        let (finding, finding_at) = (self.keeping.finding.as_ref().filter(|_| !is_blocked), fds.len());
+        let (finding, finding_at) =
+            (self.keeping.discovery.finding.as_ref().filter(|_| !is_blocked), fds.len());
         fds.extend(finding.map(|finding| PollFd::from_borrowed_fd(finding.as_fd(), PollFlags::IN)));
         let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
@@ -316,7 +319,9 @@ impl Daemon {
 
     fn let_in(&mut self) {
         for _ in 0..ACCEPTED_PER_ROUND {
-            let Some((stream, peer)) = self.post.accept_with(&mut self.keeping.spare) else { return };
+            let Some((stream, peer)) = self.post.accept_with(&mut self.keeping.admission.spare) else {
+                return;
+            };
             self.admit(Connection::new(stream, peer));
         }
     }

@@ -29,20 +29,20 @@ impl Keeping {
         record.inside = match (&outer, known) {
             (Some(outer), _) => Some(format!("{}:{}", outer.key.manager, outer.key.id)),
             (None, Some(known)) => known.inside.clone(),
-            (None, None) => pid.and_then(|pid| self.layouts.job_around(&self.host, pid)),
+            (None, None) => pid.and_then(|pid| self.discovery.layouts.job_around(&self.host, pid)),
         };
         if let Some(outer) = outer {
-            self.outers.insert(record.key.clone(), outer);
+            self.registry.outers.insert(record.key.clone(), outer);
         }
     }
 
     /// The job around others is called otherwise from now on.
     pub(super) fn rename_outer(&mut self, old: &JobKey, new: &JobKey) {
-        for (inner, outer) in self.outers.iter_mut().filter(|(_, outer)| outer.key == *old) {
+        for (inner, outer) in self.registry.outers.iter_mut().filter(|(_, outer)| outer.key == *old) {
             outer.key = new.clone();
-            if let Some(kept) = self.jobs.get_mut(inner) {
+            if let Some(kept) = self.registry.jobs.get_mut(inner) {
                 kept.record.inside = Some(format!("{}:{}", new.manager, new.id));
-                if let Err(error) = self.writer.put(&kept.record) {
+                if let Err(error) = self.recorder.writer.put(&kept.record) {
                     tracing::warn!("job {}: {error}", inner.id);
                 }
             }
@@ -50,29 +50,29 @@ impl Keeping {
     }
 
     fn outer_of(&self, pid: u32) -> Option<Outer> {
-        if self.found.is_empty() {
+        if self.discovery.found.is_empty() {
             return None;
         }
         let paths = Hierarchies::read(&self.host).ok()?.of_process(&self.host, pid).ok()?;
-        let directory = self.found.values().find(|directory| holds(&directory.cgroup, &paths))?;
+        let directory = self.discovery.found.values().find(|directory| holds(&directory.cgroup, &paths))?;
         Some(Outer { key: directory.key.clone(), node: directory.node.clone() })
     }
 
     /// Makes a job of ours a part of the one it runs in, or brings that part up to date.
     pub(super) fn note_inner(&mut self, inner: &Record) {
-        let Some(outer) = self.outers.get(&inner.key) else { return };
-        let record = match self.jobs.get_mut(&outer.key) {
+        let Some(outer) = self.registry.outers.get(&inner.key) else { return };
+        let record = match self.registry.jobs.get_mut(&outer.key) {
             Some(kept) => {
                 put_part(&mut kept.record.parts, part_of(inner, &outer.node));
                 kept.record.clone()
             }
             None => {
-                let Ok(Some(mut record)) = self.writer.get(&outer.key) else { return };
+                let Ok(Some(mut record)) = self.recorder.writer.get(&outer.key) else { return };
                 put_part(&mut record.parts, part_of(inner, &outer.node));
                 record
             }
         };
-        if let Err(error) = self.writer.put(&record) {
+        if let Err(error) = self.recorder.writer.put(&record) {
             tracing::warn!("job {}: {error}", record.key.id);
         }
     }

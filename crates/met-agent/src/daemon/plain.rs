@@ -139,11 +139,11 @@ pub(super) fn is_plain(record: &Record) -> bool {
 impl Keeping {
     /// When the processes of this machine are to be looked at again.
     pub fn next_look(&self) -> Option<Instant> {
-        self.groups.as_ref().map(|groups| groups.next)
+        self.discovery.groups.as_ref().map(|groups| groups.next)
     }
 
     pub fn look_at_groups_if_due(&mut self) {
-        let Some(mut groups) = self.groups.take() else { return };
+        let Some(mut groups) = self.discovery.groups.take() else { return };
         let replaced = self.sampling.attendance.replaced();
         if groups.next <= Instant::now() && self.sampling.is_ready() {
             let is_managed = groups.unless_managed && self.has_resource_manager();
@@ -157,7 +157,7 @@ impl Keeping {
             let every = if groups.jobs.is_empty() { LOOK_EVERY } else { LOOK_EVERY_WITH_JOBS };
             groups.next = Instant::now() + every;
         }
-        self.groups = Some(groups);
+        self.discovery.groups = Some(groups);
         if replaced != self.sampling.attendance.replaced() {
             self.tell_groups();
         }
@@ -165,7 +165,7 @@ impl Keeping {
 
     /// Tells a sampler that knows of none of the processes of groups.
     pub(super) fn tell_groups(&self) {
-        let Some(groups) = &self.groups else { return };
+        let Some(groups) = &self.discovery.groups else { return };
         for (id, followed) in groups.jobs.iter().filter(|(_, followed)| !followed.counts_by_cgroup) {
             let members = groups.grouping.group(*id).into_iter().flat_map(|group| &group.members);
             members.for_each(|&member| self.sampling.add_root(&followed.key, member));
@@ -173,13 +173,13 @@ impl Keeping {
     }
 
     fn has_resource_manager(&self) -> bool {
-        self.finding.as_ref().is_some_and(|finding| !finding.health().managers.is_empty())
+        self.discovery.finding.as_ref().is_some_and(|finding| !finding.health().managers.is_empty())
     }
 
     /// `admits`: whether groups that are no jobs yet may become some.
     fn look_at_groups(&mut self, groups: &mut Groups, admits: bool) {
         let ours: Vec<u32> = self.own_processes().collect();
-        let others = self.jobs.values().map(|kept| &kept.record).filter(|record| !is_plain(record));
+        let others = self.registry.jobs.values().map(|kept| &kept.record).filter(|record| !is_plain(record));
         groups.busy.extend(others.filter_map(|record| record.uid));
         let changes = groups.look(&self.host, &|process| ours.contains(&process.id.pid));
         groups.busy.clear();
@@ -201,14 +201,16 @@ impl Keeping {
             }
         }
         for (id, followed) in &groups.jobs {
-            if let (Some(group), Some(kept)) = (groups.grouping.group(*id), self.jobs.get_mut(&followed.key))
+            if let (Some(group), Some(kept)) =
+                (groups.grouping.group(*id), self.registry.jobs.get_mut(&followed.key))
             {
                 count(&mut kept.record, group, followed);
             }
         }
         for (id, group) in groups.grouping.take_ended() {
             let Some(followed) = groups.jobs.remove(&id) else { continue };
-            let Some(mut record) = self.jobs.get(&followed.key).map(|kept| kept.record.clone()) else {
+            let Some(mut record) = self.registry.jobs.get(&followed.key).map(|kept| kept.record.clone())
+            else {
                 continue;
             };
             count(&mut record, &group, &followed);
@@ -227,7 +229,7 @@ impl Keeping {
         }
         let known = match continued {
             Some(index) => Some(groups.resumable.swap_remove(index)),
-            None => self.writer.get(&record.key).ok().flatten(),
+            None => self.recorder.writer.get(&record.key).ok().flatten(),
         };
         let (is_new, is_rest) = (known.is_none(), matches!(group.key, Key::Rest { .. }));
         let mut before = (0, 0);
@@ -240,10 +242,10 @@ impl Keeping {
         let cgroup = record.local.as_ref().is_some_and(|local| !local.cgroup.is_empty());
         let followed = Followed { key: record.key.clone(), before, counts_by_cgroup: cgroup };
         count(&mut record, group, &followed);
-        if let Err(error) = self.writer.put(&record) {
+        if let Err(error) = self.recorder.writer.put(&record) {
             tracing::warn!("job {}: {error}", record.key.id);
         } else if is_new {
-            self.publish_start(&record);
+            self.outputs.publish_start(&record);
         }
         let members = group.members.clone();
         groups.jobs.insert(id, followed);
@@ -256,14 +258,14 @@ impl Keeping {
 
     /// A job that is no group began: what it does is in the slice of its user, too.
     pub(super) fn note_other_job(&mut self, record: &Record) {
-        if let (Some(groups), Some(uid), false) = (&mut self.groups, record.uid, is_plain(record)) {
+        if let (Some(groups), Some(uid), false) = (&mut self.discovery.groups, record.uid, is_plain(record)) {
             groups.busy.insert(uid);
         }
     }
 
     /// Jobs of an earlier daemon; without a look at processes they are over.
     pub(super) fn resume_plain(&mut self, record: Record) {
-        match &mut self.groups {
+        match &mut self.discovery.groups {
             Some(groups) => groups.resumable.push(record),
             None => self.close_as_last_known(record),
         }
@@ -271,7 +273,7 @@ impl Keeping {
 
     /// The processes by which jobs of our own are known; their descendants are theirs.
     fn own_processes(&self) -> impl Iterator<Item = u32> {
-        let local = self.jobs.values().filter(|kept| !Keeping::is_found(&kept.record));
+        let local = self.registry.jobs.values().filter(|kept| !Keeping::is_found(&kept.record));
         let own = local.filter_map(|kept| kept.record.local.as_ref());
         let pids = own.flat_map(|local| local.supervisor.into_iter().chain(local.main));
         pids.map(|process| process.pid).chain([std::process::id()])
@@ -389,7 +391,7 @@ mod tests {
             Groups::of(&keeping.host, &met_config::Config::default().jobs, &place, true).unwrap();
         assert!(groups.unless_managed);
         let running = |keeping: &Keeping| {
-            let ids = keeping.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
+            let ids = keeping.registry.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
             ids.collect::<std::collections::BTreeSet<String>>()
         };
         let expected = |pids: &[u32]| pids.iter().map(u32::to_string).collect();
@@ -405,13 +407,13 @@ mod tests {
         keeping.look_at_groups(&mut groups, false);
         assert_eq!(running(&keeping), expected(&[]), "its end is noticed");
         assert!(!groups.has_jobs());
-        let ended = keeping.writer.find(Some("session"), "70").unwrap();
+        let ended = keeping.recorder.writer.find(Some("session"), "70").unwrap();
         assert_eq!(ended.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
         // It is gone again.
         keeping.look_at_groups(&mut groups, true);
         assert_eq!(running(&keeping), expected(&[80]));
         // An earlier daemon's job goes on, though there is a resource manager.
-        let record = keeping.jobs.values().next().unwrap().record.clone();
+        let record = keeping.registry.jobs.values().next().unwrap().record.clone();
         let mut later = Groups::of(&keeping.host, &met_config::Config::default().jobs, &place, true).unwrap();
         later.resumable.push(record);
         log_in(root.path(), 90);

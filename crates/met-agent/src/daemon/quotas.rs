@@ -20,11 +20,11 @@ const UNCHECKED_BYTES_MIN: u64 = 1 << 20;
 impl Keeping {
     /// Whether a job that is new to this daemon may run: one for each supervisor, and so many of each user.
     pub(super) fn check_quota(&self, record: &Record, peer: Peer) -> Result<()> {
-        if !self.place.system || self.jobs.contains_key(&record.key) {
+        if !self.place.system || self.registry.jobs.contains_key(&record.key) {
             return Ok(());
         }
         let announced = || {
-            let kept = self.jobs.values().map(|kept| &kept.record);
+            let kept = self.registry.jobs.values().map(|kept| &kept.record);
             kept.filter(|other| other.uid == Some(peer.uid) && !Keeping::is_found(other))
         };
         if announced().count() >= RUNNING_PER_USER_MAX {
@@ -41,14 +41,14 @@ impl Keeping {
     /// Counts what a user had written to the store.
     pub(super) fn count_announced(&mut self, record: &Record) {
         if self.place.system {
-            self.announced_bytes += bounds::bytes(record) as u64;
+            self.admission.announced_bytes += bounds::bytes(record) as u64;
         }
     }
 
     /// Whether so much was announced since the last retention that the next one cannot wait.
     pub fn is_retention_due(&self) -> bool {
-        let part = self.config.storage.max_bytes / PART_OF_STORE;
-        self.announced_bytes > part.max(UNCHECKED_BYTES_MIN)
+        let part = self.standing.config.storage.max_bytes / PART_OF_STORE;
+        self.admission.announced_bytes > part.max(UNCHECKED_BYTES_MIN)
     }
 }
 
@@ -112,12 +112,12 @@ mod tests {
         for number in 0..RUNNING_PER_USER_MAX as u64 {
             let mut record = template.clone();
             record.key.id = (own_ids(USER).start + 10 + number).to_string();
-            let kept = super::super::keeping::Kept {
+            let kept = super::super::registry::Kept {
                 record,
                 watch: super::super::supervisors::Watch::new(),
                 gone: Vec::new(),
             };
-            keeping.jobs.insert(kept.record.key.clone(), kept);
+            keeping.registry.jobs.insert(kept.record.key.clone(), kept);
         }
         assert!(start(&mut keeping, 9, 9).unwrap_err().to_string().contains("jobs of this user"));
         let others = job(&keeping, 9, 9);

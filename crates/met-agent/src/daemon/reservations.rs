@@ -167,13 +167,15 @@ impl Known for met_store::Queries {
 
 impl Keeping {
     pub(super) fn reserve(&mut self, at_least: u64, peer: Peer) -> Result<Reply> {
-        if self.reservations.next == 0 {
-            self.reservations.next = self.first_id()?;
+        if self.admission.reservations.next == 0 {
+            self.admission.reservations.next = self.first_id()?;
         }
-        let id = self.reservations.take(at_least, peer.uid, Instant::now(), &*self.writer)?;
-        if self.reservations.next > self.reservations.written {
-            self.reservations.written = (self.reservations.next + BLOCK).min(SHARED_IDS_END);
-            self.writer.set_meta(META, &self.reservations.written.to_string())?;
+        let id =
+            self.admission.reservations.take(at_least, peer.uid, Instant::now(), &*self.recorder.writer)?;
+        if self.admission.reservations.next > self.admission.reservations.written {
+            self.admission.reservations.written =
+                (self.admission.reservations.next + BLOCK).min(SHARED_IDS_END);
+            self.recorder.writer.set_meta(META, &self.admission.reservations.written.to_string())?;
         }
         Ok(Reply::Reserved { id })
     }
@@ -181,7 +183,7 @@ impl Keeping {
     /// Whether an earlier daemon may have given this id for a job that began before this daemon did: reservations are
     /// not on disk, and a job that began then is not to be lost. Nobody else has the id.
     pub(super) fn may_be_of_earlier(&self, id: u64, record: &Record) -> bool {
-        let all = &self.reservations;
+        let all = &self.admission.reservations;
         let next = if all.next > 0 { all.next } else { self.first_id().unwrap_or(1) };
         let end = next.saturating_add(ID_LEAP_MAX).min(SHARED_IDS_END);
         let began_before = record.start_ns.is_some_and(|start_ns| start_ns < all.began_ns);
@@ -189,12 +191,12 @@ impl Keeping {
     }
 
     fn first_id(&self) -> Result<u64> {
-        if let Some(next) = self.writer.meta(META)?.and_then(|next| next.parse().ok()) {
+        if let Some(next) = self.recorder.writer.meta(META)?.and_then(|next| next.parse().ok()) {
             return Ok(next);
         }
         // Earlier versions kept a folder for each.
         let folders = inbox::pending(&self.place.state).unwrap_or_default();
-        Ok(self.writer.next_local_id()?.max(folders.last().map_or(0, |folder| folder.id() + 1)))
+        Ok(self.recorder.writer.next_local_id()?.max(folders.last().map_or(0, |folder| folder.id() + 1)))
     }
 }
 

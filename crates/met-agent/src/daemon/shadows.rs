@@ -41,7 +41,7 @@ impl Shadows {
 impl Keeping {
     /// Takes away what an earlier daemon left.
     pub(super) fn remove_old_shadows(&mut self) {
-        let left = self.writer.meta(META).ok().flatten();
+        let left = self.recorder.writer.meta(META).ok().flatten();
         let paths: Vec<PathBuf> = left.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         for path in &paths {
             Shadow::remove(path);
@@ -54,17 +54,17 @@ impl Keeping {
     /// Brings the directories in line with the jobs that are there and the events that are asked for.
     pub(super) fn follow_shadows(&mut self) {
         // Energy may be split by what the processor counts.
-        let for_all = self.config.energy.weight.event().is_some();
-        if self.shadows.by_job.is_empty() && !for_all && !self.standing.asks_for_events() {
+        let for_all = self.standing.config.energy.weight.event().is_some();
+        if self.discovery.shadows.by_job.is_empty() && !for_all && !self.standing.asks_for_events() {
             return;
         }
         let asked = |key: &JobKey| for_all || self.standing.asks_for_events_of(key);
-        let wanted = |key: &JobKey| self.jobs.contains_key(key) && asked(key);
-        let before = self.shadows.by_job.len();
-        let kept = std::mem::take(&mut self.shadows.by_job);
-        self.shadows.by_job = kept.into_iter().filter(|(key, _)| wanted(key)).collect();
-        let mut changed = before != self.shadows.by_job.len();
-        let lacking: Vec<Record> = (self.jobs.values())
+        let wanted = |key: &JobKey| self.registry.jobs.contains_key(key) && asked(key);
+        let before = self.discovery.shadows.by_job.len();
+        let kept = std::mem::take(&mut self.discovery.shadows.by_job);
+        self.discovery.shadows.by_job = kept.into_iter().filter(|(key, _)| wanted(key)).collect();
+        let mut changed = before != self.discovery.shadows.by_job.len();
+        let lacking: Vec<Record> = (self.registry.jobs.values())
             .map(|kept| &kept.record)
             .filter(|record| lacks_directory(record) && asked(&record.key))
             .cloned()
@@ -79,7 +79,7 @@ impl Keeping {
 
     /// Tells a sampler that knows of none of the directories.
     pub(super) fn tell_shadows(&self) {
-        for (key, shadow) in &self.shadows.by_job {
+        for (key, shadow) in &self.discovery.shadows.by_job {
             self.sampling.count_in(key, shadow.path().to_path_buf());
         }
     }
@@ -88,34 +88,34 @@ impl Keeping {
     fn shadow(&mut self, record: &Record) -> bool {
         let host = &self.host;
         let members = || processes::of_job(host, record).iter().map(|process| process.id.pid).collect();
-        if let Some(shadow) = self.shadows.by_job.get_mut(&record.key) {
+        if let Some(shadow) = self.discovery.shadows.by_job.get_mut(&record.key) {
             shadow.take_in(host, members);
             return false;
         }
         let Some(first) = members().first().copied() else { return false };
-        self.shadows.made += 1;
-        let name = format!("{}{}-{}", Shadow::PREFIX, std::process::id(), self.shadows.made);
+        self.discovery.shadows.made += 1;
+        let name = format!("{}{}-{}", Shadow::PREFIX, std::process::id(), self.discovery.shadows.made);
         match Shadow::make(host, &name, first, members) {
             Ok(shadow) => {
                 self.sampling.count_in(&record.key, shadow.path().to_path_buf());
-                self.shadows.by_job.insert(record.key.clone(), shadow);
+                self.discovery.shadows.by_job.insert(record.key.clone(), shadow);
                 true
             }
             Err(error) => {
                 let why = format!("no v2 directory can be made: {error}");
-                if self.shadows.refused.as_ref() != Some(&why) {
+                if self.discovery.shadows.refused.as_ref() != Some(&why) {
                     tracing::warn!("events of job {} are not counted: {why}", record.key.id);
                 }
-                self.shadows.refused = Some(why);
+                self.discovery.shadows.refused = Some(why);
                 false
             }
         }
     }
 
     fn remember_shadows(&mut self) {
-        let paths: Vec<&Path> = self.shadows.by_job.values().map(Shadow::path).collect();
+        let paths: Vec<&Path> = self.discovery.shadows.by_job.values().map(Shadow::path).collect();
         let text = serde_json::to_string(&paths).unwrap_or_default();
-        if let Err(error) = self.writer.set_meta(META, &text) {
+        if let Err(error) = self.recorder.writer.set_meta(META, &text) {
             tracing::warn!("directories for events are not remembered: {error}");
         }
     }

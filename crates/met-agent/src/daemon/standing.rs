@@ -20,6 +20,8 @@ use met_query::protocol::{Change, Held, InForce, Reply, Whence};
 use met_query::setting::Setting;
 
 pub struct Standing {
+    /// As it holds: the file's, and live changes.
+    pub(super) config: Config,
     file: Config,
     path: Option<PathBuf>,
     /// The last one holds. One for a job ends with it.
@@ -38,7 +40,7 @@ struct LiveEvents {
 impl Standing {
     pub fn of(setting: &Setting) -> Standing {
         let (file, path) = (setting.config.clone(), setting.config_path.clone());
-        Standing { file, path, intervals: Vec::new(), events: Vec::new() }
+        Standing { config: file.clone(), file, path, intervals: Vec::new(), events: Vec::new() }
     }
 
     /// A later change of the same reach replaces an earlier one.
@@ -150,14 +152,15 @@ impl Keeping {
         self.standing.hold(job.as_ref(), interval, events);
         let note = self.settle_standing().filter(|_| change.perf.is_some());
         let held = self.standing.in_force(true);
-        tracing::info!("configured live: sampled every {:?}", self.config.sampling.interval);
+        tracing::info!("configured live: sampled every {:?}", self.standing.config.sampling.interval);
         Ok(Reply::InForce(Box::new(InForce { note, ..held })))
     }
 
     fn running_job(&mut self, job: &jobs::JobRef) -> Result<JobKey> {
         self.discovered();
-        let found = jobs::find(&self.writer, job)?;
-        let running = found.into_iter().map(|record| record.key).find(|key| self.jobs.contains_key(key));
+        let found = jobs::find(&self.recorder.writer, job)?;
+        let running =
+            found.into_iter().map(|record| record.key).find(|key| self.registry.jobs.contains_key(key));
         running.context("--job: no such job runs here")
     }
 
@@ -172,17 +175,17 @@ impl Keeping {
     /// Brings the sampler in line; says what cannot be counted.
     fn settle_standing(&mut self) -> Option<String> {
         let interval = self.standing.interval();
-        if interval != self.config.sampling.interval {
-            self.config.sampling.interval = interval;
+        if interval != self.standing.config.sampling.interval {
+            self.standing.config.sampling.interval = interval;
             self.sampling.set_interval(interval);
         }
-        self.config.perf.events = self.standing.events_for_all().to_vec();
+        self.standing.config.perf.events = self.standing.events_for_all().to_vec();
         self.follow_shadows();
         self.sampling.set_events(self.standing.asked(), self.options_of_events())
     }
 
     fn options_of_events(&self) -> Options {
-        let mut options = Options { node: true, ..sampler::options(&self.config, Duration::ZERO) };
+        let mut options = Options { node: true, ..sampler::options(&self.standing.config, Duration::ZERO) };
         options.events.extend(self.standing.all_events());
         options.events.sort();
         options.events.dedup();
@@ -211,11 +214,12 @@ impl Keeping {
         }
         self.standing.path = loaded.path;
         let before = std::mem::replace(&mut self.standing.file, config.clone());
-        let (interval, events) = (self.config.sampling.interval, self.config.perf.events.clone());
-        self.config = config;
+        let (interval, events) =
+            (self.standing.config.sampling.interval, self.standing.config.perf.events.clone());
+        self.standing.config = config;
         // Until they are settled, the sampler has these.
-        (self.config.sampling.interval, self.config.perf.events) = (interval, events);
-        self.sampling.reconfigure(before.clone(), self.config.clone());
+        (self.standing.config.sampling.interval, self.standing.config.perf.events) = (interval, events);
+        self.sampling.reconfigure(before.clone(), self.standing.config.clone());
         self.forgive_sources();
         self.sampling.keep_node(self.keeps_node());
         self.settle_standing();
@@ -227,20 +231,21 @@ impl Keeping {
 
     /// What threads of their own do.
     fn take_up(&mut self, before: &Config) -> Result<()> {
-        if before.emissions != self.config.emissions {
-            self.emitting.asking = emissions::Asking::start(&self.config.emissions, self.told_ns())?;
+        if before.emissions != self.standing.config.emissions {
+            self.recorder.emitting.asking =
+                emissions::Asking::start(&self.standing.config.emissions, self.told_ns())?;
             self.follow_factor();
         }
-        if before.schedulers != self.config.schedulers {
-            let known = |manager: &str| told::before(&self.writer, manager);
-            let asked = &self.config.schedulers;
+        if before.schedulers != self.standing.config.schedulers {
+            let known = |manager: &str| told::before(&self.recorder.writer, manager);
+            let asked = &self.standing.config.schedulers;
             self.schedulers = Schedulers::start(&self.host, asked, self.place.system, Scope::Node, known)?;
         }
         Ok(())
     }
 
     pub fn idle_exit(&self) -> Duration {
-        self.config.daemon.idle_exit
+        self.standing.config.daemon.idle_exit
     }
 }
 
@@ -269,7 +274,7 @@ mod tests {
     fn standing(yaml: &str) -> Standing {
         let path = PathBuf::from("met.yaml");
         let file = Config::parse(yaml, &path).unwrap();
-        Standing { file, path: Some(path), intervals: Vec::new(), events: Vec::new() }
+        Standing { config: file.clone(), file, path: Some(path), intervals: Vec::new(), events: Vec::new() }
     }
 
     fn key(id: &str) -> JobKey {

@@ -10,7 +10,8 @@ use met_core::job::{JobKey, State};
 use met_host::Liveness;
 use met_store::inbox::{Entry, JobDir};
 
-use super::keeping::{Keeping, Kept};
+use super::keeping::Keeping;
+use super::registry::Kept;
 use met_query::jobs;
 
 /// A connection closes a moment before its process is gone.
@@ -46,21 +47,24 @@ impl Watch {
 impl Keeping {
     /// The supervisor of a job holds a connection.
     pub fn linked(&mut self, key: &JobKey) {
-        if let Some(kept) = self.jobs.get_mut(key) {
+        if let Some(kept) = self.registry.jobs.get_mut(key) {
             kept.watch.links += 1;
         }
     }
 
     /// Such a connection is gone, and its supervisor perhaps with it.
     pub fn unlinked(&mut self, key: &JobKey) {
-        if let Some(kept) = self.jobs.get_mut(key) {
+        if let Some(kept) = self.registry.jobs.get_mut(key) {
             let watch = &mut kept.watch;
             *watch = Watch { links: watch.links.saturating_sub(1), ..Watch::new() };
         }
     }
 
     fn unlinked_jobs(&self) -> impl Iterator<Item = (&JobKey, &Kept)> {
-        self.jobs.iter().filter(|(_, kept)| kept.watch.links == 0 && !Keeping::is_found(&kept.record))
+        self.registry
+            .jobs
+            .iter()
+            .filter(|(_, kept)| kept.watch.links == 0 && !Keeping::is_found(&kept.record))
     }
 
     pub fn next_supervisor_look(&self) -> Option<Instant> {
@@ -82,7 +86,7 @@ impl Keeping {
 
     /// Ends the job if its supervisor is proven to be gone.
     pub(super) fn look_at_supervisor(&mut self, key: &JobKey) {
-        let Some(kept) = self.jobs.get_mut(key) else { return };
+        let Some(kept) = self.registry.jobs.get_mut(key) else { return };
         let liveness =
             kept.record.local.as_ref().map_or(Liveness::Gone, |local| jobs::supervision(&self.host, local));
         match liveness {
@@ -101,9 +105,9 @@ impl Keeping {
         let Some(folder) = id.map(|id| JobDir::open(&self.place.state, id)) else {
             return self.give_up(key, None);
         };
-        let entry = self.spare.read_with(|| folder.read(), is_unread);
+        let entry = self.admission.spare.read_with(|| folder.read(), is_unread);
         if is_unread(&entry) {
-            let Some(kept) = self.jobs.get_mut(key) else { return };
+            let Some(kept) = self.registry.jobs.get_mut(key) else { return };
             if !std::mem::replace(&mut kept.watch.reported, true) {
                 tracing::error!("job {}: its end cannot be read: {}", key.id, entry.problems.join(", "));
             }
@@ -116,8 +120,8 @@ impl Keeping {
                 // It stays in the inbox, where every reader finds it.
                 Err(error) => {
                     tracing::error!("cannot keep the end of job {}: {error:#}", key.id);
-                    self.jobs.remove(key);
-                    self.on_board(|board| board.forget(key));
+                    self.registry.jobs.remove(key);
+                    self.outputs.on_board(|board| board.forget(key));
                     self.revert_with(key);
                 }
             },
@@ -129,7 +133,7 @@ impl Keeping {
 
     /// Nobody waits for the job and nobody left an end. Its folder goes when that is written.
     fn give_up(&mut self, key: &JobKey, folder: Option<JobDir>) {
-        let Some(kept) = self.jobs.get(key) else { return };
+        let Some(kept) = self.registry.jobs.get(key) else { return };
         let mut record = kept.record.clone();
         tracing::warn!("job {}: its supervisor was killed", key.id);
         record.state = State::Lost;
@@ -177,11 +181,11 @@ mod tests {
         // Like a disk that fails: it is there, and cannot be read.
         let end = folder.path().join("end");
         fs::create_dir(&end).unwrap();
-        keeping.writer.put(&record).unwrap();
+        keeping.recorder.writer.put(&record).unwrap();
         keeping.watch(record.clone());
         keeping.look_at_supervisor(&record.key);
         assert_eq!(keeping.job_count(), 1);
-        assert_eq!(keeping.writer.get(&record.key).unwrap().unwrap().state, State::Running);
+        assert_eq!(keeping.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Running);
         assert!(end.exists() && folder.path().join("start").exists());
 
         fs::remove_dir(&end).unwrap();
@@ -189,7 +193,7 @@ mod tests {
         (finished.state, finished.exit_code, finished.end_ns) = (State::Failed, Some(3), record.start_ns);
         folder.write_end(&finished).unwrap();
         keeping.look_at_supervisor(&record.key);
-        let kept = keeping.writer.get(&record.key).unwrap().unwrap();
+        let kept = keeping.recorder.writer.get(&record.key).unwrap().unwrap();
         assert_eq!((kept.state, kept.exit_code, keeping.job_count()), (State::Failed, Some(3), 0));
         assert!(!end.exists(), "committed, and then deleted");
         keeping.close();
@@ -213,7 +217,7 @@ mod tests {
         assert_eq!(keeping.job_count(), 1);
         fs::remove_file(&stat).unwrap();
         keeping.look_at_supervisor(&record.key);
-        assert_eq!(keeping.writer.get(&record.key).unwrap().unwrap().state, State::Lost);
+        assert_eq!(keeping.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Lost);
         keeping.close();
     }
 

@@ -16,19 +16,19 @@ use met_query::jobs;
 impl Keeping {
     /// Readable when a scheduler has told something, unless what was told before waits to be written.
     pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.schedulers.bell().filter(|_| self.unwritten.told.is_none())
+        self.schedulers.bell().filter(|_| self.recorder.unwritten.told.is_none())
     }
 
     /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
     pub fn hear(&mut self) {
-        let again = self.unwritten.told.take();
+        let again = self.recorder.unwritten.told.take();
         let is_first = again.is_none();
         let Some(told) = again.or_else(|| self.schedulers.take()) else { return };
-        match keep(&mut self.writer, &told) {
+        match keep(&mut self.recorder.writer, &told) {
             Ok(written) => written.iter().for_each(|record| {
-                self.on_board(|board| board.knows(record));
-                self.publish_end(record);
-                if self.jobs.contains_key(&record.key) {
+                self.outputs.on_board(|board| board.knows(record));
+                self.outputs.publish_end(record);
+                if self.registry.jobs.contains_key(&record.key) {
                     self.sampling.allocate(record);
                 }
             }),
@@ -39,7 +39,7 @@ impl Keeping {
                 if is_first {
                     tracing::warn!("what {} told is not written yet: {error:#}", told.manager);
                 }
-                self.unwritten.told = Some(told);
+                self.recorder.unwritten.told = Some(told);
             }
         }
     }

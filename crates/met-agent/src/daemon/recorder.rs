@@ -9,35 +9,58 @@ use met_core::course::Course;
 use met_core::job::{CgroupPaths, JobKey, QualityKind, Record};
 use met_jobs::enclosure;
 use met_sinks::event::Kind;
-use met_store::{Device, inbox};
+use met_store::{Device, Writer, inbox};
 use met_wire::batch::Subject;
 
+use super::charging::Emitting;
 use super::keeping::Keeping;
+use super::repairs::Repairs;
 use super::sinks;
+use super::unwritten::Unwritten;
+use crate::idle_power::IdleFile;
 use met_config::Presence;
 use met_query::jobs;
 use met_query::live::Live;
 
+/// All that a daemon writes to its state folder.
+pub(super) struct Recorder {
+    pub(super) writer: Writer,
+    pub(super) repairs: Repairs,
+    pub(super) unwritten: Unwritten,
+    pub(super) emitting: Emitting,
+    pub(super) idle_power: IdleFile,
+}
+
+impl Recorder {
+    pub(super) fn new(writer: Writer, idle_power: IdleFile) -> Recorder {
+        let (repairs, unwritten, emitting) = Default::default();
+        Recorder { writer, repairs, unwritten, emitting, idle_power }
+    }
+}
+
 impl Keeping {
     /// Samples go to disk this often: a killed daemon loses no more.
     pub fn flush_every(&self) -> Duration {
-        let buffered = self.config.sampling.buffer_samples;
-        let by_size =
-            buffered.map(|samples| self.config.sampling.interval.saturating_mul(samples.min(100_000) as u32));
-        let every = self.config.storage.flush_interval;
-        let every = self.bus.within().map_or(every, |within| every.min(within));
+        let buffered = self.standing.config.sampling.buffer_samples;
+        let by_size = buffered.map(|samples| {
+            self.standing.config.sampling.interval.saturating_mul(samples.min(100_000) as u32)
+        });
+        let every = self.standing.config.storage.flush_interval;
+        let every = self.outputs.bus.within().map_or(every, |within| every.min(within));
         by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
     }
 
     pub fn has_to_flush(&self) -> bool {
-        !self.jobs.is_empty() || !self.unwritten.is_empty()
+        !self.registry.jobs.is_empty() || !self.recorder.unwritten.is_empty()
     }
 
     /// Tries again what could not be written.
     pub(super) fn write_again(&mut self) {
-        let (writer, bus) = (&mut self.writer, &mut self.bus);
-        self.unwritten.write_ends(|record| writer.put(record).inspect(|()| sinks::publish_end(bus, record)));
-        if self.unwritten.told.is_some() {
+        let (writer, bus) = (&mut self.recorder.writer, &mut self.outputs.bus);
+        self.recorder
+            .unwritten
+            .write_ends(|record| writer.put(record).inspect(|()| sinks::publish_end(bus, record)));
+        if self.recorder.unwritten.told.is_some() {
             self.hear();
         }
     }
@@ -50,27 +73,27 @@ impl Keeping {
             self.keep_course(&key, &course);
         }
         for (uuid, course) in drained.cards {
-            if let Err(error) = self.writer.append_device(&uuid, &course) {
+            if let Err(error) = self.recorder.writer.append_device(&uuid, &course) {
                 tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
             }
-            sinks::publish_samples(&mut self.bus, Subject::Device(uuid), course);
+            sinks::publish_samples(&mut self.outputs.bus, Subject::Device(uuid), course);
         }
         for (table, part, course) in drained.node {
-            if let Err(error) = self.writer.append_node(&part, &course) {
+            if let Err(error) = self.recorder.writer.append_node(&part, &course) {
                 tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
             }
-            sinks::publish_samples(&mut self.bus, Subject::Node(part), course);
+            sinks::publish_samples(&mut self.outputs.bus, Subject::Node(part), course);
         }
-        let has_interim = self.bus.wants(Kind::Interim);
+        let has_interim = self.outputs.bus.wants(Kind::Interim);
         let wanted = !drained.devices.is_empty() || has_interim;
         let live = if wanted { self.sampling.live() } else { HashMap::new() };
         if has_interim {
-            live.iter().for_each(|(key, live)| sinks::publish_interim(&mut self.bus, key, live));
+            live.iter().for_each(|(key, live)| sinks::publish_interim(&mut self.outputs.bus, key, live));
         }
         if !drained.devices.is_empty() {
             self.keep_cards(&drained.devices, live);
         }
-        if let Err(error) = self.idle_power.keep(drained.idle) {
+        if let Err(error) = self.recorder.idle_power.keep(drained.idle) {
             tracing::warn!("what was learned of idle power is not kept: {error}");
         }
     }
@@ -79,11 +102,11 @@ impl Keeping {
         if course.is_empty() {
             return;
         }
-        if let Err(error) = self.writer.append_course(key, course) {
+        if let Err(error) = self.recorder.writer.append_course(key, course) {
             tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
         }
-        if self.bus.wants(Kind::Samples) {
-            sinks::publish_samples(&mut self.bus, Subject::Job(key.clone()), course.clone());
+        if self.outputs.bus.wants(Kind::Samples) {
+            sinks::publish_samples(&mut self.outputs.bus, Subject::Job(key.clone()), course.clone());
         }
     }
 
@@ -93,7 +116,7 @@ impl Keeping {
             .into_iter()
             .filter(|(_, live)| !live.gpus.is_empty())
             .filter_map(|(key, live)| {
-                let mut record = Record { gpus: live.gpus, ..self.jobs.get(&key)?.record.clone() };
+                let mut record = Record { gpus: live.gpus, ..self.registry.jobs.get(&key)?.record.clone() };
                 record.emission = live.emission.or(record.emission);
                 for column in CHARGED {
                     // Should nobody see the end of it, this is what is known. Cards are a part of the whole.
@@ -109,7 +132,8 @@ impl Keeping {
                 Some(record)
             })
             .collect();
-        let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
+        let result =
+            self.recorder.writer.put_devices(devices).and_then(|()| self.recorder.writer.put_all(&records));
         if let Err(error) = result {
             tracing::warn!("what jobs did with cards is not written: {error}");
         }
@@ -117,7 +141,7 @@ impl Keeping {
 
     /// Whether the course of the machine is kept.
     pub(super) fn keeps_node(&self) -> bool {
-        match self.config.storage.node_series {
+        match self.standing.config.storage.node_series {
             Presence::Auto => self.place.system,
             Presence::Yes => true,
             Presence::No => false,
@@ -127,13 +151,14 @@ impl Keeping {
     /// Removes what supervisors left that died before they announced their job.
     pub fn sweep(&mut self) {
         let in_use = |paths: &CgroupPaths| {
-            self.jobs
+            self.registry
+                .jobs
                 .values()
                 .any(|kept| kept.record.local.as_ref().is_some_and(|local| local.cgroup == *paths))
         };
-        let abandoned = self.made.abandoned(|pid| self.host.process(pid).is_err(), in_use);
+        let abandoned = self.admission.made.abandoned(|pid| self.host.process(pid).is_err(), in_use);
         for paths in abandoned {
-            self.made.forget(&paths);
+            self.admission.made.forget(&paths);
             if !enclosure::remove(&paths) {
                 self.housekeeping.leave([paths]);
             }
@@ -141,14 +166,14 @@ impl Keeping {
     }
 
     pub fn retain(&mut self) {
-        self.announced_bytes = 0;
+        self.admission.announced_bytes = 0;
         if let Err(error) = inbox::clean(&self.place.state) {
             tracing::warn!("{}: {error}", self.place.state.display());
         }
         self.sweep();
         self.look_after_store();
-        let retention = jobs::retention(&self.config.storage);
-        match self.writer.retain(&retention, jobs::now_ns()) {
+        let retention = jobs::retention(&self.standing.config.storage);
+        match self.recorder.writer.retain(&retention, jobs::now_ns()) {
             Ok(retained) => jobs::log_removed(&retained),
             Err(error) => tracing::warn!("old jobs could not be removed: {error}"),
         }
@@ -156,20 +181,20 @@ impl Keeping {
 
     /// Looks through the store where there is a reason to, and saves what can be read of a damaged one.
     pub(super) fn look_after_store(&mut self) {
-        let failure = self.writer.look_after().err().map(|error| error.to_string());
-        if let Some(failure) = self.repairs.ended(failure) {
+        let failure = self.recorder.writer.look_after().err().map(|error| error.to_string());
+        if let Some(failure) = self.recorder.repairs.ended(failure) {
             tracing::error!("the store cannot be repaired: {failure}");
         }
-        if let Some(salvage) = self.writer.salvaged.take() {
-            self.writer.moved_aside = None;
+        if let Some(salvage) = self.recorder.writer.salvaged.take() {
+            self.recorder.writer.moved_aside = None;
             tracing::error!("{}", self.without_kept(salvage).sentence());
         }
     }
 
     /// `storage.size`: at most so many finished jobs.
     pub(super) fn limit_count(&mut self) -> Result<()> {
-        let Some(most) = self.config.storage.jobs_max else { return Ok(()) };
-        jobs::log_removed(&self.writer.retain_count(most)?);
+        let Some(most) = self.standing.config.storage.jobs_max else { return Ok(()) };
+        jobs::log_removed(&self.recorder.writer.retain_count(most)?);
         Ok(())
     }
 }
