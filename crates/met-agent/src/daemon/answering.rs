@@ -5,11 +5,12 @@ use met_core::course::Course;
 use met_core::job::{JobKey, Record, State};
 use met_core::job_table::CPU;
 use met_core::listing::Cursor;
-use met_store::{NodePart, Page, Salvage};
+use met_store::{NodePart, Page};
 
 use super::found;
 use super::keeping::Keeping;
 use super::permissions::{self, Access, Caller, Role};
+use super::registry::is_found;
 use super::sampling::Sampling;
 use super::socket::Peer;
 use super::unflushed::{self, Wanted};
@@ -54,8 +55,13 @@ impl Keeping {
         let peer = caller.peer;
         let viewer = access.viewer(peer);
         match request {
-            Request::Reserve { at_least } => self.reserve(at_least, peer),
-            Request::Enclose { name, pid } => self.enclose(&name, pid, peer).map(Reply::Enclosed),
+            Request::Reserve { at_least } => {
+                let (writer, state) = (&mut self.recorder.writer, &self.place.state);
+                self.admission.reservations.reserve(at_least, peer.uid, writer, state)
+            }
+            Request::Enclose { name, pid } => {
+                self.admission.enclose(&self.host, &name, pid, peer).map(Reply::Enclosed)
+            }
             Request::Started(record) => self.started(*record, peer, access),
             Request::Ended(record) => self.ended(*record, peer, access),
             Request::Jobs(filter) => {
@@ -82,7 +88,7 @@ impl Keeping {
                 Ok(Reply::Corrected(corrected))
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
-            Request::InForce => Ok(self.in_force(access)),
+            Request::InForce => Ok(Reply::InForce(Box::new(self.standing.in_force(access.others)))),
             Request::Configure(change) => self.configure(&change),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
             Request::Nodes => Ok(Reply::Nodes(vec![self.this_node()])),
@@ -134,21 +140,16 @@ impl Keeping {
             self.recorder.repairs.wanted = true;
         }
         let sees_all = viewer.sees_all();
-        let lost = self.recorder.writer.last_salvage().map(|salvage| self.without_kept(salvage)).map(
-            |salvage| match (sees_all, salvage.lost_count()) {
-                (true, _) => salvage.sentence(),
-                (false, 0) => "the store was damaged; no job is known to be lost".to_owned(),
-                (false, 1) => "the store was damaged; 1 job was lost, of all users'".to_owned(),
-                (false, count) => format!("the store was damaged; {count} jobs were lost, of all users'"),
-            },
-        );
+        let lost =
+            self.recorder.writer.last_salvage().map(|salvage| self.registry.without_kept(salvage)).map(
+                |salvage| match (sees_all, salvage.lost_count()) {
+                    (true, _) => salvage.sentence(),
+                    (false, 0) => "the store was damaged; no job is known to be lost".to_owned(),
+                    (false, 1) => "the store was damaged; 1 job was lost, of all users'".to_owned(),
+                    (false, count) => format!("the store was damaged; {count} jobs were lost, of all users'"),
+                },
+            );
         query::warn_unreadable(viewer, &names).into_iter().chain(lost).collect()
-    }
-
-    /// The jobs that this daemon follows are not lost: they are written at their end.
-    pub(super) fn without_kept(&self, mut salvage: Salvage) -> Salvage {
-        self.registry.jobs.keys().for_each(|key| salvage.found_again(key));
-        salvage
     }
 
     fn with_live(&mut self, mut found: Vec<Record>) -> Vec<Record> {
@@ -162,8 +163,7 @@ impl Keeping {
             for record in found.iter_mut().filter(|record| record.state.is_live()) {
                 jobs::settle_or_end(&self.host, &self.recorder.writer, record);
                 // Its directory is gone, and the discovery is about to tell what became of it.
-                if let Some(kept) = self.registry.jobs.get(&record.key).filter(|_| Keeping::is_found(record))
-                {
+                if let Some(kept) = self.registry.jobs.get(&record.key).filter(|_| is_found(record)) {
                     // What the scheduler told of its steps is in the store alone.
                     found::put_parts(&mut record.parts, kept.record.parts.clone());
                     record.totals = kept.record.totals.clone();
@@ -272,7 +272,7 @@ impl Keeping {
         let record = self.recorder.writer.get(key)?;
         self.recorder.writer.remove(key)?;
         if let Some(record) = record {
-            self.remove_cgroup(&record);
+            self.housekeeping.remove_cgroup(&self.host, &record);
         }
         Ok(Reply::Done)
     }

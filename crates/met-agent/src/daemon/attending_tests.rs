@@ -3,11 +3,12 @@
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use met_core::job::{CgroupPaths, Origin, State};
+use met_core::job::{CgroupPaths, JobKey, Origin, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK};
 use met_core::{JOB, MISSING};
 
 use super::super::connections::{Connections, Limits};
+use super::super::keeping::Keeping;
 use super::super::socket::{Connection, Peer};
 use super::super::unwritten::tests::keeping_by;
 use super::*;
@@ -125,7 +126,7 @@ fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
     keeping.flush();
 
     machine.hang(METER);
-    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced == 1);
     assert_eq!(left_out(&mut keeping), ["cray"]);
     machine.put(CPU_FILE, "usage_usec 7000000\nuser_usec 7000000\nsystem_usec 0\n");
     until(&mut keeping, "the job goes on", |keeping| total(keeping, &key, CPU) == Some(7_000_000_000));
@@ -167,7 +168,7 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
     until(&mut keeping, "the thread is kept", kept);
     record.end_ns = Some(met_query::jobs::now_ns());
     keeping.close_found(record);
-    assert_eq!(keeping.sampling.attendance.replaced(), 1);
+    assert_eq!(keeping.sampling.attendance.replaced, 1);
     let end = keeping.recorder.writer.get(&key).unwrap().unwrap();
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000));
     machine.answer(METER, "2\n");
@@ -235,7 +236,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     assert!(daemon.keeping.sampling.is_blocked());
     assert_eq!(daemon.patience(), Some(super::super::RETRY_EVERY));
     assert_eq!(daemon.poll().connections, [false, false, false], "a hang-up is seen to later");
-    assert_eq!(daemon.keeping.sampling.attendance.replaced(), 0, "nobody waited so long");
+    assert_eq!(daemon.keeping.sampling.attendance.replaced, 0, "nobody waited so long");
 
     let begin = Instant::now();
     while !is_answered(&status) {
@@ -244,7 +245,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
         daemon.serve_connections(&ready);
         daemon.keep_house();
     }
-    assert_eq!(daemon.keeping.sampling.attendance.replaced(), 1);
+    assert_eq!(daemon.keeping.sampling.attendance.replaced, 1);
     machine.answer(METER, "2\n");
     daemon.leave();
 }
@@ -293,11 +294,11 @@ fn what_is_opened_may_hang_too_and_a_changed_file_is_a_reason_to_try_again() {
     machine.hang("sys/cray/pm_counters/power");
     let mut keeping = machine.keeping();
     machine.job(&mut keeping);
-    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced == 1);
     assert_eq!(left_out(&mut keeping), ["cray"]);
-    keeping.forgive_sources();
-    assert_eq!(keeping.sampling.attendance.replaced(), 0);
-    until(&mut keeping, "it hangs again", |keeping| keeping.sampling.attendance.replaced() == 1);
+    keeping.sampling.forgive_sources(&keeping.standing.config);
+    assert_eq!(keeping.sampling.attendance.replaced, 0);
+    until(&mut keeping, "it hangs again", |keeping| keeping.sampling.attendance.replaced == 1);
     assert_eq!(left_out(&mut keeping), ["cray"]);
     keeping.close();
 }
@@ -326,7 +327,7 @@ fn who_takes_his_time_is_not_given_up_and_after_some_nobody_is() {
         assert!(attendance.is_kept());
         assert_eq!(attendance.give_up(None), None);
         assert!(before.is_given_up() && !attendance.pulse.is_given_up());
-        assert_eq!(attendance.replaced(), replaced);
+        assert_eq!(attendance.replaced, replaced);
     }
     attendance.pulse.begin();
     assert!(!attendance.is_kept());
@@ -340,7 +341,7 @@ fn another_thread_goes_on_where_one_has_failed() {
     let key = machine.job(&mut keeping).key;
     until(&mut keeping, "the job is sampled", |keeping| total(keeping, &key, CPU).is_some());
     keeping.sampling.thread = Some(std::thread::spawn(|| {}));
-    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced == 1);
     assert!(left_out(&mut keeping).is_empty());
     machine.put(CPU_FILE, "usage_usec 7000000\nuser_usec 7000000\nsystem_usec 0\n");
     until(&mut keeping, "the job goes on", |keeping| total(keeping, &key, CPU) == Some(7_000_000_000));

@@ -287,13 +287,14 @@ impl Daemon {
         let flush = self.keeping.has_to_flush().then_some(self.next_flush);
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
         let settling = self.keeping.is_owed().then(|| Instant::now() + SETTLE_EVERY);
+        let next_look = self.keeping.discovery.groups.as_ref().map(|groups| groups.next_look());
         let due =
-            flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
-        let due = due.chain(self.keeping.next_care()).chain(self.keeping.next_supervisor_look());
+            flush.into_iter().chain(idle).chain(self.keeping.discovery.next_question()).chain(next_look);
+        let due = due.chain(self.keeping.next_care()).chain(self.keeping.registry.next_supervisor_look());
         let due = due.chain(self.connections.next_stall()).chain(self.keeping.housekeeping.next_removal());
         let due = due.chain(self.keeping.housekeeping.next_earlier());
         let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
-        let import = (!self.keeping.is_system()).then(|| self.keeping.housekeeping.next_import());
+        let import = (!self.keeping.place.system).then(|| self.keeping.housekeeping.next_import());
         let next = due.chain(settling).chain(rest).chain(import).chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
@@ -311,7 +312,7 @@ impl Daemon {
             if let Some(http) = &self.http {
                 http.reread();
             }
-            self.idle_exit = self.idle_exit.map(|_| self.keeping.idle_exit());
+            self.idle_exit = self.idle_exit.map(|_| self.keeping.standing.config.daemon.idle_exit);
             (self.next_flush, self.next_retention) = (Instant::now(), Instant::now());
         }
         stop
@@ -329,7 +330,7 @@ impl Daemon {
     fn admit(&mut self, connection: Connection) {
         self.busy_at = Instant::now();
         let made_room = self.connections.admit(connection);
-        made_room.iter().for_each(|key| self.keeping.unlinked(key));
+        made_room.iter().for_each(|key| self.keeping.registry.unlinked(key));
     }
 
     /// Answers who asked, each a request at a time; true when told to stop.
@@ -343,7 +344,7 @@ impl Daemon {
             self.serve_one(all, index, &mut stop)
         });
         self.connections = connections;
-        gone.iter().for_each(|key| self.keeping.unlinked(key));
+        gone.iter().for_each(|key| self.keeping.registry.unlinked(key));
         stop
     }
 
@@ -401,7 +402,7 @@ impl Daemon {
         if !all.promote(index, key) {
             return false;
         }
-        self.keeping.linked(key);
+        self.keeping.registry.linked(key);
         true
     }
 

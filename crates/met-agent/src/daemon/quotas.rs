@@ -6,8 +6,9 @@
 use anyhow::{Result, bail};
 use met_core::bounds;
 use met_core::job::Record;
+use met_host::Host;
 
-use super::keeping::Keeping;
+use super::registry::{Registry, is_found};
 use super::socket::Peer;
 
 /// Running jobs of one user. More than a machine runs, and few enough to sample.
@@ -17,38 +18,40 @@ const PART_OF_STORE: u64 = 16;
 /// For small stores: retention costs more than the bytes it would remove.
 const UNCHECKED_BYTES_MIN: u64 = 1 << 20;
 
-impl Keeping {
-    /// Whether a job that is new to this daemon may run: one for each supervisor, and so many of each user.
-    pub(super) fn check_quota(&self, record: &Record, peer: Peer) -> Result<()> {
-        if !self.place.system || self.registry.jobs.contains_key(&record.key) {
-            return Ok(());
-        }
-        let announced = || {
-            let kept = self.registry.jobs.values().map(|kept| &kept.record);
-            kept.filter(|other| other.uid == Some(peer.uid) && !Keeping::is_found(other))
-        };
-        if announced().count() >= RUNNING_PER_USER_MAX {
-            bail!("{RUNNING_PER_USER_MAX} jobs of this user run already; the job is announced again later");
-        }
-        let supervisors = announced().filter_map(|other| other.local.as_ref()?.supervisor);
-        // The pid of one that is gone may be used again.
-        if supervisors.filter(|other| other.pid == peer.pid).any(|other| self.host.is_alive(other)) {
-            bail!("this supervisor has a running job already");
-        }
-        Ok(())
+/// Whether a job that is new to this daemon may run: one for each supervisor, and so many of each user.
+pub(super) fn check(host: &Host, registry: &Registry, record: &Record, peer: Peer) -> Result<()> {
+    if registry.jobs.contains_key(&record.key) {
+        return Ok(());
+    }
+    let announced = || {
+        let kept = registry.jobs.values().map(|kept| &kept.record);
+        kept.filter(|other| other.uid == Some(peer.uid) && !is_found(other))
+    };
+    if announced().count() >= RUNNING_PER_USER_MAX {
+        bail!("{RUNNING_PER_USER_MAX} jobs of this user run already; the job is announced again later");
+    }
+    let supervisors = announced().filter_map(|other| other.local.as_ref()?.supervisor);
+    // The pid of one that is gone may be used again.
+    if supervisors.filter(|other| other.pid == peer.pid).any(|other| host.is_alive(other)) {
+        bail!("this supervisor has a running job already");
+    }
+    Ok(())
+}
+
+/// What users had written to the store since the last retention.
+#[derive(Default)]
+pub(super) struct Announced {
+    bytes: u64,
+}
+
+impl Announced {
+    pub(super) fn count(&mut self, record: &Record) {
+        self.bytes += bounds::bytes(record) as u64;
     }
 
-    /// Counts what a user had written to the store.
-    pub(super) fn count_announced(&mut self, record: &Record) {
-        if self.place.system {
-            self.admission.announced_bytes += bounds::bytes(record) as u64;
-        }
-    }
-
-    /// Whether so much was announced since the last retention that the next one cannot wait.
-    pub fn is_retention_due(&self) -> bool {
-        let part = self.standing.config.storage.max_bytes / PART_OF_STORE;
-        self.admission.announced_bytes > part.max(UNCHECKED_BYTES_MIN)
+    /// Whether it is so much that the next retention cannot wait.
+    pub(super) fn is_retention_due(&self, store_bytes_max: u64) -> bool {
+        self.bytes > (store_bytes_max / PART_OF_STORE).max(UNCHECKED_BYTES_MIN)
     }
 }
 
@@ -59,6 +62,7 @@ mod tests {
     use met_core::job::{Origin, ProcessId, State};
     use met_store::inbox::own_ids;
 
+    use super::super::keeping::Keeping;
     use super::super::permissions::Access;
     use super::super::unwritten::tests::{keeping, keeping_by};
     use super::*;
@@ -121,7 +125,8 @@ mod tests {
         }
         assert!(start(&mut keeping, 9, 9).unwrap_err().to_string().contains("jobs of this user"));
         let others = job(&keeping, 9, 9);
-        keeping.check_quota(&others, Peer { uid: USER + 1, pid: 9 }).expect("another user");
+        check(&keeping.host, &keeping.registry, &others, Peer { uid: USER + 1, pid: 9 })
+            .expect("another user");
     }
 
     #[test]
