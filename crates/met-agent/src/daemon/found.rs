@@ -13,7 +13,7 @@ use met_jobs::layouts::{Captures, Layouts};
 use met_store::Writer;
 
 use super::finding::Finding;
-use super::identifying::Asking;
+use super::identifying::Unidentified;
 use super::plain::Groups;
 use super::registry::Registry;
 use super::sampling::Sampling;
@@ -30,7 +30,7 @@ pub(super) struct Discovery {
     pub(super) found: HashMap<u64, Directory>,
     pub(super) layouts: Layouts,
     /// Those of which it is not known yet who they are.
-    pub(super) asking: Vec<Asking>,
+    pub(super) asking: Vec<Unidentified>,
     /// Groups of processes, where there is no batch system.
     pub(super) groups: Option<Groups>,
     /// Where events of jobs are counted that have no v2 cgroup.

@@ -22,7 +22,7 @@ const ASK_AFTER_MS: [u64; 7] = [0, 50, 150, 400, 1_000, 5_000, 30_000];
 const ASK_EVERY: Duration = Duration::from_secs(30);
 
 /// A job of which it is not known yet who it is.
-pub(super) struct Asking {
+pub(super) struct Unidentified {
     job: u64,
     since: Instant,
     asked: usize,
@@ -41,7 +41,7 @@ enum Answer {
     Nobody,
 }
 
-impl Asking {
+impl Unidentified {
     fn due(&self) -> Option<Instant> {
         match ASK_AFTER_MS.get(self.asked) {
             Some(&ms) => Some(self.since + Duration::from_millis(ms)),
@@ -63,12 +63,12 @@ impl Discovery {
     /// Somebody is in the job now who can be asked who it is.
     pub(super) fn identify(&mut self, job: u64) {
         let now = Instant::now();
-        self.asking.push(Asking { job, since: now, asked: 0, last: now, answer: Answer::Nobody });
+        self.asking.push(Unidentified { job, since: now, asked: 0, last: now, answer: Answer::Nobody });
     }
 
     /// When a job is to be asked again.
     pub(super) fn next_question(&self) -> Option<Instant> {
-        self.asking.iter().filter_map(Asking::due).min()
+        self.asking.iter().filter_map(Unidentified::due).min()
     }
 
     pub(super) fn ask_who_is_due(&mut self, from: &mut Asked) {
