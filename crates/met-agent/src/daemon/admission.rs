@@ -11,11 +11,11 @@ use met_store::inbox::{self, JobDir};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::claims::{self, Made};
-use super::keeping::Ended;
 use super::permissions::Access;
 use super::quotas::Announced;
 use super::registry::{Registry, is_found};
 use super::reservations::Reservations;
+use super::service::Ended;
 use super::socket::Peer;
 use super::spare::Spare;
 use met_config::Place;

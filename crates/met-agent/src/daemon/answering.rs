@@ -8,10 +8,10 @@ use met_core::listing::Cursor;
 use met_store::{NodePart, Page};
 
 use super::found;
-use super::keeping::Keeping;
 use super::permissions::{self, Access, Caller, Role};
 use super::registry::is_found;
 use super::sampling::Sampling;
+use super::service::Service;
 use super::socket::Peer;
 use super::unflushed::{self, Wanted};
 use met_host::users;
@@ -21,7 +21,7 @@ use met_query::protocol::{DiscoveryStatus, NodeStatus, Reply, Request, Status, W
 use met_query::query::{self, PAGE_SAMPLES};
 use met_query::viewer::Viewer;
 
-impl Keeping {
+impl Service {
     /// What this caller may do by this request; an error if nothing.
     pub fn access(&self, request: &Request, caller: &Caller) -> Result<Access> {
         let row = permissions::row(request);

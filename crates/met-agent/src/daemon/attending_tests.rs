@@ -8,7 +8,7 @@ use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK};
 use met_core::{JOB, MISSING};
 
 use super::super::connections::{Connections, Limits};
-use super::super::keeping::Keeping;
+use super::super::service::Service;
 use super::super::socket::{Connection, Peer};
 use super::super::unwritten::tests::keeping_by;
 use super::*;
@@ -69,12 +69,12 @@ impl Machine {
         std::fs::write(self.path("pipe"), text).unwrap();
     }
 
-    fn keeping(&self) -> Keeping {
+    fn keeping(&self) -> Service {
         let yaml = "sampling: {interval: 20ms}\nsources: {cray: {every: 100ms}}\n";
         keeping_by(self.root.path(), Config::parse(yaml, Path::new("met.yaml")).unwrap())
     }
 
-    fn job(&self, keeping: &mut Keeping) -> Record {
+    fn job(&self, keeping: &mut Service) -> Record {
         let mut record = sample::bare(7, "x");
         record.key.manager = "slurm".to_owned();
         let local = record.local.as_mut().unwrap();
@@ -89,7 +89,7 @@ impl Machine {
 }
 
 /// Does what a daemon does all the time until there is enough.
-fn until(keeping: &mut Keeping, what: &str, enough: impl Fn(&mut Keeping) -> bool) {
+fn until(keeping: &mut Service, what: &str, enough: impl Fn(&mut Service) -> bool) {
     let begin = Instant::now();
     while !enough(keeping) {
         assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
@@ -98,17 +98,17 @@ fn until(keeping: &mut Keeping, what: &str, enough: impl Fn(&mut Keeping) -> boo
     }
 }
 
-fn total(keeping: &Keeping, key: &JobKey, column: usize) -> Option<i64> {
+fn total(keeping: &Service, key: &JobKey, column: usize) -> Option<i64> {
     keeping.sampling.live().get(key).and_then(|live| live.totals.get(column))
 }
 
-fn left_out(keeping: &mut Keeping) -> Vec<String> {
+fn left_out(keeping: &mut Service) -> Vec<String> {
     let sources = keeping.ask_sampling(Sampling::costs).unwrap();
     sources.into_iter().filter(|source| source.left_out).map(|source| source.name).collect()
 }
 
 /// The job needs much memory for a while, and that is sampled.
-fn reach_peak(machine: &Machine, keeping: &mut Keeping, key: &JobKey) {
+fn reach_peak(machine: &Machine, keeping: &mut Service, key: &JobKey) {
     machine.put(MEMORY_FILE, "anon 500000000\nfile 0\nshmem 0\n");
     until(keeping, "a peak", |keeping| {
         total(keeping, key, MEMORY_NEEDED_PEAK) == Some(500_000_000) && total(keeping, key, CPU).is_some()
@@ -133,7 +133,7 @@ fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
 
     machine.answer(METER, "2\n");
     until(&mut keeping, "it is read again", |keeping| left_out(keeping).is_empty());
-    let is_read = |keeping: &mut Keeping| {
+    let is_read = |keeping: &mut Service| {
         let sources = keeping.ask_sampling(Sampling::costs).unwrap();
         sources.iter().any(|source| source.name == "cray" && source.read_ns > 0)
     };
@@ -162,7 +162,7 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
     reach_peak(&machine, &mut keeping, &key);
     keeping.flush();
     machine.hang(METER);
-    let kept = |keeping: &mut Keeping| {
+    let kept = |keeping: &mut Service| {
         keeping.sampling.attendance.pulse.at().and_then(|at| at.source) == Some("cray")
     };
     until(&mut keeping, "the thread is kept", kept);
@@ -176,7 +176,7 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
 }
 
 /// A daemon around it that is driven by hand, and clients of it.
-fn daemon_of(keeping: Keeping) -> super::super::Daemon {
+fn daemon_of(keeping: Service) -> super::super::Daemon {
     use super::super::*;
     keeping.place.create().unwrap();
     let claim = Claim::take(&keeping.place).unwrap().unwrap();
@@ -192,7 +192,7 @@ fn daemon_of(keeping: Keeping) -> super::super::Daemon {
         gave_back: Instant::now(),
         next_flush: Instant::now(),
         next_retention: Instant::now(),
-        keeping,
+        service: keeping,
     }
 }
 
@@ -218,10 +218,10 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     until(&mut keeping, "the job is sampled", |keeping| total(keeping, &key, CPU).is_some());
     let mut daemon = daemon_of(keeping);
     machine.hang(METER);
-    let kept = |keeping: &mut Keeping| {
+    let kept = |keeping: &mut Service| {
         keeping.sampling.attendance.pulse.at().and_then(|at| at.source) == Some("cray")
     };
-    until(&mut daemon.keeping, "the thread is kept", kept);
+    until(&mut daemon.service, "the thread is kept", kept);
 
     let status = client_of(&mut daemon, &Request::Status);
     let gone = client_of(&mut daemon, &Request::Status);
@@ -233,10 +233,10 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     assert!(is_answered(&factors) && !is_answered(&status) && !is_answered(&gone));
     drop(gone);
     // Nobody spins until the sampler answers.
-    assert!(daemon.keeping.sampling.is_blocked());
+    assert!(daemon.service.sampling.is_blocked());
     assert_eq!(daemon.patience(), Some(super::super::RETRY_EVERY));
     assert_eq!(daemon.poll().connections, [false, false, false], "a hang-up is seen to later");
-    assert_eq!(daemon.keeping.sampling.attendance.replaced, 0, "nobody waited so long");
+    assert_eq!(daemon.service.sampling.attendance.replaced, 0, "nobody waited so long");
 
     let begin = Instant::now();
     while !is_answered(&status) {
@@ -245,7 +245,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
         daemon.serve_connections(&ready);
         daemon.keep_house();
     }
-    assert_eq!(daemon.keeping.sampling.attendance.replaced, 1);
+    assert_eq!(daemon.service.sampling.attendance.replaced, 1);
     machine.answer(METER, "2\n");
     daemon.leave();
 }

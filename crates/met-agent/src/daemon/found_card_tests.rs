@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use met_core::job::GpuUse;
 
-use super::super::keeping::Keeping;
+use super::super::service::Service;
 use super::super::unwritten::tests::keeping_by;
 use super::*;
 use met_config::Config;
@@ -58,7 +58,7 @@ impl Machine {
     }
 
     /// A daemon that has found the job.
-    fn keeping(&self) -> Keeping {
+    fn keeping(&self) -> Service {
         let yaml = format!("sampling: {{interval: 20ms}}\ngpu: {{nvml: {}}}\n", self.library().display());
         let mut keeping = keeping_by(self.root.path(), Config::parse(&yaml, Path::new("met.yaml")).unwrap());
         let unified = Some(PathBuf::from("/").join(CGROUP));
@@ -75,12 +75,12 @@ impl Machine {
     }
 }
 
-fn record(keeping: &Keeping) -> Record {
+fn record(keeping: &Service) -> Record {
     keeping.registry.jobs.values().next().unwrap().record.clone()
 }
 
 /// Does what a daemon does all the time until the job holds a card.
-fn held(keeping: &mut Keeping) -> GpuUse {
+fn held(keeping: &mut Service) -> GpuUse {
     let key = record(keeping).key;
     let begin = Instant::now();
     loop {

@@ -9,8 +9,8 @@ use met_jobs::enclosure;
 use met_query::jobs::{self, Imported};
 use met_store::{Filter, Writer, inbox};
 
-use super::keeping::Ended;
 use super::registry::is_found;
+use super::service::Ended;
 use met_config::Place;
 
 /// Between two looks at the inbox.

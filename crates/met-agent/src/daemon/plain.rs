@@ -142,7 +142,7 @@ pub(super) fn is_plain(record: &Record) -> bool {
 pub(super) enum News {
     /// With the processes that it is sampled by.
     Began {
-        record: Record,
+        record: Box<Record>,
         is_new: bool,
         roots: Vec<ProcessId>,
     },
@@ -261,7 +261,7 @@ impl Groups {
         count(&mut record, group, &followed);
         let roots = if counts_by_cgroup { Vec::new() } else { group.members.clone() };
         self.jobs.insert(id, followed);
-        Some(News::Began { record, is_new, roots })
+        Some(News::Began { record: Box::new(record), is_new, roots })
     }
 
     /// A job that is no group began: what it does is in the slice of its user, too.
@@ -361,7 +361,7 @@ fn boot_number(boot_id: &str) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::keeping::Keeping;
+    use super::super::service::Service;
     use super::*;
 
     /// A process of a login that began with the machine and leads its session.
@@ -383,8 +383,8 @@ mod tests {
         let new = Groups::of(&keeping.host, &met_config::Config::default().jobs, &place, true).unwrap();
         assert!(new.unless_managed);
         keeping.discovery.groups = Some(new);
-        let has_jobs = |keeping: &Keeping| keeping.discovery.groups.as_ref().unwrap().has_jobs();
-        let running = |keeping: &Keeping| {
+        let has_jobs = |keeping: &Service| keeping.discovery.groups.as_ref().unwrap().has_jobs();
+        let running = |keeping: &Service| {
             let ids = keeping.registry.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
             ids.collect::<std::collections::BTreeSet<String>>()
         };

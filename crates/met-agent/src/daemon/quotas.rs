@@ -62,8 +62,8 @@ mod tests {
     use met_core::job::{Origin, ProcessId, State};
     use met_store::inbox::own_ids;
 
-    use super::super::keeping::Keeping;
     use super::super::permissions::Access;
+    use super::super::service::Service;
     use super::super::unwritten::tests::{keeping, keeping_by};
     use super::*;
     use met_config::Config;
@@ -80,7 +80,7 @@ mod tests {
     }
 
     /// A job with the user's own id that a supervisor with this pid announces.
-    fn job(keeping: &Keeping, number: u64, pid: u32) -> Record {
+    fn job(keeping: &Service, number: u64, pid: u32) -> Record {
         let mut record = sample::full(1, "train");
         (record.state, record.end_ns, record.inside) = (State::Running, None, None);
         (record.key.id, record.uid) = ((own_ids(USER).start + number).to_string(), Some(USER));
@@ -99,7 +99,7 @@ mod tests {
         let mut keeping = keeping(root.path());
         keeping.place.system = true;
         (7..10).for_each(|pid| process(root.path(), pid));
-        let start = |keeping: &mut Keeping, number, pid| {
+        let start = |keeping: &mut Service, number, pid| {
             let record = job(keeping, number, pid);
             keeping.started(record, Peer { uid: USER, pid }, ACCESS).map(drop)
         };

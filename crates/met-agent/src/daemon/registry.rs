@@ -6,9 +6,9 @@ use met_core::job::{JobKey, Origin, Record};
 use met_store::{Salvage, Writer};
 
 use super::found::Gone;
-use super::keeping::Ended;
 use super::nesting::Nesting;
 use super::recorder::Recorder;
+use super::service::Ended;
 use super::supervisors::Watch;
 
 pub(super) type Jobs = HashMap<JobKey, Kept>;

@@ -103,7 +103,7 @@ mod tests {
     use met_core::sample;
     use met_sinks::sink::{Interest, Sink, SinkError};
 
-    use super::super::keeping::Keeping;
+    use super::super::service::Service;
     use super::super::unwritten::tests::keeping;
     use super::*;
 
@@ -123,7 +123,7 @@ mod tests {
         }
     }
 
-    fn listen(keeping: &mut Keeping) -> Receiver<String> {
+    fn listen(keeping: &mut Service) -> Receiver<String> {
         let (sender, received) = mpsc::channel();
         keeping.outputs.bus.add("reports", move || Ok(Box::new(Reports(sender.clone()))));
         received

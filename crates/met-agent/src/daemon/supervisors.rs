@@ -136,13 +136,13 @@ mod tests {
 
     use met_core::job::{Origin, ProcessId};
 
-    use super::super::keeping::Keeping;
+    use super::super::service::Service;
     use super::super::unwritten::tests::keeping;
     use super::*;
     use met_core::sample;
 
     /// A running job of ours whose supervisor is pid 7 of a machine on which there is none.
-    fn orphan(keeping: &Keeping) -> Record {
+    fn orphan(keeping: &Service) -> Record {
         let mut record = sample::full(1, "train");
         (record.state, record.end_ns, record.inside) = (State::Running, None, None);
         record.key.id = "1".to_owned();

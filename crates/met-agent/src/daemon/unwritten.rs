@@ -62,8 +62,8 @@ pub(super) mod tests {
     use met_host::Host;
     use met_jobs::scheduler::Recorded;
 
-    use super::super::keeping::Keeping;
     use super::super::permissions::Caller;
+    use super::super::service::Service;
     use super::super::socket::Peer;
     use super::*;
     use met_config::Config;
@@ -104,11 +104,11 @@ pub(super) mod tests {
     }
 
     /// A daemon's keeping, of a machine without anything.
-    pub(in crate::daemon) fn keeping(root: &Path) -> Keeping {
+    pub(in crate::daemon) fn keeping(root: &Path) -> Service {
         keeping_by(root, Config::default())
     }
 
-    pub(in crate::daemon) fn keeping_by(root: &Path, config: Config) -> Keeping {
+    pub(in crate::daemon) fn keeping_by(root: &Path, config: Config) -> Service {
         std::fs::create_dir_all(root.join("proc")).unwrap();
         std::fs::write(root.join("proc/stat"), "cpu 0 0 0 0\ncpu0 0 0 0 0\n").unwrap();
         std::fs::write(root.join("proc/meminfo"), "MemTotal: 8000000 kB\n").unwrap();
@@ -122,7 +122,7 @@ pub(super) mod tests {
             server: None,
             reach: Default::default(),
         };
-        Keeping::open(&setting, &place, None).unwrap()
+        Service::open(&setting, &place, None).unwrap()
     }
 
     fn of_slurm(number: u32) -> Record {

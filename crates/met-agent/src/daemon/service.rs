@@ -40,7 +40,7 @@ use met_query::protocol::{Change, InForce, Reply};
 use met_query::setting::Setting;
 
 /// The parts of a daemon. Each owns what it knows; what concerns several of them is done here, in its order.
-pub struct Keeping {
+pub struct Service {
     pub(super) host: Host,
     pub(super) place: Place,
     pub(super) standing: Standing,
@@ -60,15 +60,15 @@ pub(super) struct Ended {
     pub(super) record: Record,
 }
 
-impl Keeping {
-    pub fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Result<Keeping> {
+impl Service {
+    pub fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Result<Service> {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
         let before = |manager: &str| told::before(&writer, manager);
         let asked = &setting.config.schedulers;
         let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
         let outputs = Outputs::open(setting, place, board);
         let (board, ticker) = (outputs.board.clone(), outputs.bus.ticker());
-        let mut keeping = Keeping {
+        let mut service = Service {
             host: setting.host.clone(),
             place: place.clone(),
             standing: Standing::of(setting),
@@ -86,19 +86,19 @@ impl Keeping {
         {
             tracing::warn!("daemon.operators: there is no group {group:?}; nobody is an operator");
         }
-        keeping.discovery.shadows.remove_old(&mut keeping.recorder.writer);
-        keeping.recorder.emitting.told = keeping.recorder.writer.factors().unwrap_or_default();
-        keeping.recorder.emitting.ask(&setting.config)?;
-        keeping.import();
-        keeping.housekeeping.remove_earlier_cgroups(&keeping.host, &keeping.recorder.writer);
-        keeping.brief_sampling();
-        keeping.take_up_running()?;
+        service.discovery.shadows.remove_old(&mut service.recorder.writer);
+        service.recorder.emitting.told = service.recorder.writer.factors().unwrap_or_default();
+        service.recorder.emitting.ask(&setting.config)?;
+        service.import();
+        service.housekeeping.remove_earlier_cgroups(&service.host, &service.recorder.writer);
+        service.brief_sampling();
+        service.take_up_running()?;
         if found::discovers(&setting.config, place) {
-            keeping.discovery.finding = Some(Finding::start(&setting.host, &setting.config.jobs)?);
+            service.discovery.finding = Some(Finding::start(&setting.host, &setting.config.jobs)?);
         } else {
-            keeping.close_vanished();
+            service.close_vanished();
         }
-        Ok(keeping)
+        Ok(service)
     }
 
     /// Jobs that began before this daemon did: sampled on if they still run, lost if nobody waits for them.
@@ -399,7 +399,7 @@ impl Keeping {
     }
 
     pub fn ask_who_is_due(&mut self) {
-        let Keeping { host, registry, recorder, sampling, outputs, .. } = self;
+        let Service { host, registry, recorder, sampling, outputs, .. } = self;
         self.discovery.ask_who_is_due(&mut Asked { host, registry, recorder, sampling, outputs });
     }
 
@@ -427,7 +427,7 @@ impl Keeping {
                         self.outputs.publish_start(&record);
                     }
                     let key = record.key.clone();
-                    self.watch(record);
+                    self.watch(*record);
                     roots.into_iter().for_each(|root| self.sampling.add_root(&key, root));
                 }
                 News::Joined(key, process) => self.sampling.add_root(&key, process),
@@ -580,7 +580,7 @@ impl Keeping {
         // Who was owed a last share of energy has what he was charged until his end.
         self.registry.owed.clear();
         self.registry.jobs.values().for_each(|kept| self.sampling.tell_job(&kept.record, &self.recorder));
-        let Keeping { host, registry, recorder, sampling, outputs, .. } = self;
+        let Service { host, registry, recorder, sampling, outputs, .. } = self;
         self.discovery.ask_those_who_are_left(&mut Asked { host, registry, recorder, sampling, outputs });
         if let Some(groups) = &self.discovery.groups {
             groups.tell(&self.sampling);
