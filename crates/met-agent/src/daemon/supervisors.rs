@@ -136,29 +136,50 @@ mod tests {
 
     use met_core::job::{Origin, ProcessId};
 
-    use super::super::service::Service;
     use super::super::unwritten::tests::keeping;
     use super::*;
     use met_core::sample;
 
     /// A running job of ours whose supervisor is pid 7 of a machine on which there is none.
-    fn orphan(keeping: &Service) -> Record {
+    fn orphan(host: &Host) -> Record {
         let mut record = sample::full(1, "train");
         (record.state, record.end_ns, record.inside) = (State::Running, None, None);
         record.key.id = "1".to_owned();
         let local = record.local.as_mut().unwrap();
         local.origin = Origin::Run;
-        local.boot_id.clone_from(&keeping.host.facts().boot_id);
+        local.boot_id.clone_from(&host.facts().boot_id);
         (local.supervisor, local.main) = (Some(ProcessId { pid: 7, start_ticks: 5 }), None);
         local.cgroup = Default::default();
         record
     }
 
     #[test]
+    fn a_registry_alone_says_what_a_supervisor_left() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc")).unwrap();
+        fs::write(root.path().join("proc/stat"), "cpu 0 0 0 0\n").unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let place =
+            Place { state: root.path().join("state"), runtime: root.path().join("run"), system: false };
+        let (mut registry, record) = (Registry::default(), orphan(&host));
+        registry.insert(record.clone());
+        let mut left = || {
+            assert!(registry.is_orphan(&record.key, &host));
+            let left = registry.left_by(&record.key, &place, &mut Spare::hold()).unwrap();
+            (left.is_end, left.record.state)
+        };
+        let folder = JobDir::claim(&place.state, 1).unwrap();
+        folder.write_start(&record).unwrap();
+        assert_eq!(left(), (false, State::Lost));
+        folder.write_end(&Record { state: State::Failed, ..record.clone() }).unwrap();
+        assert_eq!(left(), (true, State::Failed));
+    }
+
+    #[test]
     fn an_end_that_cannot_be_read_is_neither_lost_nor_deleted() {
         let root = tempfile::tempdir().unwrap();
         let mut keeping = keeping(root.path());
-        let record = orphan(&keeping);
+        let record = orphan(&keeping.host);
         let folder = JobDir::claim(&root.path().join("state"), 1).unwrap();
         folder.write_start(&record).unwrap();
         // Like a disk that fails: it is there, and cannot be read.
@@ -186,7 +207,7 @@ mod tests {
     fn a_supervisor_that_cannot_be_looked_at_is_not_dead() {
         let root = tempfile::tempdir().unwrap();
         let mut keeping = keeping(root.path());
-        let record = orphan(&keeping);
+        let record = orphan(&keeping.host);
         fs::create_dir_all(root.path().join("proc/7")).unwrap();
         let stat = root.path().join("proc/7/stat");
         let _socket = std::os::unix::net::UnixListener::bind(&stat).unwrap();
@@ -208,7 +229,7 @@ mod tests {
     fn the_folder_of_another_job_with_the_same_number_stays() {
         let root = tempfile::tempdir().unwrap();
         let mut keeping = keeping(root.path());
-        let record = orphan(&keeping);
+        let record = orphan(&keeping.host);
         let folder = JobDir::claim(&root.path().join("state"), 1).unwrap();
         let mut other = record.clone();
         other.key.incarnation += 1;
