@@ -112,9 +112,9 @@ fn production<'a>(path: &Path, text: &'a str) -> Option<(String, &'a str)> {
     let mut parts = inside.iter().map(|part| part.to_str().unwrap());
     let (name, is_source) = (parts.next()?.to_owned(), parts.next()? == "src");
     let is_test = parts.any(|part| part == "tests" || part == "tests.rs" || part.ends_with("_tests.rs"));
-    let end = text.match_indices("\n#[cfg(test)]\n").map(|(at, _)| at);
+    let mut ends = text.match_indices("\n#[cfg(test)]\n").map(|(at, _)| at);
     // A module of tests is the last thing in its file.
-    let end = end.filter(|&at| text[at..].lines().nth(2).unwrap().ends_with("mod tests {")).next();
+    let end = ends.find(|&at| text[at..].lines().nth(2).unwrap().ends_with("mod tests {"));
     (is_source && !is_test).then(|| (name, &text[..end.unwrap_or(text.len())]))
 }
 
