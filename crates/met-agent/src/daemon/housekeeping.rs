@@ -4,12 +4,14 @@ use std::time::{Duration, Instant};
 
 use met_core::job::{CgroupPaths, Record};
 use met_core::listing::Cursor;
+use met_host::Host;
 use met_jobs::enclosure;
 use met_query::jobs::{self, Imported};
-use met_store::{Filter, inbox};
+use met_store::{Filter, Writer, inbox};
 
-use super::keeping::Keeping;
-use super::sinks;
+use super::registry::is_found;
+use super::service::Ended;
+use met_config::Place;
 
 /// Between two looks at the inbox.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -86,7 +88,7 @@ impl Housekeeping {
         self.cgroups.retain(|cgroup| !enclosure::remove(cgroup));
     }
 
-    fn remove_cgroups(&mut self, now: Instant) {
+    pub(super) fn remove_cgroups(&mut self, now: Instant) {
         if self.next_removal().is_none_or(|next| now < next) {
             return;
         }
@@ -94,68 +96,62 @@ impl Housekeeping {
         self.next_removal = now + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
-}
 
-impl Keeping {
-    pub(super) fn is_system(&self) -> bool {
-        self.place.system
-    }
-
-    /// What is due by now.
-    pub(super) fn tidy(&mut self, now: Instant) {
-        self.housekeeping.remove_cgroups(now);
-        if self.repairs.begin(now) {
-            self.look_after_store();
+    /// Looks at what others left, if that is due; whether the inbox is to be imported.
+    pub(super) fn look(&mut self, now: Instant, host: &Host, place: &Place, writer: &Writer) -> bool {
+        if now < self.looked + LOOK_EVERY {
+            return false;
         }
-        if now < self.housekeeping.looked + LOOK_EVERY {
-            return;
-        }
-        self.housekeeping.looked = now;
-        self.remove_earlier_cgroups();
+        self.looked = now;
+        self.remove_earlier_cgroups(host, writer);
         // Jobs of a system daemon are announced to it, and it reads no files of users.
-        if self.place.system {
-            return;
+        if place.system {
+            return false;
         }
-        jobs::remove_left_cgroups(&self.place.state);
-        let pending = inbox::pending_ends(&self.place.state);
-        if pending >= PENDING_MAX || pending > 0 && now >= self.housekeeping.imported + IMPORT_EVERY {
-            self.import();
-        }
+        jobs::remove_left_cgroups(&place.state);
+        let pending = inbox::pending_ends(&place.state);
+        pending >= PENDING_MAX || pending > 0 && now >= self.imported + IMPORT_EVERY
     }
 
-    /// What cannot be imported, on a full disk, is read where it is.
-    pub(super) fn import(&mut self) {
-        self.housekeeping.imported = Instant::now();
-        match jobs::import(&mut self.writer, &self.place.state, &self.host) {
+    /// The ends that were imported. What cannot be imported, on a full disk, is read where it is.
+    pub(super) fn import(&mut self, host: &Host, place: &Place, writer: &mut Writer) -> Vec<Record> {
+        self.imported = Instant::now();
+        match jobs::import(writer, &place.state, host) {
             Ok(Imported { ended, left }) => {
-                self.housekeeping.leave(left);
-                // The end of a job that is followed is published when its supervisor or its absence tells of it.
-                let unfollowed = ended.iter().filter(|record| !self.jobs.contains_key(&record.key));
-                unfollowed.for_each(|record| sinks::publish_end(&mut self.bus, record));
+                self.leave(left);
+                ended
             }
-            Err(error) => tracing::warn!("{error:#}"),
+            Err(error) => {
+                tracing::warn!("{error:#}");
+                Vec::new()
+            }
         }
     }
 
     /// Of jobs that ended while there was no daemon, or before it could remove them: some of them at a time.
-    pub(super) fn remove_earlier_cgroups(&mut self) {
-        let Earlier::Before(after) = &self.housekeeping.earlier else { return };
+    pub(super) fn remove_earlier_cgroups(&mut self, host: &Host, writer: &Writer) {
+        let Earlier::Before(after) = &self.earlier else { return };
         let some = Filter { limit: Some(EARLIER_JOBS), after: after.clone(), ..Filter::default() };
-        let page = self.writer.page(&some).unwrap_or_default();
-        let boot_id = &self.host.facts().boot_id;
+        let page = writer.page(&some).unwrap_or_default();
+        let boot_id = &host.facts().boot_id;
         let is_of_this_boot =
             |job: &Record| job.local.as_ref().is_some_and(|local| local.boot_id == *boot_id);
         // Cgroups do not outlive the machine.
         let is_last = page.next.is_none() || !page.jobs.iter().any(is_of_this_boot);
-        self.housekeeping.earlier = if is_last { Earlier::Done } else { Earlier::Before(page.next) };
-        let left = jobs::remove_empty_cgroups(&self.host, &page.jobs);
-        self.housekeeping.leave(left);
+        self.earlier = if is_last { Earlier::Done } else { Earlier::Before(page.next) };
+        self.leave(jobs::remove_empty_cgroups(host, &page.jobs));
     }
 
     /// Of a job that is over.
-    pub(super) fn remove_cgroup(&mut self, record: &Record) {
-        let left = jobs::remove_empty_cgroups(&self.host, std::slice::from_ref(record));
-        self.housekeeping.leave(left);
+    pub(super) fn remove_cgroup(&mut self, host: &Host, record: &Record) {
+        self.leave(jobs::remove_empty_cgroups(host, std::slice::from_ref(record)));
+    }
+
+    /// What is a manager's is his to remove.
+    pub(super) fn job_ended(&mut self, Ended { record, .. }: &Ended, host: &Host) {
+        if record.local.is_some() && !is_found(record) {
+            self.remove_cgroup(host, record);
+        }
     }
 }
 

@@ -13,13 +13,12 @@ use met_wire::batch::{Standing, Subject};
 
 use super::board::Board;
 use super::forwarding;
-use super::keeping::Keeping;
 use met_config::Place;
 use met_query::live::Live;
 use met_query::setting::Setting;
 
 /// Opens all that are configured. One that cannot be opened keeps nothing from being measured; its status says why.
-pub(super) fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
+fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
     // As with `http`, the machine's file is meant for the machine's daemon.
     let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
     let configured: &[_] = if place.system || !is_machines { &setting.config.sinks } else { &[] };
@@ -43,7 +42,18 @@ pub(super) fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> B
     bus
 }
 
-impl Keeping {
+/// Where jobs and samples go beside the store: to sinks, and to the page that others read.
+pub(super) struct Outputs {
+    pub(super) bus: Bus,
+    /// If somebody listens.
+    pub(super) board: Option<Arc<Board>>,
+}
+
+impl Outputs {
+    pub(super) fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Outputs {
+        Outputs { bus: open(setting, place, board.as_deref()), board }
+    }
+
     /// After the store has it.
     pub(super) fn publish_start(&mut self, record: &Record) {
         if self.bus.wants(event::Kind::Started) {
@@ -53,6 +63,12 @@ impl Keeping {
 
     pub(super) fn publish_end(&mut self, record: &Record) {
         publish_end(&mut self.bus, record);
+    }
+
+    pub(super) fn on_board(&self, tell: impl FnOnce(&Board)) {
+        if let Some(board) = &self.board {
+            tell(board);
+        }
     }
 }
 
@@ -87,6 +103,7 @@ mod tests {
     use met_core::sample;
     use met_sinks::sink::{Interest, Sink, SinkError};
 
+    use super::super::service::Service;
     use super::super::unwritten::tests::keeping;
     use super::*;
 
@@ -106,9 +123,9 @@ mod tests {
         }
     }
 
-    fn listen(keeping: &mut Keeping) -> Receiver<String> {
+    fn listen(keeping: &mut Service) -> Receiver<String> {
         let (sender, received) = mpsc::channel();
-        keeping.bus.add("reports", move || Ok(Box::new(Reports(sender.clone()))));
+        keeping.outputs.bus.add("reports", move || Ok(Box::new(Reports(sender.clone()))));
         received
     }
 
@@ -131,7 +148,7 @@ mod tests {
         let mut keeping = keeping(root.path());
         let received = listen(&mut keeping);
         let record = running(7);
-        keeping.writer.put(&record).unwrap();
+        keeping.recorder.writer.put(&record).unwrap();
         keeping.watch(record.clone());
         let other = rusqlite::Connection::open(root.path().join("state/store.db")).unwrap();
         let full = |when: &str| {
@@ -142,10 +159,10 @@ mod tests {
         (ended.state, ended.end_ns) = (State::Finished, record.start_ns);
         assert!(keeping.close_job(ended.clone()).is_err());
         keeping.flush();
-        assert!(keeping.unwritten.end_of(&record.key).is_some());
+        assert!(keeping.recorder.unwritten.end_of(&record.key).is_some());
         other.execute_batch("DROP TRIGGER full_INSERT; DROP TRIGGER full_UPDATE").unwrap();
         // Whatever comes is published after this.
-        keeping.publish_start(&running(8));
+        keeping.outputs.publish_start(&running(8));
         keeping.flush();
         assert_eq!([next(&received), next(&received)], ["Started 8", "Ended 7"]);
         keeping.close();
@@ -173,7 +190,7 @@ mod tests {
     fn without_sinks_there_is_no_bus_to_speak_of() {
         let root = tempfile::tempdir().unwrap();
         let keeping = keeping(root.path());
-        assert!(keeping.bus.is_empty() && keeping.bus.ticker().is_none());
+        assert!(keeping.outputs.bus.is_empty() && keeping.outputs.bus.ticker().is_none());
         keeping.close();
     }
 }
