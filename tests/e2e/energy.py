@@ -315,11 +315,11 @@ def corrected_factors_are_applied_to_jobs_that_are_over(world):
     close_to(world.me.show("1")["totals"]["emissions_grams"], 2 * before, 0.05, "twice as much")
     # Setting the same once more changes no figure.
     world.me.met("emissions", "set", "200", "--since", "2d").ok()
-    equal(world.me.met("emissions", "recompute").ok().out, "0 jobs have other emissions now\n", "what changed")
+    equal(world.me.met("emissions", "recompute").ok().out, "emissions of 0 jobs updated\n", "what changed")
     check("Taken back" in world.me.met("emissions", "unset").ok().out, "nothing was taken back")
     check("200 g/kWh" not in world.me.met("emissions").ok().out, "it still holds")
     check("Nothing was set" in world.me.met("emissions", "unset", "--since", "1h").ok().out, "something was left")
-    equal(world.me.met("emissions", "recompute").ok().out, "1 job has other emissions now\n", "what changed")
+    equal(world.me.met("emissions", "recompute").ok().out, "emissions of 1 job updated\n", "what changed")
     close_to(world.me.show("1")["totals"]["emissions_grams"], before, 0.05, "as in the beginning")
     world.me.met("emissions", "unset", "--since", "1h", "--until", "2h").refused("--until")
     world.me.met("cancel", job).ok()

@@ -197,7 +197,7 @@ def a_stopped_daemon_leaves_its_jobs_running(world):
     job = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit 9")
     world.daemon_pid()
     said = world.met("daemon", "--user", "--stop").ok()
-    equal(said.out, f"Stopped your own daemon, which served at {world.socket()}; jobs run on\n", "output")
+    equal(said.out, f"Stopped your own daemon, which served at {world.socket()}; jobs keep running\n", "output")
     eventually(lambda: not world.daemon_pids(), "the daemon is gone")
     equal(world.state_of(job), "running", "state")
     open(world.path("go"), "w").close()
@@ -210,8 +210,8 @@ def a_stopped_daemon_leaves_its_jobs_running(world):
 
 @test
 def the_daemon_tells_its_status_and_is_alone(world):
-    world.met("daemon", "--user", "--status").refused("no daemon runs")
-    world.met("daemon", "--user", "--stop").refused("no daemon runs")
+    world.met("daemon", "--user", "--status").refused("no daemon is running")
+    world.met("daemon", "--user", "--stop").refused("no daemon is running")
     process = world.spawn("daemon", "--user")
     pid = world.daemon_pid()
     equal(pid, process.pid, "pid in the status")
@@ -264,7 +264,7 @@ def the_address_of_a_killed_daemon_leads_nobody_astray(world):
     with open(address) as file:
         equal(file.read(), world.socket(), "the address")
     equal(os.stat(address).st_mode & 0o777, 0o600, "its mode")
-    world.met("daemon", "--user", "--status", env=other).refused("no daemon runs")
+    world.met("daemon", "--user", "--status", env=other).refused("no daemon is running")
     job = world.run("sleep", "100", env=other)
     status = lambda: world.met("daemon", "--user", "--status")
     eventually(lambda: "1 running job" in status().out, "the next daemon is found by the first login")

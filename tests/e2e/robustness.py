@@ -256,7 +256,7 @@ def a_lost_job_whose_processes_run_is_not_forgotten(world):
     pid = int(world.appears("pid"))
     os.kill(world.supervisor_of(pid), signal.SIGKILL)
     world.wait_for_state(job, "lost")
-    world.met("rm", job).refused("2 processes still run", f"met cancel {job}")
+    world.met("rm", job).refused("2 processes are still running", f"met cancel {job}")
     check(alive(pid), "it was ended")
     world.met("cancel", job).ok()
     world.met("rm", job).ok()

@@ -283,7 +283,7 @@ def doctor_names_the_store_of_whoever_keeps_the_jobs(world):
     check(store(world.me).startswith(world.state), store(world.me))
     world.start_system_daemon()
     for user in (world.me, world.someone()):
-        equal(store(user), f"{world.system_state}, of the daemon of this machine", "store")
+        equal(store(user), f"{world.system_state}, of the system daemon", "store")
 
 
 @test
