@@ -358,7 +358,7 @@ def a_job_that_waits_to_be_reported_is_not_removed(world):
     with stopped(daemon):
         job = alice.met("run", "--print-id", "--wait", "--", "true").ok().out.strip()
         refused = alice.met("rm", job).expect(1)
-        check("not reported to the system daemon yet" in refused.err, f"said: {refused.err!r}")
+        check("not yet reported to the system daemon" in refused.err, f"said: {refused.err!r}")
         check("its jobs are not shown" in refused.err, f"said: {refused.err!r}")
         world.met("daemon").refused(f"the daemon (pid {daemon}) does not answer", f"kill -KILL {daemon}")
     eventually(lambda: outcomes(world) == {job: ("finished", 0)}, "it is reported")

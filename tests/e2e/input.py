@@ -161,7 +161,7 @@ REFUSED = {
     "a_negative_interval": (["time", "--interval", "-1s", "--", "true"], ["--interval", "-1s", "write 1s"]),
     "a_negative_time": (["list", "--since", "-2h"], ["--since", "-2h", "write 2h"]),
     "a_negative_period": (["configure", "--period", "-1s"], ["--period", "-1s"]),
-    "a_negative_factor": (["emissions", "set", "-5", "--since", "2h"], ["-5", "grams per kilowatt hour"]),
+    "a_negative_factor": (["emissions", "set", "-5", "--since", "2h"], ["-5", "0 or more, in g/kWh"]),
     "a_negative_signal": (["cancel", "1", "--signal", "-9"], ["--signal -9", "KILL"]),
     "a_negative_process": (["attach", "-5"], ["'-5' for '<PID>'", "ps -e"]),
     "a_bad_view": (["list", "tpu"], ["tpu"]),

@@ -588,7 +588,7 @@ def an_attached_process_can_be_let_go(world):
     world.met("detach", job).refused("not attached")
     process.kill()
     process.communicate()
-    world.met("attach", "1").refused("part of the system")
+    world.met("attach", "1").refused("belongs to the system")
 
 
 @test
@@ -616,4 +616,4 @@ def a_folder_that_cannot_be_written_does_not_stop_met_time(world):
     open(blocked, "w").close()
     result = world.met("time", "--", "echo", "hello", env={"XDG_STATE_HOME": blocked})
     equal((result.code, result.out), (0, "hello\n"), "exit code and output")
-    check("will not be remembered" in result.err, result.err)
+    check("will not be recorded" in result.err, result.err)

@@ -285,7 +285,7 @@ def on_a_full_disk_a_job_is_refused_and_met_time_runs_it_unremembered(world):
     world.met("run", "--", "true").refused(folder, "No space left", "free space", code=1)
     result = world.met("time", "--quiet", "--", "sh", "-c", "echo hello; exit 7").expect(7)
     equal(result.out, "hello\n", "output")
-    check("not be remembered" in result.err and folder in result.err, result.err)
+    check("not be recorded" in result.err and folder in result.err, result.err)
     # To read takes no space.
     check("no jobs yet" in world.met("list").ok().out, "it was not remembered")
     os.remove(os.path.join(world.state, "filler"))

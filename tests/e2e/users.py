@@ -483,7 +483,7 @@ def who_runs_no_server_cannot_enroll_and_nothing_is_written(world):
     alice, _ = two_users(world)
     world.met("server", "enroll", "n1").ok()
     for command in (("enroll", "n1"), ("enroll", "--replace", "n1"), ("expel", "n1")):
-        alice.met("server", *command).refused("no server of this user", "cluster.db", "as root or as the user")
+        alice.met("server", *command).refused("this user has no server", "cluster.db", "as root or as the user")
     left = [os.path.join(folder, name) for folder, _, names in os.walk(alice.home) for name in names]
     equal(left, [], "files of alice")
 

@@ -709,7 +709,7 @@ fn a_virtual_machine_is_not_charged_a_whole_processor() {
         (225_000, "thermal design power of AMD EPYC 7742")
     );
     write(root.path(), "proc/cpuinfo", &format!("{cpu} hypervisor\n"));
-    assert_eq!((estimate().cpu_full_mw, &*estimate().source), (12_000, "2 CPUs of a virtual machine"));
+    assert_eq!((estimate().cpu_full_mw, &*estimate().source), (12_000, "2 virtual CPUs"));
 }
 
 #[test]

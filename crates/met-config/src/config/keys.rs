@@ -229,7 +229,7 @@ pub static SECTIONS: &[Section] = &[
                 name: "below",
                 form: Form::Path(|config, path| config.jobs.below = Some(path)),
                 default: "",
-                help: "search only below this cgroup, given from the root of each hierarchy:  `/machine.slice`",
+                help: "search only below this cgroup, given from the root of each hierarchy: `/machine.slice`",
             },
             Key {
                 name: "plain",
