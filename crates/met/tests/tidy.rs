@@ -213,9 +213,9 @@ fn is_word(letter: char) -> bool {
 /// Where a phrase begins, as whole words.
 fn occurrences<'a>(text: &'a str, phrase: &'a str) -> impl Iterator<Item = usize> + 'a {
     text.match_indices(phrase).map(|(at, _)| at).filter(move |at| {
-        let after = text[at + phrase.len()..].chars().next();
-        !text[..*at].chars().next_back().is_some_and(is_word)
-            && !(phrase.ends_with(is_word) && after.is_some_and(is_word))
+        let begins_inside = text[..*at].chars().next_back().is_some_and(is_word);
+        let ends_inside = phrase.ends_with(is_word) && text[at + phrase.len()..].starts_with(is_word);
+        !begins_inside && !ends_inside
     })
 }
 
