@@ -430,7 +430,7 @@ def a_server_that_was_away_gets_everything_when_it_is_back(world):
         node.process.wait()
         node.serve("daemon")
         eventually(lambda: node.met("daemon", "--status").code == 0, "the node serves")
-        check("wait" in node.met("daemon", "--status").ok().out, "batches wait")
+        check("batches queued" in node.met("daemon", "--status").ok().out, "batches wait")
         made.server.up()
         equal(len(all_the_same(made)), 4, "jobs")
         eventually(made.settled, "nothing waits")
@@ -647,8 +647,8 @@ def hostile_batches_are_refused_with_a_reason(world):
         before = made.jobs()
         equal(post(good)[0], 200, "a replay is acknowledged")
         for body, shown, code, words in [
-            (good, None, 401, "not known"),
-            (good, "f" * 64, 401, "not known"),
+            (good, None, 401, "unknown token"),
+            (good, "f" * 64, 401, "unknown token"),
             (good, other, 403, "node n8"),
             (good, made.token, 403, "only nodes"),
             (good[:-1], token, 400, "cut off"),
@@ -938,7 +938,7 @@ def a_node_that_was_expelled_may_not_send(world):
         check("never" not in made.ask("node", "n1", "--since", "10m").ok().out, "what it sent stays")
         made.ask("node", "n7", "--since", "10m").refused("no node named")
         made.server.met("server", "expel", "n1").refused("not enrolled here")
-        made.server.met("server", "enroll", "../n1").refused("no name")
+        made.server.met("server", "enroll", "../n1").refused("not a valid name")
         check(any(name.endswith(".batch") for name in os.listdir(os.path.join(node.state, "forward", "spool"))), "kept")
 
 

@@ -475,7 +475,7 @@ def a_second_root_daemon_is_refused(world):
     need_root()
     world.start_system_daemon()
     world.met("daemon").refused("a daemon runs already")
-    check(re.search(r"for everybody", world.met("daemon", "--status").ok().out), "status")
+    check(re.search(r"for all users", world.met("daemon", "--status").ok().out), "status")
 
 
 @test

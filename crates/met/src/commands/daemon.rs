@@ -162,7 +162,7 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         writeln!(stdout, "{}", serde_json::to_string(&status)?)?;
         return Ok(0);
     }
-    let whose = if status.system { "everybody" } else { "this user" };
+    let whose = if status.system { "all users" } else { "this user" };
     writeln!(
         stdout,
         "Daemon {} (pid {}) for {whose}, state in {}",
