@@ -118,7 +118,7 @@ def a_root_daemon_of_another_version_is_named_once_and_gets_the_job_later(world,
     started = alice.met("run", "--print-id", "--", *UNTIL_GO).ok()
     job = started.out.strip()
     check(int(job) > SHARED_IDS_END, f"id {job} may be one that a daemon gives")
-    words = f"speaks protocol {protocol}, this met {OLDEST} to {NEWEST}; going on without it"
+    words = f"uses protocol {protocol}, this met supports {OLDEST} to {NEWEST}; continuing without it"
     equal(started.err.count(words), 1, f"how often it is said: {started.err!r}")
     equal(len(started.err.splitlines()), 1, "lines")
     asked = len(other.requests)
@@ -358,8 +358,8 @@ def a_job_that_waits_to_be_reported_is_not_removed(world):
     with stopped(daemon):
         job = alice.met("run", "--print-id", "--wait", "--", "true").ok().out.strip()
         refused = alice.met("rm", job).expect(1)
-        check("not reported to the system daemon yet" in refused.err, f"said: {refused.err!r}")
-        check("the jobs that it keeps are not shown" in refused.err, f"said: {refused.err!r}")
+        check("not yet reported to the system daemon" in refused.err, f"said: {refused.err!r}")
+        check("its jobs are not shown" in refused.err, f"said: {refused.err!r}")
         world.met("daemon").refused(f"the daemon (pid {daemon}) does not answer", f"kill -KILL {daemon}")
     eventually(lambda: outcomes(world) == {job: ("finished", 0)}, "it is reported")
     alice.met("rm", job).ok()

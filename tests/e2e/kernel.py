@@ -161,7 +161,7 @@ def an_ordinary_user_counts_his_own_code(world):
     if "page_faults" not in counts:
         raise Skip(f"perf events are not allowed: {finding(user, 'perf')['detail']}")
     if counts["page_faults"]["kind"] == "lower_bound":
-        check("user code alone" in counts["page_faults"]["source"], counts)
+        check("user code only" in counts["page_faults"]["source"], counts)
         check("context_switches" not in counts, "what happens in the kernel alone is absent and not 0")
     close_to(counts["page_faults"]["count"], record["totals"]["page_faults_minor"], 0.05, "page faults")
 

@@ -256,7 +256,7 @@ def a_lost_job_whose_processes_run_is_not_forgotten(world):
     pid = int(world.appears("pid"))
     os.kill(world.supervisor_of(pid), signal.SIGKILL)
     world.wait_for_state(job, "lost")
-    world.met("rm", job).refused("2 processes still run", f"met cancel {job}")
+    world.met("rm", job).refused("2 processes are still running", f"met cancel {job}")
     check(alive(pid), "it was ended")
     world.met("cancel", job).ok()
     world.met("rm", job).ok()
@@ -285,7 +285,7 @@ def on_a_full_disk_a_job_is_refused_and_met_time_runs_it_unremembered(world):
     world.met("run", "--", "true").refused(folder, "No space left", "free space", code=1)
     result = world.met("time", "--quiet", "--", "sh", "-c", "echo hello; exit 7").expect(7)
     equal(result.out, "hello\n", "output")
-    check("not be remembered" in result.err and folder in result.err, result.err)
+    check("not be recorded" in result.err and folder in result.err, result.err)
     # To read takes no space.
     check("no jobs yet" in world.met("list").ok().out, "it was not remembered")
     os.remove(os.path.join(world.state, "filler"))

@@ -404,22 +404,22 @@ impl Config {
 const REFERENCE_HEAD: &str = "\
 # The configuration file
 
-Nothing needs to be configured. To change something, write one YAML file; every section and key may be
-left out. The first of these files is read, and only that one:
+Nothing needs to be configured. To change something, write one YAML file; every section and key is
+optional. Only the first of these files that exists is read:
 
 1. the one given with `--config FILE`
 2. the one named by `$MET_CONFIG`
 3. `$XDG_CONFIG_HOME/met/met.yaml`, or `~/.config/met/met.yaml`
 4. `/etc/met/met.yaml`
 
-A file named by 1 or 2 must exist. A key that is not in this list, that stands twice or whose value cannot
-be understood is an error that names the line; nothing is guessed. A daemon that runs reads its file again
-upon SIGHUP; a bad file changes nothing. The sections `jobs`, `system`, `http`, `forward` and `sinks`, `storage.name` and `gpu.nvml` are
-taken up by a new daemon alone: `met daemon --stop` ends the old one, and the next `met run` starts one.
+A file named by 1 or 2 must exist. A key that is not in this list, a duplicate key or a value that cannot
+be parsed is an error that names the line. A running daemon rereads its file
+on SIGHUP; an invalid file changes nothing. The sections `jobs`, `system`, `http`, `forward` and `sinks`, `storage.name` and `gpu.nvml` need a
+restart: `met daemon --stop` ends the old daemon, and the next `met run` starts one.
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 
-An *interval* or *duration* is a number with a unit: `500ms`, `0.5s`, `1m`, `2h`, `90d`; intervals lie
-between `10ms` and `1h`, those of sources (`every`) from `100ms` on. A *size* is a number of bytes or has a unit: `2GiB`, `500MB`.
+An *interval* or *duration* is a number with a unit: `500ms`, `0.5s`, `1m`, `2h`, `90d`; intervals are
+between `10ms` and `1h`, those of sources (`every`) between `100ms` and `1h`. A *size* is a number of bytes or has a unit: `2GiB`, `500MB`.
 
 ```yaml
 sampling:
@@ -479,7 +479,7 @@ impl Emissions {
             && emission::of_country(country).is_none()
         {
             return Err(format!(
-                "emissions.country: {country:?} is no country that is known; write its name or three-letter code"
+                "emissions.country: unknown country {country:?}; write its name or three-letter code"
             ));
         }
         match self.provider {

@@ -126,7 +126,7 @@ macro_rules! query {
             program: $program,
             help: concat!(
                 $title,
-                "; `auto`: by a system daemon, where there is the command `",
+                "; `auto`: by a system daemon, where the command is installed: `",
                 $program,
                 "`"
             ),

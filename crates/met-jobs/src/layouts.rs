@@ -121,7 +121,7 @@ impl Layout {
     pub fn parse(manager: &str, path: &str, parts: &str) -> Result<Layout, String> {
         let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         if manager.is_empty() || manager.len() > 32 || !manager.bytes().all(known) || manager == "local" {
-            return Err(format!("{manager:?} is no name for a manager; write a short word in lower case"));
+            return Err(format!("{manager:?} is not a valid manager name; write a short word in lower case"));
         }
         let layout = Layout::of(Cow::Owned(manager.to_owned()), Class::Managed, path, parts)?;
         let names_job = |segment: &Segment| segment.captures(Field::Id);
@@ -302,7 +302,7 @@ impl Segment {
             let field = FIELDS.iter().find(|(known, _)| *known == name).map(|(_, field)| *field);
             let field = field.ok_or_else(|| {
                 let names = FIELDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-                format!("{text:?}: {{{name}}} is none of {names}")
+                format!("{text:?}: {{{name}}} is not one of {names}")
             })?;
             tokens.push(Token::Begin(field));
             match glob {
@@ -315,7 +315,7 @@ impl Segment {
         push_glob(rest, &mut tokens);
         let stars = tokens.iter().filter(|token| matches!(token, Token::Any | Token::Some)).count();
         if tokens.is_empty() || stars > STARS_MAX || text == "." || text == ".." {
-            return Err(format!("{text:?} is no name with at most {STARS_MAX} variable parts"));
+            return Err(format!("{text:?} is not a name with at most {STARS_MAX} variable parts"));
         }
         Ok(Segment { tokens })
     }

@@ -123,7 +123,7 @@ impl AllJobs {
                     index += 1;
                 }
                 Err(error) if error.is::<Unreachable>() && self.sources.len() > 1 => {
-                    tracing::warn!("{error}; going on without it");
+                    tracing::warn!("{error}; continuing without it");
                     self.sources.remove(index);
                 }
                 Err(error) => return Err(error),
@@ -141,7 +141,7 @@ impl AllJobs {
         self.check_read()?;
         Err(Failure::usage(match job {
             JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
-            _ => format!("no job {text}; `met list` shows those there are"),
+            _ => format!("no job named {text:?}; run `met list`"),
         }))
     }
 

@@ -204,9 +204,9 @@ impl fmt::Display for Whence {
         match self {
             Whence::Default => out.write_str("default"),
             Whence::File(path) => write!(out, "{}", path.display()),
-            Whence::Live => out.write_str("live, until the daemon ends"),
-            Whence::Job(Some(job)) => write!(out, "live, until job {job} ends"),
-            Whence::Job(None) => out.write_str("live, until a job ends"),
+            Whence::Live => out.write_str("temporary until the daemon ends"),
+            Whence::Job(Some(job)) => write!(out, "temporary until job {job} ends"),
+            Whence::Job(None) => out.write_str("temporary until a job ends"),
         }
     }
 }
@@ -390,7 +390,7 @@ pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Res
         return Err(hung_up(io::ErrorKind::UnexpectedEof.into()));
     }
     serde_json::from_slice(&body).map_err(|error| {
-        let why = format!("what it says is not understood, it may be another version of met ({error})");
+        let why = format!("cannot parse reply; it may be another version of met ({error})");
         io::Error::new(io::ErrorKind::InvalidData, why)
     })
 }
@@ -399,7 +399,7 @@ pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Res
 fn hung_up(error: io::Error) -> io::Error {
     match error.kind() {
         kind @ io::ErrorKind::UnexpectedEof => io::Error::new(kind, "it closed the connection"),
-        kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, "it says nothing"),
+        kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, "no reply"),
         _ => error,
     }
 }

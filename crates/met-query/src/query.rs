@@ -55,9 +55,7 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::Nodes => Reply::Nodes(query.nodes()?),
         Request::NodeCourses { node, after_ms } => match query.node_courses(Some(node), *after_ms)? {
             Some(span) => Reply::NodeCourses(wire(span)),
-            None => Reply::Error {
-                message: format!("no node {node:?} was ever enrolled; `met nodes` lists them"),
-            },
+            None => Reply::Error { message: format!("no node named {node:?}; `met nodes` lists all") },
         },
         _ => return Ok(None),
     }))

@@ -17,7 +17,7 @@ columns! { COLUMNS:
     CPU_SYSTEM = Column::counter("cpu_system", Unit::Seconds, NANO, "CPU time spent in the kernel").feeds("cpu_system"),
     MEMORY_NEEDED = Column::gauge("memory_needed", Unit::Bytes, ONE, "anonymous and shared memory, which cannot be dropped").feeds("memory_needed"),
     MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "shared memory and files in tmpfs, part of memory_needed").feeds("memory_shared"),
-    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages, beside memory_needed").feeds("memory_hugetlb"),
+    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages, not part of memory_needed").feeds("memory_hugetlb"),
     MEMORY_CACHE = Column::gauge("memory_cache", Unit::Bytes, ONE, "page cache charged to the cgroup, shared memory excluded").feeds("memory_cache"),
     MEMORY_PEAK = Column::gauge("memory_peak", Unit::Bytes, ONE, "largest memory charged, page cache included").across(Across::Max).feeds("memory_peak"),
     THREADS = Column::gauge("threads", Unit::Count, ONE, "threads alive").feeds("threads_running"),
@@ -28,7 +28,7 @@ columns! { COLUMNS:
     PRESSURE_MEMORY_FULL = Column::counter("pressure_memory_full", Unit::Seconds, NANO, "time in which every task waited for memory").feeds("pressure_memory_full"),
     PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which every task waited for I/O").feeds("pressure_io_full"),
     OOM_KILLS = Column::counter("oom_kills", Unit::Count, ONE, "processes killed because the cgroup was out of memory").feeds("oom_kills"),
-    THROTTLED = Column::counter("cpu_throttled", Unit::Seconds, NANO, "time in which its CPU quota held it back, of all CPUs together").feeds("cpu_throttled"),
+    THROTTLED = Column::counter("cpu_throttled", Unit::Seconds, NANO, "time in which its CPU quota throttled it, summed over CPUs").feeds("cpu_throttled"),
 }
 
 static TABLE: Table = Table {

@@ -17,10 +17,10 @@ columns! { COLUMNS:
     FREQUENCY_MIN = Column::gauge("frequency_min", Unit::Hertz, KILO, "frequency of the slowest CPU").across(Across::Mean),
     FREQUENCY_MAX = Column::gauge("frequency_max", Unit::Hertz, KILO, "frequency of the fastest CPU").across(Across::Max),
     FREQUENCY_LIMIT = Column::gauge("frequency_limit", Unit::Hertz, KILO, "highest frequency that the policy allows").across(Across::Max),
-    THROTTLES_CORE = Column::counter("throttles_core", Unit::Count, ONE, "times a core was slowed down because it was hot"),
-    THROTTLES_PACKAGE = Column::counter("throttles_package", Unit::Count, ONE, "times a package was slowed down because it was hot"),
-    THROTTLED_CORE = Column::counter("throttled_core", Unit::Seconds, NANO, "time in which cores were slowed down, summed over cores"),
-    THROTTLED_PACKAGE = Column::counter("throttled_package", Unit::Seconds, NANO, "time in which packages were slowed down, summed over packages"),
+    THROTTLES_CORE = Column::counter("throttles_core", Unit::Count, ONE, "times a core was throttled because of its temperature"),
+    THROTTLES_PACKAGE = Column::counter("throttles_package", Unit::Count, ONE, "times a package was throttled because of its temperature"),
+    THROTTLED_CORE = Column::counter("throttled_core", Unit::Seconds, NANO, "time in which cores were throttled, summed over cores"),
+    THROTTLED_PACKAGE = Column::counter("throttled_package", Unit::Seconds, NANO, "time in which packages were throttled, summed over packages"),
 }
 
 static TABLE: Table =
@@ -28,7 +28,7 @@ static TABLE: Table =
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "cpufreq",
-    help: "frequencies of the CPUs, and how often heat held them down",
+    help: "frequencies of the CPUs, and thermal throttling",
     // To tell its frequency a CPU that sleeps is woken up on some machines.
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
@@ -81,7 +81,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         }
     }
     if policies.is_empty() && cores.is_empty() {
-        return Err(Unavailable::Absent("the kernel does not know the frequencies of its CPUs".to_owned()));
+        return Err(Unavailable::Absent("the kernel does not report CPU frequencies".to_owned()));
     }
     Ok(Box::new(Cpufreq { host: host.clone(), policies, cores, packages, buffer }))
 }

@@ -10,7 +10,7 @@ use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unav
 
 columns! { COLUMNS:
     POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn"),
-    POWER_CAP = Column::gauge("power_cap", Unit::Watts, MILLI, "most power it may draw; 0 where there is no cap"),
+    POWER_CAP = Column::gauge("power_cap", Unit::Watts, MILLI, "power cap; 0 if there is none"),
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the blade's controller was started"),
 }
 
@@ -23,7 +23,7 @@ static TABLE: Table = Table {
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "cray",
-    help: "power and energy of a Cray node, its processors, memory and cards",
+    help: "power and energy of a Cray node, its processors, memory and GPUs",
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&TABLE],
     open,
@@ -47,7 +47,7 @@ struct Cray {
 fn open(host: &Host, _: &Options) -> Opened {
     let dir = host
         .open_dir(FOLDER)
-        .map_err(|_| Unavailable::Absent("no pm_counters: this is no Cray node".to_owned()))?;
+        .map_err(|_| Unavailable::Absent("no pm_counters: not a Cray node".to_owned()))?;
     let (mut meters, mut labels) = (Vec::new(), Vec::<Vec<String>>::new());
     for name in sysfs::names(host, FOLDER) {
         let Some((component, column)) = meter(&name) else { continue };

@@ -12,7 +12,7 @@ columns! { COLUMNS:
     POWER = Column::gauge("power", Unit::Watts, MICRO, "power drawn, the mean where the sensor has one"),
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the sensor was started"),
     TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature").across(Across::Max),
-    TEMPERATURE_CRITICAL = Column::gauge("temperature_critical", Unit::Celsius, MILLI, "temperature at which the part is in danger").across(Across::Max),
+    TEMPERATURE_CRITICAL = Column::gauge("temperature_critical", Unit::Celsius, MILLI, "critical temperature of the part").across(Across::Max),
 }
 
 static TABLE: Table = Table {
@@ -66,7 +66,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         }
     }
     match sensors.is_empty() {
-        true => Err(Unavailable::Absent("no sensor has a driver".to_owned())),
+        true => Err(Unavailable::Absent("no sensors found".to_owned())),
         false => Ok(Box::new(Hwmon { host: host.clone(), sensors, labels, buffer })),
     }
 }

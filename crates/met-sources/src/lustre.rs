@@ -18,8 +18,8 @@ columns! { COLUMNS:
     CLOSES = Column::counter("closes", Unit::Count, ONE, "files closed"),
     SYNCS = Column::counter("syncs", Unit::Count, ONE, "fsync calls"),
     SEEKS = Column::counter("seeks", Unit::Count, ONE, "seeks"),
-    ATTRIBUTES = Column::counter("attributes", Unit::Count, ONE, "attributes asked for or set"),
-    NAMES = Column::counter("names", Unit::Count, ONE, "names made, changed or removed: create, link, unlink, rename, mkdir, rmdir"),
+    ATTRIBUTES = Column::counter("attributes", Unit::Count, ONE, "attributes read or set"),
+    NAMES = Column::counter("names", Unit::Count, ONE, "directory operations: create, link, unlink, rename, mkdir, rmdir"),
 }
 
 static TABLE: Table = Table {
@@ -40,7 +40,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 /// Newer versions are in the second place.
 const FOLDERS: [&str; 2] = ["/proc/fs/lustre/llite", "/sys/kernel/debug/lustre/llite"];
-const NEED: &str = "root: debugfs is closed to others (or: lctl set_param, where the site allows it)";
+const NEED: &str = "root, because of debugfs (or: lctl set_param, where the site allows it)";
 
 struct Lustre {
     host: Host,

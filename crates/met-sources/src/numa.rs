@@ -10,14 +10,14 @@ use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unav
 
 columns! { COLUMNS:
     MEMORY_TOTAL = Column::gauge("memory_total", Unit::Bytes, ONE, "memory of the NUMA node"),
-    MEMORY_FREE = Column::gauge("memory_free", Unit::Bytes, ONE, "memory used for nothing"),
-    MEMORY_ANONYMOUS = Column::gauge("memory_anonymous", Unit::Bytes, ONE, "memory of programs that is in no file"),
+    MEMORY_FREE = Column::gauge("memory_free", Unit::Bytes, ONE, "free memory"),
+    MEMORY_ANONYMOUS = Column::gauge("memory_anonymous", Unit::Bytes, ONE, "anonymous memory"),
     MEMORY_CACHED = Column::gauge("memory_cached", Unit::Bytes, ONE, "cache of files, shared memory included"),
-    HITS = Column::counter("hits", Unit::Count, ONE, "pages that were wanted from this node and came from it"),
-    MISSES = Column::counter("misses", Unit::Count, ONE, "pages that came from this node and were wanted from another"),
-    FOREIGN = Column::counter("foreign", Unit::Count, ONE, "pages that were wanted from this node and came from another"),
-    LOCAL = Column::counter("local", Unit::Count, ONE, "pages given to threads that ran on this node"),
-    REMOTE = Column::counter("remote", Unit::Count, ONE, "pages given to threads that ran on another"),
+    HITS = Column::counter("hits", Unit::Count, ONE, "pages intended for this node and allocated on it"),
+    MISSES = Column::counter("misses", Unit::Count, ONE, "pages intended for another node and allocated on this one"),
+    FOREIGN = Column::counter("foreign", Unit::Count, ONE, "pages intended for this node and allocated on another"),
+    LOCAL = Column::counter("local", Unit::Count, ONE, "pages allocated for threads running on this node"),
+    REMOTE = Column::counter("remote", Unit::Count, ONE, "pages allocated for threads running on another node"),
 }
 
 static TABLE: Table =
@@ -25,7 +25,7 @@ static TABLE: Table =
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "numa",
-    help: "memory of each NUMA node, and memory that came from another",
+    help: "memory of each NUMA node, and allocations on other nodes",
     pace: Pace::Every(Duration::from_secs(5)),
     tables: &[&TABLE],
     open,
@@ -63,7 +63,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         labels.push(vec![number.to_string()]);
     }
     if nodes.is_empty() {
-        return Err(Unavailable::Absent("the kernel knows no NUMA nodes".to_owned()));
+        return Err(Unavailable::Absent("the kernel reports no NUMA nodes".to_owned()));
     }
     Ok(Box::new(Numa { nodes, labels, buffer: Vec::new() }))
 }

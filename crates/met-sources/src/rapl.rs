@@ -18,12 +18,13 @@ use crate::perf::cpu_list;
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
-    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used by the zone since the counter began; put together across its wraps"),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used by the zone since the counter started; wraparounds are handled"),
 }
 
 static TABLE: Table = Table {
     name: "rapl",
-    subject: "an energy zone of a processor; `core`, `uncore` and `dram` lie within or beside their package, `psys` is the whole board",
+    subject: "an energy zone of a processor; `core`, `uncore` and `dram` are inside or beside their \
+        package, `psys` is the whole board",
     labels: &["zone", "package", "path"],
     columns: COLUMNS,
 };
@@ -353,7 +354,7 @@ impl Source for Events {
     }
 }
 
-const STANDS_STILL: &str = "stands still, as in a virtual machine without it";
+const STANDS_STILL: &str = "does not move, as in a virtual machine without it";
 
 fn microjoules(count: u64, joules_per_count: f64) -> i64 {
     // Every processor so far counts in 2^-32 J here, and then no bit passes through a float.

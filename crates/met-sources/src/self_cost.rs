@@ -15,7 +15,7 @@ use crate::{
 
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
-    BACKGROUND_CPU = Column::counter("background", Unit::Seconds, NANO, "CPU time of the source's own threads, which read what is slow"),
+    BACKGROUND_CPU = Column::counter("background", Unit::Seconds, NANO, "CPU time of the source's own threads, which do the slow readings"),
     ERRORS = Column::counter("errors", Unit::Count, ONE, "readings that failed in part or whole"),
     READINGS = Column::counter("readings", Unit::Count, ONE, "times the source was read"),
     ROWS = Column::gauge("rows", Unit::Count, ONE, "rows of the last reading"),
@@ -322,7 +322,7 @@ impl Running {
         let source = match (spec.pace, period) {
             (Pace::Apart(_), Some(period)) => {
                 let source = Background::start(opened, spec, period)
-                    .map_err(|error| Unavailable::Absent(format!("no thread for it: {error}")))?;
+                    .map_err(|error| Unavailable::Absent(format!("cannot start a thread for it: {error}")))?;
                 Box::new(source)
             }
             _ => opened,

@@ -383,7 +383,7 @@ fn is_abandoned(path: &Path) -> bool {
 fn decode_course(bytes: &[u8]) -> (Course, Option<String>) {
     let mut course = Course::new(&JOB);
     let Some(mut rest) = bytes.strip_prefix(COURSE_MAGIC) else {
-        return (course, Some("not a course of this version".into()));
+        return (course, Some("not a series file of this version".into()));
     };
     while !rest.is_empty() {
         let block = rest

@@ -88,7 +88,7 @@ impl Visible<'_> {
         let job = JobRef::parse(text, self.layouts).map_err(Problem::asked)?;
         let step = jobs::step(text, self.layouts, find).map_err(unclear)?;
         let found = step.map_or_else(|| find(&job), |step| Ok(Some(step))).map_err(unclear)?;
-        found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("no job {text}")))
+        found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("no job named {text:?}")))
     }
 }
 
@@ -115,7 +115,7 @@ impl Asked {
     fn parameters<const N: usize>(&self, names: [&str; N]) -> Result<[Option<&str>; N], Problem> {
         if let Some((unknown, _)) = self.search.iter().find(|(name, _)| !names.contains(&name.as_str())) {
             let known = match N {
-                0 => "there are none here".to_owned(),
+                0 => "this endpoint has no parameters".to_owned(),
                 _ => format!("known: {}", names.join(", ")),
             };
             return Err(Problem::asked(format!("unknown parameter {unknown:?}; {known}")));

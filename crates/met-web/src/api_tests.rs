@@ -133,7 +133,7 @@ fn a_user_gets_his_own_jobs_and_for_others_there_are_none() {
         let id = path.trim_start_matches("/api/v1/jobs/").trim_end_matches("/series");
         assert_eq!(
             (status, answer["error"].as_str()),
-            (StatusCode::NOT_FOUND, Some(&*format!("no job {id}")))
+            (StatusCode::NOT_FOUND, Some(&*format!("no job named {id:?}")))
         );
     }
     let (status, job) = get_from(&jobs, Some("operator"), "/api/v1/jobs/3");
@@ -174,7 +174,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
         ("limit=501", "limit: \"501\" is not a number from 1 to 500"),
         (
             "state=done",
-            "state: there is no state \"done\"; known: pending, running, suspended, finished, failed, cancelled, timeout, out_of_memory, lost",
+            "state: unknown state \"done\"; known: pending, running, suspended, finished, failed, cancelled, timeout, out_of_memory, lost",
         ),
         ("since=yesterday", "since: \"yesterday\" is not a time such as 2026-01-31T12:00:00Z"),
         ("after=%00", "after: \"\\0\" is not the `next` of an earlier answer"),
@@ -190,7 +190,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
     let (status, answer) = get_from(&jobs, Some("ada"), "/api/v1/nodes?x=1");
     assert_eq!(
         (status, answer["error"].as_str()),
-        (StatusCode::BAD_REQUEST, Some("unknown parameter \"x\"; there are none here"))
+        (StatusCode::BAD_REQUEST, Some("unknown parameter \"x\"; this endpoint has no parameters"))
     );
     assert_eq!(jobs.asked.load(Ordering::Relaxed), 0);
 }

@@ -51,12 +51,12 @@ impl Problem {
     }
 
     pub fn unread() -> Problem {
-        let reason = "too many answers to this client are unread; read them and ask again";
+        let reason = "this client has too many unread replies; read them and retry";
         Problem::later(StatusCode::TOO_MANY_REQUESTS, reason)
     }
 
     pub fn busy() -> Problem {
-        Problem::later(StatusCode::TOO_MANY_REQUESTS, "there is too much to do at the moment")
+        Problem::later(StatusCode::TOO_MANY_REQUESTS, "overloaded; try again later")
     }
 }
 

@@ -118,7 +118,9 @@ fn only_one(state: &Path) -> Result<std::fs::File> {
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(_) => Err(Failure::usage(format!("a server runs already with its state in {}", state.display()))),
+        Err(_) => {
+            Err(Failure::usage(format!("a server with its state in {} is already running", state.display())))
+        }
     }
 }
 

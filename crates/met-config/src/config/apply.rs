@@ -12,7 +12,7 @@ pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
         Node::List(_) | Node::Scalar(_) => {
-            let message = "the file holds no sections; write for example \"sampling:\"".to_owned();
+            let message = "the file has no sections; write for example \"sampling:\"".to_owned();
             return Err(Complaint { line: 1, message });
         }
     };
@@ -104,7 +104,7 @@ fn apply_powers(prefix: &str, key: &Key, cards: &[Entry], config: &mut Config) -
             message: format!("{prefix}{}: {message}", key.name),
         };
         let Node::Scalar(text) = &card.value else {
-            return Err(complain(format!("{:?} has no power; write {}", card.key, example(key))));
+            return Err(complain(format!("{:?} has no value in watts; write {}", card.key, example(key))));
         };
         let power_mw = power_mw(text).map_err(|error| complain(error.to_string()))?;
         set(config, Some(card.key.as_str()).filter(|name| *name != ALL_OTHERS), power_mw);
@@ -149,7 +149,8 @@ fn refuse_contradiction(entries: &[Entry]) -> Result<(), Complaint> {
     let line = new.0.max(old.0);
     let other = new.0.min(old.0);
     let message = format!(
-        "sampling.interval and cpuCollector.interval are one setting, and line {other} says otherwise; keep one"
+        "sampling.interval and cpuCollector.interval are the same setting, and line {other} has another \
+         value; keep one"
     );
     Err(Complaint { line, message })
 }

@@ -67,7 +67,7 @@ impl Form {
             Form::Address(..) => "address",
             Form::Storage(_) => "`sqlite` or `memory`",
             Form::Number(_) => "number",
-            Form::Ratio(_) => "number from 1 on",
+            Form::Ratio(_) => "number ≥ 1",
             Form::Word(..) => "word",
             Form::Power(_) => "power, or one for each",
             Form::Presence(_) | Form::Scheduler(_) => "`auto`, `true` or `false`",
@@ -142,13 +142,13 @@ fn number(text: &str) -> Result<f64, ParseError> {
 
 fn ratio(text: &str) -> Result<f64, ParseError> {
     let value = text.parse::<f64>().ok().filter(|value| (1.0..=COUNT_MAX as f64).contains(value));
-    value.ok_or_else(|| ParseError(format!("{text:?} is not a number from 1 on")))
+    value.ok_or_else(|| ParseError(format!("{text:?} is not a number ≥ 1")))
 }
 
 fn word<'t>(text: &'t str, words: &[&str]) -> Result<&'t str, ParseError> {
     match words.contains(&text) {
         true => Ok(text),
-        false => Err(ParseError(format!("{text:?} is none of {}", words.join(", ")))),
+        false => Err(ParseError(format!("{text:?} is not one of {}", words.join(", ")))),
     }
 }
 

@@ -110,14 +110,14 @@ static EXTRAS: &[Extra] = &[
         source: "redfish",
         key: "certificate",
         default: "",
-        help: "the certificate (PEM) by which the controller's own is checked",
+        help: "CA certificate (PEM) for the controller",
         set: |sources, text| path(text).map(|path| sources.redfish_certificate = Some(path)),
     },
     Extra {
         source: "redfish",
         key: "chassis",
         default: "",
-        help: "the chassis that is this machine, by its name in the controller's list; `all`: all of them together. Without it the first that has a meter, and `met doctor` says which",
+        help: "the chassis that is this machine, by its name in the controller's list; `all`: all of them together. Without it, the first one with a meter; `met doctor` shows which",
         set: |sources, text| {
             sources.redfish_chassis = match text {
                 "" => return Err("the name of a chassis, or all".to_owned()),
@@ -131,13 +131,13 @@ static EXTRAS: &[Extra] = &[
         source: "redfish",
         key: "verify",
         default: "true",
-        help: "`false`: any certificate will do, and whoever stands between can read the password",
+        help: "`false`: accept any certificate; the password can be intercepted",
         set: |sources, text| match text {
             "true" | "false" => {
                 sources.redfish_verify = text == "true";
                 Ok(())
             }
-            _ => Err(format!("{text:?} is neither true nor false")),
+            _ => Err(format!("{text:?} is not true or false")),
         },
     },
 ];
@@ -231,7 +231,7 @@ fn set_key(spec: &SourceSpec, key: &str, text: &str, sources: &mut Sources) -> O
 
 fn period(spec: &SourceSpec, text: &str) -> Result<Duration, String> {
     if spec.pace == Pace::Tick {
-        return Err("it is read with every sample; set sampling.interval".to_owned());
+        return Err("this source is read with every sample; set sampling.interval".to_owned());
     }
     let period = units::parse_duration(text).map_err(|error| error.to_string())?;
     match (PERIOD_MIN..=PERIOD_MAX).contains(&period) {
@@ -243,10 +243,12 @@ fn period(spec: &SourceSpec, text: &str) -> Result<Duration, String> {
 /// This section of docs/config.md.
 pub fn reference() -> String {
     let mut text = String::from(
-        "\n## `sources`\n\nWhat is read of the machine. Each source is found by itself (`auto`), can be switched `off`, or can \
-         be given\nits period: `sources: {thermal: off, rapl: {every: 10s}}`. A reading that is older than its period is \
-         marked, and\none older than two periods is not shown. `met doctor` says what each of them has found, `met doctor \
-         --cost` what it\ncosts.\n\n| key | what | default | meaning |\n| --- | --- | --- | --- |\n",
+        "\n## `sources`\n\nWhat is read from the machine. Each source is detected automatically (`auto`), \
+         can be switched `off`, or can be given\na period: `sources: {thermal: off, rapl: {every: 10s}}`. \
+         A reading that is older than its period is \
+         marked, and\none older than two periods is not shown. `met doctor` shows what each of them found, \
+         `met doctor --cost` what it\ncosts.\n\n| key | what | default | meaning |\n| --- | --- | --- | --- \
+         |\n",
     );
     for spec in SOURCES.iter().filter(|spec| !NEEDED.contains(&spec.name)) {
         text.push_str(&format!("| `sources.{}` | `auto` or `off` | `auto` | {} |\n", spec.name, spec.help));
@@ -330,7 +332,10 @@ mod tests {
         );
         check_error(
             "sources:\n  drm: {every: 5s}\n",
-            expect!["met.yaml:2: sources.drm.every: it is read with every sample; set sampling.interval"],
+            expect![
+                "met.yaml:2: sources.drm.every: this source is read with every sample; set \
+                sampling.interval"
+            ],
         );
         check_error(
             "sources:\n  rapl: {every: 1ms}\n",

@@ -65,7 +65,7 @@ fn energy_is_split_by_what_is_asked_for() {
     assert_eq!(parse("energy: {weight: cpu-time}\n").energy, Config::default().energy);
     check_error(
         "energy: {weight: joules}\n",
-        expect![[r#"met.yaml:1: energy.weight: "joules" is none of cpu-time, instructions, cycles"#]],
+        expect![[r#"met.yaml:1: energy.weight: "joules" is not one of cpu-time, instructions, cycles"#]],
     );
 }
 
@@ -291,10 +291,7 @@ fn a_value_of_the_wrong_kind_is_told_what_to_write() {
         "storage:\n  size: many\n",
         expect![[r#"met.yaml:2: storage.size: "many" is not a number from 1 to 1000000000"#]],
     );
-    check_error(
-        "energy: {pue: 0.2}\n",
-        expect![[r#"met.yaml:1: energy.pue: "0.2" is not a number from 1 on"#]],
-    );
+    check_error("energy: {pue: 0.2}\n", expect![[r#"met.yaml:1: energy.pue: "0.2" is not a number ≥ 1"#]]);
     check_error(
         "storage:\n  size: -1\n",
         expect![[r#"met.yaml:2: storage.size: "-1" is not a number from 1 to 1000000000"#]],
@@ -323,7 +320,7 @@ fn a_value_of_the_wrong_kind_is_told_what_to_write() {
     );
     check_error(
         "- sampling\n",
-        expect![[r#"met.yaml:1: the file holds no sections; write for example "sampling:""#]],
+        expect![[r#"met.yaml:1: the file has no sections; write for example "sampling:""#]],
     );
 }
 
@@ -399,7 +396,7 @@ fn a_layout_that_cannot_be_used_is_told_why() {
     check_error(
         "jobs:\n  layouts:\n  - manager: m\n    path: a/{job}\n",
         expect![[
-            r#"met.yaml:3: jobs.layouts: "{job}": {job} is none of id, sluid, uid, user, node, cluster, index, step, task, qos"#
+            r#"met.yaml:3: jobs.layouts: "{job}": {job} is not one of id, sluid, uid, user, node, cluster, index, step, task, qos"#
         ]],
     );
     check_error(
@@ -420,11 +417,11 @@ fn a_layout_that_cannot_be_used_is_told_why() {
 fn a_key_may_not_stand_twice() {
     check_error(
         "sampling:\n  interval: 1s\nstorage:\nsampling:\n  interval: 2s\n",
-        expect![[r#"met.yaml:4: "sampling" stands twice, first in line 1"#]],
+        expect![[r#"met.yaml:4: duplicate key "sampling", first at line 1"#]],
     );
     check_error(
         "sampling:\n  interval: 1s\n  interval: 1s\n",
-        expect![[r#"met.yaml:3: "sampling.interval" stands twice, first in line 2"#]],
+        expect![[r#"met.yaml:3: duplicate key "sampling.interval", first at line 2"#]],
     );
 }
 
@@ -433,7 +430,7 @@ fn two_names_of_one_setting_must_agree() {
     check_error(
         "cpuCollector:\n  interval: 2s\nsampling:\n  interval: 1s\n",
         expect![[
-            r#"met.yaml:4: sampling.interval and cpuCollector.interval are one setting, and line 2 says otherwise; keep one"#
+            r#"met.yaml:4: sampling.interval and cpuCollector.interval are the same setting, and line 2 has another value; keep one"#
         ]],
     );
     let agreed = parse("cpuCollector:\n  interval: 2s\nsampling:\n  interval: 2000ms\n");

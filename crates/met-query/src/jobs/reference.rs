@@ -40,7 +40,9 @@ impl JobRef {
             return Ok(JobRef::Last);
         }
         if text.is_empty() || text.starts_with('@') {
-            return Err(Failure::usage(format!("{text:?} is no job; write 12, local:12, a name or @last")));
+            return Err(Failure::usage(format!(
+                "{text:?} is not a job; write 12, local:12, a name or @last"
+            )));
         }
         let (whole, node) = match text.rsplit_once('@') {
             Some((whole, node)) if !node.is_empty() => (whole, Some(node.to_owned())),
@@ -210,7 +212,7 @@ fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Record], me: Op
         let user = |record: &Record| record.user.clone().unwrap_or_else(|| "somebody".to_owned());
         let (one, other) = (user(newest), user(other));
         return Err(Failure::usage(format!(
-            "job {text} is ambiguous: {one} and {other} have one; say it by name"
+            "job {text} is ambiguous: {one} and {other} have one; add the manager"
         )));
     }
     Ok(newest.clone())

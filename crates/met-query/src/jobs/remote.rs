@@ -44,7 +44,7 @@ impl Remote {
 
     fn unexpected<T>(&self, reply: &Reply) -> Result<T> {
         let what = self.answers.lock().unwrap_or_else(PoisonError::into_inner).what();
-        bail!("{what} answered {reply:?}")
+        bail!("unexpected reply from {what}: {reply:?}")
     }
 
     /// The rest of a list of which a daemon of an earlier version told the first jobs: it goes on by their times.

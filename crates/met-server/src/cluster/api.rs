@@ -124,10 +124,7 @@ pub fn router(api: Arc<Api>, layouts: Vec<Layout>) -> Router {
 }
 
 fn unknown() -> Problem {
-    Problem::new(
-        StatusCode::UNAUTHORIZED,
-        "this token is not known here; on the server: met server enroll NAME",
-    )
+    Problem::new(StatusCode::UNAUTHORIZED, "unknown token; run on the server: met server enroll NAME")
 }
 
 fn too_many_of_one() -> Problem {
@@ -148,13 +145,13 @@ async fn batches(
     let Bearer::Node(node) = api.bearer(&asker, &headers)? else {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
-            "only nodes send batches; this is another kind of token",
+            "only nodes may send batches; this is another kind of token",
         ));
     };
     let length =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     let Some(length) = length else {
-        return Err(Problem::new(StatusCode::LENGTH_REQUIRED, "a batch comes with its length"));
+        return Err(Problem::new(StatusCode::LENGTH_REQUIRED, "a batch needs a Content-Length"));
     };
     if length > PACKED_BYTES_MAX {
         let reason = format!("a batch has at most {PACKED_BYTES_MAX} bytes, not {length}");
@@ -166,14 +163,14 @@ async fn batches(
     let _room = api.room.unpack(length).await.ok_or_else(Problem::busy)?;
     let (batch, packed) = match unpacked(std::mem::take(&mut received.bytes)).await? {
         (Err(error @ BadBatch::Version(_)), _) => {
-            let what = format!("{error}; its batches wait there until this server is updated");
+            let what = format!("{error}; its batches stay queued there until this server is updated");
             return Err(api.misread(&node, received_ns, what));
         }
         (batch, packed) => (batch.map_err(|error| Problem::never(StatusCode::BAD_REQUEST, error))?, packed),
     };
     if batch.header.node != node {
         let reason =
-            format!("this token is that of node {node}, and the batch of node {}", batch.header.node);
+            format!("this token belongs to node {node}, and the batch to node {}", batch.header.node);
         return Err(Problem::new(StatusCode::FORBIDDEN, reason));
     }
     check(&batch).map_err(|reason| Problem::never(StatusCode::BAD_REQUEST, reason))?;
@@ -192,7 +189,7 @@ async fn batches(
         Ok(Err(refusal)) => Err(Problem::later(StatusCode::SERVICE_UNAVAILABLE, refusal)),
         Err(_) => Err(Problem {
             come_again: true,
-            ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server ends")
+            ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
         }),
     }
 }
@@ -204,7 +201,7 @@ async fn unpacked(packed: Vec<u8>) -> Result<(Result<Batch, BadBatch>, Vec<u8>),
     match is_small {
         true => Ok(work()),
         false => {
-            let failed = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server ends");
+            let failed = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down");
             in_background(work).await.ok_or_else(failed)
         }
     }
@@ -224,7 +221,7 @@ fn check(batch: &Batch) -> Result<(), String> {
     }
     match samples <= SAMPLES_MAX {
         true => Ok(()),
-        false => Err(format!("it has samples for {samples} times, and may have {SAMPLES_MAX}")),
+        false => Err(format!("it has {samples} samples, at most {SAMPLES_MAX} are allowed")),
     }
 }
 
@@ -249,9 +246,14 @@ async fn ask(
 /// Answers a question as on a daemon's socket, in JSON.
 pub fn answer(query: &dyn Query, viewer: &Viewer, question: &[u8]) -> Result<Reply, Problem> {
     let request = serde_json::from_slice(question)
-        .map_err(|error| Problem::asked(format!("this is no question: {error}")))?;
+        .map_err(|error| Problem::asked(format!("malformed request: {error}")))?;
     let reply = query::answer(query, viewer, &request).map_err(|error| Problem::failed(&error))?;
-    reply.ok_or_else(|| Problem::asked("this is not asked of a server, but of a daemon on its node"))
+    reply.ok_or_else(|| {
+        Problem::asked(
+            "a server does not answer this request; send it to the daemon of the \
+        node",
+        )
+    })
 }
 
 impl Admission for Api {
@@ -262,7 +264,7 @@ impl Admission for Api {
             Bearer::Node(_) => {
                 return Err(Problem::new(
                     StatusCode::FORBIDDEN,
-                    "this is a node's token; met server enroll --user makes one to ask with",
+                    "this is a node's token; met server enroll --user prints one for queries",
                 ));
             }
         };
@@ -470,7 +472,7 @@ mod tests {
         let (problem, told) = answer_to([&later[..], &sum, &4_u32.to_le_bytes()].concat());
         assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true), "{}", problem.reason);
         assert_eq!(problem.body()["refused"], serde_json::Value::Null);
-        assert!(told.unwrap().starts_with("it is of version 9"));
+        assert!(told.unwrap().starts_with("it has version 9"));
         let (problem, told) = answer_to(b"plain".to_vec());
         assert_eq!((problem.status, problem.refused, told), (StatusCode::BAD_REQUEST, true, None));
     }

@@ -85,7 +85,7 @@ fn states(text: &str) -> Result<Vec<State>, Problem> {
     let state = |name: &str| {
         State::parse(name).ok_or_else(|| {
             let known = State::ALL.map(State::name).join(", ");
-            Problem::asked(format!("state: there is no state {name:?}; known: {known}"))
+            Problem::asked(format!("state: unknown state {name:?}; known: {known}"))
         })
     };
     text.split(',').map(state).collect()

@@ -138,7 +138,8 @@ impl Outputs {
         for (option, path) in [("--out", &args.out), ("--err", &args.err)] {
             if path.as_deref() == Some(Path::new("-")) {
                 return Err(Failure::usage(format!(
-                    "{option} -: a job in the background has no terminal; name a file (./- is one, too), or use met time"
+                    "{option} -: a job in the background has no terminal; name a file (such as ./-), or use \
+                     met time"
                 )));
             }
         }

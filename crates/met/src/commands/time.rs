@@ -58,7 +58,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
         // The command matters more than its record.
         Err(error) if draft.keep => {
             let unkept = launch::assign(setting, Draft { keep: false, ..draft })?;
-            tracing::warn!("the job will not be remembered: {error:#}");
+            tracing::warn!("the job will not be recorded: {error:#}");
             unkept
         }
         assigned => assigned?,
@@ -202,7 +202,7 @@ fn miss_cards(host: &Host, troubles: &[String]) {
     let sources: Vec<&str> = given.iter().map(|holding| holding.source).collect();
     for trouble in troubles.iter().filter(|_| !given.is_empty()) {
         let source = sources.join(", ");
-        tracing::warn!("the job was given cards ({source}), and nothing is known of them: {trouble}");
+        tracing::warn!("the job was given GPUs ({source}) that cannot be read: {trouble}");
     }
 }
 
@@ -249,8 +249,8 @@ fn keep(folder: &JobDir, record: &Record, sampled: &Sampled) -> Result<(), Strin
     folder.write_end(record).map_err(|error| {
         let (id, place) = (&record.key.id, folder.path().display());
         match error.kind() {
-            io::ErrorKind::NotFound => format!("job {id} is forgotten: {place} is gone"),
-            _ => format!("cannot keep what was sampled of job {id} in {place}: {error}"),
+            io::ErrorKind::NotFound => format!("job {id} is not recorded: {place} was removed"),
+            _ => format!("cannot store the samples of job {id} in {place}: {error}"),
         }
     })
 }

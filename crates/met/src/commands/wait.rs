@@ -33,10 +33,10 @@ pub fn wait(setting: &Setting, args: &WaitArgs) -> Result<i32> {
         let record = wait_for(setting, record)?;
         if record.state == State::Lost {
             let why = match managers::is_foreign(&record) {
-                true => "nobody saw its end",
+                true => "its end was not observed",
                 false => "its supervisor was killed",
             };
-            tracing::error!("job {} was lost: {why}, its exit code is not known", record.label());
+            tracing::error!("job {} was lost: {why}, its exit code is unknown", record.label());
         }
         worst = worst.max(super::exit_code(&record));
     }

@@ -90,7 +90,7 @@ impl Hearing {
             let (outcome, written) = match told::keep(writer, &told) {
                 Ok(written) => (Outcome::Settled, written),
                 Err(error) if told::is_hopeless(&error) => {
-                    tracing::warn!("what {} told is lost: {error:#}", told.manager);
+                    tracing::warn!("{}: reported jobs are lost: {error:#}", told.manager);
                     (Outcome::Settled, Vec::new())
                 }
                 Err(error) => (Outcome::Unwritten(told, error), Vec::new()),
@@ -108,14 +108,14 @@ impl Hearing {
             let unwritten = match outcome {
                 Outcome::Settled => None,
                 Outcome::Unwritten(told, error) => Some((told, error)),
-                Outcome::Dropped => bail!("the thread that writes to the store is gone"),
+                Outcome::Dropped => bail!("the thread that writes to the store has ended"),
             };
             if self.is_news(unwritten.is_some()) {
                 match &unwritten {
                     Some((told, error)) => {
-                        tracing::warn!("what {} told is not written yet: {error:#}", told.manager);
+                        tracing::warn!("{}: reported jobs are not stored yet: {error:#}", told.manager);
                     }
-                    None => tracing::info!("what schedulers tell is written again"),
+                    None => tracing::info!("jobs reported by schedulers are stored again"),
                 }
             }
             self.unwritten = unwritten.map(|(told, _)| (told, Instant::now() + RETRY_AFTER));

@@ -25,10 +25,10 @@ use met_agent::daemon::listening::{respond, wanted};
 use met_query::jobs::{self, JobsFilter};
 
 columns! { COLUMNS:
-    HEARD = Column::gauge("heard_time", Unit::Seconds, NANO, "when the server last heard of the node, in unix time"),
-    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs that run on the node"),
+    HEARD = Column::gauge("heard_time", Unit::Seconds, NANO, "when the node last sent data to the server, in unix time"),
+    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs running on the node"),
     CLOCK = Column::gauge("clock_offset", Unit::Seconds, NANO, "how far the node's clock is behind the server's"),
-    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that the node had to give up"),
+    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that the node dropped"),
     CPUS = Column::gauge("cpus", Unit::Count, ONE, "CPUs of the node"),
     MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory of the node"),
 }
@@ -121,8 +121,7 @@ pub fn router(pages: Pages, api: &Arc<Api>) -> Router {
         async move {
             match api.who(&asker, &headers).is_some() {
                 true => api.page(&asker, move || respond_to(targets(&view))).await,
-                false => (StatusCode::UNAUTHORIZED, "whose names these are is told to those who are known\n")
-                    .into_response(),
+                false => (StatusCode::UNAUTHORIZED, "authentication required\n").into_response(),
             }
         }
     });

@@ -79,10 +79,9 @@ fn is_read(runner: &Runner, spec: &SourceSpec) -> bool {
 /// A source of which a reading went wrong: one card of several is less than all, and not nothing.
 fn failed(spec: &SourceSpec, message: &str, is_read: bool) -> Finding {
     let health = if is_read { Health::Less } else { Health::Broken };
-    let is_of_a_card = spec.name == "nvidia" && message.contains("card ");
+    let is_of_a_card = spec.name == "nvidia" && message.contains("NVML, GPU ");
     let remedy = is_of_a_card.then(|| {
-        "sudo nvidia-smi --gpu-reset -i NUMBER    (while nobody uses the card; else restart the machine)"
-            .to_owned()
+        "sudo nvidia-smi --gpu-reset -i NUMBER    (while the GPU is not in use; otherwise reboot)".to_owned()
     });
     Finding { what: spec.name, health, detail: format!("{}, but: {message}", spec.help), remedy }
 }
@@ -95,7 +94,7 @@ fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &Told) -> Finding 
         }
         Unavailable::Absent(why) => (Health::Absent, why.clone(), None),
         Unavailable::Denied { path, need } => {
-            (Health::Denied, format!("{path} may not be read"), Some((*need).to_owned()))
+            (Health::Denied, format!("no permission to read {path}"), Some((*need).to_owned()))
         }
         Unavailable::Hangs => {
             (Health::Broken, format!("{}, but: {reason}", spec.help), told.try_again.clone())
@@ -133,7 +132,7 @@ impl Told {
     fn finding(&self, spec: &SourceSpec) -> Finding {
         let error = self.errors.iter().find(|(name, _)| name == spec.name);
         let (health, detail) = match error {
-            Some((_, error)) => (Health::Less, format!("{}; the daemon met: {error}", spec.help)),
+            Some((_, error)) => (Health::Less, format!("{}; the daemon reports: {error}", spec.help)),
             None => (Health::Good, spec.help.to_owned()),
         };
         Finding { what: spec.name, health, detail, remedy: None }
@@ -166,7 +165,7 @@ pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
     sampler.look();
     let meters = sampler.energy().meters();
     if !meters.is_empty() {
-        let detail = format!("jobs are charged what is measured by {}", meters.join(", "));
+        let detail = format!("job energy is derived from {}", meters.join(", "));
         let measured = Finding { what: "energy", health: Health::Good, detail, remedy: None };
         return vec![measured, idle_power(setting)];
     }
@@ -182,7 +181,7 @@ pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
         }
         None => "sudo modprobe intel_rapl_msr; sudo modprobe -a ipmi_si ipmi_devintf".to_owned(),
     };
-    let detail = format!("no meter: estimated by load, {} and memory", sampler.energy().estimated_by());
+    let detail = format!("no meter: estimated from load, {} and memory", sampler.energy().estimated_by());
     vec![Finding { what: "energy", health: Health::Less, detail, remedy: Some(remedy) }]
 }
 
@@ -203,7 +202,7 @@ fn idle_finding(configured_watts: Option<f64>, learned: &[LearnedIdle], now_ns: 
         return finding(Health::Good, format!("{}, configured", units::watts(watts)), None);
     }
     if learned.is_empty() {
-        let detail = "not known yet, so it is estimated: a daemon learns it while no job runs".to_owned();
+        let detail = "unknown, so it is estimated; a daemon learns it while no job runs".to_owned();
         let remedy = "energy: {idle_power: WATTS}    (in met.yaml)".to_owned();
         return finding(Health::Less, detail, Some(remedy));
     }
@@ -251,14 +250,10 @@ mod tests {
         let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
         let rapl = unavailable(of("rapl"), &Unavailable::Hangs, &told);
         assert_eq!((rapl.health.name(), rapl.health.cause()), ("no", Some("broken")));
-        assert!(
-            rapl.detail.ends_with("a reading of it did not come to an end; it is left out"),
-            "{}",
-            rapl.detail
-        );
+        assert!(rapl.detail.ends_with("reading it did not return; source disabled"), "{}", rapl.detail);
         assert!(rapl.remedy.unwrap().starts_with("sudo kill -HUP 7 "));
         assert!(Told::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
-        assert!(told.finding(of("drm")).detail.ends_with("the daemon met: no card"));
+        assert!(told.finding(of("drm")).detail.ends_with("the daemon reports: no card"));
     }
 
     #[test]
@@ -283,7 +278,7 @@ mod tests {
     #[test]
     fn a_source_that_is_read_in_part_is_less_and_not_nothing() {
         let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
-        let message = "NVML, card 1: device fell off the bus";
+        let message = "NVML, GPU 1: device fell off the bus";
         let part = failed(of("nvidia"), message, true);
         assert_eq!(part.health.name(), "less");
         assert!(part.detail.ends_with(&format!(", but: {message}")), "{}", part.detail);
@@ -309,6 +304,6 @@ mod tests {
         assert_eq!(said(None, std::slice::from_ref(&learned)), ("ok", known, false));
         assert_eq!(said(Some(90.0), &[learned]), ("ok", "90.0 W, configured".to_owned(), false));
         let (health, detail, has_remedy) = said(None, &[]);
-        assert!(health == "less" && detail.contains("not known yet") && has_remedy);
+        assert!(health == "less" && detail.contains("unknown, so it is estimated") && has_remedy);
     }
 }

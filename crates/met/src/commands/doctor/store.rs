@@ -60,7 +60,7 @@ fn damaged(state: &Path) -> Option<Finding> {
 
 /// `system`: where the daemon of the machine keeps jobs, the caller's included. In his own folder they only wait for it.
 fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
-    let own = "export XDG_STATE_HOME=DIR    (a folder of yours)";
+    let own = "export XDG_STATE_HOME=DIR    (a folder you own)";
     let machines = "system: {state: DIR}    (in met.yaml)";
     // Whether the machine's can be written only its owner can try.
     let tried = [(Some(user), own), (system.filter(|_| root), machines)];
@@ -69,14 +69,14 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
             return Finding {
                 what: "store",
                 health: Health::Broken,
-                detail: format!("{} cannot be written ({why}): no job is kept", folder.display()),
+                detail: format!("{} cannot be written ({why}): jobs are not recorded", folder.display()),
                 remedy: Some(remedy.to_owned()),
             };
         }
     }
     let (state, remedy) = system.map_or((user, own), |system| (system, machines));
     let of = match system {
-        Some(_) => format!("{}, of the daemon of this machine", state.display()),
+        Some(_) => format!("{}, of the system daemon", state.display()),
         None => state.display().to_string(),
     };
     match met_store::is_network(state) {
@@ -84,7 +84,7 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
             what: "store",
             health: Health::Less,
             detail: format!("{of}, is on a network file system: one process at a time reads it"),
-            remedy: Some(remedy.replace("a folder of yours", "a folder of yours on a local disk")),
+            remedy: Some(remedy.replace("a folder you own", "a folder you own on a local disk")),
         },
         false => Finding { what: "store", health: Health::Good, detail: of, remedy: None },
     }
@@ -94,7 +94,7 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
 pub(super) fn served(setting: &Setting) -> Option<Finding> {
     let state = crate::server::state(setting);
     let bytes = met_store::cluster::bytes_in(&state)?;
-    let detail = format!("{} of what nodes sent and told in {}", units::bytes(bytes as f64), state.display());
+    let detail = format!("{} of data from nodes in {}", units::bytes(bytes as f64), state.display());
     Some(Finding { what: "cluster", health: Health::Good, detail, remedy: None })
 }
 
@@ -155,7 +155,7 @@ mod tests {
         let finding = looked_at(&user, None, true);
         assert_eq!(finding.detail, user.display().to_string());
         let finding = looked_at(&user, Some(&system), false);
-        assert_eq!(finding.detail, format!("{}, of the daemon of this machine", system.display()));
+        assert_eq!(finding.detail, format!("{}, of the system daemon", system.display()));
         std::fs::write(&system, "").unwrap();
         let below = system.join("state");
         assert!(looked_at(&user, Some(&below), true).remedy.unwrap().contains("system: {state:"));
