@@ -555,6 +555,7 @@ impl Ledger {
         for (who, line) in &claims {
             self.carry.claim(*who, line, end_ns);
         }
+        self.settle_gap(&mut whole, &idle, backlog_uj, (begin_ns, end_ns));
         let kept_uj = if whole.fault >= Fault::Lost { 0 } else { idle.rest_uj };
         // What is not shown later is paid now or never, and what has waited for long is paid now, before anything is
         // kept for idle power. Newer claims are not: after a long window a meter that lags is still behind.
@@ -603,6 +604,21 @@ impl Ledger {
             short_uj,
             settled,
         })
+    }
+
+    /// A counter tells the energy of a long gap, and not when it was used. Where others were read until the gap ends in
+    /// this window, what parts used in the window beyond the mean of the gap is in what was caught up, and the meter is
+    /// not behind by that. It is where less than the idle energy of the gap would be left.
+    fn settle_gap(&self, whole: &mut Whole, idle: &Idle, backlog_uj: u64, (begin_ns, end_ns): (i64, i64)) {
+        let gap = whole.outer.and_then(|index| self.meters.get(index)?.around(begin_ns));
+        let (Some((gap_ns, _, Fault::Lost)), Some(outer_uj)) = (gap, &mut whole.outer_uj) else { return };
+        let idle_uj = i128::from(idle.rest_uj) * i128::from(end_ns - gap_ns) / i128::from(end_ns - begin_ns);
+        let idle_uj = u64::try_from(idle_uj).unwrap_or(u64::MAX);
+        let room_uj = outer_uj.saturating_add(whole.caught_up_uj).saturating_sub(idle_uj);
+        let claims_uj = self.carry.claimed_uj().saturating_sub(backlog_uj);
+        let moved_uj = claims_uj.min(room_uj).saturating_sub(*outer_uj);
+        *outer_uj += moved_uj;
+        whole.caught_up_uj -= moved_uj;
     }
 
     /// What the meter of the machine counted since a window was last made of it, by nothing but its counter; cards that

@@ -615,3 +615,42 @@ fn a_counter_that_lags_is_still_behind_after_a_long_gap() {
     };
     check(&plan).unwrap();
 }
+
+/// The sampler was away for a minute, and the first reading of the node's meter after that was wrong. In the window of
+/// the next one the first job used more than the mean of the gap. That passed for a lag of the meter, and what the
+/// second job used was paid late, in part never.
+#[test]
+fn what_a_counter_tells_of_a_long_gap_late_is_not_a_lag() {
+    let first = Job { life: 102..165, cpu_permille: 945, has_card: true };
+    let second = Job { life: 218..315, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 10,
+        has_package: true,
+        idle_known: true,
+        gaps: Vec::new(),
+        pauses: std::iter::once(60..124).collect(),
+        glitches: vec![(51, 1)],
+        ..power_with_gap(vec![first, second], 0..0)
+    };
+    check(&plan).unwrap();
+}
+
+/// Nothing ran before the gap, so that the meter lags shows only in what it has counted by the end of the gap: less than
+/// the parts and the idle power of the rest.
+#[test]
+fn a_counter_that_is_behind_at_the_end_of_a_long_gap_is_seen_to_lag() {
+    let first = Job { life: 46..104, cpu_permille: 400, has_card: true };
+    let second = Job { life: 121..317, cpu_permille: 400, has_card: false };
+    let plan = Plan {
+        counts: true,
+        period_s: 5,
+        lag_s: 6,
+        has_package: true,
+        idle_known: true,
+        pauses: std::iter::once(30..59).collect(),
+        glitches: vec![(30, 1)],
+        ..power_with_gap(vec![first, second], 64..88)
+    };
+    check(&plan).unwrap();
+}
