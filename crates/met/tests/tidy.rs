@@ -22,7 +22,7 @@ const LARGE: [(&str, &str, usize); 19] = [
     ("met-core", "Meter", 13),
     ("met-core", "Scheduling", 15),
     ("met-core", "Use", 34),
-    ("met-core", "Whole", 15),
+    ("met-core", "Whole", 16),
     ("met-jobs", "Discovery", 30),
     ("met-jobs", "Identity", 14),
     ("met-jobs", "Job", 22),
