@@ -63,8 +63,8 @@ def a_system_daemon_answers_operators_and_nobody_else(world):
     need_root()
     web, port = os.path.join(world.root, "web.yml"), free_port()
     with open(web, "w") as file:
-        file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
-    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n")
+        file.write(f"basic_auth_users: {{ann: {HASH}, scraper: {HASH}}}\n")
+    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann, zoe\n")
     world.start_system_daemon()
     ada = world.someone()
     for _ in range(3):
@@ -75,6 +75,7 @@ def a_system_daemon_answers_operators_and_nobody_else(world):
     for path in EVERY_PATH:
         Asked(at(path)).refused(401)
         Asked(at(path), login=("ann", "wrong")).refused(401)
+        check("http.operators" in Asked(at(path), login=("scraper", "secret")).refused(403), "what is needed is named")
         Asked(at(path), token="0" * 64).refused(401)
     listed = world.me.met("list", "--json").ok().json()
     equal(len(listed), 4, "jobs, for root")
@@ -101,7 +102,7 @@ def a_running_job_is_in_the_answers_of_a_daemon(world):
     web, port = os.path.join(world.root, "web.yml"), free_port()
     with open(web, "w") as file:
         file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
-    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n")
+    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
     job = world.me.run(*world.workload("burn_until_terminated", world.me.path("used"), world.me.path("ready")), options=("--name", "train"))
     ask = lambda path: Asked(f"http://127.0.0.1:{port}{path}", login=OPERATOR)
     running = lambda: ask("/api/v1/jobs?state=running").json()["jobs"]

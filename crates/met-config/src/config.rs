@@ -219,6 +219,8 @@ pub struct Http {
     /// Empty: there is no listener.
     pub listen: Vec<Address>,
     pub web_config: Option<PathBuf>,
+    /// Users of `web_config` who may read all jobs with the API of a daemon.
+    pub operators: Vec<String>,
     pub plain: bool,
     pub jobs_max: u64,
     pub keep_ended: Duration,
@@ -344,7 +346,14 @@ impl Config {
                 max_age: zero,
                 url: None,
             },
-            http: Http { listen: Vec::new(), web_config: None, plain: false, jobs_max: 0, keep_ended: zero },
+            http: Http {
+                listen: Vec::new(),
+                web_config: None,
+                operators: Vec::new(),
+                plain: false,
+                jobs_max: 0,
+                keep_ended: zero,
+            },
             forward: Forward::default(),
             server: Server { move_after: None, lost_after: zero },
             client: Client::default(),

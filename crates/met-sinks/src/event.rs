@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use met_core::Table;
+use met_core::bounds;
 use met_core::course::Course;
-use met_core::job::{JobKey, Part, Record};
+use met_core::job::{JobKey, Record};
 use met_wire::batch::{Standing, Subject};
 
 #[derive(Clone, Debug)]
@@ -93,12 +94,7 @@ impl Event {
         const SMALL: usize = 1024;
         let of_cells = |cells: usize| SMALL + cells * size_of::<i64>();
         match self {
-            Event::Started(record) | Event::Ended(record) => {
-                let command: usize = record.command.iter().map(String::len).sum();
-                let part =
-                    |part: &Part| size_of::<Part>() + part.totals.iter().count() * size_of::<[i64; 8]>();
-                SMALL + size_of::<Record>() + command + record.parts.iter().map(part).sum::<usize>()
-            }
+            Event::Started(record) | Event::Ended(record) => size_of::<Record>() + bounds::bytes(record),
             Event::Interim(_) => 8 * SMALL,
             Event::Samples(samples) => of_cells(samples.course.len() * (samples.course.columns.len() + 1)),
             Event::Tick(tick) => of_cells(tick.cells.len() + tick.rows.len() * size_of::<[i64; 16]>()),

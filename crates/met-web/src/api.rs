@@ -14,10 +14,10 @@ use axum::{Json, Router};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use met_core::course::Course;
-use met_core::job::{JobKey, Record};
+use met_core::job::JobKey;
 use met_core::listing::Cursor;
 use met_jobs::layouts::Layout;
-use met_query::jobs::{self, JobRef, JobsFilter};
+use met_query::jobs::{self, JobRef, JobsFilter, Meant};
 use met_query::protocol::NodeStatus;
 use met_query::query::Query;
 use met_query::viewer::Viewer;
@@ -79,16 +79,20 @@ impl Visible<'_> {
     }
 
     /// The one job or step that a text means, in the words of the command line.
-    fn find(&self, text: &str) -> Result<Record, Problem> {
+    fn find(&self, text: &str) -> Result<Meant, Problem> {
         let find = |job: &JobRef| {
             let found = jobs::every_found(self.query, self.viewer, job)?;
             let own = if let Viewer::Uid(uid) = self.viewer { Some(*uid) } else { None };
             jobs::one_of(text, job, &found, own)
         };
         let job = JobRef::parse(text, self.layouts).map_err(Problem::asked)?;
-        let step = jobs::step(text, self.layouts, find).map_err(unclear)?;
-        let found = step.map_or_else(|| find(&job), |step| Ok(Some(step))).map_err(unclear)?;
-        found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("no job named {text:?}")))
+        if let Some(step) = jobs::step(text, self.layouts, find).map_err(unclear)? {
+            return Ok(Meant::Step(step));
+        }
+        find(&job)
+            .map_err(unclear)?
+            .map(Meant::Job)
+            .ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("no job named {text:?}")))
     }
 }
 

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use met_core::JOB;
-use met_core::job::State;
+use met_core::job::{Record, State};
 use met_query::query::NodeSpan;
 use proptest::prelude::*;
 use tower_service::Service;
@@ -163,6 +163,18 @@ fn series_have_times_and_the_columns_that_were_read() {
     assert_eq!((&series["table"], &series["next"]), (&Value::from("job"), &Value::Null));
     let after = "/api/v1/jobs/2/series?after=1970-01-01T00:00:02Z";
     assert_eq!(get_from(&Jobs::new(), Some("ada"), after).1["times"], serde_json::json!([]));
+}
+
+#[test]
+fn the_series_of_a_job_are_not_those_of_a_step() {
+    let mut scheduled = met_core::sample::scheduled();
+    (scheduled.key.id, scheduled.user) = ("77".to_owned(), Some("ada".to_owned()));
+    let step = scheduled.parts.iter().find(|part| !part.step.is_empty()).unwrap().step.clone();
+    let jobs = Arc::new(Jobs { jobs: vec![scheduled], asked: AtomicUsize::new(0) });
+    assert_eq!(get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}")).0, StatusCode::OK);
+    let (status, answer) = get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}/series"));
+    let reason = "a step has no series of its own; ask for its job";
+    assert_eq!((status, answer["error"].as_str()), (StatusCode::BAD_REQUEST, Some(reason)));
 }
 
 #[test]

@@ -63,6 +63,10 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
+        if self.status == StatusCode::UNAUTHORIZED {
+            let challenge = header::HeaderValue::from_static("Basic realm=\"met\"");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        }
         if self.come_again {
             response.headers_mut().insert(header::RETRY_AFTER, COME_AGAIN.as_secs().into());
         }

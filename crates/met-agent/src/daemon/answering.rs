@@ -66,7 +66,6 @@ impl Service {
             Request::Ended(record) => self.ended(*record, peer, access),
             Request::Jobs(filter) => {
                 let filter = viewer.restrict(&filter);
-                self.discovered();
                 let mut page = self.recorder.writer.page(&filter.to_store_for_reply())?;
                 let warnings = self.damage_met(&viewer);
                 page.jobs = self.with_live(page.jobs);
@@ -127,7 +126,6 @@ impl Service {
     }
 
     fn find(&mut self, job: &JobRef, after: Option<&Cursor>, viewer: &Viewer) -> Result<Reply> {
-        self.discovered();
         let found = query::find_in(&self.recorder.writer, viewer, job)?;
         let (found, next) = jobs::page_of(found, after);
         Ok(query::found(Page { jobs: self.with_live(found), next }))

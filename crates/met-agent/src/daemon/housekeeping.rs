@@ -132,12 +132,12 @@ impl Housekeeping {
     pub(super) fn remove_earlier_cgroups(&mut self, host: &Host, writer: &Writer) {
         let Earlier::Before(after) = &self.earlier else { return };
         let some = Filter { limit: Some(EARLIER_JOBS), after: after.clone(), ..Filter::default() };
-        let page = writer.page(&some).unwrap_or_default();
+        let Ok(page) = writer.page(&some) else { return };
         let boot_id = &host.facts().boot_id;
-        let is_of_this_boot =
-            |job: &Record| job.local.as_ref().is_some_and(|local| local.boot_id == *boot_id);
+        let is_of_another_boot =
+            |job: &Record| job.local.as_ref().is_some_and(|local| local.boot_id != *boot_id);
         // Cgroups do not outlive the machine.
-        let is_last = page.next.is_none() || !page.jobs.iter().any(is_of_this_boot);
+        let is_last = page.next.is_none() || page.jobs.iter().any(is_of_another_boot);
         self.earlier = if is_last { Earlier::Done } else { Earlier::Before(page.next) };
         self.leave(jobs::remove_empty_cgroups(host, &page.jobs));
     }

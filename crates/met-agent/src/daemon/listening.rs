@@ -24,13 +24,18 @@ use met_query::viewer::Viewer;
 const WELCOME: &str = "<!doctype html>\n<title>met</title>\n<p>met: what jobs do with this machine.\n\
                        <p><a href=\"/metrics\">/metrics</a> for Prometheus.\n";
 
-/// Who has a password of the web configuration is an operator; for everybody else there is nothing.
-struct Passwords;
+/// Users of the web configuration that `http.operators` names may read all jobs, everybody else none: a password may be
+/// that of a scraper.
+struct Operators(Vec<String>);
 
-impl Admission for Passwords {
+impl Admission for Operators {
     fn admit(&self, asker: &Asker, _: &HeaderMap) -> Result<Admitted, Problem> {
         let reason = "a user and a password of http.web_config are needed";
         let user = asker.user.as_ref().ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, reason))?;
+        if !self.0.contains(user) {
+            let reason = format!("{user} is not in http.operators of met.yaml");
+            return Err(Problem::new(StatusCode::FORBIDDEN, reason));
+        }
         Ok(Admitted { viewer: Viewer::Everything, client: format!("operator {user}") })
     }
 }
@@ -67,11 +72,12 @@ pub fn listen(
     let part = usize::try_from(met_host::open_file_limit() / 16).unwrap_or(usize::MAX);
     options.connections_max = options.connections_max.min(part.max(8));
     options.own_checks = &[api::ROOT];
-    options.background_threads = 2;
+    // More than answers that are made at once: a password is checked by one of them.
+    options.background_threads = 4;
     options.in_thread = place.system.then_some(privilege::give_up_before_strangers);
     let api = Api {
         query: Arc::new(Remote::new(OwnSocket(place.clone()))),
-        admission: Arc::new(Passwords),
+        admission: Arc::new(Operators(http.operators.clone())),
         answers: Arc::default(),
         layouts: setting.config.jobs.layouts.clone(),
     };

@@ -222,15 +222,16 @@ impl Daemon {
             if ready.signalled && self.heed_signals() {
                 return Ok(());
             }
+            // Before requests, so that they are answered with what is known by now.
+            if ready.discovered {
+                self.service.discovered();
+            }
             if self.serve_connections(&ready.connections) {
                 return Ok(());
             }
             // Afterwards: whoever has to make room changes the places of the others.
             if ready.knocked {
                 self.let_in();
-            }
-            if ready.discovered {
-                self.service.discovered();
             }
             self.service.ask_who_is_due();
             self.service.look_at_groups_if_due();
@@ -486,6 +487,7 @@ impl Daemon {
     /// Ends the daemon; whatever was sampled is kept, jobs run on.
     fn leave(mut self) {
         let late = self.post.close_door();
+        // The listener may be asking this thread, which answers no more.
         late.into_iter().for_each(|(stream, peer)| self.admit(Connection::new(stream, peer)));
         if let Some(http) = self.http.take() {
             http.stop();

@@ -140,7 +140,11 @@ impl Recorder {
     /// Tries again to write the ends of jobs.
     pub(super) fn write_ends(&mut self, outputs: &mut Outputs) {
         let writer = &mut self.writer;
-        self.unwritten.write_ends(|record| writer.put(record).inspect(|()| outputs.publish_end(record)));
+        self.unwritten.write_ends(|record| {
+            writer.put(record)?;
+            outputs.publish_stored_end(writer, record);
+            Ok(())
+        });
     }
 
     /// Writes what was sampled since the last time.

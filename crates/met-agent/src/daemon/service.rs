@@ -232,7 +232,7 @@ impl Service {
         self.outputs.on_board(|board| board.ended(&record));
         let written = self.recorder.commit_end(&record);
         if written.is_ok() {
-            self.outputs.publish_end(&record);
+            self.outputs.publish_stored_end(&self.recorder.writer, &record);
         }
         self.react_to_end(&Ended { record });
         written?;
@@ -520,7 +520,7 @@ impl Service {
         for record in self.housekeeping.import(&self.host, &self.place, &mut self.recorder.writer) {
             // The end of a job that is followed is published when its supervisor or its absence tells of it.
             if !self.registry.jobs.contains_key(&record.key) {
-                self.outputs.publish_end(&record);
+                self.outputs.publish_stored_end(&self.recorder.writer, &record);
             }
         }
     }

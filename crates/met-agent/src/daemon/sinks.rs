@@ -16,6 +16,7 @@ use super::forwarding;
 use met_config::Place;
 use met_query::live::Live;
 use met_query::setting::Setting;
+use met_store::Queries;
 
 /// Opens all that are configured. One that cannot be opened keeps nothing from being measured; its status says why.
 fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
@@ -63,6 +64,14 @@ impl Outputs {
 
     pub(super) fn publish_end(&mut self, record: &Record) {
         publish_end(&mut self.bus, record);
+    }
+
+    /// As the store has it: there an end is joined with what is known from elsewhere.
+    pub(super) fn publish_stored_end(&mut self, store: &Queries, record: &Record) {
+        if self.bus.wants(event::Kind::Ended) {
+            let stored = store.get(&record.key).ok().flatten();
+            publish_end(&mut self.bus, stored.as_ref().unwrap_or(record));
+        }
     }
 
     pub(super) fn on_board(&self, tell: impl FnOnce(&Board)) {

@@ -416,6 +416,14 @@ pub static SECTIONS: &[Section] = &[
                 help: "TLS and passwords, in the web configuration format of Prometheus exporters; reread when it changes",
             },
             Key {
+                name: "operators",
+                form: Form::Text(|config, names| {
+                    config.http.operators = names.split(',').map(|name| name.trim().to_owned()).collect();
+                }),
+                default: "",
+                help: "users of `web_config`, separated by commas, who may read all users' jobs with the API of a daemon",
+            },
+            Key {
                 name: "plain",
                 form: Form::Word(&["yes", "no", "true", "false"], |config, word| {
                     config.http.plain = matches!(word, "yes" | "true");

@@ -146,6 +146,7 @@ fn every_key_of_a_cluster_is_read() {
     assert_eq!(config.server.lost_after, Duration::from_secs(2 * 86_400));
     assert_eq!(config.client, Client { token_file: path("/t"), ca_file: path("/ca"), plain: true });
     let expected = Http {
+        operators: Vec::new(),
         listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
         web_config: Some(PathBuf::from("/etc/met/web.yml")),
         plain: true,

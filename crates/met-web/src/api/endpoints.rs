@@ -4,8 +4,7 @@ use met_core::course::Course;
 use met_core::job::State;
 use met_host::clock;
 use met_insight::json;
-use met_query::jobs::JobsFilter;
-use met_query::query::PAGE_SAMPLES;
+use met_query::jobs::{JobsFilter, Meant};
 use serde_json::{Value, json};
 
 use super::{Asked, Endpoint, Visible, decode, encode};
@@ -21,6 +20,8 @@ pub(super) const ENDPOINTS: &[(&str, Endpoint)] = &[
 /// Jobs in an answer that names no limit.
 const JOBS: usize = 100;
 const JOBS_MAX: usize = 500;
+/// Samples in an answer: some megabytes.
+const SAMPLES_MAX: usize = 5_000;
 
 fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let [user, name, account, manager, state, since, until, limit, after] = asked
@@ -51,25 +52,29 @@ fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
 
 fn job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let [] = asked.parameters([])?;
-    Ok(json::object(&visible.find(asked.path("job"))?, clock::realtime_ns()))
+    let (Meant::Job(record) | Meant::Step(record)) = visible.find(asked.path("job"))?;
+    Ok(json::object(&record, clock::realtime_ns()))
 }
 
 /// The samples of a job, or of one of its cards.
 fn series(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let [card, after] = asked.parameters(["card", "after"])?;
     let after_ms = time("after", after)?.map_or(i64::MIN, |after_ns| after_ns.div_euclid(1_000_000));
-    let key = visible.find(asked.path("job"))?.key;
+    let key = match visible.find(asked.path("job"))? {
+        Meant::Job(record) => record.key,
+        Meant::Step(_) => return Err(Problem::asked("a step has no series of its own; ask for its job")),
+    };
     let mut course = match card {
         Some(uuid) => visible.card_course(&key, uuid, after_ms)?,
         None => visible.course(&key, after_ms)?,
     };
-    course.truncate(PAGE_SAMPLES);
+    course.truncate(SAMPLES_MAX);
     Ok(object(&course, card))
 }
 
 fn object(course: &Course, card: Option<&str>) -> Value {
     let mut object = json::course(course);
-    let last_ms = course.times_ms.last().filter(|_| course.len() == PAGE_SAMPLES);
+    let last_ms = course.times_ms.last().filter(|_| course.len() == SAMPLES_MAX);
     object.insert("table".to_owned(), course.table.name.into());
     object.insert("part".to_owned(), card.unwrap_or("").into());
     object.insert("next".to_owned(), last_ms.and_then(|last_ms| json::time(last_ms * 1_000_000)).into());

@@ -68,21 +68,9 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let watched = watch(setting, &mut supervisor, interval)?;
     let record = finish(watched, &mut supervisor.channel, inbox.as_deref(), interval)?;
     let code = super::exit_code(&record);
-    match &inbox {
-        Some(_) => {
-            jobs::hand_over_ends(setting);
-            jobs::tidy(setting);
-        }
-        // Nobody else knows of its cgroup.
-        None if setting.user.check_own().is_ok() => {
-            jobs::leave_cgroup(&setting.host, &setting.user.state, &record);
-            jobs::remove_left_cgroups(&setting.user.state);
-        }
-        None => {}
-    }
-    if !args.quiet
-        && let Err(error) = report(setting, &args, &record, inbox.is_some(), output)
-    {
+    let reported = if args.quiet { Ok(()) } else { report(setting, &args, &record, inbox.is_some(), output) };
+    keep_house(setting, inbox.is_some(), &record);
+    if let Err(error) = reported {
         let known =
             if inbox.is_some() { format!("; met show {} has it", record.key.id) } else { String::new() };
         let place =
@@ -92,6 +80,18 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
         return Ok(if code == 0 { 1 } else { code });
     }
     Ok(code)
+}
+
+/// After the report, for which somebody waits.
+fn keep_house(setting: &Setting, is_kept: bool, record: &Record) {
+    if is_kept {
+        jobs::hand_over_ends(setting);
+        jobs::tidy(setting);
+    } else if setting.user.check_own().is_ok() {
+        // Nobody else knows of its cgroup.
+        jobs::leave_cgroup(&setting.host, &setting.user.state, record);
+        jobs::remove_left_cgroups(&setting.user.state);
+    }
 }
 
 fn parse_interval(text: &str) -> Result<Duration> {
