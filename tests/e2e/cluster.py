@@ -362,7 +362,7 @@ def jobs_of_all_nodes_are_on_the_server_with_the_same_totals(world):
         listed = made.ask("nodes", "--json").ok().json()
         equal([(node["name"], node["late"]) for node in listed], [("n1", False), ("n2", False)], "nodes")
         check(abs(listed[0]["clock_offset_ns"]) < 1e9, "one clock", listed)
-        made.ask("run", "--", "true").refused("about this machine")
+        made.ask("run", "--", "true").refused("works on this machine only")
 
 
 @test
@@ -430,7 +430,7 @@ def a_server_that_was_away_gets_everything_when_it_is_back(world):
         node.process.wait()
         node.serve("daemon")
         eventually(lambda: node.met("daemon", "--status").code == 0, "the node serves")
-        check("wait" in node.met("daemon", "--status").ok().out, "batches wait")
+        check("batches queued" in node.met("daemon", "--status").ok().out, "batches wait")
         made.server.up()
         equal(len(all_the_same(made)), 4, "jobs")
         eventually(made.settled, "nothing waits")
@@ -572,7 +572,7 @@ def a_node_is_seen_over_time_from_afar(world):
         check(all(holds(decade, one) for one in near["n1"]), f"ten years: {decade}")
         check("load" in made.ask("node", "n1", "--since", "1h").ok().out, "a plot")
         made.ask("node", "n9", "--since", "1h").refused("n9", "met nodes")
-        made.ask("node").refused("about this machine")
+        made.ask("node").refused("works on this machine only")
         made.ask("node", "n1").refused("--since")
 
 
@@ -647,15 +647,15 @@ def hostile_batches_are_refused_with_a_reason(world):
         before = made.jobs()
         equal(post(good)[0], 200, "a replay is acknowledged")
         for body, shown, code, words in [
-            (good, None, 401, "not known"),
-            (good, "f" * 64, 401, "not known"),
+            (good, None, 401, "unknown token"),
+            (good, "f" * 64, 401, "unknown token"),
             (good, other, 403, "node n8"),
             (good, made.token, 403, "only nodes"),
             (good[:-1], token, 400, "cut off"),
             (good[:20], token, 400, "cut off"),
             (b"", token, 400, "gzip"),
             (b"garbage" * 100, token, 400, "gzip"),
-            (gzip.compress(b"garbage"), token, 400, "does not begin"),
+            (gzip.compress(b"garbage"), token, 400, "it is not a batch"),
             (gzip.compress(bytes(80 << 20)), token, 400, "larger than"),
             (gzip.compress(b"MET\x01H\x7f{}"), token, 400, "cut off"),
         ]:
@@ -936,9 +936,9 @@ def a_node_that_was_expelled_may_not_send(world):
         eventually(lambda: "401" in node.met("daemon", "--status").out, "it is told")
         equal(len(made.jobs()), 0, "jobs")
         check("never" not in made.ask("node", "n1", "--since", "10m").ok().out, "what it sent stays")
-        made.ask("node", "n7", "--since", "10m").refused("ever enrolled")
-        made.server.met("server", "expel", "n1").refused("never enrolled")
-        made.server.met("server", "enroll", "../n1").refused("no name")
+        made.ask("node", "n7", "--since", "10m").refused("no node named")
+        made.server.met("server", "expel", "n1").refused("not enrolled here")
+        made.server.met("server", "enroll", "../n1").refused("not a valid name")
         check(any(name.endswith(".batch") for name in os.listdir(os.path.join(node.state, "forward", "spool"))), "kept")
 
 
@@ -950,7 +950,7 @@ def joining_with_a_bad_address_or_token_says_what_is_wrong(world):
         join(made.url, token).refused("plain HTTP")
         join(made.url, token[:-1] + "x", "--plain").refused("401")
         join(made.url, "", "--plain").refused("no token")
-        join(made.url, "bad", "--plain").refused("is no token")
+        join(made.url, "bad", "--plain").refused("is not a token")
         join("https://", token).refused("no address")
         join(f"http://{made.server.address}:1", token, "--plain").refused("refused")
         node.met("daemon", "--join", made.url, "--node", "n6", "--plain", input=token.encode()).refused("--node n7")

@@ -65,7 +65,7 @@ def a_changed_period_changes_how_often_a_job_is_sampled(world):
     check(samples(world, job) <= before + 1, "sampled more than once within an hour")
     world.met("configure", "--period", "50ms").ok()
     eventually(lambda: samples(world, job) >= before + 10, "ten more samples")
-    equal(shown(world)["sampling.interval"], "0.05s  live, until the daemon ends", "what holds")
+    equal(shown(world)["sampling.interval"], "0.05s  temporary until the daemon ends", "what holds")
     world.met("configure", "--reset").ok()
     equal(shown(world)["sampling.interval"], f"3600s  {world.config}", "what holds")
     before = samples(world, job)
@@ -82,10 +82,10 @@ def a_change_for_a_job_ends_with_it(world):
     world.met("configure", "--period", "30s").ok()
     world.met("configure", "--job", f"local:{job}", "--period", "20ms", "--perf", "page_faults").ok()
     held = world.met("configure").ok().out
-    check(f"0.02s  live, until job local:{job} ends; then 30s  live" in held, held)
+    check(f"0.02s  temporary until job local:{job} ends, then 30s  temporary" in held, held)
     check(f"page_faults  in job local:{job}, until it ends" in held, held)
     world.met("cancel", job).ok()
-    eventually(lambda: shown(world)["sampling.interval"] == "30s  live, until the daemon ends", "it is as before")
+    eventually(lambda: shown(world)["sampling.interval"] == "30s  temporary until the daemon ends", "it is as before")
     equal(shown(world)["perf.events"], "none  default", "events")
     world.met("configure", "--job", f"local:{job}", "--period", "20ms").refused("--job", "no such job runs here")
     world.met("cancel", other).ok()
@@ -175,7 +175,7 @@ def a_job_that_starts_later_counts_the_live_events_from_its_beginning(world):
 
 @test
 def a_bad_value_is_refused_and_changes_nothing(world):
-    world.met("configure").refused("no daemon runs")
+    world.met("configure").refused("no daemon is running")
     job = world.run(*FOREVER)
     world.daemon_pid()
     world.met("configure", "--period", "2s", "--perf", "page_faults").ok()
@@ -199,7 +199,7 @@ def only_root_may_configure_the_root_daemon(world):
     user.met("configure", "--reset").refused("only root may configure")
     equal(shown(user)["sampling.interval"], "1s  default", "what holds")
     world.met("configure", "--period", "2s").ok()
-    equal(shown(user)["sampling.interval"], "2s  live, until the daemon ends", "what holds")
+    equal(shown(user)["sampling.interval"], "2s  temporary until the daemon ends", "what holds")
 
 
 @test
@@ -221,7 +221,7 @@ def a_hangup_reads_the_file_again_and_a_bad_one_changes_nothing(world):
     eventually(lambda: f"{world.config}:{line}: sampling.interval" in daemon_log(world), "the line is named")
     with open(world.config, "w") as file:
         file.write(good.replace("interval: 3s", "interval: 4s"))
-    equal(shown(world)["sampling.interval"], "7s  live, until the daemon ends", "what holds")
+    equal(shown(world)["sampling.interval"], "7s  temporary until the daemon ends", "what holds")
     os.kill(daemon, signal.SIGHUP)
     # A live change is above the file until it is taken back.
     equal(shown(world, "--reset")["sampling.interval"].split()[0], "4s", "what holds")

@@ -489,7 +489,7 @@ def a_user_who_fills_his_own_slice_hides_nobody_elses_job(world, manager):
         lines = json.loads(world.met("doctor", "--json").ok().out)
         return next(line["detail"] for line in lines if line["what"] == "found jobs")
 
-    eventually(lambda: "cgroups too many are left out in" in found_jobs(), "doctor says that there are too many")
+    eventually(lambda: "cgroups above the limit are not watched in" in found_jobs(), "doctor says that there are too many")
     check(found_jobs().endswith(own), "doctor says where", found_jobs())
     manager.job(5)
     eventually(lambda: "5" in slurm(world), "a job elsewhere is seen")
@@ -568,4 +568,4 @@ def a_thousand_jobs_come_and_go_and_none_is_missed(world, manager):
     # on a machine at rest, more on a busy one.
     check(kinds["lower_bound"] <= count // 50, "kinds of figures", kinds)
     eventually(lambda: descriptors(daemon) <= before + 2, "descriptors are given back")
-    check("none at present" in world.met("doctor").ok().out, "doctor knows of a job")
+    check("none now" in world.met("doctor").ok().out, "doctor knows of a job")

@@ -302,7 +302,7 @@ def corrected_factors_are_applied_to_jobs_that_are_over(world):
     before = world.me.time_to_end(world.python, "-c", BUSY.format(1.5))["totals"]["emissions_grams"]
     world.me.met("emissions", "set", "400", "--since", "1d").ok()
     said = world.me.met("emissions", "recompute").ok().out
-    check(said.startswith("1 job has"), said)
+    check(said.startswith("emissions of 1 job updated"), said)
     after = world.me.show()
     close_to(after["totals"]["emissions_grams"], 4 * before, 0.05, "four times as much")
     equal(after["emission"]["factor_source"], "set by hand", "source")
@@ -315,11 +315,11 @@ def corrected_factors_are_applied_to_jobs_that_are_over(world):
     close_to(world.me.show("1")["totals"]["emissions_grams"], 2 * before, 0.05, "twice as much")
     # Setting the same once more changes no figure.
     world.me.met("emissions", "set", "200", "--since", "2d").ok()
-    equal(world.me.met("emissions", "recompute").ok().out, "0 jobs have other emissions now\n", "what changed")
-    check("Taken back" in world.me.met("emissions", "unset").ok().out, "nothing was taken back")
+    equal(world.me.met("emissions", "recompute").ok().out, "emissions of 0 jobs updated\n", "what changed")
+    check("Removed." in world.me.met("emissions", "unset").ok().out, "nothing was taken back")
     check("200 g/kWh" not in world.me.met("emissions").ok().out, "it still holds")
     check("Nothing was set" in world.me.met("emissions", "unset", "--since", "1h").ok().out, "something was left")
-    equal(world.me.met("emissions", "recompute").ok().out, "1 job has other emissions now\n", "what changed")
+    equal(world.me.met("emissions", "recompute").ok().out, "emissions of 1 job updated\n", "what changed")
     close_to(world.me.show("1")["totals"]["emissions_grams"], before, 0.05, "as in the beginning")
     world.me.met("emissions", "unset", "--since", "1h", "--until", "2h").refused("--until")
     world.me.met("cancel", job).ok()
@@ -388,10 +388,10 @@ def what_a_provider_tells_after_an_outage_is_applied_to_jobs_that_are_over(world
     check("France" in before["emission"]["factor_source"], before["emission"])
     # While it is away, what is known is all there is.
     said = world.me.met("emissions", "recompute").ok()
-    check("does not tell its past" in said.err and said.out.startswith("0 jobs"), said.err, said.out)
+    check("has no past values" in said.err and said.out.startswith("emissions of 0 jobs"), said.err, said.out)
     away.clear()
     said = world.me.met("emissions", "recompute", "--since", "1d").ok()
-    check(said.out.startswith("1 job has"), said.out)
+    check(said.out.startswith("emissions of 1 job updated"), said.out)
     after = world.me.show()
     equal(after["emission"]["factor_source"], "rte eco2mix", "source")
     grams = after["totals"]["energy_joules"] / 3.6e6 * 900
@@ -440,4 +440,4 @@ def energy_of_an_attached_job_whose_children_left_its_tree_is_a_lower_bound(worl
     if record["quality"]["cpu_seconds"]["source"] != "perf task-clock":
         raise Skip("no perf events")
     equal(record["quality"]["energy_joules"]["kind"], "lower_bound", f"quality of {record['totals']}")
-    check("processes used that the attached one left behind" in world.met("show", job).ok().out, "no note")
+    check("energy of processes that left the tree of the attached process" in world.met("show", job).ok().out, "no note")

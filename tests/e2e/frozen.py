@@ -50,7 +50,10 @@ def pretty(value):
 def json_and_tables_of_ended_jobs_are_frozen(world):
     inbox(world)
     # At first from the inbox, then from the store.
-    for _ in range(2):
+    for of_store in (False, True):
+        if of_store:
+            world.me.import_jobs()
+        equal(bool(world.me.waiting()), not of_store, "in the inbox")
         is_as_before("list.json", pretty(world.met("list", "--json").ok().json()))
         for job in ("1", "2"):
             is_as_before(f"show-{job}.json", pretty(world.met("show", job, "--json").ok().json()))

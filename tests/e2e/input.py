@@ -137,15 +137,15 @@ REFUSED = {
     "no_command_to_time": (["time", "--"], ["no command"]),
     "unknown_command": (["fly"], ["fly"]),
     "unknown_option": (["list", "--no-such-option"], ["--no-such-option"]),
-    "unknown_job_by_number": (["show", "77"], ["no job 77"]),
-    "unknown_job_by_name": (["show", "nobody"], ["no job nobody"]),
-    "unknown_job_of_a_manager": (["show", "slurm:77"], ["no job slurm:77"]),
+    "unknown_job_by_number": (["show", "77"], ['no job named "77"']),
+    "unknown_job_by_name": (["show", "nobody"], ['no job named "nobody"']),
+    "unknown_job_of_a_manager": (["show", "slurm:77"], ['no job named "slurm:77"']),
     "no_job_at_all": (["show", "@first"], ["@first"]),
-    "unknown_job_to_wait_for": (["wait", "77"], ["no job 77"]),
-    "unknown_job_to_cancel": (["cancel", "77"], ["no job 77"]),
-    "unknown_job_to_remove": (["rm", "77"], ["no job 77"]),
-    "unknown_job_to_log": (["logs", "77"], ["no job 77"]),
-    "unknown_job_to_ps": (["ps", "77"], ["no job 77"]),
+    "unknown_job_to_wait_for": (["wait", "77"], ['no job named "77"']),
+    "unknown_job_to_cancel": (["cancel", "77"], ['no job named "77"']),
+    "unknown_job_to_remove": (["rm", "77"], ['no job named "77"']),
+    "unknown_job_to_log": (["logs", "77"], ['no job named "77"']),
+    "unknown_job_to_ps": (["ps", "77"], ['no job named "77"']),
     "no_job_to_wait_for": (["wait"], ["JOB"]),
     "a_duration_without_a_unit": (["time", "--interval", "10", "--", "true"], ["--interval", "10s"]),
     "a_bad_duration": (["time", "--interval", "soon", "--", "true"], ["--interval", "soon"]),
@@ -161,7 +161,7 @@ REFUSED = {
     "a_negative_interval": (["time", "--interval", "-1s", "--", "true"], ["--interval", "-1s", "write 1s"]),
     "a_negative_time": (["list", "--since", "-2h"], ["--since", "-2h", "write 2h"]),
     "a_negative_period": (["configure", "--period", "-1s"], ["--period", "-1s"]),
-    "a_negative_factor": (["emissions", "set", "-5", "--since", "2h"], ["-5", "grams per kilowatt hour"]),
+    "a_negative_factor": (["emissions", "set", "-5", "--since", "2h"], ["-5", "0 or more, in g/kWh"]),
     "a_negative_signal": (["cancel", "1", "--signal", "-9"], ["--signal -9", "KILL"]),
     "a_negative_process": (["attach", "-5"], ["'-5' for '<PID>'", "ps -e"]),
     "a_bad_view": (["list", "tpu"], ["tpu"]),
@@ -267,8 +267,8 @@ def a_running_job_is_not_removed(world):
     finished = world.run("true")
     world.met("wait", finished).ok()
     job = world.run("sleep", "1000")
-    world.met("rm", job).refused("still runs", "met cancel")
-    world.met("rm", finished, job).refused("still runs")
+    world.met("rm", job).refused("is still running", "met cancel")
+    world.met("rm", finished, job).refused("is still running")
     world.met("rm", finished, "no-such-job").refused("no job")
     equal(sorted(one["job"]["id"] for one in world.jobs()), [finished, job], "jobs")
     world.met("cancel", job).ok()

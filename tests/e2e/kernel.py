@@ -1,6 +1,8 @@
 """What the kernel counts by itself: ends of processes, delays, context switches, perf events."""
 
+import ctypes
 import json
+import re
 import shutil
 
 from harness import DEADLINE_S, Skip, check, close_to, each, equal, eventually, need_root, test
@@ -159,7 +161,7 @@ def an_ordinary_user_counts_his_own_code(world):
     if "page_faults" not in counts:
         raise Skip(f"perf events are not allowed: {finding(user, 'perf')['detail']}")
     if counts["page_faults"]["kind"] == "lower_bound":
-        check("user code alone" in counts["page_faults"]["source"], counts)
+        check("user code only" in counts["page_faults"]["source"], counts)
         check("context_switches" not in counts, "what happens in the kernel alone is absent and not 0")
     close_to(counts["page_faults"]["count"], record["totals"]["page_faults_minor"], 0.05, "page faults")
 
@@ -207,3 +209,38 @@ def every_event_has_a_name_in_the_catalogue(world):
         check(f"\n{name} " in listed, name)
     world.configure(f"perf:\n  events: [{', '.join(older)}]\n")
     world.met("list").ok()
+
+
+def replace_file(user, path, text):
+    """In a mount namespace of the test's own, as if this kernel printed something else."""
+    need_root()
+    changed = user.path("changed")
+    with open(changed, "w") as file:
+        file.write(text)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x20000) != 0:
+        raise Skip("no mount namespace can be made")
+    libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None)
+    if libc.mount(changed.encode(), path.encode(), None, 0x1000, None) != 0:
+        raise Skip(f"nothing can be mounted on {path}")
+
+
+@test
+def a_file_that_the_kernel_prints_otherwise_is_counted_by_doctor_and_daemon(world):
+    words = r"(\d+) readings? could not be parsed \(first: /proc/loadavg\)"
+    check(not re.search(words, finding(world.me, "node")["detail"]), "nothing is wrong yet")
+    replace_file(world.me, "/proc/loadavg", "low\n")
+    found = finding(world.me, "node")
+    equal(found["health"], "less", found["detail"])
+    check(re.search(words, found["detail"]), found["detail"])
+    job = world.run("sleep", "600")
+
+    def counted():
+        # Until the job has started one there is no daemon.
+        said = re.search(words, world.met("daemon", "--status").out)
+        return int(said[1]) if said else 0
+
+    eventually(lambda: counted() > 1, "the daemon counts it again and again")
+    check(re.search(words, finding(world.me, "node")["detail"]), "doctor shows what the daemon counted")
+    world.met("cancel", job).ok()
+    world.met("wait", job)

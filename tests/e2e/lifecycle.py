@@ -197,7 +197,7 @@ def a_stopped_daemon_leaves_its_jobs_running(world):
     job = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit 9")
     world.daemon_pid()
     said = world.met("daemon", "--user", "--stop").ok()
-    equal(said.out, f"Stopped your own daemon, which served at {world.socket()}; jobs run on\n", "output")
+    equal(said.out, f"Stopped your own daemon, which served at {world.socket()}; jobs keep running\n", "output")
     eventually(lambda: not world.daemon_pids(), "the daemon is gone")
     equal(world.state_of(job), "running", "state")
     open(world.path("go"), "w").close()
@@ -210,8 +210,8 @@ def a_stopped_daemon_leaves_its_jobs_running(world):
 
 @test
 def the_daemon_tells_its_status_and_is_alone(world):
-    world.met("daemon", "--user", "--status").refused("no daemon runs")
-    world.met("daemon", "--user", "--stop").refused("no daemon runs")
+    world.met("daemon", "--user", "--status").refused("no daemon is running")
+    world.met("daemon", "--user", "--stop").refused("no daemon is running")
     process = world.spawn("daemon", "--user")
     pid = world.daemon_pid()
     equal(pid, process.pid, "pid in the status")
@@ -264,7 +264,7 @@ def the_address_of_a_killed_daemon_leads_nobody_astray(world):
     with open(address) as file:
         equal(file.read(), world.socket(), "the address")
     equal(os.stat(address).st_mode & 0o777, 0o600, "its mode")
-    world.met("daemon", "--user", "--status", env=other).refused("no daemon runs")
+    world.met("daemon", "--user", "--status", env=other).refused("no daemon is running")
     job = world.run("sleep", "100", env=other)
     status = lambda: world.met("daemon", "--user", "--status")
     eventually(lambda: "1 running job" in status().out, "the next daemon is found by the first login")
@@ -588,7 +588,7 @@ def an_attached_process_can_be_let_go(world):
     world.met("detach", job).refused("not attached")
     process.kill()
     process.communicate()
-    world.met("attach", "1").refused("part of the system")
+    world.met("attach", "1").refused("belongs to the system")
 
 
 @test
@@ -596,14 +596,14 @@ def what_is_measured_already_is_not_attached_to(world):
     process = world.start("sh", "-c", "sleep 1000 & wait")
     (child,) = eventually(lambda: children_of(process.pid), "its child runs")
     first = world.met("attach", "--print-id", "-n", "first", str(process.pid)).ok().out.strip()
-    world.met("attach", str(process.pid)).refused("measured already", f'job {first} "first"', f"met show {first}")
+    world.met("attach", str(process.pid)).refused("already measured", f'job {first} "first"', f"met show {first}")
     world.met("attach", str(child)).refused("part of", f'job {first} "first"', f"met ps {first}")
     world.met("detach", first).ok()
     second = world.met("attach", "--print-id", str(process.pid)).ok().out.strip()
     job = world.run("sh", "-c", "echo $$ > main; sleep 1000 & echo $! > child; wait")
     world.appears("child")
     main, child = (eventually(lambda name=name: world.read(name).decode().strip(), name) for name in ("main", "child"))
-    world.met("attach", main).refused("measured already", f"job {job}")
+    world.met("attach", main).refused("already measured", f"job {job}")
     world.met("attach", child).refused("part of", f"job {job}")
     equal(len(world.jobs()), 3, "number of jobs")
     world.met("cancel", second, job).ok()
@@ -616,4 +616,4 @@ def a_folder_that_cannot_be_written_does_not_stop_met_time(world):
     open(blocked, "w").close()
     result = world.met("time", "--", "echo", "hello", env={"XDG_STATE_HOME": blocked})
     equal((result.code, result.out), (0, "hello\n"), "exit code and output")
-    check("will not be remembered" in result.err, result.err)
+    check("will not be recorded" in result.err, result.err)

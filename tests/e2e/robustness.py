@@ -236,17 +236,17 @@ def a_job_that_is_not_kept_has_no_number(world):
 
 @test
 def of_a_store_that_cannot_be_read_nothing_is_claimed(world):
-    on_a_small_disk(world.me)
     world.met("time", "--quiet", "--", "true").ok()
     world.met("rm", "1").ok()
+    store = os.path.join(world.store_folder(), "store.db")
     for name in os.listdir(world.store_folder()):
         if name.startswith("store.db"):
             os.unlink(os.path.join(world.store_folder(), name))
-    fill(world.state)
+    os.mkdir(store)
     for command in (("list",), ("list", "--json"), ("show", "@last")):
         result = world.met(*command).refused("store.", code=1)
         equal(result.out, "", f"output of {command}")
-    os.unlink(os.path.join(world.state, "filler"))
+    os.rmdir(store)
     check("no jobs yet" in world.met("list").ok().out, "an empty store")
 
 
@@ -256,7 +256,7 @@ def a_lost_job_whose_processes_run_is_not_forgotten(world):
     pid = int(world.appears("pid"))
     os.kill(world.supervisor_of(pid), signal.SIGKILL)
     world.wait_for_state(job, "lost")
-    world.met("rm", job).refused("2 processes still run", f"met cancel {job}")
+    world.met("rm", job).refused("2 processes are still running", f"met cancel {job}")
     check(alive(pid), "it was ended")
     world.met("cancel", job).ok()
     world.met("rm", job).ok()
@@ -285,10 +285,9 @@ def on_a_full_disk_a_job_is_refused_and_met_time_runs_it_unremembered(world):
     world.met("run", "--", "true").refused(folder, "No space left", "free space", code=1)
     result = world.met("time", "--quiet", "--", "sh", "-c", "echo hello; exit 7").expect(7)
     equal(result.out, "hello\n", "output")
-    check("not be remembered" in result.err and folder in result.err, result.err)
-    # What cannot be read is not called empty.
-    listed = world.met("list").expect(1)
-    check(listed.out == "" and "disk is full" in listed.err, listed.err)
+    check("not be recorded" in result.err and folder in result.err, result.err)
+    # To read takes no space.
+    check("no jobs yet" in world.met("list").ok().out, "it was not remembered")
     os.remove(os.path.join(world.state, "filler"))
 
 
@@ -322,6 +321,7 @@ def killing_a_waiting_met_run_leaves_the_job_running(world):
 def a_damaged_database_is_moved_aside_and_reported(world):
     world.met("run", "--wait", "--", "true").ok()
     world.stop_daemon()
+    world.me.import_jobs()
     equal(len(world.jobs()), 1, "jobs")
     store = os.path.join(world.store_folder(), "store.db")
     for suffix in ("-wal", "-shm"):
@@ -330,12 +330,16 @@ def a_damaged_database_is_moved_aside_and_reported(world):
     with open(store, "r+b") as file:
         file.write(b"this is no database " * 100)
     damaged = open(store, "rb").read()
-    result = world.met("list").ok()
+    # Whether the job can still be read depends on where it is in the file.
+    result = world.met("list")
     check("damaged" in result.err and result.err.startswith("met: "), f"not reported: {result.err!r}")
-    others = [name for name in os.listdir(world.store_folder()) if name.startswith("store") and name != "store.db"]
-    kept = [name for name in others if open(os.path.join(world.store_folder(), name), "rb").read() == damaged]
-    equal(len(kept), 1, f"copies of the damaged database among {others}")
+    equal(open(store, "rb").read(), damaged, "a list leaves it as it is")
     world.met("run", "--wait", "--", "true").ok()
+    # A daemon may have been too late for so short a job.
+    world.me.import_jobs()
+    others = lambda: [name for name in os.listdir(world.store_folder()) if name.startswith("store.db.damaged")]
+    kept = lambda: [name for name in others() if open(os.path.join(world.store_folder(), name), "rb").read() == damaged]
+    eventually(lambda: len(kept()) == 1, lambda: f"one copy of the damaged database among {others()}")
     job = world.show()
     equal(job["job"]["state"], "finished", "state of a new job")
 
@@ -424,7 +428,8 @@ def a_daemon_that_does_not_answer_does_not_stop_a_job(world):
 def a_job_after_a_reboot_is_lost(world):
     job = world.run("sleep", "1000")
     world.daemon_pid()
-    world.met("daemon", "--user", "--stop").ok()
+    # Until it is gone: what is left after the job has been cancelled is the job's.
+    world.stop_daemon()
     folder = os.path.join(world.store_folder(), "jobs", job)
     with open(os.path.join(folder, "start")) as file:
         record = file.read()
@@ -433,7 +438,8 @@ def a_job_after_a_reboot_is_lost(world):
     # What a reboot leaves: the record of a start, of another boot.
     later = {pid: command for pid, command in marked(world.token).items()}
     world.met("cancel", job).ok()
-    check(not any(map(alive, later)), "processes are left")
+    # Its supervisor goes when it has written the end.
+    eventually(lambda: not any(map(alive, later)), "no process is left")
     equal(world.state_of(job), "cancelled", "state")
     second = world.run("true")
     world.met("wait", second).ok()

@@ -291,6 +291,7 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<Moved> {
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
         adopt: |job, _| (vec![job.clone()], Vec::new()),
+        sinks: Vec::new(),
     })?;
     // A server that runs on does not have to read again what waits.
     let before = own_cpu();

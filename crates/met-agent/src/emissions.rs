@@ -375,21 +375,21 @@ fn get(url: &str, token: Option<&str>) -> Result<Vec<u8>> {
     let server = url.split('?').next().unwrap_or(url);
     let mut answer = request.call().map_err(|error| match error {
         ureq::Error::StatusCode(401 | 403) => {
-            anyhow!("{server} does not take the token; see emissions.token_file")
+            anyhow!("{server} rejects the token; see emissions.token_file")
         }
         ureq::Error::StatusCode(status) => anyhow!("{server} answers {status}; see emissions.url"),
         error => anyhow!("{server} does not answer ({error}); see emissions.url"),
     })?;
     let mut body = Vec::new();
     let read = answer.body_mut().as_reader().take(ANSWER_MAX).read_to_end(&mut body);
-    read.with_context(|| format!("the answer of {server} breaks off"))?;
+    read.with_context(|| format!("the reply of {server} is cut off"))?;
     Ok(body)
 }
 
 /// A token that others can read is no secret.
 fn read_token(path: &Path) -> Result<String> {
     use std::os::unix::fs::MetadataExt;
-    let unread = || format!("cannot read {}, which emissions.token_file names", path.display());
+    let unread = || format!("cannot read {} (emissions.token_file)", path.display());
     let metadata = std::fs::metadata(path).with_context(unread)?;
     if metadata.mode() & 0o077 != 0 {
         bail!("{} can be read by others; `chmod 600` it", path.display());
@@ -399,23 +399,23 @@ fn read_token(path: &Path) -> Result<String> {
 }
 
 fn parse_rte(answer: &[u8]) -> Result<Factor> {
-    let answer: Value = serde_json::from_slice(answer).context("the answer is not JSON")?;
+    let answer: Value = serde_json::from_slice(answer).context("the reply is not JSON")?;
     let record = &answer["results"][0];
     factor(&record["taux_co2"], &record["date_heure"], "rte eco2mix".to_owned())
 }
 
 /// What is no value is passed over: RTE has some that it does not know yet.
 fn parse_rte_history(answer: &[u8]) -> Result<Vec<Factor>> {
-    let answer: Value = serde_json::from_slice(answer).context("the answer is not JSON")?;
-    let records = answer["results"].as_array().context("no values in it")?;
+    let answer: Value = serde_json::from_slice(answer).context("the reply is not JSON")?;
+    let records = answer["results"].as_array().context("the reply has no values")?;
     let one =
         |record: &Value| factor(&record["taux_co2"], &record["date_heure"], "rte eco2mix".to_owned()).ok();
     Ok(records.iter().filter_map(one).collect())
 }
 
 fn parse_electricity_maps_history(answer: &[u8], zone: &str) -> Result<Vec<Factor>> {
-    let answer: Value = serde_json::from_slice(answer).context("the answer is not JSON")?;
-    let records = answer["history"].as_array().context("no values in it")?;
+    let answer: Value = serde_json::from_slice(answer).context("the reply is not JSON")?;
+    let records = answer["history"].as_array().context("the reply has no values")?;
     let one = |record: &Value| {
         factor(&record["carbonIntensity"], &record["datetime"], format!("electricity maps {zone}")).ok()
     };
@@ -423,15 +423,18 @@ fn parse_electricity_maps_history(answer: &[u8], zone: &str) -> Result<Vec<Facto
 }
 
 fn parse_electricity_maps(answer: &[u8], zone: &str) -> Result<Factor> {
-    let answer: Value = serde_json::from_slice(answer).context("the answer is not JSON")?;
+    let answer: Value = serde_json::from_slice(answer).context("the reply is not JSON")?;
     factor(&answer["carbonIntensity"], &answer["datetime"], format!("electricity maps {zone}"))
 }
 
 fn factor(grams: &Value, time: &Value, source: String) -> Result<Factor> {
-    let grams =
-        grams.as_f64().filter(|grams| (0.0..=GRAMS_MAX).contains(grams)).context("no factor in it")?;
-    let time: Timestamp = time.as_str().and_then(|text| text.parse().ok()).context("no time in it")?;
-    let since_ns = i64::try_from(time.as_nanosecond()).context("no time in it")?;
+    let grams = grams
+        .as_f64()
+        .filter(|grams| (0.0..=GRAMS_MAX).contains(grams))
+        .context("the reply has no factor")?;
+    let time: Timestamp =
+        time.as_str().and_then(|text| text.parse().ok()).context("the reply has no time")?;
+    let since_ns = i64::try_from(time.as_nanosecond()).context("the reply has no time")?;
     Ok(Factor { mg_per_kwh: mg(grams), source, since_ns })
 }
 

@@ -157,26 +157,30 @@ fn reserve(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Resul
     loop {
         let id = match client.call(&Request::Reserve { at_least: own_id }) {
             Ok(Reply::Reserved { id }) => id,
-            Ok(reply) => bail!("the system daemon answered {reply:?}"),
+            Ok(reply) => bail!("unexpected reply from the system daemon: {reply:?}"),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 let _ = own_dir.remove();
-                return Err(error).context("the daemon of this machine gives no id; see `met doctor`");
+                return Err(error).context("the system daemon assigns no job id; see `met doctor`");
             }
             // It stopped answering after the greeting.
             Err(error) => {
                 let _ = own_dir.remove();
-                tracing::warn!("{error}; going on without it");
+                tracing::warn!("{error}; continuing without it");
                 *system = Err(Unreachable::Silent { pid: None });
                 return Ok(reserve_own()?.0);
             }
         };
         if id == own_id {
+            own_dir.mark_of_system();
             return Ok(id);
         }
         let claimed = JobDir::claim(state, id);
         own_dir.remove().map_err(unkept)?;
         match claimed {
-            Ok(_) => return Ok(id),
+            Ok(dir) => {
+                dir.mark_of_system();
+                return Ok(id);
+            }
             // Another command of this user has it for its own; further up both agree.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 (own_id, own_dir) = JobDir::reserve(state, id + 1).map_err(unkept)?;
@@ -193,7 +197,10 @@ fn job_name(given: Option<&str>, command: &[String], own: &[Layout]) -> Result<S
     if let Some(name) = given
         && !matches!(JobRef::parse(name, own), Ok(JobRef::Name(_)))
     {
-        return Err(Failure::usage(format!("--name {name}: that already means a job; choose another name")));
+        return Err(Failure::usage(format!(
+            "--name {name}: this is the form of a job id; choose another \
+            name"
+        )));
     }
     let base =
         |command: &String| Path::new(command).file_name().map(|name| name.to_string_lossy().into_owned());
@@ -220,9 +227,7 @@ pub fn shown(command: &[OsString]) -> Vec<String> {
 /// Finds the program before anything is reserved or started.
 pub fn find_program(command: &[OsString], path: Option<&OsStr>, cwd: &Path) -> Result<PathBuf> {
     let Some(name) = command.first() else {
-        return Err(Failure::usage(
-            "no command given; write it behind --, as in: met run -- python train.py",
-        ));
+        return Err(Failure::usage("no command given; put it after --, as in: met run -- python train.py"));
     };
     look_up(name, path, cwd).map_err(|error| Failure::with_code(error.exit_code(), error.to_string()))
 }

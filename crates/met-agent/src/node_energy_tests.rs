@@ -709,7 +709,7 @@ fn a_virtual_machine_is_not_charged_a_whole_processor() {
         (225_000, "thermal design power of AMD EPYC 7742")
     );
     write(root.path(), "proc/cpuinfo", &format!("{cpu} hypervisor\n"));
-    assert_eq!((estimate().cpu_full_mw, &*estimate().source), (12_000, "2 CPUs of a virtual machine"));
+    assert_eq!((estimate().cpu_full_mw, &*estimate().source), (12_000, "2 virtual CPUs"));
 }
 
 #[test]
@@ -916,7 +916,7 @@ fn energy_that_is_nearly_all_of_cards_is_as_well_known_as_theirs() {
     let most = energy(40_000 * WATT_SECOND, QualityKind::Measured);
     assert!((40_168..40_200).contains(&(most.value / WATT_SECOND)), "{most:?}");
     assert_eq!(most.kind, QualityKind::Attributed);
-    assert_eq!(&*most.source, "energy counter of cards; 4 cores of an unknown model, by CPU time");
+    assert_eq!(&*most.source, "energy counter of GPUs; 4 cores of an unknown model, by CPU time");
     assert_eq!(energy(40_000 * WATT_SECOND, QualityKind::Estimated).kind, QualityKind::Estimated);
     assert_eq!(energy(40_000 * WATT_SECOND, QualityKind::LowerBound).kind, QualityKind::LowerBound);
     assert_eq!(energy(400 * WATT_SECOND, QualityKind::Measured).kind, QualityKind::Estimated);

@@ -55,6 +55,11 @@ impl NodeSeries {
         }
     }
 
+    /// The samples since the last [`NodeSeries::drain`], by label.
+    pub fn undrained(&self) -> impl Iterator<Item = (&str, &Course)> {
+        self.parts.values().map(|kept| (kept.label.as_str(), &kept.course))
+    }
+
     /// The samples since the last call.
     pub fn drain(&mut self) -> Vec<NodeCourse> {
         let parts = std::mem::take(&mut self.parts).into_values();

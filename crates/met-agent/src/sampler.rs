@@ -11,6 +11,7 @@ mod live;
 mod machine;
 mod now;
 mod sampled;
+mod tick_rows;
 mod ticking;
 mod tracked;
 
@@ -38,8 +39,9 @@ use crate::node_series::NodeSeries;
 pub use costs::Cost;
 pub use events::EventsAsked;
 use met_config::{Config, Weight};
+use met_core::belief::set_gpu_energy;
 use met_core::running::Running;
-use met_core::sampled::{set_gpu_energy, totals};
+use met_core::sampled::totals;
 use met_jobs::containers::is_client_name;
 use met_jobs::processes;
 use met_query::live::PEAK_SPAN_MS;

@@ -3,6 +3,7 @@
 mod apply;
 mod form;
 mod keys;
+mod sinks;
 mod sources;
 mod store;
 mod tree;
@@ -15,6 +16,7 @@ use std::time::Duration;
 pub use form::{events_in, interval};
 use met_core::energy::emission;
 use met_core::idle_power::IdleRules;
+use met_core::managers::Scheduler;
 use met_host::Address;
 use met_jobs::layouts::Layout;
 
@@ -41,6 +43,7 @@ pub struct Config {
     pub server: Server,
     pub client: Client,
     pub sources: sources::Sources,
+    pub sinks: Vec<met_sinks::Configured>,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -75,19 +78,6 @@ pub struct Jobs {
     pub plain_after: Duration,
     /// or has used so much of a CPU.
     pub plain_cpu: Duration,
-}
-
-impl Default for Jobs {
-    fn default() -> Jobs {
-        Jobs {
-            discover: Presence::default(),
-            layouts: Vec::new(),
-            below: None,
-            plain: Plain::default(),
-            plain_after: Duration::from_secs(10),
-            plain_cpu: Duration::from_secs(1),
-        }
-    }
 }
 
 /// What makes processes a job where no batch system does.
@@ -139,10 +129,8 @@ pub struct Gpu {
 /// Who is asked what is recorded of jobs, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedulers {
-    pub slurm: Presence,
-    pub oar: Presence,
-    pub pbs: Presence,
-    pub lsf: Presence,
+    /// Whether each is asked, in the order of `Scheduler::ALL`.
+    pub asked: [Presence; Scheduler::COUNT],
     pub interval: Duration,
     /// How far back is asked the first time.
     pub lookback: Duration,
@@ -231,6 +219,8 @@ pub struct Http {
     /// Empty: there is no listener.
     pub listen: Vec<Address>,
     pub web_config: Option<PathBuf>,
+    /// Users of `web_config` who may read all jobs with the API of a daemon.
+    pub operators: Vec<String>,
     pub plain: bool,
     pub jobs_max: u64,
     pub keep_ended: Duration,
@@ -244,12 +234,6 @@ pub struct Server {
     pub lost_after: Duration,
 }
 
-impl Default for Server {
-    fn default() -> Server {
-        Server { move_after: None, lost_after: Duration::from_secs(7 * 86_400) }
-    }
-}
-
 /// How `met --server` shows who is asking.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
@@ -259,7 +243,7 @@ pub struct Client {
 }
 
 /// The server that a daemon sends to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Default, Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
     /// `None`: nothing is sent, unless the node was joined by `met daemon --join`.
     pub url: Option<String>,
@@ -297,91 +281,88 @@ pub enum ConfigError {
     Content { path: PathBuf, line: u64, message: String },
 }
 
-impl Default for Forward {
-    fn default() -> Forward {
-        Forward {
-            url: None,
-            token_file: None,
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
-            plain: false,
-            node: None,
-            interval: Duration::from_secs(10),
-            spool_bytes: 1 << 30,
-            spool_age: Duration::from_secs(14 * 86_400),
+impl Default for Config {
+    /// What the keys give as their defaults: they are written there and nowhere else.
+    fn default() -> Config {
+        let mut config = Config::blank();
+        for key in keys::SECTIONS.iter().flat_map(|section| section.keys) {
+            let applied = key.default.is_empty() || key.form.apply(key.default, &mut config).is_ok();
+            debug_assert!(applied, "the default of {} does not parse", key.name);
         }
+        config
     }
 }
 
-impl Default for Config {
-    fn default() -> Config {
+impl Config {
+    /// Nothing is set. Keys without a default leave it so; the value of the others does not matter.
+    fn blank() -> Config {
+        let zero = Duration::ZERO;
         Config {
-            sampling: Sampling {
-                interval: Duration::from_secs(1),
-                buffer_samples: None,
-                membership_interval: None,
-            },
-            daemon: Daemon { idle_exit: Duration::from_secs(600), operators: None },
+            sampling: Sampling { interval: zero, buffer_samples: None, membership_interval: None },
+            daemon: Daemon { idle_exit: zero, operators: None },
             storage: Storage {
-                name: StorageName::Sqlite,
+                name: StorageName::Memory,
                 jobs_max: None,
-                flush_interval: Duration::from_secs(60),
-                keep: Duration::from_secs(90 * 86_400),
-                max_bytes: 2 << 30,
-                node_series: Presence::Auto,
+                flush_interval: zero,
+                keep: zero,
+                max_bytes: 0,
+                node_series: Presence::No,
             },
             store: store::Store::default(),
-            jobs: Jobs::default(),
-            system: System { runtime: PathBuf::from("/run/met"), state: PathBuf::from("/var/lib/met") },
+            jobs: Jobs {
+                discover: Presence::No,
+                layouts: Vec::new(),
+                below: None,
+                plain: Plain::Off,
+                plain_after: zero,
+                plain_cpu: zero,
+            },
+            system: System { runtime: PathBuf::new(), state: PathBuf::new() },
             gpu: Gpu::default(),
             schedulers: Schedulers {
-                slurm: Presence::Auto,
-                oar: Presence::Auto,
-                pbs: Presence::Auto,
-                lsf: Presence::Auto,
-                interval: Duration::from_secs(60),
-                lookback: Duration::from_secs(86_400),
-                timeout: Duration::from_secs(30),
+                asked: [Presence::No; Scheduler::COUNT],
+                interval: zero,
+                lookback: zero,
+                timeout: zero,
                 scope: None,
                 path: None,
             },
             perf: Perf::default(),
             energy: Energy {
-                idle_to_holders: true,
-                weight: Weight::default(),
+                idle_to_holders: false,
+                weight: Weight::Cycles,
                 idle_watts: None,
-                pue: 1.0,
+                pue: 0.0,
                 price_per_kwh: None,
-                currency: "EUR".to_owned(),
+                currency: String::new(),
             },
             emissions: Emissions {
-                provider: Provider::Country,
+                provider: Provider::Constant,
                 country: None,
                 grams_per_kwh: None,
                 zone: None,
                 token_file: None,
-                refresh: Duration::from_secs(900),
-                max_age: Duration::from_secs(6 * 3600),
+                refresh: zero,
+                max_age: zero,
                 url: None,
             },
             http: Http {
                 listen: Vec::new(),
                 web_config: None,
+                operators: Vec::new(),
                 plain: false,
-                jobs_max: 2000,
-                keep_ended: Duration::from_secs(300),
+                jobs_max: 0,
+                keep_ended: zero,
             },
             forward: Forward::default(),
-            server: Server::default(),
+            server: Server { move_after: None, lost_after: zero },
             client: Client::default(),
             sources: sources::Sources::default(),
+            sinks: Vec::new(),
             nvidia: Collector::default(),
         }
     }
-}
 
-impl Config {
     /// Reads the first file there is: `explicit` (`--config`), `$MET_CONFIG`, the user's, the machine's.
     /// The first two must exist if they are named.
     pub fn load(explicit: Option<&Path>) -> Result<Loaded, ConfigError> {
@@ -425,29 +406,29 @@ impl Config {
                 ));
             }
         }
-        text + &sources::reference()
+        text + &sources::reference() + &sinks::reference()
     }
 }
 
 const REFERENCE_HEAD: &str = "\
 # The configuration file
 
-Nothing needs to be configured. To change something, write one YAML file; every section and key may be
-left out. The first of these files is read, and only that one:
+Nothing needs to be configured. To change something, write one YAML file; every section and key is
+optional. Only the first of these files that exists is read:
 
 1. the one given with `--config FILE`
 2. the one named by `$MET_CONFIG`
 3. `$XDG_CONFIG_HOME/met/met.yaml`, or `~/.config/met/met.yaml`
 4. `/etc/met/met.yaml`
 
-A file named by 1 or 2 must exist. A key that is not in this list, that stands twice or whose value cannot
-be understood is an error that names the line; nothing is guessed. A daemon that runs reads its file again
-upon SIGHUP; a bad file changes nothing. The sections `jobs`, `system`, `http` and `forward`, `storage.name` and `gpu.nvml` are
-taken up by a new daemon alone: `met daemon --stop` ends the old one, and the next `met run` starts one.
+A file named by 1 or 2 must exist. A key that is not in this list, a duplicate key or a value that cannot
+be parsed is an error that names the line. A running daemon rereads its file
+on SIGHUP; an invalid file changes nothing. The sections `jobs`, `system`, `http`, `forward` and `sinks`, `storage.name` and `gpu.nvml` need a
+restart: `met daemon --stop` ends the old daemon, and the next `met run` starts one.
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 
-An *interval* or *duration* is a number with a unit: `500ms`, `0.5s`, `1m`, `2h`, `90d`; intervals lie
-between `10ms` and `1h`, those of sources (`every`) from `100ms` on. A *size* is a number of bytes or has a unit: `2GiB`, `500MB`.
+An *interval* or *duration* is a number with a unit: `500ms`, `0.5s`, `1m`, `2h`, `90d`; intervals are
+between `10ms` and `1h`, those of sources (`every`) between `100ms` and `1h`. A *size* is a number of bytes or has a unit: `2GiB`, `500MB`.
 
 ```yaml
 sampling:
@@ -507,7 +488,7 @@ impl Emissions {
             && emission::of_country(country).is_none()
         {
             return Err(format!(
-                "emissions.country: {country:?} is no country that is known; write its name or three-letter code"
+                "emissions.country: unknown country {country:?}; write its name or three-letter code"
             ));
         }
         match self.provider {

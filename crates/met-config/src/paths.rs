@@ -87,7 +87,7 @@ impl Place {
 
     /// Why `what` cannot be kept in the state, and what would help.
     pub fn cannot_keep(&self, what: &str, error: &io::Error) -> anyhow::Error {
-        let claim = format!("cannot keep {what} in {}", self.state.display());
+        let claim = format!("cannot store {what} in {}", self.state.display());
         refusal(claim, error, self.remedy(&self.state))
     }
 
@@ -95,10 +95,10 @@ impl Place {
     fn remedy(&self, folder: &Path) -> &'static str {
         // What is kept in memory lies beside the socket.
         match (self.system, folder.starts_with(&self.runtime)) {
-            (false, false) => "set XDG_STATE_HOME to a folder of yours",
-            (false, true) => "set XDG_RUNTIME_DIR to a folder of yours",
-            (true, false) => "name a folder that can be written in met.yaml: system.state",
-            (true, true) => "name a folder that can be written in met.yaml: system.runtime",
+            (false, false) => "set XDG_STATE_HOME to a folder you own",
+            (false, true) => "set XDG_RUNTIME_DIR to a folder you own",
+            (true, false) => "set a writable folder in met.yaml: system.state",
+            (true, true) => "set a writable folder in met.yaml: system.runtime",
         }
     }
 }
@@ -206,7 +206,7 @@ mod tests {
         let denied = io::ErrorKind::PermissionDenied;
         let (code, words) = refusal_of(false, "/s", denied);
         let expected =
-            "cannot keep anything in /s: permission denied; set XDG_STATE_HOME to a folder of yours";
+            "cannot store anything in /s: permission denied; set XDG_STATE_HOME to a folder you own";
         assert_eq!((code, words.as_str()), (2, expected));
         assert!(refusal_of(true, "/s", denied).1.ends_with("met.yaml: system.state"));
         assert!(refusal_of(true, "/r/met/state", denied).1.ends_with("met.yaml: system.runtime"));
@@ -224,7 +224,7 @@ mod tests {
     fn neither_is_a_broken_disk_or_a_limit() {
         let (code, words) = refusal_of(false, "/s", io::Error::from_raw_os_error(libc::EIO));
         assert_eq!(code, 1);
-        assert!(!words.contains("free space") && words.ends_with("a folder of yours"), "{words}");
+        assert!(!words.contains("free space") && words.ends_with("a folder you own"), "{words}");
         let (code, words) = refusal_of(false, "/s", io::Error::from_raw_os_error(libc::EMFILE));
         assert!(code == 1 && words.contains("ulimit -n"), "{code} {words}");
         assert_eq!(refusal_of(false, "/s", io::Error::from_raw_os_error(libc::ELOOP)).0, 2);

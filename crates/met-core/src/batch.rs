@@ -34,18 +34,60 @@ pub struct Window {
     pub end_ns: i64,
 }
 
+/// Counts readings that were there and could not be parsed, so that a changed kernel format does not go unnoticed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unparsed {
+    pub count: i64,
+    /// The file of the first one.
+    pub first: Option<String>,
+}
+
+impl Unparsed {
+    /// Calls `file` for the first one only: counting does not allocate.
+    pub fn add(&mut self, file: impl FnOnce() -> String) {
+        self.count += 1;
+        self.first.get_or_insert_with(file);
+    }
+
+    /// Counts a reading if one of its cells is missing, although its file was read.
+    pub fn expect(&mut self, is_parsed: bool, file: impl FnOnce() -> String) {
+        if !is_parsed {
+            self.add(file);
+        }
+    }
+
+    /// Adds what another one has counted since the last call.
+    pub fn take_from(&mut self, other: &mut Unparsed) {
+        self.count += std::mem::take(&mut other.count);
+        if self.first.is_none() {
+            self.first.clone_from(&other.first);
+        }
+    }
+}
+
+impl std::fmt::Display for Unparsed {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let readings = if self.count == 1 { "reading" } else { "readings" };
+        write!(to, "{} {readings} could not be parsed", self.count)?;
+        self.first.as_ref().map_or(Ok(()), |file| write!(to, " (first: {file})"))
+    }
+}
+
 /// Rows of one table. The caller owns it and reuses it: in the steady state nothing is allocated.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub table: &'static Table,
     pub window: Window,
+    /// Of the readings since whoever owns the batch looked last.
+    pub unparsed: Unparsed,
     rows: Vec<Row>,
     cells: Vec<i64>,
 }
 
 impl Batch {
     pub fn new(table: &'static Table) -> Batch {
-        Batch { table, window: Window::default(), rows: Vec::new(), cells: Vec::new() }
+        let (window, unparsed) = (Window::default(), Unparsed::default());
+        Batch { table, window, unparsed, rows: Vec::new(), cells: Vec::new() }
     }
 
     pub fn clear(&mut self) {

@@ -52,7 +52,7 @@ pub fn derived(events: &[EventCount], wall_ns: Option<i64>) -> Vec<Derived> {
         (
             "branch_miss_ratio",
             ratio("branch_misses", "branch_instructions"),
-            "share of branches guessed wrong",
+            "share of branches mispredicted",
         ),
         (
             "floating_point_operations_per_second",

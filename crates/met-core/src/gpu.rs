@@ -6,35 +6,35 @@ pub mod card {
     use crate::{Across, Column, Table, Unit, columns};
 
     columns! { COLUMNS:
-        UTILIZATION = Column::gauge("utilization", Unit::Ratio, MILLI, "share of the time in which the card computed").across(Across::Mean),
-        UTILIZATION_MEMORY = Column::gauge("utilization_memory", Unit::Ratio, MILLI, "share of the time in which the card's memory was read or written").across(Across::Mean),
-        UTILIZATION_ENCODER = Column::gauge("utilization_encoder", Unit::Ratio, MILLI, "share of the time in which the video encoder worked").across(Across::Mean),
-        UTILIZATION_DECODER = Column::gauge("utilization_decoder", Unit::Ratio, MILLI, "share of the time in which the video decoder worked").across(Across::Mean),
-        MEMORY_USED = Column::gauge("memory_used", Unit::Bytes, ONE, "memory of the card in use, the driver's own included"),
-        MEMORY_TOTAL = Column::gauge("memory_total", Unit::Bytes, ONE, "memory of the card"),
-        POWER = Column::gauge("power", Unit::Watts, MILLI, "power the card draws"),
-        POWER_LIMIT = Column::gauge("power_limit", Unit::Watts, MILLI, "power above which the card lowers its clocks"),
-        ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the driver was loaded, by the card's own counter"),
-        PASS_AGE = Column::gauge("pass_age", Unit::Seconds, NANO, "how long ago the energy counter and the other dear figures were read").across(Across::Max),
+        UTILIZATION = Column::gauge("utilization", Unit::Ratio, MILLI, "share of time in which the GPU computed").across(Across::Mean),
+        UTILIZATION_MEMORY = Column::gauge("utilization_memory", Unit::Ratio, MILLI, "share of time in which GPU memory was read or written").across(Across::Mean),
+        UTILIZATION_ENCODER = Column::gauge("utilization_encoder", Unit::Ratio, MILLI, "share of time in which the video encoder was busy").across(Across::Mean),
+        UTILIZATION_DECODER = Column::gauge("utilization_decoder", Unit::Ratio, MILLI, "share of time in which the video decoder was busy").across(Across::Mean),
+        MEMORY_USED = Column::gauge("memory_used", Unit::Bytes, ONE, "GPU memory in use, the driver's own included"),
+        MEMORY_TOTAL = Column::gauge("memory_total", Unit::Bytes, ONE, "GPU memory"),
+        POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn by the GPU"),
+        POWER_LIMIT = Column::gauge("power_limit", Unit::Watts, MILLI, "power limit, above which the GPU lowers its clocks"),
+        ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the driver was loaded, by the GPU's own counter"),
+        PASS_AGE = Column::gauge("pass_age", Unit::Seconds, NANO, "how long ago the energy counter and the other expensive readings were taken").across(Across::Max),
         TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature of the chip").across(Across::Max),
-        CLOCK = Column::gauge("clock", Unit::Hertz, MEGA, "clock of the computing units").across(Across::Mean),
+        CLOCK = Column::gauge("clock", Unit::Hertz, MEGA, "clock of the compute units").across(Across::Mean),
         CLOCK_MEMORY = Column::gauge("clock_memory", Unit::Hertz, MEGA, "clock of the memory").across(Across::Mean),
-        THROTTLE = Column::gauge("throttle", Unit::Count, ONE, "why the clocks are held down, a sum of powers of two: 4 power cap, 8 hardware slowdown, 16 sync boost, 32 temperature, 64 temperature (hardware), 128 power brake").across(Across::Max),
-        ECC_CORRECTED = Column::counter("ecc_corrected", Unit::Count, ONE, "memory errors put right since the driver was loaded"),
-        ECC_UNCORRECTED = Column::counter("ecc_uncorrected", Unit::Count, ONE, "memory errors not put right since the driver was loaded"),
-        FAULTS = Column::counter("faults", Unit::Count, ONE, "critical errors told by the driver (Xid) since they are listened to"),
+        THROTTLE = Column::gauge("throttle", Unit::Count, ONE, "why the clocks are throttled, a sum of powers of two: 4 power cap, 8 hardware slowdown, 16 sync boost, 32 temperature, 64 temperature (hardware), 128 power brake").across(Across::Max),
+        ECC_CORRECTED = Column::counter("ecc_corrected", Unit::Count, ONE, "corrected memory errors since the driver was loaded"),
+        ECC_UNCORRECTED = Column::counter("ecc_uncorrected", Unit::Count, ONE, "uncorrected memory errors since the driver was loaded"),
+        FAULTS = Column::counter("faults", Unit::Count, ONE, "critical errors reported by the driver (Xid) since monitoring began"),
         FAULT_LAST = Column::gauge("fault_last", Unit::Count, ONE, "number of the last critical error (Xid)").across(Across::Max),
-        PCIE_RECEIVED = Column::gauge("pcie_received_rate", Unit::Bytes, ONE, "bytes per second from the host to the card"),
-        PCIE_SENT = Column::gauge("pcie_sent_rate", Unit::Bytes, ONE, "bytes per second from the card to the host"),
-        PROCESSES = Column::gauge("processes", Unit::Count, ONE, "processes on the card, as far as the driver shows them"),
-        SLICES = Column::gauge("slices", Unit::Count, ONE, "computing slices of a part of a card; of a card that is cut into parts, all it has"),
-        USE_AGE = Column::gauge("use_age", Unit::Seconds, NANO, "how long ago use by process was read; each reading tells of the time since the one before").across(Across::Max),
-        LIST_AGE = Column::gauge("list_age", Unit::Seconds, NANO, "how long ago it was read who is on the card").across(Across::Max),
+        PCIE_RECEIVED = Column::gauge("pcie_received_rate", Unit::Bytes, ONE, "bytes per second from the host to the GPU"),
+        PCIE_SENT = Column::gauge("pcie_sent_rate", Unit::Bytes, ONE, "bytes per second from the GPU to the host"),
+        PROCESSES = Column::gauge("processes", Unit::Count, ONE, "processes on the GPU, as far as the driver shows them"),
+        SLICES = Column::gauge("slices", Unit::Count, ONE, "compute slices of a MIG instance; for a partitioned GPU, all its slices"),
+        USE_AGE = Column::gauge("use_age", Unit::Seconds, NANO, "how long ago use by process was read; each reading covers the time since the previous one").across(Across::Max),
+        LIST_AGE = Column::gauge("list_age", Unit::Seconds, NANO, "how long ago the list of processes on the GPU was read").across(Across::Max),
     }
 
     pub static TABLE: Table = Table {
         name: "gpu",
-        subject: "a graphics card, or a part of one that is handed out as a card of its own",
+        subject: "a GPU, or a MIG instance of one",
         labels: &["index", "uuid", "name", "vendor", "parent", "device", "mig"],
         columns: COLUMNS,
     };
@@ -67,18 +67,18 @@ pub mod process {
     use crate::{Across, Column, Table, Unit, columns};
 
     columns! { COLUMNS:
-        MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory of the card that the process holds"),
-        UTILIZATION = Column::gauge("utilization", Unit::Ratio, MILLI, "share of the card's computing units that the process used").across(Across::Mean),
-        UTILIZATION_MEMORY = Column::gauge("utilization_memory", Unit::Ratio, MILLI, "share of the time in which the process read or wrote the card's memory").across(Across::Mean),
+        MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "GPU memory that the process holds"),
+        UTILIZATION = Column::gauge("utilization", Unit::Ratio, MILLI, "share of the GPU's compute units that the process used").across(Across::Mean),
+        UTILIZATION_MEMORY = Column::gauge("utilization_memory", Unit::Ratio, MILLI, "share of time in which the process read or wrote GPU memory").across(Across::Mean),
         UTILIZATION_ENCODER = Column::gauge("utilization_encoder", Unit::Ratio, MILLI, "share of the video encoder that the process used").across(Across::Mean),
         UTILIZATION_DECODER = Column::gauge("utilization_decoder", Unit::Ratio, MILLI, "share of the video decoder that the process used").across(Across::Mean),
         UTILIZATION_COPY = Column::gauge("utilization_copy", Unit::Ratio, MILLI, "share of the copy engine that the process used").across(Across::Mean),
-        OPEN = Column::gauge("open", Unit::Count, ONE, "1 while the process has the card open, 0 when it ended since the last dear reading"),
+        OPEN = Column::gauge("open", Unit::Count, ONE, "1 while the process has the GPU open, 0 if it ended since the last expensive reading"),
     }
 
     pub static TABLE: Table = Table {
         name: "gpu_process",
-        subject: "a process on a card",
+        subject: "a process on a GPU",
         labels: &["pid", "uuid"],
         columns: COLUMNS,
     };

@@ -185,7 +185,7 @@ impl Record {
 
     /// On a server: the node whose id it has. Ids of batch systems are those of the whole cluster.
     pub fn own_node(&self) -> Option<&str> {
-        self.key.cluster.as_deref().filter(|_| !crate::whole::spans_nodes(&self.key.manager))
+        self.key.cluster.as_deref().filter(|_| !crate::managers::spans_nodes(&self.key.manager))
     }
 
     /// How people name it, here and in commands: `12` of our own, `slurm:1234_7` of a manager's, `12@n1` on a server.
@@ -217,17 +217,6 @@ pub struct Emission {
 impl Emission {
     pub fn pue(&self) -> Option<f64> {
         self.pue_millionths.map(|millionths| millionths as f64 / 1e6)
-    }
-}
-
-/// A time that was measured, if it is the one that was told: managers tell whole seconds, and a short job is
-/// all between two of them.
-pub fn finer(measured_ns: Option<i64>, told_ns: Option<i64>) -> Option<i64> {
-    match (measured_ns, told_ns) {
-        (Some(measured_ns), Some(told_ns)) if measured_ns.abs_diff(told_ns) <= 1_000_000_000 => {
-            Some(measured_ns)
-        }
-        (measured_ns, told_ns) => told_ns.or(measured_ns),
     }
 }
 

@@ -1,19 +1,16 @@
 //! One job of what several nodes measured of it.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use crate::belief::{self, Speaker};
 use crate::course::Course;
-use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, State, Totals};
+use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
+use crate::managers::spans_nodes;
 use crate::{Across, JOB, Kind, MISSING};
 
-/// Managers whose jobs run on several nodes under one id. The ids of all others mean something on one node.
-const ACROSS_NODES: [&str; 4] = ["slurm", "oar", "pbs", "lsf"];
 /// Nodes begin the same run of a job this close to each other; a run after a requeue begins later.
 const SAME_RUN_NS: u64 = 120_000_000_000;
-
-pub fn spans_nodes(manager: &str) -> bool {
-    ACROSS_NODES.contains(&manager)
-}
 
 /// How far apart what two nodes tell of jobs with one id begins, if it can be of one run: both ran at a time, or
 /// began close to each other.
@@ -27,27 +24,41 @@ pub fn distance_ns(one: &Record, other: &Record) -> Option<u64> {
     (overlap || far_ns <= SAME_RUN_NS).then_some(far_ns)
 }
 
-/// The job that these nodes each had a part of; `None` without any.
-pub fn whole(key: JobKey, told: &[(String, Record)]) -> Option<Record> {
-    let first = told.iter().min_by_key(|(node, record)| (record.start_ns.unwrap_or(i64::MAX), node));
-    let (_, first) = first?;
-    let deciding = told.iter().map(|(_, record)| record).max_by_key(|record| weight(record.state));
-    let deciding = deciding.unwrap_or(first);
-    let is_live = told.iter().any(|(_, record)| record.state.is_live());
-    let end_ns = told.iter().filter_map(|(_, record)| record.end_ns).max().filter(|_| !is_live);
+/// The job that these nodes each had a part of; `None` without any. The order of the nodes does not matter.
+pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
+    let mut told: Vec<&(String, Record)> = parts.iter().collect();
+    told.sort_by(|one, other| one.0.cmp(&other.0));
+    let (_, first) = *told.iter().min_by_key(|(_, record)| record.start_ns.unwrap_or(i64::MAX))?;
+    let deciding = belief::deciding(parts)?;
+    // A scheduler speaks for all nodes; of two answers the later one is believed.
+    let mut words: Vec<&Record> = told.iter().map(|(_, record)| record).collect();
+    words.sort_by_key(|record| (Reverse(record.scheduling.asked_ns), record.start_ns.unwrap_or(i64::MAX)));
+    let word = *words.first()?;
+    let is_recorded = Speaker::of(deciding) == Speaker::Accounting;
+    let last_ns = told.iter().filter_map(|(_, record)| record.end_ns).max();
+    let end_ns = if is_recorded { deciding.end_ns } else { last_ns.filter(|_| !deciding.state.is_live()) };
     let mut whole = Record {
         key,
+        name: word.name.clone(),
+        account: word.account.clone(),
         state: deciding.state,
         manager_state: deciding.manager_state.clone(),
         exit_code: deciding.exit_code,
         signal: deciding.signal,
         end_ns,
         nodes: told.iter().map(|(node, _)| node.clone()).collect(),
+        requested: Default::default(),
+        allocated: Default::default(),
+        scheduling: Default::default(),
         // Pids and paths mean something on their node alone.
         local: None,
         ..first.clone()
     };
-    whole.nodes.sort_unstable();
+    for record in words {
+        whole.requested.fill_from(&record.requested);
+        whole.allocated.fill_from(&record.allocated);
+        whole.scheduling.fill_from(&record.scheduling);
+    }
     if told.len() == 1 {
         // That it was seen is said also of one that has no figures yet: a scheduler's word does not replace it.
         if spans_nodes(&whole.key.manager) && !whole.parts.iter().any(|part| part.step.is_empty()) {
@@ -59,28 +70,8 @@ pub fn whole(key: JobKey, told: &[(String, Record)]) -> Option<Record> {
     whole.totals = totals(told.iter().map(|(_, record)| &record.totals));
     whole.gpus = told.iter().flat_map(|(_, record)| record.gpus.iter().cloned()).collect();
     whole.events = events(told.iter().flat_map(|(_, record)| &record.events));
-    whole.parts = told.iter().flat_map(|(node, record)| parts(node, record)).collect();
-    for (_, record) in told {
-        whole.requested.fill_from(&record.requested);
-        whole.allocated.fill_from(&record.allocated);
-        whole.scheduling.fill_from(&record.scheduling);
-    }
+    whole.parts = told.iter().flat_map(|(node, record)| self::parts(node, record)).collect();
     Some(whole)
-}
-
-/// Which state of a part is that of the job: it lives while a part does, and the worst end is its end.
-fn weight(state: State) -> u8 {
-    match state {
-        State::Running => 9,
-        State::Suspended => 8,
-        State::Pending => 7,
-        State::OutOfMemory => 6,
-        State::Timeout => 5,
-        State::Failed => 4,
-        State::Cancelled => 3,
-        State::Lost => 2,
-        State::Finished => 1,
-    }
 }
 
 fn totals<'a>(told: impl Iterator<Item = &'a Totals> + Clone) -> Totals {

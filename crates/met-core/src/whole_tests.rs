@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::job::State;
 use crate::job_table::{CORES_PEAK, CPU, GPU_TEMPERATURE, MEMORY_NEEDED};
 
 const SECOND_NS: i64 = 1_000_000_000;
@@ -57,7 +58,7 @@ fn a_job_on_two_nodes_is_their_sum_and_has_a_part_on_each() {
     assert_eq!(figure(MEMORY_NEEDED), (5, QualityKind::LowerBound), "the other node does not know its part");
     let parts: Vec<_> =
         whole.parts.iter().map(|part| (part.node.as_str(), part.totals.get(CPU).unwrap())).collect();
-    assert_eq!(parts, [("n2", 5 * SECOND_NS), ("n1", 7 * SECOND_NS)]);
+    assert_eq!(parts, [("n1", 7 * SECOND_NS), ("n2", 5 * SECOND_NS)]);
 }
 
 #[test]
@@ -70,6 +71,23 @@ fn a_job_lives_while_a_part_does_and_ends_as_its_worst_part() {
     assert_eq!(state(&[State::Finished, State::Running]), (State::Running, false, None));
     assert_eq!(state(&[State::Finished, State::Failed]), (State::Failed, true, Some(3)));
     assert_eq!(state(&[State::Lost, State::Finished]), (State::Lost, true, None));
+}
+
+#[test]
+fn a_scheduler_speaks_for_all_nodes_and_its_later_answer_counts() {
+    let mut asked = part_on("n1", 101, State::Running, 1);
+    (asked.1.scheduling.asked_ns, asked.1.manager_state) = (Some(5), Some("RUNNING".into()));
+    (asked.1.name, asked.1.scheduling.reason) = ("train".into(), Some("old".into()));
+    let mut later = part_on("n2", 102, State::Timeout, 1);
+    (later.1.scheduling.asked_ns, later.1.manager_state) = (Some(9), Some("TIMEOUT".into()));
+    (later.1.name, later.1.scheduling.reason) = ("train 2".into(), Some("new".into()));
+    let lost = part_on("n3", 100, State::Lost, 1);
+    for told in [[asked.clone(), later.clone(), lost.clone()], [lost, later.clone(), asked]] {
+        let whole = whole(key(), &told).unwrap();
+        assert_eq!((whole.state, whole.manager_state.as_deref()), (State::Timeout, Some("TIMEOUT")));
+        assert_eq!(whole.end_ns, later.1.end_ns);
+        assert_eq!((whole.name.as_str(), whole.scheduling.reason.as_deref()), ("train 2", Some("new")));
+    }
 }
 
 #[test]
@@ -108,6 +126,25 @@ fn courses_add_up_and_a_node_that_is_done_keeps_what_it_used() {
 }
 
 proptest! {
+    #[test]
+    fn the_order_of_nodes_does_not_matter(
+        parts in prop::collection::vec((0_i64..3, 0_usize..9, prop::option::of(0_i64..3), 0_i64..9), 1..5),
+        turn in 0_usize..5,
+    ) {
+        let told: Vec<(String, Record)> = parts.iter().enumerate().map(|(at, &(start_s, state, asked_ns, cpu_s))| {
+            let mut part = part_on(&format!("n{at}"), start_s, State::ALL[state], cpu_s);
+            part.1.scheduling.asked_ns = asked_ns;
+            part.1.manager_state = asked_ns.map(|asked_ns| format!("{state} {asked_ns}"));
+            part.1.requested.cpus = Some(cpu_s);
+            part
+        }).collect();
+        let mut turned = told.clone();
+        turned.rotate_left(turn % told.len());
+        prop_assert_eq!(whole(key(), &turned), whole(key(), &told));
+        turned.reverse();
+        prop_assert_eq!(whole(key(), &turned), whole(key(), &told));
+    }
+
     #[test]
     fn counters_of_a_job_never_fall_and_end_at_the_sum(
         nodes in prop::collection::vec(prop::collection::vec((1_i64..5000, 0_i64..1000), 1..30), 1..5),

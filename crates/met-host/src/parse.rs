@@ -98,6 +98,17 @@ pub struct Stat<'a> {
     pub start_ticks: u64,
 }
 
+impl Stat<'_> {
+    /// Whether every cell could be parsed.
+    pub fn is_whole(&self) -> bool {
+        let ids = [self.process_group, self.session, self.terminal, self.threads];
+        let faults =
+            [self.faults_minor, self.faults_minor_reaped, self.faults_major, self.faults_major_reaped];
+        let times = [self.user_ticks, self.system_ticks, self.user_reaped_ticks, self.system_reaped_ticks];
+        ![ids, faults, times].as_flattened().contains(&MISSING)
+    }
+}
+
 pub fn stat(text: &[u8]) -> Option<Stat<'_>> {
     let open = text.iter().position(|&byte| byte == b'(')?;
     // A process may call itself anything, `) R 1` included: its name ends at the last parenthesis.

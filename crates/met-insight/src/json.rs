@@ -1,12 +1,13 @@
 //! The public object of a job: what `--json` prints. Its keys are a promise, written in docs/json.md.
 
 use jiff::Timestamp;
+use met_core::course::Course;
 use met_core::job::{Emission, Figure, Part, QualityKind, Record, Resources};
 use met_core::job_table::{
     ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
     READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
 };
-use met_core::{Column, JOB, Unit};
+use met_core::{Column, JOB, MISSING, Unit};
 use serde_json::{Map, Value, json};
 
 use crate::allocation::{self, Resource, Share};
@@ -201,6 +202,24 @@ fn averages(record: &Record, now_ns: i64) -> Value {
 pub fn number(column: &Column, cell: i64) -> Value {
     let whole = matches!(column.unit, Unit::Bytes | Unit::Count) && column.scale >= 1.0;
     if whole { json!(column.scaled(cell) as i64) } else { json!(column.scaled(cell)) }
+}
+
+/// Times and the columns that were read, in their units; what was not read is null.
+pub fn course(course: &Course) -> Map<String, Value> {
+    let mut columns = Map::new();
+    for (column, cells) in course.table.columns.iter().zip(&course.columns) {
+        if cells.iter().any(|&cell| cell != MISSING) {
+            let value = |&cell: &i64| (cell != MISSING).then(|| column.scaled(cell));
+            columns.insert(column.json_name(), cells.iter().map(value).map(Value::from).collect());
+        }
+    }
+    let times = course.times_ms.iter().map(|time_ms| Value::from(time(time_ms * 1_000_000)));
+    Map::from_iter([("times".to_owned(), times.collect()), ("columns".to_owned(), columns.into())])
+}
+
+/// A time in RFC 3339, in unix nanoseconds.
+pub fn parse_time(text: &str) -> Option<i64> {
+    text.parse::<Timestamp>().ok().and_then(|time| i64::try_from(time.as_nanosecond()).ok())
 }
 
 /// RFC 3339 in UTC with microseconds, always as long: texts sort like the times they mean.

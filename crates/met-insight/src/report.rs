@@ -287,7 +287,7 @@ mod tests {
             left_over: Vec::new(),
         });
         let notes = account(&record).1;
-        assert!(notes.len() == 1 && notes[0].starts_with("nobody here saw it end"), "{notes:?}");
+        assert!(notes.len() == 1 && notes[0].starts_with("its end was not observed"), "{notes:?}");
     }
 
     #[test]
@@ -332,8 +332,8 @@ mod tests {
             report(record, Machine::default(), sample::NOW_NS + seconds * 1_000_000_000).notes.concat()
         };
         assert_eq!(after(25, &record), "");
-        assert!(after(26, &record).starts_with("the figures are as of 31 s ago"));
-        assert!(after(600, &record).starts_with("the figures are as of 10 min ago"));
+        assert!(after(26, &record).starts_with("the figures are 31 s old"));
+        assert!(after(600, &record).starts_with("the figures are 10 min old"));
         record.state = State::Lost;
         assert_eq!(after(600, &record), "");
     }
@@ -409,9 +409,9 @@ mod tests {
             record.totals.set(column::ENERGY, 1_000_000, kind, source.to_owned());
             report(&record, Machine::default(), sample::NOW_NS).notes.concat()
         };
-        assert!(note(QualityKind::Estimated, "4 cores, by CPU time").starts_with("no meter of energy"));
+        assert!(note(QualityKind::Estimated, "4 cores, by CPU time").starts_with("no energy meter"));
         let idle = note(QualityKind::Estimated, &format!("IPMI, by CPU time, {IDLE_ESTIMATED}"));
-        assert!(idle.contains("doing nothing"), "{idle}");
+        assert!(idle.contains("idle power"), "{idle}");
         let missing = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {METER_MISSING}"));
         assert!(missing.contains("met doctor"), "{missing}");
         let unseen = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {CPU_UNSEEN}"));
@@ -423,13 +423,8 @@ mod tests {
         with_cards.totals.set(column::GPU_ENERGY, 1_000_000, QualityKind::Measured, "energy counter");
         let notes = |record: &Record| report(record, Machine::default(), sample::NOW_NS).notes.concat();
         let kind = QualityKind::Estimated;
-        with_cards.totals.set(
-            column::ENERGY,
-            2_000_000,
-            kind,
-            "energy counter of cards; 2 CPUs, by CPU time",
-        );
-        assert!(notes(&with_cards).starts_with("no meter of energy was read but those of the cards"));
+        with_cards.totals.set(column::ENERGY, 2_000_000, kind, "energy counter of GPUs; 2 CPUs, by CPU time");
+        assert!(notes(&with_cards).starts_with("only GPU energy was metered"));
         // What is next to nothing needs no word.
         let mut nearly_all = with_cards.clone();
         nearly_all.totals.set(column::GPU_ENERGY, 1_990_000, kind, "integral of power");

@@ -142,11 +142,17 @@ pub fn counts_cpu(paths: &CgroupPaths) -> bool {
     paths.unified.is_some() || paths.cpuacct.is_some()
 }
 
-/// Removes the directories of a job; those that are still in use stay.
-pub fn remove(paths: &CgroupPaths) {
-    for path in [&paths.unified, &paths.memory, &paths.cpuacct] {
-        remove_dir(path.clone());
-    }
+/// Removes the directories of a job; those that are still in use stay. Whether none is left.
+pub fn remove(paths: &CgroupPaths) -> bool {
+    let paths = [&paths.unified, &paths.memory, &paths.cpuacct];
+    // All of them, though one stays.
+    paths.into_iter().flatten().filter(|path| !is_removed(path)).count() == 0
+}
+
+fn is_removed(path: &Path) -> bool {
+    let in_use = [io::ErrorKind::ResourceBusy, io::ErrorKind::DirectoryNotEmpty];
+    // What may not be removed at all is not tried again.
+    !fs::remove_dir(path).is_err_and(|error| in_use.contains(&error.kind()))
 }
 
 fn remove_dir(path: Option<PathBuf>) {

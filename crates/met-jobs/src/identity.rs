@@ -4,12 +4,13 @@
 //! environment, which its user may write as he likes.
 
 mod limits;
-mod variables;
+pub(crate) mod variables;
 
 use std::path::Path;
 
 use met_core::holding::{self, CardRef, Holding};
 use met_core::job::{CgroupPaths, ProcessId, Record, Resources, Scheduling};
+use met_core::managers;
 use met_host::{Host, PidPath, clock, parse};
 
 use variables::{ENVIRON_BYTES_MAX, VALUE_BYTES_MAX, Variables};
@@ -108,7 +109,7 @@ pub fn identify(host: &Host, question: &Question<'_>) -> Identity {
 
 impl Question<'_> {
     fn is_container(&self) -> bool {
-        matches!(self.manager, "docker" | "podman" | "kubernetes")
+        managers::find(self.manager).is_some_and(|manager| manager.is_container)
     }
 }
 
@@ -217,26 +218,10 @@ struct Process {
     of_manager: bool,
 }
 
-/// The programs by which managers watch over a job from inside its cgroup.
-fn watchers(manager: &str) -> &'static [&'static str] {
-    match manager {
-        "slurm" => &["slurmstepd"],
-        "oar" => &["oarexec", "oarsh_shell", "bipbip"],
-        "pbs" => &["pbs_mom"],
-        "lsf" => &["res", "sbatchd"],
-        "condor" | "htcondor" => &["condor_starter", "condor_procd"],
-        "kubernetes" => &["pause"],
-        // Its first process is the runtime's until it begins its own program.
-        "docker" | "podman" => {
-            &["conmon", "catatonit", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]", "runc", "crun"]
-        }
-        _ => &[],
-    }
-}
-
 /// The first processes of the job in the order in which they began. One that ended meanwhile is not there.
 fn processes(host: &Host, question: &Question<'_>) -> Vec<Process> {
     let daemon_uid = manager_uid(host, question);
+    let watchers = managers::find(question.manager).map_or(&[][..], |manager| manager.watchers);
     let mut buffer = Vec::new();
     let mut found: Vec<Process> = (question.pids.iter().take(PROCESSES_MAX))
         .filter_map(|&pid| {
@@ -244,7 +229,7 @@ fn processes(host: &Host, question: &Question<'_>) -> Vec<Process> {
             folder.read(PidPath::new(pid, "stat").as_path(), &mut buffer).ok()?;
             let stat = parse::stat(&buffer).filter(|stat| !matches!(stat.state, b'Z' | b'X'))?;
             let id = ProcessId { pid, start_ticks: stat.start_ticks };
-            let watches = watchers(question.manager).iter().any(|name| stat.name == name.as_bytes());
+            let watches = watchers.iter().any(|name| stat.name == name.as_bytes());
             folder.read(PidPath::new(pid, "status").as_path(), &mut buffer).ok()?;
             let uid = u32::try_from(parse::value_of(&buffer, "Uid")).ok()?;
             let of_manager = watches || Some(uid) == daemon_uid || waits(host, question, pid, uid);
@@ -268,13 +253,7 @@ fn waits(host: &Host, question: &Question<'_>, pid: u32, uid: u32) -> bool {
 
 /// The user as whom a manager works inside its jobs, unless the job is his.
 fn manager_uid(host: &Host, question: &Question<'_>) -> Option<u32> {
-    let name = match question.manager {
-        "oar" => "oar",
-        "slurm" => "slurm",
-        "lsf" => "lsfadmin",
-        "condor" | "htcondor" => "condor",
-        _ => return None,
-    };
+    let name = managers::find(question.manager)?.user?;
     if question.user == Some(name) {
         return None;
     }

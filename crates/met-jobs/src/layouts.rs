@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use met_core::managers::{Class, MANAGERS};
 use met_host::{Host, parse};
 
 use crate::environ;
@@ -17,67 +18,6 @@ const ID_BYTES_MAX: usize = 128;
 const STARS_MAX: usize = 3;
 /// Deeper patterns than any manager's are a mistake.
 const SEGMENTS_MAX: usize = 16;
-
-/// How the cgroups of one manager are recognised.
-struct Line {
-    manager: &'static str,
-    class: Class,
-    /// The directories from the top of a hierarchy down to that of a job; those in parentheses may be
-    /// missing. `{name}` stands for any characters, `{name:pattern}` for those that fit, `*` for any.
-    path: &'static str,
-    /// The directories of the parts of a job, below its own.
-    parts: &'static str,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
-    /// A resource manager, which cleans up after its jobs: no cgroup of ours may be made inside.
-    Managed,
-    /// Jobs, beside which others may make cgroups.
-    Plain,
-    /// Recognised and not a job by itself.
-    Known,
-}
-
-const fn line(manager: &'static str, class: Class, path: &'static str, parts: &'static str) -> Line {
-    Line { manager, class, path, parts }
-}
-
-/// The order is that of precedence: of the layouts that fit one directory the first is taken. A directory
-/// inside a job is never another job, so the outermost manager wins: a container inside a Slurm job is
-/// still the Slurm job, and a pod is one job whatever runs its containers.
-#[rustfmt::skip]
-static LINES: &[Line] = &[
-    line("slurm", Class::Managed, "slurm/uid_{uid:#}/job_{id:#}", "step_{step}/task_{task}"),
-    line("slurm", Class::Managed, "slurm_{node}/uid_{uid:#}/job_{id:#}", "step_{step}/task_{task}"),
-    line("slurm", Class::Managed, "(system.slice/)slurmstepd.scope/job_{id:#}", "step_{step}/user/task_{task}"),
-    line("slurm", Class::Managed, "(system.slice/){node}_slurmstepd.scope/job_{id:#}", "step_{step}/user/task_{task}"),
-    // From Slurm 26.05 on a job is named by its SLUID; the id is in the environment of its processes.
-    line("slurm", Class::Managed, "(system.slice/)slurmstepd.scope/{sluid:s%}", "step_{step}/user/task_{task}"),
-    line("slurm", Class::Managed, "(system.slice/){node}_slurmstepd.scope/{sluid:s%}", "step_{step}/user/task_{task}"),
-    // The last underscore divides: names of users may hold one.
-    line("oar", Class::Managed, "oar/{user}_{id:#}", ""),
-    line("pbs", Class::Managed, "(system.slice/)pbs*.service/jobid/{id}", ""),
-    line("pbs", Class::Managed, "(system.slice/)pbs*.service/jobs/{id}", ""),
-    line("pbs", Class::Managed, "pbs*.slice/pbs*-{id}.slice", ""),
-    line("lsf", Class::Managed, "lsf/{cluster}/job.{id:#}.{index:#}.#.#", ""),
-    line("lsf", Class::Managed, "lsf/{cluster}/job.{id:#}.#.#", ""),
-    line("htcondor", Class::Managed, "htcondor*/condor*{id:slot*}", ""),
-    line("htcondor", Class::Managed, "(system.slice/)condor.service/*{id:slot*}", ""),
-    line("kubernetes", Class::Plain, "kubepods/pod{id}", "{step}"),
-    line("kubernetes", Class::Plain, "kubepods/{qos}/pod{id}", "{step}"),
-    line("kubernetes", Class::Plain, "kubepods.slice/kubepods-pod{id}.slice", "*{step:^}*"),
-    line("kubernetes", Class::Plain, "kubepods.slice/kubepods-{qos}.slice/kubepods-*-pod{id}.slice", "*{step:^}*"),
-    line("docker", Class::Plain, "docker/{id:^}", ""),
-    line("docker", Class::Plain, "(system.slice/)docker-{id:^}.scope", ""),
-    line("podman", Class::Plain, "(machine.slice/)libpod-{id:^}.scope", ""),
-    line("podman", Class::Plain, "(machine.slice/machine-libpod_pod_*.slice/)libpod-{id:^}.scope", ""),
-    line("podman", Class::Plain, "(user.slice/user-{uid:#}.slice/user@#.service/user.slice/)libpod-{id:^}.scope", ""),
-    line("podman", Class::Plain, "libpod_parent/libpod-{id:^}", ""),
-    line("systemd", Class::Known, "user.slice/user-{uid:#}.slice/session-{id}.scope", ""),
-    line("systemd", Class::Known, "user@{uid:#}.service/app.slice/{id}", ""),
-    line("systemd", Class::Known, "system.slice/{id}.service", ""),
-];
 
 /// What a path may tell of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +121,7 @@ impl Layout {
     pub fn parse(manager: &str, path: &str, parts: &str) -> Result<Layout, String> {
         let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         if manager.is_empty() || manager.len() > 32 || !manager.bytes().all(known) || manager == "local" {
-            return Err(format!("{manager:?} is no name for a manager; write a short word in lower case"));
+            return Err(format!("{manager:?} is not a valid manager name; write a short word in lower case"));
         }
         let layout = Layout::of(Cow::Owned(manager.to_owned()), Class::Managed, path, parts)?;
         let names_job = |segment: &Segment| segment.captures(Field::Id);
@@ -250,8 +190,10 @@ impl Layouts {
 
     /// The user's own come first: whoever writes one knows his machine.
     pub fn with(mut own: Vec<Layout>) -> Layouts {
-        let builtin = LINES.iter().filter_map(|line| {
-            let layout = Layout::of(Cow::Borrowed(line.manager), line.class, line.path, line.parts);
+        let lines =
+            MANAGERS.iter().flat_map(|manager| manager.layouts.iter().map(|line| (manager.name, line)));
+        let builtin = lines.filter_map(|(manager, line)| {
+            let layout = Layout::of(Cow::Borrowed(manager), line.class, line.path, line.parts);
             debug_assert!(layout.is_ok(), "{}", line.path);
             layout.ok()
         });
@@ -360,7 +302,7 @@ impl Segment {
             let field = FIELDS.iter().find(|(known, _)| *known == name).map(|(_, field)| *field);
             let field = field.ok_or_else(|| {
                 let names = FIELDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-                format!("{text:?}: {{{name}}} is none of {names}")
+                format!("{text:?}: {{{name}}} is not one of {names}")
             })?;
             tokens.push(Token::Begin(field));
             match glob {
@@ -373,7 +315,7 @@ impl Segment {
         push_glob(rest, &mut tokens);
         let stars = tokens.iter().filter(|token| matches!(token, Token::Any | Token::Some)).count();
         if tokens.is_empty() || stars > STARS_MAX || text == "." || text == ".." {
-            return Err(format!("{text:?} is no name with at most {STARS_MAX} variable parts"));
+            return Err(format!("{text:?} is not a name with at most {STARS_MAX} variable parts"));
         }
         Ok(Segment { tokens })
     }

@@ -7,9 +7,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use met_core::Subject;
 use met_core::attribute::JobMap;
 use met_core::job::{CgroupPaths, ProcessId};
+use met_core::{Subject, Unparsed};
+use met_host::parse::Stat;
 use met_host::{CgroupTarget, Dir, Host, PidPath, Targets, TaskRole, TaskTarget, parse};
 
 use cgroups::{Cgroup, main_path};
@@ -50,9 +51,25 @@ pub struct Members {
     living: Vec<(ProcessId, u32)>,
     listed: Vec<(u32, u64)>,
     chain: Vec<u32>,
-    buffer: Vec<u8>,
+    reading: Reading,
     /// Names of programs to look for.
     wanted: Option<fn(&[u8]) -> bool>,
+}
+
+#[derive(Default)]
+struct Reading {
+    buffer: Vec<u8>,
+    unparsed: Unparsed,
+}
+
+impl Reading {
+    /// Nothing for a process that has ended, and for a file that is none of a process, which is counted.
+    fn stat(&mut self, host: &Host, pid: u32) -> Option<Stat<'_>> {
+        host.proc_dir().read(PidPath::new(pid, "stat").as_path(), &mut self.buffer).ok()?;
+        let stat = parse::stat(&self.buffer);
+        self.unparsed.expect(stat.is_some(), || format!("/proc/{pid}/stat"));
+        stat
+    }
 }
 
 struct Job {
@@ -102,6 +119,11 @@ impl Members {
     /// Whether a process of the job, or of one inside it, had a name that was looked for.
     pub fn has_named(&self, slot: u32) -> bool {
         self.jobs.iter().any(|job| job.has_named && self.is_inside(job.spec.slot, slot))
+    }
+
+    /// Processes that could not be identified.
+    pub fn unparsed(&mut self) -> &mut Unparsed {
+        &mut self.reading.unparsed
     }
 
     /// Takes up a job; `refresh` finds its processes.
@@ -307,7 +329,7 @@ impl Members {
 
     fn list_processes(&mut self, host: &Host) -> io::Result<()> {
         let listed = &mut self.listed;
-        host.proc_dir().list(&mut self.buffer, |name, inode, _| {
+        host.proc_dir().list(&mut self.reading.buffer, |name, inode, _| {
             listed.extend(parse::u32(name).map(|pid| (pid, inode)));
         })?;
         for index in 0..self.listed.len() {
@@ -330,10 +352,8 @@ impl Members {
                 return;
             }
         }
-        let read = host.proc_dir().read(PidPath::new(pid, "stat").as_path(), &mut self.buffer);
-        let stat = read.ok().and_then(|()| parse::stat(&self.buffer));
         // Ended between the listing and here, or unreadable: in neither case anybody's process.
-        let Some(stat) = stat else {
+        let Some(stat) = self.reading.stat(host, pid) else {
             self.known.remove(&pid);
             return;
         };
@@ -361,7 +381,7 @@ impl Members {
             pids.clear();
             let job = &self.jobs[index];
             let slot = job.spec.slot;
-            job.list_cgroups(&mut self.buffer, &mut pids);
+            job.list_cgroups(&mut self.reading.buffer, &mut pids);
             for &pid in &pids {
                 if self.known.get(&pid).is_none_or(|known| known.seen != self.generation) {
                     self.listed.push((pid, 0));

@@ -55,11 +55,12 @@ impl Unreachable {
     /// What to do about a daemon that runs but cannot be used.
     pub fn remedy(&self) -> Option<String> {
         match *self {
-            Unreachable::Silent { pid: Some(pid) } => {
-                Some(format!("`kill -KILL {pid}` ends it; jobs run on, and the next daemon takes them up"))
-            }
+            Unreachable::Silent { pid: Some(pid) } => Some(format!(
+                "`kill -KILL {pid}` ends it; jobs keep running, and the next daemon picks them \
+                    up"
+            )),
             Unreachable::Silent { pid: None } => {
-                Some("end it; jobs run on, and the next daemon takes them up".to_owned())
+                Some("end it; jobs keep running, and the next daemon picks them up".to_owned())
             }
             Unreachable::Busy { .. } => Some("try again in a moment".to_owned()),
             Unreachable::Foreign { .. } => {
@@ -77,17 +78,17 @@ impl fmt::Display for Unreachable {
             None => "the daemon".to_owned(),
         };
         match self {
-            Unreachable::Absent => out.write_str("no daemon runs"),
+            Unreachable::Absent => out.write_str("no daemon is running"),
             Unreachable::Silent { pid } => write!(out, "{} does not answer", daemon(pid)),
             Unreachable::Busy { pid, reason } => {
                 write!(out, "{} refuses the connection: {reason}", daemon(pid))
             }
             Unreachable::Foreign { pid, protocol } => write!(
                 out,
-                "{} speaks protocol {protocol}, this met {PROTOCOL_OLDEST} to {PROTOCOL}",
+                "{} uses protocol {protocol}, this met supports {PROTOCOL_OLDEST} to {PROTOCOL}",
                 daemon(pid)
             ),
-            Unreachable::Failed(error) => write!(out, "the daemon cannot be asked: {error}"),
+            Unreachable::Failed(error) => write!(out, "cannot query the daemon: {error}"),
         }
     }
 }
@@ -145,7 +146,7 @@ impl Client {
         client.be_patient(left_until(deadline)).map_err(Unreachable::Failed)?;
         client.protocol = match client.call(&Request::Hello(hello)) {
             Ok(Reply::Hello { leaving: true, .. }) => {
-                return Err(Unreachable::Failed(io::Error::other("it makes room for a newer one")));
+                return Err(Unreachable::Failed(io::Error::other("it is being replaced by a newer one")));
             }
             Ok(Reply::Hello { protocol, .. }) if handshake::is_spoken(protocol) => protocol,
             Ok(Reply::Hello { protocol, .. }) => return Err(Unreachable::Foreign { pid, protocol }),
@@ -241,7 +242,7 @@ pub fn unanswered(error: io::Error) -> anyhow::Error {
             Ok(silent) => anyhow::Error::new(silent),
             Err(error) => anyhow!("{error}"),
         },
-        _ => anyhow!("the daemon does not answer: {error}; try again, see `met doctor`"),
+        _ => anyhow!("the daemon does not answer: {error}; try again, or see `met doctor`"),
     }
 }
 
@@ -345,7 +346,7 @@ mod tests {
     fn a_daemon_of_another_version_or_one_that_leaves_is_not_asked() {
         for protocol in [0, PROTOCOL + 1] {
             let Err(foreign) = greeted_by(hello(protocol, false)) else { panic!("asked") };
-            assert!(foreign.to_string().contains(&format!("speaks protocol {protocol}")), "{foreign}");
+            assert!(foreign.to_string().contains(&format!("uses protocol {protocol}")), "{foreign}");
             assert!(foreign.again().is_some() && foreign.remedy().is_some());
         }
         for reply in [hello(PROTOCOL, true), Reply::Leaving, Reply::Done] {

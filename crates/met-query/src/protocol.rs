@@ -5,12 +5,12 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use met_core::any_path;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::energy::{Balance, EnergyWindow};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
+use met_core::{Unparsed, any_path};
 use serde::{Deserialize, Serialize};
 
 use crate::handshake::Hello;
@@ -204,9 +204,9 @@ impl fmt::Display for Whence {
         match self {
             Whence::Default => out.write_str("default"),
             Whence::File(path) => write!(out, "{}", path.display()),
-            Whence::Live => out.write_str("live, until the daemon ends"),
-            Whence::Job(Some(job)) => write!(out, "live, until job {job} ends"),
-            Whence::Job(None) => out.write_str("live, until a job ends"),
+            Whence::Live => out.write_str("temporary until the daemon ends"),
+            Whence::Job(Some(job)) => write!(out, "temporary until job {job} ends"),
+            Whence::Job(None) => out.write_str("temporary until a job ends"),
         }
     }
 }
@@ -243,6 +243,9 @@ pub struct Status {
     /// `None` where nothing is sent to a server.
     #[serde(default)]
     pub forward: Option<met_sinks::forward::Status>,
+    /// All sinks, `forward` among them.
+    #[serde(default)]
+    pub sinks: Vec<met_sinks::bus::Status>,
 }
 
 /// A node that sends to a server.
@@ -332,6 +335,11 @@ pub struct SourceStatus {
     pub background_ns: i64,
     pub errors: i64,
     pub rows: i64,
+    /// Readings that could not be parsed, and the file of the first.
+    #[serde(default)]
+    pub unparsed: i64,
+    #[serde(default)]
+    pub first_unparsed: Option<String>,
     pub last_error: Option<String>,
     /// A reading of it did not come to an end, and nobody reads it any more.
     #[serde(default)]
@@ -339,6 +347,10 @@ pub struct SourceStatus {
 }
 
 impl SourceStatus {
+    pub fn unparsed(&self) -> Unparsed {
+        Unparsed { count: self.unparsed, first: self.first_unparsed.clone() }
+    }
+
     /// Of one that nobody has read yet.
     pub fn unread(name: &str) -> SourceStatus {
         SourceStatus {
@@ -347,6 +359,8 @@ impl SourceStatus {
             background_ns: 0,
             errors: 0,
             rows: 0,
+            unparsed: 0,
+            first_unparsed: None,
             last_error: None,
             left_out: false,
         }
@@ -376,7 +390,7 @@ pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Res
         return Err(hung_up(io::ErrorKind::UnexpectedEof.into()));
     }
     serde_json::from_slice(&body).map_err(|error| {
-        let why = format!("what it says is not understood, it may be another version of met ({error})");
+        let why = format!("cannot parse reply; it may be another version of met ({error})");
         io::Error::new(io::ErrorKind::InvalidData, why)
     })
 }
@@ -385,7 +399,7 @@ pub fn read_frame<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Res
 fn hung_up(error: io::Error) -> io::Error {
     match error.kind() {
         kind @ io::ErrorKind::UnexpectedEof => io::Error::new(kind, "it closed the connection"),
-        kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, "it says nothing"),
+        kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, "no reply"),
         _ => error,
     }
 }

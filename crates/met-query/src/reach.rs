@@ -63,9 +63,9 @@ fn once<T>(
         && let Some(why) = error.again()
     {
         match report {
-            Report::Warn if missed.is_none() => tracing::warn!("{why}; going on without it"),
+            Report::Warn if missed.is_none() => tracing::warn!("{why}; continuing without it"),
             Report::WarnReader if missed.is_none() => {
-                tracing::warn!("{why}; going on without it: the jobs that it keeps are not shown");
+                tracing::warn!("{why}; continuing without it: its jobs are not shown");
             }
             _ => {}
         }

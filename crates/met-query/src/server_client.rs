@@ -50,7 +50,8 @@ impl ServerClient {
         let url = self.link.url();
         match (answer.status, &self.token_file) {
             (401, None) => Failure::usage(format!(
-                "{url} wants a token: one line in {} (chmod 600), which `met server enroll --user NAME` prints there",
+                "{url} requires a token: one line in {} (chmod 600), printed by `met server enroll --user \
+                 NAME` there",
                 own_token().map_or("~/.config/met/token".to_owned(), |path| path.display().to_string())
             )),
             (401, Some(path)) => Failure::usage(format!(
@@ -59,10 +60,10 @@ impl ServerClient {
             )),
             (403, _) => Failure::usage(format!("{url} refuses: {}", reason(answer))),
             (404 | 405, _) => Failure::usage(format!(
-                "{url} answers, but not as a met server does ({}); see the address and the port",
+                "{url} is not a met server ({}); check address and port",
                 answer.status
             )),
-            (status, _) => anyhow!("{url} answers {status}: {}; its log says more", reason(answer)),
+            (status, _) => anyhow!("{url} answers {status}: {}; see its log", reason(answer)),
         }
     }
 }
@@ -77,13 +78,13 @@ pub fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
     let advice = match error.kind() {
         io::ErrorKind::ConnectionRefused => "is `met server` running there, on this port?",
         io::ErrorKind::InvalidData if error.to_string().contains("certificate") => {
-            "name who vouches for it in met.yaml: client.ca_file"
+            "give its CA certificate in met.yaml: client.ca_file"
         }
         // What to do is said already.
         io::ErrorKind::InvalidInput => {
             return Failure::usage(format!("cannot reach the server {url}: {error}"));
         }
-        _ => "see that the address is right, and that it can be reached from here",
+        _ => "check the address and the network",
     };
     Failure::usage(format!("cannot reach the server {url}: {error}; {advice}"))
 }
@@ -103,9 +104,7 @@ impl Answers for ServerClient {
             Ok(reply) => Ok(reply),
             Err(error) => {
                 let url = self.link.url();
-                bail!(
-                    "{url} answers what this met does not understand ({error}); is it a met server of this version?"
-                )
+                bail!("cannot parse the reply of {url} ({error}); is it a met server of this version?")
             }
         }
     }
@@ -145,12 +144,9 @@ mod tests {
         );
         let wanted = refusal(401, None).1;
         let own = own_token().map_or("~/.config/met/token".to_owned(), |path| path.display().to_string());
-        assert!(wanted.contains("wants a token: one line in ") && wanted.contains(&own), "{wanted}");
+        assert!(wanted.contains("requires a token: one line in ") && wanted.contains(&own), "{wanted}");
         assert_eq!(refusal(404, None).0, 2);
-        assert_eq!(
-            refusal(503, None),
-            (1, "http://127.0.0.1:9 answers 503: why; its log says more".to_owned())
-        );
+        assert_eq!(refusal(503, None), (1, "http://127.0.0.1:9 answers 503: why; see its log".to_owned()));
     }
 
     #[test]

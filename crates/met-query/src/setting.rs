@@ -55,7 +55,7 @@ impl Setting {
             .path
             .map(std::path::absolute)
             .transpose()
-            .context("cannot tell the folder of the configuration file")?;
+            .context("cannot determine the folder of the configuration file")?;
         Ok(Setting {
             host,
             config: loaded.config,

@@ -4,16 +4,16 @@
 //! records and series of the store behind it.
 
 pub mod access;
-mod answers;
 pub mod api;
 mod keeper;
 mod latest;
 mod misunderstood;
 mod node_page;
+mod query;
 mod room;
 mod view;
 
-pub use keeper::{Busy, Denied, Keeper, Plan, Refusal};
+pub use keeper::{Busy, Denied, Keeper, Plan, Refusal, SinksFile};
 pub use latest::Latest;
 pub use misunderstood::Misunderstood;
 pub use node_page::NodePage;

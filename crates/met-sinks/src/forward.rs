@@ -31,6 +31,9 @@ use link::{Address, BadAddress, Link};
 use spool::{Limits, Spool};
 use standings::Standings;
 
+use crate::bus::{self, State};
+use crate::event::{Event, Kind, Samples};
+use crate::sink::{Interest, Sink, SinkError, SinkSpec};
 use crate::snapshot::Rows;
 
 /// Courses that were offered and not taken over yet; one for each job and flush.
@@ -66,6 +69,13 @@ pub static SPOOL: Table = Table {
     subject: "what waits for the server of the cluster",
     labels: &[],
     columns: COLUMNS,
+};
+
+pub static SPEC: SinkSpec = SinkSpec {
+    name: "forward",
+    help: "sends records and series to the server of a cluster; it has a section of its own, `forward`",
+    options: &[],
+    open: None,
 };
 
 /// What a forwarder needs to know.
@@ -122,8 +132,8 @@ pub struct Status {
 }
 
 enum Message {
-    Course(Subject, Course),
-    Standing(Box<Standing>),
+    Samples(Arc<Samples>),
+    Standing(Arc<Standing>),
     /// A job ended, or began.
     Hurry,
     Stop,
@@ -133,6 +143,7 @@ pub struct Forward {
     queue: SyncSender<Message>,
     shared: Arc<Shared>,
     maker: Option<JoinHandle<()>>,
+    every: Duration,
 }
 
 struct Shared {
@@ -219,6 +230,7 @@ impl Forward {
         let sending = Arc::clone(&shared);
         // Nobody waits for it at the end: it may be waiting for a server.
         spawn("forward-send", Box::new(move || sender::work(&link, &sending, &own)))?;
+        let every = plan.every;
         let mut maker = Maker {
             shared: Arc::clone(&shared),
             outbox,
@@ -235,26 +247,22 @@ impl Forward {
             times: 0,
         };
         let maker = spawn("forward-make", Box::new(move || maker.work(&offered)))?;
-        Ok(Forward { queue, shared, maker: Some(maker) })
+        Ok(Forward { queue, shared, maker: Some(maker), every })
     }
 
     /// Hands over samples. When nobody takes them in time they are given up, and counted.
-    pub fn offer(&self, subject: Subject, course: &Course) {
+    fn offer(&self, samples: &Arc<Samples>) {
+        let course = &samples.course;
         if course.is_empty() {
             return;
         }
-        if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Course(subject, course.clone())) {
+        if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Samples(Arc::clone(samples))) {
             self.shared.lock().lost_in_queue += samples_in(course, 0..course.len());
         }
     }
 
-    /// Hands over how a job stands, after its samples. One that finds no room comes again.
-    pub fn offer_standing(&self, standing: Standing) {
-        let _ = self.queue.try_send(Message::Standing(Box::new(standing)));
-    }
-
     /// There is a record that people wait for.
-    pub fn hurry(&self) {
+    fn hurry(&self) {
         // A full queue is worked on anyway.
         let _ = self.queue.try_send(Message::Hurry);
     }
@@ -276,6 +284,43 @@ impl Forward {
         }
         self.shared.lock().stopping = true;
         self.shared.changed.notify_all();
+    }
+}
+
+impl Sink for Forward {
+    fn interest(&self) -> Interest {
+        let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples];
+        Interest { kinds, tables: Vec::new(), within: Some(self.every) }
+    }
+
+    /// Records are read from the catalogue, so that none is lost with this process.
+    fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+        match event {
+            Event::Started(_) | Event::Ended(_) => self.hurry(),
+            Event::Samples(samples) => self.offer(samples),
+            // One that finds no room comes again.
+            Event::Interim(standing) => drop(self.queue.try_send(Message::Standing(Arc::clone(standing)))),
+            Event::Tick(_) => {}
+        }
+        Ok(())
+    }
+
+    fn status(&self, status: &mut bus::Status) {
+        status.add_forward(self.shared.status());
+    }
+
+    fn close(self: Box<Self>) {
+        self.stop();
+    }
+}
+
+impl bus::Status {
+    /// Of a sink that sends, or that could not be started.
+    pub fn add_forward(&mut self, forward: Status) {
+        self.state = if forward.last_error.is_some() { State::Retrying } else { self.state };
+        self.dropped += forward.dropped_samples;
+        self.last_error = forward.last_error.clone().or_else(|| forward.spool_error.clone());
+        self.forward = Some(Box::new(forward));
     }
 }
 
@@ -359,8 +404,10 @@ impl Maker {
         let mut due = Instant::now();
         loop {
             match offered.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                Ok(Message::Course(subject, course)) => self.hold(subject, &course),
-                Ok(Message::Standing(standing)) => self.standings.hold(*standing, Instant::now()),
+                Ok(Message::Samples(samples)) => self.hold(&samples),
+                Ok(Message::Standing(standing)) => {
+                    self.standings.hold(Arc::unwrap_or_clone(standing), Instant::now());
+                }
                 Ok(Message::Hurry) => due = due.min(Instant::now() + END_WITHIN),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     self.node_due = Instant::now();
@@ -384,11 +431,12 @@ impl Maker {
         self.cells > CELLS_MAX || self.times > TIMES_MAX
     }
 
-    fn hold(&mut self, subject: Subject, course: &Course) {
+    fn hold(&mut self, Samples { subject, course, .. }: &Samples) {
         self.cells += course.len() * course.columns.len();
         self.times += course.len();
         let held = if matches!(subject, Subject::Node(_)) { &mut self.of_node } else { &mut self.held };
-        let held = held.entry((subject, course.table.name)).or_insert_with(|| Course::new(course.table));
+        let held =
+            held.entry((subject.clone(), course.table.name)).or_insert_with(|| Course::new(course.table));
         held.append(course);
     }
 

@@ -1,7 +1,44 @@
-//! Writes measurements out, one file per output. A sink does not know where a number came from.
+//! Writes measurements out. A sink does not know where a number came from.
+//!
+//! To add one: a file with its [`SinkSpec`] and its [`Sink`], and one word in [`SINKS`].
 
+pub mod bus;
 mod decimal;
+pub mod event;
+pub mod event_json;
 pub mod forward;
 pub mod prometheus;
 pub mod service_discovery;
+pub mod sink;
 pub mod snapshot;
+mod stdout;
+
+pub use bus::Bus;
+pub use event::Event;
+pub use sink::{Configured, Sink, SinkSpec};
+
+/// All sinks, in the order of the documentation.
+pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_a_sink_is_listed() {
+        let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(here).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            let Ok(text) = std::fs::read_to_string(&path) else { continue };
+            if text.contains("Sink for ") && !name.ends_with("_tests") && name != "lib" {
+                found.push(name);
+            }
+        }
+        found.sort_unstable();
+        let mut listed: Vec<&str> = SINKS.iter().map(|spec| spec.name).collect();
+        listed.sort_unstable();
+        assert_eq!(found, listed, "a file is a sink and not in SINKS, or is named otherwise");
+    }
+}

@@ -12,21 +12,22 @@ use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unav
 columns! { COLUMNS:
     READ = Column::counter("read", Unit::Bytes, ONE, "bytes read"),
     WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes written"),
-    DISCARDED = Column::counter("discarded", Unit::Bytes, ONE, "bytes given back (trim)"),
+    DISCARDED = Column::counter("discarded", Unit::Bytes, ONE, "bytes discarded (trim)"),
     READS = Column::counter("reads", Unit::Count, ONE, "read requests"),
     WRITES = Column::counter("writes", Unit::Count, ONE, "write requests"),
-    DISCARDS = Column::counter("discards", Unit::Count, ONE, "requests to give back"),
-    FLUSHES = Column::counter("flushes", Unit::Count, ONE, "requests to make writes durable"),
+    DISCARDS = Column::counter("discards", Unit::Count, ONE, "discard requests"),
+    FLUSHES = Column::counter("flushes", Unit::Count, ONE, "flush requests"),
     READ_WAIT = Column::counter("read_wait", Unit::Seconds, NANO, "time that reads took, summed over all of them"),
     WRITE_WAIT = Column::counter("write_wait", Unit::Seconds, NANO, "time that writes took, summed over all of them"),
-    BUSY = Column::counter("busy", Unit::Seconds, NANO, "time in which at least one request was under way"),
+    BUSY = Column::counter("busy", Unit::Seconds, NANO, "time in which at least one request was in flight"),
     QUEUED = Column::counter("queued", Unit::Seconds, NANO, "time that all requests took together; per second it is the mean length of the queue"),
-    REQUESTS = Column::gauge("requests", Unit::Count, ONE, "requests under way"),
+    REQUESTS = Column::gauge("requests", Unit::Count, ONE, "requests in flight"),
 }
 
 static TABLE: Table = Table {
     name: "block",
-    subject: "a block device; one of kind `virtual` (dm, md, loop) lies on others, which count the same bytes again",
+    subject: "a block device; one of kind `virtual` (dm, md, loop) is backed by others, which count the \
+        same bytes again",
     labels: &["device", "kind"],
     columns: COLUMNS,
 };
@@ -88,7 +89,8 @@ impl Source for Block {
                 continue;
             };
             if let Some(part) = self.parts.of(name, || vec![label(name), kind.to_owned()]) {
-                fill(fields, batch.push_part(Subject::Node, part));
+                let is_parsed = fill(fields, batch.push_part(Subject::Node, part));
+                batch.unparsed.expect(is_parsed, || format!("/proc/{FILE}"));
             }
         }
         Ok(())
@@ -108,7 +110,7 @@ fn kind_of(host: &Host, name: &[u8]) -> Option<&'static str> {
     Some(if has_hardware { "disk" } else { "virtual" })
 }
 
-fn fill<'a>(mut fields: impl Iterator<Item = &'a [u8]>, cells: &mut [i64]) {
+fn fill<'a>(mut fields: impl Iterator<Item = &'a [u8]>, cells: &mut [i64]) -> bool {
     let mut next = |skip: usize, factor: i64| {
         fields.nth(skip).map_or(MISSING, |field| parse::scaled(parse::cell(field), factor))
     };
@@ -124,6 +126,9 @@ fn fill<'a>(mut fields: impl Iterator<Item = &'a [u8]>, cells: &mut [i64]) {
     cells[DISCARDS] = next(0, 1);
     cells[DISCARDED] = next(1, SECTOR_BYTES);
     cells[FLUSHES] = next(1, 1);
+    // Older kernels print no discards and flushes.
+    let always = [READS, READ, READ_WAIT, WRITES, WRITTEN, WRITE_WAIT, REQUESTS, BUSY, QUEUED];
+    always.iter().all(|&column| cells[column] != MISSING)
 }
 
 #[cfg(test)]

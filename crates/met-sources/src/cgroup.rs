@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns};
 use met_host::cgroup::{CgroupDirs, Hierarchies, Kind};
 use met_host::{Budget, CgroupTarget, Dir, Host, KeptFile, Share, Targets, parse};
 
@@ -17,7 +17,7 @@ columns! { COLUMNS:
     CPU_SYSTEM = Column::counter("cpu_system", Unit::Seconds, NANO, "CPU time spent in the kernel").feeds("cpu_system"),
     MEMORY_NEEDED = Column::gauge("memory_needed", Unit::Bytes, ONE, "anonymous and shared memory, which cannot be dropped").feeds("memory_needed"),
     MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "shared memory and files in tmpfs, part of memory_needed").feeds("memory_shared"),
-    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages, beside memory_needed").feeds("memory_hugetlb"),
+    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages, not part of memory_needed").feeds("memory_hugetlb"),
     MEMORY_CACHE = Column::gauge("memory_cache", Unit::Bytes, ONE, "page cache charged to the cgroup, shared memory excluded").feeds("memory_cache"),
     MEMORY_PEAK = Column::gauge("memory_peak", Unit::Bytes, ONE, "largest memory charged, page cache included").across(Across::Max).feeds("memory_peak"),
     THREADS = Column::gauge("threads", Unit::Count, ONE, "threads alive").feeds("threads_running"),
@@ -28,7 +28,7 @@ columns! { COLUMNS:
     PRESSURE_MEMORY_FULL = Column::counter("pressure_memory_full", Unit::Seconds, NANO, "time in which every task waited for memory").feeds("pressure_memory_full"),
     PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which every task waited for I/O").feeds("pressure_io_full"),
     OOM_KILLS = Column::counter("oom_kills", Unit::Count, ONE, "processes killed because the cgroup was out of memory").feeds("oom_kills"),
-    THROTTLED = Column::counter("cpu_throttled", Unit::Seconds, NANO, "time in which its CPU quota held it back, of all CPUs together").feeds("cpu_throttled"),
+    THROTTLED = Column::counter("cpu_throttled", Unit::Seconds, NANO, "time in which its CPU quota throttled it, summed over CPUs").feeds("cpu_throttled"),
 }
 
 static TABLE: Table = Table {
@@ -70,7 +70,8 @@ struct Format {
     dir: fn(&CgroupDirs) -> Option<&Dir>,
     name: &'static str,
     slow: bool,
-    fill: fn(&[u8], i64, &mut [i64]),
+    /// Whether what a kernel must print could be parsed.
+    fill: fn(&[u8], i64, &mut [i64]) -> bool,
 }
 
 fn unified(dirs: &CgroupDirs) -> Option<&Dir> {
@@ -151,10 +152,12 @@ impl Source for Cgroups {
         let [batch] = out else { return Ok(()) };
         self.generation += 1;
         let mut first_error = None;
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         for target in &targets.cgroups {
-            let error = self.read_one(target, tick.slow || target.young, batch);
+            let error = self.read_one(target, tick.slow || target.young, batch, &mut unparsed);
             first_error = first_error.or(error);
         }
+        batch.unparsed = unparsed;
         let generation = self.generation;
         self.known.retain(|_, entry| entry.seen == generation);
         first_error.map_or(Ok(()), Err)
@@ -162,7 +165,13 @@ impl Source for Cgroups {
 }
 
 impl Cgroups {
-    fn read_one(&mut self, target: &CgroupTarget, slow: bool, batch: &mut Batch) -> Option<ReadError> {
+    fn read_one(
+        &mut self,
+        target: &CgroupTarget,
+        slow: bool,
+        batch: &mut Batch,
+        unparsed: &mut Unparsed,
+    ) -> Option<ReadError> {
         let dirs = &*target.dirs;
         let entry = self.known.entry(dirs.id).or_insert_with(|| open_files(dirs, &self.budget));
         // Gone before it was opened, and looked for again at the next tick.
@@ -174,15 +183,17 @@ impl Cgroups {
         let mut first_error = None;
         for File { kept, format } in &entry.files {
             let Some(dir) = (format.dir)(dirs).filter(|_| slow || !format.slow) else { continue };
+            let path = || format!("{} of cgroup {}", format.name, dirs.id);
             match kept.read(dir, format.name.as_bytes(), &mut self.buffer) {
-                Ok(()) => (format.fill)(&self.buffer, self.ns_per_tick, cells),
+                Ok(()) => {
+                    unparsed.expect((format.fill)(&self.buffer, self.ns_per_tick, cells), path);
+                }
                 // All files of a cgroup go at once: what was read of it before may be of an earlier time.
                 Err(error) if is_gone(&error) => {
                     batch.pop();
                     return None;
                 }
                 Err(error) => {
-                    let path = || format!("{} of cgroup {}", format.name, dirs.id);
                     first_error.get_or_insert_with(|| ReadError::Retry { path: path(), error });
                 }
             }
@@ -203,7 +214,8 @@ fn open_files(dirs: &CgroupDirs, budget: &Arc<Budget>) -> Entry {
     Entry { files, seen: 0 }
 }
 
-fn fill_cpu_v2(text: &[u8], _: i64, cells: &mut [i64]) {
+fn fill_cpu_v2(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+    let mut is_parsed = true;
     for (key, value) in parse::key_values(text) {
         let column = match key {
             b"usage_usec" => CPU,
@@ -213,77 +225,99 @@ fn fill_cpu_v2(text: &[u8], _: i64, cells: &mut [i64]) {
             _ => continue,
         };
         cells[column] = parse::scaled(parse::cell(value), 1000);
+        is_parsed &= cells[column] != MISSING;
     }
+    is_parsed && cells[CPU] != MISSING
 }
 
-fn fill_cpu_v1(text: &[u8], _: i64, cells: &mut [i64]) {
-    cells[CPU] = parse::cell(text.trim_ascii());
+fn fill_cpu_v1(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+    fill_one(text, &mut cells[CPU])
 }
 
 /// `cpuacct.stat` counts in ticks: its proportions are right, its sum is not that of `cpuacct.usage`.
-fn split_cpu_v1(text: &[u8], ns_per_tick: i64, cells: &mut [i64]) {
+fn split_cpu_v1(text: &[u8], ns_per_tick: i64, cells: &mut [i64]) -> bool {
     let user_ns = parse::scaled(parse::value_of(text, "user"), ns_per_tick);
     let system_ns = parse::scaled(parse::value_of(text, "system"), ns_per_tick);
     if cells[CPU] < 0 || user_ns < 0 || system_ns < 0 {
-        return;
+        return user_ns >= 0 && system_ns >= 0;
     }
     let (whole, sum) = (i128::from(cells[CPU]), i128::from(user_ns) + i128::from(system_ns));
     // A group that has not used a tick yet ran in user code as far as anybody can tell.
     let user = if sum == 0 { whole } else { whole * i128::from(user_ns) / sum };
     cells[CPU_USER] = i64::try_from(user).unwrap_or(MISSING);
     cells[CPU_SYSTEM] = parse::difference(cells[CPU], cells[CPU_USER]);
+    true
 }
 
-fn fill_throttled_v1(text: &[u8], _: i64, cells: &mut [i64]) {
-    cells[THROTTLED] = parse::value_of(text, "throttled_time");
+/// Without the controller for quotas in this hierarchy there is no such line.
+fn fill_throttled_v1(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+    fill_optional(text, "throttled_time", &mut cells[THROTTLED])
 }
 
 /// A cgroup has a file for each size of huge pages.
-fn add_hugetlb(text: &[u8], _: i64, cells: &mut [i64]) {
+fn add_hugetlb(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
     let bytes = parse::cell(text.trim_ascii());
     let known = cells[MEMORY_HUGETLB];
     cells[MEMORY_HUGETLB] = if known == MISSING { bytes } else { parse::sum(known, bytes) };
+    bytes != MISSING
 }
 
-fn fill_memory_v2(text: &[u8], _: i64, cells: &mut [i64]) {
+fn fill_memory_v2(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
     let [anon, file, shmem] = values_of(text, ["anon", "file", "shmem"]);
     cells[MEMORY_NEEDED] = parse::sum(anon, shmem);
     cells[MEMORY_SHARED] = shmem;
     // `file` counts shared memory, which is no cache: nothing on a disk stands behind it.
     cells[MEMORY_CACHE] = parse::difference(file, shmem);
+    ![anon, file, shmem].contains(&MISSING)
 }
 
-fn fill_memory_v1(text: &[u8], _: i64, cells: &mut [i64]) {
+fn fill_memory_v1(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
     let [own_rss, own_cache, own_shmem, rss, cache, shmem] =
         values_of(text, ["rss", "cache", "shmem", "total_rss", "total_cache", "total_shmem"]);
     let or = |total: i64, own: i64| if total == MISSING { own } else { total };
     cells[MEMORY_NEEDED] = parse::sum(or(rss, own_rss), or(shmem, own_shmem));
     cells[MEMORY_SHARED] = or(shmem, own_shmem);
     cells[MEMORY_CACHE] = parse::difference(or(cache, own_cache), or(shmem, own_shmem));
+    // Older kernels print no `shmem`.
+    or(rss, own_rss) != MISSING && or(cache, own_cache) != MISSING
 }
 
-fn fill_peak(text: &[u8], _: i64, cells: &mut [i64]) {
-    cells[MEMORY_PEAK] = parse::cell(text.trim_ascii());
+fn fill_peak(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+    fill_one(text, &mut cells[MEMORY_PEAK])
 }
 
-fn fill_threads(text: &[u8], _: i64, cells: &mut [i64]) {
-    cells[THREADS] = parse::cell(text.trim_ascii());
+fn fill_threads(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+    fill_one(text, &mut cells[THREADS])
 }
 
-fn fill_oom(text: &[u8], _: i64, cells: &mut [i64]) {
-    cells[OOM_KILLS] = parse::value_of(text, "oom_kill");
+/// Kernels before 4.13 print no such line.
+fn fill_oom(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+    fill_optional(text, "oom_kill", &mut cells[OOM_KILLS])
 }
 
-fn fill_pressure_cpu(text: &[u8], _: i64, cells: &mut [i64]) {
+fn fill_one(text: &[u8], cell: &mut i64) -> bool {
+    *cell = parse::cell(text.trim_ascii());
+    *cell != MISSING
+}
+
+fn fill_optional(text: &[u8], key: &str, cell: &mut i64) -> bool {
+    *cell = parse::value_of(text, key);
+    *cell != MISSING || !parse::key_values(text).any(|(name, _)| name == key.as_bytes())
+}
+
+fn fill_pressure_cpu(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_CPU], cells[PRESSURE_CPU_FULL]] = pressure_ns(text);
+    cells[PRESSURE_CPU] != MISSING
 }
 
-fn fill_pressure_memory(text: &[u8], _: i64, cells: &mut [i64]) {
+fn fill_pressure_memory(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_MEMORY], cells[PRESSURE_MEMORY_FULL]] = pressure_ns(text);
+    cells[PRESSURE_MEMORY] != MISSING
 }
 
-fn fill_pressure_io(text: &[u8], _: i64, cells: &mut [i64]) {
+fn fill_pressure_io(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_IO], cells[PRESSURE_IO_FULL]] = pressure_ns(text);
+    cells[PRESSURE_IO] != MISSING
 }
 
 /// The values of several keys in one pass over a memory.stat, which is long: most of its lines are passed
@@ -345,6 +379,7 @@ mod tests {
               cpu_system 4000
               memory_shared 4096
               memory_cache 4096
+            3 readings could not be parsed (first: cpu.stat of cgroup job-2)
         "#]]
         .assert_eq(&v2().read(&SPEC, SLOW));
     }
@@ -365,6 +400,7 @@ mod tests {
               cpu_system 4000
               memory_shared 4096
               memory_cache 4096
+            2 readings could not be parsed (first: cpu.stat of cgroup job-2)
         "#]]
         .assert_eq(&v2().read(&SPEC, FAST));
     }
@@ -444,6 +480,7 @@ mod tests {
               cpu_system 4000
               memory_shared 4096
               memory_cache 4096
+            2 readings could not be parsed (first: cpu.stat of cgroup job-2)
         "#]]
         .assert_eq(&machine.read(&SPEC, FAST));
     }
@@ -501,6 +538,35 @@ mod tests {
         machine.targets.clear();
         source.read(&machine.targets, &SLOW, &mut batches).unwrap();
         assert_eq!(machine.host.budget().kept(), 0);
+    }
+
+    #[test]
+    fn a_file_in_another_format_is_counted_and_an_absent_one_is_not() {
+        let read = |name: &str, text: Option<&str>| {
+            let mut machine = Machine::new(include_str!("../../../fixtures/hosts/cgroup-v2.txt"));
+            let path = machine.path(&format!("/sys/fs/cgroup/met/job-1/{name}"));
+            match text {
+                Some(text) => std::fs::write(path, text).unwrap(),
+                None => std::fs::remove_file(path).unwrap(),
+            }
+            machine.aim("job-1", "/sys/fs/cgroup/met/job-1", "", "");
+            let text = machine.read(&SPEC, SLOW);
+            text.lines().last().filter(|line| line.contains("could not be parsed")).map(str::to_owned)
+        };
+        for (name, text) in [
+            ("cpu.stat", "usage 7254013\n"),
+            ("cpu.stat", "usage_usec 7\nuser_usec 6\nsystem_usec 1\nthrottled_usec 3us\n"),
+            ("memory.stat", "anonymous 1\nfile 2\nshmem 3\n"),
+            ("memory.stat", "anon 1kB\nfile 2\nshmem 3\n"),
+            ("memory.peak", "max\n"),
+            ("memory.events", "oom_kill two\n"),
+            ("pids.current", "nine\n"),
+            ("io.pressure", "some total=1.5\n"),
+        ] {
+            let expected = format!("1 reading could not be parsed (first: {name} of cgroup job-1)");
+            assert_eq!(read(name, Some(text)), Some(expected), "{text}");
+            assert_eq!(read(name, None), None, "{name} is absent");
+        }
     }
 
     proptest! {

@@ -82,7 +82,7 @@ fn end(child: &mut Child) {
 }
 
 fn too_slow() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "it took too long and was ended")
+    io::Error::new(io::ErrorKind::TimedOut, "it took too long and was killed")
 }
 
 #[cfg(test)]
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn one_that_prints_without_end_or_hangs_is_ended() {
         assert_eq!(run("yes", LONG), Err("it printed too much".to_owned()));
-        let slow = Err("it took too long and was ended".to_owned());
+        let slow = Err("it took too long and was killed".to_owned());
         assert_eq!(run("sleep 1000 & sleep 1000", Duration::from_millis(20)), slow);
         assert_eq!(run("exec >&-; sleep 1000", Duration::from_millis(20)), slow);
     }

@@ -17,10 +17,10 @@ columns! { COLUMNS:
     FREQUENCY_MIN = Column::gauge("frequency_min", Unit::Hertz, KILO, "frequency of the slowest CPU").across(Across::Mean),
     FREQUENCY_MAX = Column::gauge("frequency_max", Unit::Hertz, KILO, "frequency of the fastest CPU").across(Across::Max),
     FREQUENCY_LIMIT = Column::gauge("frequency_limit", Unit::Hertz, KILO, "highest frequency that the policy allows").across(Across::Max),
-    THROTTLES_CORE = Column::counter("throttles_core", Unit::Count, ONE, "times a core was slowed down because it was hot"),
-    THROTTLES_PACKAGE = Column::counter("throttles_package", Unit::Count, ONE, "times a package was slowed down because it was hot"),
-    THROTTLED_CORE = Column::counter("throttled_core", Unit::Seconds, NANO, "time in which cores were slowed down, summed over cores"),
-    THROTTLED_PACKAGE = Column::counter("throttled_package", Unit::Seconds, NANO, "time in which packages were slowed down, summed over packages"),
+    THROTTLES_CORE = Column::counter("throttles_core", Unit::Count, ONE, "times a core was throttled because of its temperature"),
+    THROTTLES_PACKAGE = Column::counter("throttles_package", Unit::Count, ONE, "times a package was throttled because of its temperature"),
+    THROTTLED_CORE = Column::counter("throttled_core", Unit::Seconds, NANO, "time in which cores were throttled, summed over cores"),
+    THROTTLED_PACKAGE = Column::counter("throttled_package", Unit::Seconds, NANO, "time in which packages were throttled, summed over packages"),
 }
 
 static TABLE: Table =
@@ -28,7 +28,7 @@ static TABLE: Table =
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "cpufreq",
-    help: "frequencies of the CPUs, and how often heat held them down",
+    help: "frequencies of the CPUs, and thermal throttling",
     // To tell its frequency a CPU that sleeps is woken up on some machines.
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
@@ -81,7 +81,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         }
     }
     if policies.is_empty() && cores.is_empty() {
-        return Err(Unavailable::Absent("the kernel does not know the frequencies of its CPUs".to_owned()));
+        return Err(Unavailable::Absent("the kernel does not report CPU frequencies".to_owned()));
     }
     Ok(Box::new(Cpufreq { host: host.clone(), policies, cores, packages, buffer }))
 }
@@ -89,12 +89,15 @@ fn open(host: &Host, _: &Options) -> Opened {
 impl Source for Cpufreq {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         let cells = batch.push(Subject::Node);
         let mut frequencies = Vec::with_capacity(self.policies.len());
         let (host, buffer) = (&self.host, &mut self.buffer);
         for (folder, cpus) in &self.policies {
-            let mut number =
-                |name: &str| sysfs::cell(host, &format!("{folder}/{name}"), buffer).unwrap_or(MISSING);
+            let mut number = |name: &str| {
+                let path = format!("{folder}/{name}");
+                sysfs::reading(host, &path, buffer, &mut unparsed).unwrap_or(MISSING)
+            };
             frequencies.push((number(NOW), *cpus));
             cells[FREQUENCY_LIMIT] = cells[FREQUENCY_LIMIT].max(number(LIMIT));
         }
@@ -104,6 +107,7 @@ impl Source for Cpufreq {
         cells[THROTTLES_PACKAGE] = sum(&self.packages, "package_throttle_count", 1);
         cells[THROTTLED_CORE] = sum(&self.cores, "core_throttle_total_time_ms", NS_PER_MS);
         cells[THROTTLED_PACKAGE] = sum(&self.packages, "package_throttle_total_time_ms", NS_PER_MS);
+        batch.unparsed = unparsed;
         Ok(())
     }
 }

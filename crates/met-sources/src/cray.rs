@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use met_core::table::{MICRO, MILLI};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns};
 use met_host::{Dir, Host, KeptFile, Share, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
     POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn"),
-    POWER_CAP = Column::gauge("power_cap", Unit::Watts, MILLI, "most power it may draw; 0 where there is no cap"),
+    POWER_CAP = Column::gauge("power_cap", Unit::Watts, MILLI, "power cap; 0 if there is none"),
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the blade's controller was started"),
 }
 
@@ -23,7 +23,7 @@ static TABLE: Table = Table {
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "cray",
-    help: "power and energy of a Cray node, its processors, memory and cards",
+    help: "power and energy of a Cray node, its processors, memory and GPUs",
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&TABLE],
     open,
@@ -47,7 +47,7 @@ struct Cray {
 fn open(host: &Host, _: &Options) -> Opened {
     let dir = host
         .open_dir(FOLDER)
-        .map_err(|_| Unavailable::Absent("no pm_counters: this is no Cray node".to_owned()))?;
+        .map_err(|_| Unavailable::Absent("no pm_counters: not a Cray node".to_owned()))?;
     let (mut meters, mut labels) = (Vec::new(), Vec::<Vec<String>>::new());
     for name in sysfs::names(host, FOLDER) {
         let Some((component, column)) = meter(&name) else { continue };
@@ -97,7 +97,7 @@ impl Source for Cray {
         let mut seen = MISSING;
         for _ in 0..TRIES {
             seen = self.number("freshness").map_err(|error| retry("freshness", error))?;
-            self.read_meters()?;
+            self.read_meters(&mut batch.unparsed)?;
             if self.number("freshness").map_err(|error| retry("freshness", error))? == seen {
                 break;
             }
@@ -130,13 +130,15 @@ impl Cray {
         sysfs::cell(&self.host, &format!("{FOLDER}/{name}"), &mut self.buffer)
     }
 
-    fn read_meters(&mut self) -> Result<(), ReadError> {
+    fn read_meters(&mut self, unparsed: &mut Unparsed) -> Result<(), ReadError> {
         self.cells.fill(MISSING);
         let mut first_error = None;
         for (part, file, name, column) in &self.meters {
             match file.read(&self.dir, name.as_bytes(), &mut self.buffer) {
                 Ok(()) => {
-                    self.cells[*part as usize * COLUMNS.len() + column] = reading(&self.buffer, *column);
+                    let cell = reading(&self.buffer, *column);
+                    unparsed.expect(cell != MISSING, || format!("{FOLDER}/{name}"));
+                    self.cells[*part as usize * COLUMNS.len() + column] = cell;
                 }
                 Err(error) => {
                     let path = format!("{FOLDER}/{name}");

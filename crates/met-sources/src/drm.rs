@@ -14,7 +14,7 @@ use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unav
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "drm",
-    help: "AMD and Intel cards: use, memory, power and energy, by process too",
+    help: "AMD and Intel GPUs: use, memory, power and energy, also per process",
     pace: Pace::Tick,
     tables: &[&card::TABLE, &process::TABLE],
     open,
@@ -105,7 +105,7 @@ struct Client {
 fn open(host: &Host, _: &Options) -> Opened {
     let mut source = Drm::new(host);
     source.find_cards();
-    let absent = Unavailable::Absent("no AMD or Intel card".to_owned());
+    let absent = Unavailable::Absent("no AMD or Intel GPU".to_owned());
     if source.cards.is_empty() { Err(absent) } else { Ok(Box::new(source)) }
 }
 
@@ -724,7 +724,7 @@ mod tests {
     fn a_machine_without_such_a_card_says_so() {
         let machine = Machine::new("-- proc/stat --\n-- sys/class/drm/card0/device/vendor --\n0x10de\n");
         let opened = (SPEC.open)(&machine.host, &Options::default());
-        assert_eq!(opened.err().unwrap(), Unavailable::Absent("no AMD or Intel card".to_owned()));
+        assert_eq!(opened.err().unwrap(), Unavailable::Absent("no AMD or Intel GPU".to_owned()));
     }
 
     proptest::proptest! {

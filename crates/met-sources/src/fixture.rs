@@ -63,6 +63,12 @@ impl Machine {
         let mut batches: Vec<Batch> = spec.tables.iter().copied().map(Batch::new).collect();
         let result = source.read(&self.targets, &tick, &mut batches);
         let mut text = self.print(&batches, source.labels());
+        for batch in batches.iter().filter(|batch| batch.unparsed.count > 0) {
+            let line = batch.unparsed.to_string();
+            // Inode numbers differ from run to run.
+            let named = self.names.iter().fold(line, |line, (id, name)| line.replace(&id.to_string(), name));
+            writeln!(text, "{named}").unwrap();
+        }
         if let Err(error) = result {
             writeln!(text, "error: {error}").unwrap();
         }

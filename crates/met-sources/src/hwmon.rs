@@ -12,7 +12,7 @@ columns! { COLUMNS:
     POWER = Column::gauge("power", Unit::Watts, MICRO, "power drawn, the mean where the sensor has one"),
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the sensor was started"),
     TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature").across(Across::Max),
-    TEMPERATURE_CRITICAL = Column::gauge("temperature_critical", Unit::Celsius, MILLI, "temperature at which the part is in danger").across(Across::Max),
+    TEMPERATURE_CRITICAL = Column::gauge("temperature_critical", Unit::Celsius, MILLI, "critical temperature of the part").across(Across::Max),
 }
 
 static TABLE: Table = Table {
@@ -66,7 +66,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         }
     }
     match sensors.is_empty() {
-        true => Err(Unavailable::Absent("no sensor has a driver".to_owned())),
+        true => Err(Unavailable::Absent("no sensors found".to_owned())),
         false => Ok(Box::new(Hwmon { host: host.clone(), sensors, labels, buffer })),
     }
 }
@@ -99,10 +99,11 @@ impl Source for Hwmon {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         for (part, files) in (0..).zip(&self.sensors) {
             let cells = batch.push_part(Subject::Node, part);
             for (path, column) in files {
-                match sysfs::cell(&self.host, path, &mut self.buffer) {
+                match sysfs::reading(&self.host, path, &mut self.buffer, &mut unparsed) {
                     Ok(cell) => cells[*column] = cell,
                     // A sensor without its device (an empty slot) refuses to be read, and the others do not.
                     Err(error) => {
@@ -114,6 +115,7 @@ impl Source for Hwmon {
                 batch.pop();
             }
         }
+        batch.unparsed = unparsed;
         first_error.map_or(Ok(()), Err)
     }
 
@@ -156,6 +158,7 @@ mod tests {
         expect![[r#"
             Node hwmon0 hwmon0/temp2 temp2
               temperature -5000
+            1 reading could not be parsed (first: /sys/class/hwmon/hwmon0/temp1_input)
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use met_core::table::ONE;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns};
 use met_host::{Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
@@ -14,8 +14,8 @@ columns! { COLUMNS:
     SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes sent"),
     PACKETS_RECEIVED = Column::counter("packets_received", Unit::Count, ONE, "packets received"),
     PACKETS_SENT = Column::counter("packets_sent", Unit::Count, ONE, "packets sent"),
-    ERRORS_RECEIVED = Column::counter("errors_received", Unit::Count, ONE, "packets received broken"),
-    DISCARDS_SENT = Column::counter("discards_sent", Unit::Count, ONE, "packets thrown away because the port was down or congested"),
+    ERRORS_RECEIVED = Column::counter("errors_received", Unit::Count, ONE, "packets received with errors"),
+    DISCARDS_SENT = Column::counter("discards_sent", Unit::Count, ONE, "packets dropped because the port was down or congested"),
     WAIT_SENT = Column::counter("wait_sent", Unit::Count, ONE, "ticks of the port in which data waited and nothing could be sent"),
     SYMBOL_ERRORS = Column::counter("symbol_errors", Unit::Count, ONE, "errors on the wire"),
     LINK_RECOVERIES = Column::counter("link_recoveries", Unit::Count, ONE, "times the link recovered from errors"),
@@ -104,10 +104,11 @@ impl Source for Infiniband {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         for (part, port) in (0..).zip(&self.ports) {
             let cells = batch.push_part(Subject::Node, part);
             for (column, names) in COUNTERS {
-                match first_of(&self.host, &port.folder, names, &mut self.buffer) {
+                match first_of(&self.host, &port.folder, names, &mut self.buffer, &mut unparsed) {
                     Ok(cell) => cells[column] = cell,
                     // A port that is reset answers no question; the other ports do.
                     Err(error) => {
@@ -121,8 +122,10 @@ impl Source for Infiniband {
             }
             if self.host.read_small(format!("{}/rate", port.folder), &mut self.buffer).is_ok() {
                 cells[LINK_RATE] = link_rate(&self.buffer);
+                unparsed.expect(cells[LINK_RATE] != MISSING, || format!("{}/rate", port.folder));
             }
         }
+        batch.unparsed = unparsed;
         first_error.map_or(Ok(()), Err)
     }
 
@@ -131,9 +134,15 @@ impl Source for Infiniband {
     }
 }
 
-fn first_of(host: &Host, folder: &str, names: &[&str], buffer: &mut Vec<u8>) -> io::Result<i64> {
+fn first_of(
+    host: &Host,
+    folder: &str,
+    names: &[&str],
+    buffer: &mut Vec<u8>,
+    unparsed: &mut Unparsed,
+) -> io::Result<i64> {
     for name in names {
-        let cell = sysfs::cell(host, &format!("{folder}/{name}"), buffer)?;
+        let cell = sysfs::reading(host, &format!("{folder}/{name}"), buffer, unparsed)?;
         if cell != MISSING {
             return Ok(cell);
         }
@@ -190,6 +199,7 @@ mod tests {
               link_rate 312500000
             Node mthca0 1 InfiniBand
               sent 4000
+            1 reading could not be parsed (first: /sys/class/infiniband/mthca0/ports/1/rate)
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
     }

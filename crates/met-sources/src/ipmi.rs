@@ -27,23 +27,24 @@ columns! { COLUMNS:
 
 static TABLE: Table = Table {
     name: "ipmi",
-    subject: "a meter of the board's controller: `node` is the whole machine, others are its sensors",
+    subject: "a meter of the management controller (BMC): `node` is the whole machine, others are its \
+        sensors",
     labels: &["sensor"],
     columns: COLUMNS,
 };
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "ipmi",
-    help: "power of the node and temperatures, by the board's controller",
+    help: "power of the node and temperatures, from the management controller (BMC)",
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
     open,
 };
 
 const DEVICES: [&str; 3] = ["/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0"];
-const NEED: &str = "root, or: sources.ipmi.command with a program that may ask";
+const NEED: &str = "root, or: sources.ipmi.command with a program that has access";
 const REMEDY: &str =
-    "sources: {ipmi: {command: PROGRAM}}    (in met.yaml: one of the maker's that prints watts)";
+    "sources: {ipmi: {command: PROGRAM}}    (in met.yaml: a vendor's program that prints watts)";
 /// A list of sensors has hundreds of records: one that is not told after so many questions is not asked for again.
 const LIST_TRIES: u8 = 20;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
@@ -151,7 +152,8 @@ impl Source for Controller {
         let code = self.no_dcmi?;
         let sensors = self.sensors.as_ref().map_or(0, Vec::len);
         let detail = format!(
-            "the controller does not tell the power of the node (DCMI, code {code:#04x}); sensors of power and \
+            "the controller does not report the power of the node (DCMI, code {code:#04x}); sensors of \
+             power and \
              temperature: {sensors}"
         );
         Some(Shortfall { detail, remedy: Some(REMEDY.to_owned()) })
@@ -208,10 +210,7 @@ fn power_reading(answer: &[u8]) -> io::Result<Option<Power>> {
     const LENGTH_BYTES: usize = 18;
     const MEASURES: u8 = 0x40;
     let Some(answer) = answer.first_chunk::<LENGTH_BYTES>().filter(|answer| answer[0] == bmc::DCMI) else {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "an answer to the question for power that is none",
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "malformed reply to the power request"));
     };
     let watts = |index: usize| i64::from(u16::from_le_bytes([answer[index], answer[index + 1]])) * 1000;
     let state = answer[LENGTH_BYTES - 1];

@@ -251,8 +251,8 @@ impl std::fmt::Display for Unavailable {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Unavailable::Absent(what) => to.write_str(what),
-            Unavailable::Denied { path, need } => write!(to, "{path} may not be read, it needs {need}"),
-            Unavailable::Hangs => to.write_str("a reading of it did not come to an end; it is left out"),
+            Unavailable::Denied { path, need } => write!(to, "no permission to read {path}; needs {need}"),
+            Unavailable::Hangs => to.write_str("reading it did not return; source disabled"),
         }
     }
 }

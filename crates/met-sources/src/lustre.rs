@@ -18,8 +18,8 @@ columns! { COLUMNS:
     CLOSES = Column::counter("closes", Unit::Count, ONE, "files closed"),
     SYNCS = Column::counter("syncs", Unit::Count, ONE, "fsync calls"),
     SEEKS = Column::counter("seeks", Unit::Count, ONE, "seeks"),
-    ATTRIBUTES = Column::counter("attributes", Unit::Count, ONE, "attributes asked for or set"),
-    NAMES = Column::counter("names", Unit::Count, ONE, "names made, changed or removed: create, link, unlink, rename, mkdir, rmdir"),
+    ATTRIBUTES = Column::counter("attributes", Unit::Count, ONE, "attributes read or set"),
+    NAMES = Column::counter("names", Unit::Count, ONE, "directory operations: create, link, unlink, rename, mkdir, rmdir"),
 }
 
 static TABLE: Table = Table {
@@ -40,7 +40,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 /// Newer versions are in the second place.
 const FOLDERS: [&str; 2] = ["/proc/fs/lustre/llite", "/sys/kernel/debug/lustre/llite"];
-const NEED: &str = "root: debugfs is closed to others (or: lctl set_param, where the site allows it)";
+const NEED: &str = "root, because of debugfs (or: lctl set_param, where the site allows it)";
 
 struct Lustre {
     host: Host,
@@ -73,7 +73,8 @@ impl Source for Lustre {
                     Ok(()) => {
                         let labels = || vec![label(file_system(&mount).as_bytes()), mount.clone()];
                         if let Some(part) = self.parts.of(mount.as_bytes(), labels) {
-                            fill(&self.buffer, batch.push_part(Subject::Node, part));
+                            let is_parsed = fill(&self.buffer, batch.push_part(Subject::Node, part));
+                            batch.unparsed.expect(is_parsed, || path);
                         }
                     }
                     // Unmounted since the listing.
@@ -101,10 +102,10 @@ fn file_system(mount: &str) -> &str {
 
 /// Lines of `read_bytes 5 samples [bytes] 4096 1048576 2101248`. What never happened has no line, and is 0:
 /// the kernel counts it all the same.
-pub(crate) fn fill(text: &[u8], cells: &mut [i64]) {
+pub(crate) fn fill(text: &[u8], cells: &mut [i64]) -> bool {
     // An empty or foreign file says nothing.
     if !parse::lines(text).any(|line| line.starts_with(b"snapshot_time")) {
-        return;
+        return text.is_empty();
     }
     cells.fill(0);
     for line in parse::lines(text) {
@@ -132,6 +133,7 @@ pub(crate) fn fill(text: &[u8], cells: &mut [i64]) {
             _ => {}
         }
     }
+    !cells.contains(&MISSING)
 }
 
 #[cfg(test)]

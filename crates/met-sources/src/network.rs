@@ -22,10 +22,10 @@ mod device {
         SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes sent"),
         PACKETS_RECEIVED = Column::counter("packets_received", Unit::Count, ONE, "packets received"),
         PACKETS_SENT = Column::counter("packets_sent", Unit::Count, ONE, "packets sent"),
-        ERRORS_RECEIVED = Column::counter("errors_received", Unit::Count, ONE, "packets received broken"),
+        ERRORS_RECEIVED = Column::counter("errors_received", Unit::Count, ONE, "packets received with errors"),
         ERRORS_SENT = Column::counter("errors_sent", Unit::Count, ONE, "packets that could not be sent"),
-        DROPPED_RECEIVED = Column::counter("dropped_received", Unit::Count, ONE, "packets received and thrown away"),
-        DROPPED_SENT = Column::counter("dropped_sent", Unit::Count, ONE, "packets thrown away instead of sent"),
+        DROPPED_RECEIVED = Column::counter("dropped_received", Unit::Count, ONE, "received packets dropped"),
+        DROPPED_SENT = Column::counter("dropped_sent", Unit::Count, ONE, "outgoing packets dropped"),
     }
 
     pub static TABLE: Table =
@@ -95,6 +95,7 @@ impl Source for Network {
         for (name, counts) in devices_of(&self.buffer).filter(|(name, _)| !name.starts_with(PASSED_OVER)) {
             if let Some(part) = self.parts.of(name, || vec![label(name)]) {
                 devices.push_part(Subject::Node, part).copy_from_slice(&counts);
+                devices.unparsed.expect(!counts.contains(&MISSING), || format!("/proc/{FILE}"));
             }
         }
         Ok(())

@@ -10,14 +10,14 @@ use crate::parts::{Parts, label};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
 
 columns! { COLUMNS:
-    READ = Column::counter("read", Unit::Bytes, ONE, "bytes that programs read, from the cache too"),
+    READ = Column::counter("read", Unit::Bytes, ONE, "bytes that programs read, cached data included"),
     WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes that programs wrote"),
     RECEIVED = Column::counter("received", Unit::Bytes, ONE, "bytes read from the server"),
     SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes written to the server"),
-    OPERATIONS = Column::counter("operations", Unit::Count, ONE, "questions to the server"),
-    RETRANSMISSIONS = Column::counter("retransmissions", Unit::Count, ONE, "questions that were sent again"),
-    TIMEOUTS = Column::counter("timeouts", Unit::Count, ONE, "questions without an answer in time"),
-    WAIT = Column::counter("wait", Unit::Seconds, NANO, "time from a question to its answer, summed over all of them"),
+    OPERATIONS = Column::counter("operations", Unit::Count, ONE, "requests to the server"),
+    RETRANSMISSIONS = Column::counter("retransmissions", Unit::Count, ONE, "requests that were retransmitted"),
+    TIMEOUTS = Column::counter("timeouts", Unit::Count, ONE, "requests that timed out"),
+    WAIT = Column::counter("wait", Unit::Seconds, NANO, "time from a request to its reply, summed over all requests"),
 }
 
 static TABLE: Table =
@@ -25,7 +25,7 @@ static TABLE: Table =
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "nfs",
-    help: "bytes, questions and waiting of each NFS mount",
+    help: "bytes, requests and latency of each NFS mount",
     // The kernel adds up the counts of all CPUs for each line.
     pace: Pace::Apart(Duration::from_secs(5)),
     tables: &[&TABLE],
@@ -62,7 +62,8 @@ impl Source for Nfs {
         for mount in mounts(&self.buffer) {
             let labels = || vec![label(mount.point), label(mount.server)];
             if let Some(part) = self.parts.of(mount.point, labels) {
-                fill(mount.text, batch.push_part(Subject::Node, part));
+                let is_parsed = fill(mount.text, batch.push_part(Subject::Node, part));
+                batch.unparsed.expect(is_parsed, || FILE.to_owned());
             }
         }
         Ok(())
@@ -117,7 +118,7 @@ fn find(text: &[u8], word: &[u8]) -> Option<usize> {
     text.windows(word.len()).position(|window| window == word)
 }
 
-fn fill(text: &[u8], cells: &mut [i64]) {
+fn fill(text: &[u8], cells: &mut [i64]) -> bool {
     let mut per_operation = false;
     for line in parse::lines(text) {
         let mut fields = parse::fields(line);
@@ -152,6 +153,10 @@ fn fill(text: &[u8], cells: &mut [i64]) {
             _ => {}
         }
     }
+    let [bytes, operations] =
+        [[READ, WRITTEN, RECEIVED, SENT], [OPERATIONS, RETRANSMISSIONS, TIMEOUTS, WAIT]];
+    let is_known = |columns: [usize; 4]| columns.iter().all(|&column| cells[column] != MISSING);
+    is_known(bytes) && (!per_operation || is_known(operations))
 }
 
 #[cfg(test)]

@@ -11,15 +11,15 @@ use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unav
 columns! { COLUMNS:
     UPTIME = Column::gauge("uptime", Unit::Seconds, NANO, "time since the machine was started"),
     LOAD_1 = Column::gauge("load_1", Unit::Count, MILLI, "threads that ran or waited for a CPU or a disk, mean of about one minute"),
-    LOAD_5 = Column::gauge("load_5", Unit::Count, MILLI, "the same over five minutes"),
-    LOAD_15 = Column::gauge("load_15", Unit::Count, MILLI, "the same over fifteen minutes"),
-    THREADS_RUNNABLE = Column::gauge("threads_runnable", Unit::Count, ONE, "threads that run or are ready to"),
+    LOAD_5 = Column::gauge("load_5", Unit::Count, MILLI, "the same, mean of five minutes"),
+    LOAD_15 = Column::gauge("load_15", Unit::Count, MILLI, "the same, mean of fifteen minutes"),
+    THREADS_RUNNABLE = Column::gauge("threads_runnable", Unit::Count, ONE, "runnable threads"),
     THREADS = Column::gauge("threads", Unit::Count, ONE, "threads alive"),
     CPU_USER = Column::counter("cpu_user", Unit::Seconds, NANO, "CPU time of user code, that of virtual machines included"),
     CPU_NICE = Column::counter("cpu_nice", Unit::Seconds, NANO, "CPU time of user code of low priority"),
     CPU_SYSTEM = Column::counter("cpu_system", Unit::Seconds, NANO, "CPU time of the kernel"),
-    CPU_IDLE = Column::counter("cpu_idle", Unit::Seconds, NANO, "time in which CPUs had nothing to do"),
-    CPU_IO_WAIT = Column::counter("cpu_io_wait", Unit::Seconds, NANO, "time in which CPUs had nothing to do while a disk was waited for"),
+    CPU_IDLE = Column::counter("cpu_idle", Unit::Seconds, NANO, "time in which CPUs were idle"),
+    CPU_IO_WAIT = Column::counter("cpu_io_wait", Unit::Seconds, NANO, "time in which CPUs were idle while I/O was pending"),
     CPU_INTERRUPT = Column::counter("cpu_interrupt", Unit::Seconds, NANO, "CPU time of interrupts"),
     CPU_SOFT_INTERRUPT = Column::counter("cpu_soft_interrupt", Unit::Seconds, NANO, "CPU time of soft interrupts: network, timers"),
     CPU_STEAL = Column::counter("cpu_steal", Unit::Seconds, NANO, "time in which a hypervisor gave the CPUs to others"),
@@ -29,50 +29,50 @@ columns! { COLUMNS:
     SOFT_INTERRUPTS = Column::counter("soft_interrupts", Unit::Count, ONE, "soft interrupts served"),
     CONTEXT_SWITCHES = Column::counter("context_switches", Unit::Count, ONE, "times a CPU went from one thread to another"),
     FORKS = Column::counter("forks", Unit::Count, ONE, "processes and threads started"),
-    THREADS_BLOCKED = Column::gauge("threads_blocked", Unit::Count, ONE, "threads that wait for a disk"),
-    MEMORY_TOTAL = Column::gauge("memory_total", Unit::Bytes, ONE, "memory the kernel hands out"),
-    MEMORY_FREE = Column::gauge("memory_free", Unit::Bytes, ONE, "memory used for nothing"),
+    THREADS_BLOCKED = Column::gauge("threads_blocked", Unit::Count, ONE, "threads waiting for I/O"),
+    MEMORY_TOTAL = Column::gauge("memory_total", Unit::Bytes, ONE, "total memory"),
+    MEMORY_FREE = Column::gauge("memory_free", Unit::Bytes, ONE, "free memory"),
     MEMORY_AVAILABLE = Column::gauge("memory_available", Unit::Bytes, ONE, "memory that a new program could have without swapping"),
-    MEMORY_BUFFERS = Column::gauge("memory_buffers", Unit::Bytes, ONE, "cache of raw disks"),
+    MEMORY_BUFFERS = Column::gauge("memory_buffers", Unit::Bytes, ONE, "cache of block devices"),
     MEMORY_CACHED = Column::gauge("memory_cached", Unit::Bytes, ONE, "cache of files, shared memory included"),
-    MEMORY_SWAP_CACHED = Column::gauge("memory_swap_cached", Unit::Bytes, ONE, "memory that is in the swap too"),
-    MEMORY_ACTIVE = Column::gauge("memory_active", Unit::Bytes, ONE, "memory used lately"),
-    MEMORY_INACTIVE = Column::gauge("memory_inactive", Unit::Bytes, ONE, "memory that would be taken back first"),
-    MEMORY_UNEVICTABLE = Column::gauge("memory_unevictable", Unit::Bytes, ONE, "memory that cannot be taken back"),
+    MEMORY_SWAP_CACHED = Column::gauge("memory_swap_cached", Unit::Bytes, ONE, "memory that is also in swap"),
+    MEMORY_ACTIVE = Column::gauge("memory_active", Unit::Bytes, ONE, "recently used memory"),
+    MEMORY_INACTIVE = Column::gauge("memory_inactive", Unit::Bytes, ONE, "memory that would be reclaimed first"),
+    MEMORY_UNEVICTABLE = Column::gauge("memory_unevictable", Unit::Bytes, ONE, "memory that cannot be reclaimed"),
     MEMORY_LOCKED = Column::gauge("memory_locked", Unit::Bytes, ONE, "memory locked by mlock"),
-    SWAP_TOTAL = Column::gauge("swap_total", Unit::Bytes, ONE, "swap there is"),
-    SWAP_FREE = Column::gauge("swap_free", Unit::Bytes, ONE, "swap not used"),
-    MEMORY_DIRTY = Column::gauge("memory_dirty", Unit::Bytes, ONE, "data that waits to be written to a disk"),
-    MEMORY_WRITEBACK = Column::gauge("memory_writeback", Unit::Bytes, ONE, "data that is being written to a disk"),
-    MEMORY_ANONYMOUS = Column::gauge("memory_anonymous", Unit::Bytes, ONE, "memory of programs that is in no file"),
-    MEMORY_MAPPED = Column::gauge("memory_mapped", Unit::Bytes, ONE, "files that are mapped"),
+    SWAP_TOTAL = Column::gauge("swap_total", Unit::Bytes, ONE, "total swap"),
+    SWAP_FREE = Column::gauge("swap_free", Unit::Bytes, ONE, "free swap"),
+    MEMORY_DIRTY = Column::gauge("memory_dirty", Unit::Bytes, ONE, "data waiting to be written to disk"),
+    MEMORY_WRITEBACK = Column::gauge("memory_writeback", Unit::Bytes, ONE, "data being written to disk"),
+    MEMORY_ANONYMOUS = Column::gauge("memory_anonymous", Unit::Bytes, ONE, "anonymous memory"),
+    MEMORY_MAPPED = Column::gauge("memory_mapped", Unit::Bytes, ONE, "mapped files"),
     MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "shared memory and files of tmpfs"),
     MEMORY_SLAB = Column::gauge("memory_slab", Unit::Bytes, ONE, "memory of the kernel's own objects"),
-    MEMORY_SLAB_RECLAIMABLE = Column::gauge("memory_slab_reclaimable", Unit::Bytes, ONE, "the part of it that can be given back"),
-    MEMORY_SLAB_UNRECLAIMABLE = Column::gauge("memory_slab_unreclaimable", Unit::Bytes, ONE, "the part of it that cannot"),
+    MEMORY_SLAB_RECLAIMABLE = Column::gauge("memory_slab_reclaimable", Unit::Bytes, ONE, "its reclaimable part"),
+    MEMORY_SLAB_UNRECLAIMABLE = Column::gauge("memory_slab_unreclaimable", Unit::Bytes, ONE, "its unreclaimable part"),
     MEMORY_KERNEL_STACK = Column::gauge("memory_kernel_stack", Unit::Bytes, ONE, "stacks of threads in the kernel"),
     MEMORY_PAGE_TABLES = Column::gauge("memory_page_tables", Unit::Bytes, ONE, "page tables"),
-    MEMORY_NFS_UNSTABLE = Column::gauge("memory_nfs_unstable", Unit::Bytes, ONE, "data sent to an NFS server and not yet safe there"),
+    MEMORY_NFS_UNSTABLE = Column::gauge("memory_nfs_unstable", Unit::Bytes, ONE, "data sent to an NFS server and not yet on its stable storage"),
     MEMORY_BOUNCE = Column::gauge("memory_bounce", Unit::Bytes, ONE, "bounce buffers"),
     MEMORY_WRITEBACK_TEMPORARY = Column::gauge("memory_writeback_temporary", Unit::Bytes, ONE, "buffers of FUSE for writing"),
-    MEMORY_COMMIT_LIMIT = Column::gauge("memory_commit_limit", Unit::Bytes, ONE, "most that may be promised under strict accounting"),
-    MEMORY_COMMITTED = Column::gauge("memory_committed", Unit::Bytes, ONE, "memory that programs were promised"),
+    MEMORY_COMMIT_LIMIT = Column::gauge("memory_commit_limit", Unit::Bytes, ONE, "commit limit under strict accounting"),
+    MEMORY_COMMITTED = Column::gauge("memory_committed", Unit::Bytes, ONE, "memory committed to programs"),
     MEMORY_VMALLOC_TOTAL = Column::gauge("memory_vmalloc_total", Unit::Bytes, ONE, "address space of vmalloc"),
     MEMORY_VMALLOC_USED = Column::gauge("memory_vmalloc_used", Unit::Bytes, ONE, "the part of it in use"),
-    MEMORY_VMALLOC_CHUNK = Column::gauge("memory_vmalloc_chunk", Unit::Bytes, ONE, "largest free piece of it; 0 on newer kernels"),
+    MEMORY_VMALLOC_CHUNK = Column::gauge("memory_vmalloc_chunk", Unit::Bytes, ONE, "its largest free block; 0 on newer kernels"),
     MEMORY_HUGE_ANONYMOUS = Column::gauge("memory_huge_anonymous", Unit::Bytes, ONE, "memory of programs in transparent huge pages"),
-    HUGE_PAGES_TOTAL = Column::gauge("huge_pages", Unit::Count, ONE, "huge pages set aside"),
-    HUGE_PAGES_FREE = Column::gauge("huge_pages_free", Unit::Count, ONE, "huge pages not used"),
-    HUGE_PAGES_RESERVED = Column::gauge("huge_pages_reserved", Unit::Count, ONE, "huge pages promised"),
-    HUGE_PAGES_SURPLUS = Column::gauge("huge_pages_surplus", Unit::Count, ONE, "huge pages above the number set aside"),
+    HUGE_PAGES_TOTAL = Column::gauge("huge_pages", Unit::Count, ONE, "reserved pool of huge pages"),
+    HUGE_PAGES_FREE = Column::gauge("huge_pages_free", Unit::Count, ONE, "free huge pages"),
+    HUGE_PAGES_RESERVED = Column::gauge("huge_pages_reserved", Unit::Count, ONE, "huge pages reserved and not yet allocated"),
+    HUGE_PAGES_SURPLUS = Column::gauge("huge_pages_surplus", Unit::Count, ONE, "huge pages above the size of the pool"),
     HUGE_PAGE_SIZE = Column::gauge("huge_page_size", Unit::Bytes, ONE, "size of a huge page"),
     MEMORY_DIRECT_MAP_4K = Column::gauge("memory_direct_map_4k", Unit::Bytes, ONE, "memory that the kernel maps by small pages"),
     MEMORY_DIRECT_MAP_2M = Column::gauge("memory_direct_map_2m", Unit::Bytes, ONE, "memory that the kernel maps by pages of 2 or 4 MiB"),
     MEMORY_DIRECT_MAP_1G = Column::gauge("memory_direct_map_1g", Unit::Bytes, ONE, "memory that the kernel maps by pages of 1 GiB"),
     PAGED_IN = Column::counter("paged_in", Unit::Bytes, ONE, "bytes read from disks"),
     PAGED_OUT = Column::counter("paged_out", Unit::Bytes, ONE, "bytes written to disks"),
-    SWAPPED_IN = Column::counter("swapped_in", Unit::Bytes, ONE, "bytes fetched from the swap"),
-    SWAPPED_OUT = Column::counter("swapped_out", Unit::Bytes, ONE, "bytes sent to the swap"),
+    SWAPPED_IN = Column::counter("swapped_in", Unit::Bytes, ONE, "bytes read from swap"),
+    SWAPPED_OUT = Column::counter("swapped_out", Unit::Bytes, ONE, "bytes written to swap"),
     PAGE_FAULTS = Column::counter("page_faults", Unit::Count, ONE, "page faults"),
     PAGE_FAULTS_MAJOR = Column::counter("page_faults_major", Unit::Count, ONE, "page faults that waited for a disk"),
     OOM_KILLS = Column::counter("oom_kills", Unit::Count, ONE, "processes killed because memory ran out"),
@@ -81,7 +81,7 @@ columns! { COLUMNS:
     PRESSURE_MEMORY_FULL = Column::counter("pressure_memory_full", Unit::Seconds, NANO, "time in which all threads waited for memory"),
     PRESSURE_IO = Column::counter("pressure_io", Unit::Seconds, NANO, "time in which some thread waited for I/O"),
     PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which all threads waited for I/O"),
-    PRESSURE_INTERRUPT_FULL = Column::counter("pressure_interrupt_full", Unit::Seconds, NANO, "time in which interrupts kept all threads waiting"),
+    PRESSURE_INTERRUPT_FULL = Column::counter("pressure_interrupt_full", Unit::Seconds, NANO, "time in which all threads waited for interrupts"),
 }
 
 static TABLE: Table =
@@ -111,7 +111,8 @@ struct Scale {
 
 struct Format {
     path: &'static str,
-    fill: fn(&[u8], Scale, &mut [i64]),
+    /// Whether what a kernel must print could be parsed.
+    fill: fn(&[u8], Scale, &mut [i64]) -> bool,
 }
 
 static FORMATS: &[Format] = &[
@@ -133,7 +134,7 @@ fn open(host: &Host, _: &Options) -> Opened {
     };
     let files: Vec<_> = FORMATS.iter().filter_map(open_one).collect();
     if files.is_empty() {
-        return Err(Unavailable::Absent("/proc says nothing about the machine".to_owned()));
+        return Err(Unavailable::Absent("/proc has no figures of the machine".to_owned()));
     }
     let facts = host.facts();
     let scale =
@@ -144,19 +145,21 @@ fn open(host: &Host, _: &Options) -> Opened {
 impl Source for Node {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         let cells = batch.push(Subject::Node);
         let mut first_error = None;
         for (file, format) in &self.files {
+            let path = || format!("/proc/{}", format.path);
             match file.read_list(self.host.proc_dir(), format.path.as_bytes(), &mut self.buffer) {
-                Ok(()) => (format.fill)(&self.buffer, self.scale, cells),
+                Ok(()) => unparsed.expect((format.fill)(&self.buffer, self.scale, cells), path),
                 // A kernel that keeps no pressure has the files all the same, and refuses to read them.
                 Err(error) if is_gone(&error) || error.kind() == std::io::ErrorKind::Unsupported => {}
                 Err(error) => {
-                    let path = format!("/proc/{}", format.path);
-                    first_error.get_or_insert(ReadError::Retry { path, error });
+                    first_error.get_or_insert_with(|| ReadError::Retry { path: path(), error });
                 }
             }
         }
+        batch.unparsed = unparsed;
         first_error.map_or(Ok(()), Err)
     }
 }
@@ -174,13 +177,15 @@ const CPU_MODES: [usize; 10] = [
     CPU_GUEST_NICE,
 ];
 
-fn fill_stat(text: &[u8], scale: Scale, cells: &mut [i64]) {
+fn fill_stat(text: &[u8], scale: Scale, cells: &mut [i64]) -> bool {
+    let mut is_parsed = true;
     for line in parse::lines(text) {
         let mut fields = parse::fields(line);
         let column = match fields.next() {
             Some(b"cpu") => {
                 for (column, field) in CPU_MODES.into_iter().zip(fields) {
                     cells[column] = parse::scaled(parse::cell(field), scale.ns_per_tick);
+                    is_parsed &= cells[column] != MISSING;
                 }
                 continue;
             }
@@ -193,7 +198,9 @@ fn fill_stat(text: &[u8], scale: Scale, cells: &mut [i64]) {
             _ => continue,
         };
         cells[column] = fields.next().map_or(MISSING, parse::cell);
+        is_parsed &= cells[column] != MISSING;
     }
+    is_parsed && cells[CPU_USER] != MISSING
 }
 
 fn memory_column(key: &[u8]) -> Option<usize> {
@@ -241,16 +248,20 @@ fn memory_column(key: &[u8]) -> Option<usize> {
     })
 }
 
-fn fill_memory(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_memory(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
+    let mut is_parsed = true;
     for (key, value) in parse::key_values(text) {
         if let Some(column) = memory_column(key) {
             let unit = if COLUMNS[column].unit == Unit::Bytes { 1024 } else { 1 };
             cells[column] = parse::scaled(parse::cell(value), unit);
+            is_parsed &= cells[column] != MISSING;
         }
     }
+    is_parsed && cells[MEMORY_TOTAL] != MISSING
 }
 
-fn fill_paging(text: &[u8], scale: Scale, cells: &mut [i64]) {
+fn fill_paging(text: &[u8], scale: Scale, cells: &mut [i64]) -> bool {
+    let mut is_parsed = true;
     for (key, value) in parse::key_values(text) {
         let (column, unit) = match key {
             b"pgpgin" => (PAGED_IN, 1024),
@@ -263,11 +274,13 @@ fn fill_paging(text: &[u8], scale: Scale, cells: &mut [i64]) {
             _ => continue,
         };
         cells[column] = parse::scaled(parse::cell(value), unit);
+        is_parsed &= cells[column] != MISSING;
     }
+    is_parsed && cells[PAGE_FAULTS] != MISSING
 }
 
 /// `0.52 0.58 0.59 2/391 12345`.
-fn fill_load(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_load(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     let mut fields = parse::fields(text);
     for column in [LOAD_1, LOAD_5, LOAD_15] {
         cells[column] = fields.next().map_or(MISSING, |field| decimal(field, 3));
@@ -275,10 +288,12 @@ fn fill_load(text: &[u8], _: Scale, cells: &mut [i64]) {
     let counts = fields.next().unwrap_or_default();
     let slash = counts.iter().position(|&byte| byte == b'/').unwrap_or(counts.len());
     cells[THREADS] = counts.get(slash + 1..).map_or(MISSING, parse::cell);
+    [LOAD_1, LOAD_5, LOAD_15, THREADS].iter().all(|&column| cells[column] != MISSING)
 }
 
-fn fill_uptime(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_uptime(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     cells[UPTIME] = parse::fields(text).next().map_or(MISSING, |field| decimal(field, 9));
+    cells[UPTIME] != MISSING
 }
 
 /// `1.25` as 1250 with three decimals: no digit passes through a float.
@@ -300,21 +315,25 @@ pub(crate) fn decimal(text: &[u8], decimals: usize) -> i64 {
     value
 }
 
-fn fill_pressure_cpu(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_pressure_cpu(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     // Of the whole machine, not all threads can wait for a CPU: `full` is 0 for ever.
     [cells[PRESSURE_CPU], _] = pressure_ns(text);
+    cells[PRESSURE_CPU] != MISSING
 }
 
-fn fill_pressure_memory(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_pressure_memory(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_MEMORY], cells[PRESSURE_MEMORY_FULL]] = pressure_ns(text);
+    cells[PRESSURE_MEMORY] != MISSING
 }
 
-fn fill_pressure_io(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_pressure_io(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_IO], cells[PRESSURE_IO_FULL]] = pressure_ns(text);
+    cells[PRESSURE_IO] != MISSING
 }
 
-fn fill_pressure_interrupt(text: &[u8], _: Scale, cells: &mut [i64]) {
+fn fill_pressure_interrupt(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
     [_, cells[PRESSURE_INTERRUPT_FULL]] = pressure_ns(text);
+    cells[PRESSURE_INTERRUPT_FULL] != MISSING
 }
 
 /// The totals of the lines `some avg10=0.00 … total=12` and `full …`.

@@ -10,14 +10,14 @@ use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unav
 
 columns! { COLUMNS:
     MEMORY_TOTAL = Column::gauge("memory_total", Unit::Bytes, ONE, "memory of the NUMA node"),
-    MEMORY_FREE = Column::gauge("memory_free", Unit::Bytes, ONE, "memory used for nothing"),
-    MEMORY_ANONYMOUS = Column::gauge("memory_anonymous", Unit::Bytes, ONE, "memory of programs that is in no file"),
+    MEMORY_FREE = Column::gauge("memory_free", Unit::Bytes, ONE, "free memory"),
+    MEMORY_ANONYMOUS = Column::gauge("memory_anonymous", Unit::Bytes, ONE, "anonymous memory"),
     MEMORY_CACHED = Column::gauge("memory_cached", Unit::Bytes, ONE, "cache of files, shared memory included"),
-    HITS = Column::counter("hits", Unit::Count, ONE, "pages that were wanted from this node and came from it"),
-    MISSES = Column::counter("misses", Unit::Count, ONE, "pages that came from this node and were wanted from another"),
-    FOREIGN = Column::counter("foreign", Unit::Count, ONE, "pages that were wanted from this node and came from another"),
-    LOCAL = Column::counter("local", Unit::Count, ONE, "pages given to threads that ran on this node"),
-    REMOTE = Column::counter("remote", Unit::Count, ONE, "pages given to threads that ran on another"),
+    HITS = Column::counter("hits", Unit::Count, ONE, "pages intended for this node and allocated on it"),
+    MISSES = Column::counter("misses", Unit::Count, ONE, "pages intended for another node and allocated on this one"),
+    FOREIGN = Column::counter("foreign", Unit::Count, ONE, "pages intended for this node and allocated on another"),
+    LOCAL = Column::counter("local", Unit::Count, ONE, "pages allocated for threads running on this node"),
+    REMOTE = Column::counter("remote", Unit::Count, ONE, "pages allocated for threads running on another node"),
 }
 
 static TABLE: Table =
@@ -25,7 +25,7 @@ static TABLE: Table =
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "numa",
-    help: "memory of each NUMA node, and memory that came from another",
+    help: "memory of each NUMA node, and allocations on other nodes",
     pace: Pace::Every(Duration::from_secs(5)),
     tables: &[&TABLE],
     open,
@@ -41,7 +41,7 @@ struct Numa {
 
 struct Format {
     name: &'static str,
-    fill: fn(&[u8], &mut [i64]),
+    fill: fn(&[u8], &mut [i64]) -> bool,
 }
 
 static FORMATS: &[Format] =
@@ -63,7 +63,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         labels.push(vec![number.to_string()]);
     }
     if nodes.is_empty() {
-        return Err(Unavailable::Absent("the kernel knows no NUMA nodes".to_owned()));
+        return Err(Unavailable::Absent("the kernel reports no NUMA nodes".to_owned()));
     }
     Ok(Box::new(Numa { nodes, labels, buffer: Vec::new() }))
 }
@@ -72,21 +72,22 @@ impl Source for Numa {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         for (part, (dir, files)) in (0..).zip(&self.nodes) {
             let cells = batch.push_part(Subject::Node, part);
             for (file, format) in files {
+                let path = || format!("{FOLDER}/node{}/{}", self.labels[part as usize][0], format.name);
                 match file.read_list(dir, format.name.as_bytes(), &mut self.buffer) {
-                    Ok(()) => (format.fill)(&self.buffer, cells),
+                    Ok(()) => unparsed.expect((format.fill)(&self.buffer, cells), path),
                     // Memory can be taken out of a running machine.
                     Err(error) if is_gone(&error) => {}
                     Err(error) => {
-                        let node = &self.labels[part as usize][0];
-                        let path = format!("{FOLDER}/node{node}/{}", format.name);
-                        first_error.get_or_insert(ReadError::Retry { path, error });
+                        first_error.get_or_insert_with(|| ReadError::Retry { path: path(), error });
                     }
                 }
             }
         }
+        batch.unparsed = unparsed;
         first_error.map_or(Ok(()), Err)
     }
 
@@ -96,7 +97,7 @@ impl Source for Numa {
 }
 
 /// Lines of `Node 0 MemTotal: 4028 kB`.
-fn fill_memory(text: &[u8], cells: &mut [i64]) {
+fn fill_memory(text: &[u8], cells: &mut [i64]) -> bool {
     for line in parse::lines(text) {
         let mut fields = parse::fields(line).skip(2);
         let column = match fields.next() {
@@ -108,9 +109,10 @@ fn fill_memory(text: &[u8], cells: &mut [i64]) {
         };
         cells[column] = parse::scaled(fields.next().map_or(MISSING, parse::cell), 1024);
     }
+    cells[MEMORY_TOTAL] != MISSING && cells[MEMORY_FREE] != MISSING
 }
 
-fn fill_pages(text: &[u8], cells: &mut [i64]) {
+fn fill_pages(text: &[u8], cells: &mut [i64]) -> bool {
     for (key, value) in parse::key_values(text) {
         let column = match key {
             b"numa_hit" => HITS,
@@ -122,6 +124,7 @@ fn fill_pages(text: &[u8], cells: &mut [i64]) {
         };
         cells[column] = parse::cell(value);
     }
+    [HITS, MISSES, FOREIGN, LOCAL, REMOTE].iter().all(|&column| cells[column] != MISSING)
 }
 
 #[cfg(test)]
@@ -179,7 +182,9 @@ mod tests {
         #[test]
         fn any_bytes_fill_cells_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut cells = vec![MISSING; COLUMNS.len()];
-            FORMATS.iter().for_each(|format| (format.fill)(&text, &mut cells));
+            for format in FORMATS {
+                (format.fill)(&text, &mut cells);
+            }
         }
     }
 }

@@ -41,7 +41,7 @@ use crate::{
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "nvidia",
-    help: "NVIDIA cards: use, memory, power and energy, by process too",
+    help: "NVIDIA GPUs: use, memory, power and energy, also per process",
     pace: Pace::Tick,
     tables: &[&card::TABLE, &process::TABLE],
     open,
@@ -121,7 +121,12 @@ fn open(host: &Host, options: &Options) -> Opened {
     if options.nvml_library.is_none() && !SIGNS.iter().any(|path| sysfs::exists(host, path)) {
         return Err(Unavailable::Absent("no NVIDIA driver is loaded".to_owned()));
     }
-    let no_thread = |error: io::Error| Unavailable::Absent(format!("no thread for NVML: {error}"));
+    let no_thread = |error: io::Error| {
+        Unavailable::Absent(format!(
+            "cannot start a thread for NVML: \
+        {error}"
+        ))
+    };
     let lender = Lender::default();
     let caller = match options.driver_calls {
         DriverCalls::Apart => Caller::Thread(Fast::start(lender.clone()).map_err(no_thread)?),
@@ -172,12 +177,12 @@ impl Source for Nvidia {
         let now_ns = clock::boottime_ns();
         let mut first_error = self.silence(now_ns).map_or(Ok(()), Err);
         for (index, why) in shown.lost.iter() {
-            first_error = first_error.and(Err(retry(format!("NVML, card {index}"), why.clone())));
+            first_error = first_error.and(Err(retry(format!("NVML, GPU {index}"), why.clone())));
         }
         for (index, facts) in shown.cards.iter().enumerate() {
             let told = self.push_card(&shown, index, now_ns, targets, cards, processes);
             if let Err(text) = told {
-                let path = format!("NVML, card {}", facts.index);
+                let path = format!("NVML, GPU {}", facts.index);
                 first_error = first_error.and(Err(retry(path, text)));
             }
         }
@@ -205,14 +210,16 @@ impl Source for Nvidia {
     fn shortfall(&self) -> Option<Shortfall> {
         if self.numbers.met_foreign {
             return Some(Shortfall {
-                detail: "NVIDIA cards: use, memory, power and energy; the driver numbers processes as the host does, not as this container: who uses a card is not known"
+                detail: "NVIDIA GPUs: use, memory, power and energy; not per process, because the driver \
+                    reports host process ids and this container has its own"
                     .to_owned(),
-                remedy: Some("run the container with the host's process numbers (--pid=host)".to_owned()),
+                remedy: Some("run the container in the host's pid namespace (--pid=host)".to_owned()),
             });
         }
         let lists_nobody = !self.figures.is_empty() && self.figures.iter().all(|card| !card.knows_list);
         lists_nobody.then(|| Shortfall {
-            detail: "NVIDIA cards: use, memory, power and energy; this driver does not tell who is on a card"
+            detail: "NVIDIA GPUs: use, memory, power and energy; not per process, because this driver does \
+                not report it"
                 .to_owned(),
             remedy: None,
         })

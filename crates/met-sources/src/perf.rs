@@ -26,9 +26,9 @@ pub use event::{EVENTS, Event, FLOPS};
 pub use job::{Counters, Refused};
 
 columns! { COLUMNS:
-    COUNT = Column::counter("count", Unit::Count, ONE, "how often it happened, scaled up where it was not counted all the time"),
-    ENABLED = Column::counter("enabled", Unit::Seconds, NANO, "time in which it was to be counted, on all CPUs"),
-    RUNNING = Column::counter("running", Unit::Seconds, NANO, "time in which it was counted; less where counters are shared"),
+    COUNT = Column::counter("count", Unit::Count, ONE, "number of occurrences, scaled up if it was not counted all the time"),
+    ENABLED = Column::counter("enabled", Unit::Seconds, NANO, "time in which it was enabled, summed over CPUs"),
+    RUNNING = Column::counter("running", Unit::Seconds, NANO, "time in which it was counted; less if counters are multiplexed"),
 }
 
 pub static TABLE: Table =
@@ -36,7 +36,7 @@ pub static TABLE: Table =
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "perf",
-    help: "events of the kernel and the processor, as asked for by perf.events",
+    help: "events of the kernel and the processor, as configured in perf.events",
     pace: Pace::Tick,
     tables: &[&TABLE],
     open,
@@ -68,14 +68,14 @@ struct Followed {
 
 fn open(host: &Host, options: &Options) -> Opened {
     if options.events.is_empty() {
-        return Err(Unavailable::Absent("no events are asked for; perf.events names them".to_owned()));
+        return Err(Unavailable::Absent("no events configured (perf.events)".to_owned()));
     }
     let vendor = vendor(host);
     let events = named(vendor, &options.events).map_err(Unavailable::Absent)?;
     // Tried on this very process: what is refused here is refused everywhere.
     let (counters, refused) = Counters::of_tree(&[0], &events, Begin::Later);
     if counters.is_empty() {
-        let words = refused.first().map_or("nothing is left to count", |refused| &refused.reason);
+        let words = refused.first().map_or("no events left to count", |refused| &refused.reason);
         return Err(Unavailable::Absent(format!("no event can be counted: {words}")));
     }
     let labels = events.iter().map(|event| vec![event.name.clone()]).collect();
@@ -190,7 +190,12 @@ impl Source for Perf {
 
     fn shortfall(&self) -> Option<Shortfall> {
         let refused = self.refused.iter().map(|one| format!("{} ({})", one.name, one.reason));
-        let given_up = self.given_up.iter().map(|name| format!("{name} (given up: somebody else counts)"));
+        let given_up = self.given_up.iter().map(|name| {
+            format!(
+                "{name} (stopped: the counters are in use by \
+            another program)"
+            )
+        });
         let missing: Vec<_> = refused.chain(given_up).collect();
         let detail = format!("not counted: {}", missing.join(", "));
         (!missing.is_empty()).then_some(Shortfall { detail, remedy: None })

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns};
 use met_host::parse::{self, Stat};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, TaskTarget};
 
@@ -17,24 +17,24 @@ columns! { COLUMNS:
     CPU_REAPED = Column::counter("cpu_reaped", Unit::Seconds, NANO, "CPU time of children that ended and were waited for").feeds("cpu"),
     CPU_USER_REAPED = Column::counter("cpu_user_reaped", Unit::Seconds, NANO, "CPU time of ended children in user code").feeds("cpu_user"),
     CPU_SYSTEM_REAPED = Column::counter("cpu_system_reaped", Unit::Seconds, NANO, "CPU time of ended children in the kernel").feeds("cpu_system"),
-    ALIVE = Column::gauge("alive", Unit::Count, ONE, "1 while the process lives").feeds("processes_running"),
+    ALIVE = Column::gauge("alive", Unit::Count, ONE, "1 while the process is alive").feeds("processes_running"),
     THREADS = Column::gauge("threads", Unit::Count, ONE, "threads of the process").feeds("threads_running"),
     FAULTS_MINOR = Column::counter("page_faults_minor", Unit::Count, ONE, "page faults served without storage").feeds("page_faults_minor"),
     FAULTS_MAJOR = Column::counter("page_faults_major", Unit::Count, ONE, "page faults that waited for storage").feeds("page_faults_major"),
-    FAULTS_MINOR_REAPED = Column::counter("page_faults_minor_reaped", Unit::Count, ONE, "those of ended children, served without storage").feeds("page_faults_minor"),
-    FAULTS_MAJOR_REAPED = Column::counter("page_faults_major_reaped", Unit::Count, ONE, "those of ended children that waited for storage").feeds("page_faults_major"),
+    FAULTS_MINOR_REAPED = Column::counter("page_faults_minor_reaped", Unit::Count, ONE, "page faults of ended children, served without storage").feeds("page_faults_minor"),
+    FAULTS_MAJOR_REAPED = Column::counter("page_faults_major_reaped", Unit::Count, ONE, "page faults of ended children that waited for storage").feeds("page_faults_major"),
     MEMORY_RESIDENT = Column::gauge("memory_resident", Unit::Bytes, ONE, "memory in RAM, shared pages included"),
-    MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "memory in RAM that files or shared memory stand behind"),
+    MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "memory in RAM that is backed by files or shared memory"),
     MEMORY_PRIVATE = Column::gauge("memory_private", Unit::Bytes, ONE, "resident less shared memory; counted again in every fork").feeds("memory_needed"),
     MEMORY_SHMEM = Column::gauge("memory_shmem", Unit::Bytes, ONE, "memory in RAM that is shared memory or a file in tmpfs").across(Across::Max).feeds("memory_shared"),
     MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages that it maps").feeds("memory_hugetlb"),
-    READ = Column::counter("read", Unit::Bytes, ONE, "bytes fetched from storage, by ended children too").feeds("read"),
-    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes sent towards storage, by ended children too").feeds("written"),
-    READ_CALL = Column::counter("read_call", Unit::Bytes, ONE, "bytes returned by read calls, of ended children too").feeds("read_call"),
-    WRITE_CALL = Column::counter("write_call", Unit::Bytes, ONE, "bytes given to write calls, of ended children too").feeds("write_call"),
-    READ_CALLS = Column::counter("read_calls", Unit::Count, ONE, "read calls, of ended children too").feeds("read_calls"),
-    WRITE_CALLS = Column::counter("write_calls", Unit::Count, ONE, "write calls, of ended children too").feeds("write_calls"),
-    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its threads were ready to run and waited for a CPU, of those alive").feeds("run_queue_wait"),
+    READ = Column::counter("read", Unit::Bytes, ONE, "bytes read from storage, ended children included").feeds("read"),
+    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes written to storage, ended children included").feeds("written"),
+    READ_CALL = Column::counter("read_call", Unit::Bytes, ONE, "bytes returned by read calls, ended children included").feeds("read_call"),
+    WRITE_CALL = Column::counter("write_call", Unit::Bytes, ONE, "bytes passed to write calls, ended children included").feeds("write_call"),
+    READ_CALLS = Column::counter("read_calls", Unit::Count, ONE, "read calls, ended children included").feeds("read_calls"),
+    WRITE_CALLS = Column::counter("write_calls", Unit::Count, ONE, "write calls, ended children included").feeds("write_calls"),
+    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its living threads were runnable and waited for a CPU").feeds("run_queue_wait"),
 }
 
 /// Threads of one process whose wait is read.
@@ -42,7 +42,7 @@ const THREADS_READ_MAX: usize = 256;
 
 pub static TABLE: Table = Table {
     name: "process",
-    subject: "a process of a job, or a job's supervisor with what it reaped",
+    subject: "a process of a job, or a job's supervisor with the processes it reaped",
     labels: &["pid"],
     columns: COLUMNS,
 };
@@ -103,8 +103,9 @@ impl Source for Processes {
         }
         self.generation += 1;
         let mut first_error = None;
+        let mut unparsed = std::mem::take(&mut batch.unparsed);
         for target in &targets.tasks {
-            match self.read_one(target, tick.slow || target.young, batch) {
+            match self.read_one(target, tick.slow || target.young, batch, &mut unparsed) {
                 // A process that ended since the listing is not an error.
                 Err(error) if !is_gone(&error) => {
                     let path = || format!("/proc/{}/stat", target.pid);
@@ -113,6 +114,7 @@ impl Source for Processes {
                 _ => {}
             }
         }
+        batch.unparsed = unparsed;
         let generation = self.generation;
         self.known.retain(|_, entry| entry.seen == generation);
         first_error.map_or(Ok(()), Err)
@@ -140,7 +142,13 @@ impl Processes {
         wait_ns.unwrap_or(MISSING)
     }
 
-    fn read_one(&mut self, target: &TaskTarget, slow: bool, batch: &mut Batch) -> io::Result<()> {
+    fn read_one(
+        &mut self,
+        target: &TaskTarget,
+        slow: bool,
+        batch: &mut Batch,
+        unparsed: &mut Unparsed,
+    ) -> io::Result<()> {
         let path = PidPath::new(target.pid, "stat");
         let entry = match self.known.get_mut(&target.pid) {
             Some(entry) if (entry.start_ticks, entry.role) == (target.start_ticks, target.role) => entry,
@@ -155,7 +163,11 @@ impl Processes {
             }
         };
         entry.stat.read(self.host.proc_dir(), path.as_bytes(), &mut self.buffer)?;
-        let stat = parse::stat(&self.buffer).ok_or(io::ErrorKind::InvalidData)?;
+        let file = |name: &str| format!("/proc/{}/{name}", target.pid);
+        let Some(stat) = parse::stat(&self.buffer) else {
+            unparsed.add(|| file("stat"));
+            return Ok(());
+        };
         // Otherwise another process has the pid by now, and the entry goes at the end of this reading.
         if stat.start_ticks != target.start_ticks {
             return Ok(());
@@ -167,14 +179,15 @@ impl Processes {
         if target.role == TaskRole::Member {
             fill_own(&stat, self.ns_per_tick, cells);
         }
+        unparsed.expect(stat.is_whole(), || file("stat"));
         if slow {
             let files = entry.slow.get_or_insert_with(|| SlowFiles::open(&self.host, target));
-            files.read(&self.host, target, self.page_size_bytes, &mut self.buffer, cells);
+            files.read(&self.host, target, self.page_size_bytes, &mut self.buffer, cells, unparsed);
             // Not kept open: a descriptor more for each process is not worth what it saves.
             let status = PidPath::new(target.pid, "status");
             let is_member = target.role == TaskRole::Member;
             if is_member && self.host.proc_dir().read(status.as_path(), &mut self.buffer).is_ok() {
-                fill_shared(&self.buffer, cells);
+                unparsed.expect(fill_shared(&self.buffer, cells), || file("status"));
             }
             if cells[THREADS] > 1 {
                 cells[RUN_QUEUE_WAIT] = self.wait_of_threads(target.pid);
@@ -213,24 +226,32 @@ impl SlowFiles {
         page_size_bytes: i64,
         buffer: &mut Vec<u8>,
         cells: &mut [i64],
+        unparsed: &mut Unparsed,
     ) {
-        let mut read = |kept: &Option<KeptFile>, path: PidPath, fill: &mut dyn FnMut(&[u8])| {
+        let mut read = |kept: &Option<KeptFile>, path: PidPath, fill: &mut dyn FnMut(&[u8]) -> bool| {
             if let Some(kept) = kept
                 && kept.read(host.proc_dir(), path.as_bytes(), buffer).is_ok()
             {
-                fill(buffer);
+                unparsed.expect(fill(buffer), || format!("/proc/{}", path.as_path().display()));
             }
         };
         let pid = target.pid;
         read(&self.statm, PidPath::new(pid, "statm"), &mut |text| fill_memory(text, page_size_bytes, cells));
         read(&self.schedstat, PidPath::new(pid, "schedstat"), &mut |text| {
-            cells[RUN_QUEUE_WAIT] = wait_of(text)
+            cells[RUN_QUEUE_WAIT] = wait_of(text);
+            cells[RUN_QUEUE_WAIT] != MISSING
         });
         let mut io = [MISSING; IO_COLUMNS.len()];
-        read(&self.io, PidPath::new(pid, "io"), &mut |text| io = io_of(text));
+        read(&self.io, PidPath::new(pid, "io"), &mut |text| {
+            io = io_of(text);
+            !io.contains(&MISSING)
+        });
         if target.role == TaskRole::Keeper {
             let mut own = [MISSING; IO_COLUMNS.len()];
-            read(&self.own_thread_io, PidPath::of_main_thread(pid, "io"), &mut |text| own = io_of(text));
+            read(&self.own_thread_io, PidPath::of_main_thread(pid, "io"), &mut |text| {
+                own = io_of(text);
+                !own.contains(&MISSING)
+            });
             for (whole, own) in io.iter_mut().zip(own) {
                 *whole = parse::difference(*whole, own);
             }
@@ -262,16 +283,19 @@ fn fill_own(stat: &Stat<'_>, ns_per_tick: i64, cells: &mut [i64]) {
 }
 
 /// statm: size, resident, shared, … in pages.
-fn fill_memory(text: &[u8], page_size_bytes: i64, cells: &mut [i64]) {
+fn fill_memory(text: &[u8], page_size_bytes: i64, cells: &mut [i64]) -> bool {
     let mut fields =
         parse::fields(text).skip(1).map(|field| parse::scaled(parse::cell(field), page_size_bytes));
     cells[MEMORY_RESIDENT] = fields.next().unwrap_or(MISSING);
     cells[MEMORY_SHARED] = fields.next().unwrap_or(MISSING);
     cells[MEMORY_PRIVATE] = parse::difference(cells[MEMORY_RESIDENT], cells[MEMORY_SHARED]);
+    cells[MEMORY_PRIVATE] != MISSING
 }
 
 /// status: what `statm` counts as shared with files, or not at all. Kernel threads and zombies have no such lines.
-fn fill_shared(text: &[u8], cells: &mut [i64]) {
+/// Whether what is there could be parsed.
+fn fill_shared(text: &[u8], cells: &mut [i64]) -> bool {
+    let mut is_parsed = true;
     let kilobytes = |line: &[u8], key: &str| {
         let value = line.strip_prefix(key.as_bytes())?.strip_prefix(b":")?;
         parse::fields(value).next().map(parse::cell)
@@ -279,12 +303,15 @@ fn fill_shared(text: &[u8], cells: &mut [i64]) {
     for line in parse::lines(text) {
         if let Some(shmem) = kilobytes(line, "RssShmem") {
             cells[MEMORY_SHMEM] = parse::scaled(shmem, 1024);
+            is_parsed &= shmem != MISSING;
         }
         if let Some(hugetlb) = kilobytes(line, "HugetlbPages") {
             cells[MEMORY_HUGETLB] = parse::scaled(hugetlb, 1024);
+            is_parsed &= hugetlb != MISSING;
             break;
         }
     }
+    is_parsed
 }
 
 /// schedstat: time on a CPU, time waiting for one, time slices.
@@ -394,7 +421,7 @@ mod tests {
               page_faults_major 0
               page_faults_minor_reaped 0
               page_faults_major_reaped 0
-            error: /proc/45/stat: invalid data
+            3 readings could not be parsed (first: /proc/42/statm)
         "#]]
         .assert_eq(&machine().read(&SPEC, SLOW));
     }
@@ -445,7 +472,7 @@ mod tests {
               page_faults_major 0
               page_faults_minor_reaped 0
               page_faults_major_reaped 0
-            error: /proc/45/stat: invalid data
+            2 readings could not be parsed (first: /proc/43/stat)
         "#]]
         .assert_eq(&machine().read(&SPEC, FAST));
     }
@@ -490,6 +517,37 @@ mod tests {
         let (_, cells) = batches[0].rows().next().unwrap();
         assert_eq!(cells[ALIVE], 1);
         assert!(cells[THREADS] >= 1 && cells[MEMORY_PRIVATE] > 0 && cells[FAULTS_MINOR] > 0);
+    }
+
+    #[test]
+    fn a_file_in_another_format_is_counted_once_and_named() {
+        for (name, text) in [
+            ("stat", "42 python S 41\n"),
+            ("stat", "42 (python) S 41 40 40 0 -1 4194304 10 0 0 0 0x1f 5 0 0 20 0 1 0 88200 0 0 0\n"),
+            ("statm", "100 kB\n"),
+            ("io", "rchar: 1 kB\nwchar 2\n"),
+            ("schedstat", "v17\n"),
+            ("status", "Name:\tpython\nRssShmem:\tfew kB\n"),
+        ] {
+            let mut machine = machine();
+            machine.targets.tasks.retain(|task| task.pid == 41);
+            assert!(!machine.read(&SPEC, SLOW).contains("could not be parsed"));
+            let text = text.replacen("42", "41", 1).replace("88200", "88100");
+            std::fs::write(machine.path(&format!("/proc/41/{name}")), text).unwrap();
+            let line = format!("1 reading could not be parsed (first: /proc/41/{name})\n");
+            let text = machine.read(&SPEC, SLOW);
+            assert!(text.ends_with(&line), "{name}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_has_ended_or_hides_its_files_is_not_counted() {
+        let mut machine = machine();
+        machine.targets.tasks.retain(|task| task.pid == 41);
+        for name in ["io", "statm", "schedstat", "status", "stat"] {
+            let _ = std::fs::remove_file(machine.path(&format!("/proc/41/{name}")));
+            assert!(!machine.read(&SPEC, SLOW).contains("could not be parsed"), "{name}");
+        }
     }
 
     proptest! {

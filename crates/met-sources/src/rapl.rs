@@ -18,12 +18,13 @@ use crate::perf::cpu_list;
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
-    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used by the zone since the counter began; put together across its wraps"),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used by the zone since the counter started; wraparounds are handled"),
 }
 
 static TABLE: Table = Table {
     name: "rapl",
-    subject: "an energy zone of a processor; `core`, `uncore` and `dram` lie within or beside their package, `psys` is the whole board",
+    subject: "an energy zone of a processor; `core`, `uncore` and `dram` are inside or beside their \
+        package, `psys` is the whole board",
     labels: &["zone", "package", "path"],
     columns: COLUMNS,
 };
@@ -184,6 +185,8 @@ impl Source for Powercap {
             match zone.read(&self.budget, &mut self.buffer) {
                 Ok(()) => {
                     let raw_uj = parse::cell(self.buffer.trim_ascii());
+                    let path = || format!("{POWERCAP}/{}/energy_uj", zone.path);
+                    batch.unparsed.expect(raw_uj != MISSING, path);
                     let energy_uj = zone.wrap.push(clock::boottime_ns(), raw_uj);
                     batch.push_part(Subject::Node, part)[ENERGY] = energy_uj;
                 }
@@ -351,7 +354,7 @@ impl Source for Events {
     }
 }
 
-const STANDS_STILL: &str = "stands still, as in a virtual machine without it";
+const STANDS_STILL: &str = "does not move, as in a virtual machine without it";
 
 fn microjoules(count: u64, joules_per_count: f64) -> i64 {
     // Every processor so far counts in 2^-32 J here, and then no bit passes through a float.
@@ -405,6 +408,16 @@ mod tests {
               energy 23456789012
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn a_counter_that_is_no_number_is_missing_and_counted() {
+        let machine = Machine::new(INTEL);
+        std::fs::write(machine.path("/sys/class/powercap/intel-rapl:0/energy_uj"), "12 J\n").unwrap();
+        let text = machine.read(&SPEC, SLOW);
+        let line = "1 reading could not be parsed (first: /sys/class/powercap/intel-rapl:0/energy_uj)\n";
+        assert!(text.starts_with("Node package-0 package-0 intel-rapl:0\nNode "), "{text}");
+        assert!(text.ends_with(line), "{text}");
     }
 
     #[test]

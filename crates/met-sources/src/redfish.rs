@@ -25,19 +25,19 @@ columns! { COLUMNS:
     POWER_AVERAGE = Column::gauge("power_average", Unit::Watts, MILLI, "mean power over the controller's own period"),
     POWER_MIN = Column::gauge("power_min", Unit::Watts, MILLI, "lowest power in that period").across(Across::Max),
     POWER_MAX = Column::gauge("power_max", Unit::Watts, MILLI, "highest power in that period").across(Across::Max),
-    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the controller began to count"),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the controller's counter started"),
 }
 
 static TABLE: Table = Table {
     name: "redfish",
-    subject: "a power meter of a chassis; the first row is what this machine is charged by",
+    subject: "a power meter of a chassis; the first row is used for this machine",
     labels: &["chassis", "meter"],
     columns: COLUMNS,
 };
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "redfish",
-    help: "power of the chassis, by its controller over HTTPS",
+    help: "power of the chassis, from its controller over HTTPS",
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
     open,
@@ -47,7 +47,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const BODY_MAX_BYTES: u64 = 1 << 20;
 const CHASSIS_MAX: usize = 32;
 const METERS_MAX: usize = 32;
-const NEED: &str = "to be there and to be closed to others: chmod 600";
+const NEED: &str = "a file that only its owner can read: chmod 600";
 
 struct Chassis {
     agent: ureq::Agent,
@@ -84,12 +84,12 @@ fn name_of(path: &str) -> &str {
 
 fn open(host: &Host, options: &Options) -> Opened {
     let Some(redfish) = &options.redfish else {
-        return Err(Unavailable::Absent("no address of a controller: sources.redfish.url".to_owned()));
+        return Err(Unavailable::Absent("no controller configured (sources.redfish.url)".to_owned()));
     };
     let url = redfish.url.trim_end_matches('/').to_owned();
     if !is_safe(&url) {
         return Err(Unavailable::Absent(format!(
-            "{url} is not https: the password would be sent for all to see"
+            "{url} is not https: the password would be sent unencrypted"
         )));
     }
     let authorization = authorization(host, &redfish.credentials)?;
@@ -170,7 +170,7 @@ impl Source for Chassis {
         let nobody = self.machine.is_none() && first_error.is_none();
         if let (true, ChassisChoice::Named(name)) = (nobody, &self.choice) {
             let error =
-                io::Error::other(format!("no chassis {name:?} with a meter; there are {}", self.names()));
+                io::Error::other(format!("no chassis {name:?} with a meter; known: {}", self.names()));
             return Err(ReadError::Retry { path: self.url.clone(), error });
         }
         first_error.map_or(Ok(()), Err)
@@ -181,7 +181,7 @@ impl Source for Chassis {
         let others: Vec<&str> =
             self.metered.iter().map(String::as_str).filter(|name| *name != name_of(path)).collect();
         let detail = format!(
-            "the power of chassis {} is taken for this machine's, though there are meters of {}, too",
+            "the power of chassis {} is used for this machine, but there are also meters of {}",
             name_of(path),
             others.join(", ")
         );
@@ -311,7 +311,7 @@ impl Chassis {
             status => return Err(retry(io::Error::other(format!("the controller answered {status}")))),
         }
         let body = response.body_mut().with_config().limit(BODY_MAX_BYTES).read_to_vec().map_err(other)?;
-        serde_json::from_slice(&body).map_err(|_| retry(io::Error::other("the answer is no JSON")))
+        serde_json::from_slice(&body).map_err(|_| retry(io::Error::other("the reply is not JSON")))
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, Subject, Table, Unit, Window, columns};
+use met_core::{Batch, Column, Subject, Table, Unit, Unparsed, Window, columns};
 use met_host::{Host, Targets, clock};
 
 use crate::background::Background;
@@ -15,10 +15,11 @@ use crate::{
 
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source"),
-    BACKGROUND_CPU = Column::counter("background", Unit::Seconds, NANO, "CPU time of the source's own threads, which read what is slow"),
+    BACKGROUND_CPU = Column::counter("background", Unit::Seconds, NANO, "CPU time of the source's own threads, which do the slow readings"),
     ERRORS = Column::counter("errors", Unit::Count, ONE, "readings that failed in part or whole"),
     READINGS = Column::counter("readings", Unit::Count, ONE, "times the source was read"),
     ROWS = Column::gauge("rows", Unit::Count, ONE, "rows of the last reading"),
+    UNPARSED = Column::counter("unparsed", Unit::Count, ONE, "readings that could not be parsed and are missing"),
     SUCCESS = Column::gauge("success", Unit::Count, ONE, "1 if nothing failed in the last reading, else 0"),
 }
 
@@ -60,6 +61,7 @@ struct Running {
     /// The last reading did.
     failing: bool,
     seen_errors: Vec<String>,
+    unparsed: Unparsed,
 }
 
 /// What a source about the machine has read.
@@ -196,6 +198,7 @@ impl Runner {
             cells[ERRORS] = running.errors;
             cells[READINGS] = running.readings;
             cells[ROWS] = running.rows;
+            cells[UNPARSED] = running.unparsed.count;
             cells[SUCCESS] = i64::from(!running.failing);
         }
         // One that is left out costs nothing and fails all the same.
@@ -277,6 +280,19 @@ impl Runner {
         self.sources.iter().filter_map(shortfall)
     }
 
+    /// Counts what was met outside of a source's own reading, such as a process that could not be identified.
+    pub fn count_unparsed(&mut self, name: &str, more: &mut Unparsed) {
+        if let Some(running) = self.sources.iter_mut().find(|running| running.spec.name == name) {
+            running.count_unparsed(more, &mut self.new_errors);
+        }
+    }
+
+    /// The sources of which some readings could not be parsed.
+    pub fn unparsed(&self) -> impl Iterator<Item = (&'static str, &Unparsed)> {
+        let found = self.sources.iter().map(|running| (running.spec.name, &running.unparsed));
+        found.filter(|(_, unparsed)| unparsed.count > 0)
+    }
+
     /// Errors that were not there before, each of them once.
     pub fn take_new_errors(&mut self) -> Vec<NewError> {
         std::mem::take(&mut self.new_errors)
@@ -306,7 +322,7 @@ impl Running {
         let source = match (spec.pace, period) {
             (Pace::Apart(_), Some(period)) => {
                 let source = Background::start(opened, spec, period)
-                    .map_err(|error| Unavailable::Absent(format!("no thread for it: {error}")))?;
+                    .map_err(|error| Unavailable::Absent(format!("cannot start a thread for it: {error}")))?;
                 Box::new(source)
             }
             _ => opened,
@@ -323,6 +339,7 @@ impl Running {
             errors: 0,
             failing: false,
             seen_errors: Vec::new(),
+            unparsed: Unparsed::default(),
         })
     }
 
@@ -388,6 +405,9 @@ impl Running {
         for batch in out.iter_mut().filter(|batch| batch.window == Window::default()) {
             batch.window = window;
         }
+        for batch in &mut *out {
+            self.count_unparsed(&mut batch.unparsed, new);
+        }
         self.failing = result.is_err();
         if let Err(error) = result {
             self.errors += 1;
@@ -395,6 +415,16 @@ impl Running {
             if matches!(error, ReadError::Gone { .. }) {
                 self.source = None;
             }
+        }
+    }
+
+    /// The first one is reported.
+    fn count_unparsed(&mut self, more: &mut Unparsed, new: &mut Vec<NewError>) {
+        let is_first = self.unparsed.count == 0 && more.count > 0;
+        self.unparsed.take_from(more);
+        if let Some(file) = self.unparsed.first.as_ref().filter(|_| is_first) {
+            let message = format!("cannot parse {file}: its values are missing; `met doctor` counts them");
+            new.push(NewError { source: self.spec.name, message });
         }
     }
 
@@ -459,6 +489,33 @@ mod tests {
         let costs: Vec<_> = runner.costs().rows().map(|(row, cells)| (row.part, cells[ERRORS])).collect();
         assert_eq!(costs, [(0, 4), (2, 0)]);
         assert!(runner.batches()[0].is_empty(), "a source that is gone has no rows");
+    }
+
+    #[test]
+    fn readings_that_cannot_be_parsed_are_counted_and_reported_once() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("proc")).unwrap();
+        std::fs::write(root.path().join("proc/loadavg"), "low\n").unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let only = Some(&["node"][..]);
+        let period_max = Some(Duration::from_nanos(1));
+        let mut runner = Runner::open(&host, &Options { node: true, only, period_max, ..Options::default() });
+        let mut reported = Vec::new();
+        for count in 1..=3 {
+            runner.read(&Targets::default(), &TickInfo::default());
+            reported.extend(runner.take_new_errors().into_iter().map(|error| error.message));
+            let (_, cells) = runner.costs().rows().next().unwrap();
+            assert_eq!((cells[UNPARSED], cells[ERRORS]), (count, 0));
+        }
+        assert_eq!(
+            reported,
+            ["cannot parse /proc/loadavg: its values are missing; `met doctor` counts them"]
+        );
+        let (name, unparsed) = runner.unparsed().next().unwrap();
+        assert_eq!(
+            (name, unparsed.to_string().as_str()),
+            ("node", "3 readings could not be parsed (first: /proc/loadavg)")
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use met_core::MISSING;
+use met_core::{MISSING, Unparsed};
 use met_host::{Host, parse};
 
 /// What is below a directory, sorted: parts keep their order from one start to the next. Nothing where there
@@ -46,6 +46,20 @@ pub(crate) fn cell(host: &Host, path: &str, buffer: &mut Vec<u8>) -> io::Result<
         Err(error) if crate::is_gone(&error) => Ok(MISSING),
         Err(error) => Err(error),
     }
+}
+
+/// As `cell`, and counts what is no number. A driver says in angle brackets that it does not know.
+pub(crate) fn reading(
+    host: &Host,
+    path: &str,
+    buffer: &mut Vec<u8>,
+    unparsed: &mut Unparsed,
+) -> io::Result<i64> {
+    buffer.clear();
+    let cell = cell(host, path, buffer)?;
+    let is_unknown = buffer.is_empty() || buffer.starts_with(b"<");
+    unparsed.expect(cell != MISSING || is_unknown, || path.to_owned());
+    Ok(cell)
 }
 
 #[cfg(test)]

@@ -18,13 +18,13 @@ use record::Record;
 
 columns! { COLUMNS:
     CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process, ended threads included"),
-    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its threads were ready to run and waited for a CPU").feeds("run_queue_wait"),
+    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its threads were runnable and waited for a CPU").feeds("run_queue_wait"),
     DELAY_IO = Column::counter("delay_io", Unit::Seconds, NANO, "time its threads waited for storage").feeds("delay_io"),
     DELAY_SWAP = Column::counter("delay_swap", Unit::Seconds, NANO, "time its threads waited for pages to be swapped in").feeds("delay_memory"),
-    DELAY_RECLAIM = Column::counter("delay_reclaim", Unit::Seconds, NANO, "time its threads freed memory before they got some").feeds("delay_memory"),
-    DELAY_COMPACT = Column::counter("delay_compact", Unit::Seconds, NANO, "time its threads moved pages to make large ones").feeds("delay_memory"),
+    DELAY_RECLAIM = Column::counter("delay_reclaim", Unit::Seconds, NANO, "time its threads waited for memory reclaim").feeds("delay_memory"),
+    DELAY_COMPACT = Column::counter("delay_compact", Unit::Seconds, NANO, "time its threads waited for memory compaction").feeds("delay_memory"),
     // Part of it is in delay_swap and delay_io already: no sum of a job may hold it twice.
-    DELAY_THRASH = Column::counter("delay_thrash", Unit::Seconds, NANO, "time its threads waited for pages that had just been dropped"),
+    DELAY_THRASH = Column::counter("delay_thrash", Unit::Seconds, NANO, "time its threads waited for recently evicted pages (thrashing)"),
     SWITCHES_VOLUNTARY = Column::counter("context_switches_voluntary", Unit::Count, ONE, "times a living thread gave up the CPU to wait").feeds("context_switches_voluntary"),
     SWITCHES_INVOLUNTARY = Column::counter("context_switches_involuntary", Unit::Count, ONE, "times a living thread was preempted").feeds("context_switches_involuntary"),
 }
@@ -53,7 +53,7 @@ const OF_PROCESS: u16 = 5;
 const STATISTICS: u16 = 3;
 /// An exit record with that of its process has 1.2 kB today.
 const ANSWER_BYTES_MAX: usize = 2048;
-const DELAYS_OFF: &str = "sudo sysctl kernel.task_delayacct=1    (counts in processes started from then on)";
+const DELAYS_OFF: &str = "sudo sysctl kernel.task_delayacct=1    (applies to processes started afterwards)";
 
 struct TaskStats {
     socket: Socket,
@@ -85,7 +85,7 @@ fn open(host: &Host, _: &Options) -> Opened {
 /// A socket on which the kernel answers, shown by a question about this very process.
 fn connect(host: &Host) -> Result<(Socket, u16), Unavailable> {
     if host.root() != std::path::Path::new("/") {
-        return Err(Unavailable::Absent("a captured machine answers no questions".to_owned()));
+        return Err(Unavailable::Absent("not available on a captured machine".to_owned()));
     }
     let absent = |error: io::Error| Unavailable::Absent(format!("the kernel has no taskstats: {error}"));
     let socket = Socket::open(netlink::GENERIC, 0).map_err(absent)?;

@@ -74,7 +74,7 @@ impl Source for Thermal {
         let [batch] = out else { return Ok(()) };
         let mut first_error = None;
         for (part, (path, critical)) in (0..).zip(&self.zones) {
-            match sysfs::cell(&self.host, path, &mut self.buffer) {
+            match sysfs::reading(&self.host, path, &mut self.buffer, &mut batch.unparsed) {
                 Ok(MISSING) => {}
                 Ok(temperature) => {
                     let cells = batch.push_part(Subject::Node, part);
@@ -120,6 +120,7 @@ mod tests {
               temperature 39850
             Node 7 B0D4
               temperature 44000
+            1 reading could not be parsed (first: /sys/class/thermal/thermal_zone5/temp)
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
     }

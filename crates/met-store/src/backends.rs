@@ -91,13 +91,13 @@ impl Secret {
         let file = File::open(path).map_err(StoreError::io(path))?;
         let mode = file.metadata().map_err(StoreError::io(path))?.permissions().mode();
         if mode & 0o077 != 0 {
-            return Err(refuse("others may read it; chmod 600 closes it"));
+            return Err(refuse("other users can read it; run: chmod 600"));
         }
         let mut text = String::new();
         file.take(SECRET_BYTES_MAX).read_to_string(&mut text).map_err(StoreError::io(path))?;
         let line = text.trim();
         match line.is_empty() || line.chars().any(char::is_control) {
-            true => Err(refuse("one line is needed, with the secret in it")),
+            true => Err(refuse("it must have one line, the secret")),
             false => Ok(Secret(line.to_owned())),
         }
     }
@@ -116,10 +116,10 @@ impl Engine {
             return Err(format!("{url:?} is not an address; write http://host:port or https://host"));
         }
         if parsed.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-            return Err("a password in the address would be shown with it; it belongs in a file".to_owned());
+            return Err("the address contains a password; put it into a file".to_owned());
         }
         if parsed.query().is_some() {
-            return Err(format!("{url:?} has a query behind it; write the address alone"));
+            return Err(format!("{url:?} has a query part; write only the address"));
         }
         Ok(())
     }
@@ -147,7 +147,7 @@ pub(crate) fn certificates(file: Option<&Path>) -> Result<Vec<CertificateDer<'st
     let found: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(path).map_err(|error| refuse(error.to_string()))?.collect();
     match found.map_err(|error| refuse(error.to_string()))? {
-        found if found.is_empty() => Err(refuse("no certificate is in it".to_owned())),
+        found if found.is_empty() => Err(refuse("it has no certificate".to_owned())),
         found => Ok(found),
     }
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use met_core::job::Summary;
 
 use crate::error::StoreError;
-use crate::query::CATALOGUE_FILE;
+use crate::query::{CATALOGUE_FILE, keep_writers_away};
 use crate::reading::{self, SUM_VERSION, Tally};
-use crate::schema::{CATALOGUE, open_for_reading};
+use crate::schema::{CATALOGUE, Sharing, open_shared_or_alone};
 use crate::sql::{self, Sql};
 use crate::sqlite::Sqlite;
 use crate::sums;
@@ -30,7 +30,10 @@ pub struct Checked {
 /// Checks the catalogue in a state directory, also while it is written. `None` where there is none.
 pub fn check(state: &Path) -> Result<Option<Checked>, StoreError> {
     let path = state.join(CATALOGUE_FILE);
-    match open_for_reading(&path, &CATALOGUE) {
+    // Where nobody writes it is opened so that nothing is, not even shared memory.
+    let guard = keep_writers_away(state);
+    let sharing = if guard.is_some() { Sharing::Alone } else { Sharing::Shared };
+    match open_shared_or_alone(&path, &CATALOGUE, sharing) {
         Ok(Some(connection)) => look(&Sqlite::new(connection, &path)).map(Some),
         Ok(None) => Ok(None),
         Err(StoreError::Damaged { what, .. }) => {

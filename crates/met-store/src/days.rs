@@ -11,7 +11,7 @@ use rusqlite::Connection;
 
 use crate::day;
 use crate::error::StoreError;
-use crate::schema::{Access, SERIES, move_aside, open_for_reading, open_for_writing};
+use crate::schema::{Access, SERIES, Sharing, move_aside, open_for_writing, open_shared_or_alone};
 use crate::series::{self, Series, Usage};
 use met_wire::block;
 
@@ -21,13 +21,14 @@ const OPEN_DAYS_MAX: usize = 2;
 pub(crate) struct DayFiles {
     state: PathBuf,
     is_network: bool,
+    sharing: Sharing,
     /// Days the writer has open: on a network file system no second connection gets in.
     open_days: RefCell<Vec<(i64, Connection)>>,
 }
 
 impl DayFiles {
-    pub fn new(state: &Path, is_network: bool) -> DayFiles {
-        DayFiles { state: state.to_path_buf(), is_network, open_days: RefCell::default() }
+    pub fn new(state: &Path, is_network: bool, sharing: Sharing) -> DayFiles {
+        DayFiles { state: state.to_path_buf(), is_network, sharing, open_days: RefCell::default() }
     }
 
     /// Adds what is of one day, in one transaction.
@@ -108,7 +109,7 @@ impl DayFiles {
         let open_days = self.open_days.borrow();
         let result = match open_days.iter().find(|(open, _)| *open == day) {
             Some((_, connection)) => ask(connection).map_err(StoreError::database(&path)),
-            None => match open_for_reading(&path, &SERIES) {
+            None => match open_shared_or_alone(&path, &SERIES, self.sharing) {
                 Ok(Some(connection)) => ask(&connection).map_err(StoreError::database(&path)),
                 Ok(None) => Ok(()),
                 Err(error) => Err(error),

@@ -76,7 +76,7 @@ impl Remote {
         for url in [url, &write_url] {
             Engine::check(url).map_err(|error| refuse("store.series", error))?;
             if engine.credentials.is_some() && Engine::is_open(url) {
-                let error = "a secret is sent over https or to this machine only".to_owned();
+                let error = "a secret is only sent over https or to this machine".to_owned();
                 return Err(refuse(url, error));
             }
         }
@@ -327,7 +327,7 @@ impl Series for Remote {
         if !response.status().is_success() && !self.told_of_removal {
             self.told_of_removal = true;
             let why = complaint(&mut response);
-            tracing::info!("{}: samples of removed jobs stay until they are old: {why}", self.delete_url);
+            tracing::info!("{}: samples of removed jobs stay until they expire: {why}", self.delete_url);
         }
         Ok(())
     }

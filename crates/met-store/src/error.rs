@@ -19,18 +19,24 @@ pub enum StoreError {
     /// The next [`crate::Writer::open`] checks the file and moves it aside if it has to.
     #[error("{}: damaged: {what}", path.display())]
     Damaged { path: PathBuf, what: String },
+    /// Opening it could block or change a device.
+    #[error(
+        "{} is a {kind}, not a regular file: nothing in this store can be read; move it away or set XDG_STATE_HOME to another folder",
+        path.display()
+    )]
+    NotAFile { path: PathBuf, kind: &'static str },
     /// Ask the process that holds it, or try again.
     #[error("{}: in use by another process; try again", path.display())]
     Busy { path: PathBuf },
     /// A server did not answer, or cannot now: the same again later.
-    #[error("{at} cannot be used now: {error}")]
+    #[error("{at} is unavailable: {error}")]
     Unreachable { at: String, error: String },
     /// Understood and refused: the same again will not do.
-    #[error("{at} refuses: {error}")]
+    #[error("{at} rejects the request: {error}")]
     Refused { at: String, error: String },
-    #[error("cannot use {}: {error}; `met doctor` looks at the store", path.display())]
+    #[error("cannot use {}: {error}; see `met doctor`", path.display())]
     Io { path: PathBuf, error: io::Error },
-    #[error("the database {} cannot be used: {error}; `met doctor` looks at the store", path.display())]
+    #[error("the database {} cannot be used: {error}; see `met doctor`", path.display())]
     Database { path: PathBuf, error: rusqlite::Error },
 }
 

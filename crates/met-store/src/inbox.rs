@@ -32,6 +32,8 @@ const COURSE: &str = "course";
 const DONE: &str = "done";
 /// A second copy of the end, for the system daemon, which does not know the job yet.
 const UNREPORTED: &str = "unreported";
+/// Marks a job whose id the system daemon gave: it is to have the end, whoever imports it before.
+const OF_SYSTEM: &str = "of-system";
 
 /// Ids below this are given out by the system daemon, or by users on a machine without one. Above it every user has a
 /// range of their own, for jobs that start while the system daemon cannot be asked. The ranges do not overlap.
@@ -183,7 +185,7 @@ impl JobDir {
         let file = create(&reserved)?;
         replace(&file, &json)?;
         file.sync_all()?;
-        if self.has_own_id() {
+        if self.has_own_id() || self.path.join(OF_SYSTEM).exists() {
             // Before anybody can see the end: the user's own store imports and removes it.
             let _ = self.keep_unreported(&reserved);
         }
@@ -206,6 +208,12 @@ impl JobDir {
     pub fn read_unreported(&self) -> Option<Record> {
         let mut problems = Vec::new();
         self.read_record(UNREPORTED, &mut problems).0.or_else(|| self.read_record(END, &mut problems).0)
+    }
+
+    /// The system daemon gave the id: it is to know the end.
+    pub fn mark_of_system(&self) {
+        // Best effort: without it the end is reported unless somebody else imports it first.
+        let _ = create(&self.path.join(OF_SYSTEM));
     }
 
     /// Gives up reporting it to the system daemon.
@@ -294,7 +302,7 @@ impl JobDir {
         // an end in between must find that there was one.
         let marked = create(&self.path.join(DONE)).is_ok();
         // The end goes last: if this is interrupted, the job is imported again and not taken for a live one.
-        for name in [START, "start.tmp", COURSE, "course.tmp", END_RESERVED, END] {
+        for name in [START, "start.tmp", COURSE, "course.tmp", OF_SYSTEM, END_RESERVED, END] {
             match fs::remove_file(self.path.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -305,6 +313,12 @@ impl JobDir {
         }
         Ok(())
     }
+}
+
+/// How many jobs have ended and are not imported yet.
+pub fn pending_ends(state: &Path) -> usize {
+    let pending = pending(state).unwrap_or_default();
+    pending.iter().filter(|dir| dir.path.join(END).exists()).count()
 }
 
 /// The directories of jobs not imported yet, by id.
@@ -336,6 +350,7 @@ pub fn clean(state: &Path) -> io::Result<()> {
             ignore_unless(fs::remove_dir(&dir.path), io::ErrorKind::DirectoryNotEmpty)?;
         } else if is_abandoned(&dir.path) {
             ignore_unless(fs::remove_file(dir.path.join(END_RESERVED)), io::ErrorKind::NotFound)?;
+            ignore_unless(fs::remove_file(dir.path.join(OF_SYSTEM)), io::ErrorKind::NotFound)?;
             ignore_unless(fs::remove_dir(&dir.path), io::ErrorKind::DirectoryNotEmpty)?;
         }
     }
@@ -356,6 +371,7 @@ fn is_abandoned(path: &Path) -> bool {
     for entry in entries {
         match entry {
             Ok(entry) if entry.file_name() == END_RESERVED => longest = UNSTARTED_AFTER,
+            Ok(entry) if entry.file_name() == OF_SYSTEM => {}
             _ => return false,
         }
     }
@@ -367,7 +383,7 @@ fn is_abandoned(path: &Path) -> bool {
 fn decode_course(bytes: &[u8]) -> (Course, Option<String>) {
     let mut course = Course::new(&JOB);
     let Some(mut rest) = bytes.strip_prefix(COURSE_MAGIC) else {
-        return (course, Some("not a course of this version".into()));
+        return (course, Some("not a series file of this version".into()));
     };
     while !rest.is_empty() {
         let block = rest

@@ -125,7 +125,7 @@ impl Postgres {
     pub fn probe(server: &PostgresServer) -> Result<String, StoreError> {
         let postgres = Postgres::new(server)?;
         Ok(match postgres.connect()?.version {
-            0 => format!("{}, empty as yet", postgres.at),
+            0 => format!("{}, empty", postgres.at),
             version => format!("{}, schema {version}", postgres.at),
         })
     }
@@ -288,7 +288,7 @@ impl ToSql for Value<'_> {
             // The one character that a text may not have here. The record itself says it in other words.
             Value::Text(text) if text.contains('\0') => text.replace('\0', "\u{fffd}").to_sql(kind, out),
             Value::Text(text) => text.to_sql(kind, out),
-            _ => Err(format!("{self:?} is no {kind}").into()),
+            _ => Err(format!("{self:?} is not a {kind}").into()),
         }
     }
 

@@ -63,7 +63,7 @@ impl<'de> Deserialize<'de> for Decimal {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Decimal, E> {
-                text.parse().map(Decimal).map_err(|_| E::custom("a value is no number"))
+                text.parse().map(Decimal).map_err(|_| E::custom("a value is not a number"))
             }
         }
         from.deserialize_str(Text)
@@ -149,7 +149,7 @@ pub(crate) fn read_course(body: impl Read, table: &'static Table) -> Result<Cour
     let mut json = serde_json::Deserializer::from_reader(body);
     let found = Answer(&mut cells).deserialize(&mut json).map_err(|error| error.to_string())?;
     if !found {
-        return Err("the answer holds no series".to_owned());
+        return Err("the reply has no series".to_owned());
     }
     Ok(cells.into_course())
 }

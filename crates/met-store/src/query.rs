@@ -2,15 +2,17 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::ops::{Deref, Range};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use met_core::belief::believe;
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::listing::{self, Cursor, id_number, sort_ns};
 use met_core::{JOB, Table};
+use rustix::fs::{FlockOperation, OFlags};
 
 use crate::backends::Backends;
 use crate::check;
@@ -19,13 +21,13 @@ use crate::error::StoreError;
 use crate::inbox::{self, JobDir};
 use crate::postgresql::Postgres;
 use crate::reading::{self, Parts, exact, select};
-use crate::record::{self, is_unsettled, supersedes, with_what_was_known};
+use crate::record;
 use crate::salvage::{self, Salvage};
-use crate::schema::{CATALOGUE, open_for_reading, open_frozen};
+use crate::schema::{CATALOGUE, Sharing, open_frozen, open_shared_or_alone};
 use crate::series::{self, Series};
 use crate::sql::{self, Noted, Sql, Value};
 use crate::sqlite::Sqlite;
-use crate::store::is_check_due;
+use crate::store::{LOCK_FILE, is_check_due};
 
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
 
@@ -132,6 +134,7 @@ pub(crate) fn live_states() -> String {
 pub struct Queries {
     pub(crate) state: PathBuf,
     backends: Backends,
+    sharing: Sharing,
     /// Empty until there is a database.
     pub(crate) catalogue: OnceCell<Box<dyn Sql>>,
     pub(crate) series: Box<dyn Series>,
@@ -160,6 +163,17 @@ pub struct Reader {
     queries: Queries,
     /// The file that it began with, if it was there.
     file: Option<FileId>,
+    /// While nobody writes: keeps it so.
+    _guard: Option<File>,
+}
+
+/// A shared lock on what a writer locks for itself; `None` where one writes, or where it cannot be told.
+pub(crate) fn keep_writers_away(state: &Path) -> Option<File> {
+    // Without NONBLOCK a FIFO in its place would block the reader.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let lock = OpenOptions::new().read(true).custom_flags(flags).open(state.join(LOCK_FILE)).ok()?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).ok()?;
+    Some(lock)
 }
 
 /// Device and inode.
@@ -172,22 +186,32 @@ impl Reader {
 
     /// As [`Reader::open`], where catalogue or series lie elsewhere.
     pub fn open_with(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
-        let queries = Queries::new(state, backends)?;
+        Reader::of(Queries::new(state, backends)?)
+    }
+
+    fn of(queries: Queries) -> Result<Reader, StoreError> {
         // Before it is opened: of a file that is replaced in between it is then said once too often.
         let file = queries.file();
         match queries.catalogue() {
             // What can be read of it is.
-            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file }),
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file, _guard: None }),
             Err(error) => Err(error),
         }
     }
 
-    /// As [`Reader::open`], and looks through all of it where there is a reason to: a damaged index hides jobs.
+    /// For a command that only reads: where nobody writes, nothing at all is written, and no writer begins before this is
+    /// dropped. Looks through all of it where there is a reason to: a damaged index hides jobs.
     pub fn open_checked(state: &Path) -> Result<Reader, StoreError> {
-        let mut reader = Reader::open(state)?;
-        if is_check_due(&reader.queries.catalogue_path()) {
-            let problems = check::check(state)?.map_or_else(Vec::new, |checked| checked.problems);
-            reader.queries.distrusted = problems.into_iter().next();
+        let guard = keep_writers_away(state);
+        let sharing = if guard.is_some() { Sharing::Alone } else { Sharing::Shared };
+        let queries = Queries::shared_or_alone(state, &Backends::default(), sharing)?;
+        let mut reader = Reader::of(queries)?;
+        reader._guard = guard;
+        if is_check_due(&reader.queries.catalogue_path())
+            && let Ok(Some(catalogue)) = reader.queries.catalogue()
+        {
+            let problem = check::look(catalogue)?.problems.into_iter().next();
+            reader.queries.distrusted = problem;
         }
         Ok(reader)
     }
@@ -206,10 +230,11 @@ impl Reader {
                         ..queries
                     },
                     file,
+                    _guard: None,
                 })
             }
             // What can be read of it is.
-            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file }),
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file, _guard: None }),
             Err(error) => Err(error),
         }
     }
@@ -231,11 +256,16 @@ impl Deref for Reader {
 
 impl Queries {
     pub(crate) fn new(state: &Path, backends: &Backends) -> Result<Queries, StoreError> {
+        Queries::shared_or_alone(state, backends, Sharing::Shared)
+    }
+
+    fn shared_or_alone(state: &Path, backends: &Backends, sharing: Sharing) -> Result<Queries, StoreError> {
         let is_network = crate::network::is_network(state);
         Ok(Queries {
             state: state.to_path_buf(),
             catalogue: OnceCell::new(),
-            series: series::open(state, is_network, backends)?,
+            series: series::open(state, is_network, backends, sharing)?,
+            sharing,
             backends: backends.clone(),
             is_network,
             is_writers: false,
@@ -281,7 +311,7 @@ impl Queries {
             let path = self.catalogue_path();
             let opened: Option<Box<dyn Sql>> = match &self.backends.catalogue {
                 Some(server) => Postgres::for_reading(server)?.map(|server| Box::new(server) as _),
-                None => open_for_reading(&path, &CATALOGUE)?
+                None => open_shared_or_alone(&path, &CATALOGUE, self.sharing)?
                     .map(|connection| Box::new(Sqlite::new(connection, &path)) as _),
             };
             if let Some(opened) = opened {
@@ -530,7 +560,8 @@ impl Queries {
             asked => asked?,
         };
         Ok(match (pending, stored) {
-            (Some(pending), Some(stored)) => Some(merge(&pending, stored)),
+            // What was imported is later than what waits in the inbox.
+            (Some(pending), Some(stored)) => Some(believe(&pending, &stored)),
             (pending, stored) => pending.or(stored),
         })
     }
@@ -661,19 +692,10 @@ fn by_key(dirs: impl IntoIterator<Item = JobDir>) -> HashMap<JobKey, Record> {
 fn settle(catalogue: &dyn Sql, pending: &mut HashMap<JobKey, Record>) -> Result<(), StoreError> {
     for record in pending.values_mut() {
         if let Some(stored) = exact(catalogue, &record.key, Parts::ALL)? {
-            *record = merge(record, stored.record);
+            *record = believe(record, &stored.record);
         }
     }
     Ok(())
-}
-
-/// An end in the inbox is news to the catalogue; a start is not.
-fn merge(pending: &Record, stored: Record) -> Record {
-    if !pending.state.is_live() && supersedes(pending, &stored) && is_unsettled(&stored) {
-        with_what_was_known(pending, &stored)
-    } else {
-        stored
-    }
 }
 
 fn trim(course: &mut Course, begin_ms: i64, end_ms: i64) {

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use met_core::JOB;
-use met_core::job::{JobKey, Part, Record, State, Summary, finer};
+use met_core::belief::{believe, is_outranked, may_live_again};
+use met_core::job::{JobKey, Record, State, Summary};
 use met_core::listing::{id_number, sort_ns};
 
 use crate::device;
@@ -30,17 +31,21 @@ pub(crate) fn newest_change(sql: &dyn Sql) -> Result<i64> {
 /// Keys of terms already looked up. To be emptied when a transaction is undone.
 pub(crate) type Terms = HashMap<String, i64>;
 
-/// Writes what `record` adds to the catalogue. A job that ended stays ended: a live record that arrives
-/// late changes nothing, and neither does `lost` after a real end.
+/// Writes what `record` adds to the catalogue. What changes nothing of a job that is known better is not a change.
 pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result<()> {
+    // Only its node has figures of a running job, and its latest are all there are: the older ones are not read.
     let parts = if record.state.is_live() { Parts::NONE } else { Parts::ALL };
-    let before = exact(sql, &record.key, parts)?;
+    let mut before = exact(sql, &record.key, parts)?;
+    if record.state.is_live() && before.as_ref().is_some_and(|before| !before.record.state.is_live()) {
+        before = exact(sql, &record.key, Parts::ALL)?;
+    }
     let mut merged = None;
     if let Some(before) = &before {
-        if !supersedes(record, &before.record) {
+        let believed = believe(&before.record, record);
+        if is_outranked(record, &before.record) && believed == before.record {
             return Ok(());
         }
-        merged = Some(with_what_was_known(record, &before.record));
+        merged = Some(believed);
     }
     let record = merged.as_ref().unwrap_or(record);
     let figures = Figures::of(sql, terms, record)?;
@@ -57,7 +62,7 @@ pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result
 /// its scheduler said of its end stays.
 pub(crate) fn revive(sql: &dyn Sql, key: &JobKey) -> Result<()> {
     let Some(stored) = exact(sql, key, Parts::NONE)? else { return Ok(()) };
-    if stored.record.state.is_live() || is_ended_by_scheduler(&stored.record) {
+    if !may_live_again(&stored.record) {
         return Ok(());
     }
     write_row(sql, &Record { state: State::Running, end_ns: None, ..stored.record }, None).map(drop)
@@ -66,98 +71,6 @@ pub(crate) fn revive(sql: &dyn Sql, key: &JobKey) -> Result<()> {
 /// Removes a job's row with its totals; its samples, if any, stay.
 pub(crate) fn delete(sql: &dyn Sql, key: &JobKey) -> Result<u64> {
     sql.execute(&format!("DELETE FROM job WHERE {EXACT}"), &key_values(key))
-}
-
-/// Whether `new` says more of a job than `old`.
-pub(crate) fn supersedes(new: &Record, old: &Record) -> bool {
-    let rank = |state: State| match state {
-        state if state.is_live() => 0,
-        State::Lost => 1,
-        _ => 2,
-    };
-    rank(new.state) >= rank(old.state)
-}
-
-/// Whether the end of a job is still to come, or was only guessed.
-pub(crate) fn is_unsettled(record: &Record) -> bool {
-    record.state.is_live() || record.state == State::Lost
-}
-
-/// Whether a scheduler said that it ended, and not only a node. That one was asked says nothing: it may have answered
-/// that the job runs, before its end or on another node. His word on the state is dropped where a node's end goes beyond
-/// it, so an ended job that has one has it for its end.
-fn is_ended_by_scheduler(record: &Record) -> bool {
-    !is_unsettled(record) && record.scheduling.asked_ns.is_some() && record.manager_state.is_some()
-}
-
-/// A job is told of by the node it runs on and by its scheduler, in any order; and its end is written by who
-/// saw it end. Nothing that one of them knows is to be lost by what another one says.
-pub(crate) fn with_what_was_known(new: &Record, old: &Record) -> Record {
-    let mut record = new.clone();
-    let was_told = old.scheduling.asked_ns.is_some();
-    if record.gpus.is_empty() && (is_unsettled(old) || was_told) {
-        record.gpus.clone_from(&old.gpus);
-    }
-    if !new.state.is_live() && (is_unsettled(old) || was_told) {
-        record.totals.fill_from(&old.totals);
-        if record.events.is_empty() {
-            record.events.clone_from(&old.events);
-        }
-        for (column, summary) in old.summaries.iter() {
-            if record.summaries.get(column).is_none() {
-                record.summaries.set(column, *summary);
-            }
-        }
-    }
-    // Who was asked later has heard of the earlier answer.
-    if new.scheduling.asked_ns < old.scheduling.asked_ns {
-        keep_the_schedulers_word(&mut record, old);
-    }
-    record.requested.fill_from(&old.requested);
-    record.allocated.fill_from(&old.allocated);
-    record.scheduling.fill_from(&old.scheduling);
-    keep_parts(&mut record.parts, &old.parts);
-    record
-}
-
-/// What a scheduler said of a job beats what its node says of the same things.
-fn keep_the_schedulers_word(record: &mut Record, old: &Record) {
-    let mut told = (old.requested.clone(), old.allocated.clone(), old.scheduling.clone());
-    told.0.fill_from(&record.requested);
-    told.1.fill_from(&record.allocated);
-    told.2.fill_from(&record.scheduling);
-    (record.requested, record.allocated, record.scheduling) = told;
-    record.account = old.account.clone().or(record.account.take());
-    record.start_ns = finer(record.start_ns, old.start_ns);
-    if !old.name.is_empty() {
-        record.name.clone_from(&old.name);
-    }
-    if !old.nodes.is_empty() {
-        record.nodes.clone_from(&old.nodes);
-    }
-    if !is_unsettled(old) {
-        record.state = old.state;
-        record.manager_state.clone_from(&old.manager_state);
-        (record.exit_code, record.signal) = (old.exit_code, old.signal);
-        record.end_ns = finer(record.end_ns, old.end_ns);
-    }
-}
-
-fn keep_parts(parts: &mut Vec<Part>, old: &[Part]) {
-    for old in old {
-        let is_it =
-            |part: &&mut Part| (&part.node, &part.step, &part.task) == (&old.node, &old.step, &old.task);
-        match parts.iter_mut().find(is_it) {
-            Some(part) => {
-                part.name = part.name.take().or_else(|| old.name.clone());
-                part.start_ns = part.start_ns.or(old.start_ns);
-                part.end_ns = part.end_ns.or(old.end_ns);
-                part.exit_code = part.exit_code.or(old.exit_code);
-                part.totals.fill_from(&old.totals);
-            }
-            None => parts.push(old.clone()),
-        }
-    }
 }
 
 /// The key that a statement with `RETURNING key` gave.

@@ -1,11 +1,12 @@
 //! The tables on disk, and how a file of any released version becomes one of this version.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, FileType, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use crate::error::StoreError;
@@ -72,6 +73,9 @@ pub(crate) fn open_for_writing(
     schema: &Schema,
     access: Access,
 ) -> Result<Connection, StoreError> {
+    if let Ok(found) = fs::metadata(path) {
+        check_regular(path, found.file_type())?;
+    }
     create_private(path).map_err(StoreError::io(path))?;
     // Looked at without the right to write: a newer program's file stays as it is, its log included.
     let found = open_for_reading(path, schema)?.map_or(Ok(0), |connection| version_of(&connection, path))?;
@@ -137,17 +141,78 @@ fn migrate(connection: &mut Connection, schema: &Schema, found: i64) -> rusqlite
     transaction.commit()
 }
 
+/// How a file is opened for reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// It may be being written.
+    #[default]
+    Shared,
+    /// The caller keeps every writer away, and has no other connection to it.
+    Alone,
+}
+
 /// Opens a file that may be being written. `None` where there is none yet, or nothing in it.
 pub(crate) fn open_for_reading(path: &Path, schema: &Schema) -> Result<Option<Connection>, StoreError> {
+    open_shared_or_alone(path, schema, Sharing::Shared)
+}
+
+pub(crate) fn open_shared_or_alone(
+    path: &Path,
+    schema: &Schema,
+    sharing: Sharing,
+) -> Result<Option<Connection>, StoreError> {
     match fs::metadata(path) {
-        Ok(_) => {}
+        Ok(file) => check_regular(path, file.file_type())?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(StoreError::io(path)(error)),
     }
+    let connection = match sharing {
+        Sharing::Shared => open_shared(path)?,
+        Sharing::Alone => open_alone(path)?,
+    };
+    checked(connection, path, schema)
+}
+
+/// SQLite opens whatever is there: on a FIFO it would wait for ever.
+fn check_regular(path: &Path, found: FileType) -> Result<(), StoreError> {
+    let kind = match found {
+        found if found.is_file() => return Ok(()),
+        found if found.is_dir() => "directory",
+        found if found.is_fifo() => "FIFO",
+        found if found.is_socket() => "socket",
+        _ => "device",
+    };
+    Err(StoreError::NotAFile { path: path.to_path_buf(), kind })
+}
+
+fn open_shared(path: &Path) -> Result<Connection, StoreError> {
     let database = StoreError::database(path);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(database)?;
     connection.busy_timeout(Duration::from_secs(1)).map_err(database)?;
+    Ok(connection)
+}
+
+/// Opens a file without the shared memory by which processes share its log: what is in the log is looked up in memory of
+/// our own. Nothing is written, not even beside the file.
+fn open_alone(path: &Path) -> Result<Connection, StoreError> {
+    let has_log = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    if !has_log && path.to_str().is_some() {
+        return open_frozen(path);
+    }
+    let database = StoreError::database(path);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // This one takes no locks, which a file that cannot be written would refuse.
+    let connection = Connection::open_with_flags_and_vfs(path, flags, "unix-none").map_err(database)?;
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(database)?;
+    // It would take itself for the last one that has the file open, and remove the log.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(database)?;
+    Ok(connection)
+}
+
+/// The connection, if the file is one of ours; `None` if there is nothing in it.
+fn checked(connection: Connection, path: &Path, schema: &Schema) -> Result<Option<Connection>, StoreError> {
+    let database = StoreError::database(path);
     let found = match version_of(&connection, path) {
         Ok(0) => {
             let tables: i64 = connection

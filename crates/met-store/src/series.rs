@@ -18,7 +18,7 @@ use crate::device::DEVICE;
 use crate::engine::Remote;
 use crate::error::StoreError;
 use crate::node::NODE;
-use crate::schema::beside;
+use crate::schema::{Sharing, beside};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 
 /// The bytes of something's blocks.
@@ -83,10 +83,11 @@ pub(crate) fn open(
     state: &Path,
     is_network: bool,
     backends: &Backends,
+    sharing: Sharing,
 ) -> std::result::Result<Box<dyn Series>, StoreError> {
     Ok(match &backends.series {
         Some(engine) => Box::new(Remote::new(engine)?),
-        None => Box::new(DayFiles::new(state, is_network)),
+        None => Box::new(DayFiles::new(state, is_network, sharing)),
     })
 }
 

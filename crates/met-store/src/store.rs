@@ -7,6 +7,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use met_core::belief::is_known_end;
 use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Record};
 use rustix::fs::FlockOperation;
@@ -26,7 +27,7 @@ use crate::series;
 use crate::sql::{Sql, in_transaction};
 use crate::sqlite::{SUSPECT, Sqlite};
 
-const LOCK_FILE: &str = "store.lock";
+pub(crate) const LOCK_FILE: &str = "store.lock";
 /// A catalogue of up to this size is looked through whenever it is opened: it takes some milliseconds.
 const SMALL_BYTES: u64 = 4 << 20;
 /// A larger one once in this time.
@@ -239,7 +240,7 @@ impl Writer {
         // Not what is in the inbox: that is the very end that is asked about.
         let Some(sql) = self.queries.catalogue.get() else { return Ok(false) };
         let known = reading::exact(&**sql, key, Parts::NONE)?;
-        Ok(known.is_some_and(|known| !record::is_unsettled(&known.record)))
+        Ok(known.is_some_and(|known| is_known_end(&known.record)))
     }
 
     fn discard(&self, dir: &JobDir, imported: &mut Imported) -> Result<(), StoreError> {

@@ -57,7 +57,7 @@ fn servers_are_asked_whether_they_would_do() {
         backends.probe().into_iter().map(|(what, told)| format!("{what}: {}", told.unwrap())).collect()
     };
     let series = format!("series: http://127.0.0.1:{}", engine.port);
-    assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, empty as yet", &series]);
+    assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, empty", &series]);
     drop(Place::new(backends.clone(), 0, true).writer());
     assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, schema 4", &series]);
     drop((postgresql, engine));

@@ -1,3 +1,6 @@
-//! HTTP for daemon and server: the listener with its TLS and logins, and who is asking.
+//! What daemon and server show over HTTP: the listener, the API over one way to ask, and bounds on answers.
 
+pub mod answers;
+pub mod api;
 pub mod listener;
+pub mod problem;

@@ -71,14 +71,15 @@ pub enum Error {
     #[error("{address}: {error}")]
     Listen { address: Address, error: io::Error },
     #[error(
-        "{address} can be reached by others, and nothing is encrypted: name a web_config with tls_server_config, or say plain: yes"
+        "{address} can be reached by other machines, and TLS is off: set web_config with tls_server_config, \
+         or plain: yes"
     )]
     Plain { address: Address },
     #[error("{}: {error}", path.display())]
     Read { path: PathBuf, error: io::Error },
     #[error("{}: {message}", path.display())]
     Content { path: PathBuf, message: String },
-    #[error("no thread for HTTP: {0}")]
+    #[error("cannot start the HTTP thread: {0}")]
     Thread(io::Error),
 }
 
@@ -116,7 +117,7 @@ impl Server {
             .name("http".to_owned())
             .spawn(move || {
                 if let Some(Err(error)) = in_thread.map(|first| first()) {
-                    return tracing::error!("http: {error}: nobody is served");
+                    return tracing::error!("http: {error}: no requests are served");
                 }
                 runtime.block_on(serve(at_work, listeners, stopped));
                 runtime.shutdown_background();

@@ -203,7 +203,7 @@ fn others_are_not_spoken_to_in_plain_words_unless_asked_for() {
         Server::start(Options { listen, plain, ..options(web_config) }, router())
     };
     let refused = open(false, None).err().unwrap().to_string();
-    assert!(refused.starts_with("0.0.0.0:0 can be reached by others"), "{refused}");
+    assert!(refused.starts_with("0.0.0.0:0 can be reached by other machines"), "{refused}");
     assert!(open(true, None).is_ok());
     let (_folder, path) = web(TLS);
     assert!(open(false, Some(&path)).is_ok());
@@ -289,18 +289,18 @@ fn a_file_that_cannot_be_followed_is_refused_with_the_reason() {
     .map(|yaml| complaint(yaml) + "\n")
     .collect();
     expect![[r#"
-        /web.yml: basic_auth_users: what stands for "ann" is not a bcrypt hash; write one with `htpasswd -nBC 10 ann`
+        /web.yml: basic_auth_users: the password of "ann" is not a bcrypt hash; write one with `htpasswd -nBC 10 ann`
         /web.yml: line 1 column 1: unknown field `basic_auth_user`, expected one of tls_server_config, http_server_config, basic_auth_users
         /web.yml: tls_server_config.key_file is missing
         /none.pem: No such file or directory (os error 2)
-        /server-key.pem: holds no certificate (PEM)
-        /server.pem: holds no private key (PEM)
-        /web.yml: tls_server_config.min_version: "TLS10" is not spoken here; write TLS12 or TLS13
+        /server-key.pem: has no certificate (PEM)
+        /server.pem: has no private key (PEM)
+        /web.yml: tls_server_config.min_version: "TLS10" is not supported; write TLS12 or TLS13
         /web.yml: tls_server_config: min_version is above max_version
-        /web.yml: tls_server_config.client_auth_type: RequireAnyClientCert: a certificate that nobody checks proves nothing; write VerifyClientCertIfGiven or RequireAndVerifyClientCert
+        /web.yml: tls_server_config.client_auth_type: RequireAnyClientCert: the certificate would not be verified; write VerifyClientCertIfGiven or RequireAndVerifyClientCert
         /web.yml: tls_server_config.client_ca_file is missing
-        /web.yml: tls_server_config.client_auth_type: "Maybe" is not known
-        /web.yml: tls_server_config: client_ca_file says nothing without client_auth_type: RequireAndVerifyClientCert
+        /web.yml: tls_server_config.client_auth_type: "Maybe" is unknown
+        /web.yml: tls_server_config: client_ca_file needs client_auth_type: RequireAndVerifyClientCert
         /web.yml: http_server_config.headers: "a b" is not a header with a value
         /web.yml: basic_auth_users: "ann" has no password hash; write one with `htpasswd -nBC 10 ann`
         /web.yml: basic_auth_users: "ann" has no password hash; write one with `htpasswd -nBC 10 ann`

@@ -148,9 +148,9 @@ pub enum BadBatch {
     Packing(io::Error),
     #[error("it is larger than {UNPACKED_BYTES_MAX} bytes when unpacked, or than {RATIO_MAX} times its size")]
     TooLarge,
-    #[error("it does not begin like a batch")]
+    #[error("it is not a batch")]
     Magic,
-    #[error("it is of version {0}, and up to {VERSION} is understood here")]
+    #[error("it has version {0}, at most {VERSION} is supported")]
     Version(u8),
     #[error("a frame is cut off or too long at byte {0}")]
     Frame(usize),

@@ -103,7 +103,7 @@ fn little_that_unpacks_to_much_is_refused() {
 #[test]
 fn what_is_no_batch_is_told_why() {
     let refusal = |plain: &[u8]| Batch::unpack(&gzipped(plain)).unwrap_err().to_string();
-    assert_eq!(refusal(b"hello"), "it does not begin like a batch");
+    assert_eq!(refusal(b"hello"), "it is not a batch");
     assert_eq!(refusal(b"MET\x01"), "no header at byte 4");
     assert_eq!(refusal(b"MET\x01H\x7f{}"), "a frame is cut off or too long at byte 4");
     assert_eq!(refusal(b"MET\x01H\xff\xff\xff\xff\xff{}"), "a frame is cut off or too long at byte 4");

@@ -12,8 +12,10 @@ use crate::view::table::View;
     name = "met",
     version,
     about = "What did my job do with the machine?",
-    long_about = "Runs jobs, measures them with all their children, and tells what they did with the machine: \
-                  CPU, memory, I/O, GPUs, energy. No set-up, no root, no configuration.\n\nWithout a command, the jobs are listed.",
+    long_about = "Runs jobs, measures them with all their children, and reports what they did with the \
+    machine:  \
+                  CPU, memory, I/O, GPUs, energy. No setup, no root, no configuration.\n\nWithout a \
+                  command, the jobs are listed.",
     after_help = "Examples:\n  met time -- make -j8          run, watch, report\n  met run -- python train.py    \
                   run in the background\n  met list                      all jobs\n  met show @last                \
                   the newest one"
@@ -23,7 +25,7 @@ pub struct Cli {
     #[arg(long, short, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Ask the server of a cluster instead of this machine: list, show, nodes, node NODE (default: $MET_SERVER)
+    /// Query a cluster server instead of this machine: list, show, nodes, node NODE (default: $MET_SERVER)
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
 
@@ -54,22 +56,22 @@ pub enum Command {
     /// Start a command in the background as a job
     #[command(after_help = "Example:\n  met run -n training -- python train.py --epochs 30")]
     Run(RunArgs),
-    /// Measure a process that already runs, with its children, until it ends
+    /// Measure a running process, with its children, until it ends
     #[command(after_help = "Example:\n  met attach 3113 -n server")]
     Attach(AttachArgs),
-    /// Stop measuring an attached process; it runs on
+    /// Stop measuring an attached process; it keeps running
     #[command(after_help = "Example:\n  met detach 12")]
     Detach(DetachArgs),
     /// List the jobs
     #[command(visible_alias = "ls", after_help = "Example:\n  met list cpu --since 2h --state running")]
     List(ListArgs),
-    /// Report on one job, running or finished, with its course over time
+    /// Report on one job, running or finished, with charts over time
     #[command(after_help = "Example:\n  met show 12")]
     Show(ShowArgs),
     /// Show the process tree of a running job
     #[command(after_help = "Example:\n  met ps @last")]
     Ps(PsArgs),
-    /// Show the graphics cards now: who uses them, who holds them and idles
+    /// Show the GPUs now: who uses them, who holds them idle
     #[command(after_help = "Example:\n  met gpus")]
     Gpus(GpusArgs),
     /// Show the machine now: load, memory, pressure, disks, networks, power, temperatures
@@ -80,40 +82,38 @@ pub enum Command {
     /// Print what a job wrote
     #[command(after_help = "Example:\n  met logs -f 12")]
     Logs(LogsArgs),
-    /// Wait for jobs to end; exits with the job's exit code, of several with the worst
+    /// Wait for jobs to end; exits with the job's exit code, with several jobs the highest
     #[command(after_help = "Example:\n  met wait 12 13 && echo both succeeded")]
     Wait(WaitArgs),
     /// End jobs with all their processes
     #[command(after_help = "Example:\n  met cancel 12 --grace 30s")]
     Cancel(CancelArgs),
-    /// Forget finished jobs; their output files stay
+    /// Remove the records of finished jobs; their output files stay
     #[command(after_help = "Example:\n  met rm 12")]
     Rm(RmArgs),
-    /// Measure jobs for a user, or as root for everybody; started by itself when needed
-    #[command(after_help = "Example:\n  met daemon --stop     end it; jobs run on")]
+    /// Measure jobs of one user, or as root of all users; started automatically when needed
+    #[command(after_help = "Example:\n  met daemon --stop     stop it; jobs keep running")]
     Daemon(DaemonArgs),
-    /// Take what daemons of a cluster send, keep it, and answer for all of them
-    #[command(
-        after_help = "Examples:\n  met server                                       serve, on 127.0.0.1:9317 unless the file says otherwise\n  \
+    /// Receive and store what the daemons of a cluster send, and answer queries about all nodes
+    #[command(after_help = "Examples:\n  met server                                       serve, on \
+        127.0.0.1:9317 unless http.listen is set\n  \
                       met server enroll n1 | ssh n1 met daemon --join https://met.example:9317\n  \
-                      met server enroll --user ada                     a token to ask with"
-    )]
+                      met server enroll --user ada                     a token for queries")]
     Server(ServerArgs),
-    /// Show the nodes of a cluster: when they were last heard of, their clocks, what they run
+    /// Show the nodes of a cluster: when each last sent data, its clock offset, its running jobs
     #[command(after_help = "Example:\n  met --server https://met.example:9317 nodes")]
     Nodes(NodesArgs),
     /// Show or change how often a running daemon samples and which events it counts, without a restart
-    #[command(
-        after_help = "Examples:\n  met configure                                    what holds, and until when\n  \
+    #[command(after_help = "Examples:\n  met configure                                    show the current \
+        settings\n  \
                       met configure --period 1.5s --perf page_faults   until the daemon ends\n  \
                       met configure --period 100ms --job slurm:12      while this job runs\n  \
-                      met configure --reset                            as the file says"
-    )]
+                      met configure --reset                            back to the configuration file")]
     Configure(ConfigureArgs),
-    /// Say what can be measured on this machine, what not, why, and what would enable it
+    /// Show what can be measured on this machine, what cannot, why, and how to enable it
     #[command(after_help = "Example:\n  met doctor")]
     Doctor(DoctorArgs),
-    /// Show what a kilowatt hour emits; set it for a time, or compute the emissions of jobs anew
+    /// Show the emission factor in g/kWh; set it for a period, or recompute job emissions
     #[command(
         after_help = "Example:\n  met emissions set 34 --since 2026-01-14\n  met emissions recompute\n  met emissions unset"
     )]
@@ -121,7 +121,7 @@ pub enum Command {
     /// Print the catalogue of everything measured
     #[command(after_help = "Example:\n  met metrics --markdown")]
     Metrics(MetricsArgs),
-    /// Print every key of the configuration file with its default; into a file or pipe as Markdown
+    /// Print every configuration key with its default; as Markdown if the output is not a terminal
     #[command(after_help = "Example:\n  met config | less")]
     Config,
     /// Print shell completions
@@ -142,7 +142,7 @@ fn number_of_jobs(text: &str) -> Result<usize, String> {
 }
 
 fn process_number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "write the number of a process, as `ps -e` shows it".to_owned())
+    text.parse().map_err(|_| "write a process id, as `ps -e` shows it".to_owned())
 }
 
 impl Command {
@@ -264,7 +264,7 @@ pub struct ListArgs {
     /// At most this many jobs, the newest (default: 50; all with --json and --csv)
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = number_of_jobs)]
     pub limit: Option<usize>,
-    /// Keep the list on the screen and up to date
+    /// Keep the list on the screen and refresh it
     #[arg(long, short, conflicts_with_all = ["json", "csv"])]
     pub watch: bool,
 }
@@ -301,7 +301,7 @@ pub struct NodeArgs {
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
-    /// Show its course since this time, as a daemon kept it: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
+    /// Show charts since this time, as stored by a daemon: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub since: Option<String>,
     /// With --since: print every value as CSV
@@ -314,7 +314,7 @@ pub struct LogsArgs {
     /// A job: 12, slurm:1234_7, a name (its newest), or @last
     #[arg(value_name = "JOB", default_value = "@last")]
     pub job: String,
-    /// Go on printing until the job ends
+    /// Keep printing until the job ends
     #[arg(long, short)]
     pub follow: bool,
     /// Print standard error instead of standard output
@@ -334,7 +334,7 @@ pub struct CancelArgs {
     /// Jobs: 12, slurm:1234_7, a name (its newest), or @last
     #[arg(value_name = "JOB", required = true)]
     pub jobs: Vec<String>,
-    /// Signal to begin with, by name or number
+    /// Signal to send first, by name or number
     #[arg(long, value_name = "SIGNAL", default_value = "TERM", allow_hyphen_values = true)]
     pub signal: String,
     /// How long the job may take to end before it is killed
@@ -358,25 +358,25 @@ pub struct RmArgs {
 
 #[derive(Debug, Args)]
 pub struct DaemonArgs {
-    /// End the running daemon; jobs run on
+    /// Stop the running daemon; jobs keep running
     #[arg(long)]
     pub stop: bool,
-    /// Print what the running daemon does
+    /// Print the status of the running daemon
     #[arg(long, conflicts_with = "stop")]
     pub status: bool,
     /// With --status: print JSON
     #[arg(long, requires = "status")]
     pub json: bool,
-    /// As root: measure root's own jobs only, not everybody's
+    /// As root: measure root's own jobs only, not those of all users
     #[arg(long)]
     pub user: bool,
-    /// Send to this server from now on, with the token that is read from standard input; then serve
+    /// Send to this server from now on, with a token read from standard input; then run the daemon
     #[arg(long, value_name = "URL", conflicts_with_all = ["stop", "status"])]
     pub join: Option<String>,
     /// With --join: read the token from this file, which only its owner may read
     #[arg(long, value_name = "FILE", requires = "join")]
     pub token_file: Option<PathBuf>,
-    /// With --join: who vouches for the server (PEM)
+    /// With --join: CA bundle for the server's certificate (PEM; default: system CAs)
     #[arg(long, value_name = "FILE", requires = "join")]
     pub ca_file: Option<PathBuf>,
     /// With --join: the name of this node as it was enrolled (default: its host name)
@@ -385,7 +385,7 @@ pub struct DaemonArgs {
     /// With --join: allow http:// to another machine
     #[arg(long, requires = "join")]
     pub plain: bool,
-    /// Leave when there has been no job for a while; how `met run` starts it
+    /// Exit when there has been no job for a while; used by `met run`
     #[arg(long, hide = true)]
     pub auto: bool,
 }
@@ -398,12 +398,12 @@ pub struct ServerArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum ServerAction {
-    /// Let a node send, or with --user or --operator somebody ask; prints a token, once
+    /// Register a node, or with --user or --operator a user or operator; prints a token, once
     #[command(
         after_help = "Example:\n  met server enroll n1 | ssh n1 met daemon --join https://met.example:9317"
     )]
     Enroll(NewArgs),
-    /// Take all tokens of a node, user or operator back
+    /// Revoke all tokens of a node, user or operator
     #[command(after_help = "Example:\n  met server expel n1")]
     Expel(EnrollArgs),
 }
@@ -412,19 +412,19 @@ pub enum ServerAction {
 pub struct NewArgs {
     #[command(flatten)]
     pub who: EnrollArgs,
-    /// Replace a node that was reinstalled: earlier tokens end, and the next to send with the new one is the node
+    /// Replace a reinstalled node: revoke its tokens, and accept the next machine that uses the new one
     #[arg(long, conflicts_with_all = ["user", "operator"])]
     pub replace: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct EnrollArgs {
-    /// Name of the node, as its host name is, or of a user
+    /// Name of the node (usually its host name) or of the user
     pub name: String,
-    /// A user, who may see his own jobs
+    /// A user, who may see their own jobs
     #[arg(long)]
     pub user: bool,
-    /// Somebody who may see everybody's jobs
+    /// An operator, who may see all users' jobs
     #[arg(long, conflicts_with = "user")]
     pub operator: bool,
 }
@@ -438,26 +438,26 @@ pub struct NodesArgs {
 
 #[derive(Debug, Args)]
 pub struct ConfigureArgs {
-    /// Time between samples, as behind `sampling.interval`: 1.5s, 100ms
+    /// Time between samples, as in `sampling.interval`: 1.5s, 100ms
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub period: Option<String>,
-    /// Events to count, as behind `perf.events`: page_faults,instructions:u; an empty text is none
+    /// Events to count, as in `perf.events`: page_faults,instructions:u; empty string: none
     #[arg(long, value_name = "EVENTS")]
     pub perf: Option<String>,
-    /// Only while this job runs; events in it alone: 12, slurm:1234_7, a name, or @last
+    /// Only while this job runs; events are counted in this job only: 12, slurm:1234_7, a name, or @last
     #[arg(long, value_name = "JOB")]
     pub job: Option<String>,
-    /// Take earlier changes back; with --job those for that job
+    /// Undo earlier changes; with --job those for that job
     #[arg(long)]
     pub reset: bool,
-    /// The daemon of this user, also where one runs for everybody
+    /// Use this user's own daemon even if a system daemon is running
     #[arg(long)]
     pub user: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Say what reading each source costs; looks for five seconds
+    /// Show what reading each source costs; measures for five seconds
     #[arg(long)]
     pub cost: bool,
     /// Print JSON
@@ -473,11 +473,11 @@ pub struct EmissionsArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum EmissionsCommand {
-    /// Say what a kilowatt hour emitted from a time on
+    /// Set the emission factor for a period
     Set(EmissionsSetArgs),
-    /// Take back what was set, for a time or altogether
+    /// Remove factors that were set, for a period or all
     Unset(EmissionsUnsetArgs),
-    /// Compute the emissions of jobs that are over anew, by the factors as they are known now
+    /// Recompute the emissions of finished jobs with the factors known now
     Recompute {
         /// Jobs started after this time: 2h, 7d, today, 2026-01-14 (default: all)
         #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
@@ -490,23 +490,23 @@ pub struct EmissionsSetArgs {
     /// Grams of CO2 equivalent per kilowatt hour
     #[arg(value_name = "GRAMS", allow_negative_numbers = true)]
     pub grams: f64,
-    /// From when on: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
+    /// Start of the period: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub since: String,
-    /// Until when (default: until another one is known)
+    /// End of the period (default: until another factor is known)
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub until: Option<String>,
-    /// For jobs that this user keeps himself (`met time`), also where a daemon keeps everybody's
+    /// Use this user's own store (`met time`) even if a system daemon is running
     #[arg(long)]
     pub user: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct EmissionsUnsetArgs {
-    /// From when on: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z (default: all)
+    /// Start of the period: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z (default: all)
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub since: Option<String>,
-    /// Until when (default: all)
+    /// End of the period (default: all)
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub until: Option<String>,
 }

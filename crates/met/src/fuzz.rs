@@ -7,16 +7,16 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use met_core::job::State;
-use met_server::cluster::{ClusterView, Latest, Misunderstood};
+use met_server::cluster::{ClusterView, Latest, Misunderstood, api};
 use met_store::Backends;
-use met_store::cluster::{Bearer, Log};
+use met_store::cluster::Log;
 
-use crate::server;
 use met_core::sample;
 use met_query::handshake::Hello;
 use met_query::jobs;
 use met_query::protocol::{Reply, Request, read_frame, write_frame};
 use met_query::setting::Setting;
+use met_query::viewer::Viewer;
 
 const JOB_NAME: &str = "a-private-name";
 
@@ -113,9 +113,9 @@ impl Running {
 pub fn server(bytes: &[u8]) {
     static VIEW: OnceLock<ClusterView> = OnceLock::new();
     let view = VIEW.get_or_init(server_with_jobs);
-    let _ = server::answer_bytes(view, &Bearer::Operator("operator".to_owned()), bytes);
-    let Ok(answer) = server::answer_bytes(view, &Bearer::User("stranger".to_owned()), bytes) else { return };
-    let answer = String::from_utf8(answer).expect("an answer is text");
+    let _ = api::answer(view, &Viewer::Everything, bytes);
+    let Ok(answer) = api::answer(view, &Viewer::User("stranger".to_owned()), bytes) else { return };
+    let answer = serde_json::to_string(&answer).expect("an answer is text");
     assert!(!answer.contains(JOB_NAME), "a stranger is answered {answer}");
 }
 

@@ -46,7 +46,7 @@ fn run(cli: Cli) -> Result<i32> {
         (&cli.server, cli.command.as_ref().filter(|command| !command.asks_a_server()))
     {
         return Err(Failure::usage(format!(
-            "met {} is about this machine; --server goes with list, show, nodes and node NODE",
+            "`met {}` works on this machine only; --server is for list, show, nodes and node NODE",
             command.name()
         )));
     }
@@ -101,7 +101,7 @@ fn one_line(text: &str) -> String {
     let words = usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
     let command = words.collect::<Vec<_>>().join(" ");
     if text.contains("required arguments") && text.contains("<CMD>") {
-        return format!("no command given; write it behind --, as in: {command} -- python train.py");
+        return format!("no command given; put it after --, as in: {command} -- python train.py");
     }
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let said = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));

@@ -1,6 +1,7 @@
 //! Jobs that somebody else runs: what to type where `met` must not act itself.
 
 use met_core::job::{LOCAL, Record};
+use met_core::managers;
 
 /// Whether another program started the job, and ends and cleans up after it.
 pub fn is_foreign(record: &Record) -> bool {
@@ -9,38 +10,12 @@ pub fn is_foreign(record: &Record) -> bool {
 
 /// The command that ends the job, in the words of its manager; none where there is no one command for it.
 pub fn cancel_command(record: &Record) -> Option<String> {
-    let id = record.shown_id();
-    Some(match record.key.manager.as_str() {
-        "slurm" => format!("scancel {id}"),
-        "oar" => format!("oardel {id}"),
-        "pbs" => format!("qdel {id}"),
-        // A shell would take the brackets for a pattern.
-        "lsf" if id.contains('[') => format!("bkill \"{id}\""),
-        "lsf" => format!("bkill {id}"),
-        "condor" | "htcondor" => format!("condor_rm {id}"),
-        "kubernetes" => format!("kubectl delete pod {}", record.name),
-        "docker" => format!("docker stop {id}"),
-        "podman" => format!("podman stop {id}"),
-        "systemd" => format!("systemctl stop {id}"),
-        _ => return None,
-    })
+    managers::find(&record.key.manager)?.cancel.map(|command| command(record))
 }
 
 /// Where the output of such a job may be found.
 pub fn output_hint(record: &Record) -> Option<String> {
-    let id = record.shown_id();
-    Some(match record.key.manager.as_str() {
-        "slurm" => format!("`scontrol show job {id}` names StdOut and StdErr, mostly slurm-{id}.out"),
-        "oar" => format!("`oarstat -f -j {id}` names the files, mostly OAR.{id}.stdout and .stderr"),
-        "pbs" => format!("`qstat -f {id}` names Output_Path and Error_Path"),
-        "lsf" => format!("`bpeek {id}` shows it while the job runs"),
-        "condor" | "htcondor" => format!("`condor_tail {id}` shows it while the job runs"),
-        "kubernetes" => format!("`kubectl logs {}` shows it", record.name),
-        "docker" => format!("`docker logs {id}` shows it"),
-        "podman" => format!("`podman logs {id}` shows it"),
-        "systemd" => format!("`journalctl -u {id}` shows it"),
-        _ => return None,
-    })
+    managers::find(&record.key.manager)?.output.map(|hint| hint(record))
 }
 
 #[cfg(test)]

@@ -7,16 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use met_core::job::{JobKey, Record};
-use met_core::listing::Cursor;
-use met_core::{Table, gpu};
+use anyhow::{Context, Result};
+use met_core::Table;
 use met_host::Address;
 use met_jobs::scheduler::join;
-use met_server::cluster::api::{self, Api, Unanswered};
+use met_server::cluster::api::{self, Api};
 use met_server::cluster::{ClusterView, Keeper, Misunderstood, Plan};
-use met_store::cluster::{Bearer, Log};
-use met_store::{Filter, NodePart, StoreError};
+use met_store::cluster::Log;
 use met_web::listener::{Options, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
@@ -28,26 +25,16 @@ use met_agent::supervise::Signals;
 use met_config::Failure;
 use met_config::paths::{Place, create_private};
 use met_config::{Config, Scope};
-use met_query::jobs::{self, JobRef, JobsFilter};
-use met_query::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
+use met_query::jobs;
 use met_query::setting::Setting;
 
 /// Where a server listens that was told nothing: on this machine alone.
 const LISTEN: &str = "127.0.0.1:9317";
-/// A node that was not heard of for so long is late.
-pub const LATE_NS: i64 = 180_000_000_000;
 /// A level holds no longer than this in the course of a job on several nodes.
 const GAP_MS: i64 = 60_000;
 const CONNECTIONS_MAX: usize = 4096;
 /// As long as a node waits: its batch may have come slowly.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Samples in one reply: some ten megabytes.
-const PAGE_SAMPLES: usize = 50_000;
-/// Of all parts of a node together, which have fewer columns than a job.
-const NODE_PAGE_SAMPLES: usize = 100_000;
-/// By how much the clock of a node may be ahead of this one.
-const AHEAD_MS: i64 = 6 * 3_600_000;
-
 /// Where a server keeps things: beside what a daemon of the same machine keeps.
 pub fn state(setting: &Setting) -> PathBuf {
     state_in(place(setting))
@@ -88,6 +75,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
             let joined = join::adopt(measured, known);
             (joined.write, joined.remove)
         },
+        sinks: setting.config.sinks.clone(),
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
     let (latest, misunderstood) = (keeper.latest().clone(), Misunderstood::default());
@@ -102,9 +90,8 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let root = rustix::process::getuid().is_root();
     let asked = &setting.config.schedulers;
     let schedulers = Schedulers::start(&setting.host, asked, root, Scope::Cluster, before)?;
-    let asked = view.clone();
-    let answering = Box::new(move |bearer: &Bearer, question: &[u8]| answer_bytes(&asked, bearer, question));
-    let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, misunderstood, answering));
+    let query = Arc::new(view.clone());
+    let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, misunderstood, query));
     let pages = page::Pages::new(view, setting.config.http.jobs_max);
     let server = listen(setting, &api, pages)?;
     for address in server.local_addrs() {
@@ -131,7 +118,9 @@ fn only_one(state: &Path) -> Result<std::fs::File> {
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(_) => Err(Failure::usage(format!("a server runs already with its state in {}", state.display()))),
+        Err(_) => {
+            Err(Failure::usage(format!("a server with its state in {} is already running", state.display())))
+        }
     }
 }
 
@@ -150,11 +139,14 @@ fn listen(setting: &Setting, api: &Arc<Api>, pages: page::Pages) -> Result<Serve
         body_bytes_max: usize::MAX,
         answer_within: ANSWER_WITHIN,
         connections_max: CONNECTIONS_MAX.min(most),
-        own_checks: &[api::ROOT],
+        own_checks: &[met_web::api::ROOT],
         background_threads: 4,
         ..Options::new(addresses)
     };
-    let server = Server::start(options, api::router(Arc::clone(api)).merge(page::router(pages, api)));
+    let server = Server::start(
+        options,
+        api::router(Arc::clone(api), setting.config.jobs.layouts.clone()).merge(page::router(pages, api)),
+    );
     server.map_err(|error| Failure::usage(format!("http: {error}")))
 }
 
@@ -196,149 +188,6 @@ fn ends(signals: &Signals) -> bool {
 
 fn table_named(name: &str) -> Option<&'static Table> {
     met_sources::catalogue().into_iter().find(|table| table.name == name)
-}
-
-pub(crate) fn answer_bytes(
-    view: &ClusterView,
-    bearer: &Bearer,
-    question: &[u8],
-) -> Result<Vec<u8>, Unanswered> {
-    let request: Request = serde_json::from_slice(question)
-        .map_err(|error| Unanswered::Question(format!("this is no question: {error}")))?;
-    if !is_for_a_server(&request) {
-        let reason = "this is not asked of a server, but of a daemon on its node";
-        return Err(Unanswered::Question(reason.to_owned()));
-    }
-    let reply = answer(view, bearer, request).map_err(|error| Unanswered::Failed(format!("{error:#}")))?;
-    serde_json::to_vec(&reply).map_err(|error| Unanswered::Failed(error.to_string()))
-}
-
-fn is_for_a_server(request: &Request) -> bool {
-    use Request::{CardCourse, Course, Find, FindAfter, Jobs, NodeCourses, Nodes};
-    let lists = matches!(request, Jobs(_) | Find(_) | FindAfter { .. });
-    lists || matches!(request, Course { .. } | CardCourse { .. } | NodeCourses { .. } | Nodes)
-}
-
-fn answer(view: &ClusterView, bearer: &Bearer, request: Request) -> Result<Reply> {
-    let sees = |record: &Record| match bearer {
-        Bearer::Operator(_) => true,
-        Bearer::User(name) => record.user.as_ref() == Some(name),
-        Bearer::Node(_) => false,
-    };
-    match request {
-        Request::Jobs(mut filter) => {
-            if let Bearer::User(name) = bearer {
-                filter.user = Some(name.clone());
-            }
-            let (page, unreadable) = view.page(&filter.to_store_for_reply())?;
-            let warnings = match bearer {
-                Bearer::Operator(_) => jobs::unreadable(&unreadable),
-                _ => (!unreadable.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
-            };
-            Ok(filter.reply(page, warnings.into_iter().collect()))
-        }
-        Request::Find(job) => find(view, bearer, &job, None, sees),
-        Request::FindAfter { job, after } => find(view, bearer, &job, Some(&after), sees),
-        Request::Course { key, after_ms } => {
-            let mut course = match visible(view, &key, sees)? {
-                Some(_) => view.course(&key, after_ms)?,
-                None => return Ok(Reply::Course(WireCourse::default())),
-            };
-            course.truncate(PAGE_SAMPLES);
-            Ok(Reply::Course(WireCourse::of(&course)))
-        }
-        Request::CardCourse { key, uuid, after_ms } => {
-            let Some(record) = visible(view, &key, sees)? else {
-                return Ok(Reply::Course(WireCourse::default()));
-            };
-            let mut course = card_course(view, &record, &uuid, after_ms)?;
-            course.truncate(PAGE_SAMPLES);
-            Ok(Reply::Course(WireCourse::of(&course)))
-        }
-        Request::NodeCourses { node, .. } if !view.has_heard_of(&node)? => Ok(Reply::Error {
-            message: format!("no node {node:?} was ever enrolled; `met nodes` lists them"),
-        }),
-        Request::NodeCourses { node, after_ms } => {
-            Ok(Reply::NodeCourses(node_courses(view, &node, after_ms, jobs::now_ns() / 1_000_000)?))
-        }
-        Request::Nodes => Ok(Reply::Nodes(nodes(view)?)),
-        _ => bail!("this is not asked of a server, but of a daemon on its node"),
-    }
-}
-
-fn find(
-    view: &ClusterView,
-    bearer: &Bearer,
-    job: &JobRef,
-    after: Option<&Cursor>,
-    sees: impl Fn(&Record) -> bool,
-) -> Result<Reply> {
-    let mut found = view.ask(|store| jobs::find(store, job))?;
-    found.retain(sees);
-    if let Bearer::User(user) = bearer
-        && found.is_empty()
-    {
-        // The newest of all is somebody else's.
-        let own = Filter { user: Some(user.clone()), ..Filter::default() };
-        found = view.ask(|store| jobs::newest_of(store, job, &own))?;
-    }
-    let (found, next) = jobs::page_of(found, after);
-    let jobs = view.with_figures(found)?;
-    Ok(match next {
-        Some(_) => Reply::JobsPage { jobs, next, warnings: Vec::new() },
-        None => Reply::Jobs(jobs),
-    })
-}
-
-fn visible(
-    view: &ClusterView,
-    key: &JobKey,
-    sees: impl Fn(&Record) -> bool,
-) -> Result<Option<Record>, StoreError> {
-    Ok(view.ask(|store| store.get(key))?.filter(sees))
-}
-
-/// The course of a card while the job had it.
-fn card_course(
-    view: &ClusterView,
-    record: &Record,
-    uuid: &str,
-    after_ms: i64,
-) -> Result<met_core::course::Course> {
-    let allocations = view.ask(|store| store.allocations(&record.key))?;
-    let Some(had) = allocations.iter().find(|had| had.uuid == uuid) else {
-        return Ok(met_core::course::Course::new(&gpu::card::TABLE));
-    };
-    let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
-    let end_ms = had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000);
-    Ok(view.card_course(&record.nodes, uuid, begin_ms, end_ms)?)
-}
-
-/// A span of the courses of a node, which are nobody's secret.
-fn node_courses(view: &ClusterView, node: &str, after_ms: i64, now_ms: i64) -> Result<NodeCourses> {
-    let span_ms = (after_ms.saturating_add(1).max(0), now_ms.saturating_add(AHEAD_MS));
-    let page = view.node_page(node, &met_sources::catalogue(), span_ms, NODE_PAGE_SAMPLES)?;
-    let wire = |(part, course): (NodePart, _)| (part.table, part.part, WireCourse::of(&course));
-    Ok(NodeCourses { parts: page.courses.into_iter().map(wire).collect(), until_ms: page.until_ms })
-}
-
-fn nodes(view: &ClusterView) -> Result<Vec<NodeStatus>> {
-    let running = JobsFilter { states: vec![met_core::job::State::Running], ..JobsFilter::default() };
-    let running = view.ask(|store| store.jobs(&running.to_store()))?;
-    let now_ns = jobs::now_ns();
-    let status = |node: met_store::cluster::Node| NodeStatus {
-        jobs: running.iter().filter(|record| record.nodes.contains(&node.name)).count(),
-        late: node.seen_ns.is_none_or(|seen_ns| now_ns - seen_ns > LATE_NS),
-        problem: view.misunderstood.of(&node.name),
-        name: node.name,
-        seen_ns: node.seen_ns,
-        version: node.version,
-        cpus: node.cpus,
-        memory_bytes: node.memory_bytes,
-        clock_offset_ns: node.clock_offset_ns,
-        dropped_samples: node.dropped_samples,
-    };
-    Ok(view.nodes()?.into_iter().map(status).collect())
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ fn met_time_says_why_it_knows_nothing_of_cards_that_were_given() {
     machine.script(&format!("{CARD}error nvmlInit 0 18\n"));
     let report = machine.output(&["time", "--", "sleep", "2"]).stderr;
     let report = String::from_utf8(report).unwrap();
-    let words = "the job was given cards (CUDA_VISIBLE_DEVICES), and nothing is known of them";
+    let words = "the job was given GPUs (CUDA_VISIBLE_DEVICES) that cannot be read";
     assert!(report.contains(words) && report.contains("different versions"), "{report}");
     machine.script(CARD);
     let report = String::from_utf8(machine.output(&["time", "--", "sleep", "1"]).stderr).unwrap();
@@ -59,7 +59,7 @@ fn doctor_calls_cards_of_which_one_is_lost_less_and_not_missing() {
     let doctor = machine.met(&["doctor"]);
     let at = doctor.lines().position(|line| line.contains(" nvidia ")).unwrap();
     let lines: Vec<&str> = doctor.lines().skip(at).take(2).collect();
-    assert!(lines[0].starts_with("less ") && lines[0].contains("card 1"), "{doctor}");
+    assert!(lines[0].starts_with("part ") && lines[0].contains("GPU 1"), "{doctor}");
     assert!(lines[1].trim_start().starts_with("enable: sudo nvidia-smi --gpu-reset"), "{doctor}");
 }
 

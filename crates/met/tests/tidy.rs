@@ -1,10 +1,49 @@
 //! Rules that no compiler checks.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const FUNCTION_LINES_MAX: usize = 70;
+const FIELDS_MAX: usize = 12;
+const IMPL_FILES_MAX: usize = 2;
+
+/// Types that change themselves and have more fields than that. The list and its numbers may only become smaller.
+const LARGE: [(&str, &str, usize); 19] = [
+    ("met-agent", "Charged", 20),
+    ("met-agent", "NodeEnergy", 18),
+    ("met-agent", "Sampler", 24),
+    ("met-agent", "Supervision", 16),
+    ("met-agent", "Tracked", 20),
+    ("met-core", "Cards", 17),
+    ("met-core", "Exit", 13),
+    ("met-core", "Ledger", 16),
+    ("met-core", "Meter", 13),
+    ("met-core", "Scheduling", 15),
+    ("met-core", "Use", 34),
+    ("met-core", "Whole", 16),
+    ("met-jobs", "Discovery", 30),
+    ("met-jobs", "Identity", 14),
+    ("met-jobs", "Job", 22),
+    ("met-jobs", "Recorded", 19),
+    ("met-server", "Work", 14),
+    ("met-sinks", "Maker", 13),
+    ("met-sources", "Nvidia", 15),
+];
+
+/// Names of types whose methods are in more files than that; types of one name in a crate count together. The list and its numbers may only become smaller.
+const SPREAD: [(&str, &str, usize); 9] = [
+    ("met", "Page", 4),
+    ("met-agent", "Sampler", 10),
+    ("met-core", "Cards", 3),
+    ("met-insight", "Reader", 6),
+    ("met-jobs", "Discovery", 5),
+    ("met-server", "ClusterView", 3),
+    ("met-server", "Work", 6),
+    ("met-store", "Queries", 4),
+    ("met-store", "Writer", 5),
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -67,6 +106,79 @@ fn no_function_is_too_long_to_read() {
     assert!(seen > 300, "only {seen} functions found: the search is broken");
 }
 
+/// The production code of a crate's file, with the name of the crate; nothing for other files.
+fn production<'a>(path: &Path, text: &'a str) -> Option<(String, &'a str)> {
+    let inside = path.strip_prefix(root().join("crates")).ok()?;
+    let mut parts = inside.iter().map(|part| part.to_str().unwrap());
+    let (name, is_source) = (parts.next()?.to_owned(), parts.next()? == "src");
+    let is_test = parts.any(|part| part == "tests" || part == "tests.rs" || part.ends_with("_tests.rs"));
+    let mut ends = text.match_indices("\n#[cfg(test)]\n").map(|(at, _)| at);
+    // A module of tests is the last thing in its file.
+    let end = ends.find(|&at| text[at..].lines().nth(2).unwrap().ends_with("mod tests {"));
+    (is_source && !is_test).then(|| (name, &text[..end.unwrap_or(text.len())]))
+}
+
+/// What begins in the first column with one of these words, by name, with the lines up to its closing brace.
+fn items<'a>(text: &'a str, begins: &[&str]) -> Vec<(&'a str, &'a str)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let rest = begins.iter().find_map(|begin| line.strip_prefix(begin)).map(|rest| {
+            // Past the parameters of `impl<'a> Name<'a>`.
+            rest.strip_prefix('<').and_then(|rest| rest.split_once("> ")).map_or(rest, |(_, rest)| rest)
+        });
+        if let Some(rest) = rest.filter(|rest| rest.ends_with("{\n") && !rest.contains(" for ")) {
+            let name = rest.trim_start().split(|letter: char| !letter.is_alphanumeric()).next().unwrap();
+            let length = text[at..].find("\n}\n").unwrap_or(text.len() - at);
+            found.push((name, &text[at..at + length]));
+        }
+        at += line.len();
+    }
+    found
+}
+
+/// Fails where a number is above its limit and not that of an exception, or an exception is out of date.
+fn compare(
+    what: &str,
+    max: usize,
+    counted: &BTreeMap<(String, String), usize>,
+    listed: &[(&str, &str, usize)],
+) {
+    let over = counted.iter().filter(|(_, count)| **count > max);
+    let over: Vec<_> = over.map(|((name, kind), count)| (name.as_str(), kind.as_str(), *count)).collect();
+    assert_eq!(over, listed, "{what}: split those that are new, and correct what is smaller");
+}
+
+#[test]
+fn no_type_with_behaviour_knows_everything() {
+    let (mut fields, mut files) = (BTreeMap::new(), BTreeMap::new());
+    let mut behaves = BTreeSet::new();
+    for (path, text) in sources() {
+        let Some((name, text)) = production(&path, &text) else { continue };
+        let mut here = BTreeSet::new();
+        for (kind, body) in items(text, &["impl"]) {
+            here.insert(kind);
+            if body.contains("(&mut self") || body.contains("        &mut self,\n") {
+                behaves.insert((name.clone(), kind.to_owned()));
+            }
+        }
+        here.iter().for_each(|kind| *files.entry((name.clone(), (*kind).to_owned())).or_insert(0) += 1);
+        for (kind, body) in items(text, &["struct", "pub struct", "pub(super) struct", "pub(crate) struct"]) {
+            let is_field = |line: &&str| {
+                let rest = line.strip_prefix("    ").filter(|rest| !rest.starts_with([' ', '/', '#']));
+                rest.is_some_and(|rest| rest.contains(": "))
+            };
+            let count = body.lines().filter(is_field).count();
+            let known = fields.entry((name.clone(), kind.to_owned())).or_insert(0);
+            *known = count.max(*known);
+        }
+    }
+    assert!(behaves.len() > 100 && fields.len() > 300, "the search is broken");
+    fields.retain(|kind, _| behaves.contains(kind));
+    compare("fields", FIELDS_MAX, &fields, &LARGE);
+    compare("files with methods", IMPL_FILES_MAX, &files, &SPREAD);
+}
+
 #[test]
 fn every_fixture_is_used() {
     let mut fixtures = Vec::new();
@@ -101,4 +213,281 @@ fn links_in_the_documentation_lead_somewhere() {
         }
     }
     assert!(links > 5);
+}
+
+/// Words that puzzle a reader who does not know the code, and what to write instead. Whole words, in any case unless
+/// they are written with a capital here.
+const ODD_WORDS: &[(&str, &str)] = &[
+    ("Kept.", "Saved."),
+    ("Taken back.", "Removed."),
+    ("a folder of yours", "a folder you own"),
+    ("all on the way", "in transit"),
+    ("anew", "again"),
+    ("any more", "no longer"),
+    ("are asked", "are queried"),
+    ("asked for", "requested, configured"),
+    ("at ease", "idle"),
+    ("behind --", "after --"),
+    ("breaks off", "is cut off, ends"),
+    ("by heat", "temperature"),
+    ("cannot keep", "cannot store"),
+    ("card", "GPU"),
+    ("cards", "GPUs"),
+    ("course", "series, charts"),
+    ("dear", "expensive"),
+    ("doing nothing", "idle"),
+    ("does nothing", "is idle"),
+    ("empty text", "empty string"),
+    ("everybody", "all users"),
+    ("for all to see", "unencrypted"),
+    ("from 1 on", "≥ 1"),
+    ("goes on", "continues"),
+    ("going on without", "continuing without"),
+    ("good grace", "grace period"),
+    ("heard", "received"),
+    ("heed", "apply"),
+    ("heeded", "applied"),
+    ("held down", "throttled"),
+    ("his own", "their own"),
+    ("holds for", "applies to"),
+    ("holds no", "has no"),
+    ("is asked", "is queried"),
+    ("is kept by", "is stuck in"),
+    ("is over", "is finished"),
+    ("jobs run on", "jobs keep running"),
+    ("laid aside", "quarantined"),
+    ("lie aside", "are quarantined"),
+    ("lies", "is"),
+    ("mend", "repair"),
+    ("mends", "repairs"),
+    ("no job fits", "no jobs match"),
+    ("no job with a card", "no jobs used a GPU"),
+    ("nobody", "no user, no process"),
+    ("not understood", "cannot parse"),
+    ("of old", "before"),
+    ("of the world", "world average"),
+    ("of this moment", "current"),
+    ("other emissions", "emissions updated"),
+    ("passed over", "skipped, ignored"),
+    ("per cent", "percent"),
+    ("process runs on", "process keeps running"),
+    ("put right", "corrected"),
+    ("question", "request, query"),
+    ("questions", "requests, queries"),
+    ("ready to run", "runnable"),
+    ("run already", "are already running"),
+    ("runs already", "is already running"),
+    ("says otherwise", "differs, overrides"),
+    ("somebody", "a user, another program"),
+    ("something that it reads", "a source"),
+    ("speaks", "uses"),
+    ("spoken", "supported"),
+    ("stands", "is"),
+    ("stood", "was"),
+    ("tell", "report, print"),
+    ("tells", "reports, prints"),
+    ("that are over", "finished"),
+    ("those there are", "all"),
+    ("thrown away", "dropped"),
+    ("told", "reported, printed"),
+    ("towards", "to"),
+    ("used for nothing", "free"),
+    ("vouch", "certify"),
+    ("vouches", "CA certificate"),
+    ("what holds", "the settings"),
+    ("what waited", "the spool"),
+    ("which server?", "no server given"),
+    ("whoever", "the user who"),
+    ("whose names", "authentication required"),
+];
+
+/// Where an odd word stays: the file, a part of the text around it, and why.
+const WORDS_THAT_STAY: &[(&str, &str, &str)] = &[];
+
+/// Texts that are still to be corrected, and pages that quote them: a file or folder, and a part of the text (all of
+/// it if empty). TEMPORARY: this list only becomes shorter, and an entry that excepts nothing fails the test.
+const STILL_TO_DO: &[(&str, &str)] = &[
+    ("crates/met-agent/src/daemon/", ""),
+    ("crates/met-sinks/src/", ""),
+    ("crates/met-server/src/cluster/keeper", ""),
+    ("README.md", "average of the world 2019"),
+    ("docs/metrics.md", "`met_job_allocated_gpus`"),
+    ("docs/metrics.md", "`met_job_gpu_info`"),
+    ("docs/metrics.md", "`met_job_info`"),
+    ("docs/operator.md", "`over plain HTTP all on the way can read it`"),
+    ("docs/operator.md", "`the sampling thread is kept by source …`"),
+];
+
+fn is_word(letter: char) -> bool {
+    letter.is_alphanumeric() || letter == '_'
+}
+
+/// Where a phrase begins, as whole words.
+fn occurrences<'a>(text: &'a str, phrase: &'a str) -> impl Iterator<Item = usize> + 'a {
+    text.match_indices(phrase).map(|(at, _)| at).filter(move |at| {
+        let begins_inside = text[..*at].chars().next_back().is_some_and(is_word);
+        let ends_inside = phrase.ends_with(is_word) && text[at + phrase.len()..].starts_with(is_word);
+        !begins_inside && !ends_inside
+    })
+}
+
+/// A text without the names of variables in a format, of code in backticks, and of targets of links.
+fn without_names(text: &str) -> String {
+    let mut rest = text;
+    let mut kept = String::new();
+    let closings = [("{", '}'), ("`", '`'), ("](", ')')];
+    let first = |rest: &str| {
+        closings.iter().filter_map(|(open, close)| Some((rest.find(open)? + open.len(), *close))).min()
+    };
+    while let Some((at, close)) = first(rest) {
+        let end = rest[at..].find(close).filter(|&end| !rest[at..at + end].contains(' '));
+        kept.push_str(&rest[..at]);
+        rest = &rest[at + end.map_or(0, |end| end + close.len_utf8())..];
+    }
+    kept + rest
+}
+
+/// The odd phrases of a text, each with what to write instead.
+fn odd_words(text: &str) -> Vec<(&'static str, &'static str)> {
+    let text = without_names(text).split_whitespace().collect::<Vec<_>>().join(" ");
+    let lower = text.to_lowercase();
+    let is_odd = |phrase: &str| match phrase {
+        "course" => occurrences(&lower, phrase).any(|at| !lower[..at].ends_with("of ")),
+        _ if phrase.contains(char::is_uppercase) => occurrences(&text, phrase).next().is_some(),
+        _ => occurrences(&lower, phrase).next().is_some(),
+    };
+    let mut found: Vec<_> = ODD_WORDS.iter().filter(|(phrase, _)| is_odd(phrase)).copied().collect();
+    let is_no = |at: usize| {
+        let (before, after) = (&lower[..at], &lower[at + "is no ".len()..]);
+        !before.ends_with("there ") && !after.starts_with("longer") && !after.starts_with("more")
+    };
+    if occurrences(&lower, "is no ").any(is_no) {
+        found.push(("is no", "is not a"));
+    }
+    found
+}
+
+/// What a program of this file may print: its string literals without those of its tests, each with its line.
+fn literals(text: &str) -> Vec<(usize, String)> {
+    let is_inline = |at: &usize| text[*at..].lines().nth(1).is_some_and(|line| line.ends_with('{'));
+    let tests = text.match_indices("#[cfg(test)]\nmod ").map(|(at, _)| at).find(is_inline);
+    let text = &text[..tests.unwrap_or(text.len())];
+    let letters: Vec<char> = text.chars().collect();
+    let (mut found, mut line, mut at) = (Vec::new(), 1, 0);
+    while at < letters.len() {
+        let rest = &letters[at..];
+        let length = match rest {
+            ['/', '/', ..] => rest.iter().position(|&letter| letter == '\n').unwrap_or(rest.len()),
+            ['\'', '\\', _, '\'', ..] => 4,
+            ['\'', _, '\'', ..] => 3,
+            ['r', '#' | '"', ..] if at == 0 || !is_word(letters[at - 1]) => {
+                raw_literal(rest, line, &mut found)
+            }
+            ['"', ..] => literal(rest, line, &mut found),
+            _ => 1,
+        };
+        line += rest[..length].iter().filter(|&&letter| letter == '\n').count();
+        at += length;
+    }
+    found
+}
+
+fn literal(rest: &[char], line: usize, found: &mut Vec<(usize, String)>) -> usize {
+    let mut at = 1;
+    let mut text = String::new();
+    while rest[at] != '"' {
+        if rest[at] == '\\' {
+            at += 1;
+            text.push(' ');
+        } else {
+            text.push(rest[at]);
+        }
+        at += 1;
+    }
+    found.push((line, text));
+    at + 1
+}
+
+fn raw_literal(rest: &[char], line: usize, found: &mut Vec<(usize, String)>) -> usize {
+    let hashes = rest[1..].iter().take_while(|&&letter| letter == '#').count();
+    if rest.get(1 + hashes) != Some(&'"') {
+        return 1;
+    }
+    let text: String = rest[2 + hashes..].iter().collect();
+    let end = format!("\"{}", "#".repeat(hashes));
+    let text = &text[..text.find(&end).unwrap()];
+    found.push((line, text.to_owned()));
+    2 + hashes + text.chars().count() + end.len()
+}
+
+/// All that users read: literals of production code that are sentences and no SQL, the help of the command line,
+/// and the pages for users.
+fn user_visible() -> Vec<(String, usize, String)> {
+    let mut found = Vec::new();
+    let place = |path: &Path| path.strip_prefix(root()).unwrap().display().to_string();
+    for (path, text) in sources() {
+        let name = place(&path);
+        let is_test = ["/tests/", "/tests.rs", "_tests.rs", "/fuzz.rs", "benches/"];
+        if is_test.iter().any(|part| name.contains(part)) {
+            continue;
+        }
+        let is_sql = |text: &str| {
+            ["SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "WHERE"].iter().any(|word| text.contains(word))
+        };
+        let said = literals(&text).into_iter().filter(|(_, text)| text.trim().contains(' ') && !is_sql(text));
+        found.extend(said.map(|(line, text)| (name.clone(), line, text)));
+        if name.ends_with("met/src/cli.rs") {
+            let help = text
+                .lines()
+                .enumerate()
+                .filter_map(|(at, line)| Some((at, line.trim().strip_prefix("///")?)));
+            found.extend(help.map(|(at, help)| (name.clone(), at + 1, help.to_owned())));
+        }
+    }
+    let mut pages = vec![root().join("README.md")];
+    files_below(&root().join("docs"), &mut pages);
+    for page in pages {
+        let text = fs::read_to_string(&page).unwrap();
+        found.extend(text.lines().enumerate().map(|(at, line)| (place(&page), at + 1, line.to_owned())));
+    }
+    found
+}
+
+#[test]
+fn what_users_read_is_in_usual_words() {
+    let all = user_visible();
+    assert!(all.len() > 3000, "only {} texts found: the search is broken", all.len());
+    let excepted = WORDS_THAT_STAY.iter().map(|(path, part, _)| (*path, *part));
+    let excepted: Vec<(&str, &str)> = excepted.chain(STILL_TO_DO.iter().copied()).collect();
+    let mut used = vec![false; excepted.len()];
+    let mut odd = Vec::new();
+    for (file, line, text) in &all {
+        for (word, usual) in odd_words(text) {
+            match excepted.iter().position(|(path, part)| file.starts_with(path) && text.contains(part)) {
+                Some(index) => used[index] = true,
+                None => odd.push(format!("{file}:{line}: {word:?} (write: {usual}): {}", text.trim())),
+            }
+        }
+    }
+    assert!(odd.is_empty(), "{} odd words:\n{}", odd.len(), odd.join("\n"));
+    let unused: Vec<_> = excepted.iter().zip(used).filter(|(_, used)| !used).collect();
+    assert!(unused.is_empty(), "exceptions that except nothing: {unused:?}");
+}
+
+#[test]
+fn odd_words_are_found_as_whole_words_and_in_literals_only() {
+    let found = |text: &str| odd_words(text).into_iter().map(|(word, _)| word).collect::<Vec<_>>();
+    assert_eq!(found("It is TOLD to  nobody"), ["nobody", "told"]);
+    assert_eq!(found("a card\nis no GPU"), ["card", "is no"]);
+    assert_eq!(
+        found("there is no job; it is no longer kept. of course, a discarded card_name {cards} `told.rs`"),
+        [""; 0]
+    );
+    assert_eq!(found("Kept. `met list` tells more"), ["Kept.", "tells"]);
+    let code = "// told\nlet told = \"one \\\n   two\"; let x = ('\"', r#\"a \"b\" c\"#);\n#[cfg(test)]\nmod tests {\n \"d\" }";
+    let texts: Vec<_> = literals(code)
+        .into_iter()
+        .map(|(line, text)| (line, text.split_whitespace().collect::<Vec<_>>().join(" ")))
+        .collect();
+    assert_eq!(texts, [(2, "one two".to_owned()), (3, "a \"b\" c".to_owned())]);
 }

@@ -1,27 +1,27 @@
 //! Questions to a daemon: who may ask for which jobs, and what he is told.
 
-use std::time::Instant;
-
 use anyhow::{Context, Result, bail};
+use met_core::course::Course;
 use met_core::job::{JobKey, Record, State};
 use met_core::job_table::CPU;
 use met_core::listing::Cursor;
-use met_store::{Filter, Salvage};
+use met_store::{NodePart, Page};
 
 use super::found;
-use super::keeping::Keeping;
 use super::permissions::{self, Access, Caller, Role};
+use super::registry::is_found;
 use super::sampling::Sampling;
+use super::service::Service;
 use super::socket::Peer;
+use super::unflushed::{self, Wanted};
 use met_host::users;
 use met_query::jobs::{self, JobRef};
 use met_query::live::Live;
-use met_query::protocol::{DiscoveryStatus, Reply, Request, Status, WireCourse};
+use met_query::protocol::{DiscoveryStatus, NodeStatus, Reply, Request, Status, WireCourse};
+use met_query::query::{self, PAGE_SAMPLES};
+use met_query::viewer::Viewer;
 
-/// Samples in one reply: some ten megabytes.
-const PAGE_SAMPLES: usize = 50_000;
-
-impl Keeping {
+impl Service {
     /// What this caller may do by this request; an error if nothing.
     pub fn access(&self, request: &Request, caller: &Caller) -> Result<Access> {
         let row = permissions::row(request);
@@ -38,7 +38,7 @@ impl Keeping {
     }
 
     fn role(&self, peer: Peer) -> Role {
-        let operators = self.config.daemon.operators.as_deref();
+        let operators = self.standing.config.daemon.operators.as_deref();
         if self.is_owner(peer) {
             Role::Owner
         } else if peer.uid == 0 {
@@ -53,43 +53,45 @@ impl Keeping {
     pub fn answer(&mut self, request: Request, caller: &Caller) -> Result<Reply> {
         let access = self.access(&request, caller)?;
         let peer = caller.peer;
+        let viewer = access.viewer(peer);
         match request {
-            Request::Reserve { at_least } => self.reserve(at_least, peer),
-            Request::Enclose { name, pid } => self.enclose(&name, pid, peer).map(Reply::Enclosed),
+            Request::Reserve { at_least } => {
+                let (writer, state) = (&mut self.recorder.writer, &self.place.state);
+                self.admission.reservations.reserve(at_least, peer.uid, writer, state)
+            }
+            Request::Enclose { name, pid } => {
+                self.admission.enclose(&self.host, &name, pid, peer).map(Reply::Enclosed)
+            }
             Request::Started(record) => self.started(*record, peer, access),
             Request::Ended(record) => self.ended(*record, peer, access),
-            Request::Jobs(mut filter) => {
-                if !access.others {
-                    filter.uid = Some(peer.uid);
-                }
-                self.refresh();
-                self.discovered();
-                let mut page = self.writer.page(&filter.to_store_for_reply())?;
-                let warnings = self.damage_met(access);
+            Request::Jobs(filter) => {
+                let filter = viewer.restrict(&filter);
+                let mut page = self.recorder.writer.page(&filter.to_store_for_reply())?;
+                let warnings = self.damage_met(&viewer);
                 page.jobs = self.with_live(page.jobs);
                 Ok(filter.reply(page, warnings))
             }
-            Request::Find(job) => self.find(&job, None, peer, access),
-            Request::FindAfter { job, after } => self.find(&job, Some(&after), peer, access),
-            Request::Course { key, after_ms } => self.course(&key, after_ms, peer, access),
-            Request::CardCourse { key, uuid, after_ms } => {
-                self.card_course(&key, &uuid, after_ms, peer, access)
-            }
+            Request::Find(job) => self.find(&job, None, &viewer),
+            Request::FindAfter { job, after } => self.find(&job, Some(&after), &viewer),
+            Request::Course { key, after_ms } => self.course(&key, after_ms, &viewer),
+            Request::CardCourse { key, uuid, after_ms } => self.card_course(&key, &uuid, after_ms, &viewer),
             Request::Remove(key) => self.remove(&key, caller, access),
             Request::NodeParts { since_ms } => self.node_parts(since_ms),
             Request::NodeCourse { table, part, after_ms } => self.node_course(&table, &part, after_ms),
-            Request::Factors => Ok(Reply::Factors(self.writer.factors()?)),
+            Request::Factors => Ok(Reply::Factors(self.recorder.writer.factors()?)),
             Request::Correct(correction) => {
-                let corrected = crate::emissions::correct(&correction, &mut self.writer, &self.config)?;
-                self.emitting.told = self.writer.factors()?;
+                let corrected =
+                    crate::emissions::correct(&correction, &mut self.recorder.writer, &self.standing.config)?;
+                self.recorder.emitting.told = self.recorder.writer.factors()?;
                 self.follow_factor();
                 Ok(Reply::Corrected(corrected))
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
-            Request::InForce => Ok(self.in_force(access)),
+            Request::InForce => Ok(Reply::InForce(Box::new(self.standing.in_force(access.others)))),
             Request::Configure(change) => self.configure(&change),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
-            Request::Hello { .. } | Request::Stop | Request::Nodes | Request::NodeCourses { .. } => {
+            Request::Nodes => Ok(Reply::Nodes(vec![self.this_node()])),
+            Request::Hello { .. } | Request::Stop | Request::NodeCourses { .. } => {
                 bail!("not a question about jobs")
             }
         }
@@ -100,6 +102,7 @@ impl Keeping {
         match request {
             Request::Ended(_)
             | Request::NodeParts { .. }
+            | Request::NodeCourse { .. }
             | Request::Energy
             | Request::Configure(_)
             | Request::Status => true,
@@ -107,13 +110,12 @@ impl Keeping {
             | Request::Find(_)
             | Request::FindAfter { .. }
             | Request::Course { .. }
-            | Request::CardCourse { .. } => !self.jobs.is_empty(),
+            | Request::CardCourse { .. } => !self.registry.jobs.is_empty(),
             Request::Hello { .. }
             | Request::Reserve { .. }
             | Request::Enclose { .. }
             | Request::Started(_)
             | Request::Remove(_)
-            | Request::NodeCourse { .. }
             | Request::Factors
             | Request::Correct(_)
             | Request::InForce
@@ -123,67 +125,43 @@ impl Keeping {
         }
     }
 
-    fn find(&mut self, job: &JobRef, after: Option<&Cursor>, peer: Peer, access: Access) -> Result<Reply> {
-        self.refresh();
-        self.discovered();
-        let mut found = jobs::find(&self.writer, job)?;
-        let sees_all = access.others;
-        if !sees_all && !found.iter().any(|record| record.uid == Some(peer.uid)) {
-            // The newest of all is somebody else's.
-            let own = Filter { uid: Some(peer.uid), ..Filter::default() };
-            found = jobs::newest_of(&self.writer, job, &own)?;
-        }
-        found.retain(|record| sees_all || record.uid == Some(peer.uid));
+    fn find(&mut self, job: &JobRef, after: Option<&Cursor>, viewer: &Viewer) -> Result<Reply> {
+        let found = query::find_in(&self.recorder.writer, viewer, job)?;
         let (found, next) = jobs::page_of(found, after);
-        let jobs = self.with_live(found);
-        Ok(match next {
-            Some(_) => Reply::JobsPage { jobs, next, warnings: Vec::new() },
-            None => Reply::Jobs(jobs),
-        })
+        Ok(query::found(Page { jobs: self.with_live(found), next }))
     }
 
     /// Warnings about jobs that are missing from lists. Only users who may see all jobs get their ids.
-    fn damage_met(&mut self, access: Access) -> Vec<String> {
-        let names = self.writer.take_unreadable();
-        if !names.is_empty() && self.repairs.begin(Instant::now()) {
-            // What can be saved is, so that it is met once.
-            self.look_after_store();
+    fn damage_met(&mut self, viewer: &Viewer) -> Vec<String> {
+        let names = self.recorder.writer.take_unreadable();
+        if !names.is_empty() {
+            self.recorder.repairs.wanted = true;
         }
-        let sees_all = access.others;
+        let sees_all = viewer.sees_all();
         let lost =
-            self.writer.last_salvage().map(|salvage| self.without_kept(salvage)).map(|salvage| {
-                match (sees_all, salvage.lost_count()) {
+            self.recorder.writer.last_salvage().map(|salvage| self.registry.without_kept(salvage)).map(
+                |salvage| match (sees_all, salvage.lost_count()) {
                     (true, _) => salvage.sentence(),
                     (false, 0) => "the store was damaged; no job is known to be lost".to_owned(),
                     (false, 1) => "the store was damaged; 1 job was lost, of all users'".to_owned(),
                     (false, count) => format!("the store was damaged; {count} jobs were lost, of all users'"),
-                }
-            });
-        let unreadable = match sees_all {
-            true => jobs::unreadable(&names),
-            false => (!names.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
-        };
-        unreadable.into_iter().chain(lost).collect()
-    }
-
-    /// The jobs that this daemon follows are not lost: they are written at their end.
-    pub(super) fn without_kept(&self, mut salvage: Salvage) -> Salvage {
-        self.jobs.keys().for_each(|key| salvage.found_again(key));
-        salvage
+                },
+            );
+        query::warn_unreadable(viewer, &names).into_iter().chain(lost).collect()
     }
 
     fn with_live(&mut self, mut found: Vec<Record>) -> Vec<Record> {
         for record in &mut found {
-            if let Some(end) = self.unwritten.end_of(&record.key) {
+            if let Some(end) = self.recorder.unwritten.end_of(&record.key) {
                 record.clone_from(end);
             }
         }
         if found.iter().any(|record| record.state.is_live()) {
             let mut live = self.sampling.live();
             for record in found.iter_mut().filter(|record| record.state.is_live()) {
-                jobs::settle_or_end(&self.host, &self.writer, record);
+                jobs::settle_or_end(&self.host, &self.recorder.writer, record);
                 // Its directory is gone, and the discovery is about to tell what became of it.
-                if let Some(kept) = self.jobs.get(&record.key).filter(|_| Keeping::is_found(record)) {
+                if let Some(kept) = self.registry.jobs.get(&record.key).filter(|_| is_found(record)) {
                     // What the scheduler told of its steps is in the store alone.
                     found::put_parts(&mut record.parts, kept.record.parts.clone());
                     record.totals = kept.record.totals.clone();
@@ -198,44 +176,61 @@ impl Keeping {
                 jobs::overlay(record, live);
             }
         }
-        jobs::remove_empty_cgroups(&self.host, &found);
         found
     }
 
-    fn visible(&mut self, key: &JobKey, peer: Peer, access: Access) -> Result<Record> {
-        let record = self.writer.get(key)?.filter(|record| access.covers(peer, record.uid));
+    fn visible(&mut self, key: &JobKey, viewer: &Viewer) -> Result<Record> {
+        let record = self.recorder.writer.get(key)?.filter(|record| viewer.sees(record));
         record.context("no such job")
     }
 
-    fn course(&mut self, key: &JobKey, after_ms: i64, peer: Peer, access: Access) -> Result<Reply> {
+    fn course(&mut self, key: &JobKey, after_ms: i64, viewer: &Viewer) -> Result<Reply> {
         // Whoever keeps the job has its course; here is none.
-        if self.visible(key, peer, access).is_err() {
+        if self.visible(key, viewer).is_err() {
             return Ok(Reply::Course(WireCourse::default()));
         }
-        if self.jobs.contains_key(key) && after_ms == i64::MIN {
-            self.flush();
+        let mut course = self.recorder.writer.course_between(key, after_ms.saturating_add(1), i64::MAX)?;
+        if self.registry.jobs.contains_key(key) {
+            let window = (after_ms.saturating_add(1), i64::MAX);
+            self.add_unflushed(&mut course, Wanted::Job(key.clone()), window);
         }
-        let mut course = self.writer.course_between(key, after_ms.saturating_add(1), i64::MAX)?;
         course.truncate(PAGE_SAMPLES);
         Ok(Reply::Course(WireCourse::of(&course)))
     }
 
+    /// Adds the samples that are not written yet, unless the page is full without them.
+    fn add_unflushed(&self, course: &mut Course, wanted: Wanted, window: (i64, i64)) {
+        if course.len() <= PAGE_SAMPLES {
+            unflushed::append(course, &self.sampling.peek(wanted), window);
+        }
+    }
+
+    /// When the job held a GPU, after a time, in unix milliseconds; `None` if it never did.
+    fn held(&self, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Option<(i64, i64)>> {
+        if let Some(window) = jobs::held(&self.recorder.writer, key, uuid, after_ms)? {
+            return Ok(Some(window));
+        }
+        // The store learns of a GPU at the next flush.
+        let live = self.registry.jobs.contains_key(key).then(|| self.sampling.live().remove(key)).flatten();
+        let held = live.into_iter().flat_map(|live| live.gpus).find(|gpu| gpu.uuid == uuid);
+        let start_ns = self.registry.jobs.get(key).and_then(|kept| kept.record.start_ns);
+        // Earlier samples may be of another user's job.
+        let begin_ns = held.and_then(|gpu| gpu.held_since_ns.or(start_ns));
+        Ok(begin_ns.map(|begin_ns| ((begin_ns / 1_000_000).max(after_ms.saturating_add(1)), i64::MAX)))
+    }
+
     /// The course of a card while the job had it. Nobody is told of a card that was never his.
-    fn card_course(
-        &mut self,
-        key: &JobKey,
-        uuid: &str,
-        after_ms: i64,
-        peer: Peer,
-        access: Access,
-    ) -> Result<Reply> {
-        if self.visible(key, peer, access).is_err() {
+    fn card_course(&mut self, key: &JobKey, uuid: &str, after_ms: i64, viewer: &Viewer) -> Result<Reply> {
+        if self.visible(key, viewer).is_err() {
             return Ok(Reply::Course(WireCourse::default()));
         }
-        if self.jobs.contains_key(key) && after_ms == i64::MIN {
-            self.flush();
+        let Some(window) = self.held(key, uuid, after_ms)? else {
+            return Ok(Reply::Course(WireCourse::default()));
+        };
+        let mut course = self.recorder.writer.device_course(uuid, window.0, window.1)?;
+        if self.registry.jobs.contains_key(key) {
+            self.add_unflushed(&mut course, Wanted::Card(uuid.to_owned()), window);
         }
-        let mut course = jobs::card_course(&self.writer, key, uuid, after_ms)?;
         course.truncate(PAGE_SAMPLES);
         Ok(Reply::Course(WireCourse::of(&course)))
     }
@@ -244,55 +239,77 @@ impl Keeping {
     fn node_course(&mut self, table: &str, part: &str, after_ms: i64) -> Result<Reply> {
         let known = met_sources::catalogue().into_iter().find(|known| known.name == table);
         let Some(table) = known else { return Ok(Reply::Course(WireCourse::default())) };
-        let mut course = self.writer.node_course(table, part, after_ms.saturating_add(1), i64::MAX)?;
+        let window = (after_ms.saturating_add(1), i64::MAX);
+        let mut course = self.recorder.writer.node_course(table, part, window.0, window.1)?;
+        let part = NodePart { table: table.name.to_owned(), part: part.to_owned() };
+        self.add_unflushed(&mut course, Wanted::Part(part), window);
         course.truncate(PAGE_SAMPLES);
         Ok(Reply::Course(WireCourse::of(&course)))
     }
 
     fn node_parts(&mut self, since_ms: i64) -> Result<Reply> {
-        self.flush();
-        let parts = self.writer.node_parts_between(since_ms, i64::MAX)?;
+        let mut parts = self.recorder.writer.node_parts_between(since_ms, i64::MAX)?;
+        parts.extend(self.sampling.peek_parts(since_ms));
+        parts.sort_unstable();
+        parts.dedup();
         Ok(Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect()))
     }
 
     fn remove(&mut self, key: &JobKey, caller: &Caller, access: Access) -> Result<Reply> {
-        if self.visible(key, caller.peer, access).is_err() {
+        if self.visible(key, &access.viewer(caller.peer)).is_err() {
             let seen = self.access(&Request::Find(JobRef::Last), caller)?;
-            if self.visible(key, caller.peer, seen).is_ok() {
+            if self.visible(key, &seen.viewer(caller.peer)).is_ok() {
                 bail!("only its owner or root may remove this job");
             }
             // Removed is removed, whoever kept it.
             return Ok(Reply::Done);
         }
-        if self.jobs.contains_key(key) {
+        if self.registry.jobs.contains_key(key) {
             bail!("the job still runs; `met cancel` ends it");
         }
-        self.writer.remove(key)?;
+        let record = self.recorder.writer.get(key)?;
+        self.recorder.writer.remove(key)?;
+        if let Some(record) = record {
+            self.housekeeping.remove_cgroup(&self.host, &record);
+        }
         Ok(Reply::Done)
+    }
+
+    /// This machine, as a server would list it.
+    fn this_node(&self) -> NodeStatus {
+        let facts = self.host.facts();
+        NodeStatus {
+            name: facts.hostname.clone(),
+            jobs: self.registry.jobs.len(),
+            seen_ns: Some(jobs::now_ns()),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            cpus: Some(i64::from(facts.cpu_count)),
+            memory_bytes: facts.memory_total_bytes,
+            ..NodeStatus::default()
+        }
     }
 
     fn status(&mut self) -> Result<Status> {
         let sources = self.ask_sampling(Sampling::costs)?;
+        let sinks = self.outputs.bus.status();
         Ok(Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             system: self.place.system,
-            jobs: self.jobs.len(),
-            interval_ms: self.config.sampling.interval.as_millis() as i64,
+            jobs: self.registry.jobs.len(),
+            interval_ms: self.standing.config.sampling.interval.as_millis() as i64,
             state: self.place.state.clone(),
             sources,
             schedulers: self.schedulers.status(),
             idle: self.sampling.learned_idle(),
             ledger: self.sampling.balance(),
-            discovery: self.finding.as_ref().map(|finding| DiscoveryStatus {
-                shadows: self.shadows.count(),
-                shadows_refused: self.shadows.refused().cloned(),
+            discovery: self.discovery.finding.as_ref().map(|finding| DiscoveryStatus {
+                shadows: self.discovery.shadows.count(),
+                shadows_refused: self.discovery.shadows.refused().cloned(),
                 ..finding.health().into()
             }),
-            forward: match &self.forward {
-                Some(forward) => Some(forward.status()),
-                None => self.not_sending.as_deref().cloned(),
-            },
+            forward: sinks.iter().find_map(|sink| sink.forward.as_deref().cloned()),
+            sinks,
         })
     }
 }

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use met_core::job::{JobKey, Record};
-use met_host::clock;
+use met_core::job::Record;
+use met_host::{Host, clock};
 use met_sources::{At, DriverCalls, Options, Pulse, Unavailable};
 
-use super::keeping::Keeping;
-use super::sampling::{Sampling, Stuck};
-use crate::sampler::{self, Known, Sampled};
+use super::recorder::Recorder;
+use super::sampling::Sampling;
+use super::sinks::Outputs;
+use crate::sampler;
 use met_config::Config;
 use met_query::protocol::SourceStatus;
 
@@ -42,7 +43,8 @@ pub(super) struct Attendance {
     /// Where it was when it had been busy for too long, and when that was seen.
     suspicion: Cell<Option<(At, Instant)>>,
     looked: Cell<Instant>,
-    replaced: usize,
+    /// How often another thread has gone on.
+    pub(super) replaced: usize,
     replaced_at: Instant,
     given_up: Vec<GivenUp>,
 }
@@ -85,11 +87,6 @@ impl Attendance {
             pulse: Arc::clone(&self.pulse),
             ..sampler::options(config, Duration::ZERO)
         }
-    }
-
-    /// How often another thread has gone on.
-    pub(super) fn replaced(&self) -> usize {
-        self.replaced
     }
 
     fn left_out(&self) -> impl Iterator<Item = &'static str> {
@@ -175,111 +172,60 @@ impl Attendance {
     }
 }
 
-impl Keeping {
-    /// When to look after the sampling thread, while it ticks.
-    pub fn next_care(&self) -> Option<Instant> {
-        let attendance = &self.sampling.attendance;
-        if let Some((_, seen)) = attendance.suspicion.get() {
+impl Sampling {
+    /// When to look after the sampling thread; `ticks`: whether it has something to do.
+    pub(super) fn next_care(&self, ticks: bool) -> Option<Instant> {
+        if let Some((_, seen)) = self.attendance.suspicion.get() {
             return Some(seen + SURE_AFTER);
         }
-        let ticks = !self.jobs.is_empty() || self.board.is_some();
-        ticks.then(|| attendance.looked.get() + LOOK_EVERY)
+        ticks.then(|| self.attendance.looked.get() + LOOK_EVERY)
     }
 
-    /// Goes on with another sampling thread if this one is kept.
-    pub fn look_after_sampling(&mut self) {
-        if self.sampling.is_kept() {
-            self.replace_sampling();
-        }
-        for source in self.sampling.attendance.take_answered() {
+    /// Reads sources again that have answered after all.
+    pub(super) fn take_up_answered(&mut self, config: &Config) {
+        for source in self.attendance.take_answered() {
             tracing::info!("source {source} has answered after all, and is read again");
-            self.read_again(source);
+            self.reopen(source, self.attendance.options(config));
         }
     }
 
     /// Tries again what was left out.
-    pub(super) fn forgive_sources(&mut self) {
-        for source in self.sampling.attendance.take_all() {
-            self.read_again(source);
+    pub(super) fn forgive_sources(&mut self, config: &Config) {
+        for source in self.attendance.take_all() {
+            self.reopen(source, self.attendance.options(config));
         }
     }
 
-    fn read_again(&self, source: &'static str) {
-        self.sampling.reopen(source, self.sampling.attendance.options(&self.config));
-    }
-
-    /// Asks the sampling thread, and if something keeps it the next one.
-    pub(super) fn ask_sampling<T>(
-        &mut self,
-        ask: impl Fn(&Sampling) -> Result<T, Stuck>,
-    ) -> Result<T, Stuck> {
-        let answer = ask(&self.sampling);
-        if answer.is_err() && self.sampling.is_kept() && self.replace_sampling() {
-            return ask(&self.sampling);
-        }
-        answer
-    }
-
-    /// Takes a job out of the sampler, with all that was sampled of it.
-    pub(super) fn take_sampled(&mut self, record: &Record) -> Option<Sampled> {
-        let known = Known::of(record);
-        self.ask_sampling(|sampling| sampling.remove(&record.key, known)).ok().flatten()
-    }
-
-    /// Whether another thread goes on.
-    pub(super) fn replace_sampling(&mut self) -> bool {
-        let thread = self.sampling.thread.take().filter(|thread| !thread.is_finished());
+    /// Gives up the thread; whether another one goes on, which knows nothing yet.
+    pub(super) fn replace(&mut self, host: &Host, config: &Config, outputs: &Outputs) -> bool {
+        let thread = self.thread.take().filter(|thread| !thread.is_finished());
         let happened = if thread.is_some() { "is kept by" } else { "failed in" };
-        let source = self.sampling.attendance.give_up(thread);
+        let source = self.attendance.give_up(thread);
         let what = source.map_or("something that it reads".to_owned(), |source| format!("source {source}"));
         let instead = match source {
-            Some(source) if self.sampling.attendance.left_out().any(|left_out| left_out == source) => {
+            Some(source) if self.attendance.left_out().any(|left_out| left_out == source) => {
                 "; it is left out until it answers, the configuration is read again or a new daemon starts"
             }
             Some(_) => "; it is asked by a thread of its own from now on",
             None => "",
         };
         tracing::error!("the sampling thread {happened} {what}, and another one goes on{instead}");
-        if let Err(error) = self.sampling.begin(self.host.clone(), &self.config, self.board.clone()) {
+        let begun = self.begin(host.clone(), config, outputs.board.clone(), outputs.bus.ticker());
+        if let Err(error) = &begun {
             tracing::error!("no other sampling thread can be started: {error}");
-            return false;
         }
-        self.brief_sampling();
-        self.tell_standing();
-        // Who was owed a last share of energy has what he was charged until his end.
-        self.owed.clear();
-        let keys: Vec<JobKey> = self.jobs.keys().cloned().collect();
-        for key in &keys {
-            self.tell_job(key);
-        }
-        self.ask_those_who_are_left();
-        self.tell_groups();
-        self.tell_shadows();
-        true
-    }
-
-    /// What every sampling thread is told before its first job.
-    pub(super) fn brief_sampling(&mut self) {
-        match self.writer.devices() {
-            Ok(devices) => self.sampling.recall_devices(devices),
-            Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
-        }
-        self.sampling.recall_idle(self.idle_power.learned());
-        self.sampling.keep_node(self.keeps_node());
-        self.tell_factor();
+        begun.is_ok()
     }
 
     /// Tells the next thread of a job, as the next daemon would.
-    fn tell_job(&self, key: &JobKey) {
-        let Some(kept) = self.jobs.get(key) else { return };
-        let before = self.writer.course(key).ok().filter(|course| !course.is_empty());
-        match self.writer.get(key) {
+    pub(super) fn tell_job(&self, record: &Record, recorder: &Recorder) {
+        let before = recorder.course_before(&record.key);
+        match recorder.writer.get(&record.key) {
             Ok(Some(stored)) => {
-                let record = Record { gpus: stored.gpus.clone(), ..kept.record.clone() };
-                self.sampling.add(&record, before);
-                self.sampling.allocate(&stored);
+                self.add(&Record { gpus: stored.gpus.clone(), ..record.clone() }, before);
+                self.allocate(&stored);
             }
-            _ => self.sampling.add(&kept.record, before),
+            _ => self.add(record, before),
         }
     }
 }

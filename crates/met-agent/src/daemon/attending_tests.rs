@@ -3,11 +3,12 @@
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use met_core::job::{CgroupPaths, Origin, State};
+use met_core::job::{CgroupPaths, JobKey, Origin, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK};
 use met_core::{JOB, MISSING};
 
 use super::super::connections::{Connections, Limits};
+use super::super::service::Service;
 use super::super::socket::{Connection, Peer};
 use super::super::unwritten::tests::keeping_by;
 use super::*;
@@ -68,12 +69,12 @@ impl Machine {
         std::fs::write(self.path("pipe"), text).unwrap();
     }
 
-    fn keeping(&self) -> Keeping {
+    fn keeping(&self) -> Service {
         let yaml = "sampling: {interval: 20ms}\nsources: {cray: {every: 100ms}}\n";
         keeping_by(self.root.path(), Config::parse(yaml, Path::new("met.yaml")).unwrap())
     }
 
-    fn job(&self, keeping: &mut Keeping) -> Record {
+    fn job(&self, keeping: &mut Service) -> Record {
         let mut record = sample::bare(7, "x");
         record.key.manager = "slurm".to_owned();
         let local = record.local.as_mut().unwrap();
@@ -81,14 +82,14 @@ impl Machine {
         local.boot_id.clone_from(&keeping.host.facts().boot_id);
         let unified = Some(PathBuf::from("/sys/fs/cgroup/job"));
         local.cgroup = CgroupPaths { unified, ..CgroupPaths::default() };
-        keeping.writer.put(&record).unwrap();
+        keeping.recorder.writer.put(&record).unwrap();
         keeping.watch(record.clone());
         record
     }
 }
 
 /// Does what a daemon does all the time until there is enough.
-fn until(keeping: &mut Keeping, what: &str, enough: impl Fn(&mut Keeping) -> bool) {
+fn until(keeping: &mut Service, what: &str, enough: impl Fn(&mut Service) -> bool) {
     let begin = Instant::now();
     while !enough(keeping) {
         assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
@@ -97,17 +98,17 @@ fn until(keeping: &mut Keeping, what: &str, enough: impl Fn(&mut Keeping) -> boo
     }
 }
 
-fn total(keeping: &Keeping, key: &JobKey, column: usize) -> Option<i64> {
+fn total(keeping: &Service, key: &JobKey, column: usize) -> Option<i64> {
     keeping.sampling.live().get(key).and_then(|live| live.totals.get(column))
 }
 
-fn left_out(keeping: &mut Keeping) -> Vec<String> {
+fn left_out(keeping: &mut Service) -> Vec<String> {
     let sources = keeping.ask_sampling(Sampling::costs).unwrap();
     sources.into_iter().filter(|source| source.left_out).map(|source| source.name).collect()
 }
 
 /// The job needs much memory for a while, and that is sampled.
-fn reach_peak(machine: &Machine, keeping: &mut Keeping, key: &JobKey) {
+fn reach_peak(machine: &Machine, keeping: &mut Service, key: &JobKey) {
     machine.put(MEMORY_FILE, "anon 500000000\nfile 0\nshmem 0\n");
     until(keeping, "a peak", |keeping| {
         total(keeping, key, MEMORY_NEEDED_PEAK) == Some(500_000_000) && total(keeping, key, CPU).is_some()
@@ -125,14 +126,14 @@ fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
     keeping.flush();
 
     machine.hang(METER);
-    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced == 1);
     assert_eq!(left_out(&mut keeping), ["cray"]);
     machine.put(CPU_FILE, "usage_usec 7000000\nuser_usec 7000000\nsystem_usec 0\n");
     until(&mut keeping, "the job goes on", |keeping| total(keeping, &key, CPU) == Some(7_000_000_000));
 
     machine.answer(METER, "2\n");
     until(&mut keeping, "it is read again", |keeping| left_out(keeping).is_empty());
-    let is_read = |keeping: &mut Keeping| {
+    let is_read = |keeping: &mut Service| {
         let sources = keeping.ask_sampling(Sampling::costs).unwrap();
         sources.iter().any(|source| source.name == "cray" && source.read_ns > 0)
     };
@@ -140,11 +141,11 @@ fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
 
     record.end_ns = Some(met_query::jobs::now_ns());
     keeping.close_found(record);
-    let end = keeping.writer.get(&key).unwrap().unwrap();
+    let end = keeping.recorder.writer.get(&key).unwrap().unwrap();
     assert_eq!(end.state, State::Finished);
     assert_eq!(end.totals.get(CPU), Some(7_000_000_000));
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000), "seen by the thread before");
-    let course = keeping.writer.course(&key).unwrap();
+    let course = keeping.recorder.writer.course(&key).unwrap();
     let gap_ms = course.times_ms.windows(2).map(|pair| pair[1] - pair[0]).max();
     assert!(gap_ms >= Some(KEPT_AFTER_MIN.as_millis() as i64), "nobody looked: {gap_ms:?}");
     let cpu = &course.columns[JOB.column("cpu").unwrap()];
@@ -161,21 +162,21 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
     reach_peak(&machine, &mut keeping, &key);
     keeping.flush();
     machine.hang(METER);
-    let kept = |keeping: &mut Keeping| {
+    let kept = |keeping: &mut Service| {
         keeping.sampling.attendance.pulse.at().and_then(|at| at.source) == Some("cray")
     };
     until(&mut keeping, "the thread is kept", kept);
     record.end_ns = Some(met_query::jobs::now_ns());
     keeping.close_found(record);
-    assert_eq!(keeping.sampling.attendance.replaced(), 1);
-    let end = keeping.writer.get(&key).unwrap().unwrap();
+    assert_eq!(keeping.sampling.attendance.replaced, 1);
+    let end = keeping.recorder.writer.get(&key).unwrap().unwrap();
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000));
     machine.answer(METER, "2\n");
     keeping.close();
 }
 
 /// A daemon around it that is driven by hand, and clients of it.
-fn daemon_of(keeping: Keeping) -> super::super::Daemon {
+fn daemon_of(keeping: Service) -> super::super::Daemon {
     use super::super::*;
     keeping.place.create().unwrap();
     let claim = Claim::take(&keeping.place).unwrap().unwrap();
@@ -191,7 +192,7 @@ fn daemon_of(keeping: Keeping) -> super::super::Daemon {
         gave_back: Instant::now(),
         next_flush: Instant::now(),
         next_retention: Instant::now(),
-        keeping,
+        service: keeping,
     }
 }
 
@@ -217,10 +218,10 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     until(&mut keeping, "the job is sampled", |keeping| total(keeping, &key, CPU).is_some());
     let mut daemon = daemon_of(keeping);
     machine.hang(METER);
-    let kept = |keeping: &mut Keeping| {
+    let kept = |keeping: &mut Service| {
         keeping.sampling.attendance.pulse.at().and_then(|at| at.source) == Some("cray")
     };
-    until(&mut daemon.keeping, "the thread is kept", kept);
+    until(&mut daemon.service, "the thread is kept", kept);
 
     let status = client_of(&mut daemon, &Request::Status);
     let gone = client_of(&mut daemon, &Request::Status);
@@ -232,10 +233,10 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     assert!(is_answered(&factors) && !is_answered(&status) && !is_answered(&gone));
     drop(gone);
     // Nobody spins until the sampler answers.
-    assert!(daemon.keeping.sampling.is_blocked());
+    assert!(daemon.service.sampling.is_blocked());
     assert_eq!(daemon.patience(), Some(super::super::RETRY_EVERY));
     assert_eq!(daemon.poll().connections, [false, false, false], "a hang-up is seen to later");
-    assert_eq!(daemon.keeping.sampling.attendance.replaced(), 0, "nobody waited so long");
+    assert_eq!(daemon.service.sampling.attendance.replaced, 0, "nobody waited so long");
 
     let begin = Instant::now();
     while !is_answered(&status) {
@@ -244,7 +245,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
         daemon.serve_connections(&ready);
         daemon.keep_house();
     }
-    assert_eq!(daemon.keeping.sampling.attendance.replaced(), 1);
+    assert_eq!(daemon.service.sampling.attendance.replaced, 1);
     machine.answer(METER, "2\n");
     daemon.leave();
 }
@@ -293,11 +294,11 @@ fn what_is_opened_may_hang_too_and_a_changed_file_is_a_reason_to_try_again() {
     machine.hang("sys/cray/pm_counters/power");
     let mut keeping = machine.keeping();
     machine.job(&mut keeping);
-    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced == 1);
     assert_eq!(left_out(&mut keeping), ["cray"]);
-    keeping.forgive_sources();
-    assert_eq!(keeping.sampling.attendance.replaced(), 0);
-    until(&mut keeping, "it hangs again", |keeping| keeping.sampling.attendance.replaced() == 1);
+    keeping.sampling.forgive_sources(&keeping.standing.config);
+    assert_eq!(keeping.sampling.attendance.replaced, 0);
+    until(&mut keeping, "it hangs again", |keeping| keeping.sampling.attendance.replaced == 1);
     assert_eq!(left_out(&mut keeping), ["cray"]);
     keeping.close();
 }
@@ -326,7 +327,7 @@ fn who_takes_his_time_is_not_given_up_and_after_some_nobody_is() {
         assert!(attendance.is_kept());
         assert_eq!(attendance.give_up(None), None);
         assert!(before.is_given_up() && !attendance.pulse.is_given_up());
-        assert_eq!(attendance.replaced(), replaced);
+        assert_eq!(attendance.replaced, replaced);
     }
     attendance.pulse.begin();
     assert!(!attendance.is_kept());
@@ -340,7 +341,7 @@ fn another_thread_goes_on_where_one_has_failed() {
     let key = machine.job(&mut keeping).key;
     until(&mut keeping, "the job is sampled", |keeping| total(keeping, &key, CPU).is_some());
     keeping.sampling.thread = Some(std::thread::spawn(|| {}));
-    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced() == 1);
+    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced == 1);
     assert!(left_out(&mut keeping).is_empty());
     machine.put(CPU_FILE, "usage_usec 7000000\nuser_usec 7000000\nsystem_usec 0\n");
     until(&mut keeping, "the job goes on", |keeping| total(keeping, &key, CPU) == Some(7_000_000_000));

@@ -1,37 +1,90 @@
 //! What energy jobs are charged after their end, and what a kilowatt hour emits.
 
+use std::slice::from_ref;
+
+use anyhow::Result;
 use met_core::energy::emission::Factor;
 use met_core::job::JobKey;
+use met_store::Writer;
 
-use super::keeping::Keeping;
+use super::recorder::Recorder;
+use super::sampling::Sampling;
+use super::sinks::Outputs;
 use crate::emissions;
 use crate::node_energy::Charged;
+use met_config::Config;
 use met_query::jobs;
 
 /// What a kilowatt hour emits.
 #[derive(Default)]
 pub(super) struct Emitting {
-    pub(super) asking: Option<emissions::Asking>,
+    asking: Option<emissions::Asking>,
     pub(super) told: Vec<Factor>,
     holds: Option<Factor>,
 }
 
-impl Keeping {
-    pub fn is_owed(&self) -> bool {
-        !self.owed.is_empty()
-    }
-
-    /// Adds to jobs that are over what their last window of energy came to.
-    pub fn settle_energy(&mut self) {
-        if self.is_owed() && self.sampling.is_ready() {
-            let settled = self.sampling.settled();
-            self.put_energy(settled);
+impl Emitting {
+    /// Takes up what a provider said.
+    pub(super) fn hear_provider(&mut self, writer: &mut Writer, config: &Config, sampling: &Sampling) {
+        let answers = self.asking.as_ref().map(emissions::Asking::answers).unwrap_or_default();
+        for answer in answers {
+            match answer {
+                Ok(factors) => {
+                    self.take_factors(factors, writer);
+                    self.follow(config, sampling);
+                }
+                Err(error) => tracing::warn!("no emission factor: {error}"),
+            }
         }
     }
 
-    pub(super) fn put_energy(&mut self, settled: Vec<(JobKey, Charged)>) {
+    fn take_factors(&mut self, factors: Vec<Factor>, writer: &mut Writer) {
+        if factors.len() > 1 {
+            let count = factors.len();
+            tracing::info!(
+                "{count} emission factors of the past; `met emissions recompute` applies them to jobs"
+            );
+        }
+        for factor in factors {
+            if let Err(error) = writer.put_factor(&factor) {
+                tracing::warn!("an emission factor is not kept: {error}");
+            }
+            // A provider says the same until it has measured again, and may correct itself.
+            self.told.retain(|told| told.since_ns != factor.since_ns);
+            self.told.push(factor);
+        }
+        self.told.sort_by_key(|told| told.since_ns);
+    }
+
+    /// Begins to ask the provider that is configured, for what is newer than what it told last.
+    pub(super) fn ask(&mut self, config: &Config) -> Result<()> {
+        let by_provider = self.told.iter().filter(|told| told.source != emissions::BY_HAND);
+        let told_ns = by_provider.map(|told| told.since_ns).max();
+        self.asking = emissions::Asking::start(&config.emissions, told_ns)?;
+        Ok(())
+    }
+
+    /// Tells a sampler that knows of none which factor holds now.
+    pub(super) fn tell(&mut self, config: &Config, sampling: &Sampling) {
+        self.holds = None;
+        self.follow(config, sampling);
+    }
+
+    /// Tells the sampler which factor holds now, if that is another one.
+    pub(super) fn follow(&mut self, config: &Config, sampling: &Sampling) {
+        let factors = emissions::course(&config.emissions, &self.told);
+        let holds = factors.at(jobs::now_ns()).cloned();
+        if let Some(factor) = holds.clone().filter(|_| holds != self.holds) {
+            sampling.set_factor(factor);
+            self.holds = holds;
+        }
+    }
+}
+
+impl Recorder {
+    /// Adds to jobs that are over what their last window of energy came to.
+    pub(super) fn put_energy(&mut self, settled: Vec<(JobKey, Charged)>, outputs: &mut Outputs) {
         for (key, charged) in settled {
-            self.owed.remove(&key);
             if let Some(end) = self.unwritten.end_of(&key) {
                 charged.put(&mut end.totals);
                 end.emission = charged.emission();
@@ -40,62 +93,12 @@ impl Keeping {
             let Ok(Some(mut record)) = self.writer.get(&key) else { continue };
             charged.put(&mut record.totals);
             record.emission = charged.emission();
-            if let Err(error) = self.writer.put(&record) {
-                tracing::warn!("job {}: its last share of energy is lost: {error}", key.id);
+            // In its place: a charge may take figures back, and a report does not remove any.
+            match self.writer.put_instead(from_ref(&record), from_ref(&key)) {
+                Ok(()) => outputs.publish_end(&record),
+                Err(error) => tracing::warn!("job {}: its last share of energy is lost: {error}", key.id),
             }
-            self.on_board(|board| board.knows(&record));
-        }
-    }
-
-    /// Takes up what a provider said.
-    pub fn hear_provider(&mut self) {
-        let answers = self.emitting.asking.as_ref().map(emissions::Asking::answers).unwrap_or_default();
-        for answer in answers {
-            match answer {
-                Ok(factors) => self.take_factors(factors),
-                Err(error) => tracing::warn!("no emission factor: {error}"),
-            }
-        }
-    }
-
-    fn take_factors(&mut self, factors: Vec<Factor>) {
-        if factors.len() > 1 {
-            let count = factors.len();
-            tracing::info!(
-                "{count} emission factors of the past; `met emissions recompute` applies them to jobs"
-            );
-        }
-        for factor in factors {
-            if let Err(error) = self.writer.put_factor(&factor) {
-                tracing::warn!("an emission factor is not kept: {error}");
-            }
-            // A provider says the same until it has measured again, and may correct itself.
-            self.emitting.told.retain(|told| told.since_ns != factor.since_ns);
-            self.emitting.told.push(factor);
-        }
-        self.emitting.told.sort_by_key(|told| told.since_ns);
-        self.follow_factor();
-    }
-
-    /// The time of the newest factor that a provider told.
-    pub(super) fn told_ns(&self) -> Option<i64> {
-        let by_provider = self.emitting.told.iter().filter(|told| told.source != emissions::BY_HAND);
-        by_provider.map(|told| told.since_ns).max()
-    }
-
-    /// Tells a sampler that knows of none which factor holds now.
-    pub(super) fn tell_factor(&mut self) {
-        self.emitting.holds = None;
-        self.follow_factor();
-    }
-
-    /// Tells the sampler which factor holds now, if that is another one.
-    pub fn follow_factor(&mut self) {
-        let factors = emissions::course(&self.config.emissions, &self.emitting.told);
-        let holds = factors.at(jobs::now_ns()).cloned();
-        if let Some(factor) = holds.clone().filter(|_| holds != self.emitting.holds) {
-            self.sampling.set_factor(factor);
-            self.emitting.holds = holds;
+            outputs.on_board(|board| board.knows(&record));
         }
     }
 }

@@ -6,23 +6,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use met_core::course::Course;
-use met_core::job::{JobKey, Summaries};
-use met_core::{JOB, Kind};
 use met_host::Host;
 use met_sinks::forward::link::{self, Address, Link};
 use met_sinks::forward::spool::Limits;
 use met_sinks::forward::{CannotForward, Changed, Forward, Outbox, Plan, Status};
 use met_store::Reader;
 use met_web::listener::WebConfig;
-use met_wire::batch::{Header, Page, Standing, Subject};
+use met_wire::batch::{Header, Page};
 use serde::{Deserialize, Serialize};
 
 use super::identity;
 use met_config::Failure;
 use met_config::paths::{Place, create_private};
 use met_config::{Config, Http};
-use met_query::live::Live;
 
 /// Below the state: what `--join` wrote, and batches that wait.
 const FOLDER: &str = "forward";
@@ -200,34 +196,6 @@ fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) ->
     })?;
     tracing::info!("sending to {url}");
     Ok(Some(started))
-}
-
-/// Hands samples over; whose they are is said in the sender's own words.
-pub fn offer_job(forward: Option<&Forward>, key: &JobKey, course: &Course) {
-    if let Some(forward) = forward {
-        forward.offer(Subject::Job(key.clone()), course);
-    }
-}
-
-/// Hands over how a job stands; means of counters are in their totals.
-pub fn offer_standing(forward: &Forward, key: &JobKey, live: &Live) {
-    let mut summaries = Summaries::default();
-    let levels = live.summaries.iter().filter(|&(column, _)| JOB.columns[column].kind == Kind::Gauge);
-    levels.for_each(|(column, summary)| summaries.set(column, *summary));
-    let (totals, emission) = (live.totals.clone(), live.emission.clone());
-    forward.offer_standing(Standing { key: key.clone(), totals, summaries, emission });
-}
-
-pub fn offer_card(forward: Option<&Forward>, uuid: &str, course: &Course) {
-    if let Some(forward) = forward {
-        forward.offer(Subject::Device(uuid.to_owned()), course);
-    }
-}
-
-pub fn offer_node(forward: Option<&Forward>, part: &str, course: &Course) {
-    if let Some(forward) = forward {
-        forward.offer(Subject::Node(part.to_owned()), course);
-    }
 }
 
 /// The records of this node's catalogue in the order of change, read beside the one who writes.

@@ -9,104 +9,73 @@ use met_core::job_table::{CPU, MEMORY_PEAK, OOM_KILLS, WALL};
 use met_host::Host;
 use met_jobs::discover::{Ended, Event, Found};
 use met_jobs::identity::{self, Question};
-use met_jobs::layouts::Captures;
-use met_jobs::scheduler::join;
+use met_jobs::layouts::{Captures, Layouts};
+use met_store::Writer;
 
-use super::keeping::Keeping;
-use crate::sampler::Sampled;
+use super::finding::Finding;
+use super::identifying::Unidentified;
+use super::plain::Groups;
+use super::registry::Registry;
+use super::sampling::Sampling;
+use super::shadows::Shadows;
+use met_config::{Config, Place, Presence};
 use met_host::users;
 use met_query::jobs;
+use met_query::setting::Setting;
 
-impl Keeping {
-    /// Whether a job is one that the discovery follows.
-    pub(super) fn is_found(record: &Record) -> bool {
-        record.local.as_ref().is_some_and(|local| local.origin == Origin::Found)
-    }
+/// Jobs that others start: how they are found, and what is known of them beside their records.
+pub(super) struct Discovery {
+    pub(super) finding: Option<Finding>,
+    /// The jobs that the discovery follows, by its numbers for them.
+    pub(super) found: HashMap<u64, Directory>,
+    pub(super) layouts: Layouts,
+    /// Those of which it is not known yet who they are.
+    pub(super) asking: Vec<Unidentified>,
+    /// Groups of processes, where there is no batch system.
+    pub(super) groups: Option<Groups>,
+    /// Where events of jobs are counted that have no v2 cgroup.
+    pub(super) shadows: Shadows,
+}
 
-    /// Takes note of what the discovery has seen since the last call.
-    pub fn discovered(&mut self) {
-        // A job that ended takes its samples with it.
-        if self.finding.is_none() || !self.sampling.is_ready() {
-            return;
-        }
-        for event in self.finding.as_ref().map(|finding| finding.take()).unwrap_or_default() {
-            match event {
-                Event::Found(found) => self.found(*found),
-                Event::Inhabited(job) => self.identify(job),
-                Event::Named(job, id) => self.rename(job, &id),
-                Event::Parts(job, parts) => {
-                    let Some(directory) = self.found.get(&job) else { continue };
-                    if let Some(kept) = self.jobs.get_mut(&directory.key) {
-                        directory.put_parts_of(&mut kept.record, parts);
-                    }
-                }
-                Event::Ended(ended) => self.found_ended(*ended),
-                Event::Looked => self.close_vanished(),
-            }
+impl Discovery {
+    pub(super) fn of(setting: &Setting, place: &Place) -> Discovery {
+        Discovery {
+            finding: None,
+            found: HashMap::new(),
+            layouts: setting.layouts(),
+            asking: Vec::new(),
+            groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
+            shadows: Shadows::default(),
         }
     }
 
-    fn found(&mut self, found: Found) {
-        if let Some(key) = self.on_another_node(&found) {
-            self.sampling.add_cgroup(&key, found.cgroup.clone());
-            self.found.insert(found.job, Directory::of(&found, key));
-            return;
-        }
-        let continued = self.resumable.iter().position(|record| is_same(&self.host, record, &found));
-        let record = match continued.map(|index| self.resumable.swap_remove(index)) {
-            Some(record) => {
-                self.keep(&record);
-                record
-            }
-            None => self.adopt(self.new_record(&found)),
-        };
+    /// What was seen since the last call.
+    pub(super) fn take(&self) -> Vec<Event> {
+        self.finding.as_ref().map(|finding| finding.take()).unwrap_or_default()
+    }
+
+    pub(super) fn has_resource_manager(&self) -> bool {
+        self.finding.as_ref().is_some_and(|finding| !finding.health().managers.is_empty())
+    }
+
+    /// Follows a directory of a job, with what an earlier daemon saw end in it.
+    pub(super) fn follow(&mut self, found: &Found, record: &Record) {
         let before = record.local.iter().flat_map(|local| &local.folded);
-        let folded = before.filter(|part| part.node == node_of(&found)).cloned().collect();
-        self.found.insert(found.job, Directory { folded, ..Directory::of(&found, record.key.clone()) });
-        let key = record.key.clone();
-        self.watch(record);
-        self.follow_allocation(&key);
-        // An earlier daemon may have known it by another name.
-        if found.captures.sluid.as_ref() != Some(&found.id) {
-            self.rename(found.job, &found.id);
-        }
-        // Whoever is in it already is not told of again.
-        if !found.pids.is_empty() {
-            self.identify(found.job);
-        }
+        let folded = before.filter(|part| part.node == node_of(found)).cloned().collect();
+        self.found.insert(found.job, Directory { folded, ..Directory::of(found, record.key.clone()) });
     }
 
-    fn keep(&mut self, record: &Record) {
-        if let Err(error) = self.writer.put(record) {
-            tracing::warn!("job {}: {error}", record.key.id);
-        }
-    }
-
-    /// Keeps a new job in the place of what its scheduler had told before it was found.
-    fn adopt(&mut self, record: Record) -> Record {
-        let known = self.writer.find(Some(&record.key.manager), &record.key.id).unwrap_or_default();
-        let joined = join::adopt(&record, &known);
-        if let Err(error) = self.writer.put_instead(&joined.write, &joined.remove) {
-            tracing::warn!("job {}: {error}", record.key.id);
-        }
-        // Followed as it was measured; the store puts the two words together again when it ends.
-        record
-    }
-
-    /// What its scheduler had told of a job before it was found, and what its own record does not say.
-    fn follow_allocation(&self, key: &JobKey) {
-        if let Ok(Some(known)) = self.writer.get(key) {
-            self.sampling.allocate(&known);
-        }
-    }
-
-    /// The job that has a directory of another node on this machine, and runs.
-    fn on_another_node(&mut self, found: &Found) -> Option<JobKey> {
+    /// Follows a directory of another node on this machine, if a job that runs has it.
+    pub(super) fn follow_another_node<'a>(
+        &mut self,
+        found: &Found,
+        registry: &'a mut Registry,
+    ) -> Option<&'a Record> {
         let is_it = |key: &JobKey| key.manager == found.manager && key.id == found.id;
         let node = node_of(found);
         let other = self.found.values().find(|other| is_it(&other.key) && other.node != node);
         let key = other.map(|other| other.key.clone())?;
-        let kept = self.jobs.get_mut(&key)?;
+        let kept = registry.jobs.get_mut(&key)?;
         if !kept.record.nodes.contains(&node) {
             kept.record.nodes.push(node);
         }
@@ -116,122 +85,104 @@ impl Keeping {
         {
             local.more_cgroups.push(found.cgroup.clone());
         }
-        let record = kept.record.clone();
-        self.keep(&record);
-        Some(key)
+        self.found.insert(found.job, Directory::of(found, key));
+        Some(&kept.record)
     }
 
-    /// Moves a job that was found under another name to what its manager calls it.
-    fn rename(&mut self, job: u64, id: &str) {
-        let old = self.found.get(&job).map(|directory| directory.key.clone());
-        let Some(old) = old.filter(|old| old.id != id) else { return };
-        // What was sampled under its old name goes with it.
-        self.flush();
-        let Some(mut kept) = self.jobs.remove(&old) else { return };
-        let new = self.free_key(JobKey { id: id.to_owned(), ..old.clone() });
-        self.sampling.rename(&old, &new);
-        let moved = self.writer.course(&old).and_then(|course| self.writer.append_course(&new, &course));
-        if let Err(error) = moved.and_then(|()| self.writer.remove(&old)) {
-            tracing::warn!("job {id}: what was known of it as {} stays there: {error}", old.id);
+    pub(super) fn put_parts(&self, job: u64, parts: Vec<Part>, registry: &mut Registry) {
+        let Some(directory) = self.found.get(&job) else { return };
+        if let Some(kept) = registry.jobs.get_mut(&directory.key) {
+            directory.put_parts_of(&mut kept.record, parts);
         }
-        kept.record.name = if kept.record.name == old.id { id.to_owned() } else { kept.record.name };
-        kept.record.key = new.clone();
-        kept.record = self.adopt(kept.record);
-        for directory in self.found.values_mut().filter(|directory| directory.key == old) {
+    }
+
+    /// The name by which a job is known, if its manager calls it otherwise.
+    pub(super) fn other_name(&self, job: u64, id: &str) -> Option<JobKey> {
+        self.found.get(&job).map(|directory| directory.key.clone()).filter(|old| old.id != id)
+    }
+
+    pub(super) fn rename(&mut self, old: &JobKey, new: &JobKey) {
+        for directory in self.found.values_mut().filter(|directory| directory.key == *old) {
             directory.key = new.clone();
         }
-        self.jobs.insert(new.clone(), kept);
-        self.follow_allocation(&new);
-        self.rename_outer(&old, &new);
-        self.shadows.rename(&old, &new);
-        self.identify(job);
+        self.shadows.rename(old, new);
     }
 
-    /// Requeued within a second, a job is still another one.
-    fn free_key(&self, mut key: JobKey) -> JobKey {
-        while self.jobs.contains_key(&key) || matches!(self.writer.get(&key), Ok(Some(_))) {
-            key.incarnation += 1;
-        }
-        key
-    }
-
-    fn new_record(&self, found: &Found) -> Record {
-        let key = self.free_key(JobKey {
-            cluster: None,
-            manager: found.manager.clone(),
-            id: found.id.clone(),
-            incarnation: found.start_ns.div_euclid(1_000_000_000),
-        });
-        let (facts, name) = (self.host.facts(), key.id.clone());
-        let mut record = Record {
-            start_ns: Some(found.start_ns),
-            node_memory_bytes: facts.memory_total_bytes,
-            local: Some(Local {
-                boot_id: facts.boot_id.clone(),
-                origin: Origin::Found,
-                supervisor: None,
-                main: None,
-                cgroup: found.cgroup.clone(),
-                cwd: PathBuf::from("/"),
-                stdout: None,
-                stderr: None,
-                left_over: Vec::new(),
-                more_cgroups: Vec::new(),
-                folded: Vec::new(),
-            }),
-            ..Record::new(key, name, State::Running)
-        };
-        describe(&found.captures, &mut record);
-        if found.captures.sluid.is_some() && found.captures.sluid.as_ref() != Some(&found.id) {
-            // Its number is what its processes said: whose they are is known before it is joined with another's.
-            record.uid = record.uid.or_else(|| user_inside(&self.host, found));
-            record.user = record.user.or_else(|| users::name_of(record.uid?));
-        }
-        record
-    }
-
-    fn found_ended(&mut self, ended: Ended) {
-        let Some(directory) = self.found.remove(&ended.job) else { return };
-        let Some(kept) = self.jobs.get_mut(&directory.key) else { return };
+    /// A directory is gone: the record of its job if that was the last one, added up from all of them.
+    pub(super) fn leave(
+        &mut self,
+        ended: Ended,
+        registry: &mut Registry,
+        sampling: &Sampling,
+    ) -> Option<Record> {
+        let directory = self.found.remove(&ended.job)?;
+        let kept = registry.jobs.get_mut(&directory.key)?;
         directory.put_parts_of(&mut kept.record, ended.parts.clone());
         let Directory { key, node, start_ns, cgroup, .. } = directory;
         let cpu_ns = ended.cpu.as_ref().map(|cpu| cpu.value);
         kept.gone.push(Gone { node, start_ns, ended });
         if self.found.values().any(|other| other.key == key) {
-            self.sampling.leave_cgroup(&key, cgroup, cpu_ns);
-            return;
+            sampling.leave_cgroup(&key, cgroup, cpu_ns);
+            return None;
         }
         let mut record = kept.record.clone();
         add_up(&mut record, &kept.gone);
-        self.close_found(record);
+        Some(record)
     }
+}
 
-    /// Jobs that an earlier daemon followed and that are gone since: as last known.
-    pub(super) fn close_vanished(&mut self) {
-        for record in std::mem::take(&mut self.resumable) {
-            self.close_as_last_known(record);
-        }
+/// A daemon for everybody sees everybody's jobs; a user's own sees what he started, unless told otherwise.
+pub(super) fn discovers(config: &Config, place: &Place) -> bool {
+    match config.jobs.discover {
+        Presence::Auto => place.system,
+        Presence::Yes => true,
+        Presence::No => false,
     }
+}
 
-    pub(super) fn close_as_last_known(&mut self, mut record: Record) {
-        let course =
-            self.writer.course(&record.key).unwrap_or_else(|_| met_core::course::Course::new(&met_core::JOB));
-        let last_ns = course.times_ms.last().map(|&last_ms| last_ms * 1_000_000);
-        record.end_ns = last_ns.max(record.start_ns);
-        Sampled::of_course(&course, &record).fill(&mut record);
-        self.close_found(record);
+/// The record of a job that was not known, by the name that it has so far.
+pub(super) fn new_record(host: &Host, registry: &Registry, writer: &Writer, found: &Found) -> Record {
+    let key = JobKey {
+        cluster: None,
+        manager: found.manager.clone(),
+        id: found.id.clone(),
+        incarnation: found.start_ns.div_euclid(1_000_000_000),
+    };
+    let key = registry.free_key(writer, key);
+    let (facts, name) = (host.facts(), key.id.clone());
+    let mut record = Record {
+        start_ns: Some(found.start_ns),
+        node_memory_bytes: facts.memory_total_bytes,
+        local: Some(Local {
+            boot_id: facts.boot_id.clone(),
+            origin: Origin::Found,
+            supervisor: None,
+            main: None,
+            cgroup: found.cgroup.clone(),
+            cwd: PathBuf::from("/"),
+            stdout: None,
+            stderr: None,
+            left_over: Vec::new(),
+            more_cgroups: Vec::new(),
+            folded: Vec::new(),
+        }),
+        ..Record::new(key, name, State::Running)
+    };
+    describe(&found.captures, &mut record);
+    if found.captures.sluid.is_some() && found.captures.sluid.as_ref() != Some(&found.id) {
+        // Its number is what its processes said: whose they are is known before it is joined with another's.
+        record.uid = record.uid.or_else(|| user_inside(host, found));
+        record.user = record.user.or_else(|| users::name_of(record.uid?));
     }
+    record
+}
 
-    /// How it ended only its manager knows; that it was killed for its memory, the kernel, too.
-    pub(super) fn close_found(&mut self, mut record: Record) {
-        let killed = record.totals.get(OOM_KILLS).is_some_and(|kills| kills > 0);
-        record.state = if killed { State::OutOfMemory } else { State::Finished };
-        if let Some(wall_ns) = record.wall_ns(jobs::now_ns()) {
-            record.totals.set(WALL, wall_ns, QualityKind::Measured, "cgroup");
-        }
-        if let Err(error) = self.close_job(record) {
-            tracing::error!("cannot keep the end of a job: {error:#}");
-        }
+/// How it ended only its manager knows; that it was killed for its memory, the kernel, too.
+pub(super) fn end(record: &mut Record) {
+    let killed = record.totals.get(OOM_KILLS).is_some_and(|kills| kills > 0);
+    record.state = if killed { State::OutOfMemory } else { State::Finished };
+    if let Some(wall_ns) = record.wall_ns(jobs::now_ns()) {
+        record.totals.set(WALL, wall_ns, QualityKind::Measured, "cgroup");
     }
 }
 
@@ -430,7 +381,7 @@ fn describe(captures: &Captures, record: &mut Record) {
 }
 
 /// A daemon that starts anew finds its jobs again: the same directories, within one boot.
-fn is_same(host: &Host, record: &Record, found: &Found) -> bool {
+pub(super) fn is_same(host: &Host, record: &Record, found: &Found) -> bool {
     let Some(local) = &record.local else { return false };
     // Of a job on several nodes of this machine any of them may be found first.
     let on_its_node = record.nodes.len() > 1 && record.nodes.contains(&node_of(found));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use met_core::job::GpuUse;
 
+use super::super::service::Service;
 use super::super::unwritten::tests::keeping_by;
 use super::*;
 use met_config::Config;
@@ -57,7 +58,7 @@ impl Machine {
     }
 
     /// A daemon that has found the job.
-    fn keeping(&self) -> Keeping {
+    fn keeping(&self) -> Service {
         let yaml = format!("sampling: {{interval: 20ms}}\ngpu: {{nvml: {}}}\n", self.library().display());
         let mut keeping = keeping_by(self.root.path(), Config::parse(&yaml, Path::new("met.yaml")).unwrap());
         let unified = Some(PathBuf::from("/").join(CGROUP));
@@ -74,12 +75,12 @@ impl Machine {
     }
 }
 
-fn record(keeping: &Keeping) -> Record {
-    keeping.jobs.values().next().unwrap().record.clone()
+fn record(keeping: &Service) -> Record {
+    keeping.registry.jobs.values().next().unwrap().record.clone()
 }
 
 /// Does what a daemon does all the time until the job holds a card.
-fn held(keeping: &mut Keeping) -> GpuUse {
+fn held(keeping: &mut Service) -> GpuUse {
     let key = record(keeping).key;
     let begin = Instant::now();
     loop {
@@ -165,15 +166,15 @@ fn a_job_in_which_only_its_manager_is_for_long_is_asked_again() {
     keeping.identify(1);
     let waited = Duration::from_secs(40);
     for _ in 0..20 {
-        keeping.pretend_asked(waited);
+        keeping.discovery.pretend_asked(waited);
         keeping.ask_who_is_due();
     }
-    assert!(keeping.next_question().is_some());
+    assert!(keeping.discovery.next_question().is_some());
     machine.put("proc/51/environ", "SLURM_JOB_ID=31\0SLURM_JOB_NAME=late\0");
     machine.enter(51, 1000, "bash slurm_script", "step_0/user/task_0");
-    keeping.pretend_asked(waited);
+    keeping.discovery.pretend_asked(waited);
     keeping.ask_who_is_due();
     assert_eq!(record(&keeping).name, "late");
-    assert_eq!(keeping.next_question(), None);
+    assert_eq!(keeping.discovery.next_question(), None);
     keeping.close();
 }

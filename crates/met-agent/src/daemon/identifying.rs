@@ -6,8 +6,12 @@ use std::time::{Duration, Instant};
 use met_core::job::JobKey;
 use met_jobs::identity::{self, Question};
 
-use super::keeping::Keeping;
-use met_host::users;
+use super::found::Discovery;
+use super::recorder::Recorder;
+use super::registry::Registry;
+use super::sampling::Sampling;
+use super::sinks::Outputs;
+use met_host::{Host, users};
 use met_jobs::processes;
 
 /// How long after its first process a job is asked: at once, and again for those whose user's first process
@@ -18,7 +22,7 @@ const ASK_AFTER_MS: [u64; 7] = [0, 50, 150, 400, 1_000, 5_000, 30_000];
 const ASK_EVERY: Duration = Duration::from_secs(30);
 
 /// A job of which it is not known yet who it is.
-pub(super) struct Asking {
+pub(super) struct Unidentified {
     job: u64,
     since: Instant,
     asked: usize,
@@ -37,7 +41,7 @@ enum Answer {
     Nobody,
 }
 
-impl Asking {
+impl Unidentified {
     fn due(&self) -> Option<Instant> {
         match ASK_AFTER_MS.get(self.asked) {
             Some(&ms) => Some(self.since + Duration::from_millis(ms)),
@@ -46,27 +50,34 @@ impl Asking {
     }
 }
 
-impl Keeping {
+/// Where those who are asked are found, and where the answers go.
+pub(super) struct Asked<'a> {
+    pub(super) host: &'a Host,
+    pub(super) registry: &'a mut Registry,
+    pub(super) recorder: &'a mut Recorder,
+    pub(super) sampling: &'a Sampling,
+    pub(super) outputs: &'a Outputs,
+}
+
+impl Discovery {
     /// Somebody is in the job now who can be asked who it is.
     pub(super) fn identify(&mut self, job: u64) {
         let now = Instant::now();
-        self.asking.push(Asking { job, since: now, asked: 0, last: now, answer: Answer::Nobody });
-        self.ask_who_is_due();
-        self.follow_shadows();
+        self.asking.push(Unidentified { job, since: now, asked: 0, last: now, answer: Answer::Nobody });
     }
 
     /// When a job is to be asked again.
-    pub fn next_question(&self) -> Option<Instant> {
-        self.asking.iter().filter_map(Asking::due).min()
+    pub(super) fn next_question(&self) -> Option<Instant> {
+        self.asking.iter().filter_map(Unidentified::due).min()
     }
 
-    pub fn ask_who_is_due(&mut self) {
+    pub(super) fn ask_who_is_due(&mut self, from: &mut Asked) {
         let now = Instant::now();
         for mut asking in std::mem::take(&mut self.asking) {
             let Some(due) = asking.due() else { continue };
             if due <= now {
                 (asking.asked, asking.last) = (asking.asked + 1, now);
-                asking.answer = self.ask(asking.job);
+                asking.answer = self.ask(asking.job, from);
             }
             if asking.answer != Answer::Known {
                 self.asking.push(asking);
@@ -75,14 +86,14 @@ impl Keeping {
     }
 
     /// Asks jobs whose first process has ended: the next sampling thread cannot read what that said.
-    pub(super) fn ask_those_who_are_left(&mut self) {
+    pub(super) fn ask_those_who_are_left(&self, from: &mut Asked) {
         let has_ended = |key: &JobKey| {
-            let main = self.jobs.get(key).and_then(|kept| kept.record.local.as_ref()?.main);
-            main.is_some_and(|main| !self.host.is_alive(main))
+            let main = from.registry.jobs.get(key).and_then(|kept| kept.record.local.as_ref()?.main);
+            main.is_some_and(|main| !from.host.is_alive(main))
         };
         let left = self.found.iter().filter(|(_, directory)| has_ended(&directory.key));
         for job in left.map(|(&job, _)| job).collect::<Vec<u64>>() {
-            self.ask(job);
+            self.ask(job, from);
         }
     }
 
@@ -96,13 +107,15 @@ impl Keeping {
     }
 
     /// Asks the processes of a job who it is.
-    fn ask(&mut self, job: u64) -> Answer {
-        let Some(kept) = self.found.get(&job).and_then(|directory| self.jobs.get_mut(&directory.key)) else {
+    fn ask(&self, job: u64, from: &mut Asked) -> Answer {
+        let Some(kept) =
+            self.found.get(&job).and_then(|directory| from.registry.jobs.get_mut(&directory.key))
+        else {
             return Answer::Known;
         };
         let record = &mut kept.record;
         let pids: Vec<u32> =
-            processes::of_job(&self.host, record).iter().map(|process| process.id.pid).collect();
+            processes::of_job(from.host, record).iter().map(|process| process.id.pid).collect();
         let cgroup = record.local.as_ref().map(|local| local.cgroup.clone()).unwrap_or_default();
         // Whom the path names is the owner, whatever runs in it.
         let question = Question {
@@ -113,27 +126,21 @@ impl Keeping {
             cgroup: &cgroup,
             pids: &pids,
         };
-        let identity = identity::identify(&self.host, &question);
+        let identity = identity::identify(from.host, &question);
         let before = record.clone();
         identity.apply(record);
         if record.user.is_none() {
             record.user = record.uid.and_then(users::name_of);
         }
-        if *record != before
-            && let Err(error) = self.writer.put(record)
-        {
-            tracing::warn!("job {}: {error}", record.key.id);
-        }
         if *record != before {
-            self.sampling.allocate(record);
+            from.recorder.keep(record);
+            from.sampling.allocate(record);
         }
         if let Some(main) = identity.main {
-            self.sampling.set_main(&record.key, main, identity.holdings);
+            from.sampling.set_main(&record.key, main, identity.holdings);
         }
-        if *record != before
-            && let Some(board) = &self.board
-        {
-            board.runs(record);
+        if *record != before {
+            from.outputs.on_board(|board| board.runs(record));
         }
         // Who watches over a container, and knows its name, may come after its first process.
         match identity.main {

@@ -1,4 +1,4 @@
-//! The daemon's HTTP listener: a page for Prometheus, if an address is configured.
+//! The daemon's HTTP listener, if an address is configured: a page for Prometheus, and the API.
 
 use std::sync::Arc;
 
@@ -8,25 +8,80 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use met_sinks::prometheus::{self, Format};
+use met_web::api::{self, Admission, Admitted, Api};
 use met_web::listener::{Asker, Options, Server};
+use met_web::problem::Problem;
 
 use super::board::{Board, Wanted};
 use super::privilege;
-use met_config::Http;
+use met_config::Place;
+use met_query::client::{Client, Unreachable};
+use met_query::jobs::{Answers, Remote};
+use met_query::protocol::{Reply, Request};
+use met_query::setting::Setting;
+use met_query::viewer::Viewer;
 
 const WELCOME: &str = "<!doctype html>\n<title>met</title>\n<p>met: what jobs do with this machine.\n\
                        <p><a href=\"/metrics\">/metrics</a> for Prometheus.\n";
 
-/// `system`: the thread that speaks with others gives up what root may.
-pub fn listen(http: &Http, board: &Arc<Board>, system: bool) -> Result<Server, met_web::listener::Error> {
+/// Users of the web configuration that `http.operators` names may read all jobs, everybody else none: a password may be
+/// that of a scraper.
+struct Operators(Vec<String>);
+
+impl Admission for Operators {
+    fn admit(&self, asker: &Asker, _: &HeaderMap) -> Result<Admitted, Problem> {
+        let reason = "a user and a password of http.web_config are needed";
+        let user = asker.user.as_ref().ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, reason))?;
+        if !self.0.contains(user) {
+            let reason = format!("{user} is not in http.operators of met.yaml");
+            return Err(Problem::new(StatusCode::FORBIDDEN, reason));
+        }
+        Ok(Admitted { viewer: Viewer::Everything, client: format!("operator {user}") })
+    }
+}
+
+/// The daemon as its own listener asks it: on its socket, like every other client. What is not on disk yet is known to
+/// one thread, and its answers are the same for a command and for a browser.
+struct OwnSocket(Place);
+
+impl Answers for OwnSocket {
+    fn call(&mut self, request: &Request) -> anyhow::Result<Reply> {
+        let (mut client, _) = Client::connect_to(&self.0).map_err(|error| match error {
+            Unreachable::Absent => anyhow::anyhow!("the daemon is starting; ask again"),
+            error => error.into(),
+        })?;
+        Ok(client.call(request)?)
+    }
+
+    fn what(&self) -> &'static str {
+        "the daemon"
+    }
+}
+
+/// The thread that speaks with others gives up what root may.
+pub fn listen(
+    setting: &Setting,
+    place: &Place,
+    board: &Arc<Board>,
+) -> Result<Server, met_web::listener::Error> {
+    let http = &setting.config.http;
     let mut options = Options::new(http.listen.clone());
     options.web_config.clone_from(&http.web_config);
     options.plain = http.plain;
     // The daemon needs descriptors for its jobs, too.
     let part = usize::try_from(met_host::open_file_limit() / 16).unwrap_or(usize::MAX);
     options.connections_max = options.connections_max.min(part.max(8));
-    options.in_thread = system.then_some(privilege::give_up_before_strangers);
-    let server = Server::start(options, router(board))?;
+    options.own_checks = &[api::ROOT];
+    // More than answers that are made at once: a password is checked by one of them.
+    options.background_threads = 4;
+    options.in_thread = place.system.then_some(privilege::give_up_before_strangers);
+    let api = Api {
+        query: Arc::new(Remote::new(OwnSocket(place.clone()))),
+        admission: Arc::new(Operators(http.operators.clone())),
+        answers: Arc::default(),
+        layouts: setting.config.jobs.layouts.clone(),
+    };
+    let server = Server::start(options, router(board).merge(api::router(Arc::new(api))))?;
     for address in server.local_addrs() {
         tracing::info!("http: listening on {address}");
     }

@@ -3,6 +3,7 @@
 //! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. A third
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
+mod admission;
 mod answering;
 mod attending;
 pub mod board;
@@ -10,12 +11,11 @@ mod charging;
 mod claims;
 mod connections;
 mod finding;
-mod flushing;
 pub mod forwarding;
 mod found;
+mod housekeeping;
 mod identifying;
 mod identity;
-mod keeping;
 pub mod listening;
 mod memory;
 mod nesting;
@@ -23,17 +23,22 @@ mod permissions;
 mod plain;
 mod privilege;
 mod quotas;
+mod recorder;
+mod registry;
 mod repairs;
 mod reservations;
 pub(crate) mod rest;
 mod sampling;
 pub mod schedulers;
+mod service;
 mod shadows;
+mod sinks;
 mod socket;
 mod spare;
 mod standing;
 mod supervisors;
 pub mod told;
+mod unflushed;
 mod unwritten;
 
 use std::io::IsTerminal;
@@ -52,7 +57,6 @@ use crate::supervise::Signals;
 use board::Board;
 pub use board::DAEMON;
 use connections::{Connections, Limits, Served};
-use keeping::Keeping;
 use met_config::Failure;
 use met_config::Place;
 use met_config::address;
@@ -61,6 +65,7 @@ use met_query::handshake::{Greeting, UNLINKED_SINCE};
 use met_query::protocol::{Reply, Request};
 use met_query::setting::Setting;
 use permissions::Caller;
+use service::Service;
 pub use socket::remove_dead_socket;
 use socket::{Claim, Connection, Peer, Post};
 
@@ -101,12 +106,12 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     enclosure::leave(&setting.host, std::process::id());
     let board = board(setting, place);
     // Before anything else is begun: a fault in the configuration ends it here.
-    let http = listen(setting, board.as_ref(), place.system, auto)?;
-    let keeping = Keeping::open(setting, place, board)?;
+    let http = listen(setting, place, board.as_ref(), auto)?;
+    let service = Service::open(setting, place, board)?;
     let post = claim.open_door(place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
     let mut daemon = Daemon {
-        keeping,
+        service,
         http,
         post,
         signals,
@@ -154,9 +159,14 @@ fn board(setting: &Setting, place: &Place) -> Option<Arc<Board>> {
 }
 
 /// One that a supervisor started has a job to sample, and does that without a listener if it must.
-fn listen(setting: &Setting, board: Option<&Arc<Board>>, system: bool, auto: bool) -> Result<Option<Server>> {
+fn listen(
+    setting: &Setting,
+    place: &Place,
+    board: Option<&Arc<Board>>,
+    auto: bool,
+) -> Result<Option<Server>> {
     let Some(board) = board else { return Ok(None) };
-    match listening::listen(&setting.config.http, board, system) {
+    match listening::listen(setting, place, board) {
         Ok(server) => Ok(Some(server)),
         Err(error) if auto => {
             tracing::error!("http: {error}");
@@ -179,7 +189,7 @@ fn reply_linked(connection: &mut Connection, reply: &Reply, has_room: bool) {
 }
 
 struct Daemon {
-    keeping: Keeping,
+    service: Service,
     http: Option<Server>,
     post: Post,
     signals: Signals,
@@ -212,6 +222,10 @@ impl Daemon {
             if ready.signalled && self.heed_signals() {
                 return Ok(());
             }
+            // Before requests, so that they are answered with what is known by now.
+            if ready.discovered {
+                self.service.discovered();
+            }
             if self.serve_connections(&ready.connections) {
                 return Ok(());
             }
@@ -219,14 +233,11 @@ impl Daemon {
             if ready.knocked {
                 self.let_in();
             }
-            if ready.discovered {
-                self.keeping.discovered();
-            }
-            self.keeping.ask_who_is_due();
-            self.keeping.look_at_groups_if_due();
-            self.keeping.look_at_supervisors();
+            self.service.ask_who_is_due();
+            self.service.look_at_groups_if_due();
+            self.service.look_at_supervisors();
             if ready.told {
-                self.keeping.hear();
+                self.service.hear();
             }
             self.keep_house();
             self.rest_if_due();
@@ -241,10 +252,11 @@ impl Daemon {
             vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.post.listener, PollFlags::IN)];
         let (places, polled): (Vec<usize>, Vec<PollFd<'_>>) = self.connections.poll_fds().unzip();
         fds.extend(polled);
-        let (bell, bell_at) = (self.keeping.bell(), fds.len());
+        let (bell, bell_at) = (self.service.bell(), fds.len());
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
-        let is_blocked = self.keeping.sampling.is_blocked();
-        let (finding, finding_at) = (self.keeping.finding.as_ref().filter(|_| !is_blocked), fds.len());
+        let is_blocked = self.service.sampling.is_blocked();
+        let (finding, finding_at) =
+            (self.service.discovery.finding.as_ref().filter(|_| !is_blocked), fds.len());
         fds.extend(finding.map(|finding| PollFd::from_borrowed_fd(finding.as_fd(), PollFlags::IN)));
         let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
@@ -266,22 +278,25 @@ impl Daemon {
 
     /// How long nothing needs to be done unless somebody asks.
     fn patience(&self) -> Option<Duration> {
-        let is_blocked = self.keeping.sampling.is_blocked();
+        let is_blocked = self.service.sampling.is_blocked();
         if self.connections.has_waiting(!is_blocked) {
             return Some(Duration::ZERO);
         }
         if is_blocked {
             return Some(RETRY_EVERY);
         }
-        let flush = self.keeping.has_to_flush().then_some(self.next_flush);
+        let flush = self.service.has_to_flush().then_some(self.next_flush);
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
-        let settling = self.keeping.is_owed().then(|| Instant::now() + SETTLE_EVERY);
+        let settling = self.service.is_owed().then(|| Instant::now() + SETTLE_EVERY);
+        let next_look = self.service.discovery.groups.as_ref().map(|groups| groups.next_look());
         let due =
-            flush.into_iter().chain(idle).chain(self.keeping.next_question()).chain(self.keeping.next_look());
-        let due = due.chain(self.keeping.next_care()).chain(self.keeping.next_supervisor_look());
-        let due = due.chain(self.connections.next_stall());
+            flush.into_iter().chain(idle).chain(self.service.discovery.next_question()).chain(next_look);
+        let due = due.chain(self.service.next_care()).chain(self.service.registry.next_supervisor_look());
+        let due = due.chain(self.connections.next_stall()).chain(self.service.housekeeping.next_removal());
+        let due = due.chain(self.service.housekeeping.next_earlier());
         let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
-        let next = due.chain(settling).chain(rest).chain([self.next_retention]).min()?;
+        let import = (!self.service.place.system).then(|| self.service.housekeeping.next_import());
+        let next = due.chain(settling).chain(rest).chain(import).chain([self.next_retention]).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -294,11 +309,11 @@ impl Daemon {
             reread |= hangup;
         }
         if reread && !stop {
-            self.keeping.reread();
+            self.service.reread();
             if let Some(http) = &self.http {
                 http.reread();
             }
-            self.idle_exit = self.idle_exit.map(|_| self.keeping.idle_exit());
+            self.idle_exit = self.idle_exit.map(|_| self.service.standing.config.daemon.idle_exit);
             (self.next_flush, self.next_retention) = (Instant::now(), Instant::now());
         }
         stop
@@ -306,7 +321,9 @@ impl Daemon {
 
     fn let_in(&mut self) {
         for _ in 0..ACCEPTED_PER_ROUND {
-            let Some((stream, peer)) = self.post.accept_with(&mut self.keeping.spare) else { return };
+            let Some((stream, peer)) = self.post.accept_with(&mut self.service.admission.spare) else {
+                return;
+            };
             self.admit(Connection::new(stream, peer));
         }
     }
@@ -314,7 +331,7 @@ impl Daemon {
     fn admit(&mut self, connection: Connection) {
         self.busy_at = Instant::now();
         let made_room = self.connections.admit(connection);
-        made_room.iter().for_each(|key| self.keeping.unlinked(key));
+        made_room.iter().for_each(|key| self.service.registry.unlinked(key));
     }
 
     /// Answers who asked, each a request at a time; true when told to stop.
@@ -328,14 +345,14 @@ impl Daemon {
             self.serve_one(all, index, &mut stop)
         });
         self.connections = connections;
-        gone.iter().for_each(|key| self.keeping.unlinked(key));
+        gone.iter().for_each(|key| self.service.registry.unlinked(key));
         stop
     }
 
     fn serve_one(&mut self, all: &mut Connections, index: usize, stop: &mut bool) -> Served {
         let connection = all.get(index);
         let peer = connection.peer;
-        if connection.is_postponed() && !self.keeping.sampling.is_ready() {
+        if connection.is_postponed() && !self.service.sampling.is_ready() {
             return Served::Stays;
         }
         if !connection.wants_to_write() && !connection.receive() {
@@ -349,7 +366,7 @@ impl Daemon {
             Some(Ok(request))
                 if connection.is_deaf() && !matches!(request, Request::Started(_) | Request::Ended(_)) => {}
             Some(Ok(request))
-                if self.keeping.needs_sampler(&request) && !self.keeping.sampling.is_ready() =>
+                if self.service.needs_sampler(&request) && !self.service.sampling.is_ready() =>
             {
                 if let Err(error) = connection.postpone(&request) {
                     connection.reply(&Reply::Error { message: error.to_string() });
@@ -386,46 +403,47 @@ impl Daemon {
         if !all.promote(index, key) {
             return false;
         }
-        self.keeping.linked(key);
+        self.service.registry.linked(key);
         true
     }
 
     fn answer(&mut self, request: Request, peer: Peer) -> (Reply, bool) {
         let refused = |error: anyhow::Error| Reply::Error { message: format!("{error:#}") };
         let caller = Caller::new(peer);
-        if let Err(error) = self.keeping.access(&request, &caller) {
+        if let Err(error) = self.service.access(&request, &caller) {
             return (refused(error), false);
         }
         match request {
             Request::Hello(hello) => {
-                let Greeting { protocol, leaving } = hello.greet(self.keeping.is_owner(peer));
+                let Greeting { protocol, leaving } = hello.greet(self.service.is_owner(peer));
                 if leaving {
                     tracing::info!("leaving: a newer version of met brings its own daemon");
                 }
                 (Reply::Hello { protocol, pid: std::process::id(), leaving }, leaving)
             }
             Request::Stop => (Reply::Done, true),
-            request => (self.keeping.answer(request, &caller).unwrap_or_else(refused), false),
+            request => (self.service.answer(request, &caller).unwrap_or_else(refused), false),
         }
     }
 
     fn keep_house(&mut self) {
         let now = Instant::now();
-        self.keeping.look_after_sampling();
-        self.keeping.settle_energy();
-        self.keeping.hear_provider();
-        let flush = now >= self.next_flush && self.keeping.has_to_flush();
-        if flush && self.keeping.sampling.is_ready() {
-            self.keeping.follow_factor();
-            self.keeping.flush();
-            self.keeping.sweep();
-            self.next_flush = now + self.keeping.flush_every();
+        self.service.look_after_sampling();
+        self.service.settle_energy();
+        self.service.hear_provider();
+        self.service.tidy(now);
+        let flush = now >= self.next_flush && self.service.has_to_flush();
+        if flush && self.service.sampling.is_ready() {
+            self.service.follow_factor();
+            self.service.flush();
+            self.service.sweep();
+            self.next_flush = now + self.service.flush_every();
         }
-        let retain = now >= self.next_retention || self.keeping.is_retention_due();
-        if retain && self.keeping.sampling.is_ready() {
+        let retain = now >= self.next_retention || self.service.is_retention_due();
+        if retain && self.service.sampling.is_ready() {
             // Without jobs nothing else writes what was learned of the machine meanwhile.
-            self.keeping.flush();
-            self.keeping.retain();
+            self.service.flush();
+            self.service.retain();
             self.next_retention = now + RETENTION_EVERY;
         }
         if !self.is_idle() {
@@ -448,7 +466,7 @@ impl Daemon {
     }
 
     fn is_idle(&self) -> bool {
-        self.keeping.job_count() == 0 && !self.keeping.is_owed()
+        self.service.job_count() == 0 && !self.service.is_owed()
     }
 
     fn idle_too_long(&self) -> bool {
@@ -469,15 +487,16 @@ impl Daemon {
     /// Ends the daemon; whatever was sampled is kept, jobs run on.
     fn leave(mut self) {
         let late = self.post.close_door();
+        // The listener may be asking this thread, which answers no more.
         late.into_iter().for_each(|(stream, peer)| self.admit(Connection::new(stream, peer)));
         if let Some(http) = self.http.take() {
             http.stop();
         }
-        self.keeping.flush();
+        self.service.flush();
         for connection in self.connections.iter_mut() {
             connection.reply(&Reply::Leaving);
             connection.flush();
         }
-        self.keeping.close();
+        self.service.close();
     }
 }

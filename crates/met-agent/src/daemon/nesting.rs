@@ -1,11 +1,15 @@
 //! Jobs of our own inside jobs that others started: `met run` in a Slurm job is a part of it.
 
+use std::collections::HashMap;
+
 use met_core::job::{CgroupPaths, JobKey, Origin, Part, Record, Totals};
 use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, MEMORY_PEAK};
 use met_host::Host;
 use met_host::cgroup::Hierarchies;
 
-use super::keeping::Keeping;
+use super::found::Discovery;
+use super::recorder::Recorder;
+use super::registry::Jobs;
 use super::socket::Peer;
 
 /// Steps of this name are jobs of ours.
@@ -15,21 +19,34 @@ const INNER_MAX: usize = 200;
 
 /// The job around another one, and the node it is on there.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Outer {
+struct Outer {
     key: JobKey,
     node: String,
 }
 
-impl Keeping {
+/// Jobs of ours inside jobs that the discovery follows.
+#[derive(Default)]
+pub(super) struct Nesting {
+    outers: HashMap<JobKey, Outer>,
+}
+
+impl Nesting {
     /// Says of a job that was announced in which it runs: the directories of its processes tell, whatever
     /// its owner says.
-    pub(super) fn place_inside(&mut self, record: &mut Record, known: Option<&Record>, peer: Peer) {
-        let pid = process_of(&self.host, record, peer);
-        let outer = pid.and_then(|pid| self.outer_of(pid));
+    pub(super) fn place(
+        &mut self,
+        host: &Host,
+        discovery: &Discovery,
+        record: &mut Record,
+        known: Option<&Record>,
+        peer: Peer,
+    ) {
+        let pid = process_of(host, record, peer);
+        let outer = pid.and_then(|pid| outer_of(host, discovery, pid));
         record.inside = match (&outer, known) {
             (Some(outer), _) => Some(format!("{}:{}", outer.key.manager, outer.key.id)),
             (None, Some(known)) => known.inside.clone(),
-            (None, None) => pid.and_then(|pid| self.layouts.job_around(&self.host, pid)),
+            (None, None) => pid.and_then(|pid| discovery.layouts.job_around(host, pid)),
         };
         if let Some(outer) = outer {
             self.outers.insert(record.key.clone(), outer);
@@ -37,45 +54,41 @@ impl Keeping {
     }
 
     /// The job around others is called otherwise from now on.
-    pub(super) fn rename_outer(&mut self, old: &JobKey, new: &JobKey) {
+    pub(super) fn rename(&mut self, old: &JobKey, new: &JobKey, jobs: &mut Jobs, recorder: &mut Recorder) {
         for (inner, outer) in self.outers.iter_mut().filter(|(_, outer)| outer.key == *old) {
             outer.key = new.clone();
-            if let Some(kept) = self.jobs.get_mut(inner) {
+            if let Some(kept) = jobs.get_mut(inner) {
                 kept.record.inside = Some(format!("{}:{}", new.manager, new.id));
-                if let Err(error) = self.writer.put(&kept.record) {
-                    tracing::warn!("job {}: {error}", inner.id);
-                }
+                recorder.keep(&kept.record);
             }
         }
-    }
-
-    fn outer_of(&self, pid: u32) -> Option<Outer> {
-        if self.found.is_empty() {
-            return None;
-        }
-        let paths = Hierarchies::read(&self.host).ok()?.of_process(&self.host, pid).ok()?;
-        let directory = self.found.values().find(|directory| holds(&directory.cgroup, &paths))?;
-        Some(Outer { key: directory.key.clone(), node: directory.node.clone() })
     }
 
     /// Makes a job of ours a part of the one it runs in, or brings that part up to date.
-    pub(super) fn note_inner(&mut self, inner: &Record) {
+    pub(super) fn note(&self, inner: &Record, jobs: &mut Jobs, recorder: &mut Recorder) {
         let Some(outer) = self.outers.get(&inner.key) else { return };
-        let record = match self.jobs.get_mut(&outer.key) {
-            Some(kept) => {
-                put_part(&mut kept.record.parts, part_of(inner, &outer.node));
-                kept.record.clone()
-            }
-            None => {
-                let Ok(Some(mut record)) = self.writer.get(&outer.key) else { return };
-                put_part(&mut record.parts, part_of(inner, &outer.node));
-                record
-            }
-        };
-        if let Err(error) = self.writer.put(&record) {
-            tracing::warn!("job {}: {error}", record.key.id);
+        let part = part_of(inner, &outer.node);
+        if let Some(kept) = jobs.get_mut(&outer.key) {
+            put_part(&mut kept.record.parts, part);
+            recorder.keep(&kept.record);
+        } else if let Ok(Some(mut record)) = recorder.writer.get(&outer.key) {
+            put_part(&mut record.parts, part);
+            recorder.keep(&record);
         }
     }
+
+    pub(super) fn forget(&mut self, inner: &JobKey) {
+        self.outers.remove(inner);
+    }
+}
+
+fn outer_of(host: &Host, discovery: &Discovery, pid: u32) -> Option<Outer> {
+    if discovery.found.is_empty() {
+        return None;
+    }
+    let paths = Hierarchies::read(host).ok()?.of_process(host, pid).ok()?;
+    let directory = discovery.found.values().find(|directory| holds(&directory.cgroup, &paths))?;
+    Some(Outer { key: directory.key.clone(), node: directory.node.clone() })
 }
 
 /// A process of the job, or who waits for it in the same place.

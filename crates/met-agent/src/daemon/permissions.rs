@@ -7,6 +7,7 @@ use std::cell::OnceCell;
 
 use super::socket::Peer;
 use met_query::protocol::Request;
+use met_query::viewer::Viewer;
 
 /// Who asks, as far as it matters to a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,11 @@ impl Access {
 
     pub fn is_any(self) -> bool {
         self.own || self.others
+    }
+
+    /// The same for what is read.
+    pub fn viewer(self, peer: Peer) -> Viewer {
+        if self.others { Viewer::Everything } else { Viewer::Uid(peer.uid) }
     }
 
     /// Whether it covers what belongs to this user.
@@ -115,6 +121,7 @@ table! {
     // The machine as a whole is no secret.
     NodeParts   b"xxxx" b"x--x",
     NodeCourse  b"xxxx" b"x--x",
+    Nodes       b"xxxx" b"x--x",
     Factors     b"xxxx" b"x--x",
     Energy      b"xxxx" b"x--x",
     Status      b"xxxx" b"x--x",
@@ -125,7 +132,6 @@ table! {
     Stop        b"---x" b"x--x",
     // Asked of the server of a cluster, which is not a daemon.
     NodeCourses b"----" b"----",
-    Nodes       b"----" b"----",
 }
 
 impl Row {
@@ -150,7 +156,7 @@ impl Row {
     /// Why it is refused.
     pub fn refusal(&self, system: bool) -> &'static str {
         match (system, self.request) {
-            (_, "Nodes" | "NodeCourses") => "only the server of a cluster knows this",
+            (_, "NodeCourses") => "only the server of a cluster knows this",
             (true, "Stop") => "only root may stop the system daemon",
             (true, "Correct") => "only root may change the factors of the system daemon",
             (true, "Configure") => "only root may configure the system daemon",
@@ -195,6 +201,7 @@ mod tests {
             Request::Remove(key()),
             Request::NodeParts { since_ms: 0 },
             Request::NodeCourse { table: String::new(), part: String::new(), after_ms: 0 },
+            Request::Nodes,
             Request::Factors,
             Request::Energy,
             Request::Status,
@@ -203,7 +210,6 @@ mod tests {
             Request::Configure(Change::default()),
             Request::Stop,
             Request::NodeCourses { node: String::new(), after_ms: 0 },
-            Request::Nodes,
         ]
     }
 
@@ -249,6 +255,7 @@ mod tests {
             Remove      own own all  | all - - all
             NodeParts   all all all  | all - - all
             NodeCourse  all all all  | all - - all
+            Nodes       all all all  | all - - all
             Factors     all all all  | all - - all
             Energy      all all all  | all - - all
             Status      all all all  | all - - all
@@ -257,7 +264,6 @@ mod tests {
             Configure   - - all      | all - - all
             Stop        - - all      | all - - all
             NodeCourses - - -        | - - - -
-            Nodes       - - -        | - - - -
         "#]]
         .assert_eq(&text);
     }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use met_core::job::{CgroupPaths, JobKey, Local, Origin, QualityKind, Record, State};
+use met_core::job::{CgroupPaths, JobKey, Local, Origin, ProcessId, QualityKind, Record, State};
 use met_core::job_table::{CPU, PROCESSES};
 use met_host::cgroup::{Hierarchies, Mount};
 use met_host::{Host, clock};
@@ -13,12 +13,14 @@ use met_jobs::sessions::{
     self, By, Change, Group, GroupId, Grouping, Key, Look, Now, Process, ProcessTable, Rules,
 };
 
-use super::keeping::Keeping;
+use super::registry::Registry;
+use super::sampling::Sampling;
 use met_config::Place;
 use met_config::{Jobs, Plain};
 use met_host::users;
 use met_jobs::processes;
 use met_query::jobs;
+use met_store::Writer;
 
 /// A group is a job after ten seconds; a look at a thousand processes costs two milliseconds. While there
 /// are jobs their ends are waited for.
@@ -136,100 +138,117 @@ pub(super) fn is_plain(record: &Record) -> bool {
     matches!(record.key.manager.as_str(), "session" | "group" | "systemd")
 }
 
-impl Keeping {
+/// What a look at the machine says of jobs.
+pub(super) enum News {
+    /// With the processes that it is sampled by.
+    Began {
+        record: Box<Record>,
+        is_new: bool,
+        roots: Vec<ProcessId>,
+    },
+    Joined(JobKey, ProcessId),
+}
+
+impl Groups {
     /// When the processes of this machine are to be looked at again.
-    pub fn next_look(&self) -> Option<Instant> {
-        self.groups.as_ref().map(|groups| groups.next)
+    pub(super) fn next_look(&self) -> Instant {
+        self.next
     }
 
-    pub fn look_at_groups_if_due(&mut self) {
-        let Some(mut groups) = self.groups.take() else { return };
-        let replaced = self.sampling.attendance.replaced();
-        if groups.next <= Instant::now() && self.sampling.is_ready() {
-            let is_managed = groups.unless_managed && self.has_resource_manager();
-            // Those that are jobs already are followed to their end, whoever comes.
-            if !is_managed || groups.has_jobs() {
-                self.look_at_groups(&mut groups, !is_managed);
-            }
-            for record in std::mem::take(&mut groups.resumable) {
-                self.close_as_last_known(record);
-            }
-            let every = if groups.jobs.is_empty() { LOOK_EVERY } else { LOOK_EVERY_WITH_JOBS };
-            groups.next = Instant::now() + every;
-        }
-        self.groups = Some(groups);
-        if replaced != self.sampling.attendance.replaced() {
-            self.tell_groups();
-        }
+    /// Jobs of an earlier daemon; after the first look those that are left are over.
+    pub(super) fn resume(&mut self, record: Record) {
+        self.resumable.push(record);
+    }
+
+    /// A look is over; the jobs of an earlier daemon that are not there any more.
+    pub(super) fn looked(&mut self) -> Vec<Record> {
+        let every = if self.jobs.is_empty() { LOOK_EVERY } else { LOOK_EVERY_WITH_JOBS };
+        self.next = Instant::now() + every;
+        std::mem::take(&mut self.resumable)
+    }
+
+    /// Whether groups that are no jobs yet may become some; nothing if nobody is to be looked at.
+    pub(super) fn admits(&self, has_resource_manager: bool) -> Option<bool> {
+        let is_managed = self.unless_managed && has_resource_manager;
+        // Those that are jobs already are followed to their end, whoever comes.
+        (!is_managed || self.has_jobs()).then_some(!is_managed)
     }
 
     /// Tells a sampler that knows of none of the processes of groups.
-    pub(super) fn tell_groups(&self) {
-        let Some(groups) = &self.groups else { return };
-        for (id, followed) in groups.jobs.iter().filter(|(_, followed)| !followed.counts_by_cgroup) {
-            let members = groups.grouping.group(*id).into_iter().flat_map(|group| &group.members);
-            members.for_each(|&member| self.sampling.add_root(&followed.key, member));
+    pub(super) fn tell(&self, sampling: &Sampling) {
+        for (id, followed) in self.jobs.iter().filter(|(_, followed)| !followed.counts_by_cgroup) {
+            let members = self.grouping.group(*id).into_iter().flat_map(|group| &group.members);
+            members.for_each(|&member| sampling.add_root(&followed.key, member));
         }
     }
 
-    fn has_resource_manager(&self) -> bool {
-        self.finding.as_ref().is_some_and(|finding| !finding.health().managers.is_empty())
-    }
-
     /// `admits`: whether groups that are no jobs yet may become some.
-    fn look_at_groups(&mut self, groups: &mut Groups, admits: bool) {
-        let ours: Vec<u32> = self.own_processes().collect();
-        let others = self.jobs.values().map(|kept| &kept.record).filter(|record| !is_plain(record));
-        groups.busy.extend(others.filter_map(|record| record.uid));
-        let changes = groups.look(&self.host, &|process| ours.contains(&process.id.pid));
-        groups.busy.clear();
+    pub(super) fn follow(
+        &mut self,
+        host: &Host,
+        registry: &Registry,
+        writer: &Writer,
+        admits: bool,
+    ) -> Vec<News> {
+        let ours: Vec<u32> = registry.own_processes().collect();
+        let others = registry.jobs.values().map(|kept| &kept.record).filter(|record| !is_plain(record));
+        self.busy.extend(others.filter_map(|record| record.uid));
+        let changes = self.look(host, &|process| ours.contains(&process.id.pid));
+        self.busy.clear();
+        let mut news = Vec::new();
         if admits {
-            for id in std::mem::take(&mut groups.passed_over) {
-                self.group_began(groups, id, admits);
+            for id in std::mem::take(&mut self.passed_over) {
+                news.extend(self.began(host, writer, id, admits));
             }
         }
         for change in changes {
             match change {
-                Change::Began(id) => self.group_began(groups, id, admits),
+                Change::Began(id) => news.extend(self.began(host, writer, id, admits)),
                 Change::Joined(id, process) => {
-                    if let Some(followed) = groups.jobs.get(&id).filter(|followed| !followed.counts_by_cgroup)
-                    {
-                        self.sampling.add_root(&followed.key, process);
-                    }
+                    let followed = self.jobs.get(&id).filter(|followed| !followed.counts_by_cgroup);
+                    news.extend(followed.map(|followed| News::Joined(followed.key.clone(), process)));
                 }
-                Change::Ended(id) => drop(groups.passed_over.remove(&id)),
+                Change::Ended(id) => drop(self.passed_over.remove(&id)),
             }
         }
-        for (id, followed) in &groups.jobs {
-            if let (Some(group), Some(kept)) = (groups.grouping.group(*id), self.jobs.get_mut(&followed.key))
+        news
+    }
+
+    /// Counts what the jobs have used, and returns those that are over.
+    pub(super) fn take_ended(&mut self, registry: &mut Registry) -> Vec<Record> {
+        for (id, followed) in &self.jobs {
+            if let (Some(group), Some(kept)) =
+                (self.grouping.group(*id), registry.jobs.get_mut(&followed.key))
             {
                 count(&mut kept.record, group, followed);
             }
         }
-        for (id, group) in groups.grouping.take_ended() {
-            let Some(followed) = groups.jobs.remove(&id) else { continue };
-            let Some(mut record) = self.jobs.get(&followed.key).map(|kept| kept.record.clone()) else {
+        let mut ended = Vec::new();
+        for (id, group) in self.grouping.take_ended() {
+            let Some(followed) = self.jobs.remove(&id) else { continue };
+            let Some(mut record) = registry.jobs.get(&followed.key).map(|kept| kept.record.clone()) else {
                 continue;
             };
             count(&mut record, &group, &followed);
             record.end_ns = Some(jobs::now_ns());
-            self.close_found(record);
+            ended.push(record);
         }
+        ended
     }
 
-    fn group_began(&mut self, groups: &mut Groups, id: GroupId, admits: bool) {
-        let Some(group) = groups.grouping.group(id) else { return };
-        let mut record = new_record(&self.host, group);
-        let continued = groups.resumable.iter().position(|other| other.key == record.key);
+    fn began(&mut self, host: &Host, writer: &Writer, id: GroupId, admits: bool) -> Option<News> {
+        let group = self.grouping.group(id)?;
+        let mut record = new_record(host, group);
+        let continued = self.resumable.iter().position(|other| other.key == record.key);
         if !admits && continued.is_none() {
-            groups.passed_over.insert(id);
-            return;
+            self.passed_over.insert(id);
+            return None;
         }
         let known = match continued {
-            Some(index) => Some(groups.resumable.swap_remove(index)),
-            None => self.writer.get(&record.key).ok().flatten(),
+            Some(index) => Some(self.resumable.swap_remove(index)),
+            None => writer.get(&record.key).ok().flatten(),
         };
-        let is_rest = matches!(group.key, Key::Rest { .. });
+        let (is_new, is_rest) = (known.is_none(), matches!(group.key, Key::Rest { .. }));
         let mut before = (0, 0);
         if let Some(known) = known {
             if is_rest {
@@ -237,42 +256,19 @@ impl Keeping {
             }
             record = Record { state: State::Running, end_ns: None, local: record.local, ..known };
         }
-        let cgroup = record.local.as_ref().is_some_and(|local| !local.cgroup.is_empty());
-        let followed = Followed { key: record.key.clone(), before, counts_by_cgroup: cgroup };
+        let counts_by_cgroup = record.local.as_ref().is_some_and(|local| !local.cgroup.is_empty());
+        let followed = Followed { key: record.key.clone(), before, counts_by_cgroup };
         count(&mut record, group, &followed);
-        if let Err(error) = self.writer.put(&record) {
-            tracing::warn!("job {}: {error}", record.key.id);
-        }
-        let members = group.members.clone();
-        groups.jobs.insert(id, followed);
-        let key = record.key.clone();
-        self.watch(record);
-        for member in members.into_iter().filter(|_| !cgroup) {
-            self.sampling.add_root(&key, member);
-        }
+        let roots = if counts_by_cgroup { Vec::new() } else { group.members.clone() };
+        self.jobs.insert(id, followed);
+        Some(News::Began { record: Box::new(record), is_new, roots })
     }
 
     /// A job that is no group began: what it does is in the slice of its user, too.
     pub(super) fn note_other_job(&mut self, record: &Record) {
-        if let (Some(groups), Some(uid), false) = (&mut self.groups, record.uid, is_plain(record)) {
-            groups.busy.insert(uid);
+        if let (Some(uid), false) = (record.uid, is_plain(record)) {
+            self.busy.insert(uid);
         }
-    }
-
-    /// Jobs of an earlier daemon; without a look at processes they are over.
-    pub(super) fn resume_plain(&mut self, record: Record) {
-        match &mut self.groups {
-            Some(groups) => groups.resumable.push(record),
-            None => self.close_as_last_known(record),
-        }
-    }
-
-    /// The processes by which jobs of our own are known; their descendants are theirs.
-    fn own_processes(&self) -> impl Iterator<Item = u32> {
-        let local = self.jobs.values().filter(|kept| !Keeping::is_found(&kept.record));
-        let own = local.filter_map(|kept| kept.record.local.as_ref());
-        let pids = own.flat_map(|local| local.supervisor.into_iter().chain(local.main));
-        pids.map(|process| process.pid).chain([std::process::id()])
     }
 }
 
@@ -365,6 +361,7 @@ fn boot_number(boot_id: &str) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::service::Service;
     use super::*;
 
     /// A process of a login that began with the machine and leads its session.
@@ -383,37 +380,41 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut keeping = super::super::unwritten::tests::keeping(root.path());
         let place = Place { system: true, ..keeping.place.clone() };
-        let mut groups = Groups::of(&keeping.host, &Jobs::default(), &place, true).unwrap();
-        assert!(groups.unless_managed);
-        let running = |keeping: &Keeping| {
-            let ids = keeping.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
+        let new = Groups::of(&keeping.host, &met_config::Config::default().jobs, &place, true).unwrap();
+        assert!(new.unless_managed);
+        keeping.discovery.groups = Some(new);
+        let has_jobs = |keeping: &Service| keeping.discovery.groups.as_ref().unwrap().has_jobs();
+        let running = |keeping: &Service| {
+            let ids = keeping.registry.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
             ids.collect::<std::collections::BTreeSet<String>>()
         };
         let expected = |pids: &[u32]| pids.iter().map(u32::to_string).collect();
         log_in(root.path(), 70);
-        keeping.look_at_groups(&mut groups, true);
+        keeping.look_at_groups(true);
         assert_eq!(running(&keeping), expected(&[70]));
         // A resource manager is there.
         log_in(root.path(), 80);
-        keeping.look_at_groups(&mut groups, false);
+        keeping.look_at_groups(false);
         assert_eq!(running(&keeping), expected(&[70]), "nobody else becomes a job");
-        assert!(groups.has_jobs());
+        assert!(has_jobs(&keeping));
         std::fs::remove_dir_all(root.path().join("proc/70")).unwrap();
-        keeping.look_at_groups(&mut groups, false);
+        keeping.look_at_groups(false);
         assert_eq!(running(&keeping), expected(&[]), "its end is noticed");
-        assert!(!groups.has_jobs());
-        let ended = keeping.writer.find(Some("session"), "70").unwrap();
+        assert!(!has_jobs(&keeping));
+        let ended = keeping.recorder.writer.find(Some("session"), "70").unwrap();
         assert_eq!(ended.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
         // It is gone again.
-        keeping.look_at_groups(&mut groups, true);
+        keeping.look_at_groups(true);
         assert_eq!(running(&keeping), expected(&[80]));
         // An earlier daemon's job goes on, though there is a resource manager.
-        let record = keeping.jobs.values().next().unwrap().record.clone();
-        let mut later = Groups::of(&keeping.host, &Jobs::default(), &place, true).unwrap();
-        later.resumable.push(record);
+        let record = keeping.registry.jobs.values().next().unwrap().record.clone();
+        let mut later = Groups::of(&keeping.host, &met_config::Config::default().jobs, &place, true).unwrap();
+        later.resume(record);
         log_in(root.path(), 90);
         assert!(later.has_jobs());
-        keeping.look_at_groups(&mut later, false);
+        keeping.discovery.groups = Some(later);
+        keeping.look_at_groups(false);
+        let later = keeping.discovery.groups.as_ref().unwrap();
         assert!(later.resumable.is_empty() && later.jobs.len() == 1, "it is continued");
         assert_eq!(later.passed_over.len(), 1);
         keeping.close();

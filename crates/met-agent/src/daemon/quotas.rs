@@ -6,8 +6,9 @@
 use anyhow::{Result, bail};
 use met_core::bounds;
 use met_core::job::Record;
+use met_host::Host;
 
-use super::keeping::Keeping;
+use super::registry::{Registry, is_found};
 use super::socket::Peer;
 
 /// Running jobs of one user. More than a machine runs, and few enough to sample.
@@ -17,38 +18,40 @@ const PART_OF_STORE: u64 = 16;
 /// For small stores: retention costs more than the bytes it would remove.
 const UNCHECKED_BYTES_MIN: u64 = 1 << 20;
 
-impl Keeping {
-    /// Whether a job that is new to this daemon may run: one for each supervisor, and so many of each user.
-    pub(super) fn check_quota(&self, record: &Record, peer: Peer) -> Result<()> {
-        if !self.place.system || self.jobs.contains_key(&record.key) {
-            return Ok(());
-        }
-        let announced = || {
-            let kept = self.jobs.values().map(|kept| &kept.record);
-            kept.filter(|other| other.uid == Some(peer.uid) && !Keeping::is_found(other))
-        };
-        if announced().count() >= RUNNING_PER_USER_MAX {
-            bail!("{RUNNING_PER_USER_MAX} jobs of this user run already; the job is announced again later");
-        }
-        let supervisors = announced().filter_map(|other| other.local.as_ref()?.supervisor);
-        // The pid of one that is gone may be used again.
-        if supervisors.filter(|other| other.pid == peer.pid).any(|other| self.host.is_alive(other)) {
-            bail!("this supervisor has a running job already");
-        }
-        Ok(())
+/// Whether a job that is new to this daemon may run: one for each supervisor, and so many of each user.
+pub(super) fn check(host: &Host, registry: &Registry, record: &Record, peer: Peer) -> Result<()> {
+    if registry.jobs.contains_key(&record.key) {
+        return Ok(());
+    }
+    let announced = || {
+        let kept = registry.jobs.values().map(|kept| &kept.record);
+        kept.filter(|other| other.uid == Some(peer.uid) && !is_found(other))
+    };
+    if announced().count() >= RUNNING_PER_USER_MAX {
+        bail!("{RUNNING_PER_USER_MAX} jobs of this user run already; the job is announced again later");
+    }
+    let supervisors = announced().filter_map(|other| other.local.as_ref()?.supervisor);
+    // The pid of one that is gone may be used again.
+    if supervisors.filter(|other| other.pid == peer.pid).any(|other| host.is_alive(other)) {
+        bail!("this supervisor has a running job already");
+    }
+    Ok(())
+}
+
+/// What users had written to the store since the last retention.
+#[derive(Default)]
+pub(super) struct Announced {
+    bytes: u64,
+}
+
+impl Announced {
+    pub(super) fn count(&mut self, record: &Record) {
+        self.bytes += bounds::bytes(record) as u64;
     }
 
-    /// Counts what a user had written to the store.
-    pub(super) fn count_announced(&mut self, record: &Record) {
-        if self.place.system {
-            self.announced_bytes += bounds::bytes(record) as u64;
-        }
-    }
-
-    /// Whether so much was announced since the last retention that the next one cannot wait.
-    pub fn is_retention_due(&self) -> bool {
-        let part = self.config.storage.max_bytes / PART_OF_STORE;
-        self.announced_bytes > part.max(UNCHECKED_BYTES_MIN)
+    /// Whether it is so much that the next retention cannot wait.
+    pub(super) fn is_retention_due(&self, store_bytes_max: u64) -> bool {
+        self.bytes > (store_bytes_max / PART_OF_STORE).max(UNCHECKED_BYTES_MIN)
     }
 }
 
@@ -60,6 +63,7 @@ mod tests {
     use met_store::inbox::own_ids;
 
     use super::super::permissions::Access;
+    use super::super::service::Service;
     use super::super::unwritten::tests::{keeping, keeping_by};
     use super::*;
     use met_config::Config;
@@ -76,7 +80,7 @@ mod tests {
     }
 
     /// A job with the user's own id that a supervisor with this pid announces.
-    fn job(keeping: &Keeping, number: u64, pid: u32) -> Record {
+    fn job(keeping: &Service, number: u64, pid: u32) -> Record {
         let mut record = sample::full(1, "train");
         (record.state, record.end_ns, record.inside) = (State::Running, None, None);
         (record.key.id, record.uid) = ((own_ids(USER).start + number).to_string(), Some(USER));
@@ -95,7 +99,7 @@ mod tests {
         let mut keeping = keeping(root.path());
         keeping.place.system = true;
         (7..10).for_each(|pid| process(root.path(), pid));
-        let start = |keeping: &mut Keeping, number, pid| {
+        let start = |keeping: &mut Service, number, pid| {
             let record = job(keeping, number, pid);
             keeping.started(record, Peer { uid: USER, pid }, ACCESS).map(drop)
         };
@@ -112,16 +116,17 @@ mod tests {
         for number in 0..RUNNING_PER_USER_MAX as u64 {
             let mut record = template.clone();
             record.key.id = (own_ids(USER).start + 10 + number).to_string();
-            let kept = super::super::keeping::Kept {
+            let kept = super::super::registry::Kept {
                 record,
                 watch: super::super::supervisors::Watch::new(),
                 gone: Vec::new(),
             };
-            keeping.jobs.insert(kept.record.key.clone(), kept);
+            keeping.registry.jobs.insert(kept.record.key.clone(), kept);
         }
         assert!(start(&mut keeping, 9, 9).unwrap_err().to_string().contains("jobs of this user"));
         let others = job(&keeping, 9, 9);
-        keeping.check_quota(&others, Peer { uid: USER + 1, pid: 9 }).expect("another user");
+        check(&keeping.host, &keeping.registry, &others, Peer { uid: USER + 1, pid: 9 })
+            .expect("another user");
     }
 
     #[test]

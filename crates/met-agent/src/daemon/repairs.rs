@@ -1,21 +1,25 @@
-//! When a damaged store is looked after: lists of any user meet the damage, and a repair is costly.
+//! When a damaged store is repaired: lists of any user meet the damage, and a repair is costly. A list itself repairs
+//! nothing.
 
 use std::time::{Duration, Instant};
 
-/// Between two attempts that lists ask for.
+/// Between two attempts.
 const PAUSE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub struct Repairs {
+    /// A list met damage.
+    pub wanted: bool,
     last: Option<Instant>,
     /// The failure that was logged, until a look at the store succeeds.
     logged: Option<String>,
 }
 
 impl Repairs {
-    /// Whether a list that met damage may start an attempt at `now`; it counts as one.
+    /// Whether an attempt that a list wants begins at `now`; it counts as one.
     pub fn begin(&mut self, now: Instant) -> bool {
-        let is_due = self.last.is_none_or(|last| now.saturating_duration_since(last) >= PAUSE);
+        let is_wanted = std::mem::take(&mut self.wanted);
+        let is_due = is_wanted && self.last.is_none_or(|last| now.saturating_duration_since(last) >= PAUSE);
         if is_due {
             self.last = Some(now);
         }
@@ -39,10 +43,15 @@ mod tests {
     #[test]
     fn lists_that_meet_damage_start_one_repair_a_minute() {
         let (mut repairs, now) = (Repairs::default(), Instant::now());
-        assert!(repairs.begin(now));
-        assert!(!repairs.begin(now) && !repairs.begin(now + PAUSE / 2));
-        assert!(repairs.begin(now + PAUSE));
-        assert!(!repairs.begin(now + PAUSE), "the pause begins anew");
+        assert!(!repairs.begin(now), "no list met damage");
+        let mut list_at = |now| {
+            repairs.wanted = true;
+            repairs.begin(now)
+        };
+        assert!(list_at(now));
+        assert!(!list_at(now) && !list_at(now + PAUSE / 2));
+        assert!(list_at(now + PAUSE));
+        assert!(!list_at(now + PAUSE), "the pause begins anew");
     }
 
     #[test]

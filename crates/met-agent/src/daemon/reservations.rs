@@ -6,14 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use met_core::job::Record;
+use met_store::Writer;
 use met_store::inbox::{self, SHARED_IDS_END};
 
-use super::keeping::Keeping;
-use super::socket::Peer;
 use met_query::protocol::Reply;
 
 /// How far a user's own ids may be ahead of everybody's.
@@ -165,37 +165,36 @@ impl Known for met_store::Queries {
     }
 }
 
-impl Keeping {
-    pub(super) fn reserve(&mut self, at_least: u64, peer: Peer) -> Result<Reply> {
-        if self.reservations.next == 0 {
-            self.reservations.next = self.first_id()?;
+impl Reservations {
+    pub fn reserve(&mut self, at_least: u64, uid: u32, writer: &mut Writer, state: &Path) -> Result<Reply> {
+        if self.next == 0 {
+            self.next = first_id(writer, state)?;
         }
-        let id = self.reservations.take(at_least, peer.uid, Instant::now(), &*self.writer)?;
-        if self.reservations.next > self.reservations.written {
-            self.reservations.written = (self.reservations.next + BLOCK).min(SHARED_IDS_END);
-            self.writer.set_meta(META, &self.reservations.written.to_string())?;
+        let id = self.take(at_least, uid, Instant::now(), &**writer)?;
+        if self.next > self.written {
+            self.written = (self.next + BLOCK).min(SHARED_IDS_END);
+            writer.set_meta(META, &self.written.to_string())?;
         }
         Ok(Reply::Reserved { id })
     }
 
     /// Whether an earlier daemon may have given this id for a job that began before this daemon did: reservations are
     /// not on disk, and a job that began then is not to be lost. Nobody else has the id.
-    pub(super) fn may_be_of_earlier(&self, id: u64, record: &Record) -> bool {
-        let all = &self.reservations;
-        let next = if all.next > 0 { all.next } else { self.first_id().unwrap_or(1) };
+    pub fn may_be_of_earlier(&self, id: u64, record: &Record, writer: &Writer, state: &Path) -> bool {
+        let next = if self.next > 0 { self.next } else { first_id(writer, state).unwrap_or(1) };
         let end = next.saturating_add(ID_LEAP_MAX).min(SHARED_IDS_END);
-        let began_before = record.start_ns.is_some_and(|start_ns| start_ns < all.began_ns);
-        began_before && (1..end).contains(&id) && all.owner(id).is_none()
+        let began_before = record.start_ns.is_some_and(|start_ns| start_ns < self.began_ns);
+        began_before && (1..end).contains(&id) && self.owner(id).is_none()
     }
+}
 
-    fn first_id(&self) -> Result<u64> {
-        if let Some(next) = self.writer.meta(META)?.and_then(|next| next.parse().ok()) {
-            return Ok(next);
-        }
-        // Earlier versions kept a folder for each.
-        let folders = inbox::pending(&self.place.state).unwrap_or_default();
-        Ok(self.writer.next_local_id()?.max(folders.last().map_or(0, |folder| folder.id() + 1)))
+fn first_id(writer: &Writer, state: &Path) -> Result<u64> {
+    if let Some(next) = writer.meta(META)?.and_then(|next| next.parse().ok()) {
+        return Ok(next);
     }
+    // Earlier versions kept a folder for each.
+    let folders = inbox::pending(state).unwrap_or_default();
+    Ok(writer.next_local_id()?.max(folders.last().map_or(0, |folder| folder.id() + 1)))
 }
 
 #[cfg(test)]

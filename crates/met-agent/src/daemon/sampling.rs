@@ -16,13 +16,15 @@ use met_core::energy::idle::LearnedIdle;
 use met_core::holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_host::{Host, clock};
+use met_sinks::bus::Ticker;
 use met_sources::{Options, Pulse};
-use met_store::Device;
+use met_store::{Device, NodePart};
 
 use super::attending::{Attendance, SURE_AFTER};
 use super::board::Board;
 use super::memory;
 use super::rest::Rest;
+use super::unflushed::{self, Wanted};
 use crate::node_energy::Charged;
 use crate::node_series::NodeCourse;
 use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
@@ -72,6 +74,9 @@ enum Order {
     Change(JobKey, Change),
     Rename(JobKey, JobKey),
     Drain(SyncSender<Drained>),
+    /// As `Drain`, of one subject, and nothing is taken out.
+    Peek(Wanted, SyncSender<Vec<Course>>),
+    PeekParts(i64, SyncSender<Vec<NodePart>>),
     RecallDevices(Vec<Device>),
     RecallIdle(Vec<LearnedIdle>),
     Live(SyncSender<HashMap<JobKey, Live>>),
@@ -157,19 +162,31 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Pins what it sees to the board, if there is one; then it watches the machine without jobs, too.
-    pub fn start(host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<Sampling> {
+    /// Pins what it sees to the board and hands rows to the ticker, if there are any; then it watches the machine
+    /// without jobs, too.
+    pub fn start(
+        host: Host,
+        config: &Config,
+        board: Option<Arc<Board>>,
+        ticker: Option<Ticker>,
+    ) -> io::Result<Sampling> {
         let (orders, _) = mpsc::channel();
         let attendance = Attendance::new(config.sampling.interval);
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
         let mut sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
-        sampling.begin(host, config, board)?;
+        sampling.begin(host, config, board, ticker)?;
         Ok(sampling)
     }
 
     /// Starts the thread, or another one in its place: whoever takes orders from the channel of before is told
     /// nothing more. It opens the sources itself, since that may hang, too.
-    pub(super) fn begin(&mut self, host: Host, config: &Config, board: Option<Arc<Board>>) -> io::Result<()> {
+    pub(super) fn begin(
+        &mut self,
+        host: Host,
+        config: &Config,
+        board: Option<Arc<Board>>,
+        ticker: Option<Ticker>,
+    ) -> io::Result<()> {
         let (orders, receiver) = mpsc::channel();
         let (config, options) = (config.clone(), self.attendance.options(config));
         self.orders = orders;
@@ -179,10 +196,10 @@ impl Sampling {
         let work = move || {
             options.pulse.begin();
             let mut sampler = Sampler::with(host, config.sampling.interval, &config, &options);
-            if board.is_some() {
+            if board.is_some() || ticker.is_some() {
                 sampler.watch_node();
             }
-            work(&mut sampler, &receiver, board.as_deref(), &options.pulse);
+            work(&mut sampler, &receiver, board.as_deref(), ticker.as_ref(), &options.pulse);
         };
         self.thread = Some(std::thread::Builder::new().name("sampler".to_owned()).spawn(work)?);
         Ok(())
@@ -313,6 +330,16 @@ impl Sampling {
         self.ask(Order::Drain).unwrap_or_default()
     }
 
+    /// Copies of the samples that the next [`Sampling::drain`] takes out.
+    pub(super) fn peek(&self, wanted: Wanted) -> Vec<Course> {
+        self.ask(|reply| Order::Peek(wanted, reply)).unwrap_or_default()
+    }
+
+    /// The parts of the machine of which there are such samples.
+    pub(super) fn peek_parts(&self, since_ms: i64) -> Vec<NodePart> {
+        self.ask(|reply| Order::PeekParts(since_ms, reply)).unwrap_or_default()
+    }
+
     pub fn live(&self) -> HashMap<JobKey, Live> {
         self.ask(Order::Live).unwrap_or_default()
     }
@@ -428,7 +455,13 @@ impl Sampling {
     }
 }
 
-fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>, pulse: &Pulse) {
+fn work(
+    sampler: &mut Sampler,
+    orders: &Receiver<Order>,
+    board: Option<&Board>,
+    ticker: Option<&Ticker>,
+    pulse: &Pulse,
+) {
     let mut slots = HashMap::new();
     let mut last_errors = HashMap::new();
     let mut undelivered = Undelivered::default();
@@ -461,6 +494,9 @@ fn work(sampler: &mut Sampler, orders: &Receiver<Order>, board: Option<&Board>, 
             }
             if let Some(board) = board {
                 board.post(sampler.now());
+            }
+            if let Some(ticker) = ticker {
+                sampler.publish_tick(ticker);
             }
         } else if let Some(rest) = rest.as_mut().filter(|rest| rest.is_due(clock::boottime_ns())) {
             look_at_rest(sampler, rest);
@@ -544,22 +580,32 @@ fn obey(
             let (node, idle) = (sampler.drain_node(), sampler.energy().learned_idle());
             undelivered.hand_over(Drained { jobs, cards, devices, node, idle }, &reply);
         }
+        Order::Peek(wanted, reply) => {
+            drop(reply.send(unflushed::peek(&wanted, sampler, slots, &undelivered.drained)));
+        }
+        Order::PeekParts(since_ms, reply) => {
+            drop(reply.send(unflushed::parts(since_ms, sampler, &undelivered.drained)));
+        }
         Order::RecallDevices(devices) => sampler.recall_devices(devices),
         Order::RecallIdle(learned) => sampler.energy().recall_idle(learned),
         Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
-        Order::Costs(reply) => {
-            let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
-                name: cost.source.to_owned(),
-                read_ns: cost.read_ns,
-                background_ns: cost.background_ns,
-                errors: cost.errors,
-                rows: cost.rows,
-                last_error: last_errors.get(cost.source).cloned(),
-                left_out: false,
-            });
-            drop(reply.send(costs.collect()));
-        }
+        Order::Costs(reply) => drop(reply.send(costs(sampler, last_errors))),
     }
+}
+
+fn costs(sampler: &Sampler, last_errors: &HashMap<&'static str, String>) -> Vec<SourceStatus> {
+    let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
+        name: cost.source.to_owned(),
+        read_ns: cost.read_ns,
+        background_ns: cost.background_ns,
+        errors: cost.errors,
+        rows: cost.rows,
+        unparsed: cost.unparsed.count,
+        first_unparsed: cost.unparsed.first,
+        last_error: last_errors.get(cost.source).cloned(),
+        left_out: false,
+    });
+    costs.collect()
 }
 
 #[cfg(test)]

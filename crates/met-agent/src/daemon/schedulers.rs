@@ -11,8 +11,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use met_core::managers::Scheduler;
 use met_host::{Host, clock};
-use met_jobs::scheduler::{KINDS, Kind, Programs, Recorded, Sync, Told};
+use met_jobs::scheduler::{self, Programs, Recorded, Sync, Told};
 use rustix::event::{EventfdFlags, eventfd};
 
 use met_config::{Presence, Schedulers as Configured, Scope};
@@ -55,33 +56,26 @@ pub struct Before {
     pub live: Vec<String>,
 }
 
-/// The schedulers that are to be asked, and with which commands.
-pub fn wanted(config: &Configured, system: bool) -> Vec<(&'static Kind, bool)> {
+/// The schedulers that are to be asked, and whether their commands are there.
+pub fn wanted(config: &Configured, system: bool) -> Vec<(Scheduler, bool)> {
     let programs = programs(config);
-    let is_wanted = |kind: &&Kind| match presence(config, kind.manager) {
-        Presence::Auto => system && programs.find(kind.program).is_some(),
+    let found = |scheduler: Scheduler| (scheduler, programs.find(scheduler.row().1.program).is_some());
+    let is_wanted = |&(scheduler, is_here): &(Scheduler, bool)| match config.asked[scheduler as usize] {
+        Presence::Auto => system && is_here,
         Presence::Yes => true,
         Presence::No => false,
     };
-    KINDS.iter().filter(is_wanted).map(|kind| (kind, programs.find(kind.program).is_some())).collect()
+    Scheduler::ALL.iter().copied().map(found).filter(is_wanted).collect()
 }
 
 /// Those that are here and that the configuration says are not to be asked.
 pub fn switched_off(config: &Configured) -> Vec<&'static str> {
     let programs = programs(config);
-    let is_off = |kind: &&Kind| {
-        presence(config, kind.manager) == Presence::No && programs.find(kind.program).is_some()
+    let is_off = |scheduler: &&Scheduler| {
+        config.asked[**scheduler as usize] == Presence::No
+            && programs.find(scheduler.row().1.program).is_some()
     };
-    KINDS.iter().filter(is_off).map(|kind| kind.manager).collect()
-}
-
-fn presence(config: &Configured, manager: &str) -> Presence {
-    match manager {
-        "slurm" => config.slurm,
-        "oar" => config.oar,
-        "pbs" => config.pbs,
-        _ => config.lsf,
-    }
+    Scheduler::ALL.iter().filter(is_off).map(|scheduler| scheduler.row().0.name).collect()
 }
 
 fn programs(config: &Configured) -> Programs {
@@ -103,18 +97,19 @@ impl Schedulers {
         let mut schedulers = Schedulers { workers: Vec::new(), news, bell: None };
         let scope = config.scope.unwrap_or(scope);
         let node = Some(host.facts().hostname.clone()).filter(|_| scope == Scope::Node);
-        for (kind, _) in wanted(config, system) {
+        for (scheduler, _) in wanted(config, system) {
+            let manager = scheduler.row().0.name;
             let bell = match &schedulers.bell {
                 Some(bell) => bell.clone(),
                 None => Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             };
             schedulers.bell = Some(bell.clone());
-            let Before { cursor, live } = before(kind.manager);
+            let Before { cursor, live } = before(manager);
             let (nudges, nudged) = mpsc::sync_channel(1);
-            let status = SchedulerStatus { manager: kind.manager.to_owned(), ..Default::default() };
+            let status = SchedulerStatus { manager: manager.to_owned(), ..Default::default() };
             let status = Arc::new(Mutex::new(status));
             let mut asking = Asking {
-                sync: Sync::new(kind.open(node.clone()), cursor, config.lookback, live),
+                sync: Sync::new(scheduler::open(scheduler, node.clone()), cursor, config.lookback, live),
                 programs: programs(config),
                 interval: config.interval,
                 uids: HashMap::new(),
@@ -123,8 +118,8 @@ impl Schedulers {
                 status: status.clone(),
                 failures: 0,
             };
-            std::thread::Builder::new().name(kind.manager.to_owned()).spawn(move || asking.work(&nudged))?;
-            schedulers.workers.push(Worker { manager: kind.manager, nudges, status });
+            std::thread::Builder::new().name(manager.to_owned()).spawn(move || asking.work(&nudged))?;
+            schedulers.workers.push(Worker { manager, nudges, status });
         }
         Ok(schedulers)
     }
@@ -292,8 +287,8 @@ mod tests {
 
     fn configured(folder: &Path) -> Configured {
         let mut config = Config::default().schedulers;
-        (config.slurm, config.oar) = (Presence::No, Presence::Yes);
-        (config.pbs, config.lsf) = (Presence::No, Presence::No);
+        config.asked = [Presence::No; Scheduler::COUNT];
+        config.asked[Scheduler::Oar as usize] = Presence::Yes;
         config.path = Some(folder.display().to_string());
         config
     }
@@ -373,9 +368,10 @@ mod tests {
     fn nobody_is_asked_who_is_not_there_or_not_wanted() {
         let folder = commands(&[("bjobs", "true")]);
         let mut config = configured(folder.path());
-        config.oar = Presence::Auto;
-        config.lsf = Presence::Auto;
-        let names = |system| wanted(&config, system).iter().map(|(kind, _)| kind.manager).collect::<Vec<_>>();
+        config.asked[Scheduler::Oar as usize] = Presence::Auto;
+        config.asked[Scheduler::Lsf as usize] = Presence::Auto;
+        let names =
+            |system| wanted(&config, system).iter().map(|(kind, _)| kind.row().0.name).collect::<Vec<_>>();
         assert!(names(true).contains(&"lsf"));
         assert_eq!(names(false), Vec::<&str>::new(), "a user's daemon asks nobody by itself");
     }

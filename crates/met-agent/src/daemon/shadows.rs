@@ -5,10 +5,14 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use met_core::job::{JobKey, Record};
+use met_host::Host;
 use met_jobs::shadow::Shadow;
+use met_store::Writer;
 
-use super::keeping::Keeping;
 use super::plain;
+use super::registry::{Registry, is_found};
+use super::sampling::Sampling;
+use super::standing::Standing;
 use met_jobs::processes;
 
 /// Where the store remembers the directories: a daemon that is killed cannot remove them.
@@ -36,86 +40,90 @@ impl Shadows {
             self.by_job.insert(new.clone(), shadow);
         }
     }
-}
 
-impl Keeping {
     /// Takes away what an earlier daemon left.
-    pub(super) fn remove_old_shadows(&mut self) {
-        let left = self.writer.meta(META).ok().flatten();
+    pub(super) fn remove_old(&mut self, writer: &mut Writer) {
+        let left = writer.meta(META).ok().flatten();
         let paths: Vec<PathBuf> = left.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         for path in &paths {
             Shadow::remove(path);
         }
         if !paths.is_empty() {
-            self.remember_shadows();
+            self.remember(writer);
         }
     }
 
     /// Brings the directories in line with the jobs that are there and the events that are asked for.
-    pub(super) fn follow_shadows(&mut self) {
+    pub(super) fn follow(
+        &mut self,
+        host: &Host,
+        standing: &Standing,
+        registry: &Registry,
+        sampling: &Sampling,
+        writer: &mut Writer,
+    ) {
         // Energy may be split by what the processor counts.
-        let for_all = self.config.energy.weight.event().is_some();
-        if self.shadows.by_job.is_empty() && !for_all && !self.standing.asks_for_events() {
+        let for_all = standing.config.energy.weight.event().is_some();
+        if self.by_job.is_empty() && !for_all && !standing.asks_for_events() {
             return;
         }
-        let asked = |key: &JobKey| for_all || self.standing.asks_for_events_of(key);
-        let wanted = |key: &JobKey| self.jobs.contains_key(key) && asked(key);
-        let before = self.shadows.by_job.len();
-        let kept = std::mem::take(&mut self.shadows.by_job);
-        self.shadows.by_job = kept.into_iter().filter(|(key, _)| wanted(key)).collect();
-        let mut changed = before != self.shadows.by_job.len();
-        let lacking: Vec<Record> = (self.jobs.values())
+        let asked = |key: &JobKey| for_all || standing.asks_for_events_of(key);
+        let wanted = |key: &JobKey| registry.jobs.contains_key(key) && asked(key);
+        let before = self.by_job.len();
+        let kept = std::mem::take(&mut self.by_job);
+        self.by_job = kept.into_iter().filter(|(key, _)| wanted(key)).collect();
+        let mut changed = before != self.by_job.len();
+        let lacking: Vec<Record> = (registry.jobs.values())
             .map(|kept| &kept.record)
             .filter(|record| lacks_directory(record) && asked(&record.key))
             .cloned()
             .collect();
         for record in lacking {
-            changed |= self.shadow(&record);
+            changed |= self.make(host, &record, sampling);
         }
         if changed {
-            self.remember_shadows();
+            self.remember(writer);
         }
     }
 
     /// Tells a sampler that knows of none of the directories.
-    pub(super) fn tell_shadows(&self) {
-        for (key, shadow) in &self.shadows.by_job {
-            self.sampling.count_in(key, shadow.path().to_path_buf());
+    pub(super) fn tell(&self, sampling: &Sampling) {
+        for (key, shadow) in &self.by_job {
+            sampling.count_in(key, shadow.path().to_path_buf());
         }
     }
 
     /// Whether a directory was made for the job; one that has it already takes in who came since.
-    fn shadow(&mut self, record: &Record) -> bool {
-        let host = &self.host;
+    fn make(&mut self, host: &Host, record: &Record, sampling: &Sampling) -> bool {
         let members = || processes::of_job(host, record).iter().map(|process| process.id.pid).collect();
-        if let Some(shadow) = self.shadows.by_job.get_mut(&record.key) {
+        if let Some(shadow) = self.by_job.get_mut(&record.key) {
             shadow.take_in(host, members);
             return false;
         }
         let Some(first) = members().first().copied() else { return false };
-        self.shadows.made += 1;
-        let name = format!("{}{}-{}", Shadow::PREFIX, std::process::id(), self.shadows.made);
+        self.made += 1;
+        let name = format!("{}{}-{}", Shadow::PREFIX, std::process::id(), self.made);
         match Shadow::make(host, &name, first, members) {
             Ok(shadow) => {
-                self.sampling.count_in(&record.key, shadow.path().to_path_buf());
-                self.shadows.by_job.insert(record.key.clone(), shadow);
+                sampling.count_in(&record.key, shadow.path().to_path_buf());
+                self.by_job.insert(record.key.clone(), shadow);
                 true
             }
             Err(error) => {
                 let why = format!("no v2 directory can be made: {error}");
-                if self.shadows.refused.as_ref() != Some(&why) {
+                if self.refused.as_ref() != Some(&why) {
                     tracing::warn!("events of job {} are not counted: {why}", record.key.id);
                 }
-                self.shadows.refused = Some(why);
+                self.refused = Some(why);
                 false
             }
         }
     }
 
-    fn remember_shadows(&mut self) {
-        let paths: Vec<&Path> = self.shadows.by_job.values().map(Shadow::path).collect();
+    fn remember(&self, writer: &mut Writer) {
+        let paths: Vec<&Path> = self.by_job.values().map(Shadow::path).collect();
         let text = serde_json::to_string(&paths).unwrap_or_default();
-        if let Err(error) = self.writer.set_meta(META, &text) {
+        if let Err(error) = writer.set_meta(META, &text) {
             tracing::warn!("directories for events are not remembered: {error}");
         }
     }
@@ -123,7 +131,7 @@ impl Keeping {
 
 /// Whether a job that somebody else started has cgroups of v1 alone.
 fn lacks_directory(record: &Record) -> bool {
-    let local = record.local.as_ref().filter(|_| Keeping::is_found(record) && !plain::is_plain(record));
+    let local = record.local.as_ref().filter(|_| is_found(record) && !plain::is_plain(record));
     local.is_some_and(|local| !local.cgroup.is_empty() && local.cgroup.unified.is_none())
 }
 

@@ -3,23 +3,19 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
 use met_core::job::JobKey;
 use met_host::clock;
 use met_sources::Options;
 
-use super::keeping::Keeping;
-use super::permissions::Access;
-use super::schedulers::Schedulers;
-use super::told;
-use crate::emissions;
+use super::sampling::Sampling;
 use crate::sampler::{self, EventsAsked};
-use met_config::{Config, Scope};
-use met_query::jobs;
-use met_query::protocol::{Change, Held, InForce, Reply, Whence};
+use met_config::{Config, Presence};
+use met_query::protocol::{Held, InForce, Whence};
 use met_query::setting::Setting;
 
 pub struct Standing {
+    /// As it holds: the file's, and live changes.
+    pub(super) config: Config,
     file: Config,
     path: Option<PathBuf>,
     /// The last one holds. One for a job ends with it.
@@ -38,11 +34,16 @@ struct LiveEvents {
 impl Standing {
     pub fn of(setting: &Setting) -> Standing {
         let (file, path) = (setting.config.clone(), setting.config_path.clone());
-        Standing { file, path, intervals: Vec::new(), events: Vec::new() }
+        Standing { config: file.clone(), file, path, intervals: Vec::new(), events: Vec::new() }
     }
 
     /// A later change of the same reach replaces an earlier one.
-    fn hold(&mut self, job: Option<&JobKey>, interval: Option<Duration>, events: Option<Vec<String>>) {
+    pub(super) fn hold(
+        &mut self,
+        job: Option<&JobKey>,
+        interval: Option<Duration>,
+        events: Option<Vec<String>>,
+    ) {
         if let Some(interval) = interval {
             self.intervals.retain(|(known, _)| known.as_ref() != job);
             self.intervals.push((job.cloned(), interval));
@@ -54,7 +55,7 @@ impl Standing {
     }
 
     /// Takes back what was changed: for a job, or without one all of it. Whether there was anything.
-    fn revert(&mut self, job: Option<&JobKey>) -> bool {
+    pub(super) fn revert(&mut self, job: Option<&JobKey>) -> bool {
         let stays = |known: &Option<JobKey>| job.is_some() && known.as_ref() != job;
         let before = self.intervals.len() + self.events.len();
         self.intervals.retain(|(known, _)| stays(known));
@@ -115,7 +116,7 @@ impl Standing {
     }
 
     /// What holds and what follows it. Who may not see all jobs is not told their numbers.
-    fn in_force(&self, tells_jobs: bool) -> InForce {
+    pub(super) fn in_force(&self, tells_jobs: bool) -> InForce {
         let whence = |job: &Option<JobKey>| match job {
             None => Whence::Live,
             Some(key) => Whence::Job(tells_jobs.then(|| format!("{}:{}", key.manager, key.id))),
@@ -132,115 +133,78 @@ impl Standing {
             note: None,
         }
     }
-}
 
-impl Keeping {
-    pub(super) fn in_force(&self, access: Access) -> Reply {
-        Reply::InForce(Box::new(self.standing.in_force(access.others)))
-    }
-
-    /// Changes what it is asked to, or nothing.
-    pub(super) fn configure(&mut self, change: &Change) -> Result<Reply> {
-        let interval = change.period.as_deref().map(met_config::interval).transpose().context("--period")?;
-        let events = change.perf.as_deref().map(met_config::events_in).transpose().context("--perf")?;
-        let job = change.job.as_ref().map(|job| self.running_job(job)).transpose()?;
-        if change.reset {
-            self.standing.revert(job.as_ref());
-        }
-        self.standing.hold(job.as_ref(), interval, events);
-        let note = self.settle_standing().filter(|_| change.perf.is_some());
-        let held = self.standing.in_force(true);
-        tracing::info!("configured live: sampled every {:?}", self.config.sampling.interval);
-        Ok(Reply::InForce(Box::new(InForce { note, ..held })))
-    }
-
-    fn running_job(&mut self, job: &jobs::JobRef) -> Result<JobKey> {
-        self.discovered();
-        let found = jobs::find(&self.writer, job)?;
-        let running = found.into_iter().map(|record| record.key).find(|key| self.jobs.contains_key(key));
-        running.context("--job: no such job runs here")
-    }
-
-    /// A change for this job ends with it.
-    pub(super) fn revert_with(&mut self, key: &JobKey) {
-        if self.standing.revert(Some(key)) {
-            self.settle_standing();
-            tracing::info!("job {} is over, and what was configured for it", key.id);
-        }
-    }
-
-    /// Brings the sampler in line; says what cannot be counted.
-    fn settle_standing(&mut self) -> Option<String> {
-        let interval = self.standing.interval();
+    /// Brings the interval of the sampler in line; events are told by `set_events`.
+    pub(super) fn settle(&mut self, sampling: &Sampling) {
+        let interval = self.interval();
         if interval != self.config.sampling.interval {
             self.config.sampling.interval = interval;
-            self.sampling.set_interval(interval);
+            sampling.set_interval(interval);
         }
-        self.config.perf.events = self.standing.events_for_all().to_vec();
-        self.follow_shadows();
-        self.sampling.set_events(self.standing.asked(), self.options_of_events())
+        self.config.perf.events = self.events_for_all().to_vec();
+    }
+
+    /// Brings the events of the sampler in line; says what cannot be counted.
+    pub(super) fn set_events(&self, sampling: &Sampling) -> Option<String> {
+        sampling.set_events(self.asked(), self.options_of_events())
+    }
+
+    /// Tells a sampler that knows only what holds for all.
+    pub(super) fn tell_events(&self, sampling: &Sampling) {
+        sampling.tell_events(self.asked(), self.options_of_events());
     }
 
     fn options_of_events(&self) -> Options {
         let mut options = Options { node: true, ..sampler::options(&self.config, Duration::ZERO) };
-        options.events.extend(self.standing.all_events());
+        options.events.extend(self.all_events());
         options.events.sort();
         options.events.dedup();
         options
     }
 
-    /// Tells a sampler that knows only what holds for all.
-    pub(super) fn tell_standing(&self) {
-        self.sampling.tell_events(self.standing.asked(), self.options_of_events());
-    }
-
-    /// Reads the file again. A bad one changes nothing.
-    pub fn reread(&mut self) {
-        let loaded = match Config::load(self.standing.path.as_deref()) {
+    /// Reads the file again, and returns its name and what held before. A bad one changes nothing.
+    pub(super) fn reread(&mut self, sampling: &Sampling) -> Option<(String, Config)> {
+        let loaded = match Config::load(self.path.as_deref()) {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!("the configuration is not changed: {error}");
-                return;
+                return None;
             }
         };
         let name = loaded.path.as_ref().map_or("no file".to_owned(), |path| path.display().to_string());
-        let (config, fixed) = changeable(&self.standing.file, loaded.config);
+        let (config, fixed) = changeable(&self.file, loaded.config);
         if !fixed.is_empty() {
             let fixed = fixed.join(", ");
             tracing::warn!("{name}: {fixed}: a new daemon takes this up; `met daemon --stop` ends this one");
         }
-        self.standing.path = loaded.path;
-        let before = std::mem::replace(&mut self.standing.file, config.clone());
+        self.path = loaded.path;
+        let before = std::mem::replace(&mut self.file, config.clone());
         let (interval, events) = (self.config.sampling.interval, self.config.perf.events.clone());
         self.config = config;
         // Until they are settled, the sampler has these.
         (self.config.sampling.interval, self.config.perf.events) = (interval, events);
-        self.sampling.reconfigure(before.clone(), self.config.clone());
-        self.forgive_sources();
-        self.sampling.keep_node(self.keeps_node());
-        self.settle_standing();
-        if let Err(error) = self.take_up(&before) {
-            tracing::error!("{name}: {error:#}");
-        }
-        tracing::info!("configuration read again: {name}");
+        sampling.reconfigure(before.clone(), self.config.clone());
+        Some((name, before))
     }
 
-    /// What threads of their own do.
-    fn take_up(&mut self, before: &Config) -> Result<()> {
-        if before.emissions != self.config.emissions {
-            self.emitting.asking = emissions::Asking::start(&self.config.emissions, self.told_ns())?;
-            self.follow_factor();
+    /// Whether the course of the machine is kept.
+    pub(super) fn keeps_node(&self, system: bool) -> bool {
+        match self.config.storage.node_series {
+            Presence::Auto => system,
+            Presence::Yes => true,
+            Presence::No => false,
         }
-        if before.schedulers != self.config.schedulers {
-            let known = |manager: &str| told::before(&self.writer, manager);
-            let asked = &self.config.schedulers;
-            self.schedulers = Schedulers::start(&self.host, asked, self.place.system, Scope::Node, known)?;
-        }
-        Ok(())
     }
 
-    pub fn idle_exit(&self) -> Duration {
-        self.config.daemon.idle_exit
+    /// Samples go to disk this often: a killed daemon loses no more. `within`: how long sinks wait at most.
+    pub(super) fn flush_every(&self, within: Option<Duration>) -> Duration {
+        let sampling = &self.config.sampling;
+        let by_size = sampling
+            .buffer_samples
+            .map(|samples| sampling.interval.saturating_mul(samples.min(100_000) as u32));
+        let every = self.config.storage.flush_interval;
+        let every = within.map_or(every, |within| every.min(within));
+        by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
     }
 }
 
@@ -269,7 +233,7 @@ mod tests {
     fn standing(yaml: &str) -> Standing {
         let path = PathBuf::from("met.yaml");
         let file = Config::parse(yaml, &path).unwrap();
-        Standing { file, path: Some(path), intervals: Vec::new(), events: Vec::new() }
+        Standing { config: file.clone(), file, path: Some(path), intervals: Vec::new(), events: Vec::new() }
     }
 
     fn key(id: &str) -> JobKey {

@@ -6,11 +6,13 @@
 
 use std::time::{Duration, Instant};
 
-use met_core::job::{JobKey, State};
-use met_host::Liveness;
+use met_core::job::{JobKey, Record, State};
+use met_host::{Host, Liveness};
 use met_store::inbox::{Entry, JobDir};
 
-use super::keeping::{Keeping, Kept};
+use super::registry::{Kept, Registry, is_found};
+use super::spare::Spare;
+use met_config::Place;
 use met_query::jobs;
 
 /// A connection closes a moment before its process is gone.
@@ -18,7 +20,7 @@ const FIRST_LOOK: Duration = Duration::from_millis(5);
 /// How late the end of a supervisor without a connection is noticed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// At once.
-const LOOK_FOR: Duration = Duration::from_millis(100);
+pub(super) const LOOK_FOR: Duration = Duration::from_millis(100);
 /// An end that cannot be read: there are no descriptors, or the disk fails.
 const UNREAD_AGAIN: Duration = Duration::from_secs(5);
 
@@ -43,16 +45,23 @@ impl Watch {
     }
 }
 
-impl Keeping {
+/// What a supervisor that is gone left of its job: its end, or nothing. Its folder goes when that is written.
+pub(super) struct Left {
+    pub(super) record: Record,
+    pub(super) is_end: bool,
+    pub(super) folder: Option<JobDir>,
+}
+
+impl Registry {
     /// The supervisor of a job holds a connection.
-    pub fn linked(&mut self, key: &JobKey) {
+    pub(super) fn linked(&mut self, key: &JobKey) {
         if let Some(kept) = self.jobs.get_mut(key) {
             kept.watch.links += 1;
         }
     }
 
     /// Such a connection is gone, and its supervisor perhaps with it.
-    pub fn unlinked(&mut self, key: &JobKey) {
+    pub(super) fn unlinked(&mut self, key: &JobKey) {
         if let Some(kept) = self.jobs.get_mut(key) {
             let watch = &mut kept.watch;
             *watch = Watch { links: watch.links.saturating_sub(1), ..Watch::new() };
@@ -60,84 +69,61 @@ impl Keeping {
     }
 
     fn unlinked_jobs(&self) -> impl Iterator<Item = (&JobKey, &Kept)> {
-        self.jobs.iter().filter(|(_, kept)| kept.watch.links == 0 && !Keeping::is_found(&kept.record))
+        self.jobs.iter().filter(|(_, kept)| kept.watch.links == 0 && !is_found(&kept.record))
     }
 
-    pub fn next_supervisor_look(&self) -> Option<Instant> {
+    pub(super) fn next_supervisor_look(&self) -> Option<Instant> {
         self.unlinked_jobs().map(|(_, kept)| kept.watch.look_at).min()
     }
 
-    /// Looks at the supervisors that hold no connection, where that is due.
-    pub fn look_at_supervisors(&mut self) {
-        let now = Instant::now();
+    /// Jobs whose supervisors hold no connection and are to be looked at.
+    pub(super) fn due_supervisors(&self, now: Instant) -> Vec<JobKey> {
         let due = self.unlinked_jobs().filter(|(_, kept)| kept.watch.look_at <= now);
-        for key in due.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
-            // Each end is a write: who waits for an answer does not wait for hundreds. The others are still due.
-            if now.elapsed() > LOOK_FOR {
-                break;
-            }
-            self.look_at_supervisor(&key);
-        }
+        due.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Ends the job if its supervisor is proven to be gone.
-    pub(super) fn look_at_supervisor(&mut self, key: &JobKey) {
-        let Some(kept) = self.jobs.get_mut(key) else { return };
-        let liveness =
-            kept.record.local.as_ref().map_or(Liveness::Gone, |local| jobs::supervision(&self.host, local));
-        match liveness {
-            // Still due.
-            Liveness::Gone if !self.sampling.is_ready() => {}
-            Liveness::Gone => self.supervisor_gone(key),
-            Liveness::Alive | Liveness::Unknown => kept.watch.look_again(LOOK_EVERY),
+    /// Whether the supervisor of a job is proven to be gone; any other is looked at later.
+    pub(super) fn is_orphan(&mut self, key: &JobKey, host: &Host) -> bool {
+        let Some(kept) = self.jobs.get_mut(key) else { return false };
+        let local = kept.record.local.as_ref();
+        let liveness = local.map_or(Liveness::Gone, |local| jobs::supervision(host, local));
+        if liveness != Liveness::Gone {
+            kept.watch.look_again(LOOK_EVERY);
         }
+        liveness == Liveness::Gone
     }
 
-    /// The supervisor of a job is gone: it left the end behind, or the job is lost. Of an end that cannot be read
-    /// nothing is concluded: it is read later.
-    fn supervisor_gone(&mut self, key: &JobKey) {
+    /// What the supervisor of a job left: the end, or the job is lost. Of an end that cannot be read nothing is
+    /// concluded: it is read later.
+    pub(super) fn left_by(&mut self, key: &JobKey, place: &Place, spare: &mut Spare) -> Option<Left> {
+        let kept = self.jobs.get_mut(key)?;
         // A system daemon reads no inbox of a user.
-        let id = key.id.parse().ok().filter(|_| !self.place.system);
-        let Some(folder) = id.map(|id| JobDir::open(&self.place.state, id)) else {
-            return self.give_up(key, None);
+        let id = key.id.parse().ok().filter(|_| !place.system);
+        let Some(folder) = id.map(|id| JobDir::open(&place.state, id)) else {
+            return Some(lost(&kept.record, None));
         };
-        let entry = self.spare.read_with(|| folder.read(), is_unread);
+        let entry = spare.read_with(|| folder.read(), is_unread);
         if is_unread(&entry) {
-            let Some(kept) = self.jobs.get_mut(key) else { return };
             if !std::mem::replace(&mut kept.watch.reported, true) {
                 tracing::error!("job {}: its end cannot be read: {}", key.id, entry.problems.join(", "));
             }
-            return kept.watch.look_again(UNREAD_AGAIN);
+            kept.watch.look_again(UNREAD_AGAIN);
+            return None;
         }
         let is_its_folder = entry.start.as_ref().is_none_or(|start| start.key == *key);
-        match entry.end {
-            Some(end) if end.key == *key => match self.close_job(end) {
-                Ok(()) => drop(folder.remove()),
-                // It stays in the inbox, where every reader finds it.
-                Err(error) => {
-                    tracing::error!("cannot keep the end of job {}: {error:#}", key.id);
-                    self.jobs.remove(key);
-                    self.on_board(|board| board.forget(key));
-                    self.revert_with(key);
-                }
-            },
+        Some(match entry.end {
+            Some(record) if record.key == *key => Left { record, is_end: true, folder: Some(folder) },
             // Another job has the number by now.
-            Some(_) => self.give_up(key, None),
-            None => self.give_up(key, Some(folder).filter(|_| is_its_folder)),
-        }
+            Some(_) => lost(&kept.record, None),
+            None => lost(&kept.record, Some(folder).filter(|_| is_its_folder)),
+        })
     }
+}
 
-    /// Nobody waits for the job and nobody left an end. Its folder goes when that is written.
-    fn give_up(&mut self, key: &JobKey, folder: Option<JobDir>) {
-        let Some(kept) = self.jobs.get(key) else { return };
-        let mut record = kept.record.clone();
-        tracing::warn!("job {}: its supervisor was killed", key.id);
-        record.state = State::Lost;
-        match self.close_job(record) {
-            Ok(()) => drop(folder.map(|folder| folder.remove())),
-            Err(error) => tracing::error!("cannot keep a lost job: {error:#}"),
-        }
-    }
+/// Nobody waits for the job and nobody left an end.
+fn lost(record: &Record, folder: Option<JobDir>) -> Left {
+    tracing::warn!("job {}: its supervisor was killed", record.key.id);
+    Left { record: Record { state: State::Lost, ..record.clone() }, is_end: false, folder }
 }
 
 fn is_unread(entry: &Entry) -> bool {
@@ -148,40 +134,62 @@ fn is_unread(entry: &Entry) -> bool {
 mod tests {
     use std::fs;
 
-    use met_core::job::{Origin, ProcessId, Record};
+    use met_core::job::{Origin, ProcessId};
 
     use super::super::unwritten::tests::keeping;
     use super::*;
     use met_core::sample;
 
     /// A running job of ours whose supervisor is pid 7 of a machine on which there is none.
-    fn orphan(keeping: &Keeping) -> Record {
+    fn orphan(host: &Host) -> Record {
         let mut record = sample::full(1, "train");
         (record.state, record.end_ns, record.inside) = (State::Running, None, None);
         record.key.id = "1".to_owned();
         let local = record.local.as_mut().unwrap();
         local.origin = Origin::Run;
-        local.boot_id.clone_from(&keeping.host.facts().boot_id);
+        local.boot_id.clone_from(&host.facts().boot_id);
         (local.supervisor, local.main) = (Some(ProcessId { pid: 7, start_ticks: 5 }), None);
         local.cgroup = Default::default();
         record
     }
 
     #[test]
+    fn a_registry_alone_says_what_a_supervisor_left() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc")).unwrap();
+        fs::write(root.path().join("proc/stat"), "cpu 0 0 0 0\n").unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let place =
+            Place { state: root.path().join("state"), runtime: root.path().join("run"), system: false };
+        let (mut registry, record) = (Registry::default(), orphan(&host));
+        registry.insert(record.clone());
+        let mut left = || {
+            assert!(registry.is_orphan(&record.key, &host));
+            let left = registry.left_by(&record.key, &place, &mut Spare::hold()).unwrap();
+            (left.is_end, left.record.state)
+        };
+        let folder = JobDir::claim(&place.state, 1).unwrap();
+        folder.write_start(&record).unwrap();
+        assert_eq!(left(), (false, State::Lost));
+        folder.write_end(&Record { state: State::Failed, ..record.clone() }).unwrap();
+        assert_eq!(left(), (true, State::Failed));
+    }
+
+    #[test]
     fn an_end_that_cannot_be_read_is_neither_lost_nor_deleted() {
         let root = tempfile::tempdir().unwrap();
         let mut keeping = keeping(root.path());
-        let record = orphan(&keeping);
+        let record = orphan(&keeping.host);
         let folder = JobDir::claim(&root.path().join("state"), 1).unwrap();
         folder.write_start(&record).unwrap();
         // Like a disk that fails: it is there, and cannot be read.
         let end = folder.path().join("end");
         fs::create_dir(&end).unwrap();
-        keeping.writer.put(&record).unwrap();
+        keeping.recorder.writer.put(&record).unwrap();
         keeping.watch(record.clone());
         keeping.look_at_supervisor(&record.key);
         assert_eq!(keeping.job_count(), 1);
-        assert_eq!(keeping.writer.get(&record.key).unwrap().unwrap().state, State::Running);
+        assert_eq!(keeping.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Running);
         assert!(end.exists() && folder.path().join("start").exists());
 
         fs::remove_dir(&end).unwrap();
@@ -189,7 +197,7 @@ mod tests {
         (finished.state, finished.exit_code, finished.end_ns) = (State::Failed, Some(3), record.start_ns);
         folder.write_end(&finished).unwrap();
         keeping.look_at_supervisor(&record.key);
-        let kept = keeping.writer.get(&record.key).unwrap().unwrap();
+        let kept = keeping.recorder.writer.get(&record.key).unwrap().unwrap();
         assert_eq!((kept.state, kept.exit_code, keeping.job_count()), (State::Failed, Some(3), 0));
         assert!(!end.exists(), "committed, and then deleted");
         keeping.close();
@@ -199,21 +207,21 @@ mod tests {
     fn a_supervisor_that_cannot_be_looked_at_is_not_dead() {
         let root = tempfile::tempdir().unwrap();
         let mut keeping = keeping(root.path());
-        let record = orphan(&keeping);
+        let record = orphan(&keeping.host);
         fs::create_dir_all(root.path().join("proc/7")).unwrap();
         let stat = root.path().join("proc/7/stat");
         let _socket = std::os::unix::net::UnixListener::bind(&stat).unwrap();
         JobDir::claim(&root.path().join("state"), 1).unwrap().write_start(&record).unwrap();
         keeping.watch(record.clone());
-        keeping.linked(&record.key);
-        assert!(keeping.next_supervisor_look().is_none(), "who is connected is not looked for");
-        keeping.unlinked(&record.key);
-        assert!(keeping.next_supervisor_look().is_some());
+        keeping.registry.linked(&record.key);
+        assert!(keeping.registry.next_supervisor_look().is_none(), "who is connected is not looked for");
+        keeping.registry.unlinked(&record.key);
+        assert!(keeping.registry.next_supervisor_look().is_some());
         keeping.look_at_supervisor(&record.key);
         assert_eq!(keeping.job_count(), 1);
         fs::remove_file(&stat).unwrap();
         keeping.look_at_supervisor(&record.key);
-        assert_eq!(keeping.writer.get(&record.key).unwrap().unwrap().state, State::Lost);
+        assert_eq!(keeping.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Lost);
         keeping.close();
     }
 
@@ -221,7 +229,7 @@ mod tests {
     fn the_folder_of_another_job_with_the_same_number_stays() {
         let root = tempfile::tempdir().unwrap();
         let mut keeping = keeping(root.path());
-        let record = orphan(&keeping);
+        let record = orphan(&keeping.host);
         let folder = JobDir::claim(&root.path().join("state"), 1).unwrap();
         let mut other = record.clone();
         other.key.incarnation += 1;

@@ -1,48 +1,14 @@
 //! What schedulers tell of jobs, joined with what was measured and kept.
 
-use std::os::fd::BorrowedFd;
-
 use anyhow::Result;
 use met_core::bounds;
 use met_core::job::{Record, State};
 use met_jobs::scheduler::{Recorded, Told, join};
 use met_store::{Filter, Queries, Writer};
 
-use super::keeping::Keeping;
 use super::schedulers::Before;
 use super::unwritten;
 use met_query::jobs;
-
-impl Keeping {
-    /// Readable when a scheduler has told something, unless what was told before waits to be written.
-    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.schedulers.bell().filter(|_| self.unwritten.told.is_none())
-    }
-
-    /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
-    pub fn hear(&mut self) {
-        let again = self.unwritten.told.take();
-        let is_first = again.is_none();
-        let Some(told) = again.or_else(|| self.schedulers.take()) else { return };
-        match keep(&mut self.writer, &told) {
-            Ok(written) => written.iter().for_each(|record| {
-                self.on_board(|board| board.knows(record));
-                if self.jobs.contains_key(&record.key) {
-                    self.sampling.allocate(record);
-                }
-            }),
-            Err(error) if is_hopeless(&error) => {
-                tracing::warn!("what {} told is lost: {error:#}", told.manager);
-            }
-            Err(error) => {
-                if is_first {
-                    tracing::warn!("what {} told is not written yet: {error:#}", told.manager);
-                }
-                self.unwritten.told = Some(told);
-            }
-        }
-    }
-}
 
 /// The same again will not do.
 pub fn is_hopeless(error: &anyhow::Error) -> bool {

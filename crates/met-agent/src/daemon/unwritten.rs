@@ -62,8 +62,8 @@ pub(super) mod tests {
     use met_host::Host;
     use met_jobs::scheduler::Recorded;
 
-    use super::super::keeping::Keeping;
     use super::super::permissions::Caller;
+    use super::super::service::Service;
     use super::super::socket::Peer;
     use super::*;
     use met_config::Config;
@@ -104,11 +104,11 @@ pub(super) mod tests {
     }
 
     /// A daemon's keeping, of a machine without anything.
-    pub(in crate::daemon) fn keeping(root: &Path) -> Keeping {
+    pub(in crate::daemon) fn keeping(root: &Path) -> Service {
         keeping_by(root, Config::default())
     }
 
-    pub(in crate::daemon) fn keeping_by(root: &Path, config: Config) -> Keeping {
+    pub(in crate::daemon) fn keeping_by(root: &Path, config: Config) -> Service {
         std::fs::create_dir_all(root.join("proc")).unwrap();
         std::fs::write(root.join("proc/stat"), "cpu 0 0 0 0\ncpu0 0 0 0 0\n").unwrap();
         std::fs::write(root.join("proc/meminfo"), "MemTotal: 8000000 kB\n").unwrap();
@@ -122,7 +122,7 @@ pub(super) mod tests {
             server: None,
             reach: Default::default(),
         };
-        Keeping::open(&setting, &place, None).unwrap()
+        Service::open(&setting, &place, None).unwrap()
     }
 
     fn of_slurm(number: u32) -> Record {
@@ -140,7 +140,7 @@ pub(super) mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut keeping = keeping(root.path());
         let record = of_slurm(7);
-        keeping.writer.put(&record).unwrap();
+        keeping.recorder.writer.put(&record).unwrap();
         keeping.watch(record.clone());
         let other = rusqlite::Connection::open(root.path().join("state/store.db")).unwrap();
         let full = |when: &str| {
@@ -158,18 +158,21 @@ pub(super) mod tests {
         assert_eq!((keeping.job_count(), keeping.has_to_flush()), (0, true));
         let mut told = Recorded::new("slurm", "8".to_owned());
         told.scheduling.submit_ns = Some(1_000_000_000);
-        keeping.unwritten.told =
+        keeping.recorder.unwritten.told =
             Some(Told { manager: "slurm", recorded: vec![told], gone: Vec::new(), cursor: Some(5) });
         keeping.flush();
-        assert!(keeping.unwritten.told.is_some() && keeping.unwritten.end_of(&record.key).is_some());
+        assert!(
+            keeping.recorder.unwritten.told.is_some()
+                && keeping.recorder.unwritten.end_of(&record.key).is_some()
+        );
 
         other
             .execute_batch("DROP TRIGGER full_INSERT; DROP TRIGGER full_UPDATE; DROP TRIGGER full_DELETE")
             .unwrap();
         keeping.flush();
-        assert!(keeping.unwritten.is_empty());
-        assert_eq!(keeping.writer.get(&record.key).unwrap().unwrap().state, State::Finished);
-        assert_eq!(keeping.writer.find(Some("slurm"), "8").unwrap().len(), 1);
+        assert!(keeping.recorder.unwritten.is_empty());
+        assert_eq!(keeping.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Finished);
+        assert_eq!(keeping.recorder.writer.find(Some("slurm"), "8").unwrap().len(), 1);
         keeping.close();
     }
 

@@ -290,7 +290,7 @@ impl Charged {
         let (by, reservation) = (self.weighed.words(), self.reservation());
         let source = if meters.is_empty() { by.to_owned() } else { format!("{meters}, {by}{reservation}") };
         let with_cards = match &cards.known_by {
-            Some((_, by)) if cards.energy_uj > 0 => format!("{by} of cards; {source}"),
+            Some((_, by)) if cards.energy_uj > 0 => format!("{by} of GPUs; {source}"),
             _ => source.clone(),
         };
         for (column, value) in COLUMNS.into_iter().zip(values) {

@@ -54,7 +54,7 @@ pub(super) fn estimate_of(host: &Host) -> Estimate {
     if !is_virtual {
         return Estimate::of(&machine);
     }
-    let source = format!("{} CPUs of a virtual machine", machine.cores);
+    let source = format!("{} virtual CPUs", machine.cores);
     Estimate { source, ..Estimate::of(&Machine { cpu_model: String::new(), ..machine }) }
 }
 

@@ -10,28 +10,24 @@ use met_core::energy::{Closed, Who};
 /// Counters of closed windows.
 pub static ENERGY: Table = Table {
     name: "energy",
-    subject: "a share of the machine's energy: that of jobs, of processes of no job (system), of doing nothing and held by nobody (idle), of gaps in which a meter counted and the users are unknown (unassigned)",
+    subject: "a share of the machine's energy: of jobs, of processes outside jobs (system), idle and held \
+        by no job (idle), or during gaps in which the consumers are unknown (unassigned)",
     labels: &["share"],
     columns: &[
-        Column::counter("used", Unit::Joules, MICRO, "energy used since the daemon began, cards included"),
-        Column::counter(
-            "emissions",
-            Unit::Grams,
-            MICRO,
-            "CO2 equivalent of that, that of the building included",
-        ),
+        Column::counter("used", Unit::Joules, MICRO, "energy used since the daemon started, GPUs included"),
+        Column::counter("emissions", Unit::Grams, MICRO, "CO2 equivalent of it, PUE included"),
     ],
 };
 
 pub static EMISSION: Table = Table {
     name: "emission",
-    subject: "what a kilowatt hour emits now, and who says so",
+    subject: "the current emission factor and its source",
     labels: &["provider"],
     columns: &[Column::gauge(
         "factor",
         Unit::GramsPerKilowattHour,
         MILLI,
-        "CO2 equivalent of a kilowatt hour by which energy is counted now",
+        "CO2 equivalent of a kilowatt hour, as currently applied",
     )],
 };
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use met_core::Unparsed;
 use met_sources::{SOURCES, self_cost};
 
 use super::Sampler;
@@ -16,6 +17,7 @@ pub struct Cost {
     pub errors: i64,
     pub readings: i64,
     pub rows: i64,
+    pub unparsed: Unparsed,
     /// `None`: it is read at every tick.
     pub period: Option<Duration>,
 }
@@ -26,6 +28,10 @@ impl Sampler {
         let period_of = |part: u32| {
             let name = SOURCES.get(part as usize).map(|spec| spec.name);
             self.runner.periods().find(|(spec, _)| Some(spec.name) == name).and_then(|(_, period)| period)
+        };
+        let unparsed_of = |source: &str| {
+            let found = self.runner.unparsed().find(|(name, _)| *name == source);
+            found.map(|(_, unparsed)| unparsed.clone()).unwrap_or_default()
         };
         let cost = |(row, cells): (met_core::Row, &[i64])| {
             let source = SOURCES.get(row.part as usize).map_or("?", |spec| spec.name);
@@ -41,6 +47,7 @@ impl Sampler {
                 errors: cells[self_cost::ERRORS],
                 readings: cells[self_cost::READINGS],
                 rows: cells[self_cost::ROWS],
+                unparsed: unparsed_of(source),
                 period: period_of(row.part),
             }
         };

@@ -90,6 +90,11 @@ impl Sampler {
         self.card_courses.drain().filter(|(_, course)| !course.is_empty()).collect()
     }
 
+    /// The samples of a card that are not drained yet.
+    pub fn undrained_card(&self, uuid: &str) -> Option<&Course> {
+        self.card_courses.get(uuid)
+    }
+
     /// What is known of cards and outlives this process.
     pub fn devices(&self) -> Vec<Device> {
         let device = |(labels, idle_mw, lowest_mw): (&[String], Option<i64>, Option<i64>)| Device {

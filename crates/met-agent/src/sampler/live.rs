@@ -1,9 +1,9 @@
 //! Jobs that still run, as far as is known.
 
 use met_core::JOB;
+use met_core::belief::set_gpu_energy;
 use met_core::course::Course;
 use met_core::job::JobKey;
-use met_core::sampled::set_gpu_energy;
 use met_query::live::Live;
 
 use super::Sampler;
@@ -30,5 +30,10 @@ impl Sampler {
     pub fn drain(&mut self) -> Vec<(JobKey, Course)> {
         let drained = self.jobs.values_mut().filter(|job| !job.course.is_empty());
         drained.map(|job| (job.key.clone(), std::mem::replace(&mut job.course, Course::new(&JOB)))).collect()
+    }
+
+    /// The samples of a job that are not drained yet.
+    pub fn undrained(&self, slot: u32) -> Option<&Course> {
+        self.jobs.get(&slot).map(|job| &job.course)
     }
 }

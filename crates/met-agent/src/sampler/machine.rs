@@ -1,5 +1,6 @@
 //! The machine itself, beside its jobs.
 
+use met_core::course::Course;
 use met_core::node::{Freshness, NodeRow};
 use met_host::clock;
 
@@ -16,6 +17,11 @@ impl Sampler {
     /// The samples of the machine taken since the last call.
     pub fn drain_node(&mut self) -> Vec<NodeCourse> {
         self.node_series.as_mut().map(NodeSeries::drain).unwrap_or_default()
+    }
+
+    /// The samples of the machine that are not drained yet, by table and label.
+    pub fn undrained_node(&self) -> impl Iterator<Item = (&str, &Course)> {
+        self.node_series.iter().flat_map(NodeSeries::undrained)
     }
 
     pub(super) fn follow_node(&mut self, now_ns: i64) {

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
+use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts};
 use met_core::course::Course;
 use met_core::ended::{INHERITED, OWN};
 use met_core::evidence::{CGROUP, PROC_STAT, RUSAGE};
 use met_core::job::QualityKind::{LowerBound, Measured};
-use met_core::job::{Emission, EventCount, Figure, GpuUse, QualityKind, Record, Totals};
+use met_core::job::{Emission, EventCount, GpuUse, QualityKind, Record, Totals};
 use met_core::job_table::*;
 use met_core::{JOB, Kind, MISSING};
 use met_insight::report::NO_CONTAINERS;
 
-use met_core::sampled::{fit_cpu_parts, totals};
+use met_core::sampled::totals;
 use met_query::live::PEAK_SPAN_MS;
 
 use super::gap_ms;
@@ -147,12 +148,8 @@ impl Sampled {
     pub fn fill(&self, record: &mut Record) {
         for (column, figure) in self.totals.iter() {
             // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
-            let final_already =
-                matches!(column, GPU_ENERGY | GPU_ENERGY_IDLE) || met_core::energy::COLUMNS.contains(&column);
-            // What an earlier daemon wrote of it was for the case that nobody sees the end.
-            let is_so_far =
-                |known: &Figure| final_already && known.kind == LowerBound && known.value <= figure.value;
-            if record.totals.figure(column).is_none_or(is_so_far) {
+            let final_already = CHARGED.contains(&column);
+            if completes(column, record.totals.figure(column), figure) {
                 let counter = JOB.columns[column].kind == Kind::Counter;
                 // The last sample of a counter is not its end, unless the ends of its processes were heard.
                 let kind = match counter && !final_already {
@@ -217,11 +214,7 @@ impl Sampled {
         self.raise_cpu(&mut record.totals);
         fit_cpu_parts(&mut record.totals);
         // What a supervisor counts, it counts from the beginning.
-        for event in &self.events {
-            if !record.events.iter().any(|known| known.name == event.name) {
-                record.events.push(event.clone());
-            }
-        }
+        fill_events(&mut record.events, &self.events);
         if !self.gpus.is_empty() {
             record.gpus = self.gpus.clone();
         }

@@ -117,6 +117,7 @@ impl Sampler {
     pub(super) fn refresh_members(&mut self, now_ns: i64) {
         // A /proc that cannot be listed leaves the members as they were.
         let _ = self.members.refresh(&self.host);
+        self.runner.count_unparsed("process", self.members.unparsed());
         self.refreshed_ns = now_ns;
         self.targets.clear();
         self.map.clear();

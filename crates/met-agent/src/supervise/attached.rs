@@ -65,7 +65,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option
         close(assignment.record, clocks.as_deref(), &pidfd, clock::boottime_ns() - begin_boot_ns, &outcome);
     let Some(inbox) = inbox else { return Ok(None) };
     if let Err(error) = inbox.folder.write_end(&record) {
-        let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
+        let _ = writeln!(io::stderr(), "met: cannot store the end of job {}: {error}", record.key.id);
     }
     inbox.folder.give_back_room();
     Ok(Untold::or_told(Some(link), signals, inbox.folder, record))

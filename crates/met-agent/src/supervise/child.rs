@@ -319,7 +319,7 @@ impl Supervision {
         if let Some(local) = &mut record.local {
             local.left_over = left_over;
         }
-        // Processes that are left alone keep their cgroup; whoever lists jobs later removes it when empty.
+        // Processes that are left alone keep their cgroup; housekeeping removes it when it is empty.
         enclosure::remove(&self.enclosure.paths);
         record
     }
@@ -362,7 +362,7 @@ impl Supervision {
     fn keep(self, record: Record) -> Option<Untold> {
         let inbox = self.inbox?;
         if let Err(error) = inbox.folder.write_end(&record) {
-            let _ = writeln!(io::stderr(), "met: cannot keep the end of job {}: {error}", record.key.id);
+            let _ = writeln!(io::stderr(), "met: cannot store the end of job {}: {error}", record.key.id);
         }
         inbox.folder.give_back_room();
         Untold::or_told(self.link, self.signals, inbox.folder, record)

@@ -279,7 +279,7 @@ pub fn look_up(name: &OsStr, path: Option<&OsStr>, cwd: &Path) -> Result<PathBuf
     }
     match refused {
         Some(why) if !name.is_empty() => Err(LookupError::NotExecutable(why)),
-        _ if name.is_empty() => Err(LookupError::NotFound("the command is an empty word".to_owned())),
+        _ if name.is_empty() => Err(LookupError::NotFound("the command is an empty string".to_owned())),
         _ => Err(LookupError::NotFound(format!("{shown}: command not found in PATH"))),
     }
 }

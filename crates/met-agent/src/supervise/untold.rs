@@ -15,7 +15,7 @@ use met_jobs::processes;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-/// Then the end stays in the inbox, and the user's next command hands it over.
+/// Then the end stays in the inbox, and the user's next `met run` or `met time` hands it over.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(3600);
 
 pub struct Untold {

@@ -1,9 +1,9 @@
 //! Puts what a file says where it belongs, or complains.
 
 use super::form::{Form, addresses, events, layouts, power_mw, texts};
-use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SOURCES, Section};
+use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SINKS, SOURCES, Section};
 use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
-use super::{Config, sources};
+use super::{Config, sinks, sources};
 use met_core::units;
 
 /// Puts everything in the file into `config`, or complains about the first thing that cannot be.
@@ -12,7 +12,7 @@ pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
         Node::Null => return Ok(()),
         Node::Map(entries) => entries,
         Node::List(_) | Node::Scalar(_) => {
-            let message = "the file holds no sections; write for example \"sampling:\"".to_owned();
+            let message = "the file has no sections; write for example \"sampling:\"".to_owned();
             return Err(Complaint { line: 1, message });
         }
     };
@@ -22,9 +22,13 @@ pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
             sources::apply(entry, &mut config.sources)?;
             continue;
         }
+        if entry.key == SINKS {
+            sinks::apply(entry, &mut config.sinks)?;
+            continue;
+        }
         let section = SECTIONS.iter().find(|section| section.name == entry.key);
         let section = section.ok_or_else(|| {
-            let names = SECTIONS.iter().map(|section| section.name).chain([SOURCES]);
+            let names = SECTIONS.iter().map(|section| section.name).chain([SOURCES, SINKS]);
             unknown(entry, "", &names.collect::<Vec<_>>())
         })?;
         apply_section(section, entry, config)?;
@@ -100,7 +104,7 @@ fn apply_powers(prefix: &str, key: &Key, cards: &[Entry], config: &mut Config) -
             message: format!("{prefix}{}: {message}", key.name),
         };
         let Node::Scalar(text) = &card.value else {
-            return Err(complain(format!("{:?} has no power; write {}", card.key, example(key))));
+            return Err(complain(format!("{:?} has no value in watts; write {}", card.key, example(key))));
         };
         let power_mw = power_mw(text).map_err(|error| complain(error.to_string()))?;
         set(config, Some(card.key.as_str()).filter(|name| *name != ALL_OTHERS), power_mw);
@@ -120,9 +124,12 @@ fn example(key: &Key) -> &'static str {
         Form::Addresses(_) => "127.0.0.1:9317",
         Form::Text(_) | Form::Path(_) => "a name",
         Form::Address(..) => "an address",
-        Form::Storage(_) | Form::Word(..) | Form::Presence(_) | Form::Scope(_) | Form::Plain(_) => {
-            "one of its words"
-        }
+        Form::Storage(_)
+        | Form::Word(..)
+        | Form::Presence(_)
+        | Form::Scheduler(_)
+        | Form::Scope(_)
+        | Form::Plain(_) => "one of its words",
         Form::Layouts(_) => "a list of layouts",
     }
 }
@@ -142,7 +149,8 @@ fn refuse_contradiction(entries: &[Entry]) -> Result<(), Complaint> {
     let line = new.0.max(old.0);
     let other = new.0.min(old.0);
     let message = format!(
-        "sampling.interval and cpuCollector.interval are one setting, and line {other} says otherwise; keep one"
+        "sampling.interval and cpuCollector.interval are the same setting, and line {other} has another \
+         value; keep one"
     );
     Err(Complaint { line, message })
 }

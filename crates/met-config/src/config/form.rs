@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_core::managers::Scheduler;
 use met_host::Address;
 use met_jobs::layouts::Layout;
 
@@ -11,6 +12,7 @@ use super::{Config, Plain, Presence, Scope, StorageName};
 use met_core::units::{self, ParseError};
 
 /// What may stand behind a key, and where it goes.
+#[derive(Clone, Copy)]
 pub enum Form {
     /// From 10 ms to 1 h: shorter is all overhead, longer is no course.
     Interval(fn(&mut Config, Duration)),
@@ -31,6 +33,8 @@ pub enum Form {
     /// One for all, or one for each name; the name is `None` for all the others.
     Power(fn(&mut Config, Option<&str>, i64)),
     Presence(fn(&mut Config, Presence)),
+    /// Whether it is asked.
+    Scheduler(Scheduler),
     Scope(fn(&mut Config, Scope)),
     Layouts(fn(&mut Config, Vec<Layout>)),
     Plain(fn(&mut Config, Plain)),
@@ -63,10 +67,10 @@ impl Form {
             Form::Address(..) => "address",
             Form::Storage(_) => "`sqlite` or `memory`",
             Form::Number(_) => "number",
-            Form::Ratio(_) => "number from 1 on",
+            Form::Ratio(_) => "number ≥ 1",
             Form::Word(..) => "word",
             Form::Power(_) => "power, or one for each",
-            Form::Presence(_) => "`auto`, `true` or `false`",
+            Form::Presence(_) | Form::Scheduler(_) => "`auto`, `true` or `false`",
             Form::Scope(_) => "`cluster` or `node`",
             Form::Layouts(_) => "list",
             Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
@@ -94,6 +98,7 @@ impl Form {
             Form::Word(words, set) => set(config, word(text, words)?),
             Form::Power(set) => set(config, None, power_mw(text)?),
             Form::Presence(set) => set(config, presence(text)?),
+            Form::Scheduler(which) => config.schedulers.asked[*which as usize] = presence(text)?,
             Form::Scope(set) => set(config, scope(text)?),
             Form::Plain(set) => set(config, plain(text)?),
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
@@ -137,13 +142,13 @@ fn number(text: &str) -> Result<f64, ParseError> {
 
 fn ratio(text: &str) -> Result<f64, ParseError> {
     let value = text.parse::<f64>().ok().filter(|value| (1.0..=COUNT_MAX as f64).contains(value));
-    value.ok_or_else(|| ParseError(format!("{text:?} is not a number from 1 on")))
+    value.ok_or_else(|| ParseError(format!("{text:?} is not a number ≥ 1")))
 }
 
 fn word<'t>(text: &'t str, words: &[&str]) -> Result<&'t str, ParseError> {
     match words.contains(&text) {
         true => Ok(text),
-        false => Err(ParseError(format!("{text:?} is none of {}", words.join(", ")))),
+        false => Err(ParseError(format!("{text:?} is not one of {}", words.join(", ")))),
     }
 }
 

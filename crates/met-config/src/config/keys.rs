@@ -1,5 +1,6 @@
 //! Every key there is: one list makes the reader, its complaints and the reference.
 
+use met_core::managers::Scheduler;
 use met_store::{Engine, PostgresServer, Secret};
 
 use super::form::Form;
@@ -11,6 +12,7 @@ pub struct Section {
     pub keys: &'static [Key],
 }
 
+#[derive(Clone, Copy)]
 pub struct Key {
     pub name: &'static str,
     pub form: Form,
@@ -19,20 +21,76 @@ pub struct Key {
     pub help: &'static str,
 }
 
-/// The section with a reader of its own.
+/// The sections with readers of their own.
 pub const SOURCES: &str = "sources";
+pub const SINKS: &str = "sinks";
 
 /// Two names of one setting; in one file they must agree.
 pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cpuCollector", "interval")];
 
+const SAMPLING_INTERVAL_DEFAULT: &str = "1s";
+
+/// How schedulers are queried, whichever they are.
+const QUERY_KEYS: &[Key] = &[
+    Key {
+        name: "interval",
+        form: Form::Interval(|config, interval| config.schedulers.interval = interval),
+        default: "60s",
+        help: "how often each is queried; less often where queries are slow, sooner after a job of this node ended",
+    },
+    Key {
+        name: "lookback",
+        form: Form::Duration(|config, span| config.schedulers.lookback = span),
+        default: "1d",
+        help: "how far back the first query reaches",
+    },
+    Key {
+        name: "timeout",
+        form: Form::Duration(|config, limit| config.schedulers.timeout = limit),
+        default: "30s",
+        help: "a command that takes longer is killed and retried later",
+    },
+    Key {
+        name: "scope",
+        form: Form::Scope(|config, scope| config.schedulers.scope = Some(scope)),
+        default: "",
+        help: "`cluster`: all jobs, pending ones included (default of `met server`); `node`: jobs running on this node (default of `met daemon`)",
+    },
+    Key {
+        name: "path",
+        form: Form::Text(|config, folders| config.schedulers.path = Some(folders)),
+        default: "",
+        help: "folders searched first for the commands, separated by colons",
+    },
+];
+
+const SCHEDULER_KEYS_COUNT: usize = Scheduler::COUNT + QUERY_KEYS.len();
+
+/// A key for each scheduler, then the others.
+static SCHEDULER_KEYS: [Key; SCHEDULER_KEYS_COUNT] = {
+    let mut keys = [QUERY_KEYS[0]; SCHEDULER_KEYS_COUNT];
+    let mut index = 0;
+    while index < SCHEDULER_KEYS_COUNT {
+        keys[index] = if index < Scheduler::COUNT {
+            let (manager, query) = Scheduler::ALL[index].row();
+            let form = Form::Scheduler(Scheduler::ALL[index]);
+            Key { name: manager.name, form, default: "auto", help: query.help }
+        } else {
+            QUERY_KEYS[index - Scheduler::COUNT]
+        };
+        index += 1;
+    }
+    keys
+};
+
 pub static SECTIONS: &[Section] = &[
     Section {
         name: "sampling",
-        help: "How often jobs are looked at. Totals do not depend on it: they are exact at any interval.",
+        help: "How often jobs are sampled. Totals do not depend on it: they are exact at any interval.",
         keys: &[Key {
             name: "interval",
             form: Form::Interval(|config, interval| config.sampling.interval = interval),
-            default: "1s",
+            default: SAMPLING_INTERVAL_DEFAULT,
             help: "time between two samples",
         }],
     },
@@ -44,19 +102,19 @@ pub static SECTIONS: &[Section] = &[
                 name: "idle_exit",
                 form: Form::Duration(|config, wait| config.daemon.idle_exit = wait),
                 default: "10m",
-                help: "a user's daemon ends after this long without a job",
+                help: "a user's daemon exits after this long without a job",
             },
             Key {
                 name: "operators",
                 form: Form::Text(|config, group| config.daemon.operators = Some(group)),
                 default: "",
-                help: "a group whose members may see everybody's jobs",
+                help: "a group whose members may see all users' jobs",
             },
         ],
     },
     Section {
         name: "storage",
-        help: "Where jobs are kept, and for how long.",
+        help: "Where jobs are stored, and for how long.",
         keys: &[
             Key {
                 name: "name",
@@ -92,26 +150,25 @@ pub static SECTIONS: &[Section] = &[
                 name: "node_series",
                 form: Form::Presence(|config, presence| config.storage.node_series = presence),
                 default: "auto",
-                help: "whether the course of the machine itself is kept while jobs run, for `met node --since`; `auto`: by a daemon that root runs for everybody",
+                help: "whether series of the machine itself are stored while jobs run, for `met node --since`; `auto`: by a system daemon only",
             },
         ],
     },
     Section {
         name: "store",
-        help: "Where `met server` keeps what is too much for files of its own, read when it starts. Without this \
-               section all of it lies in the state directory. A secret is one line of a file that only its owner may read.",
+        help: "Databases for `met server` at sites where its own files are not enough; read at start. Without this section everything is stored in the state directory. A secret is a file with one line that only its owner may read.",
         keys: &[
             Key {
                 name: "series",
                 form: Form::Address(Engine::check, |config, url| config.store.series = Some(url)),
                 default: "",
-                help: "an engine that takes Prometheus remote write and answers PromQL; `/api/v1/query` is added",
+                help: "an engine that accepts Prometheus remote write and answers PromQL; `/api/v1/query` is appended",
             },
             Key {
                 name: "series_write",
                 form: Form::Address(Engine::check, |config, url| config.store.series_write = Some(url)),
                 default: "",
-                help: "where it takes samples, if not at `/api/v1/write` behind `store.series`",
+                help: "where it accepts samples, if not at `/api/v1/write` below `store.series`",
             },
             Key {
                 name: "series_tenant",
@@ -137,7 +194,7 @@ pub static SECTIONS: &[Section] = &[
                     config.store.catalogue = Some(Secret::new(url));
                 }),
                 default: "",
-                help: "`postgres://user@host/database`, for jobs and totals; beyond this machine always with TLS",
+                help: "`postgres://user@host/database`, for jobs and totals; connections to other machines always use TLS",
             },
             Key {
                 name: "password_file",
@@ -149,23 +206,19 @@ pub static SECTIONS: &[Section] = &[
                 name: "ca_file",
                 form: Form::Path(|config, file| config.store.ca_file = Some(file)),
                 default: "",
-                help: "certificates of the authorities that both are trusted by, if not those of the machine",
+                help: "CA bundle (PEM) for both connections (default: system CAs)",
             },
         ],
     },
     Section {
         name: "jobs",
-        help: "Jobs that a resource manager or somebody else started, found by their cgroups. A layout says how a \
-               manager names them: `path` are the directories from the top of a hierarchy (those in parentheses at \
-               its beginning may be missing), `parts` those of the steps and tasks below a job. In a name `*` stands \
-               for any characters, `#` for digits, `{id}` for what is to be known of the job: `id`, `uid`, `user`, \
-               `node`, `cluster`, `index`, and in parts `step` and `task`; `{id:#}` fits digits only.",
+        help: "Jobs started by a resource manager or by other means, discovered by their cgroups. A layout describes how a manager names them: `path` are the directories from the top of a hierarchy (those in parentheses at its beginning may be missing), `parts` those of the steps and tasks below a job. In a name `*` matches any characters, `#` digits, `{id}` a property of the job: `id`, `uid`, `user`, `node`, `cluster`, `index`, and in parts `step` and `task`; `{id:#}` matches digits only.",
         keys: &[
             Key {
                 name: "discover",
                 form: Form::Presence(|config, discover| config.jobs.discover = discover),
                 default: "auto",
-                help: "whether they are looked for; `auto`: by a daemon that root runs for everybody",
+                help: "whether they are discovered; `auto`: by a system daemon only",
             },
             Key {
                 name: "layouts",
@@ -177,33 +230,31 @@ pub static SECTIONS: &[Section] = &[
                 name: "below",
                 form: Form::Path(|config, path| config.jobs.below = Some(path)),
                 default: "",
-                help: "look only below this cgroup, named from the top of each hierarchy: `/machine.slice`",
+                help: "search only below this cgroup, given from the root of each hierarchy: `/machine.slice`",
             },
             Key {
                 name: "plain",
                 form: Form::Plain(|config, plain| config.jobs.plain = plain),
                 default: "auto",
-                help: "what makes processes a job where there is no batch system: `session`, a login; `unit`, a unit \
-                       that a user made; `group`, a line typed into a shell; `auto`: sessions, by a daemon that \
-                       root runs for everybody, where no resource manager is",
+                help: "what makes processes a job where there is no batch system: `session`, a login; `unit`, a systemd unit created by a user; `group`, a line typed into a shell; `auto`: sessions, by a system daemon, where no resource manager is found",
             },
             Key {
                 name: "plain_after",
                 form: Form::Duration(|config, after| config.jobs.plain_after = after),
                 default: "10s",
-                help: "such processes are a job of their own when they have lived for so long,",
+                help: "such processes become a job after this time,",
             },
             Key {
                 name: "plain_cpu",
                 form: Form::Duration(|config, cpu| config.jobs.plain_cpu = cpu),
                 default: "1s",
-                help: "or have used so much CPU time; what ends before counts for its user, in one job a day",
+                help: "or after this much CPU time; those that end earlier are summed in one job per user and day",
             },
         ],
     },
     Section {
         name: "gpu",
-        help: "Graphics cards. They are found by themselves.",
+        help: "GPUs. They are detected automatically.",
         keys: &[
             Key {
                 name: "nvml",
@@ -218,78 +269,23 @@ pub static SECTIONS: &[Section] = &[
                     None => config.gpu.idle_power.all_mw = Some(power_mw),
                 }),
                 default: "",
-                help: "what a card draws while it does nothing, charged to who holds it: `75W` for all, or by uuid or model: `{NVIDIA H200: 75W, default: 30W}`; by default learned from each card",
+                help: "idle power of a GPU, charged to the jobs that hold it: `75W` for all, or by uuid or model: `{NVIDIA H200: 75W, default: 30W}`; by default learned for each GPU",
             },
         ],
     },
     Section {
         name: "schedulers",
-        help: "Resource managers, which are asked what they have recorded of jobs.",
-        keys: &[
-            Key {
-                name: "slurm",
-                form: Form::Presence(|config, presence| config.schedulers.slurm = presence),
-                default: "auto",
-                help: "SLURM; `auto`: by a system daemon, where there is the command `sacct`",
-            },
-            Key {
-                name: "oar",
-                form: Form::Presence(|config, presence| config.schedulers.oar = presence),
-                default: "auto",
-                help: "OAR; `auto`: by a system daemon, where there is the command `oarstat`",
-            },
-            Key {
-                name: "pbs",
-                form: Form::Presence(|config, presence| config.schedulers.pbs = presence),
-                default: "auto",
-                help: "PBS; `auto`: by a system daemon, where there is the command `qstat`",
-            },
-            Key {
-                name: "lsf",
-                form: Form::Presence(|config, presence| config.schedulers.lsf = presence),
-                default: "auto",
-                help: "LSF; `auto`: by a system daemon, where there is the command `bjobs`",
-            },
-            Key {
-                name: "interval",
-                form: Form::Interval(|config, interval| config.schedulers.interval = interval),
-                default: "60s",
-                help: "how often one is asked; less often where the answer takes long, soon after a job of this node ended",
-            },
-            Key {
-                name: "lookback",
-                form: Form::Duration(|config, span| config.schedulers.lookback = span),
-                default: "1d",
-                help: "how far back is asked the first time",
-            },
-            Key {
-                name: "timeout",
-                form: Form::Duration(|config, limit| config.schedulers.timeout = limit),
-                default: "30s",
-                help: "a command that takes longer is ended and tried again later",
-            },
-            Key {
-                name: "scope",
-                form: Form::Scope(|config, scope| config.schedulers.scope = Some(scope)),
-                default: "",
-                help: "`cluster`: all jobs, also those that wait, as `met server` asks by itself; `node`: those that run on this node, as `met daemon` does",
-            },
-            Key {
-                name: "path",
-                form: Form::Text(|config, folders| config.schedulers.path = Some(folders)),
-                default: "",
-                help: "folders in which the commands are looked for first, divided by colons",
-            },
-        ],
+        help: "Resource managers, which are queried for their records of jobs.",
+        keys: &SCHEDULER_KEYS,
     },
     Section {
         name: "perf",
-        help: "Events that the kernel and the processor count. Nothing is counted unless it is named here.",
+        help: "Events that the kernel and the processor count. Only events named here are counted.",
         keys: &[Key {
             name: "events",
             form: Form::Events(|config, events| config.perf.events = events),
             default: "",
-            help: "what to count in every job: names of `met metrics`, as a list or with commas, `[instructions, cpu_cycles]`",
+            help: "what to count in every job: names from `met metrics`, as a list or separated by commas,  `[instructions, cpu_cycles]`",
         }],
     },
     Section {
@@ -302,7 +298,7 @@ pub static SECTIONS: &[Section] = &[
                     config.energy.idle_to_holders = word == "holders";
                 }),
                 default: "holders",
-                help: "who is charged what the machine uses doing nothing: jobs by the CPUs they hold, as a line of its own, or nobody",
+                help: "who is charged for the idle power of the machine: jobs by the CPUs they hold, jobs as a separate line, or no job",
             },
             Key {
                 name: "weight",
@@ -314,19 +310,19 @@ pub static SECTIONS: &[Section] = &[
                     };
                 }),
                 default: "cpu-time",
-                help: "what the processors' energy is split by: CPU time, or, among jobs in whose cgroups the processor counts them, instructions or cycles; jobs and the rest of the system are told apart by CPU time in any case",
+                help: "how the processors' energy is divided: by CPU time, or, among jobs in whose cgroups the processor counts them, instructions or cycles; jobs and the rest of the system are always separated by CPU time",
             },
             Key {
                 name: "idle_power",
                 form: Form::Number(|config, watts| config.energy.idle_watts = Some(watts)),
                 default: "",
-                help: "watts that the machine without its cards uses doing nothing; learned from quiet times otherwise",
+                help: "idle power of the machine without its GPUs, in watts; by default learned while the machine is idle",
             },
             Key {
                 name: "pue",
                 form: Form::Ratio(|config, ratio| config.energy.pue = ratio),
                 default: "1",
-                help: "power usage effectiveness of the building: its energy for one unit of the machine's; in CO2 and cost, not in energy",
+                help: "power usage effectiveness of the building: energy of the building per energy of its machines; applied to CO2 and cost, not to energy",
             },
             Key {
                 name: "price",
@@ -338,13 +334,13 @@ pub static SECTIONS: &[Section] = &[
                 name: "currency",
                 form: Form::Text(|config, name| config.energy.currency = name),
                 default: "EUR",
-                help: "of the price",
+                help: "currency of the price",
             },
         ],
     },
     Section {
         name: "emissions",
-        help: "What a kilowatt hour emits.",
+        help: "Emissions per kilowatt hour.",
         keys: &[
             Key {
                 name: "provider",
@@ -363,7 +359,7 @@ pub static SECTIONS: &[Section] = &[
                 name: "country",
                 form: Form::Text(|config, name| config.emissions.country = Some(name)),
                 default: "",
-                help: "name or three-letter code, for the yearly average; without it the world's is used",
+                help: "name or three-letter code, for the yearly average; without it the world average is used",
             },
             Key {
                 name: "factor",
@@ -387,40 +383,45 @@ pub static SECTIONS: &[Section] = &[
                 name: "refresh",
                 form: Form::Duration(|config, every| config.emissions.refresh = every),
                 default: "15m",
-                help: "how often a real-time provider is asked",
+                help: "how often a real-time provider is queried",
             },
             Key {
                 name: "max_age",
                 form: Form::Duration(|config, age| config.emissions.max_age = age),
                 default: "6h",
-                help: "for so long the last value of a provider that does not answer is used, then the country's average",
+                help: "how long the last value is used when the provider does not answer; then the country's average",
             },
             Key {
                 name: "url",
                 form: Form::Text(|config, url| config.emissions.url = Some(url)),
                 default: "",
-                help: "where a real-time provider is asked, such as a mirror, instead of its own address",
+                help: "alternative address of a real-time provider, such as a mirror",
             },
         ],
     },
     Section {
         name: "http",
-        help: "A page for Prometheus, `/metrics`. Nothing is listened to unless an address is given. Without \
-               passwords or certificates of clients in `web_config` the page leaves out users, accounts and names \
-               of jobs: every user of the machine can read it. A user's own daemon does not heed this section in \
-               `/etc/met/met.yaml`.",
+        help: "The HTTP listener: `/metrics` for Prometheus and the API. Off unless an address is given. Without passwords or client certificates in `web_config` the page omits users, accounts and job names, because every user of the machine can read it. A user's own daemon ignores this section in `/etc/met/met.yaml`.",
         keys: &[
             Key {
                 name: "listen",
                 form: Form::Addresses(|config, addresses| config.http.listen = addresses),
                 default: "",
-                help: "address and port, such as `127.0.0.1:9317`, `[::1]:9317` or `:9317` (all of the machine's); several as a list or with commas",
+                help: "address and port, such as `127.0.0.1:9317`, `[::1]:9317` or `:9317` (all addresses); several as a list or separated by commas",
             },
             Key {
                 name: "web_config",
                 form: Form::Path(|config, path| config.http.web_config = Some(path)),
                 default: "",
-                help: "TLS and passwords, in the file format that Prometheus exporters share; read again when it changes",
+                help: "TLS and passwords, in the web configuration format of Prometheus exporters; reread when it changes",
+            },
+            Key {
+                name: "operators",
+                form: Form::Text(|config, names| {
+                    config.http.operators = names.split(',').map(|name| name.trim().to_owned()).collect();
+                }),
+                default: "",
+                help: "users of `web_config`, separated by commas, who may read all users' jobs with the API of a daemon",
             },
             Key {
                 name: "plain",
@@ -428,26 +429,25 @@ pub static SECTIONS: &[Section] = &[
                     config.http.plain = matches!(word, "yes" | "true");
                 }),
                 default: "no",
-                help: "`yes`: speak without TLS on addresses that others can reach",
+                help: "`yes`: serve without TLS on addresses that other machines can reach",
             },
             Key {
                 name: "jobs_max",
                 form: Form::Count(|config, jobs| config.http.jobs_max = jobs),
                 default: "2000",
-                help: "jobs with series of their own; the others are added up in `met_jobs_not_shown_*`",
+                help: "maximum number of jobs with their own series; the others are summed in `met_jobs_not_shown_*`",
             },
             Key {
                 name: "keep_ended",
                 form: Form::Duration(|config, span| config.http.keep_ended = span),
                 default: "5m",
-                help: "how long the last figures of a job that ended stay on the page, so that a scraper sees them",
+                help: "how long the last figures of a finished job stay on the page, so that they are scraped",
             },
         ],
     },
     Section {
         name: "forward",
-        help: "The server of a cluster that a daemon sends to: records of jobs and their series. They wait on disk until \
-               the server has them. `met daemon --join URL` sets address and token without this section.",
+        help: "The server of a cluster to which a daemon sends job records and series. They are spooled on disk until the server has them. `met daemon --join URL` sets address and token without this section.",
         keys: &[
             Key {
                 name: "url",
@@ -465,13 +465,13 @@ pub static SECTIONS: &[Section] = &[
                 name: "ca_file",
                 form: Form::Path(|config, path| config.forward.ca_file = Some(path)),
                 default: "",
-                help: "certificates of who vouches for the server (PEM), where it is none of the world's authorities",
+                help: "CA bundle (PEM; default: system CAs)",
             },
             Key {
                 name: "cert_file",
                 form: Form::Path(|config, path| config.forward.cert_file = Some(path)),
                 default: "",
-                help: "certificate of this node (PEM), instead of a token; its name is the node's",
+                help: "certificate of this node (PEM), instead of a token; its common name is the node's name",
             },
             Key {
                 name: "key_file",
@@ -485,43 +485,43 @@ pub static SECTIONS: &[Section] = &[
                     config.forward.plain = matches!(word, "yes" | "true");
                 }),
                 default: "no",
-                help: "`yes`: allow http:// to other machines; all on the way can read it",
+                help: "`yes`: allow http:// to other machines; the traffic can be read in transit",
             },
             Key {
                 name: "node",
                 form: Form::Text(|config, node| config.forward.node = Some(node)),
                 default: "",
-                help: "name of this node, as it was enrolled; its host name if not given",
+                help: "name of this node, as it was enrolled (default: host name)",
             },
             Key {
                 name: "interval",
                 form: Form::Duration(|config, interval| config.forward.interval = interval),
                 default: "10s",
-                help: "time between two batches, up to `60s`; starts and ends of jobs are sent at once",
+                help: "time between two batches, up to `60s`; starts and ends of jobs are sent immediately",
             },
             Key {
                 name: "spool_size",
                 form: Form::Size(|config, bytes| config.forward.spool_bytes = bytes),
                 default: "1GiB",
-                help: "how much may wait for the server; beyond it the oldest samples are given up, records of jobs never",
+                help: "maximum size of the spool; above it the oldest samples are dropped, job records never",
             },
             Key {
                 name: "spool_age",
                 form: Form::Duration(|config, age| config.forward.spool_age = age),
                 default: "14d",
-                help: "how long samples may wait for the server",
+                help: "how long samples stay in the spool",
             },
         ],
     },
     Section {
         name: "server",
-        help: "What is a server's own. Where it listens is in `http`, where it keeps things in `store` and `storage`.",
+        help: "Settings of `met server` only. The listener is in `http`, storage in `store` and `storage`.",
         keys: &[
             Key {
                 name: "move_after",
                 form: Form::Duration(|config, span| config.server.move_after = Some(span)),
                 default: "",
-                help: "how long series wait as they were received before they are moved to the store; an hour if that is files, which makes them small, and 30 s if it is an engine (`store.series`)",
+                help: "how long series stay as received before they are moved to the store (default: an hour with files, which compress better that way, and 30 s with an engine, `store.series`)",
             },
             Key {
                 name: "lost_after",
@@ -533,19 +533,19 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         name: "client",
-        help: "How `met --server URL` shows a server who is asking.",
+        help: "How `met --server URL` authenticates.",
         keys: &[
             Key {
                 name: "token_file",
                 form: Form::Path(|config, path| config.client.token_file = Some(path)),
                 default: "",
-                help: "file with the token that `met server enroll --user NAME` printed; only its owner may read it. `$XDG_CONFIG_HOME/met/token` or `~/.config/met/token` if not given",
+                help: "file with the token that `met server enroll --user NAME` printed; only its owner may read it. default: `$XDG_CONFIG_HOME/met/token` or `~/.config/met/token`",
             },
             Key {
                 name: "ca_file",
                 form: Form::Path(|config, path| config.client.ca_file = Some(path)),
                 default: "",
-                help: "certificates of who vouches for the server (PEM), where it is none of the world's authorities",
+                help: "CA bundle (PEM; default: system CAs)",
             },
             Key {
                 name: "plain",
@@ -553,13 +553,13 @@ pub static SECTIONS: &[Section] = &[
                     config.client.plain = matches!(word, "yes" | "true");
                 }),
                 default: "no",
-                help: "`yes`: allow http:// to other machines; all on the way can read it",
+                help: "`yes`: allow http:// to other machines; the traffic can be read in transit",
             },
         ],
     },
     Section {
         name: "system",
-        help: "The directories of the daemon that runs as root. A user's own are found by the XDG rules.",
+        help: "Directories of the system daemon. Those of a user's own daemon follow the XDG rules.",
         keys: &[
             Key {
                 name: "runtime",
@@ -577,25 +577,25 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         name: "cpuCollector",
-        help: "The older names of the sampling settings; a file that has them works as it stands.",
+        help: "Older names of the sampling settings; existing files with these names still work.",
         keys: &[
             Key {
                 name: "interval",
                 form: Form::Interval(|config, interval| config.sampling.interval = interval),
-                default: "1s",
+                default: SAMPLING_INTERVAL_DEFAULT,
                 help: "the same as `sampling.interval`",
             },
             Key {
                 name: "size",
                 form: Form::Count(|config, samples| config.sampling.buffer_samples = Some(samples)),
                 default: "",
-                help: "samples are written to the store when this many are waiting, even before `storage.interval`",
+                help: "samples are written to the store when this many are buffered, even before `storage.interval`",
             },
         ],
     },
     Section {
         name: "nvidiaCollector",
-        help: "Of the older tool: read and checked, but cards are sampled with everything else.",
+        help: "Settings of an older tool: parsed and checked, but GPUs are sampled with everything else.",
         keys: &[
             Key {
                 name: "interval",
@@ -607,18 +607,18 @@ pub static SECTIONS: &[Section] = &[
                 name: "size",
                 form: Form::Count(|config, samples| config.nvidia.size = Some(samples)),
                 default: "",
-                help: "GPU samples that wait to be written",
+                help: "number of GPU samples to buffer",
             },
         ],
     },
     Section {
         name: "state",
-        help: "How processes are found.",
+        help: "How processes are discovered.",
         keys: &[Key {
             name: "interval",
             form: Form::Interval(|config, interval| config.sampling.membership_interval = Some(interval)),
             default: "",
-            help: "how often new processes of a job are looked for; by default with every sample",
+            help: "how often new processes of a job are searched for (default: with every sample)",
         }],
     },
 ];

@@ -22,15 +22,20 @@ pub struct Sources {
 
 impl Default for Sources {
     fn default() -> Sources {
-        Sources {
+        let mut sources = Sources {
             choices: HashMap::new(),
             ipmi_command: Vec::new(),
             redfish_url: None,
             redfish_credentials: None,
             redfish_certificate: None,
-            redfish_verify: true,
+            redfish_verify: false,
             redfish_chassis: ChassisChoice::First,
+        };
+        for extra in EXTRAS.iter().filter(|extra| !extra.default.is_empty()) {
+            let applied = (extra.set)(&mut sources, extra.default).is_ok();
+            debug_assert!(applied, "the default of {} does not parse", extra.key);
         }
+        sources
     }
 }
 
@@ -67,6 +72,8 @@ impl Sources {
 struct Extra {
     source: &'static str,
     key: &'static str,
+    /// As it would be written; empty where there is none.
+    default: &'static str,
     help: &'static str,
     set: fn(&mut Sources, &str) -> Result<(), String>,
 }
@@ -75,6 +82,7 @@ static EXTRAS: &[Extra] = &[
     Extra {
         source: "ipmi",
         key: "command",
+        default: "",
         help: "a program that prints the power of the node, with its arguments, instead of the IPMI device: `ipmi-dcmi --get-system-power-statistics`, `ipmitool dcmi power reading`, a script; run without a shell",
         set: |sources, text| {
             sources.ipmi_command = text.split_whitespace().map(str::to_owned).collect();
@@ -84,6 +92,7 @@ static EXTRAS: &[Extra] = &[
     Extra {
         source: "redfish",
         key: "url",
+        default: "",
         help: "the controller of the chassis, as in `https://bmc.example.org`",
         set: |sources, text| {
             sources.redfish_url = Some(text.to_owned());
@@ -93,19 +102,22 @@ static EXTRAS: &[Extra] = &[
     Extra {
         source: "redfish",
         key: "credentials",
+        default: "",
         help: "a file of one line, `user:password`, that only its owner may read",
         set: |sources, text| path(text).map(|path| sources.redfish_credentials = Some(path)),
     },
     Extra {
         source: "redfish",
         key: "certificate",
-        help: "the certificate (PEM) by which the controller's own is checked",
+        default: "",
+        help: "CA certificate (PEM) for the controller",
         set: |sources, text| path(text).map(|path| sources.redfish_certificate = Some(path)),
     },
     Extra {
         source: "redfish",
         key: "chassis",
-        help: "the chassis that is this machine, by its name in the controller's list; `all`: all of them together. Without it the first that has a meter, and `met doctor` says which",
+        default: "",
+        help: "the chassis that is this machine, by its name in the controller's list; `all`: all of them together. Without it, the first one with a meter; `met doctor` shows which",
         set: |sources, text| {
             sources.redfish_chassis = match text {
                 "" => return Err("the name of a chassis, or all".to_owned()),
@@ -118,13 +130,14 @@ static EXTRAS: &[Extra] = &[
     Extra {
         source: "redfish",
         key: "verify",
-        help: "`false`: any certificate will do, and whoever stands between can read the password",
+        default: "true",
+        help: "`false`: accept any certificate; the password can be intercepted",
         set: |sources, text| match text {
             "true" | "false" => {
                 sources.redfish_verify = text == "true";
                 Ok(())
             }
-            _ => Err(format!("{text:?} is neither true nor false")),
+            _ => Err(format!("{text:?} is not true or false")),
         },
     },
 ];
@@ -218,7 +231,7 @@ fn set_key(spec: &SourceSpec, key: &str, text: &str, sources: &mut Sources) -> O
 
 fn period(spec: &SourceSpec, text: &str) -> Result<Duration, String> {
     if spec.pace == Pace::Tick {
-        return Err("it is read with every sample; set sampling.interval".to_owned());
+        return Err("this source is read with every sample; set sampling.interval".to_owned());
     }
     let period = units::parse_duration(text).map_err(|error| error.to_string())?;
     match (PERIOD_MIN..=PERIOD_MAX).contains(&period) {
@@ -230,10 +243,12 @@ fn period(spec: &SourceSpec, text: &str) -> Result<Duration, String> {
 /// This section of docs/config.md.
 pub fn reference() -> String {
     let mut text = String::from(
-        "\n## `sources`\n\nWhat is read of the machine. Each source is found by itself (`auto`), can be switched `off`, or can \
-         be given\nits period: `sources: {thermal: off, rapl: {every: 10s}}`. A reading that is older than its period is \
-         marked, and\none older than two periods is not shown. `met doctor` says what each of them has found, `met doctor \
-         --cost` what it\ncosts.\n\n| key | what | default | meaning |\n| --- | --- | --- | --- |\n",
+        "\n## `sources`\n\nWhat is read from the machine. Each source is detected automatically (`auto`), \
+         can be switched `off`, or can be given\na period: `sources: {thermal: off, rapl: {every: 10s}}`. \
+         A reading that is older than its period is \
+         marked, and\none older than two periods is not shown. `met doctor` shows what each of them found, \
+         `met doctor --cost` what it\ncosts.\n\n| key | what | default | meaning |\n| --- | --- | --- | --- \
+         |\n",
     );
     for spec in SOURCES.iter().filter(|spec| !NEEDED.contains(&spec.name)) {
         text.push_str(&format!("| `sources.{}` | `auto` or `off` | `auto` | {} |\n", spec.name, spec.help));
@@ -244,7 +259,10 @@ pub fn reference() -> String {
             ));
         }
         for extra in EXTRAS.iter().filter(|extra| extra.source == spec.name) {
-            let default = if extra.key == "verify" { "`true`" } else { "none" };
+            let default = match extra.default {
+                "" => "none".to_owned(),
+                default => format!("`{default}`"),
+            };
             let what = match extra.key {
                 "credentials" | "certificate" => "path",
                 "verify" => "`true` or `false`",
@@ -314,7 +332,10 @@ mod tests {
         );
         check_error(
             "sources:\n  drm: {every: 5s}\n",
-            expect!["met.yaml:2: sources.drm.every: it is read with every sample; set sampling.interval"],
+            expect![
+                "met.yaml:2: sources.drm.every: this source is read with every sample; set \
+                sampling.interval"
+            ],
         );
         check_error(
             "sources:\n  rapl: {every: 1ms}\n",

@@ -2,6 +2,9 @@ use expect_test::{Expect, expect, expect_file};
 
 use super::*;
 
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
 fn check_error(yaml: &str, expected: Expect) {
     let error = Config::parse(yaml, Path::new("met.yaml")).unwrap_err();
     expected.assert_eq(&error.to_string());
@@ -62,7 +65,7 @@ fn energy_is_split_by_what_is_asked_for() {
     assert_eq!(parse("energy: {weight: cpu-time}\n").energy, Config::default().energy);
     check_error(
         "energy: {weight: joules}\n",
-        expect![[r#"met.yaml:1: energy.weight: "joules" is none of cpu-time, instructions, cycles"#]],
+        expect![[r#"met.yaml:1: energy.weight: "joules" is not one of cpu-time, instructions, cycles"#]],
     );
 }
 
@@ -82,10 +85,7 @@ fn every_key_is_read() {
     assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
     assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
     let expected = Schedulers {
-        slurm: Presence::Yes,
-        oar: Presence::No,
-        pbs: Presence::Auto,
-        lsf: Presence::No,
+        asked: [Presence::Yes, Presence::No, Presence::Auto, Presence::No],
         interval: Duration::from_secs(300),
         lookback: Duration::from_secs(7 * 86_400),
         timeout: Duration::from_secs(10),
@@ -146,6 +146,7 @@ fn every_key_of_a_cluster_is_read() {
     assert_eq!(config.server.lost_after, Duration::from_secs(2 * 86_400));
     assert_eq!(config.client, Client { token_file: path("/t"), ca_file: path("/ca"), plain: true });
     let expected = Http {
+        operators: Vec::new(),
         listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
         web_config: Some(PathBuf::from("/etc/met/web.yml")),
         plain: true,
@@ -181,15 +182,57 @@ fn events_are_a_list_or_a_text_and_must_exist() {
     );
 }
 
+/// The rows `| `section.key` | what | `default` | meaning |` of the reference that have a default.
+fn printed_defaults(reference: &str) -> Vec<(Vec<&str>, &str)> {
+    let rows = reference.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| {
+        let (name, rest) = row.split_once("` | ")?;
+        let default = rest.split(" | ").nth(1)?.strip_prefix('`')?.strip_suffix('`')?;
+        Some((name.split('.').collect(), default))
+    })
+    .collect()
+}
+
 #[test]
-fn the_defaults_in_the_reference_are_the_defaults() {
-    let mut config = Config::default();
-    for key in keys::SECTIONS.iter().flat_map(|section| section.keys) {
-        if !key.default.is_empty() {
-            key.form.apply(key.default, &mut config).unwrap();
+fn the_printed_defaults_as_a_file_are_the_default_configuration() {
+    let reference = Config::reference();
+    let printed = printed_defaults(&reference);
+    let mut yaml = String::new();
+    let mut section = "";
+    for (name, default) in &printed {
+        let (&[first, key], default) = (&name[..], default) else { continue };
+        if std::mem::replace(&mut section, first) != first {
+            yaml += &format!("{first}:\n");
         }
+        // A source with a key of its own is a map.
+        let own = printed.iter().find(|(name, _)| name[..] == ["sources", key, "verify"]);
+        yaml += &match own {
+            Some((_, default)) if first == "sources" => format!("  {key}: {{verify: {default}}}\n"),
+            _ => format!("  {key}: {default}\n"),
+        };
     }
-    assert_eq!(config, Config::default());
+    assert!(printed.len() > 50 && yaml.contains("  redfish: {verify: true}\n"), "{yaml}");
+    assert_eq!(parse(&yaml), Config::default());
+}
+
+#[test]
+fn every_default_parses_and_every_setting_without_one_is_unset() {
+    for key in keys::SECTIONS.iter().flat_map(|section| section.keys) {
+        let mut config = Config::blank();
+        let applied = key.default.is_empty() || key.form.apply(key.default, &mut config).is_ok();
+        assert!(applied, "{}", key.name);
+    }
+    let config = Config::default();
+    assert_eq!((config.sampling.interval, config.sampling.membership_interval), (SECOND, None));
+    assert_eq!((config.storage.keep, config.storage.max_bytes), (90 * DAY, 2 << 30));
+    assert_eq!(config.storage.name, StorageName::Sqlite);
+    assert_eq!((config.daemon.idle_exit, config.server.lost_after), (600 * SECOND, 7 * DAY));
+    assert_eq!((config.energy.idle_to_holders, config.energy.pue), (true, 1.0));
+    assert_eq!((config.energy.weight, config.emissions.provider), (Weight::CpuTime, Provider::Country));
+    assert_eq!((config.forward.spool_bytes, config.forward.spool_age), (1 << 30, 14 * DAY));
+    assert_eq!((config.http.jobs_max, config.http.keep_ended), (2000, 300 * SECOND));
+    assert_eq!((config.jobs.plain, config.jobs.plain_after), (Plain::Auto, 10 * SECOND));
+    assert_eq!(config.system.state, Path::new("/var/lib/met"));
 }
 
 #[test]
@@ -209,7 +252,7 @@ fn a_misspelt_key_is_told_its_neighbour() {
     check_error(
         "colour: red\n",
         expect![[
-            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources"#
+            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources, sinks"#
         ]],
     );
     check_error(
@@ -249,10 +292,7 @@ fn a_value_of_the_wrong_kind_is_told_what_to_write() {
         "storage:\n  size: many\n",
         expect![[r#"met.yaml:2: storage.size: "many" is not a number from 1 to 1000000000"#]],
     );
-    check_error(
-        "energy: {pue: 0.2}\n",
-        expect![[r#"met.yaml:1: energy.pue: "0.2" is not a number from 1 on"#]],
-    );
+    check_error("energy: {pue: 0.2}\n", expect![[r#"met.yaml:1: energy.pue: "0.2" is not a number ≥ 1"#]]);
     check_error(
         "storage:\n  size: -1\n",
         expect![[r#"met.yaml:2: storage.size: "-1" is not a number from 1 to 1000000000"#]],
@@ -281,7 +321,7 @@ fn a_value_of_the_wrong_kind_is_told_what_to_write() {
     );
     check_error(
         "- sampling\n",
-        expect![[r#"met.yaml:1: the file holds no sections; write for example "sampling:""#]],
+        expect![[r#"met.yaml:1: the file has no sections; write for example "sampling:""#]],
     );
 }
 
@@ -357,7 +397,7 @@ fn a_layout_that_cannot_be_used_is_told_why() {
     check_error(
         "jobs:\n  layouts:\n  - manager: m\n    path: a/{job}\n",
         expect![[
-            r#"met.yaml:3: jobs.layouts: "{job}": {job} is none of id, sluid, uid, user, node, cluster, index, step, task, qos"#
+            r#"met.yaml:3: jobs.layouts: "{job}": {job} is not one of id, sluid, uid, user, node, cluster, index, step, task, qos"#
         ]],
     );
     check_error(
@@ -378,11 +418,11 @@ fn a_layout_that_cannot_be_used_is_told_why() {
 fn a_key_may_not_stand_twice() {
     check_error(
         "sampling:\n  interval: 1s\nstorage:\nsampling:\n  interval: 2s\n",
-        expect![[r#"met.yaml:4: "sampling" stands twice, first in line 1"#]],
+        expect![[r#"met.yaml:4: duplicate key "sampling", first at line 1"#]],
     );
     check_error(
         "sampling:\n  interval: 1s\n  interval: 1s\n",
-        expect![[r#"met.yaml:3: "sampling.interval" stands twice, first in line 2"#]],
+        expect![[r#"met.yaml:3: duplicate key "sampling.interval", first at line 2"#]],
     );
 }
 
@@ -391,7 +431,7 @@ fn two_names_of_one_setting_must_agree() {
     check_error(
         "cpuCollector:\n  interval: 2s\nsampling:\n  interval: 1s\n",
         expect![[
-            r#"met.yaml:4: sampling.interval and cpuCollector.interval are one setting, and line 2 says otherwise; keep one"#
+            r#"met.yaml:4: sampling.interval and cpuCollector.interval are the same setting, and line 2 has another value; keep one"#
         ]],
     );
     let agreed = parse("cpuCollector:\n  interval: 2s\nsampling:\n  interval: 2000ms\n");

@@ -142,7 +142,7 @@ pub fn refuse_duplicates(entries: &[Entry], prefix: &str) -> Result<(), Complain
     for (index, entry) in entries.iter().enumerate() {
         if let Some(first) = entries[..index].iter().find(|first| first.key == entry.key) {
             let message =
-                format!("{:?} stands twice, first in line {}", format!("{prefix}{}", entry.key), first.line);
+                format!("duplicate key {:?}, first at line {}", format!("{prefix}{}", entry.key), first.line);
             return Err(Complaint { line: entry.line, message });
         }
     }

@@ -9,7 +9,7 @@ pub(super) fn gpu(gpu: &GpuUse) -> Section {
     let sampled = |value: Option<f64>, measure| some(value, measure, QualityKind::Sampled);
     let mut section = Section::new("GPU");
     section.heading = Some(heading(gpu));
-    let busy = Detail::before("the card", sampled(gpu.card_utilization, Measure::Share));
+    let busy = Detail::before("whole GPU", sampled(gpu.card_utilization, Measure::Share));
     let works = [("encoder", gpu.encoder), ("decoder", gpu.decoder), ("copy engine", gpu.copy)]
         .map(|(name, used)| Detail::before(name, sampled(used.filter(|&used| used > 0.0), Measure::Share)));
     let [encoder, decoder, copy] = works;
@@ -29,7 +29,7 @@ pub(super) fn gpu(gpu: &GpuUse) -> Section {
         let details = [Detail::before("idle part", idle), Detail::text(gpu.energy_source.clone())];
         section.put("GPU energy", energy(gpu.energy_uj()), details);
     }
-    let card = Detail::before("the card", sampled(gpu.card_power_mw.map(|mw| mw / 1e3), Measure::Watts));
+    let card = Detail::before("whole GPU", sampled(gpu.card_power_mw.map(|mw| mw / 1e3), Measure::Watts));
     let share =
         some(crate::gpu::power_watts(gpu), Measure::Watts, gpu.energy_kind.unwrap_or(QualityKind::Sampled));
     section.put("GPU power", share, [Detail::words("average"), card]);
@@ -38,7 +38,7 @@ pub(super) fn gpu(gpu: &GpuUse) -> Section {
     section.put("temperature", hottest, [Detail::words("highest"), clock]);
     let throttled = gpu.throttled_ns.filter(|&ns| ns > 0).map(|ns| ns as f64 / 1e9);
     let held_down = sampled(throttled, Measure::Seconds);
-    section.put("clock held down", held_down, [Detail::text(Some(gpu.throttled.join(", ")))]);
+    section.put("throttled", held_down, [Detail::text(Some(gpu.throttled.join(", ")))]);
     let received = sampled(gpu.pcie_received_rate, Measure::BytesPerSecond);
     let sent = Detail::before("sent", sampled(gpu.pcie_sent_rate, Measure::BytesPerSecond));
     section.put("PCIe received", received, [sent]);

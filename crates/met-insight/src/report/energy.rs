@@ -18,12 +18,19 @@ impl Reader<'_> {
         let details = [Detail::after(power, "average"), Detail::text(source)];
         section.put("energy", self.total(column::ENERGY), details);
         let idle = some(column::ENERGY_IDLE);
-        section.put("of it idle", idle, [Detail::words("for what the job holds")]);
+        section.put("idle part", idle, [Detail::words("for CPUs and GPUs that the job holds")]);
         section.put("CPU energy", some(column::ENERGY_CPU), []);
         section.put("memory energy", some(column::ENERGY_MEMORY), []);
         let idle_part = Detail::before("idle part", some(column::GPU_ENERGY_IDLE));
-        section.put("cards' energy", some(column::GPU_ENERGY), [idle_part]);
-        section.put("other energy", some(column::ENERGY_REST), [Detail::words("board, fans, disks, losses")]);
+        section.put("GPU energy", some(column::GPU_ENERGY), [idle_part]);
+        section.put(
+            "other energy",
+            some(column::ENERGY_REST),
+            [Detail::words(
+                "board, fans, disks, power \
+            supply",
+            )],
+        );
         let factor = self.record.emission.as_ref().map(|emission| {
             let grams = emission.factor_mg_per_kwh as f64 / 1e3;
             let building = emission.pue().filter(|pue| *pue != 1.0);

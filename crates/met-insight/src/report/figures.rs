@@ -67,7 +67,7 @@ impl Reader<'_> {
 
     pub(super) fn input_output(&self) -> Section {
         let mut section = Section::new("I/O");
-        let kinds = [("read", column::READ, "from storage"), ("written", column::WRITTEN, "towards storage")];
+        let kinds = [("read", column::READ, "from storage"), ("written", column::WRITTEN, "to storage")];
         for (label, index, storage) in kinds {
             let rate = Detail::after(self.rate(index, Measure::BytesPerSecond), "");
             section.put(label, self.total(index), [Detail::words(storage), rate]);
@@ -85,7 +85,7 @@ impl Reader<'_> {
         }
         for (label, index) in [("received", column::NETWORK_RECEIVED), ("sent", column::NETWORK_SENT)] {
             let rate = Detail::after(self.rate(index, Measure::BytesPerSecond), "");
-            section.put(label, self.total(index), [Detail::words("by the job's own network"), rate]);
+            section.put(label, self.total(index), [Detail::words("in the job's network namespace"), rate]);
         }
         section
     }
@@ -93,7 +93,7 @@ impl Reader<'_> {
     pub(super) fn processes(&self) -> Section {
         let mut section = Section::new("Processes");
         let peak = Detail::after(self.total(column::PROCESSES_PEAK), "at once");
-        section.put("processes", self.total(column::PROCESSES), [Detail::words("seen"), peak]);
+        section.put("processes", self.total(column::PROCESSES), [Detail::words("total"), peak]);
         section.put("threads", self.total(column::THREADS_PEAK), [Detail::words("at once")]);
         section
     }

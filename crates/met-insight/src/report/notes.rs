@@ -17,8 +17,8 @@ impl Reader<'_> {
         notes.extend(self.age_note());
         notes.extend(self.energy_note().map(str::to_owned));
         if self.figure(column::CPU).is_some_and(|figure| figure.source.contains(NO_CONTAINERS)) {
-            let why = "a container service did part of the work: work of its containers is not included; where \
-                       containers are found as jobs, `met list` shows them";
+            let why = "a container service did part of the work: work of its containers is not included; \
+                where containers are discovered as jobs, `met list` shows them";
             notes.push(why.to_owned());
         }
         if self.figure(column::CPU).is_some_and(|figure| figure.source.contains(SOME_CONTAINERS)) {
@@ -29,8 +29,7 @@ impl Reader<'_> {
         let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);
         let is_bound = self.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound);
         if found && is_bound && !self.record.state.is_live() {
-            let how =
-                "nobody here saw it end: what is marked ≥ was read before that, and it used at least as much";
+            let how = "its end was not observed: figures marked ≥ were read before it and are lower bounds";
             notes.push(how.to_owned());
         }
         let left_over = self.record.local.as_ref().map(|local| local.left_over.as_slice()).unwrap_or(&[]);
@@ -54,7 +53,7 @@ impl Reader<'_> {
             120..=7199 => format!("{} min", old_s / 60),
             _ => format!("{} h", old_s / 3600),
         };
-        Some(format!("the figures are as of {old} ago: nothing was sent since; `met nodes` says who is late"))
+        Some(format!("the figures are {old} old: the node has sent nothing since; see `met nodes`"))
     }
 
     /// Of all but the cards, as far as a figure tells it apart.
@@ -75,32 +74,31 @@ impl Reader<'_> {
         let figure = self.figure(column::ENERGY)?;
         match figure.kind {
             QualityKind::Estimated if figure.source.contains(IDLE_ESTIMATED) => Some(
-                "what the machine uses doing nothing was not known and was estimated; a daemon learns it while no \
-                 job runs, or energy.idle_power says it",
+                "the idle power of the machine was unknown and was estimated; a daemon learns it while no \
+                 job runs, or set energy.idle_power",
             ),
             // A share of a card is an estimate while nobody knows what it draws idle: that is said with the card.
             QualityKind::Estimated if !self.is_host_estimated() || self.is_of_cards() => None,
-            QualityKind::Estimated if self.figure(column::GPU_ENERGY).is_some() => Some(
-                "no meter of energy was read but those of the cards: the rest is an estimate; `met doctor` says what \
-                 would make one readable",
-            ),
-            QualityKind::Estimated => {
-                Some("no meter of energy was read; `met doctor` says what would make one readable")
+            QualityKind::Estimated if self.figure(column::GPU_ENERGY).is_some() => {
+                Some("only GPU energy was metered: the rest is an estimate; see `met doctor`")
             }
+            QualityKind::Estimated => Some("no energy meter could be read; see `met doctor`"),
             QualityKind::LowerBound if figure.source.contains(METER_MISSING) => {
-                Some("a meter of energy could not be read at times; `met doctor` says which")
+                Some("an energy meter could not be read at times; see `met doctor`")
             }
             QualityKind::LowerBound if figure.source.contains(ENERGY_UNASSIGNED) => Some(
-                "energy lacks what was used while the meter could not be read; `met node` shows it as unassigned",
+                "energy used while the meter could not be read is not included; `met node` shows it as \
+                 unassigned",
             ),
             QualityKind::LowerBound if figure.source.contains(METER_SHORT) => {
-                Some("the meter of the node shows less than the GPUs, CPUs and memory counted")
+                Some("the node's meter shows less than the sum of GPUs, CPUs and memory")
             }
             QualityKind::LowerBound if figure.source.contains(NOT_WATCHED) => {
-                Some("energy lacks what was used while no daemon looked at the job")
+                Some("energy used while no daemon sampled the job is not included")
             }
             QualityKind::LowerBound if figure.source.contains(CPU_UNSEEN) => Some(
-                "energy lacks what processes used that the attached one left behind; `met run` follows all of them",
+                "energy of processes that left the tree of the attached process is not included; `met run` \
+                 follows all processes",
             ),
             _ => None,
         }

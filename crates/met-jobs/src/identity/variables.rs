@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use met_core::job::Resources;
 
 use super::{Identity, Question};
+use crate::scheduler;
 
 /// An environment is as long as its user likes; what lies beyond is not looked at.
 pub const ENVIRON_BYTES_MAX: usize = 256 << 10;
@@ -58,22 +59,30 @@ impl<'a> Variables<'a> {
 /// The number of the job whose environment this is, where it is the asked one's: a process that came from
 /// elsewhere has an environment that is about another job.
 pub fn job_id(variables: Variables<'_>, question: &Question<'_>) -> Option<String> {
-    let stem = |id: &str| id.split('.').next().unwrap_or_default().to_owned();
-    let asked = question.id;
-    match question.manager {
-        "slurm" => {
-            let told = variables.digits("SLURM_JOB_ID").or_else(|| variables.digits("SLURM_JOBID"))?;
-            (is_sluid(asked) || told == asked).then_some(told)
-        }
-        "oar" => variables.digits("OAR_JOB_ID").filter(|told| told == asked),
-        "pbs" => variables.text("PBS_JOBID").filter(|told| stem(told) == stem(asked)),
-        "lsf" => {
-            let number = asked.split(['[', '.', '_']).next().unwrap_or_default();
-            variables.digits("LSB_JOBID").filter(|told| told == number)
-        }
+    match scheduler::named(question.manager) {
+        Some(kind) => (kind.job_id)(variables, question.id),
         // Their environments carry no number to compare.
-        _ => Some(asked.to_owned()),
+        None => Some(question.id.to_owned()),
     }
+}
+
+pub(crate) fn slurm_id(variables: Variables<'_>, asked: &str) -> Option<String> {
+    let told = variables.digits("SLURM_JOB_ID").or_else(|| variables.digits("SLURM_JOBID"))?;
+    (is_sluid(asked) || told == asked).then_some(told)
+}
+
+pub(crate) fn oar_id(variables: Variables<'_>, asked: &str) -> Option<String> {
+    variables.digits("OAR_JOB_ID").filter(|told| told == asked)
+}
+
+pub(crate) fn pbs_id(variables: Variables<'_>, asked: &str) -> Option<String> {
+    let stem = |id: &str| id.split('.').next().unwrap_or_default().to_owned();
+    variables.text("PBS_JOBID").filter(|told| stem(told) == stem(asked))
+}
+
+pub(crate) fn lsf_id(variables: Variables<'_>, asked: &str) -> Option<String> {
+    let number = asked.split(['[', '.', '_']).next().unwrap_or_default();
+    variables.digits("LSB_JOBID").filter(|told| told == number)
 }
 
 /// `s` and thirteen characters of Crockford's base 32: what Slurm calls the directory of a job from 26.05 on.
@@ -85,21 +94,18 @@ pub fn is_sluid(id: &str) -> bool {
 
 /// Fills in what the variables of the job's manager say.
 pub fn read(variables: Variables<'_>, question: &Question<'_>, identity: &mut Identity) {
-    match question.manager {
-        "slurm" => slurm(variables, identity),
-        "oar" => oar(variables, question, identity),
-        "pbs" => pbs(variables, identity),
-        "lsf" => lsf(variables, identity),
-        "kubernetes" | "docker" | "podman" => {
+    match scheduler::named(question.manager) {
+        Some(kind) => (kind.read)(variables, question, identity),
+        None if question.is_container() => {
             // What a container calls its host is its pod's name, or the beginning of its own id.
             let name = variables.text("HOSTNAME");
             identity.name = name.filter(|name| !question.id.starts_with(name.as_str()));
         }
-        _ => {}
+        None => {}
     }
 }
 
-fn slurm(variables: Variables<'_>, identity: &mut Identity) {
+pub(crate) fn slurm(variables: Variables<'_>, _: &Question<'_>, identity: &mut Identity) {
     identity.name = variables.text("SLURM_JOB_NAME");
     identity.account = variables.text("SLURM_JOB_ACCOUNT");
     identity.nodes = variables.text("SLURM_JOB_NODELIST").map(|list| host_list(&list)).unwrap_or_default();
@@ -150,7 +156,7 @@ fn slurm_request(variables: Variables<'_>, nodes: Option<i64>, cpus: Option<i64>
     }
 }
 
-fn oar(variables: Variables<'_>, question: &Question<'_>, identity: &mut Identity) {
+pub(crate) fn oar(variables: Variables<'_>, question: &Question<'_>, identity: &mut Identity) {
     identity.name = variables.text("OAR_JOB_NAME");
     identity.account = variables.text("OAR_PROJECT_NAME");
     let array = variables.digits("OAR_ARRAY_ID");
@@ -172,7 +178,7 @@ pub fn node_file(variables: Variables<'_>, question: &Question<'_>) -> Option<Pa
     told.then(|| PathBuf::from(path))
 }
 
-fn pbs(variables: Variables<'_>, identity: &mut Identity) {
+pub(crate) fn pbs(variables: Variables<'_>, _: &Question<'_>, identity: &mut Identity) {
     identity.name = variables.text("PBS_JOBNAME");
     identity.account = variables.text("PBS_ACCOUNT");
     identity.scheduling.partition = variables.text("PBS_QUEUE");
@@ -190,7 +196,7 @@ fn pbs(variables: Variables<'_>, identity: &mut Identity) {
     identity.allocated.cpus = variables.positive("NCPUS");
 }
 
-fn lsf(variables: Variables<'_>, identity: &mut Identity) {
+pub(crate) fn lsf(variables: Variables<'_>, _: &Question<'_>, identity: &mut Identity) {
     identity.name = variables.text("LSB_JOBNAME");
     identity.account = variables.text("LSB_PROJECT_NAME");
     identity.scheduling.partition = variables.text("LSB_QUEUE");

@@ -73,6 +73,19 @@ fn nested_jobs() -> Machine {
 }
 
 #[test]
+fn a_process_that_cannot_be_identified_is_counted() {
+    let mut machine = one_job();
+    machine.refresh();
+    assert_eq!(machine.members.unparsed().count, 0);
+    std::fs::create_dir(machine.root.path().join("proc/8")).unwrap();
+    machine.process(9, 10, 90);
+    std::fs::write(machine.root.path().join("proc/9/stat"), "9: sleep").unwrap();
+    assert_eq!(machine.refresh(), [(11, 1), (12, 1)]);
+    let expected = "1 reading could not be parsed (first: /proc/9/stat)";
+    assert_eq!(machine.members.unparsed().to_string(), expected, "8 has ended, which is no fault");
+}
+
+#[test]
 fn descendants_of_the_keeper_are_members_and_it_is_not() {
     let mut machine = one_job();
     assert_eq!(machine.refresh(), [(11, 1), (12, 1)]);

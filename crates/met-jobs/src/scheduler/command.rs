@@ -52,10 +52,10 @@ pub enum Trouble {
     #[error("{program} is not installed")]
     Absent { program: &'static str },
     /// Ask for less.
-    #[error("{program} said more than {} MiB", ANSWER_BYTES_MAX >> 20)]
+    #[error("{program} printed more than {} MiB", ANSWER_BYTES_MAX >> 20)]
     TooMuch { program: &'static str },
     /// Ask again later; what was read is true all the same.
-    #[error("{program}: its answer ends in the middle")]
+    #[error("{program}: output is cut off")]
     CutShort { program: &'static str, read: Vec<Recorded> },
     /// Ask again later.
     #[error("{program}: {said}")]

@@ -5,10 +5,11 @@
 //! What the scheduler alone knows of is a record of its own: keyed by its start, and by its submission as
 //! long as it waits.
 
-use met_core::job::{JobKey, Part, Record, Scheduling, State, finer};
+use met_core::belief::{believe, is_measured};
+use met_core::job::{JobKey, Record, Scheduling, State};
 
 use super::Recorded;
-use super::text::{SECOND_NS, hosts};
+use super::text::SECOND_NS;
 
 /// Clocks differ, and managers note a start before the first process and an end after the last.
 const SLACK_NS: i64 = 120 * SECOND_NS;
@@ -33,7 +34,7 @@ pub fn join(known: &[Record], runs: &[Recorded], asked_ns: i64) -> Joined {
         .collect();
     // A job that still waits is among the runs; one that was measured needs no second record.
     let is_ghost = |record: &Record| {
-        is_only_recorded(record)
+        !is_measured(record)
             && (record.state == State::Pending || runs.iter().any(|run| distance(record, run).is_some()))
             && !records.iter().any(|kept| kept.key == record.key)
     };
@@ -44,7 +45,7 @@ pub fn join(known: &[Record], runs: &[Recorded], asked_ns: i64) -> Joined {
     };
     // A run that lived and is told of no more was begun anew, and its end is not known.
     let is_left = |record: &&&Record| {
-        is_only_recorded(record)
+        !is_measured(record)
             && record.state.is_live()
             && !is_ghost(record)
             && !records.iter().any(|kept| kept.key == record.key)
@@ -60,14 +61,14 @@ fn lost(record: &Record) -> Record {
 
 /// Jobs that were alive and that their scheduler knows no more. Those of this node end here.
 pub fn forgotten(known: &[Record]) -> Vec<Record> {
-    let live = known.iter().filter(|record| record.state.is_live() && is_only_recorded(record));
+    let live = known.iter().filter(|record| record.state.is_live() && !is_measured(record));
     live.map(lost).collect()
 }
 
 /// Joins a job that was just found on this node with what its scheduler had told before.
 pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
     let told = known.iter().filter(|record| {
-        is_only_recorded(record)
+        !is_measured(record)
             && (&record.key.manager, &record.key.id) == (&measured.key.manager, &measured.key.id)
             && may_own(measured, record.uid)
     });
@@ -78,32 +79,7 @@ pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
     let Some(told) = told.filter(|record| near(record).is_some()).min_by_key(near) else {
         return Joined { write: vec![measured.clone()], remove: Vec::new() };
     };
-    let mut record = measured.clone();
-    record.requested = filled(&told.requested, &measured.requested);
-    record.allocated = filled(&told.allocated, &measured.allocated);
-    record.scheduling = told.scheduling.clone();
-    record.scheduling.fill_from(&measured.scheduling);
-    record.scheduling.cluster = told.cluster().map(str::to_owned);
-    record.account = told.account.clone().or(record.account);
-    // A word from before the end is not one on the end.
-    if told.state != State::Pending && (measured.state.is_live() || !told.state.is_live()) {
-        record.manager_state.clone_from(&told.manager_state);
-    }
-    // Its directory may be there for a while after the end.
-    if !told.state.is_live() {
-        record.state = told.state;
-        (record.exit_code, record.signal) = (told.exit_code, told.signal);
-        record.end_ns = told.end_ns;
-    }
-    record.start_ns = finer(measured.start_ns, told.start_ns);
-    put_in_order(&mut record);
-    if !told.nodes.is_empty() {
-        record.nodes.clone_from(&told.nodes);
-    }
-    if !told.name.is_empty() {
-        record.name.clone_from(&told.name);
-    }
-    record.parts = merge_parts(&measured.parts, &told.parts);
+    let record = believe(&under(&measured.key, told.clone()), measured);
     Joined { write: vec![record], remove: vec![told.key.clone()] }
 }
 
@@ -122,7 +98,7 @@ fn is_same_job(record: &Record, runs: &[Recorded]) -> bool {
 /// Whether a job can be this user's. A number may come from an environment, which says what its owner likes.
 fn may_own(record: &Record, uid: Option<u32>) -> bool {
     // The first process that was seen of a job may have been its manager's own.
-    let known = record.uid.filter(|&known| known != 0 || is_only_recorded(record));
+    let known = record.uid.filter(|&known| known != 0 || !is_measured(record));
     known.zip(uid).is_none_or(|(known, uid)| known == uid)
 }
 
@@ -134,12 +110,6 @@ fn has_id(record: &Record, run: &Recorded) -> bool {
             && element.0.is_some()
             && element.0 == element.1
             && record.local.is_some()
-}
-
-/// Nothing of it was seen on this machine, or on a node of this server: those have a part for each node.
-fn is_only_recorded(record: &Record) -> bool {
-    let on_a_node = |part: &Part| part.step.is_empty();
-    record.local.is_none() && record.totals.iter().next().is_none() && !record.parts.iter().any(on_a_node)
 }
 
 fn says_more(record: &Record, before: &Record) -> bool {
@@ -154,7 +124,7 @@ fn pair(known: &[&Record], runs: &[Recorded]) -> Vec<Option<usize>> {
     for (run_at, run) in runs.iter().enumerate() {
         for (known_at, record) in known.iter().enumerate() {
             if let Some(far_ns) = distance(record, run) {
-                candidates.push((is_only_recorded(record), far_ns, run_at, known_at));
+                candidates.push((!is_measured(record), far_ns, run_at, known_at));
             }
         }
     }
@@ -189,11 +159,11 @@ fn distance(record: &Record, run: &Recorded) -> Option<i64> {
             (fits && !over).then(|| (start_ns - told_ns).abs())
         }
         // It is seen to run, and its scheduler's books are behind.
-        (Some(start_ns), None) if !is_only_recorded(record) && record.state.is_live() => {
+        (Some(start_ns), None) if is_measured(record) && record.state.is_live() => {
             is_behind(run.state, &run.scheduling, start_ns).then_some(0)
         }
         // It waits, as before, or was cancelled while it waited.
-        (None, None) if is_only_recorded(record) => (submitted.0 == submitted.1).then_some(0),
+        (None, None) if !is_measured(record) => (submitted.0 == submitted.1).then_some(0),
         _ => None,
     }
 }
@@ -235,92 +205,16 @@ fn record_of(run: &Recorded, asked_ns: i64) -> Record {
     }
 }
 
-/// The scheduler's word on what it decides, the measured one on what was measured.
+/// A known job with what its scheduler records of it now. A clock that was set back makes no answer older.
 fn merge(known: &Record, run: &Recorded, asked_ns: i64) -> Record {
-    let mut record = known.clone();
-    // Whoever began it on this machine is known from the kernel.
-    record.user = known.user.clone().or_else(|| run.user.clone());
-    record.uid = known.uid.or(run.uid);
-    record.account = run.account.clone().or(record.account);
-    if !run.name.is_empty() {
-        record.name.clone_from(&run.name);
-    }
-    if known.command.is_empty() {
-        record.command.clone_from(&run.command);
-    }
-    if !run.nodes.is_empty() {
-        record.nodes.clone_from(&run.nodes);
-    }
-    record.requested = filled(&run.requested, &known.requested);
-    record.allocated = filled(&run.allocated, &known.allocated);
-    record.scheduling = run.scheduling.clone();
-    record.scheduling.cluster = run.cluster.clone().filter(|_| known.key.cluster.is_none());
-    record.scheduling.fill_from(&known.scheduling);
-    record.scheduling.asked_ns = Some(asked_ns);
-    // What was only told before is no finer than what is told now.
-    let measured = |time_ns: Option<i64>| time_ns.filter(|_| !is_only_recorded(known));
-    record.start_ns = finer(measured(known.start_ns), run.start_ns).or(known.start_ns);
-    // A scheduler that has not heard of a start or an end yet does not undo it.
-    let unheard = run.state == State::Pending && !is_only_recorded(known);
-    if (!run.state.is_live() || known.state.is_live()) && !unheard {
-        record.state = run.state;
-        record.manager_state.clone_from(&run.manager_state);
-        (record.exit_code, record.signal) = (run.exit_code, run.signal);
-        let known_ns = known.end_ns.filter(|_| !run.state.is_live());
-        record.end_ns = finer(measured(known_ns), run.end_ns).or(known_ns);
-    }
-    put_in_order(&mut record);
-    record.parts = merge_parts(&known.parts, &run.parts);
+    let asked_ns = known.scheduling.asked_ns.map_or(asked_ns, |before_ns| before_ns.max(asked_ns));
+    believe(known, &under(&known.key, record_of(run, asked_ns)))
+}
+
+/// The same record under another key. The cluster that only the scheduler knows stays.
+fn under(key: &JobKey, mut record: Record) -> Record {
+    let cluster = record.cluster().map(str::to_owned);
+    record.scheduling.cluster = cluster.filter(|_| key.cluster.is_none());
+    record.key = key.clone();
     record
-}
-
-/// A short job is all between two whole seconds: its end as it is told may lie before its start as it was measured.
-fn put_in_order(record: &mut Record) {
-    if let (Some(start_ns), Some(end_ns)) = (record.start_ns, record.end_ns)
-        && end_ns < start_ns
-        && finer(Some(start_ns), Some(end_ns)) == Some(start_ns)
-    {
-        record.end_ns = Some(start_ns);
-    }
-}
-
-fn filled(first: &met_core::job::Resources, second: &met_core::job::Resources) -> met_core::job::Resources {
-    let mut resources = first.clone();
-    resources.fill_from(second);
-    resources
-}
-
-/// A recorded step may span nodes; what was measured of it is by node and task.
-fn merge_parts(measured: &[Part], recorded: &[Part]) -> Vec<Part> {
-    let mut parts = measured.to_vec();
-    for step in recorded {
-        if step.folded.is_some() {
-            put_others(&mut parts, step);
-            continue;
-        }
-        let nodes = hosts(&step.node);
-        let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
-        let is_on = |node: &str| *node == step.node || nodes.iter().any(|name| short(name) == short(node));
-        let mut found = false;
-        for part in parts.iter_mut().filter(|part| part.step == step.step && is_on(&part.node)) {
-            found = true;
-            part.name = step.name.clone().or(part.name.take());
-            part.start_ns = finer(part.start_ns, step.start_ns);
-            part.end_ns = finer(part.end_ns, step.end_ns);
-            part.exit_code = step.exit_code.or(part.exit_code);
-        }
-        if !found {
-            parts.push(step.clone());
-        }
-    }
-    parts
-}
-
-/// Steps without a line of their own: as many as were last told, unless nodes have measured what is theirs.
-fn put_others(parts: &mut Vec<Part>, others: &Part) {
-    let is_told = |part: &Part| part.folded.is_some() && part.totals.iter().next().is_none();
-    parts.retain(|part| !is_told(part));
-    if !parts.iter().any(|part| part.folded.is_some() && part.task.is_none()) {
-        parts.push(others.clone());
-    }
 }

@@ -6,14 +6,20 @@
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use met_core::job::{Resources, State};
+use met_core::managers;
 
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
 use super::pbs::month_of;
 use super::text::{SECOND_NS, hosts, local_ns, said, size, span_ns, time_ns, word, zone};
-use super::{Answer, Recorded, Scheduler, Window, add, retain_on};
+use super::{Answer, Kind, Recorded, Scheduler, Window, add, retain_on};
+use crate::identity::variables;
 
-const MANAGER: &str = "lsf";
+const MANAGER: &str = managers::Scheduler::Lsf.row().0.name;
+
+pub(super) static KIND: Kind =
+    Kind { make: |node| Box::new(Lsf::new(node)), job_id: variables::lsf_id, read: variables::lsf };
+
 const FIELDS: &str = "jobid jobindex stat user queue job_name proj_name exec_host submit_time start_time \
                       finish_time exit_code exit_reason nalloc_slot nreq_slot effective_resreq memlimit runtimelimit \
                       cpu_used max_mem pend_reason";

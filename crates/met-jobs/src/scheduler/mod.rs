@@ -19,6 +19,10 @@ mod tests;
 mod text;
 
 use met_core::job::{Part, Resources, Scheduling, State};
+use met_core::managers;
+
+use crate::identity::variables::Variables;
+use crate::identity::{Identity, Question};
 
 pub use command::{Programs, Trouble};
 pub use sync::{Cursor, Sync, Told};
@@ -115,26 +119,33 @@ pub trait Scheduler: Send {
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble>;
 }
 
-/// A scheduler that can be asked, and the command that tells whether there is one.
+/// What differs between schedulers beside their row in `met_core::managers`. Each file here has one.
 pub struct Kind {
-    pub manager: &'static str,
-    pub program: &'static str,
     make: fn(Option<String>) -> Box<dyn Scheduler>,
+    /// The id in the environment of a job's process, if it is the one that is looked for.
+    pub(crate) job_id: fn(Variables<'_>, &str) -> Option<String>,
+    /// What else the environment says of the job.
+    pub(crate) read: fn(Variables<'_>, &Question<'_>, &mut Identity),
 }
 
-impl Kind {
-    /// `node`: only the jobs of this node are of interest.
-    pub fn open(&self, node: Option<String>) -> Box<dyn Scheduler> {
-        (self.make)(node)
+/// `node`: only the jobs of this node are of interest.
+pub fn open(scheduler: managers::Scheduler, node: Option<String>) -> Box<dyn Scheduler> {
+    (kind(scheduler).make)(node)
+}
+
+fn kind(scheduler: managers::Scheduler) -> &'static Kind {
+    match scheduler {
+        managers::Scheduler::Slurm => &slurm::KIND,
+        managers::Scheduler::Oar => &oar::KIND,
+        managers::Scheduler::Pbs => &pbs::KIND,
+        managers::Scheduler::Lsf => &lsf::KIND,
     }
 }
 
-pub static KINDS: &[Kind] = &[
-    Kind { manager: "slurm", program: "sacct", make: |node| Box::new(slurm::Slurm::new(node)) },
-    Kind { manager: "oar", program: "oarstat", make: |node| Box::new(oar::Oar::new(node)) },
-    Kind { manager: "pbs", program: "qstat", make: |node| Box::new(pbs::Pbs::new(node)) },
-    Kind { manager: "lsf", program: "bjobs", make: |node| Box::new(lsf::Lsf::new(node)) },
-];
+pub(crate) fn named(manager: &str) -> Option<&'static Kind> {
+    let query = managers::find(manager)?.query.as_ref()?;
+    Some(kind(query.scheduler))
+}
 
 /// What was read of a command's answer.
 #[derive(Debug, Default)]

@@ -3,13 +3,19 @@
 use std::path::Path;
 
 use met_core::job::{Resources, State};
+use met_core::managers;
 
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
 use super::text::{SECOND_NS, word};
-use super::{Answer, Recorded, Scheduler, Window, add, retain_on};
+use super::{Answer, Kind, Recorded, Scheduler, Window, add, retain_on};
+use crate::identity::variables;
 
-const MANAGER: &str = "oar";
+const MANAGER: &str = managers::Scheduler::Oar.row().0.name;
+
+pub(super) static KIND: Kind =
+    Kind { make: |node| Box::new(Oar::new(node)), job_id: variables::oar_id, read: variables::oar };
+
 /// What the command of the users runs with the rights of OAR's own account.
 const DIRECT: &str = "/usr/lib/oar/oarstat";
 const CONFIGURATION: &str = "/etc/oar/oar.conf";

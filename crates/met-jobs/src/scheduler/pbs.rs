@@ -2,13 +2,19 @@
 
 use jiff::civil::DateTime;
 use met_core::job::{Resources, State};
+use met_core::managers;
 
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
 use super::text::{SECOND_NS, hosts, local_ns, size, span_ns, time_ns, word, zone};
-use super::{Answer, Recorded, Scheduler, Window, add, retain_on};
+use super::{Answer, Kind, Recorded, Scheduler, Window, add, retain_on};
+use crate::identity::variables;
 
-const MANAGER: &str = "pbs";
+const MANAGER: &str = managers::Scheduler::Pbs.row().0.name;
+
+pub(super) static KIND: Kind =
+    Kind { make: |node| Box::new(Pbs::new(node)), job_id: variables::pbs_id, read: variables::pbs };
+
 /// Ids in one question: they are long.
 const IDS_MAX: usize = 200;
 const OTHER_MAX: usize = 32;

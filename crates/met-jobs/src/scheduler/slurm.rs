@@ -3,12 +3,18 @@
 use std::collections::{HashMap, HashSet};
 
 use met_core::job::{Part, Resources, State};
+use met_core::managers;
 
 use super::command::{Programs, Trouble};
 use super::text::{hosts, said, size, span_ns, time_ns, word};
-use super::{Recorded, Scheduler, Window};
+use super::{Kind, Recorded, Scheduler, Window};
+use crate::identity::variables;
 
-const MANAGER: &str = "slurm";
+const MANAGER: &str = managers::Scheduler::Slurm.row().0.name;
+
+pub(super) static KIND: Kind =
+    Kind { make: |node| Box::new(Slurm::new(node)), job_id: variables::slurm_id, read: variables::slurm };
+
 /// The name last: a line that continues it has no other fields.
 const FIELDS: &[&str] = &[
     "Cluster",

@@ -708,7 +708,56 @@ fn a_job_that_its_scheduler_forgot_is_lost_unless_it_is_measured_here() {
     assert_eq!(forgotten(&[measured(31, None)]), []);
 }
 
+#[test]
+fn a_guess_of_the_scheduler_does_not_undo_an_end_that_was_seen() {
+    let lost = run(State::Lost, 0, Some(30), None);
+    let joined = join(&[measured(31, Some(40))], std::slice::from_ref(&lost), ASKED_NS);
+    assert_eq!(outcome(&joined), "31 finished");
+    let mut known = Vec::new();
+    after(&mut known, &[lost]);
+    assert_eq!(outcome(&adopt(&measured(31, Some(40)), &known)), "31 finished, -30");
+}
+
+#[test]
+fn an_answer_after_the_clock_was_set_back_is_the_later_one() {
+    let joined = join(&[measured(31, None)], &[run(State::Running, 0, Some(30), None)], ASKED_NS);
+    let joined = join(&joined.write, &[run(State::Suspended, 0, Some(30), None)], ASKED_NS - SECOND_NS);
+    assert_eq!(outcome(&joined), "31 suspended");
+    assert_eq!(joined.write[0].scheduling.asked_ns, Some(ASKED_NS));
+}
+
 proptest! {
+    #[test]
+    fn a_job_is_the_same_whether_its_node_or_its_scheduler_is_first(
+        state in 0_usize..9, start in 0_i64..60, lasts in prop::option::of(0_i64..60),
+        measured_end in prop::option::of(30_i64..90), steps in 0_usize..3, says_more: bool,
+    ) {
+        let mut told = run(State::ALL[state], 0, Some(start), lasts.map(|lasts| start + lasts));
+        told.forget_plans();
+        prop_assume!(told.start_ns.is_some());
+        if says_more {
+            (told.uid, told.command, told.account) = (Some(1000), vec!["sh".into()], Some("chem".into()));
+            told.scheduling.reason = Some("why".into());
+        }
+        told.parts = (0..steps).map(|step| Part {
+            node: "node[1-2]".into(),
+            step: step.to_string(),
+            name: Some("solve".into()),
+            ..Part::default()
+        }).collect();
+        let mut job = Record { user: None, uid: None, ..measured(30, measured_end) };
+        job.start_ns = job.start_ns.map(|start_ns| start_ns + 250_000_000);
+        job.parts = vec![Part { node: "node1".into(), step: "0".into(), ..Part::default() }];
+        job.parts[0].totals.set(CPU, 7, QualityKind::Measured, "cgroup");
+        let joined = join(std::slice::from_ref(&job), std::slice::from_ref(&told), ASKED_NS);
+        prop_assume!(joined.write.iter().all(|record| record.key == job.key));
+        let mut known = Vec::new();
+        after(&mut known, &[told]);
+        let adopted = adopt(&job, &known);
+        prop_assume!(!adopted.remove.is_empty());
+        prop_assert_eq!(joined.write, adopted.write);
+    }
+
     #[test]
     fn joining_is_settled_after_one_time(
         runs in prop::collection::vec((0_usize..9, 0_i64..400, prop::option::of(0_i64..400), prop::option::of(0_i64..400)), 0..4),

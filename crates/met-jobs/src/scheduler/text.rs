@@ -2,13 +2,10 @@
 
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
+use met_core::hostlist;
 
 /// Nobody's name is longer; what is, is cut.
 const WORD_BYTES_MAX: usize = 4 << 10;
-/// As many as the largest machines have.
-const NODES_MAX: usize = 16 << 10;
-/// More dimensions than any machine's naming scheme has.
-const BRACKETS_MAX: usize = 8;
 pub const SECOND_NS: i64 = 1_000_000_000;
 
 /// Text that somebody else chose: one line, valid, and not endless.
@@ -112,58 +109,7 @@ pub fn local_ns(time: DateTime) -> Option<i64> {
 
 /// The names in `node[01-03,7],gpu1`.
 pub fn hosts(list: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let Some(list) = said(list) else { return found };
-    // Counts every name begun: one whose last range is empty names no node, and costs as much.
-    let mut steps = NODES_MAX * (BRACKETS_MAX + 1);
-    for pattern in split_outside_brackets(list) {
-        match pattern.matches('[').count() {
-            0..=BRACKETS_MAX => expand(pattern, String::new(), &mut found, &mut steps),
-            _ => found.push(pattern.to_owned()),
-        }
-        if found.len() >= NODES_MAX {
-            break;
-        }
-    }
-    found
-}
-
-fn split_outside_brackets(list: &str) -> impl Iterator<Item = &str> {
-    let mut depth = 0_i32;
-    let parts = list.split(move |letter| {
-        depth += i32::from(letter == '[') - i32::from(letter == ']');
-        letter == ',' && depth <= 0
-    });
-    parts.map(str::trim).filter(|part| !part.is_empty())
-}
-
-/// One bracket at a time, from the left; what makes no sense is a name as it stands.
-fn expand(pattern: &str, before: String, found: &mut Vec<String>, steps: &mut usize) {
-    *steps = steps.saturating_sub(1);
-    if found.len() >= NODES_MAX || *steps == 0 {
-        return;
-    }
-    let bracket = pattern.split_once('[').and_then(|(head, rest)| {
-        let (inside, tail) = rest.split_once(']')?;
-        Some((head, inside, tail))
-    });
-    let Some((head, inside, tail)) = bracket else {
-        found.push(before + pattern);
-        return;
-    };
-    for range in inside.split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (Ok(from), Ok(to)) = (first.parse::<u64>(), last.parse::<u64>()) else {
-            expand(tail, format!("{before}{head}{range}"), found, steps);
-            continue;
-        };
-        for number in from..=to {
-            if found.len() >= NODES_MAX || *steps == 0 {
-                return;
-            }
-            expand(tail, format!("{before}{head}{number:0width$}", width = first.len()), found, steps);
-        }
-    }
+    said(list).map(hostlist::hosts).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -171,6 +117,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use hostlist::NODES_MAX;
 
     #[test]
     fn sizes_have_fractions_units_or_neither() {

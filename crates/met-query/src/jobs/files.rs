@@ -1,100 +1,72 @@
 //! Jobs in the files of their user, where no daemon runs.
 
-use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_core::course::Course;
-use met_core::job::{JobKey, Record, State};
+use met_core::job::{JobKey, Record};
+use met_core::listing::Cursor;
+use met_core::{JOB, gpu};
 use met_host::Host;
-use met_store::{NodePart, Queries, Reader, Retained, Retention, StoreError, Writer, inbox};
+use met_store::{Page, Reader, StoreError, Writer};
 
-use super::reference::{self, JobRef};
-use super::settling::{overlay, remove_empty_cgroups, settle, settle_or_end};
-use super::{FromDaemon, JobSource, JobsFilter, card_course, now_ns, table_named};
+use super::settling::{overlay, settle_or_end};
+use super::{JobRef, JobsFilter, Remote, Source, card_course, page_of, table_named};
 use crate::client::{Client, Unreachable};
 use crate::live::Live;
+use crate::protocol::NodeStatus;
+use crate::query::{NodeSpan, Query, find_in, sees};
 use crate::setting::Setting;
+use crate::viewer::Viewer;
 use met_config::Failure;
 use met_config::Place;
-use met_config::Storage;
 
-const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
 /// How long one waits for another writer of the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The store as it lies on disk, where no daemon runs.
+/// The store as it is on disk, where no daemon runs, and what is not imported yet. Nothing is written.
 pub(super) struct FromFiles {
     host: Host,
-    state: PathBuf,
     /// Where a daemon would answer.
-    daemon: Place,
-    store: Files,
-    /// Why there is no database to read.
-    unread: Option<String>,
-}
-
-enum Files {
-    /// Nobody else writes: what waits in the inbox is imported.
-    Ours(Box<Writer>),
-    /// Somebody writes at this moment.
-    Theirs(Box<Reader>),
+    place: Place,
+    /// None while this process writes: a reader keeps writers away.
+    store: Mutex<Option<Reader>>,
+    /// Why jobs may be missing from answers.
+    unread: Mutex<Option<String>>,
 }
 
 impl FromFiles {
     pub(super) fn open(setting: &Setting) -> Result<FromFiles> {
-        let state = &setting.user.state;
-        let host = setting.host.clone();
-        let mut unread = None;
-        let store = match Writer::open(state) {
-            Ok(mut writer) => {
-                retain_daily(&mut writer, setting);
-                // What cannot be imported, on a full disk, is read where it lies.
-                if let Err(error) = import(&mut writer, state, &host) {
-                    tracing::warn!("{error:#}");
-                }
-                Files::Ours(Box::new(writer))
-            }
-            Err(StoreError::Locked { .. }) => Files::Theirs(Box::new(Reader::open_checked(state)?)),
-            Err(
-                error @ (StoreError::Io { .. } | StoreError::Database { .. } | StoreError::Damaged { .. }),
-            ) => {
-                let reader = Reader::open_checked(state)?;
-                match reader.has_database() {
-                    true => tracing::warn!("{error}"),
-                    false => unread = Some(error.to_string()),
-                }
-                Files::Theirs(Box::new(reader))
-            }
-            Err(error) => return Err(Failure::usage(error.to_string())),
-        };
-        Ok(FromFiles { host, state: state.clone(), daemon: setting.user.clone(), store, unread })
+        let (host, place) = (setting.host.clone(), setting.user.clone());
+        let store = Mutex::new(Some(open_store(&place)?));
+        Ok(FromFiles { host, place, store, unread: Mutex::default() })
     }
 
-    fn queries(&self) -> &Queries {
-        match &self.store {
-            Files::Ours(writer) => writer,
-            Files::Theirs(reader) => reader,
-        }
+    fn ask<T>(&self, question: impl FnOnce(&Reader) -> Result<T>) -> Result<T> {
+        let mut held = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = match held.take() {
+            Some(store) => store,
+            None => open_store(&self.place)?,
+        };
+        question(held.insert(store))
     }
 
     /// Who writes is done in a moment, or is a daemon that was just starting: then it is the one to ask.
     fn change(
         &mut self,
         here: impl Fn(&mut Writer) -> Result<(), StoreError>,
-        there: impl Fn(&mut FromDaemon) -> Result<()>,
+        there: impl Fn(&mut Remote) -> Result<()>,
     ) -> Result<()> {
-        if let Files::Ours(writer) = &mut self.store {
-            return Ok(here(writer)?);
-        }
         let begin = Instant::now();
+        self.store = Mutex::default();
         loop {
-            match Writer::open(&self.state) {
+            match Writer::open(&self.place.state) {
                 Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
                 opened => return Ok(here(&mut opened?)?),
             }
-            match Client::connect_to(&self.daemon) {
-                Ok((client, _)) => return there(&mut FromDaemon::new(client)),
+            match Client::connect_to(&self.place) {
+                Ok((client, _)) => return there(&mut Remote::new(client)),
                 // It holds the store for as long as it hangs.
                 Err(silent @ Unreachable::Silent { .. }) => {
                     let advice = silent.remedy().unwrap_or_default();
@@ -106,64 +78,95 @@ impl FromFiles {
         }
     }
 
-    /// Says what could not be read.
-    fn report_damage(&self) {
-        if let Some(warning) = unreadable(&self.queries().take_unreadable()) {
-            tracing::warn!("{warning}");
+    /// What could not be read.
+    fn damage(&self, store: &Reader) -> Vec<String> {
+        let (warning, state) = (unreadable(&store.take_unreadable()), self.place.state.display());
+        if warning.is_some() {
+            *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!(
+                "no matching job can be read from {state}: the store is damaged; to repair it, run `met daemon --user`"
+            ));
         }
-        if let Some(salvage) = self.queries().last_salvage() {
-            tracing::warn!("{}", salvage.sentence());
-        }
+        let salvage = store.last_salvage().map(|salvage| salvage.sentence());
+        warning.into_iter().chain(salvage).collect()
     }
 
-    fn up_to_date(&self, mut jobs: Vec<Record>) -> Vec<Record> {
+    fn up_to_date(&self, store: &Reader, mut jobs: Vec<Record>) -> Vec<Record> {
         for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
-            settle_or_end(&self.host, self.queries(), record);
+            settle_or_end(&self.host, store, record);
             if record.state.is_live() {
                 let live = Live::now(&self.host, record);
                 overlay(record, live);
             }
         }
-        remove_empty_cgroups(&self.host, &jobs);
         jobs
     }
 }
 
-impl JobSource for FromFiles {
-    fn unread(&self) -> Option<&str> {
-        self.unread.as_deref()
+fn open_store(place: &Place) -> Result<Reader> {
+    Reader::open_checked(&place.state).map_err(|error| match error {
+        StoreError::Newer { .. } => Failure::usage(error.to_string()),
+        error => error.into(),
+    })
+}
+
+/// Nobody else reads the files of a user here.
+impl Query for FromFiles {
+    fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
+        let filter = viewer.restrict(filter);
+        self.ask(|store| {
+            let mut page = store.page(&filter.to_store())?;
+            page.jobs = self.up_to_date(store, page.jobs);
+            filter.retain(&mut page.jobs);
+            Ok((page, self.damage(store)))
+        })
     }
 
-    fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
-        let jobs = self.queries().jobs(&filter.to_store())?;
-        self.report_damage();
-        let mut jobs = self.up_to_date(jobs);
-        filter.retain(&mut jobs);
-        Ok(jobs)
+    fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
+        self.ask(|store| {
+            let (jobs, next) = page_of(find_in(store, viewer, job)?, after);
+            self.damage(store).iter().for_each(|warning| tracing::warn!("{warning}"));
+            Ok(Page { jobs: self.up_to_date(store, jobs), next })
+        })
     }
 
-    fn find(&mut self, job: &JobRef) -> Result<Vec<Record>> {
-        let jobs = reference::find(self.queries(), job)?;
-        self.report_damage();
-        Ok(self.up_to_date(jobs))
+    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
+        self.ask(|store| match sees(store, viewer, key)? {
+            true => Ok(store.course_between(key, after_ms.saturating_add(1), i64::MAX)?),
+            false => Ok(Course::new(&JOB)),
+        })
     }
 
-    fn course(&mut self, key: &JobKey) -> Result<Course> {
-        Ok(self.queries().course(key)?)
+    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
+        self.ask(|store| match sees(store, viewer, key)? {
+            true => Ok(card_course(store, key, uuid, after_ms)?),
+            false => Ok(Course::new(&gpu::card::TABLE)),
+        })
     }
 
-    fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
-        Ok(card_course(self.queries(), key, uuid, i64::MIN)?)
+    fn nodes(&self) -> Result<Vec<NodeStatus>> {
+        Ok(Vec::new())
     }
 
-    fn node_courses(&mut self, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
-        let mut courses = Vec::new();
-        for part in self.queries().node_parts_between(since_ms, i64::MAX)? {
-            let Some(table) = table_named(&part.table) else { continue };
-            let course = self.queries().node_course(table, &part.part, since_ms, i64::MAX)?;
-            courses.push((part, course));
+    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>> {
+        if node.is_some() {
+            return Ok(None);
         }
-        Ok(courses)
+        let since_ms = after_ms.saturating_add(1);
+        self.ask(|store| {
+            let mut courses = Vec::new();
+            for part in store.node_parts_between(since_ms, i64::MAX)? {
+                let Some(table) = table_named(&part.table) else { continue };
+                let course = store.node_course(table, &part.part, since_ms, i64::MAX)?;
+                courses.push((part, course));
+            }
+            Ok(Some(NodeSpan { courses, until_ms: None }))
+        })
+    }
+}
+
+impl Source for FromFiles {
+    fn unread(&self) -> Option<String> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn remove(&mut self, key: &JobKey) -> Result<()> {
@@ -175,88 +178,10 @@ impl JobSource for FromFiles {
     }
 }
 
-/// Opens the store for writing; a command that lists jobs holds it for a moment, too.
-pub fn open_writer(state: &Path) -> Result<Writer, StoreError> {
-    let begin = Instant::now();
-    loop {
-        match Writer::open(state) {
-            Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            opened => return opened,
-        }
-    }
-}
-
-/// Where no daemon runs, whoever lists jobs removes the old ones, once a day.
-fn retain_daily(writer: &mut Writer, setting: &Setting) {
-    let mark = setting.user.state.join("retained");
-    let age =
-        std::fs::metadata(&mark).and_then(|mark| mark.modified()).ok().and_then(|time| time.elapsed().ok());
-    if age.is_some_and(|age| age < RETAIN_EVERY) {
-        return;
-    }
-    let result = writer.retain(&retention(&setting.config.storage), now_ns()).map_err(anyhow::Error::from);
-    let result = result.map(|retained| log_removed(&retained));
-    if let Err(error) = result.and_then(|()| Ok(std::fs::write(&mark, "")?)) {
-        tracing::warn!("old jobs could not be removed: {error:#}");
-    }
-}
-
-pub fn retention(storage: &Storage) -> Retention {
-    Retention { max_age_ns: i64::try_from(storage.keep.as_nanos()).ok(), max_bytes: Some(storage.max_bytes) }
-}
-
-/// Logs what was removed, and whose it was.
-pub fn log_removed(retained: &Retained) {
-    retained.lines().iter().for_each(|line| tracing::info!("{line}"));
-}
-
 /// A warning about what is missing from a list.
 pub fn unreadable(names: &[String]) -> Option<String> {
     (!names.is_empty())
         .then(|| format!("the store is damaged; cannot read {}; see `met doctor`", names.join(", ")))
-}
-
-/// Takes what lies in the inbox into the store. Jobs whose supervisor is gone are lost.
-pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<()> {
-    match (writer.moved_aside.take(), writer.salvaged.take()) {
-        // Every list says so as long as the damaged file is there.
-        (_, Some(salvage)) => tracing::error!("{}", salvage.sentence()),
-        (Some(aside), None) => {
-            tracing::warn!("samples of a day were damaged; the file was moved to {}", aside.display());
-        }
-        (None, None) => {}
-    }
-    let imported = writer.import()?;
-    for problem in &imported.problems {
-        tracing::warn!("{problem}");
-    }
-    let mut ended_meanwhile = false;
-    for mut record in imported.live {
-        settle(host, &mut record);
-        let Some(folder) = record.key.id.parse().ok().map(|id| inbox::JobDir::open(state, id)) else {
-            continue;
-        };
-        if record.state != State::Lost {
-            continue;
-        }
-        // Between the listing and the look at its supervisor it may have written its end and gone. A
-        // supervisor that is dead now writes no more.
-        match folder.read() {
-            entry if entry.end.is_some() => ended_meanwhile = true,
-            entry if entry.end_is_absent => {
-                writer.put(&record)?;
-                folder.remove()?;
-            }
-            // It stays where it is until it can be read.
-            entry => entry.problems.iter().for_each(|problem| tracing::warn!("{problem}")),
-        }
-    }
-    if ended_meanwhile {
-        writer.import()?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -281,9 +206,14 @@ mod tests {
             write_frame(&mut stream, &Reply::Done).unwrap();
             asked
         });
-        let store = Files::Theirs(Box::new(Reader::open(root.path()).unwrap()));
+        let store = Reader::open(root.path()).unwrap();
         let host = Host::real().unwrap();
-        change(&mut FromFiles { host, state: root.path().to_owned(), daemon, store, unread: None });
+        change(&mut FromFiles {
+            host,
+            place: daemon,
+            store: Mutex::new(Some(store)),
+            unread: Mutex::default(),
+        });
         answering.join().unwrap()
     }
 

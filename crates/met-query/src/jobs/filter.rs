@@ -95,8 +95,8 @@ impl JobsFilter {
         if is_cut && is_below(self.limit, jobs.len()) {
             let most = WHOLE_BYTES >> 20;
             let message = format!(
-                "these jobs are more than {most} MiB, too many for one answer: ask for them in pages, as a newer met \
-                 does, or for fewer by time, state or a limit"
+                "more than {most} MiB of jobs, too many for one reply: query them in pages, as newer \
+                 versions of met do, or fewer by time, state or limit"
             );
             return Reply::Error { message };
         }

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use met_core::job::{LOCAL, Record};
+use met_core::managers;
 use met_jobs::layouts::Layout;
 use met_store::{Filter, Queries, StoreError};
 use serde::{Deserialize, Serialize};
@@ -9,22 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::sort_ns;
 use met_config::Failure;
 
-/// The managers whose name may stand before an id.
-const MANAGERS: [&str; 13] = [
-    LOCAL,
-    "slurm",
-    "oar",
-    "pbs",
-    "lsf",
-    "condor",
-    "htcondor",
-    "kubernetes",
-    "docker",
-    "podman",
-    "systemd",
-    "session",
-    "group",
-];
 /// Steps of a job that have a name instead of a number.
 const STEPS: [&str; 3] = ["batch", "extern", "interactive"];
 
@@ -55,14 +40,18 @@ impl JobRef {
             return Ok(JobRef::Last);
         }
         if text.is_empty() || text.starts_with('@') {
-            return Err(Failure::usage(format!("{text:?} is no job; write 12, local:12, a name or @last")));
+            return Err(Failure::usage(format!(
+                "{text:?} is not a job; write 12, local:12, a name or @last"
+            )));
         }
         let (whole, node) = match text.rsplit_once('@') {
             Some((whole, node)) if !node.is_empty() => (whole, Some(node.to_owned())),
             _ => (text, None),
         };
         if let Some((manager, id)) = whole.split_once(':')
-            && (MANAGERS.contains(&manager) || own.iter().any(|layout| layout.manager() == manager))
+            && (manager == LOCAL
+                || managers::find(manager).is_some()
+                || own.iter().any(|layout| layout.manager() == manager))
             && !id.is_empty()
         {
             return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned(), node });
@@ -131,8 +120,44 @@ fn newest_on_node(store: &Queries, text: &str, whose: &Filter) -> Result<Option<
     }
 }
 
+/// The one job that is meant, of those that a reference may mean, newest first. `me`: whose jobs come first.
+pub fn one_of(text: &str, job: &JobRef, found: &[Record], me: Option<u32>) -> Result<Option<Record>> {
+    let Some(newest) = found.first() else { return Ok(None) };
+    // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
+    if let JobRef::Id { manager: None, .. } = job {
+        one_managers(text, found)?;
+    }
+    if let JobRef::Id { id, node: None, .. } = job {
+        one_nodes(text, id, found)?;
+    }
+    one_users(text, job, newest, found, me).map(Some)
+}
+
+/// The step that is meant, in the form of a job; `None` if the text names a job.
+pub fn step(
+    text: &str,
+    own: &[Layout],
+    mut find: impl FnMut(&JobRef) -> Result<Option<Record>>,
+) -> Result<Option<Record>> {
+    let meant = JobRef::parse(text, own)?;
+    let JobRef::Id { manager, id, node } = &meant else { return Ok(None) };
+    let Some((whole, step)) = id.rsplit_once('.') else { return Ok(None) };
+    if find(&meant)?.is_some() {
+        return Ok(None);
+    }
+    let whole = JobRef::Id { manager: manager.clone(), id: whole.to_owned(), node: node.clone() };
+    let Some(record) = find(&whole)? else { return Ok(None) };
+    met_insight::allocation::step(&record, step).map(Some).ok_or_else(|| {
+        let mut steps: Vec<&str> = record.parts.iter().map(|part| part.step.as_str()).collect();
+        steps.retain(|step| !step.is_empty());
+        steps.dedup();
+        let (label, known) = (record.label(), steps_in_words(&steps));
+        Failure::usage(format!("job {label} has no step {step}; known: {known}"))
+    })
+}
+
 /// A job may have hundreds; whoever mistyped one looks for it among a few.
-pub(super) fn steps_in_words(steps: &[&str]) -> String {
+fn steps_in_words(steps: &[&str]) -> String {
     const SHOWN: usize = 16;
     match steps {
         [] => "none is".to_owned(),
@@ -142,7 +167,7 @@ pub(super) fn steps_in_words(steps: &[&str]) -> String {
 }
 
 /// A number that several managers gave is nobody's.
-pub(super) fn one_managers(text: &str, found: &[Record]) -> Result<()> {
+fn one_managers(text: &str, found: &[Record]) -> Result<()> {
     let mut names: Vec<String> =
         found.iter().map(|record| format!("{}:{}", record.key.manager, record.shown_id())).collect();
     let mut managers: Vec<&str> = found.iter().map(|record| record.key.manager.as_str()).collect();
@@ -157,7 +182,7 @@ pub(super) fn one_managers(text: &str, found: &[Record]) -> Result<()> {
 }
 
 /// A number that several nodes gave is nobody's.
-pub(super) fn one_nodes(text: &str, id: &str, found: &[Record]) -> Result<()> {
+fn one_nodes(text: &str, id: &str, found: &[Record]) -> Result<()> {
     const SHOWN: usize = 4;
     let mut nodes: Vec<&str> = found.iter().filter_map(|record| record.own_node()).collect();
     nodes.sort_unstable();
@@ -176,18 +201,18 @@ pub(super) fn one_nodes(text: &str, id: &str, found: &[Record]) -> Result<()> {
 
 /// Ids of different users may be the same. A user who sees the jobs of others means their own, unless it is over and
 /// the other one is newer: then a job could be cancelled that was not meant.
-pub(super) fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Record]) -> Result<Record> {
-    let me = Some(rustix::process::getuid().as_raw());
+fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Record], me: Option<u32>) -> Result<Record> {
     let of_id = matches!(job, JobRef::Id { .. });
+    let is_mine = |record: &&Record| me.is_some() && record.uid == me;
     let is_meant = |mine: &&Record| of_id && (mine.state.is_live() || newest.uid == me);
-    if let Some(mine) = found.iter().find(|record| record.uid == me).filter(is_meant) {
+    if let Some(mine) = found.iter().find(is_mine).filter(is_meant) {
         return Ok(mine.clone());
     }
     if let Some(other) = found.iter().find(|record| record.uid != newest.uid).filter(|_| of_id) {
         let user = |record: &Record| record.user.clone().unwrap_or_else(|| "somebody".to_owned());
         let (one, other) = (user(newest), user(other));
         return Err(Failure::usage(format!(
-            "job {text} is ambiguous: {one} and {other} have one; say it by name"
+            "job {text} is ambiguous: {one} and {other} have one; add the manager"
         )));
     }
     Ok(newest.clone())
@@ -301,7 +326,7 @@ mod tests {
             (record.uid, record.state, record.start_ns) = (Some(uid), state, Some(start_ns));
             record
         };
-        let meant = |found: &[Record]| one_users("1", &id(None, "1"), &found[0], found);
+        let meant = |found: &[Record]| one_users("1", &id(None, "1"), &found[0], found, Some(me));
         let theirs = job(me + 1, State::Running, 2);
         let uid = |found: &[Record]| meant(found).unwrap().uid;
         assert_eq!(uid(&[theirs.clone(), job(me, State::Running, 1)]), Some(me));

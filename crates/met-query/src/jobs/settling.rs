@@ -1,9 +1,9 @@
 //! What became of a job that its last record calls running.
 
-use met_core::energy;
+use met_core::belief::{self, Sample};
 use met_core::job::{CgroupPaths, Local, Origin, ProcessId, Record, State};
-use met_core::job_table::{GPU_ENERGY, GPU_ENERGY_IDLE};
 use met_host::{Host, Liveness, parse};
+use met_jobs::enclosure;
 use met_store::Queries;
 
 use crate::live::Live;
@@ -80,36 +80,19 @@ fn is_stopped(host: &Host, process: ProcessId) -> bool {
     stat.is_some_and(|stat| matches!(stat.state, b'T' | b't'))
 }
 
-/// Processes that outlived their job, or a daemon that was just leaving it, kept its cgroup; it goes when
-/// they are gone, too.
-pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) {
-    for record in jobs.iter().filter(|record| !record.state.is_live()) {
-        let ours = |local: &&Local| local.origin != Origin::Found && local.boot_id == host.facts().boot_id;
-        if let Some(local) = record.local.as_ref().filter(ours) {
-            met_jobs::enclosure::remove(&local.cgroup);
-        }
-    }
+/// Processes that outlived their job, or a daemon that was just leaving it, kept its cgroup; it goes when they are gone,
+/// too. Those that are still there.
+pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) -> Vec<CgroupPaths> {
+    let is_ours = |local: &&Local| local.origin != Origin::Found && local.boot_id == host.facts().boot_id;
+    let over = jobs.iter().filter(|record| !record.state.is_live());
+    let cgroups = over.filter_map(|record| record.local.as_ref()).filter(is_ours).map(|local| &local.cgroup);
+    cgroups.filter(|cgroup| !enclosure::remove(cgroup)).cloned().collect()
 }
 
 /// Adds what is known of a running job to its record.
 pub fn overlay(record: &mut Record, live: Live) {
-    for column in [GPU_ENERGY, GPU_ENERGY_IDLE].into_iter().chain(energy::COLUMNS) {
-        // Written now and then for the next daemon; who samples knows more by now.
-        if live.totals.get(column).is_some() {
-            record.totals.remove(column);
-        }
-    }
-    record.totals.fill_from(&live.totals);
-    if record.summaries.is_empty() {
-        record.summaries = live.summaries;
-    }
-    if !live.events.is_empty() {
-        record.events = live.events;
-    }
-    if !live.gpus.is_empty() {
-        record.gpus = live.gpus;
-    }
-    record.emission = live.emission.or(record.emission.take());
+    let Live { totals, summaries, gpus, events, emission } = live;
+    belief::add_sample(record, Sample { totals, summaries, gpus, events, emission });
 }
 
 #[cfg(test)]

@@ -5,59 +5,51 @@
 //! POST /api/v1/ask       a question as on a daemon's socket, in JSON; of a user or an operator
 //! GET  /api/v1/whoami    who a token belongs to
 //! ```
+//! and what [`met_web::api`] has, for daemon and server alike.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, to_bytes};
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use met_jobs::layouts::Layout;
+use met_query::protocol::Reply;
+use met_query::query::{self, Query};
+use met_query::viewer::Viewer;
 use met_store::cluster::{Bearer, Log};
 use met_wire::batch::{BadBatch, Batch, PACKED_BYTES_MAX, SAMPLES_MAX};
 use serde_json::json;
 
 use super::access;
-use super::answers::Answers;
 use super::keeper::{Denied, Keeper, Refusal, now_ns};
 use super::misunderstood::{Misunderstood, Trouble};
 use super::room::{NotReceived, Room};
+use met_web::answers::Answers;
+use met_web::api::{Admission, Admitted};
 use met_web::listener::{Asker, in_background};
+use met_web::problem::Problem;
 
-/// Everything under it looks at tokens by itself.
-pub const ROOT: &str = "/api/v1/";
 /// A batch that is unpacked within a millisecond or two.
 const SMALL_BYTES: usize = 64 << 10;
 const QUESTION_BYTES_MAX: usize = 1 << 20;
-const COME_AGAIN: Duration = Duration::from_secs(5);
-
-/// Why there is no answer.
-pub enum Unanswered {
-    /// It was no question.
-    Question(String),
-    /// Something here does not work.
-    Failed(String),
-}
-
-/// Answers a question in JSON. What a user may not see is not there for him.
-pub type Answering = dyn Fn(&Bearer, &[u8]) -> Result<Vec<u8>, Unanswered> + Send + Sync;
 
 pub struct Api {
     pub keeper: Keeper,
     log: Mutex<Log>,
-    answering: Box<Answering>,
+    query: Arc<dyn Query>,
     room: Room,
-    answers: Answers,
+    answers: Arc<Answers>,
     misunderstood: Misunderstood,
 }
 
 impl Api {
     /// `log` is to look up tokens; the keeper has one of its own.
-    pub fn new(keeper: Keeper, log: Log, misunderstood: Misunderstood, answering: Box<Answering>) -> Api {
-        let (room, answers) = (Room::default(), Answers::default());
-        Api { keeper, log: Mutex::new(log), answering, room, answers, misunderstood }
+    pub fn new(keeper: Keeper, log: Log, misunderstood: Misunderstood, query: Arc<dyn Query>) -> Api {
+        let (room, answers) = (Room::default(), Arc::default());
+        Api { keeper, log: Mutex::new(log), query, room, answers, misunderstood }
     }
 
     /// Who is asking; nobody if that cannot be shown.
@@ -72,7 +64,7 @@ impl Api {
         log.refresh().map_err(failed)?;
         let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         if let Some(token) = shown.and_then(|shown| shown.strip_prefix("Bearer ")) {
-            return access::bearer(&log, token.trim()).map_err(failed)?.ok_or_else(Problem::unknown);
+            return access::bearer(&log, token.trim()).map_err(failed)?.ok_or_else(unknown);
         }
         if let Some(certificate) = &asker.certificate {
             let names = certificate.common_name.iter().chain(&certificate.dns_names);
@@ -83,7 +75,7 @@ impl Api {
             }
         }
         // A password of the web configuration is that of an operator.
-        asker.user.clone().map(Bearer::Operator).ok_or_else(Problem::unknown)
+        asker.user.clone().map(Bearer::Operator).ok_or_else(unknown)
     }
 
     /// Somebody else sends under this name; the batch waits on its node.
@@ -98,7 +90,7 @@ impl Api {
                 reason
             }
         };
-        Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, reason) }
+        Problem::later(StatusCode::CONFLICT, reason)
     }
 
     /// Makes a page for whoever asks, known or not; those of one address count as one client.
@@ -113,79 +105,34 @@ impl Api {
     fn misread(&self, node: &str, received_ns: i64, what: String) -> Problem {
         self.misunderstood.note(node, Some(&Trouble::Misread(what.clone())));
         self.keeper.saw(node, received_ns);
-        Problem { come_again: true, ..Problem::new(StatusCode::CONFLICT, what) }
+        Problem::later(StatusCode::CONFLICT, what)
     }
 }
 
-/// The routes, to be served under [`ROOT`] without another check.
-pub fn router(api: Arc<Api>) -> Router {
+/// The routes, to be served under [`met_web::api::ROOT`] without another check. `layouts`: managers that the
+/// configuration names.
+pub fn router(api: Arc<Api>, layouts: Vec<Layout>) -> Router {
+    let (query, answers) = (Arc::clone(&api.query), Arc::clone(&api.answers));
+    let admission: Arc<dyn Admission> = Arc::<Api>::clone(&api);
+    let questions = met_web::api::router(Arc::new(met_web::api::Api { query, admission, answers, layouts }));
     Router::new()
         .route("/api/v1/batches", post(batches))
         .route("/api/v1/ask", post(ask))
         .route("/api/v1/whoami", get(whoami).post(whoami))
         .with_state(api)
+        .merge(questions)
 }
 
-/// A refusal with its reason.
-struct Problem {
-    status: StatusCode,
-    reason: String,
-    come_again: bool,
-    /// The batch was looked at and will never be taken; a proxy cannot say this.
-    refused: bool,
+fn unknown() -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, "unknown token; run on the server: met server enroll NAME")
 }
 
-impl Problem {
-    fn new(status: StatusCode, reason: impl ToString) -> Problem {
-        Problem { status, reason: reason.to_string(), come_again: false, refused: false }
-    }
-
-    fn never(status: StatusCode, reason: impl ToString) -> Problem {
-        Problem { refused: true, ..Problem::new(status, reason) }
-    }
-
-    fn told(&self) -> serde_json::Value {
-        match self.refused {
-            true => json!({ "error": self.reason, "refused": true }),
-            false => json!({ "error": self.reason }),
-        }
-    }
-
-    fn unknown() -> Problem {
-        Problem::new(
-            StatusCode::UNAUTHORIZED,
-            "this token is not known here; on the server: met server enroll NAME",
-        )
-    }
-
-    fn too_many_of_one() -> Problem {
-        let reason = "this node is sending too many batches at once";
-        Problem { come_again: true, ..Problem::new(StatusCode::TOO_MANY_REQUESTS, reason) }
-    }
-
-    fn not_received(why: NotReceived) -> Problem {
-        Problem { come_again: true, ..Problem::new(StatusCode::REQUEST_TIMEOUT, why) }
-    }
-
-    fn unread() -> Problem {
-        let reason = "too many answers to this client are unread; read them and ask again";
-        Problem { come_again: true, ..Problem::new(StatusCode::TOO_MANY_REQUESTS, reason) }
-    }
-
-    fn busy() -> Problem {
-        let reason = "there is too much to do at the moment";
-        Problem { come_again: true, ..Problem::new(StatusCode::TOO_MANY_REQUESTS, reason) }
-    }
+fn too_many_of_one() -> Problem {
+    Problem::later(StatusCode::TOO_MANY_REQUESTS, "this node is sending too many batches at once")
 }
 
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.told())).into_response();
-        if self.come_again {
-            response.headers_mut().insert(header::RETRY_AFTER, COME_AGAIN.as_secs().into());
-        }
-        response
-    }
+fn not_received(why: NotReceived) -> Problem {
+    Problem::later(StatusCode::REQUEST_TIMEOUT, why)
 }
 
 async fn batches(
@@ -198,32 +145,32 @@ async fn batches(
     let Bearer::Node(node) = api.bearer(&asker, &headers)? else {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
-            "only nodes send batches; this is another kind of token",
+            "only nodes may send batches; this is another kind of token",
         ));
     };
     let length =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     let Some(length) = length else {
-        return Err(Problem::new(StatusCode::LENGTH_REQUIRED, "a batch comes with its length"));
+        return Err(Problem::new(StatusCode::LENGTH_REQUIRED, "a batch needs a Content-Length"));
     };
     if length > PACKED_BYTES_MAX {
         let reason = format!("a batch has at most {PACKED_BYTES_MAX} bytes, not {length}");
         return Err(Problem::never(StatusCode::PAYLOAD_TOO_LARGE, reason));
     }
-    let _place = api.room.enter(&node).ok_or_else(Problem::too_many_of_one)?;
-    let mut received = api.room.receive(body, length).await.map_err(Problem::not_received)?;
+    let _place = api.room.enter(&node).ok_or_else(too_many_of_one)?;
+    let mut received = api.room.receive(body, length).await.map_err(not_received)?;
     // For what it may become: it is held until it is kept.
     let _room = api.room.unpack(length).await.ok_or_else(Problem::busy)?;
     let (batch, packed) = match unpacked(std::mem::take(&mut received.bytes)).await? {
         (Err(error @ BadBatch::Version(_)), _) => {
-            let what = format!("{error}; its batches wait there until this server is updated");
+            let what = format!("{error}; its batches stay queued there until this server is updated");
             return Err(api.misread(&node, received_ns, what));
         }
         (batch, packed) => (batch.map_err(|error| Problem::never(StatusCode::BAD_REQUEST, error))?, packed),
     };
     if batch.header.node != node {
         let reason =
-            format!("this token is that of node {node}, and the batch of node {}", batch.header.node);
+            format!("this token belongs to node {node}, and the batch to node {}", batch.header.node);
         return Err(Problem::new(StatusCode::FORBIDDEN, reason));
     }
     check(&batch).map_err(|reason| Problem::never(StatusCode::BAD_REQUEST, reason))?;
@@ -239,12 +186,10 @@ async fn batches(
         Ok(Err(Refusal::Denied(why))) => Err(api.denied(&node, &asker, &why)),
         Ok(Ok(())) => Ok(Json(json!({ "sequence": sequence, "now_ns": now_ns() })).into_response()),
         Ok(Err(refusal @ Refusal::Stranger(_))) => Err(Problem::new(StatusCode::FORBIDDEN, refusal)),
-        Ok(Err(refusal)) => {
-            Err(Problem { come_again: true, ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, refusal) })
-        }
+        Ok(Err(refusal)) => Err(Problem::later(StatusCode::SERVICE_UNAVAILABLE, refusal)),
         Err(_) => Err(Problem {
             come_again: true,
-            ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server ends")
+            ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
         }),
     }
 }
@@ -256,7 +201,7 @@ async fn unpacked(packed: Vec<u8>) -> Result<(Result<Batch, BadBatch>, Vec<u8>),
     match is_small {
         true => Ok(work()),
         false => {
-            let failed = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server ends");
+            let failed = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down");
             in_background(work).await.ok_or_else(failed)
         }
     }
@@ -276,7 +221,7 @@ fn check(batch: &Batch) -> Result<(), String> {
     }
     match samples <= SAMPLES_MAX {
         true => Ok(()),
-        false => Err(format!("it has samples for {samples} times, and may have {SAMPLES_MAX}")),
+        false => Err(format!("it has {samples} samples, at most {SAMPLES_MAX} are allowed")),
     }
 }
 
@@ -286,33 +231,44 @@ async fn ask(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let bearer = api.bearer(&asker, &headers)?;
-    if let Bearer::Node(_) = bearer {
-        return Err(Problem::new(
-            StatusCode::FORBIDDEN,
-            "this is a node's token; met server enroll --user makes one to ask with",
-        ));
-    }
-    let turn = api.answers.turn(&client(&bearer)).await.ok_or_else(Problem::unread)?;
+    let Admitted { viewer, client } = api.admit(&asker, &headers)?;
+    let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
-    let asked = Arc::clone(&api);
-    let work = move || match (asked.answering)(&bearer, &question) {
-        Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], Bytes::from(answer)).into_response(),
-        Err(Unanswered::Question(reason)) => Problem::new(StatusCode::BAD_REQUEST, reason).into_response(),
-        Err(Unanswered::Failed(reason)) => {
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
-        }
+    let query = Arc::clone(&api.query);
+    let work = move || match answer(query.as_ref(), &viewer, &question) {
+        Ok(reply) => Json(reply).into_response(),
+        Err(problem) => problem.into_response(),
     };
     api.answers.make(turn, work).await.ok_or_else(Problem::busy)
 }
 
-/// Who is counted as one in what is unread.
-fn client(bearer: &Bearer) -> String {
-    match bearer {
-        Bearer::Node(name) => format!("node {name}"),
-        Bearer::User(name) => format!("user {name}"),
-        Bearer::Operator(name) => format!("operator {name}"),
+/// Answers a question as on a daemon's socket, in JSON.
+pub fn answer(query: &dyn Query, viewer: &Viewer, question: &[u8]) -> Result<Reply, Problem> {
+    let request = serde_json::from_slice(question)
+        .map_err(|error| Problem::asked(format!("malformed request: {error}")))?;
+    let reply = query::answer(query, viewer, &request).map_err(|error| Problem::failed(&error))?;
+    reply.ok_or_else(|| {
+        Problem::asked(
+            "a server does not answer this request; send it to the daemon of the \
+        node",
+        )
+    })
+}
+
+impl Admission for Api {
+    fn admit(&self, asker: &Asker, headers: &HeaderMap) -> Result<Admitted, Problem> {
+        let (viewer, client) = match self.bearer(asker, headers)? {
+            Bearer::User(name) => (Viewer::User(name.clone()), format!("user {name}")),
+            Bearer::Operator(name) => (Viewer::Everything, format!("operator {name}")),
+            Bearer::Node(_) => {
+                return Err(Problem::new(
+                    StatusCode::FORBIDDEN,
+                    "this is a node's token; met server enroll --user prints one for queries",
+                ));
+            }
+        };
+        Ok(Admitted { viewer, client })
     }
 }
 
@@ -331,15 +287,21 @@ async fn whoami(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use axum::http::HeaderValue;
     use met_core::job::{Record, State as JobState};
     use met_core::table::MICRO;
     use met_core::{Column, Table, Unit};
+    use met_query::jobs::JobsFilter;
+    use met_query::protocol::Request;
+    use met_store::{Backends, Writer};
     use met_wire::batch::Header;
     use met_wire::meaning::describe;
     use proptest::prelude::*;
 
     use super::super::keeper::tests::{plan, record};
+    use super::super::{ClusterView, Latest};
     use super::*;
 
     /// As it is not meant here.
@@ -356,7 +318,24 @@ mod tests {
         node: HeaderMap,
         operator: HeaderMap,
         runtime: tokio::runtime::Runtime,
-        _state: tempfile::TempDir,
+        _folders: [tempfile::TempDir; 2],
+    }
+
+    /// An answer with it takes a megabyte.
+    fn one_large_job() -> (tempfile::TempDir, Arc<ClusterView>) {
+        let folder = tempfile::tempdir().unwrap();
+        drop(Log::open(folder.path()).unwrap());
+        let mut large = met_core::sample::full(1, "train");
+        large.command = vec!["x".repeat(1 << 20)];
+        Writer::open(folder.path()).unwrap().put(&large).unwrap();
+        let view = ClusterView {
+            state: folder.path().to_owned(),
+            backends: Backends::default(),
+            latest: Latest::default(),
+            misunderstood: Misunderstood::default(),
+            gap_ms: 60_000,
+        };
+        (folder, Arc::new(view))
     }
 
     impl Served {
@@ -371,11 +350,11 @@ mod tests {
             let node = headers(Bearer::Node("n1".to_owned()));
             let operator = headers(Bearer::Operator("op".to_owned()));
             let keeper = Keeper::start(plan(state.path())).unwrap();
-            let answering = |_: &Bearer, _: &[u8]| Ok(vec![b' '; 1 << 20]);
-            let mut api = Api::new(keeper, log, Misunderstood::default(), Box::new(answering));
-            api.answers = Answers::impatient();
+            let (large, query) = one_large_job();
+            let mut api = Api::new(keeper, log, Misunderstood::default(), query);
+            api.answers = Arc::new(Answers::within(Duration::from_millis(50)));
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-            Served { api: Arc::new(api), node, operator, runtime, _state: state }
+            Served { api: Arc::new(api), node, operator, runtime, _folders: [state, large] }
         }
 
         fn send(&self, packed: Vec<u8>) -> Result<Response, Problem> {
@@ -387,7 +366,8 @@ mod tests {
 
         fn ask(&self) -> Result<Response, Problem> {
             let api = State(Arc::clone(&self.api));
-            self.runtime.block_on(ask(api, Extension(asker()), self.operator.clone(), Body::empty()))
+            let question = serde_json::to_vec(&Request::Jobs(JobsFilter::default())).unwrap();
+            self.runtime.block_on(ask(api, Extension(asker()), self.operator.clone(), Body::from(question)))
         }
     }
 
@@ -491,8 +471,8 @@ mod tests {
         let sum = 0x99603023_u32.to_le_bytes();
         let (problem, told) = answer_to([&later[..], &sum, &4_u32.to_le_bytes()].concat());
         assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true), "{}", problem.reason);
-        assert_eq!(problem.told()["refused"], serde_json::Value::Null);
-        assert!(told.unwrap().starts_with("it is of version 9"));
+        assert_eq!(problem.body()["refused"], serde_json::Value::Null);
+        assert!(told.unwrap().starts_with("it has version 9"));
         let (problem, told) = answer_to(b"plain".to_vec());
         assert_eq!((problem.status, problem.refused, told), (StatusCode::BAD_REQUEST, true, None));
     }
@@ -500,8 +480,8 @@ mod tests {
     #[test]
     fn a_batch_that_is_never_taken_is_refused_in_words_no_proxy_has() {
         let never = Problem::never(StatusCode::BAD_REQUEST, "it has no number");
-        assert_eq!(never.told(), json!({ "error": "it has no number", "refused": true }));
-        assert_eq!(Problem::busy().told()["refused"], serde_json::Value::Null);
-        assert_eq!(Problem::unknown().told()["refused"], serde_json::Value::Null);
+        assert_eq!(never.body(), json!({ "error": "it has no number", "refused": true }));
+        assert_eq!(Problem::busy().body()["refused"], serde_json::Value::Null);
+        assert_eq!(unknown().body()["refused"], serde_json::Value::Null);
     }
 }

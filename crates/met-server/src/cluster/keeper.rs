@@ -4,6 +4,7 @@ mod absent;
 mod boots;
 mod clearing;
 mod moving;
+mod publishing;
 mod read_only;
 mod senders;
 mod wholes;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record};
 use met_core::{JOB, Table};
+use met_sinks::{Bus, Configured};
 use met_store::cluster::{About, Arrival, Arrived, Kept, Log, Told, ToldKey};
 use met_store::{Backends, Retention, StoreError, Writer};
 use met_wire::batch::{Batch, Subject};
@@ -24,6 +26,7 @@ use tokio::sync::oneshot;
 use boots::Boots;
 use moving::readable;
 pub(super) use moving::{add_waiting, gather};
+pub use publishing::SinksFile;
 pub use senders::Denied;
 use senders::Senders;
 use wholes::whole_key;
@@ -60,6 +63,8 @@ pub struct Plan {
     pub lost_after: Duration,
     /// Joins a job that nodes told of with what a scheduler told before.
     pub adopt: Adopt,
+    /// Where jobs and samples go, beside the store.
+    pub sinks: Vec<Configured>,
 }
 
 /// Of a measured job and what is known under its id: what to write, and instead of what.
@@ -90,7 +95,8 @@ struct Incoming {
     reply: oneshot::Sender<Result<(), Refusal>>,
 }
 
-type WithWriter = Box<dyn FnOnce(&mut Writer) + Send>;
+/// Returns the records that it wrote.
+type WithWriter = Box<dyn FnOnce(&mut Writer) -> Vec<Record> + Send>;
 
 enum Order {
     Batch(Box<Incoming>),
@@ -161,8 +167,8 @@ impl Keeper {
         let _ = self.orders.try_send(Order::Saw(node.to_owned(), seen_ns));
     }
 
-    /// Does something with the store, in its turn.
-    pub fn with_writer(&self, work: impl FnOnce(&mut Writer) + Send + 'static) {
+    /// Does something with the store, in its turn. It returns the records that it wrote.
+    pub fn with_writer(&self, work: impl FnOnce(&mut Writer) -> Vec<Record> + Send + 'static) {
         let _ = self.orders.send(Order::Work(Box::new(work)));
     }
 
@@ -203,6 +209,7 @@ struct Work {
     gone: HashSet<String>,
     boots: Boots,
     senders: Senders,
+    bus: Bus,
     started_ns: i64,
     /// How far it was looked for what is left of jobs that were removed.
     looked_for_old: Option<ToldKey>,
@@ -219,8 +226,10 @@ impl Work {
         log.settle_standings()?;
         let started_ns = now_ns();
         let boots = Boots::open(&log)?;
+        let bus = Bus::open(&plan.sinks);
         let mut work = Work {
             senders: Senders::new(started_ns),
+            bus,
             applied: log.applied()?,
             gone: absent::given_up(&log, &boots)?,
             boots,
@@ -314,7 +323,8 @@ impl Work {
                     }
                     Order::Work(work) => {
                         self.take(std::mem::take(&mut group));
-                        work(&mut self.writer);
+                        let written = work(&mut self.writer);
+                        self.publish_told(written);
                     }
                     Order::MoveAll(done) => {
                         self.take(std::mem::take(&mut group));
@@ -382,6 +392,7 @@ impl Work {
             let _ = incoming.reply.send(answer);
         }
         self.learn(&fresh);
+        self.publish_batches(&fresh);
         if !self.behind {
             self.apply(&fresh, last);
         }
@@ -439,6 +450,7 @@ impl Work {
             return;
         }
         self.next_look = now + LOOK_EVERY.min(self.plan.move_after);
+        self.keep_sink_status();
         if self.behind {
             self.catch_up();
         }

@@ -12,7 +12,7 @@ use super::*;
 use crate::cluster::ClusterView;
 
 const SECOND_NS: i64 = 1_000_000_000;
-const START_S: i64 = 1_794_700_800;
+pub(in crate::cluster) const START_S: i64 = 1_794_700_800;
 
 static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
 static METER: Table = Table { name: "meter", subject: "", labels: &["name"], columns: POWER };
@@ -27,6 +27,7 @@ pub fn plan(state: &std::path::Path) -> Plan {
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
         adopt: |job, _| (vec![job.clone()], Vec::new()),
+        sinks: Vec::new(),
     }
 }
 
@@ -61,7 +62,7 @@ pub(in crate::cluster) fn record(manager: &str, id: &str, start_s: i64, state: S
     record
 }
 
-fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piece {
+pub(in crate::cluster) fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piece {
     let mut course = Course::new(&JOB);
     for at in 0..samples {
         let mut cells = vec![MISSING; JOB.columns.len()];
@@ -74,7 +75,7 @@ fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piece {
     Piece { subject: Subject::Job(key.clone()), table: JOB.name.to_owned(), block: packed }
 }
 
-fn send(
+pub(in crate::cluster) fn send(
     keeper: &Keeper,
     node: &str,
     sequence: u64,
@@ -87,13 +88,16 @@ fn send(
     let kept = keeper.keep(batch, packed, now_ns(), None).unwrap().blocking_recv().unwrap();
     // It is acknowledged when it is durable, and shown a moment later.
     let (done, wait) = mpsc::sync_channel(1);
-    keeper.with_writer(move |_| done.send(()).unwrap());
+    keeper.with_writer(move |_| {
+        done.send(()).unwrap();
+        Vec::new()
+    });
     wait.recv().unwrap();
     kept
 }
 
 fn all(view: &ClusterView) -> Vec<Record> {
-    view.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap()
+    view.all_jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap()
 }
 
 #[test]
@@ -107,7 +111,7 @@ fn a_batch_counts_once_however_often_it_comes() {
     let jobs = all(&view);
     assert_eq!(jobs.len(), 1);
     assert_eq!(jobs[0].totals.get(CPU), Some(9 * SECOND_NS), "as it was last seen");
-    assert_eq!(view.course(&jobs[0].key, i64::MIN).unwrap().len(), 10, "from what waits");
+    assert_eq!(view.course_after(&jobs[0].key, i64::MIN).unwrap().len(), 10, "from what waits");
     keeper.move_all();
     send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 10)]).unwrap();
     send(
@@ -118,9 +122,9 @@ fn a_batch_counts_once_however_often_it_comes() {
         vec![piece(&running.key, START_S + 10, 5)],
     )
     .unwrap();
-    let course = view.course(&jobs[0].key, i64::MIN).unwrap();
+    let course = view.course_after(&jobs[0].key, i64::MIN).unwrap();
     assert_eq!(course.times_ms, (0..15).map(|at| (START_S + at) * 1000).collect::<Vec<_>>(), "from both");
-    assert_eq!(view.course(&jobs[0].key, (START_S + 12) * 1000).unwrap().len(), 2);
+    assert_eq!(view.course_after(&jobs[0].key, (START_S + 12) * 1000).unwrap().len(), 2);
     assert_eq!(all(&view)[0].totals.get(CPU), Some(20 * SECOND_NS));
     keeper.stop();
 }
@@ -202,7 +206,7 @@ fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
     let (keeper, view) = start(state.path(), &["n1"]);
     assert_eq!(all(&view)[0].totals.get(CPU), Some(5 * SECOND_NS));
     keeper.move_all();
-    assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 3);
+    assert_eq!(view.course_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 3);
     assert!(Log::open(state.path()).unwrap().backlog().unwrap().is_empty());
 }
 
@@ -259,9 +263,9 @@ fn samples_of_an_impossible_time_are_left_out() {
     let far_s = now_ns() / SECOND_NS + 10 * 86_400;
     let pieces = vec![piece(&running.key, far_s, 5), piece(&running.key, START_S, 5)];
     send(&keeper, "n1", 1, vec![running.clone()], pieces).unwrap();
-    assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
+    assert_eq!(view.course_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
     keeper.move_all();
-    assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
+    assert_eq!(view.course_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
     let files = std::fs::read_dir(state.path().join("series")).unwrap().map(|entry| entry.unwrap().path());
     assert_eq!(
         files.filter(|path| path.extension().is_some_and(|ending| ending == "db")).count(),
@@ -650,7 +654,7 @@ fn a_server_knows_how_jobs_stand_before_anybody_can_ask_it() {
         assert_eq!(all(&view)[0].totals.get(CPU), Some(cpu), "moved: {moved}");
         // What was acknowledged is no news to it either.
         send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, start_s + 20, 10)]).unwrap();
-        assert_eq!(view.course(&all(&view)[0].key, i64::MIN).unwrap().len(), 10);
+        assert_eq!(view.course_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 10);
         keeper.stop();
     }
 }
@@ -781,7 +785,7 @@ fn a_server_that_was_stopped_starts_and_lists_on_a_full_disk() {
     fill();
     assert!(met_store::Reader::open_with(state, &Backends::default()).is_err(), "the disk is full");
     let keeper = Keeper::start(plan(state)).unwrap();
-    assert_eq!((listed(&view), view.nodes().unwrap().len()), (1, 1));
+    assert_eq!((listed(&view), view.known_nodes().unwrap().len()), (1, 1));
     let mut log = Log::open_for_reading(state).unwrap();
     assert!(log.is_node("n1").unwrap());
     std::fs::remove_file(&ballast).unwrap();

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use met_core::belief;
 use met_core::course::Course;
 use met_core::job::{Emission, JobKey, QualityKind, Record, Summaries, Summary, Totals};
 use met_core::job_table::{
@@ -138,17 +139,18 @@ impl Latest {
         let inner = self.lock();
         let samples: Vec<&Sample> = keys.iter().filter_map(|key| inner.jobs.get(key)).collect();
         let all = 0..JOB.columns.len();
-        put(&samples, record, all, |column| known_by_all(&samples, column));
+        let totals = totals(&samples, all, |column| known_by_all(&samples, column));
         record.as_of_ns = mean_time_ns(&samples);
+        let mut last = belief::Sample { totals, ..Default::default() };
         let stands: Vec<&Stands> = samples.iter().filter_map(|sample| sample.stands.as_deref()).collect();
-        if stands.is_empty() || stands.len() < keys.len() {
-            return;
+        if !stands.is_empty() && stands.len() == keys.len() {
+            if let [one] = stands[..] {
+                last.totals.fill_from(&one.peaks);
+            }
+            last.summaries = summaries_together(&stands);
+            last.emission = stands.iter().find_map(|stands| stands.emission.clone());
         }
-        if let [one] = stands[..] {
-            record.totals.fill_from(&one.peaks);
-        }
-        record.summaries = summaries_together(&stands);
-        record.emission = stands.iter().find_map(|stands| stands.emission.clone());
+        belief::add_sample(record, last);
     }
 
     /// The same of a part of a job that is seen no more: it used at least so much. What it held at the time is no
@@ -156,19 +158,20 @@ impl Latest {
     pub fn leave(&self, key: &JobKey, record: &mut Record) {
         let is_peak = |column: usize| PEAKS.iter().any(|&(peak, _)| peak == column);
         let is_total = |&column: &usize| JOB.columns[column].kind == Kind::Counter || is_peak(column);
-        let totals = (0..JOB.columns.len()).filter(is_total);
+        let columns = (0..JOB.columns.len()).filter(is_total);
         let inner = self.lock();
         let samples: Vec<&Sample> = inner.jobs.get(key).into_iter().collect();
-        put(&samples, record, totals, |_| (QualityKind::LowerBound, Cow::Borrowed(LAST_SAMPLE)));
+        let totals = totals(&samples, columns, |_| (QualityKind::LowerBound, Cow::Borrowed(LAST_SAMPLE)));
+        belief::add_sample(record, belief::Sample { totals, ..Default::default() });
     }
 }
 
-fn put(
+fn totals(
     samples: &[&Sample],
-    record: &mut Record,
     columns: impl Iterator<Item = usize>,
     known: impl Fn(usize) -> (QualityKind, Cow<'static, str>),
-) {
+) -> Totals {
+    let mut totals = Totals::default();
     for column in columns {
         let cells = samples.iter().map(|sample| sample.cells[column]).filter(|&cell| cell != MISSING);
         let value = match JOB.columns[column].across {
@@ -177,9 +180,10 @@ fn put(
         };
         if let Some(value) = value {
             let (kind, source) = known(column);
-            record.totals.set(column, value, kind, source);
+            totals.set(column, value, kind, source);
         }
     }
+    totals
 }
 
 /// A figure of several nodes is no better known than the worst of theirs. What no node says of it is a sample.

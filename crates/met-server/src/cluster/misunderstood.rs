@@ -95,8 +95,8 @@ fn trouble(
             Some(Compared::Same) => {}
             Some(Compared::Differs(column)) => {
                 return Some(Trouble::Misread(format!(
-                    "by {name}.{column} version {} of node {} means something else than version {VERSION} of this \
-                     server; its batches wait there until the older of the two is updated",
+                    "by {name}.{column} version {} of node {} has another meaning than in version {VERSION} \
+                     of this server; its batches stay queued there until the older of the two is updated",
                     header.version, header.node
                 )));
             }
@@ -116,7 +116,7 @@ fn trouble(
         .take(TOLD_MAX)
         .collect();
     Some(Trouble::PassedOver(format!(
-        "this server, version {VERSION}, passes over what it does not know: {}",
+        "this server, version {VERSION}, ignores what it does not know: {}",
         words.join(", ")
     )))
 }

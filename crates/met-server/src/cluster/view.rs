@@ -25,7 +25,7 @@ pub struct ClusterView {
 }
 
 impl ClusterView {
-    pub fn nodes(&self) -> Result<Vec<Node>, StoreError> {
+    pub fn known_nodes(&self) -> Result<Vec<Node>, StoreError> {
         Log::open_for_reading(&self.state)?.nodes()
     }
 
@@ -34,7 +34,7 @@ impl ClusterView {
         Log::open_for_reading(&self.state)?.has_heard_of(node)
     }
 
-    pub fn jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
+    pub fn all_jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
         self.with_figures(Reader::open_without_space(&self.state, &self.backends)?.jobs(filter)?)
     }
 
@@ -65,7 +65,7 @@ impl ClusterView {
     }
 
     /// The course of a job, of all its nodes together, after a time.
-    pub fn course(&self, key: &JobKey, after_ms: i64) -> Result<Course, StoreError> {
+    pub fn course_after(&self, key: &JobKey, after_ms: i64) -> Result<Course, StoreError> {
         let (log, store) =
             (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
         let mut courses = Vec::new();
@@ -82,7 +82,7 @@ impl ClusterView {
     }
 
     /// The course of a card, from and to these times.
-    pub fn card_course(
+    pub fn course_of_card(
         &self,
         nodes: &[String],
         uuid: &str,

@@ -29,6 +29,10 @@ fn key(id: &str) -> JobKey {
     JobKey { cluster: None, manager: LOCAL.to_owned(), id: id.to_owned(), incarnation: 1 }
 }
 
+fn offered(subject: Subject, course: Course) -> Arc<Samples> {
+    Arc::new(Samples { node: None, subject, course })
+}
+
 fn record(id: &str) -> Record {
     serde_json::from_value(serde_json::json!({
         "key": key(id), "name": id, "user": null, "uid": null, "account": null, "command": [], "state": "finished",
@@ -121,8 +125,8 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
     let records = Records::default();
     records.all.lock().unwrap().extend((0..1200).map(|id| record(&id.to_string())));
     let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
-    forward.offer(Subject::Job(key("1")), &course(0, 10));
-    forward.offer(Subject::Job(key("1")), &course(10_000, 10));
+    forward.offer(&offered(Subject::Job(key("1")), course(0, 10)));
+    forward.offer(&offered(Subject::Job(key("1")), course(10_000, 10)));
     until("all arrives", || {
         arrived.lock().unwrap().iter().map(|batch| batch.records.len()).sum::<usize>() >= 1200
             && arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())
@@ -162,7 +166,7 @@ fn what_could_not_be_sent_waits_for_the_next_daemon() {
     records.all.lock().unwrap().push(record("one"));
     let forward = Forward::start(first, Box::new(records.clone())).unwrap();
     until("it is spooled", || forward.status().batches_waiting == 1);
-    forward.offer(Subject::Job(key("1")), &course(0, 5));
+    forward.offer(&offered(Subject::Job(key("1")), course(0, 5)));
     forward.stop();
 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -197,8 +201,8 @@ fn the_course_of_the_machine_is_sent_in_longer_pieces() {
     let records = Records::default();
     let forward = Forward::start(first, Box::new(records.clone())).unwrap();
     for from_ms in [0, 10_000] {
-        forward.offer(Subject::Node("psu 1".into()), &course(from_ms, 1));
-        forward.offer(Subject::Job(key("1")), &course(from_ms, 1));
+        forward.offer(&offered(Subject::Node("psu 1".into()), course(from_ms, 1)));
+        forward.offer(&offered(Subject::Job(key("1")), course(from_ms, 1)));
         let samples = from_ms / 10_000 + 1;
         until("the job's arrive", || arrived.lock().unwrap().len() as i64 == samples);
     }
@@ -305,7 +309,7 @@ fn the_server_is_told_of_samples_that_nobody_took_in_time() {
     let mut at_ms = 0;
     while forward.status().dropped_samples == 0 {
         at_ms += 1000;
-        forward.offer(Subject::Job(key("1")), &course(at_ms, 1));
+        forward.offer(&offered(Subject::Job(key("1")), course(at_ms, 1)));
     }
     let lost = forward.status().dropped_samples;
     drop(held);
@@ -365,7 +369,7 @@ fn a_batch_never_has_more_times_than_a_server_takes() {
         let records = Records::default();
         records.all.lock().unwrap().push(record("one"));
         let forward = Forward::start(plan, Box::new(records)).unwrap();
-        zones(count, samples).for_each(|(subject, course)| forward.offer(subject, &course));
+        zones(count, samples).for_each(|(subject, course)| forward.offer(&offered(subject, course)));
         forward.stop();
         let mut spool = Spool::open(folder.path()).unwrap();
         let (mut all, mut names) = (0, Vec::new());
@@ -450,7 +454,7 @@ proptest! {
         records.all.lock().unwrap().extend(made);
         let forward = Forward::start(plan, Box::new(records)).unwrap();
         for job in 0..jobs {
-            forward.offer(Subject::Job(key(&job.to_string())), &course(0, 2000));
+            forward.offer(&offered(Subject::Job(key(&job.to_string())), course(0, 2000)));
         }
         forward.stop();
         let batches = spooled(folder.path());
@@ -480,7 +484,7 @@ fn what_a_server_never_takes_is_quarantined_alone() {
     let records = Records::default();
     records.all.lock().unwrap().extend(["one", "bad", "two"].map(record));
     let forward = Forward::start(plan, Box::new(records)).unwrap();
-    forward.offer(Subject::Job(key("1")), &course(0, 10));
+    forward.offer(&offered(Subject::Job(key("1")), course(0, 10)));
     until("the others arrive, and their samples", || {
         let arrived = arrived.lock().unwrap();
         let mut names: Vec<&str> =

@@ -52,7 +52,7 @@ pub(super) fn not_now(code: u8) -> io::Error {
         0xc0 => "the controller is busy",
         0xc3 => "the controller took too long",
         0xd0..=0xd2 => "the controller is starting or being updated",
-        0xd5 => "the controller does not do this in its present state",
+        0xd5 => "the controller cannot do this in its present state",
         _ => "the controller did not answer this time",
     };
     io::Error::new(io::ErrorKind::WouldBlock, format!("{why} (code {code:#04x})"))

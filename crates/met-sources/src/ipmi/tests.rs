@@ -153,7 +153,7 @@ fn a_controller_tells_the_node_and_its_sensors() {
 #[test]
 fn a_controller_without_anything_is_given_up_and_says_why() {
     expect![[r#"
-        error: given up: the controller does not tell the power of the node (DCMI, code 0xc1); sensors of power and temperature: 0
+        error: given up: the controller does not report the power of the node (DCMI, code 0xc1); sensors of power and temperature: 0
     "#]]
     .assert_eq(&look(&mut controller(vec![&[0, 0, 0x51, 2, 0]], &[&[0xc1]])));
 }
@@ -172,7 +172,7 @@ fn a_controller_that_is_busy_is_asked_again_for_power_and_for_its_list() {
     .assert_eq(&look(&mut source));
     expect![[r#"
         Inlet Temp temperature 23000
-        error: IPMI: an answer to the question for power that is none
+        error: IPMI: malformed reply to the power request
     "#]]
     .assert_eq(&look(&mut source));
     expect![[r#"

@@ -133,7 +133,7 @@ pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String
     })?;
     let count = nvml.device_count().map_err(|error| format!("NVML: {error}"))?;
     if count == 0 {
-        return Err("the NVIDIA driver shows no card".to_owned());
+        return Err("the NVIDIA driver reports no GPU".to_owned());
     }
     let (nvml, has_answered) = (Arc::new(nvml), Arc::default());
     let (mut cards, mut lost) = (Vec::new(), Vec::new());
@@ -146,7 +146,7 @@ pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String
         }
     }
     if cards.is_empty() {
-        return Err(format!("none of the {count} NVIDIA cards may be read"));
+        return Err(format!("no permission to read any of the {count} NVIDIA GPUs"));
     }
     Ok(Loaded { number, nvml, cards: cards.into(), lost: lost.into(), has_answered })
 }
@@ -192,7 +192,7 @@ fn facts_in_time(
         }
     };
     let started = std::thread::Builder::new().name("nvml-card".to_owned()).spawn(ask);
-    started.map_err(|error| format!("no thread for it: {error}"))?;
+    started.map_err(|error| format!("cannot start a thread for it: {error}"))?;
     receiver.recv_timeout(CARD_PATIENCE).unwrap_or_else(|_| Err(NO_ANSWER.to_owned()))
 }
 

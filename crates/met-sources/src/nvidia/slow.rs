@@ -398,7 +398,7 @@ impl Worker {
         let count = self.ask(&"the driver".into(), || loaded.nvml.device_count().unwrap_or(0))?;
         let mut changed = loaded.has_answered();
         for index in loaded.unread(count.unwrap_or(0)) {
-            changed |= self.ask(&format!("card {index}").into(), || loaded.may_be_read(index))? == Some(true);
+            changed |= self.ask(&format!("GPU {index}").into(), || loaded.may_be_read(index))? == Some(true);
         }
         self.each(loaded, figures, |facts, _, _| changed |= is_changed(loaded, facts))?;
         Ok(changed)

@@ -200,7 +200,7 @@ fn a_lost_card_leaves_the_other_one_as_it_is() {
     machine.script(&format!("{TWO_CARDS}error * 0 15\n"));
     let text = machine.read_until(|text| text.contains("error"));
     assert!(!text.contains("GPU-a") && text.contains("1 GPU-b Fake T4"), "no zeros for the lost one: {text}");
-    assert!(text.contains("error: NVML, card 0: "), "{text}");
+    assert!(text.contains("error: NVML, GPU 0: "), "{text}");
     machine.script(TWO_CARDS);
     machine.read_until(|text| text.contains("GPU-a") && !text.contains("error"));
 }
@@ -211,7 +211,7 @@ fn who_asks_himself_is_told_of_a_lost_card_of_another_driver_and_of_what_is_not_
     machine.read_until(|text| text.contains("power=300000") && text.contains("energy="));
     assert!(!machine.source.begin() && machine.source.errand_cpu_ns() == 0, "there is no thread to be asked");
     machine.script(&format!("{TWO_CARDS}error * 0 15\n"));
-    let text = machine.read_until(|text| text.contains("error: NVML, card 0: "));
+    let text = machine.read_until(|text| text.contains("error: NVML, GPU 0: "));
     assert!(!text.contains("GPU-a") && text.contains("1 GPU-b Fake T4"), "{text}");
     machine.script(&TWO_CARDS.replace("driver 1", "driver 2").replace("energy=5000", "energy=7"));
     machine.read_until(|text| text.contains("energy=7000") && text.contains("power=300000"));
@@ -227,7 +227,7 @@ fn who_asks_himself_does_not_ask_a_card_that_keeps_the_other_thread() {
     machine.script(&format!("{TWO_CARDS}delay nvmlDeviceGetTemperature 0 3600000\n"));
     // Its power could be read, and nobody knows that.
     let text =
-        machine.read_until(|text| text.contains("error: NVML, card 0: the NVIDIA driver does not answer"));
+        machine.read_until(|text| text.contains("error: NVML, GPU 0: the NVIDIA driver does not answer"));
     assert!(!text.contains("power=300000") && text.contains("power=70000"), "{text}");
     machine.script(TWO_CARDS);
     machine.read_until(|text| text.contains("power=300000") && !text.contains("error"));
@@ -239,7 +239,7 @@ fn one_call_that_fails_leaves_the_others() {
     let text = machine.read_until(|text| text.contains("energy=") && text.contains("GPU-b"));
     let first = text.lines().next().unwrap();
     assert!(!first.contains(" power=") && first.contains("temperature=61000"), "{text}");
-    assert!(text.contains("error: NVML, card 0"), "{text}");
+    assert!(text.contains("error: NVML, GPU 0"), "{text}");
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn a_driver_that_hangs_where_it_tells_of_errors_keeps_no_other_card() {
     for call in ["nvmlEventSetWait", "nvmlDeviceRegisterEvents"] {
         let mut machine = Machine::new(&format!("{TWO_CARDS}delay {call} 0 3600000\n"));
         machine
-            .read_until(|text| text.contains("error: NVML, card 0: ") && text.contains("temperature=30000"));
+            .read_until(|text| text.contains("error: NVML, GPU 0: ") && text.contains("temperature=30000"));
     }
     // The same when it is asked whether there are other cards.
     let lost = format!("{TWO_CARDS}error nvmlDeviceGetUUID 0 15\n");
@@ -323,7 +323,7 @@ fn a_library_that_cannot_be_used_says_why() {
     let host = Host::real().unwrap();
     let folder = prepare("driver 1\n");
     let why = |folder: &Path| open(&host, &options(folder)).err().map(|why| why.to_string());
-    assert_eq!(why(folder.path()).as_deref(), Some("the NVIDIA driver shows no card"));
+    assert_eq!(why(folder.path()).as_deref(), Some("the NVIDIA driver reports no GPU"));
     std::fs::write(folder.path().join("script"), "error nvmlInit 0 18\n").unwrap();
     assert!(why(folder.path()).unwrap().contains("different versions"));
     std::fs::remove_file(folder.path().join("libnvidia-ml.so.1")).unwrap();
@@ -377,7 +377,7 @@ fn parts_that_are_made_later_and_a_card_that_was_lost_at_the_beginning_are_found
     machine.read_until(|text| text.contains("GPU-a") && !text.contains("MIG-1"));
     let mut machine = Machine::new(&format!("{TWO_CARDS}error * 0 15\n"));
     let lost = machine.read_until(|text| text.contains("GPU-b") && !text.contains("GPU-a"));
-    assert!(lost.contains("error: NVML, card 0: "), "{lost}");
+    assert!(lost.contains("error: NVML, GPU 0: "), "{lost}");
     machine.script(TWO_CARDS);
     machine.read_until(|text| text.contains("GPU-a"));
 }
@@ -453,7 +453,7 @@ fn an_older_driver_lists_processes_by_its_own_calls() {
     machine.read_until(|text| text.contains("100/7 on GPU-a: memory=5"));
     machine.script(&format!("{one}error nvmlDeviceGetComputeRunningProcesses 0 13\n"));
     machine.read_until(|text| !text.contains("100/7"));
-    assert!(machine.source.shortfall().unwrap().detail.contains("does not tell who is on a card"));
+    assert!(machine.source.shortfall().unwrap().detail.contains("this driver does not report it"));
 }
 
 #[test]
@@ -525,7 +525,7 @@ fn one_card_that_hangs_keeps_no_other_one() {
     machine.read_until(|text| text.contains("energy=") && text.contains("power=300000"));
     let hung = format!("{TWO_CARDS}delay * 0 3600000\n");
     machine.script(&hung);
-    machine.read_until(|text| text.contains("error: NVML, card 0: the NVIDIA driver does not answer"));
+    machine.read_until(|text| text.contains("error: NVML, GPU 0: the NVIDIA driver does not answer"));
     // Both threads have gone on: what the other card shows from now on is new.
     machine.script(
         &hung
@@ -552,7 +552,7 @@ fn all_samples_of_a_process_count() {
 fn a_process_without_a_number_is_nobodys_and_doctor_says_so() {
     let mut machine = Machine::new(&TWO_CARDS.replace("pid=555", "pid=0"));
     machine.read_until(|text| text.contains("0/0 on GPU-a: memory=10"));
-    assert!(machine.source.shortfall().unwrap().detail.contains("as the host does"));
+    assert!(machine.source.shortfall().unwrap().detail.contains("the driver reports host process ids"));
 }
 
 #[test]
@@ -575,7 +575,7 @@ fn rows_of_parts_that_are_made_anew_are_not_remembered_for_ever() {
 fn a_card_that_hangs_from_the_beginning_is_left_out_until_it_answers() {
     let mut machine = Machine::new(&format!("{TWO_CARDS}delay nvmlDeviceGetUUID 0 3600000\n"));
     let text = machine.read_until(|text| text.contains("GPU-b") && text.contains("power=70000"));
-    assert!(!text.contains("GPU-a") && text.contains(&format!("error: NVML, card 0: {NO_ANSWER}")), "{text}");
+    assert!(!text.contains("GPU-a") && text.contains(&format!("error: NVML, GPU 0: {NO_ANSWER}")), "{text}");
     machine.script(TWO_CARDS);
     machine.read_until(|text| text.contains("GPU-a") && text.contains("power=300000"));
 }

@@ -121,8 +121,8 @@ impl Counters {
                 _ => QualityKind::Measured,
             };
             let note = match (counted.user_only, counted.given_up.is_some()) {
-                (_, true) => ", given up for another user of the counters",
-                (true, false) => ", user code alone",
+                (_, true) => ", stopped for another user of the counters",
+                (true, false) => ", user code only",
                 (false, false) => "",
             };
             Some(EventCount {
@@ -223,7 +223,7 @@ fn reason(error: &io::Error) -> String {
         Some(libc::EACCES | libc::EPERM) => {
             "not allowed: sudo sysctl kernel.perf_event_paranoid=1".to_owned()
         }
-        Some(libc::EBUSY) => "somebody else has the counters".to_owned(),
+        Some(libc::EBUSY) => "the counters are in use by another program".to_owned(),
         _ => error.to_string(),
     }
 }

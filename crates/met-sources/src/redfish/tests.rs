@@ -163,7 +163,7 @@ fn the_chassis_that_was_named_is_the_machine() {
     assert_eq!(text, "1 1 System Power Control 344500\n0 Blade2 EnvironmentMetrics 374125\n");
     assert_eq!(shortfall, None);
     let (text, _) = look(ChassisChoice::Named("Blade3".into()));
-    assert_eq!(text, "error: no chassis \"Blade3\" with a meter; there are 1, Blade2, 4\n");
+    assert_eq!(text, "error: no chassis \"Blade3\" with a meter; known: 1, Blade2, 4\n");
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub fn check(bytes: &[u8]) -> Result<(), String> {
             Err(format!("taskstats version {VERSION_SHUFFLED} has its fields in another order"))
         }
         Some(_) if Record::parse(bytes).is_some() => Ok(()),
-        _ => Err("taskstats answers what nobody can read".to_owned()),
+        _ => Err("cannot parse the taskstats reply".to_owned()),
     }
 }
 

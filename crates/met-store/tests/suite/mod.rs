@@ -82,6 +82,8 @@ claims! {
         an_end_is_not_overwritten_by_a_late_live_record,
         a_job_that_was_only_believed_lost_lives_again,
         a_node_and_a_scheduler_tell_of_one_job_in_any_order,
+        statements_that_arrive_again_change_nothing,
+        the_word_of_a_scheduler_outlives_what_a_node_writes_later,
         a_job_is_found_by_the_id_its_users_know,
         one_record_takes_the_place_of_another,
         what_belongs_to_no_job_is_remembered,
@@ -209,6 +211,42 @@ pub fn a_node_and_a_scheduler_tell_of_one_job_in_any_order(place: &Place) {
         let [part] = &record.parts[..] else { panic!("{number}: {:?}", record.parts) };
         assert_eq!((part.exit_code, part.totals.get(CPU)), (Some(1), Some(7)));
     }
+}
+
+pub fn statements_that_arrive_again_change_nothing(place: &Place) {
+    let mut writer = place.writer();
+    let mut lost = running(1, place.start_s);
+    lost.state = State::Lost;
+    lost.totals.set(MEMORY_NEEDED_PEAK, 7, QualityKind::Sampled, "cgroup");
+    let said = [running(1, place.start_s), lost, finished(1, place.start_s)];
+    said.iter().for_each(|record| writer.put(record).unwrap());
+    let once = writer.newest().unwrap().unwrap();
+    assert_eq!(once.totals.get(MEMORY_NEEDED_PEAK), Some(7));
+    drop(writer);
+    let mut writer = place.writer();
+    said.iter().for_each(|record| writer.put(record).unwrap());
+    assert_eq!(writer.newest().unwrap().unwrap(), once);
+    // In the other order, as by a server that hears the end first.
+    writer.remove(&once.key).unwrap();
+    said.iter().rev().for_each(|record| writer.put(record).unwrap());
+    assert_eq!(writer.newest().unwrap().unwrap(), once);
+}
+
+pub fn the_word_of_a_scheduler_outlives_what_a_node_writes_later(place: &Place) {
+    let mut writer = place.writer();
+    let begin = running(1, place.start_s);
+    let mut suspended = told(&begin, State::Suspended, 1);
+    suspended.parts[0].node = "n[1-2]".into();
+    writer.put(&begin).unwrap();
+    writer.put(&suspended).unwrap();
+    let mut now = begin.clone();
+    now.parts = vec![Part { node: "n1".into(), step: "batch".into(), ..Part::default() }];
+    now.parts[0].totals.set(CPU, 7, QualityKind::Sampled, "cgroup");
+    writer.put(&now).unwrap();
+    let known = writer.newest().unwrap().unwrap();
+    assert_eq!((known.state, known.manager_state.as_deref()), (State::Suspended, Some("SUSPENDED")));
+    let [part] = &known.parts[..] else { panic!("a step is there twice: {:?}", known.parts) };
+    assert_eq!((part.node.as_str(), part.exit_code), ("n1", Some(1)));
 }
 
 pub fn a_job_is_found_by_the_id_its_users_know(place: &Place) {

@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, DnsName};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate, X509Name};
 
 /// An extension of every request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,12 +30,18 @@ pub struct Certificate {
 }
 
 impl Certificate {
+    /// A certificate that does not parse, or has its alternative names twice, identifies no one.
     pub(super) fn read(der: &CertificateDer<'_>) -> Option<Certificate> {
-        let certificate = webpki::EndEntityCert::try_from(der).ok()?;
-        Some(Certificate {
-            common_name: common_name(certificate.subject()),
-            dns_names: certificate.valid_dns_names().map(str::to_owned).collect(),
-        })
+        let (rest, certificate) = X509Certificate::from_der(der).ok()?;
+        let alternative = certificate.subject_alternative_name().ok()?;
+        let names = alternative.iter().flat_map(|found| &found.value.general_names);
+        let dns_names = names.filter_map(|name| match name {
+            GeneralName::DNSName(name) if is_dns_name(name) => Some((*name).to_owned()),
+            _ => None,
+        });
+        let dns_names = dns_names.collect();
+        let common_name = common_name(certificate.subject());
+        rest.is_empty().then_some(Certificate { common_name, dns_names })
     }
 
     /// Whether one of the names is this one. The common name counts where there are no others, as of old.
@@ -45,85 +52,18 @@ impl Certificate {
     }
 }
 
-const SEQUENCE: u8 = 0x30;
-const SET: u8 = 0x31;
-const OBJECT_IDENTIFIER: u8 = 0x06;
-const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
-/// UTF8String, PrintableString, IA5String.
-const TEXTS: [u8; 3] = [0x0c, 0x13, 0x16];
-
-/// The last common name of a subject: a list of sets of pairs, in DER.
-fn common_name(mut subject: &[u8]) -> Option<String> {
-    let mut found = None;
-    while let Some((SET, mut names, rest)) = element(subject) {
-        subject = rest;
-        while let Some((SEQUENCE, pair, rest)) = element(names) {
-            names = rest;
-            let Some((OBJECT_IDENTIFIER, kind, value)) = element(pair) else { continue };
-            let Some((tag, text, _)) = element(value) else { continue };
-            if kind == COMMON_NAME && TEXTS.contains(&tag) {
-                found = std::str::from_utf8(text).ok().map(str::to_owned).or(found);
-            }
-        }
-    }
-    found
+/// The last common name is the most specific one. If it is not printable text, there is none: an earlier one
+/// was not meant to identify the client.
+fn common_name(subject: &X509Name<'_>) -> Option<String> {
+    let name = subject.iter_common_name().last()?.as_str().ok()?;
+    (!name.is_empty() && !name.chars().any(char::is_control)).then(|| name.to_owned())
 }
 
-/// Tag and content of the first element, and what follows it.
-fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
-    let (&tag, rest) = bytes.split_first()?;
-    let (&first, rest) = rest.split_first()?;
-    let (length, rest) = match first {
-        0..=0x7f => (usize::from(first), rest),
-        // Names are short: two bytes of length are plenty.
-        0x81 | 0x82 => {
-            let (digits, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
-            (digits.iter().fold(0, |length, &digit| length << 8 | usize::from(digit)), rest)
-        }
-        _ => return None,
-    };
-    let (content, rest) = rest.split_at_checked(length)?;
-    Some((tag, content, rest))
+/// Whether this is a host name, or a wildcard for host names. The parser checks only that it is ASCII.
+fn is_dns_name(name: &str) -> bool {
+    DnsName::try_from(name.strip_prefix("*.").unwrap_or(name)).is_ok()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn pair(kind: &[u8], tag: u8, text: &[u8]) -> Vec<u8> {
-        let wrap = |tag: u8, content: &[u8]| [&[tag, content.len() as u8], content].concat();
-        let pair = [wrap(OBJECT_IDENTIFIER, kind), wrap(tag, text)].concat();
-        wrap(SET, &wrap(SEQUENCE, &pair))
-    }
-
-    #[test]
-    fn the_common_name_is_found_among_others() {
-        let subject = [pair(&[0x55, 4, 10], 0x0c, b"Centre"), pair(&COMMON_NAME, 0x13, b"node7")].concat();
-        assert_eq!(common_name(&subject).as_deref(), Some("node7"));
-        assert_eq!(common_name(&pair(&[0x55, 4, 10], 0x0c, b"Centre")), None);
-        assert_eq!(common_name(&pair(&COMMON_NAME, 0x1e, b"\0n")), None, "of two bytes each");
-    }
-
-    #[test]
-    fn a_common_name_counts_where_there_is_no_other() {
-        let with = |dns_names: &[&str]| Certificate {
-            common_name: Some("node7".to_owned()),
-            dns_names: dns_names.iter().map(|&name| name.to_owned()).collect(),
-        };
-        assert!(with(&[]).is_for("node7"));
-        assert!(with(&["node8"]).is_for("node8") && !with(&["node8"]).is_for("node7"));
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_a_subject_or_not(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = common_name(&bytes);
-        }
-
-        #[test]
-        fn whatever_the_name_is_it_is_read(name in "[a-z0-9.-]{1,60}") {
-            prop_assert_eq!(common_name(&pair(&COMMON_NAME, 0x0c, name.as_bytes())), Some(name));
-        }
-    }
-}
+#[path = "asker_tests.rs"]
+mod tests;

@@ -70,7 +70,7 @@ impl Web {
         };
         if let (false, Some(path)) = (config.unheeded.is_empty(), path) {
             let keys = config.unheeded.join(", ");
-            tracing::warn!("{}: {keys}: not heeded; what is offered is safe", path.display());
+            tracing::warn!("{}: {keys}: ignored; safe defaults used", path.display());
         }
         let passwords = Passwords::new(config.users.clone());
         let passwords = passwords.ok_or_else(|| Error::Thread(std::io::Error::other("no random numbers")))?;
@@ -119,7 +119,7 @@ impl Door {
         let loaded = Web::load(self.options.web_config.as_deref(), &mut files);
         match loaded.and_then(|web| self.refuse_plain(&web).map(|()| web)) {
             Ok(web) => rules.web = Arc::new(web),
-            Err(error) => tracing::error!("http: certificates and passwords stay as they were: {error}"),
+            Err(error) => tracing::error!("http: certificates and passwords not reloaded: {error}"),
         }
         // Also of those that were refused: they are told of once.
         (rules.files, rules.looked) = (files, Instant::now());
@@ -236,7 +236,7 @@ impl Door {
             Verdict::Busy => {
                 let retry = [(header::RETRY_AFTER, "1")];
                 return Err(
-                    (StatusCode::TOO_MANY_REQUESTS, retry, "too many passwords to check\n").into_response()
+                    (StatusCode::TOO_MANY_REQUESTS, retry, "too many logins in progress\n").into_response()
                 );
             }
         }
@@ -254,12 +254,12 @@ impl Door {
         let answer = self.router.clone().call(request);
         match tokio::time::timeout(self.options.answer_within, answer).await {
             Ok(Ok(response)) => response,
-            Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "no answer in time\n").into_response(),
+            Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "timed out\n").into_response(),
         }
     }
 }
 
 fn unauthorized() -> Response<Body> {
     let challenge = [(header::WWW_AUTHENTICATE, "Basic realm=\"met\"")];
-    (StatusCode::UNAUTHORIZED, challenge, "a user and a password are needed\n").into_response()
+    (StatusCode::UNAUTHORIZED, challenge, "user name and password required\n").into_response()
 }

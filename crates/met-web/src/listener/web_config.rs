@@ -192,13 +192,13 @@ impl Files {
         let found: Vec<_> = CertificateDer::pem_slice_iter(&bytes)
             .collect::<Result<_, _>>()
             .map_err(|error| refuse(error.to_string()))?;
-        if found.is_empty() { Err(refuse("holds no certificate (PEM)".to_owned())) } else { Ok(found) }
+        if found.is_empty() { Err(refuse("has no certificate (PEM)".to_owned())) } else { Ok(found) }
     }
 
     fn key(&mut self, path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
         let bytes = self.read(path)?;
         let refuse =
-            |_| Error::Content { path: path.to_owned(), message: "holds no private key (PEM)".to_owned() };
+            |_| Error::Content { path: path.to_owned(), message: "has no private key (PEM)".to_owned() };
         PrivateKeyDer::from_pem_slice(&bytes).map_err(refuse)
     }
 }
@@ -213,7 +213,7 @@ fn hashes(given: BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, St
         let hash = hash.unwrap_or_default();
         let wrong = match hash.trim() {
             "" => format!("{user:?} has no password hash"),
-            _ if !passwords::is_hash(&hash) => format!("what stands for {user:?} is not a bcrypt hash"),
+            _ if !passwords::is_hash(&hash) => format!("the password of {user:?} is not a bcrypt hash"),
             _ => return Ok((user, hash)),
         };
         Err(format!("basic_auth_users: {wrong}; write one with `htpasswd -nBC 10 {user}`"))
@@ -235,7 +235,7 @@ fn versions(tls: &Tls) -> Result<Vec<&'static SupportedProtocolVersion>, String>
         Some("TLS12") => Ok(12),
         Some("TLS13") => Ok(13),
         Some(other) => {
-            Err(format!("tls_server_config.{key}: {other:?} is not spoken here; write TLS12 or TLS13"))
+            Err(format!("tls_server_config.{key}: {other:?} is not supported; write TLS12 or TLS13"))
         }
     };
     let lowest = number("min_version", &tls.min_version, 12)?;
@@ -256,8 +256,7 @@ fn verifier(
         None | Some("" | "NoClientCert") => match authority {
             None => return Ok(None),
             Some(_) => {
-                let message =
-                    "client_ca_file says nothing without client_auth_type: RequireAndVerifyClientCert";
+                let message = "client_ca_file needs client_auth_type: RequireAndVerifyClientCert";
                 return Err(format!("tls_server_config: {message}"));
             }
         },
@@ -265,10 +264,11 @@ fn verifier(
         Some("RequireAndVerifyClientCert") => false,
         Some(unchecked @ ("RequestClientCert" | "RequireAnyClientCert")) => {
             return Err(format!(
-                "tls_server_config.client_auth_type: {unchecked}: a certificate that nobody checks proves nothing; write VerifyClientCertIfGiven or RequireAndVerifyClientCert"
+                "tls_server_config.client_auth_type: {unchecked}: the certificate would not be verified; \
+                 write VerifyClientCertIfGiven or RequireAndVerifyClientCert"
             ));
         }
-        Some(other) => return Err(format!("tls_server_config.client_auth_type: {other:?} is not known")),
+        Some(other) => return Err(format!("tls_server_config.client_auth_type: {other:?} is unknown")),
     };
     let authority = authority.ok_or("tls_server_config.client_ca_file is missing")?;
     let mut roots = RootCertStore::empty();

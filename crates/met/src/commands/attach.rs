@@ -21,13 +21,13 @@ use met_query::setting::Setting;
 
 pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
     let pid = args.pid;
-    let gone = || Failure::usage(format!("no process {pid}; `ps -e` shows those there are"));
+    let gone = || Failure::usage(format!("no process {pid}; `ps -e` lists all"));
     let process = setting.host.process(pid).map_err(|_| gone())?;
     if !setting.host.is_alive(process) {
         return Err(gone());
     }
     if pid == 1 || is_kernel_thread(&setting.host, pid) {
-        return Err(Failure::usage(format!("process {pid} is part of the system itself and no job")));
+        return Err(Failure::usage(format!("process {pid} belongs to the system; cannot attach")));
     }
     let owner = rustix::fs::stat(format!("/proc/{pid}")).map_err(|_| gone())?.st_uid;
     let me = rustix::process::getuid().as_raw();
@@ -60,7 +60,7 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
     let record = match protocol::read_frame(&mut channel).context("the supervisor died before it attached")? {
         Notice::Started(record) => record,
         Notice::Failed { message } => bail!("cannot attach to {pid}: {message}"),
-        notice => bail!("unexpected answer {notice:?}"),
+        notice => bail!("unexpected reply {notice:?}"),
     };
     let (id, name) = (&record.key.id, crate::view::text::escape(&record.name));
     let told = match args.print_id {
@@ -82,8 +82,8 @@ fn refuse_measured(setting: &Setting, process: ProcessId) -> Result<()> {
     let Some(job) = processes::job_of(&setting.host, &jobs, process) else { return Ok(()) };
     let (pid, id, name) = (process.pid, &job.key.id, crate::view::text::escape(&job.name));
     Err(Failure::usage(match job.local.as_ref().and_then(|local| local.main) == Some(process) {
-        true => format!("process {pid} is measured already, as job {id} \"{name}\"; met show {id} shows it"),
-        false => format!("process {pid} is part of job {id} \"{name}\" already; met ps {id} shows it"),
+        true => format!("process {pid} is already measured as job {id} \"{name}\"; see: met show {id}"),
+        false => format!("process {pid} is already part of job {id} \"{name}\"; see: met ps {id}"),
     }))
 }
 
@@ -96,7 +96,7 @@ pub fn detach(setting: &Setting, args: &DetachArgs) -> Result<i32> {
         return Err(Failure::usage(format!("job {id} is not attached to a running process")));
     }
     cancel::tell_supervisor(setting, &record, libc::SIGTERM)?;
-    writeln!(output::stdout(), "Detached job {id}; its process runs on")?;
+    writeln!(output::stdout(), "Detached job {id}; its process keeps running")?;
     Ok(0)
 }
 

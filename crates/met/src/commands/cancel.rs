@@ -76,7 +76,7 @@ fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) 
         let end = end_of_lost(&setting.host, record, jobs::now_ns());
         AllJobs::open(setting)?
             .close(&end)
-            .with_context(|| format!("cannot keep the end of job {}", record.key.id))?;
+            .with_context(|| format!("cannot store the end of job {}", record.key.id))?;
     }
     if let Some(local) = &record.local {
         enclosure::remove(&local.cgroup);
@@ -162,7 +162,7 @@ fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> 
         }
         if begin.elapsed() > grace + KILL_PATIENCE {
             let pids: Vec<_> = living.iter().map(|process| process.id.pid.to_string()).collect();
-            bail!("job {}: these processes do not end: {}", record.key.id, pids.join(", "));
+            bail!("job {}: these processes are still running: {}", record.key.id, pids.join(", "));
         }
         std::thread::sleep(LOOK_EVERY);
     }

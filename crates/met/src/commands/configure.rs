@@ -20,15 +20,15 @@ pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
     let mut client = setting.daemon(args.user).map_err(|missed| match missed.remedy() {
         Some(remedy) => Failure::with_code(1, format!("{missed}; {remedy}")),
         None => {
-            let hint = "the configuration file holds for the next one, `met config` lists its keys";
-            Failure::usage(format!("no daemon runs; {hint}"))
+            let hint = "the next one reads the configuration file; `met config` lists its keys";
+            Failure::usage(format!("no daemon is running; {hint}"))
         }
     })?;
     let reply = client.call(&request).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::usage(error.to_string()),
         _ => unanswered(error),
     })?;
-    let Reply::InForce(held) = reply else { bail!("the daemon answered {reply:?}") };
+    let Reply::InForce(held) = reply else { bail!("unexpected reply from the daemon: {reply:?}") };
     if let Some(note) = &held.note {
         tracing::warn!("{note}");
     }
@@ -48,7 +48,7 @@ fn request(args: &ConfigureArgs, own: &[Layout]) -> Result<Request> {
     let job = args.job.as_deref().map(|job| JobRef::parse(job, own)).transpose()?;
     let changes = args.period.is_some() || args.perf.is_some() || args.reset;
     if job.is_some() && !changes {
-        return Err(Failure::usage("--job: what for? add --period, --perf or --reset"));
+        return Err(Failure::usage("--job: nothing to change; add --period, --perf or --reset"));
     }
     let (period, perf, reset) = (args.period.clone(), args.perf.clone(), args.reset);
     Ok(match changes {
@@ -88,7 +88,7 @@ fn line<T>(
     text: impl Fn(&T) -> String,
 ) -> fmt::Result {
     for (index, held) in held.iter().enumerate() {
-        let then = if index == 0 { "" } else { "; then " };
+        let then = if index == 0 { "" } else { ", then " };
         let key = if index == 0 { format!("{key:<18} ") } else { String::new() };
         write!(out, "{key}{then}{}  {}", text(&held.value), held.whence)?;
         // Whatever is below a change that nothing ends is not reached.
@@ -122,8 +122,8 @@ mod tests {
             note: None,
         };
         expect![[r"
-            sampling.interval  0.25s  live, until a job ends; then 1.5s  live, until job slurm:12 ends; then 5s  /etc/met/met.yaml
-            perf.events        cache_ll,page_faults  live, until the daemon ends
+            sampling.interval  0.25s  temporary until a job ends, then 1.5s  temporary until job slurm:12 ends, then 5s  /etc/met/met.yaml
+            perf.events        cache_ll,page_faults  temporary until the daemon ends
             perf.events        task_clock  in job slurm:12, until it ends
         "]]
         .assert_eq(&Shown(&held).to_string());
@@ -148,7 +148,7 @@ mod tests {
         )));
         expect![[r#"--perf: "page_fault" is not an event; `met metrics` lists them"#]]
             .assert_eq(&said(&args(None, Some("task_clock,page_fault"), None)));
-        expect!["--job: what for? add --period, --perf or --reset"].assert_eq(&said(&args(
+        expect!["--job: nothing to change; add --period, --perf or --reset"].assert_eq(&said(&args(
             None,
             None,
             Some("12"),

@@ -4,6 +4,7 @@ use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use met_sinks::forward::SPEC;
 use met_sinks::forward::link::{self, Address, Link};
 
 use crate::cli::DaemonArgs;
@@ -52,15 +53,15 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
         (200, Some("node"), Some(name)) if name == node => {}
         (200, Some("node"), Some(name)) => {
             return Err(Failure::usage(format!(
-                "the token is that of node {name}, and this is {node}; --node {name} says otherwise"
+                "the token belongs to node {name}, and this is {node}; use --node {name} to override"
             )));
         }
         (200, Some(kind), Some(name)) => {
-            return Err(Failure::usage(format!("the token is that of the {kind} {name}, not of a node")));
+            return Err(Failure::usage(format!("the token belongs to the {kind} {name}, not to a node")));
         }
         (status, ..) => {
             let reason = told["error"].as_str().map_or_else(|| answer.reason(), str::to_owned);
-            let advice = "`met server enroll NODE` there prints a token";
+            let advice = "run `met server enroll NODE` there to get a token";
             return Err(Failure::usage(format!("{url} answers {status}: {reason}; {advice}")));
         }
     }
@@ -69,10 +70,7 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
     daemon::forwarding::check(&setting.config, place)?;
     writeln!(output::stdout(), "Joined {url} as {node}")?;
     if Client::connect_to(place).is_ok() {
-        writeln!(
-            output::stdout(),
-            "A daemon runs already; it sends when it is started anew: met daemon --stop"
-        )?;
+        writeln!(output::stdout(), "A daemon is running; restart it to start sending: met daemon --stop")?;
         return Ok(0);
     }
     daemon::run(setting, place, args.auto)?;
@@ -95,7 +93,7 @@ fn token_in_line(line: &str) -> Result<String> {
     link::token_in(line.as_bytes()).ok_or_else(|| match line.trim().is_empty() {
         true => Failure::usage(format!("no token on standard input; {how}")),
         false => Failure::usage(format!(
-            "what came on standard input is no token: one line of at least 8 letters and digits; {how}"
+            "standard input is not a token (one line of at least 8 letters and digits); {how}"
         )),
     })
 }
@@ -116,8 +114,8 @@ fn none_answers(
         own.iter().for_each(|place| daemon::remove_dead_socket(place));
     }
     Failure::usage(match system {
-        Ok(_) => "a system daemon runs, which only root may stop",
-        Err(_) => "no daemon runs; the next `met run` starts one",
+        Ok(_) => "a system daemon is running; only root may stop it",
+        Err(_) => "no daemon is running; the next `met run` starts one",
     })
 }
 
@@ -126,11 +124,11 @@ fn stop(client: &mut Client, place: &Place, socket: &Path, for_everybody: bool) 
     // It has flushed and let go of its files when it closes the connection.
     while client.read_unasked().is_ok() {}
     let which = match place.system {
-        true => "the daemon of this machine",
-        false if for_everybody => "your own daemon (no daemon of this machine runs)",
+        true => "the system daemon",
+        false if for_everybody => "your own daemon (no system daemon is running)",
         false => "your own daemon",
     };
-    writeln!(output::stdout(), "Stopped {which}, which served at {}; jobs run on", socket.display())?;
+    writeln!(output::stdout(), "Stopped {which}, which served at {}; jobs keep running", socket.display())?;
     Ok(0)
 }
 
@@ -153,19 +151,19 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         return Err(none_answers(setting, args, &own, missed));
     };
     if let Some(missed) = missed {
-        writeln!(io::stderr(), "met: {missed}; asking the next one")?;
+        writeln!(io::stderr(), "met: {missed}; trying the next one")?;
     }
     if args.stop {
         return stop(&mut client, place, &socket, for_everybody);
     }
     let mut stdout = output::stdout();
     let reply = client.call(&Request::Status).map_err(unanswered)?;
-    let Reply::Status(status) = reply else { bail!("the daemon answered {reply:?}") };
+    let Reply::Status(status) = reply else { bail!("unexpected reply from the daemon: {reply:?}") };
     if args.json {
         writeln!(stdout, "{}", serde_json::to_string(&status)?)?;
         return Ok(0);
     }
-    let whose = if status.system { "everybody" } else { "this user" };
+    let whose = if status.system { "all users" } else { "this user" };
     writeln!(
         stdout,
         "Daemon {} (pid {}) for {whose}, state in {}",
@@ -185,6 +183,9 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         if source.background_ns > 0 {
             write!(stdout, ", {:.3} s CPU in its own thread", source.background_ns as f64 / 1e9)?;
         }
+        if source.unparsed > 0 {
+            write!(stdout, ", {}", source.unparsed())?;
+        }
         writeln!(
             stdout,
             "{}",
@@ -195,7 +196,7 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
     Ok(0)
 }
 
-/// The ledger, schedulers and the server.
+/// The ledger, schedulers, the server and other sinks.
 fn write_state(stdout: &mut impl Write, status: &Status) -> Result<()> {
     if let Some(ledger) = &status.ledger {
         writeln!(stdout, "  ledger: {}", doctor::ledger_words(ledger, &crate::view::local_zone()))?;
@@ -205,6 +206,9 @@ fn write_state(stdout: &mut impl Write, status: &Status) -> Result<()> {
     }
     if let Some(forward) = &status.forward {
         writeln!(stdout, "  {}", doctor::sent_to(forward))?;
+    }
+    for sink in status.sinks.iter().filter(|sink| sink.name != SPEC.name) {
+        writeln!(stdout, "  sink {}", doctor::sink_words(sink))?;
     }
     Ok(())
 }
@@ -218,6 +222,6 @@ mod tests {
         assert_eq!(token_in_line(" node-0123456789abcdef\n").unwrap(), "node-0123456789abcdef");
         assert!(token_in_line("\n").unwrap_err().to_string().starts_with("no token on"));
         let bad = token_in_line("bad\n").unwrap_err().to_string();
-        assert!(bad.starts_with("what came on standard input is no token") && !bad.contains("bad"), "{bad}");
+        assert!(bad.starts_with("standard input is not a token") && !bad.contains("bad"), "{bad}");
     }
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::cli::DoctorArgs;
 use crate::output;
 use crate::view::{Paint, Style, text};
-pub use daemon::{heard_of, sent_to};
+pub use daemon::{heard_of, sent_to, sink_words};
 pub use ledger::words as ledger_words;
 use met_query::setting::Setting;
 
@@ -48,6 +48,11 @@ impl Health {
             Health::Less => "less",
             Health::Absent | Health::Denied | Health::Broken => "no",
         }
+    }
+
+    /// As the screen shows it.
+    fn word(self) -> &'static str {
+        if self == Health::Less { "part" } else { self.name() }
     }
 
     /// Why there is nothing.
@@ -90,8 +95,9 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     ]);
     findings.extend(store::servers_of_store(setting));
     findings.extend(daemon::schedulers(setting));
-    findings.extend(daemon::forwarding(setting));
+    findings.extend(daemon::sinks(setting));
     findings.extend(store::served(setting));
+    findings.extend(store::sinks_of_server(setting));
     let mut stdout = output::stdout();
     if args.json {
         let object = |finding: &Finding| {
@@ -116,7 +122,7 @@ fn lines(findings: &[Finding], style: &Style) -> String {
     let mut all = String::new();
     for finding in findings {
         let paint = finding.health.paint();
-        let health = style.paint(paint, &format!("{:<4}", finding.health.name()));
+        let health = style.paint(paint, &format!("{:<4}", finding.health.word()));
         // Names of cgroups and of what a controller calls its parts are others' words.
         let line = format!("{:<14} {}", finding.what, text::escape(&finding.detail));
         let line = if paint == Paint::Dim { style.paint(paint, &line) } else { line };
@@ -153,7 +159,7 @@ mod tests {
         let style = Style { color: true, ..Style::plain() };
         expect![[r#"
             ^[32mok  ^[0m node           CPU, memory and load
-            ^[33mless^[0m job cgroup     memory is estimated
+            ^[33mpart^[0m job cgroup     memory is estimated
                         ^[2menable:^[0m sudo met daemon
             ^[2mno  ^[0m ^[2minfiniband     no InfiniBand device^[0m
             ^[33mno  ^[0m rapl           energy_uj may not be read
@@ -163,7 +169,7 @@ mod tests {
         .assert_eq(&lines(&findings, &style).replace('\x1b', "^"));
         expect![[r#"
             ok   node           CPU, memory and load
-            less job cgroup     memory is estimated
+            part job cgroup     memory is estimated
                         enable: sudo met daemon
             no   infiniband     no InfiniBand device
             no   rapl           energy_uj may not be read
@@ -173,7 +179,7 @@ mod tests {
         .assert_eq(&lines(&findings, &Style::plain()));
         let odd = finding("redfish", Health::Less, "\x1b[2Jchassis\n", Some("chassis: \x1b]0;x\x07"));
         expect![[r#"
-            less redfish        \x1b[2Jchassis\n
+            part redfish        \x1b[2Jchassis\n
                         enable: chassis: \x1b]0;x\x07
         "#]]
         .assert_eq(&lines(&[odd], &Style::plain()));

@@ -26,14 +26,14 @@ const HISTORY_NS: i64 = 30 * 86_400 * 1_000_000_000;
 const FACTORS_AT_ONCE: usize = 1000;
 
 /// What is still to be done after a change.
-const APPLY: &str = "`met emissions recompute` applies it to jobs that are over.";
+const APPLY: &str = "`met emissions recompute` applies it to finished jobs.";
 
 pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
     match &args.command {
         None => show(setting),
         Some(EmissionsCommand::Set(set)) => {
             if !(0.0..=emissions::GRAMS_MAX).contains(&set.grams) {
-                return Err(Failure::usage(format!("{} is no factor; grams per kilowatt hour", set.grams)));
+                return Err(Failure::usage(format!("{}: the factor must be 0 or more, in g/kWh", set.grams)));
             }
             let (from_ns, to_ns) = (time("--since", &set.since)?, opt_time("--until", &set.until)?);
             if to_ns.is_some_and(|to_ns| to_ns <= from_ns) {
@@ -42,13 +42,13 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
             let is_root = rustix::process::geteuid().is_root();
             if !is_root && !set.user && setting.system_daemon().is_some() {
                 return Err(Failure::usage(
-                    "only root may change the factors of the system daemon, which keeps your jobs; --user changes \
-                     those for what you keep yourself (`met time`)",
+                    "only root may change the factors of the system daemon, which stores your jobs; --user \
+                     changes those of your own store (`met time`)",
                 ));
             }
             let mg_per_kwh = emissions::mg(set.grams);
             correct(setting, set.user, Correction::Set { mg_per_kwh, from_ns, to_ns })?;
-            writeln!(output::stdout(), "Kept. {APPLY}")?;
+            writeln!(output::stdout(), "Saved. {APPLY}")?;
             Ok(0)
         }
         Some(EmissionsCommand::Unset(unset)) => take_back(setting, unset),
@@ -72,7 +72,7 @@ fn take_back(setting: &Setting, unset: &EmissionsUnsetArgs) -> Result<i32> {
     correct(setting, false, Correction::Unset { from_ns, to_ns })?;
     let words = match before == told(setting)? {
         true => "Nothing was set for that time.".to_owned(),
-        false => format!("Taken back. {APPLY}"),
+        false => format!("Removed. {APPLY}"),
     };
     writeln!(output::stdout(), "{words}")?;
     Ok(0)
@@ -96,7 +96,7 @@ fn learn_history(setting: &Setting, since_ns: Option<i64>) -> Result<()> {
                 correct(setting, false, Correction::Told { factors: some.to_vec() })?;
             }
         }
-        Err(error) => writeln!(io::stderr(), "met: the provider does not tell its past: {error:#}")?,
+        Err(error) => writeln!(io::stderr(), "met: the provider has no past values: {error:#}")?,
     }
     Ok(())
 }
@@ -115,12 +115,12 @@ fn daemon(setting: &Setting, own: bool) -> Result<Option<Client>> {
 }
 
 fn words(Corrected { jobs, without_pue }: Corrected) -> String {
-    let have = if jobs == 1 { "job has" } else { "jobs have" };
-    let changed = format!("{jobs} {have} other emissions now\n");
+    let plural = if jobs == 1 { "job" } else { "jobs" };
+    let changed = format!("emissions of {jobs} {plural} updated\n");
     let (were, their) = if without_pue == 1 { ("job was", "its") } else { ("jobs were", "their") };
     let left = format!(
-        "{without_pue} {were} left as before: {their} emissions were computed before PUE was kept, and today's may not \
-         be that of {their} time\n"
+        "{without_pue} {were} not updated: {their} emissions were computed before PUE was recorded, and today's PUE \
+         may differ from that of {their} time\n"
     );
     if without_pue == 0 { changed } else { changed + &left }
 }
@@ -130,7 +130,7 @@ fn correct(setting: &Setting, own: bool, correction: Correction) -> Result<Corre
         return match client.call(&Request::Correct(correction)).map_err(unanswered)? {
             Reply::Corrected(corrected) => Ok(corrected),
             Reply::Error { message } => bail!("{message}"),
-            reply => bail!("the daemon answered {reply:?}"),
+            reply => bail!("unexpected reply from the daemon: {reply:?}"),
         };
     }
     setting.user.check_own()?;
@@ -143,11 +143,11 @@ fn told(setting: &Setting) -> Result<Vec<Factor>> {
     if let Some(mut client) = daemon(setting, false)? {
         return match client.call(&Request::Factors).map_err(unanswered)? {
             Reply::Factors(factors) => Ok(factors),
-            reply => bail!("the daemon answered {reply:?}"),
+            reply => bail!("unexpected reply from the daemon: {reply:?}"),
         };
     }
     setting.user.check_own()?;
-    Ok(Reader::open(&setting.user.state)?.factors()?)
+    Ok(Reader::open_checked(&setting.user.state)?.factors()?)
 }
 
 fn show(setting: &Setting) -> Result<i32> {
@@ -173,12 +173,12 @@ mod tests {
     #[test]
     fn who_is_left_as_before_is_counted_with_the_reason() {
         let said = |jobs, without_pue| words(Corrected { jobs, without_pue });
-        assert_eq!(said(1, 0), "1 job has other emissions now\n");
+        assert_eq!(said(1, 0), "emissions of 1 job updated\n");
         assert_eq!(
             said(0, 2),
-            "0 jobs have other emissions now\n2 jobs were left as before: their emissions were computed before PUE was \
-             kept, and today's may not be that of their time\n"
+            "emissions of 0 jobs updated\n2 jobs were not updated: their emissions were computed before PUE was \
+             recorded, and today's PUE may differ from that of their time\n"
         );
-        assert!(said(3, 1).contains("\n1 job was left as before: its emissions"));
+        assert!(said(3, 1).contains("\n1 job was not updated: its emissions"));
     }
 }

@@ -66,11 +66,11 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
 /// Why a list is empty, where that is not because there are no jobs.
 fn nothing_found(args: &ListArgs) -> Option<&'static str> {
     match (args.view, is_narrowed(args)) {
-        (table::View::Gpu, true) => Some("no job with a card fits; `met list gpu` shows all of them\n"),
+        (table::View::Gpu, true) => Some("no jobs with a GPU match; `met list gpu` shows all\n"),
         (table::View::Gpu, false) => {
-            Some("no job with a card; `met gpus` shows the cards, `met list` all jobs\n")
+            Some("no jobs used a GPU; `met gpus` shows the GPUs, `met list` all jobs\n")
         }
-        (_, true) => Some("no job fits; `met list` shows all\n"),
+        (_, true) => Some("no jobs match; `met list` shows all\n"),
         (_, false) => None,
     }
 }
@@ -110,7 +110,7 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
 fn parse_state(text: &str) -> Result<State> {
     State::parse(&text.to_ascii_lowercase()).ok_or_else(|| {
         let names = State::ALL.map(State::name).join(", ");
-        Failure::usage(format!("--state {text}: no such state; there are {names}"))
+        Failure::usage(format!("--state {text}: unknown state; write one of {names}"))
     })
 }
 
@@ -128,12 +128,12 @@ mod tests {
             let Some(Command::List(args)) = cli.command else { panic!("{words:?}") };
             nothing_found(&args)
         };
-        assert!(said(&["gpu"]).unwrap().starts_with("no job with a card;"));
+        assert!(said(&["gpu"]).unwrap().starts_with("no jobs used a GPU;"));
         for narrowed in [["--name", "zzz"], ["--limit", "0"], ["--user", "nobody"]] {
             assert!(
-                said(&[&["gpu"][..], &narrowed].concat()).unwrap().starts_with("no job with a card fits;")
+                said(&[&["gpu"][..], &narrowed].concat()).unwrap().starts_with("no jobs with a GPU match;")
             );
-            assert!(said(&narrowed).unwrap().starts_with("no job fits;"));
+            assert!(said(&narrowed).unwrap().starts_with("no jobs match;"));
         }
         assert_eq!(said(&[]), None);
     }

@@ -53,7 +53,7 @@ fn unknown(record: &Record) -> anyhow::Error {
     let label = record.label();
     Failure::usage(match managers::output_hint(record) {
         _ if !managers::is_foreign(record) => {
-            format!("job {label} wrote to its terminal; nothing was kept")
+            format!("output of job {label} went to the terminal and was not saved")
         }
         Some(hint) => format!("met does not know where job {label} writes; {hint}"),
         None => format!("met does not know where job {label} writes"),

@@ -31,8 +31,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Some windows of the slowest meters.
 const LEDGER_MAX_AGE: Duration = Duration::from_secs(60);
-const NOTHING_KEPT: &str = "nothing was kept of the machine in that time; a system daemon keeps it while jobs run, \
-                            a user's own with storage.node_series: true\n";
+const NOTHING_KEPT: &str = "no series of the machine are stored for that time; a system daemon stores them \
+    while jobs run, a user's daemon with storage.node_series: true\n";
 
 pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     if let Some(since) = &args.since {
@@ -79,12 +79,9 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
     let since_ms = since_ns / 1_000_000;
     let mut parts = match &args.node {
         Some(_) if setting.server_client()?.is_none() => {
-            return Err(Failure::usage(
-                "which server? met --server URL node NODE --since 1h, or set MET_SERVER",
-            ));
+            return Err(Failure::usage("no server given; use --server URL or set MET_SERVER"));
         }
-        Some(node) => AllJobs::open(setting)?.courses_of(node, since_ms)?,
-        None => AllJobs::open(setting)?.node_courses(since_ms)?,
+        node => AllJobs::open(setting)?.node_courses(node.as_deref(), since_ms)?,
     };
     parts.retain(|(_, course)| !course.is_empty());
     let mut stdout = output::stdout();
@@ -155,7 +152,7 @@ impl Progress {
     fn begin() -> Progress {
         let shown = io::stderr().is_terminal();
         if shown {
-            let _ = write!(io::stderr(), "looking at the machine for a second");
+            let _ = write!(io::stderr(), "sampling the machine for a second");
         }
         Progress(shown)
     }

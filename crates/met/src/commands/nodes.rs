@@ -14,9 +14,9 @@ use met_query::setting::Setting;
 
 pub fn nodes(setting: &Setting, args: &NodesArgs) -> Result<i32> {
     let Some(mut server) = setting.server_client()? else {
-        return Err(Failure::usage("which server? met --server URL nodes, or set MET_SERVER"));
+        return Err(Failure::usage("no server given; use --server URL or set MET_SERVER"));
     };
-    let Reply::Nodes(nodes) = server.call(&Request::Nodes)? else { bail!("the server did not answer") };
+    let Reply::Nodes(nodes) = server.call(&Request::Nodes)? else { bail!("no reply from the server") };
     let mut stdout = output::stdout();
     let text = match args.json {
         true => format!("{}\n", serde_json::to_string(&nodes)?),

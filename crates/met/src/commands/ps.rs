@@ -29,8 +29,8 @@ pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
     let mut stdout = output::stdout();
     if processes.is_empty() {
         let elsewhere = managers::is_foreign(&record) && record.state.is_live();
-        let why = if elsewhere { "on this machine" } else { "any more" };
-        writeln!(stdout, "Job {} has no process {why} ({})", record.label(), record.state.name())?;
+        let why = if elsewhere { " on this machine" } else { "" };
+        writeln!(stdout, "Job {} has no running processes{why} ({})", record.label(), record.state.name())?;
         return Ok(0);
     }
     let lines = look(setting, &processes);

@@ -11,7 +11,7 @@ use crate::managers;
 use crate::output;
 use met_config::Failure;
 use met_jobs::processes;
-use met_query::jobs::AllJobs;
+use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
 pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
@@ -31,8 +31,8 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
             true => managers::cancel_command(running),
         };
         return Err(Failure::usage(match command {
-            Some(command) => format!("job {id} still runs; end it first with: {command}"),
-            None => format!("job {id} still runs"),
+            Some(command) => format!("job {id} is still running; end it first with: {command}"),
+            None => format!("job {id} is still running"),
         }));
     }
     // Its record is all by which its processes are still known.
@@ -40,7 +40,15 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
     for record in lost {
         let count = processes::of_job(&setting.host, record).len();
         if count > 0 {
-            let (id, plural) = (record.label(), if count == 1 { " still runs" } else { "es still run" });
+            let (id, plural) = (
+                record.label(),
+                if count == 1 {
+                    " is still running"
+                } else {
+                    "es are still \
+                running"
+                },
+            );
             return Err(Failure::usage(format!(
                 "job {id} is lost, and {count} process{plural}; end it first with: met cancel {id}"
             )));
@@ -48,12 +56,17 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
     }
     if let Some(record) = records.iter().find(|record| waits_to_be_reported(setting, record)) {
         let id = record.label();
-        let why = "is not reported to the system daemon yet, which would list it again; try again when the daemon answers";
+        let why = "is not yet reported to the system daemon, which would list it again; try again when the \
+            daemon answers";
         return Err(Failure::with_code(1, format!("job {id} {why}")));
     }
     for record in records {
         all.remove(&record.key)?;
         forget_unreported(setting, &record);
+        // Its processes may outlive its record.
+        if setting.user.check_own().is_ok() && !managers::is_foreign(&record) {
+            jobs::leave_cgroup(&setting.host, &setting.user.state, &record);
+        }
         writeln!(output::stdout(), "Removed job {}", record.label())?;
     }
     Ok(0)

@@ -17,6 +17,7 @@ use met_agent::launch::{self, Draft, Surroundings};
 use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_host::trusted;
+use met_query::jobs;
 use met_query::protocol;
 use met_query::setting::Setting;
 
@@ -63,6 +64,11 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
                     announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here);
                 let untold = |error| super::untold(&record, &error, args.print_id, "runs", "cancel");
                 let code = announced.map_or_else(untold, |()| 0);
+                // The job runs: there is time for what earlier ones left.
+                jobs::hand_over_ends(setting);
+                if setting.user.check_own().is_ok() {
+                    jobs::remove_left_cgroups(&setting.user.state);
+                }
                 if !args.wait {
                     return Ok(code);
                 }
@@ -132,7 +138,8 @@ impl Outputs {
         for (option, path) in [("--out", &args.out), ("--err", &args.err)] {
             if path.as_deref() == Some(Path::new("-")) {
                 return Err(Failure::usage(format!(
-                    "{option} -: a job in the background has no terminal; name a file (./- is one, too), or use met time"
+                    "{option} -: a job in the background has no terminal; name a file (such as ./-), or use \
+                     met time"
                 )));
             }
         }

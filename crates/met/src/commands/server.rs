@@ -36,7 +36,7 @@ fn enroll(setting: &Setting, NewArgs { who: args, replace }: &NewArgs) -> Result
     if stdout.is_terminal() {
         let how = match &bearer {
             Bearer::Node(_) => "on the node: met daemon --join URL, which reads it from its standard input",
-            _ => "keep it in ~/.config/met/token (chmod 600), and ask with: met --server URL list",
+            _ => "store it in ~/.config/met/token (chmod 600), then run: met --server URL list",
         };
         writeln!(io::stderr(), "the token of {}; it is not shown again. {how}", args.name)?;
     }
@@ -47,18 +47,22 @@ fn expel(setting: &Setting, args: &EnrollArgs) -> Result<i32> {
     let bearer = bearer(args)?;
     if !log(setting)?.expel(&bearer)? {
         return Err(Failure::usage(format!(
-            "{} was never enrolled here; `met nodes` shows who was",
+            "{} is not enrolled here; `met nodes` lists enrolled nodes",
             args.name
         )));
     }
-    writeln!(output::stdout(), "{} may not speak to this server any more; what it sent stays", args.name)?;
+    writeln!(
+        output::stdout(),
+        "{} is no longer accepted by this server; the data it sent is kept",
+        args.name
+    )?;
     Ok(0)
 }
 
 fn bearer(args: &EnrollArgs) -> Result<Bearer> {
     if !access::is_node_name(&args.name) {
         return Err(Failure::usage(format!(
-            "{:?} is no name; letters, digits, dots, hyphens and underscores are",
+            "{:?} is not a valid name; use letters, digits, dots, hyphens and underscores",
             args.name
         )));
     }
@@ -78,9 +82,14 @@ fn log(setting: &Setting) -> Result<Log> {
         && let Err(error) = Log::open_for_reading(&state)
     {
         return Err(Failure::usage(format!(
-            "{error}: no server of this user; run this as root or as the user who runs the server, \
-             or start a server of your own first with `met server`"
+            "{error}: this user has no server; run this as root or as the user who runs the server, or \
+             start a server with `met server`"
         )));
     }
-    Log::open(&state).map_err(|error| Failure::usage(format!("{error}; a server's files are its user's")))
+    Log::open(&state).map_err(|error| {
+        Failure::usage(format!(
+            "{error}; run this as the user who runs the \
+        server"
+        ))
+    })
 }

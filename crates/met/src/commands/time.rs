@@ -25,6 +25,7 @@ use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_core::units;
 use met_host::trusted;
+use met_query::jobs;
 use met_query::protocol;
 use met_query::setting::Setting;
 
@@ -57,7 +58,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
         // The command matters more than its record.
         Err(error) if draft.keep => {
             let unkept = launch::assign(setting, Draft { keep: false, ..draft })?;
-            tracing::warn!("the job will not be remembered: {error:#}");
+            tracing::warn!("the job will not be recorded: {error:#}");
             unkept
         }
         assigned => assigned?,
@@ -67,9 +68,9 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let watched = watch(setting, &mut supervisor, interval)?;
     let record = finish(watched, &mut supervisor.channel, inbox.as_deref(), interval)?;
     let code = super::exit_code(&record);
-    if !args.quiet
-        && let Err(error) = report(setting, &args, &record, inbox.is_some(), output)
-    {
+    let reported = if args.quiet { Ok(()) } else { report(setting, &args, &record, inbox.is_some(), output) };
+    keep_house(setting, inbox.is_some(), &record);
+    if let Err(error) = reported {
         let known =
             if inbox.is_some() { format!("; met show {} has it", record.key.id) } else { String::new() };
         let place =
@@ -79,6 +80,18 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
         return Ok(if code == 0 { 1 } else { code });
     }
     Ok(code)
+}
+
+/// After the report, for which somebody waits.
+fn keep_house(setting: &Setting, is_kept: bool, record: &Record) {
+    if is_kept {
+        jobs::hand_over_ends(setting);
+        jobs::tidy(setting);
+    } else if setting.user.check_own().is_ok() {
+        // Nobody else knows of its cgroup.
+        jobs::leave_cgroup(&setting.host, &setting.user.state, record);
+        jobs::remove_left_cgroups(&setting.user.state);
+    }
 }
 
 fn parse_interval(text: &str) -> Result<Duration> {
@@ -189,7 +202,7 @@ fn miss_cards(host: &Host, troubles: &[String]) {
     let sources: Vec<&str> = given.iter().map(|holding| holding.source).collect();
     for trouble in troubles.iter().filter(|_| !given.is_empty()) {
         let source = sources.join(", ");
-        tracing::warn!("the job was given cards ({source}), and nothing is known of them: {trouble}");
+        tracing::warn!("the job was given GPUs ({source}) that cannot be read: {trouble}");
     }
 }
 
@@ -236,8 +249,8 @@ fn keep(folder: &JobDir, record: &Record, sampled: &Sampled) -> Result<(), Strin
     folder.write_end(record).map_err(|error| {
         let (id, place) = (&record.key.id, folder.path().display());
         match error.kind() {
-            io::ErrorKind::NotFound => format!("job {id} is forgotten: {place} is gone"),
-            _ => format!("cannot keep what was sampled of job {id} in {place}: {error}"),
+            io::ErrorKind::NotFound => format!("job {id} is not recorded: {place} was removed"),
+            _ => format!("cannot store the samples of job {id} in {place}: {error}"),
         }
     })
 }

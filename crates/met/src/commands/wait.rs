@@ -4,13 +4,14 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use met_core::belief::is_known_end;
 use met_core::job::{LOCAL, ProcessId, Record, State};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cli::WaitArgs;
 use crate::managers;
-use met_query::jobs::{AllJobs, has_daemon, is_known_end, waits_for_daemon};
+use met_query::jobs::{AllJobs, has_daemon, waits_for_daemon};
 use met_query::setting::Setting;
 
 /// Between a supervisor's end and the record of it lies a write to disk.
@@ -32,10 +33,10 @@ pub fn wait(setting: &Setting, args: &WaitArgs) -> Result<i32> {
         let record = wait_for(setting, record)?;
         if record.state == State::Lost {
             let why = match managers::is_foreign(&record) {
-                true => "nobody saw its end",
+                true => "its end was not observed",
                 false => "its supervisor was killed",
             };
-            tracing::error!("job {} was lost: {why}, its exit code is not known", record.label());
+            tracing::error!("job {} was lost: {why}, its exit code is unknown", record.label());
         }
         worst = worst.max(super::exit_code(&record));
     }

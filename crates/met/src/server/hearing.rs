@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use met_core::job::Record;
 use met_jobs::scheduler::Told;
 use met_store::Writer;
 use rustix::event::{EventfdFlags, eventfd};
@@ -16,8 +17,8 @@ use met_agent::daemon::told;
 /// A store that does not take anything is tried again after so long.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Something to do with the store, by whoever holds it.
-pub type Work = Box<dyn FnOnce(&mut Writer) + Send>;
+/// Something to do with the store, by whoever holds it; returns what it wrote.
+pub type Work = Box<dyn FnOnce(&mut Writer) -> Vec<Record> + Send>;
 
 /// What became of a piece.
 enum Outcome {
@@ -86,14 +87,16 @@ impl Hearing {
         let (outcome, done) = (self.outcome.0.clone(), Arc::clone(&self.done));
         let mut reply = Reply { outcome, done, is_said: false };
         submit(Box::new(move |writer| {
-            reply.say(match told::keep(writer, &told) {
-                Ok(_) => Outcome::Settled,
+            let (outcome, written) = match told::keep(writer, &told) {
+                Ok(written) => (Outcome::Settled, written),
                 Err(error) if told::is_hopeless(&error) => {
-                    tracing::warn!("what {} told is lost: {error:#}", told.manager);
-                    Outcome::Settled
+                    tracing::warn!("{}: reported jobs are lost: {error:#}", told.manager);
+                    (Outcome::Settled, Vec::new())
                 }
-                Err(error) => Outcome::Unwritten(told, error),
-            });
+                Err(error) => (Outcome::Unwritten(told, error), Vec::new()),
+            };
+            reply.say(outcome);
+            written
         }));
     }
 
@@ -105,14 +108,14 @@ impl Hearing {
             let unwritten = match outcome {
                 Outcome::Settled => None,
                 Outcome::Unwritten(told, error) => Some((told, error)),
-                Outcome::Dropped => bail!("the thread that writes to the store is gone"),
+                Outcome::Dropped => bail!("the thread that writes to the store has ended"),
             };
             if self.is_news(unwritten.is_some()) {
                 match &unwritten {
                     Some((told, error)) => {
-                        tracing::warn!("what {} told is not written yet: {error:#}", told.manager);
+                        tracing::warn!("{}: reported jobs are not stored yet: {error:#}", told.manager);
                     }
-                    None => tracing::info!("what schedulers tell is written again"),
+                    None => tracing::info!("jobs reported by schedulers are stored again"),
                 }
             }
             self.unwritten = unwritten.map(|(told, _)| (told, Instant::now() + RETRY_AFTER));
@@ -161,7 +164,7 @@ mod tests {
         other.execute_batch(full).unwrap();
         let mut hearing = Hearing::new().unwrap();
         assert!(hearing.is_idle() && hearing.patience().is_none());
-        hearing.keep(told("7", 5), |work| work(&mut writer));
+        hearing.keep(told("7", 5), |work| drop(work(&mut writer)));
         assert!(!hearing.is_idle());
         hearing.settle().unwrap();
         assert!(!hearing.is_idle() && hearing.patience().is_some(), "the others wait");
@@ -169,12 +172,12 @@ mod tests {
 
         let later = Instant::now() + RETRY_AFTER;
         hearing.retry(Instant::now(), |_| panic!("too early"));
-        hearing.retry(later, |work| work(&mut writer));
+        hearing.retry(later, |work| drop(work(&mut writer)));
         hearing.settle().unwrap();
         assert!(!hearing.is_idle(), "it failed again");
 
         other.execute_batch("DROP TRIGGER full").unwrap();
-        hearing.retry(later + RETRY_AFTER, |work| work(&mut writer));
+        hearing.retry(later + RETRY_AFTER, |work| drop(work(&mut writer)));
         hearing.settle().unwrap();
         assert!(hearing.is_idle());
         assert_eq!(writer.find(Some("slurm"), "7").unwrap().len(), 1);

@@ -25,10 +25,10 @@ use met_agent::daemon::listening::{respond, wanted};
 use met_query::jobs::{self, JobsFilter};
 
 columns! { COLUMNS:
-    HEARD = Column::gauge("heard_time", Unit::Seconds, NANO, "when the server last heard of the node, in unix time"),
-    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs that run on the node"),
+    HEARD = Column::gauge("heard_time", Unit::Seconds, NANO, "when the node last sent data to the server, in unix time"),
+    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs running on the node"),
     CLOCK = Column::gauge("clock_offset", Unit::Seconds, NANO, "how far the node's clock is behind the server's"),
-    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that the node had to give up"),
+    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that the node dropped"),
     CPUS = Column::gauge("cpus", Unit::Count, ONE, "CPUs of the node"),
     MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory of the node"),
 }
@@ -62,7 +62,7 @@ impl Pages {
             return Ok(Arc::clone(snapshot));
         }
         let running = JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() };
-        let mut records = self.view.jobs(&running.to_store())?;
+        let mut records = self.view.all_jobs(&running.to_store())?;
         // The oldest keep their series when there are too many.
         records.sort_by(|one, other| (one.start_ns, &one.key).cmp(&(other.start_ns, &other.key)));
         let jobs = records.iter().map(job).collect();
@@ -82,7 +82,7 @@ impl Pages {
 
 fn members(view: &ClusterView, running: &[Record]) -> Result<Rows> {
     let mut rows = Rows::new(&MEMBER);
-    for node in view.nodes()? {
+    for node in view.known_nodes()? {
         let mut cells = [MISSING; COLUMNS.len()];
         cells[HEARD] = node.seen_ns.unwrap_or(MISSING);
         cells[JOBS] = running.iter().filter(|record| record.nodes.contains(&node.name)).count() as i64;
@@ -121,8 +121,7 @@ pub fn router(pages: Pages, api: &Arc<Api>) -> Router {
         async move {
             match api.who(&asker, &headers).is_some() {
                 true => api.page(&asker, move || respond_to(targets(&view))).await,
-                false => (StatusCode::UNAUTHORIZED, "whose names these are is told to those who are known\n")
-                    .into_response(),
+                false => (StatusCode::UNAUTHORIZED, "authentication required\n").into_response(),
             }
         }
     });
@@ -140,7 +139,7 @@ fn metrics(pages: &Pages, asker: &Asker, headers: &HeaderMap) -> Result<Response
 }
 
 fn targets(view: &ClusterView) -> Result<Response> {
-    let nodes = view.nodes()?;
+    let nodes = view.known_nodes()?;
     // Who has no page would be called down.
     let mut targets = Vec::new();
     for met_store::cluster::Node { name, page, .. } in &nodes {

@@ -112,15 +112,15 @@ fn the_list_of_cards_at_80() {
     check_list(
         80,
         expect![[r#"
-            ┌─────┬────────────────┬──────────┬──────────┬──────────┬────────────────────┐
-            │ JOB │ NAME           │ GPU UTIL │ ENERGY   │ STATUS   │ CARDS              │
-            ├─────┼────────────────┼──────────┼──────────┼──────────┼────────────────────┤
-            │ 50  │ notebook       │ 0.00%    │ 4.16 Wh  │ Active   │ 0: idle, 1: idle   │
-            │ 51  │ train-a-large… │ 76.00%   │ 12.75 Wh │ Finished │ 0: 62%, 1: 90%     │
-            │ 52  │ stranger       │ -        │ -        │ Active   │ 0                  │
-            │ 53  │ infer          │ 7.00%    │ 6.38 Wh  │ Failed   │ 3: 7.0%            │
-            │ 54  │ whole-node     │ 60.00%   │ 42.41 Wh │ Finished │ 8 cards, idle: 6 7 │
-            └─────┴────────────────┴──────────┴──────────┴──────────┴────────────────────┘
+            ┌─────┬────────────────┬──────────┬──────────┬──────────┬───────────────────┐
+            │ JOB │ NAME           │ GPU UTIL │ ENERGY   │ STATUS   │ CARDS             │
+            ├─────┼────────────────┼──────────┼──────────┼──────────┼───────────────────┤
+            │ 50  │ notebook       │ 0.00%    │ 4.16 Wh  │ Active   │ 0: idle, 1: idle  │
+            │ 51  │ train-a-large… │ 76.00%   │ 12.75 Wh │ Finished │ 0: 62%, 1: 90%    │
+            │ 52  │ stranger       │ -        │ -        │ Active   │ 0                 │
+            │ 53  │ infer          │ 7.00%    │ 6.38 Wh  │ Failed   │ 3: 7.0%           │
+            │ 54  │ whole-node     │ 60.00%   │ 42.41 Wh │ Finished │ 8 GPUs, idle: 6 7 │
+            └─────┴────────────────┴──────────┴──────────┴──────────┴───────────────────┘
         "#]],
     );
 }
@@ -130,15 +130,15 @@ fn the_list_of_cards_at_120() {
     check_list(
         120,
         expect![[r#"
-            ┌─────┬──────┬─────────────────┬──────────┬───────────┬──────────┬──────────┬──────────┬──────────┬────────────────────┐
-            │ JOB │ PPID │ NAME            │ GPU UTIL │ MEM       │ ENERGY   │ MAX TEMP │ STATUS   │ DURATION │ CARDS              │
-            ├─────┼──────┼─────────────────┼──────────┼───────────┼──────────┼──────────┼──────────┼──────────┼────────────────────┤
-            │ 50  │ 3113 │ notebook        │ 0.00%    │ 0.00 GB   │ 4.16 Wh  │ 34.00 C  │ Active   │ 1m8s     │ 0: idle, 1: idle   │
-            │ 51  │ 3113 │ train-a-large-… │ 76.00%   │ 67.65 GB  │ 12.75 Wh │ 61.00 C  │ Finished │ 1m8s     │ 0: 62%, 1: 90%     │
-            │ 52  │ 3113 │ stranger        │ -        │ -         │ -        │ -        │ Active   │ 1m8s     │ 0                  │
-            │ 53  │ 3113 │ infer           │ 7.00%    │ 33.82 GB  │ 6.38 Wh  │ 61.00 C  │ Failed   │ 1m8s     │ 3: 7.0%            │
-            │ 54  │ 3113 │ whole-node      │ 60.00%   │ 202.94 GB │ 42.41 Wh │ 61.00 C  │ Finished │ 1m8s     │ 8 cards, idle: 6 7 │
-            └─────┴──────┴─────────────────┴──────────┴───────────┴──────────┴──────────┴──────────┴──────────┴────────────────────┘
+            ┌─────┬──────┬──────────────────┬──────────┬───────────┬──────────┬──────────┬──────────┬──────────┬───────────────────┐
+            │ JOB │ PPID │ NAME             │ GPU UTIL │ MEM       │ ENERGY   │ MAX TEMP │ STATUS   │ DURATION │ CARDS             │
+            ├─────┼──────┼──────────────────┼──────────┼───────────┼──────────┼──────────┼──────────┼──────────┼───────────────────┤
+            │ 50  │ 3113 │ notebook         │ 0.00%    │ 0.00 GB   │ 4.16 Wh  │ 34.00 C  │ Active   │ 1m8s     │ 0: idle, 1: idle  │
+            │ 51  │ 3113 │ train-a-large-m… │ 76.00%   │ 67.65 GB  │ 12.75 Wh │ 61.00 C  │ Finished │ 1m8s     │ 0: 62%, 1: 90%    │
+            │ 52  │ 3113 │ stranger         │ -        │ -         │ -        │ -        │ Active   │ 1m8s     │ 0                 │
+            │ 53  │ 3113 │ infer            │ 7.00%    │ 33.82 GB  │ 6.38 Wh  │ 61.00 C  │ Failed   │ 1m8s     │ 3: 7.0%           │
+            │ 54  │ 3113 │ whole-node       │ 60.00%   │ 202.94 GB │ 42.41 Wh │ 61.00 C  │ Finished │ 1m8s     │ 8 GPUs, idle: 6 7 │
+            └─────┴──────┴──────────────────┴──────────┴───────────┴──────────┴──────────┴──────────┴──────────┴───────────────────┘
         "#]],
     );
 }
@@ -148,16 +148,16 @@ fn the_list_of_cards_at_160() {
     check_list(
         160,
         expect![[r#"
-        ┌─────┬──────┬─────────────────────┬────────────────┬───────────┬─────────────┬──────────┬──────────┬──────────┬────────────────────┐
-        │ JOB │ PPID │ PROCESS NAME        │ GPU UTIL (AVG) │ MEM (AVG) │ TOTAL POWER │ MAX TEMP │ STATUS   │ DURATION │ CARDS              │
-        ├─────┼──────┼─────────────────────┼────────────────┼───────────┼─────────────┼──────────┼──────────┼──────────┼────────────────────┤
-        │ 50  │ 3113 │ notebook            │ 0.00%          │ 0.00 GB   │ 4.16 Wh     │ 34.00 C  │ Active   │ 1m8s     │ 0: idle, 1: idle   │
-        │ 51  │ 3113 │ train-a-large-model │ 76.00%         │ 67.65 GB  │ 12.75 Wh    │ 61.00 C  │ Finished │ 1m8s     │ 0: 62%, 1: 90%     │
-        │ 52  │ 3113 │ stranger            │ -              │ -         │ -           │ -        │ Active   │ 1m8s     │ 0                  │
-        │ 53  │ 3113 │ infer               │ 7.00%          │ 33.82 GB  │ 6.38 Wh     │ 61.00 C  │ Failed   │ 1m8s     │ 3: 7.0%            │
-        │ 54  │ 3113 │ whole-node          │ 60.00%         │ 202.94 GB │ 42.41 Wh    │ 61.00 C  │ Finished │ 1m8s     │ 8 cards, idle: 6 7 │
-        └─────┴──────┴─────────────────────┴────────────────┴───────────┴─────────────┴──────────┴──────────┴──────────┴────────────────────┘
-    "#]],
+            ┌─────┬──────┬─────────────────────┬────────────────┬───────────┬─────────────┬──────────┬──────────┬──────────┬───────────────────┐
+            │ JOB │ PPID │ PROCESS NAME        │ GPU UTIL (AVG) │ MEM (AVG) │ TOTAL POWER │ MAX TEMP │ STATUS   │ DURATION │ CARDS             │
+            ├─────┼──────┼─────────────────────┼────────────────┼───────────┼─────────────┼──────────┼──────────┼──────────┼───────────────────┤
+            │ 50  │ 3113 │ notebook            │ 0.00%          │ 0.00 GB   │ 4.16 Wh     │ 34.00 C  │ Active   │ 1m8s     │ 0: idle, 1: idle  │
+            │ 51  │ 3113 │ train-a-large-model │ 76.00%         │ 67.65 GB  │ 12.75 Wh    │ 61.00 C  │ Finished │ 1m8s     │ 0: 62%, 1: 90%    │
+            │ 52  │ 3113 │ stranger            │ -              │ -         │ -           │ -        │ Active   │ 1m8s     │ 0                 │
+            │ 53  │ 3113 │ infer               │ 7.00%          │ 33.82 GB  │ 6.38 Wh     │ 61.00 C  │ Failed   │ 1m8s     │ 3: 7.0%           │
+            │ 54  │ 3113 │ whole-node          │ 60.00%         │ 202.94 GB │ 42.41 Wh    │ 61.00 C  │ Finished │ 1m8s     │ 8 GPUs, idle: 6 7 │
+            └─────┴──────┴─────────────────────┴────────────────┴───────────┴─────────────┴──────────┴──────────┴──────────┴───────────────────┘
+        "#]],
     );
 }
 
@@ -201,25 +201,25 @@ fn the_report_of_a_job_on_two_cards() {
                  page faults  2,345,990    2,345,678 minor · 312 major
 
                        GPU 0  NVIDIA H200, given by CUDA_VISIBLE_DEVICES
-                     GPU use  62%          average · the card 92% · copy engine 4.0%
+                     GPU use  62%          average · whole GPU 92% · copy engine 4.0%
                   GPU memory  42.0 GiB     peak · average 31.5 GiB · of 140 GiB
                   GPU energy *6.38 Wh      idle part *708 mWh · energy counter
-                   GPU power *338 W        average · the card 431 W
+                   GPU power *338 W        average · whole GPU 431 W
                  temperature  61 °C        highest · clock 1.91 GHz
-             clock held down  4s           power cap
+                   throttled  4s           power cap
                PCIe received  2.89 GiB/s   sent 210 MiB/s
 
                        GPU 1  NVIDIA H200, given by CUDA_VISIBLE_DEVICES
-                     GPU use  90%          average · the card 100% · copy engine 4.0%
+                     GPU use  90%          average · whole GPU 100% · copy engine 4.0%
                   GPU memory  42.0 GiB     peak · average 31.5 GiB · of 140 GiB
                   GPU energy *6.38 Wh      idle part *708 mWh · energy counter
-                   GPU power *338 W        average · the card 431 W
+                   GPU power *338 W        average · whole GPU 431 W
                  temperature  61 °C        highest · clock 1.91 GHz
-             clock held down  4s           power cap
+                   throttled  4s           power cap
                PCIe received  2.89 GiB/s   sent 210 MiB/s
 
                         read  3.22 GiB     from storage · 48.3 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
+                     written  700 MiB      to storage · 10.3 MiB/s
         "#]],
     );
 }
@@ -233,17 +233,17 @@ fn the_report_of_a_job_that_holds_and_does_not_use() {
                          GPU  ░░░░░░░░░░░░░░░░░░░░░░░░░    0%  0 of 2 cards, average
 
                        GPU 0  NVIDIA H200, given by SLURM_JOB_GPUS, never used
-                     GPU use  0%           average · the card 0%
+                     GPU use  0%           average · whole GPU 0%
                   GPU memory  0 B          peak · average 0 B · of 140 GiB
                   GPU energy  2.08 Wh      idle part 2.08 Wh · energy counter
-                   GPU power  110 W        average · the card 110 W
+                   GPU power  110 W        average · whole GPU 110 W
                  temperature  34 °C        highest
 
                        GPU 1  NVIDIA H200, given by SLURM_JOB_GPUS, never used
-                     GPU use  0%           average · the card 0%
+                     GPU use  0%           average · whole GPU 0%
                   GPU memory  0 B          peak · average 0 B · of 140 GiB
                   GPU energy  2.08 Wh      idle part 2.08 Wh · energy counter
-                   GPU power  110 W        average · the card 110 W
+                   GPU power  110 W        average · whole GPU 110 W
                  temperature  34 °C        highest
         "#]],
     );
@@ -268,18 +268,18 @@ fn the_report_of_a_card_with_errors() {
                  page faults  2,345,990    2,345,678 minor · 312 major
 
                        GPU 3  NVIDIA H200, given by CUDA_VISIBLE_DEVICES
-                     GPU use  7.0%         average · the card 37% · copy engine 4.0%
+                     GPU use  7.0%         average · whole GPU 37% · copy engine 4.0%
                   GPU memory  42.0 GiB     peak · average 31.5 GiB · of 140 GiB
                   GPU energy *6.38 Wh      idle part *708 mWh · energy counter
-                   GPU power *338 W        average · the card 431 W
+                   GPU power *338 W        average · whole GPU 431 W
                  temperature  61 °C        highest · clock 1.91 GHz
-             clock held down  4s           power cap
+                   throttled  4s           power cap
                PCIe received  2.89 GiB/s   sent 210 MiB/s
                   GPU faults  2            the last was Xid 79
                memory errors  1            not corrected · 12 corrected
 
                         read  3.22 GiB     from storage · 48.3 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
+                     written  700 MiB      to storage · 10.3 MiB/s
                   read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
                  write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
@@ -307,16 +307,16 @@ fn the_report_of_a_card_that_was_never_seen_idle() {
                  page faults  2,345,990    2,345,678 minor · 312 major
 
                        GPU 0  NVIDIA H200, given by CUDA_VISIBLE_DEVICES
-                     GPU use  50%          average · the card 80% · copy engine 4.0%
+                     GPU use  50%          average · whole GPU 80% · copy engine 4.0%
                   GPU memory  42.0 GiB     peak · average 31.5 GiB · of 140 GiB
                   GPU energy *6.38 Wh      idle part ~708 mWh · energy counter
-                   GPU power *338 W        average · the card 431 W
+                   GPU power *338 W        average · whole GPU 431 W
                  temperature  61 °C        highest · clock 1.91 GHz
-             clock held down  4s           power cap
+                   throttled  4s           power cap
                PCIe received  2.89 GiB/s   sent 210 MiB/s
 
                         read  3.22 GiB     from storage · 48.3 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
+                     written  700 MiB      to storage · 10.3 MiB/s
         "#]],
     );
 }
@@ -359,7 +359,7 @@ fn cards_over_time() {
     let drawn = plot::course(&job_course(), 10_000, None, &Style { width: Some(60), ..Style::plain() });
     expect![[r#"
         60 columns
-                     GPU use, cards, peak 1.70
+                     GPU use, in GPUs, peak 1.70
                   2 ┤▃▃▃▃▃▃▂   ▃▃▃▃▃▃   ▃▃▃▃▃▃    ▃▃▃▃▃▃   ▃▃▃▃▃▃
                     │███████  ▁██████   ██████▇  ▅██████   ██████▃
                     │███████  ███████▃  ███████  ███████  ▁███████
@@ -394,20 +394,20 @@ fn a_whole_card_over_time_with_a_time_in_which_it_was_lost() {
     let drawn = plot::card(&course, "1", 10_000, &Style { width: Some(60), ..Style::plain() });
     expect![[r#"
         60 columns
-                     GPU 1, whole card: use, peak 80%
+                     GPU 1, all jobs: use, peak 80%
                 80% ┤                            ▃▃▃▄▄▄▄▅▅▅▅▆▆▆▆▇▇▇▇
                     │▄▄▄▄▅▅▅▅▆▆▆▆▇▇▇▇███         ███████████████████
                     │███████████████████         ███████████████████
                     │███████████████████         ███████████████████
                   0 ┼───────────────────         ───────────────────
-                     GPU 1, whole card: power, peak 599 W
+                     GPU 1, all jobs: power, peak 599 W
               600 W ┤                            ▁▂▂▂▃▃▃▄▄▄▅▅▅▆▆▆▇▇▇
                     │   ▁▁▁▂▂▂▃▃▃▄▄▄▅▅▅▆         ███████████████████
                     │███████████████████         ███████████████████
                     │███████████████████         ███████████████████
                   0 ┼───────────────────         ───────────────────
                      16:40:44           16:43:13            16:45:43
-                     where the axis breaks off: no samples
+                     gaps: no samples
     "#]]
     .assert_eq(&format!("60 columns\n{drawn}"));
 }

@@ -116,7 +116,7 @@ impl Layout {
 
 pub fn cards(cards: &[CardLine], now_ns: i64, style: &Style) -> String {
     let Some(first) = cards.first() else {
-        return "no cards; `met doctor` says why\n".to_owned();
+        return "no GPUs found; see `met doctor`\n".to_owned();
     };
     let several_makers = cards.iter().any(|card| card.vendor != first.vendor);
     let number = |card: &CardLine| match several_makers {
@@ -169,7 +169,7 @@ fn line(card: &CardLine, number: &str, layout: &Layout, now_ns: i64, style: &Sty
     if card.throttled.is_empty() {
         return line + "\n";
     }
-    let words = layout.behind(&line, &format!("held down: {}", card.throttled.join(", ")));
+    let words = layout.behind(&line, &format!("throttled: {}", card.throttled.join(", ")));
     format!("{line}{}\n", style.paint(Paint::Yellow, &words))
 }
 
@@ -266,7 +266,7 @@ mod tests {
         let all = some_cards();
         expect![[r#"
             GPU   NAME                           USE                 MEMORY    POWER    TEMP     CLOCK
-            0     NVIDIA H200                    90%    3.00 GiB of 140 GiB    312 W   61 °C  1.98 GHz  held down: power cap
+            0     NVIDIA H200                    90%    3.00 GiB of 140 GiB    312 W   61 °C  1.98 GHz  throttled: power cap
               job 12 train                       60%                954 MiB  pid 100 101
               job 13 notebook                      -                      -  held, idle since 16:40:44
               Xorg                                 -                      -  pid 7
@@ -275,7 +275,7 @@ mod tests {
               job 14 train                         -                      -
         "#]]
         .assert_eq(&cards(&all, NOW_NS, &Style::plain()));
-        assert_eq!(cards(&[], 0, &Style::plain()), "no cards; `met doctor` says why\n");
+        assert_eq!(cards(&[], 0, &Style::plain()), "no GPUs found; see `met doctor`\n");
     }
 
     #[test]
@@ -291,7 +291,7 @@ mod tests {
         expect![[r#"
             GPU   NAME                    USE    MEMORY    POWER    TEMP
             0     NVIDIA H200             90%  3.00 GiB    312 W   61 °C
-                held down: power cap
+                throttled: power cap
               job 12 train                60%   954 MiB  pid 100 101
               job 13 notebook               -         -
                 held, idle since 16:40:44

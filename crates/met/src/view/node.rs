@@ -65,14 +65,14 @@ pub fn energy(window: &EnergyWindow, style: &Style) -> String {
     let watts = |energy_uj: i64| units::watts(window.watts(energy_uj));
     let cards = match window.cards_uj {
         0 => String::new(),
-        cards_uj => format!(", of it cards {}", watts(cards_uj)),
+        cards_uj => format!(", GPUs {}", watts(cards_uj)),
     };
     let unassigned = match window.unassigned_uj {
         0 => String::new(),
         unassigned_uj => format!("   unassigned {}", watts(unassigned_uj)),
     };
     let line = format!(
-        "{} in all{cards}   jobs {}   system {}   idle {}{unassigned}   ({}, {})",
+        "{} total{cards}   jobs {}   system {}   idle {}{unassigned}   ({}, {})",
         units::marked(sign, &watts(window.whole_uj)),
         watts(window.jobs_uj),
         watts(window.system_uj),
@@ -112,7 +112,7 @@ fn line(name: &str, parts: &[(&str, Option<String>)], freshness: Freshness) -> O
         return None;
     }
     let name = text::pad(&text::cut(&text::escape(name), NAME_COLUMNS, false), NAME_COLUMNS);
-    let mark = if freshness == Freshness::Stale { "   (not of this moment)" } else { "" };
+    let mark = if freshness == Freshness::Stale { "   (stale)" } else { "" };
     Some(format!("{name} {}{mark}", known.join("   ")))
 }
 
@@ -126,7 +126,7 @@ fn cpu(rows: Rows<'_>, cpus: u32) -> Vec<String> {
         let parts = [
             ("user ", share(&["cpu_user", "cpu_nice"])),
             ("system ", share(&["cpu_system", "cpu_interrupt", "cpu_soft_interrupt"])),
-            ("waiting for disks ", share(&["cpu_io_wait"])),
+            ("waiting for I/O ", share(&["cpu_io_wait"])),
             ("stolen ", share(&["cpu_steal"])),
             ("idle ", share(&["cpu_idle"])),
         ];
@@ -137,7 +137,7 @@ fn cpu(rows: Rows<'_>, cpus: u32) -> Vec<String> {
         if let [Some(one), Some(five), Some(fifteen)] = loads {
             let threads = level(row, "threads_runnable").zip(level(row, "threads"));
             let threads = threads.map_or(String::new(), |(ready, all)| {
-                format!("   {} of {} threads ready to run", units::count(ready), units::count(all))
+                format!("   {} of {} threads runnable", units::count(ready), units::count(all))
             });
             lines.push(format!("load {one:.2} {five:.2} {fifteen:.2}{threads}"));
         }
@@ -156,7 +156,7 @@ fn cpu(rows: Rows<'_>, cpus: u32) -> Vec<String> {
             format!("   {} to {}", units::hertz(slowest), units::hertz(fastest))
         });
         let throttled = rate(row, "throttles_core").filter(|rate| *rate > 0.0);
-        let throttled = throttled.map_or("", |_| "   slowed down by heat");
+        let throttled = throttled.map_or("", |_| "   throttled (temperature)");
         let mean = level(row, "frequency_mean");
         lines.extend(mean.map(|mean| format!("at {}{range}{throttled}", units::hertz(mean))));
     }
@@ -202,7 +202,7 @@ fn pressure(rows: Rows<'_>) -> Vec<String> {
         let share =
             |(name, column): &(&str, &str)| Some(format!("{name} {}", units::percent(rate(row, column)?)));
         joined(columns.iter().filter_map(share).collect())
-            .map(|text| format!("{text}   (share of the time that somebody waited)"))
+            .map(|text| format!("{text}   (share of time in which some task waited)"))
     };
     of_table(rows, "node").filter_map(|(row, _)| waited(row)).collect()
 }
@@ -218,7 +218,7 @@ fn numa(rows: Rows<'_>) -> Vec<String> {
         let parts = [
             ("in use ", used.map(units::bytes)),
             ("of ", level(row, "memory_total").map(units::bytes)),
-            ("pages from elsewhere/s ", rate(row, "foreign").map(units::count)),
+            ("remote pages/s ", rate(row, "foreign").map(units::count)),
         ];
         line(&format!("node {}", label(row, "numa_node")), &parts, freshness)
     };
@@ -250,7 +250,7 @@ fn network(rows: Rows<'_>) -> Vec<String> {
         let parts = [
             ("received ", rate(row, "received").map(units::bytes_per_second)),
             ("sent ", rate(row, "sent").map(units::bytes_per_second)),
-            ("lost packets/s ", (lost > 0.0).then(|| units::count(lost))),
+            ("packets lost/s ", (lost > 0.0).then(|| units::count(lost))),
         ];
         line(label(row, "device"), &parts, freshness)
     };
@@ -331,7 +331,7 @@ fn card_power(cards: &[CardNow<'_>]) -> Vec<String> {
         let name = format!("GPU {} {}", card.labels[card::label::INDEX], card.labels[card::label::NAME]);
         line(
             &name,
-            &[("", watts.or_else(|| Some("power not told".to_owned()))), ("by ", by)],
+            &[("", watts.or_else(|| Some("power unknown".to_owned()))), ("by ", by)],
             Freshness::Current,
         )
     };
@@ -486,14 +486,14 @@ mod tests {
         expect![[r#"
             n1, 4 CPUs, up 2h03m
 
-            CPU          user 50%   system 12%   waiting for disks 0%   idle 38%
-                         load 1.25 0.50 0.05   3 of 456 threads ready to run
+            CPU          user 50%   system 12%   waiting for I/O 0%   idle 38%
+                         load 1.25 0.50 0.05   3 of 456 threads runnable
                          12,345 context switches/s
             Memory       4.00 GiB of 16.0 GiB in use (25%)   cache 6.00 GiB
                          swap 1.00 GiB of 2.00 GiB in use   in 4.00 KiB/s   out 0 B/s
-            Pressure     CPU 20%   I/O 0%   (share of the time that somebody waited)
+            Pressure     CPU 20%   I/O 0%   (share of time in which some task waited)
             Disks        nvme0n1                  read 5.00 MiB/s   written 1.00 MiB/s   requests/s 42   busy 12%
-            Network      eth0                     received 1.00 MiB/s   sent 2.00 KiB/s   lost packets/s 3
+            Network      eth0                     received 1.00 MiB/s   sent 2.00 KiB/s   packets lost/s 3
             Fabric       mlx5_0/1 InfiniBand      received 3.00 GiB/s   sent 1.00 GiB/s   of 11.6 GiB/s
             Lustre       scratch                  read 9.00 MiB/s   written 0 B/s   opens/s 12
             Power        package-0                98.5 W   by rapl
@@ -521,33 +521,34 @@ mod tests {
             idle_estimated: false,
         };
         expect![[r#"
-            Energy       200 W in all   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
+            Energy       200 W total   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
         "#]]
         .assert_eq(&energy(&window, &Style::plain()));
         let with_cards = EnergyWindow { cards_uj: 800_000_000, ..window.clone() };
         expect![[r#"
-            Energy       200 W in all, of it cards 80.0 W   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
-        "#]].assert_eq(&energy(&with_cards, &Style::plain()));
+            Energy       200 W total, GPUs 80.0 W   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
+        "#]]
+        .assert_eq(&energy(&with_cards, &Style::plain()));
         expect![[r#"
-            Energy       200 W in all, of it cards 80.0 W   jobs 100 W   system 5.00 W
-                         idle 95.0 W   (10s, IPMI)
+            Energy       200 W total, GPUs 80.0 W   jobs 100 W   system 5.00 W   idle 95.0 W
+                         (10s, IPMI)
         "#]]
         .assert_eq(&energy(&with_cards, &Style { width: Some(80), ..Style::plain() }));
         let gap = EnergyWindow { unassigned_uj: 500_000_000, idle_uj: 450_000_000, ..window.clone() };
         expect![[r#"
-            Energy       200 W in all   jobs 100 W   system 5.00 W   idle 45.0 W   unassigned 50.0 W   (10s, IPMI)
+            Energy       200 W total   jobs 100 W   system 5.00 W   idle 45.0 W   unassigned 50.0 W   (10s, IPMI)
         "#]]
         .assert_eq(&energy(&gap, &Style::plain()));
         let doubtful = EnergyWindow { kind: QualityKind::LowerBound, idle_estimated: true, ..window };
         expect![[r#"
-            Energy       ≥200 W in all   jobs 100 W   system 5.00 W   idle ~95.0 W   (10s, IPMI)
+            Energy       ≥200 W total   jobs 100 W   system 5.00 W   idle ~95.0 W   (10s, IPMI)
         "#]]
         .assert_eq(&energy(&doubtful, &Style::plain()));
     }
 
     #[test]
     fn what_is_old_is_marked_and_then_left_out() {
-        assert_eq!(draw(&sample(), 2 * SECOND + 3 * SECOND / 2).matches("(not of this moment)").count(), 9);
+        assert_eq!(draw(&sample(), 2 * SECOND + 3 * SECOND / 2).matches("(stale)").count(), 9);
         assert_eq!(draw(&sample(), 5 * SECOND), "n1, 4 CPUs\n\n");
     }
 }

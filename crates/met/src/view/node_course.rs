@@ -127,16 +127,11 @@ impl Span {
 /// Every sample: a list of parts, each with its times and the columns that were read, in their units.
 pub fn object(parts: Parts<'_>) -> Value {
     let one = |(part, course): &(NodePart, Course)| {
-        let mut columns = Map::new();
-        for (column, cells) in course.table.columns.iter().zip(&course.columns) {
-            if cells.iter().any(|&cell| cell != met_core::MISSING) {
-                let value = |&cell: &i64| known(cell).map(|cell| column.scaled(cell));
-                columns.insert(column.json_name(), cells.iter().map(value).map(Value::from).collect());
-            }
-        }
-        let times: Vec<Value> =
-            course.times_ms.iter().map(|time_ms| Value::from(json::time(time_ms * 1_000_000))).collect();
-        serde_json::json!({ "table": part.table, "part": part.part, "times": times, "columns": columns })
+        let mut object = Map::new();
+        object.insert("table".to_owned(), part.table.as_str().into());
+        object.insert("part".to_owned(), part.part.as_str().into());
+        object.extend(json::course(course));
+        Value::Object(object)
     };
     Value::Array(parts.iter().map(one).collect())
 }

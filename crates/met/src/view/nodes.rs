@@ -14,7 +14,7 @@ pub fn list(nodes: &[NodeStatus], now_ns: i64, style: &Style) -> String {
     let name_columns = nodes.iter().map(|node| node.name.len()).max().unwrap_or(0).max(4);
     let head = format!(
         "{:<name_columns$}  {:<6}  {:>9}  {:>4}  {:>5}  {:>8}  {:>9}  {}",
-        "NODE", "STATE", "HEARD", "JOBS", "CPUS", "MEMORY", "CLOCK", "VERSION"
+        "NODE", "STATE", "SEEN", "JOBS", "CPUS", "MEMORY", "CLOCK", "VERSION"
     );
     let mut drawn = style.paint(Paint::Bold, head.trim_end()) + "\n";
     for node in nodes {
@@ -55,7 +55,7 @@ fn line(node: &NodeStatus, name_columns: usize, now_ns: i64, style: &Style) -> S
         or_dash(node.version.as_deref().map(text::escape)),
     );
     if node.dropped_samples > 0 {
-        let lost = format!("  {} samples given up", units::count(node.dropped_samples as f64));
+        let lost = format!("  {} samples dropped", units::count(node.dropped_samples as f64));
         drawn.push_str(&style.paint(Paint::Red, &lost));
     }
     if let Some(problem) = &node.problem {
@@ -86,10 +86,10 @@ mod tests {
         };
         let nodes = [node("n1", Some(995), 3), node("gpu-node-17", Some(100), -2500), node("n3", None, 900)];
         expect![[r#"
-            NODE         STATE       HEARD  JOBS   CPUS    MEMORY      CLOCK  VERSION
+            NODE         STATE        SEEN  JOBS   CPUS    MEMORY      CLOCK  VERSION
             n1           ok             5s     3     64   256 GiB         ok  0.1.0
             gpu-node-17  late        15m0s     3     64   256 GiB      +2.5s  0.1.0
-            n3           never           -     3     64   256 GiB     -900ms  0.1.0  1,200 samples given up
+            n3           never           -     3     64   256 GiB     -900ms  0.1.0  1,200 samples dropped
               by job.cpu it means something else
             3 nodes, 2 late
         "#]]

@@ -68,7 +68,7 @@ pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Sty
     };
     let gpu = [
         Panel {
-            title: "GPU use, cards".to_owned(),
+            title: "GPU use, in GPUs".to_owned(),
             bins: card_bins(column::GPU_UTILIZATION),
             unit: units::cores,
             step: 1000.0,
@@ -95,7 +95,7 @@ pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Sty
 pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String {
     let columns = columns(style);
     let gap_ms = card_gap_ms(course, gap_ms);
-    let title = |what: &str| format!("GPU {}, whole card: {what}", text::escape(index));
+    let title = |what: &str| format!("GPU {}, all jobs: {what}", text::escape(index));
     let panels = [
         Panel {
             title: title("use"),
@@ -157,7 +157,7 @@ pub(super) fn draw(
     let mut lines: Vec<String> = known.iter().flat_map(|panel| panel.draw(style)).collect();
     lines.push(time_axis(first_ms, last_ms, columns, style));
     if known.iter().any(|panel| panel.has_gap()) {
-        let legend = "  where the axis breaks off: no samples";
+        let legend = "  gaps: no samples";
         lines.push(style.paint(Paint::Dim, &format!("{}{legend}", " ".repeat(SCALE_COLUMNS))));
     }
     let drawn = lines.join("\n") + "\n";
@@ -317,7 +317,7 @@ mod tests {
                             │██████████▅█▁▁▁▁▁▁▁         ▁▁▁▁▁▁█▃▁▁▁▁▁▁▁▁▁▁█
                           0 ┼───────────────────         ───────────────────
                              16:40:44           16:45:43            16:50:43
-                             where the axis breaks off: no samples
+                             gaps: no samples
             "#]],
         );
     }
@@ -347,7 +347,7 @@ mod tests {
                             │██████████████▁██▁▁▁▁▁▁▁▁▁▁             ▁▁▁▁▁▁▁▁▄█▃▁▁▁▁▁▁▁▁▁▁▁▁▁▁▇█
                           0 ┼───────────────────────────             ───────────────────────────
                              16:40:44                     16:45:43                      16:50:43
-                             where the axis breaks off: no samples
+                             gaps: no samples
             "#]],
         );
     }
@@ -377,7 +377,7 @@ mod tests {
                             │█████████████████████▇▁▁███▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁                     ▁▁▁▁▁▁▁▁▁▁▁▁▁▄██▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▆██
                           0 ┼───────────────────────────────────────────                     ───────────────────────────────────────────
                              16:40:44                                         16:45:43                                          16:50:43
-                             where the axis breaks off: no samples
+                             gaps: no samples
             "#]],
         );
     }
@@ -409,7 +409,7 @@ mod tests {
                             |##########+#.......         ......#-..........#
                           0 +-------------------         -------------------
                              16:40:44           16:45:43            16:50:43
-                             where the axis breaks off: no samples
+                             gaps: no samples
             "#]],
         );
     }

@@ -49,11 +49,11 @@ fn everything_known_at_60() {
                  page faults  2,345,990    2,345,678 minor · 312 major
 
                         read  3.22 GiB     from storage · 48.3 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
+                     written  700 MiB      to storage · 10.3 MiB/s
                   read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
                  write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-                   processes  23           seen · 9 at once
+                   processes  23           total · 9 at once
                      threads  41           at once
 
                 CPU pressure  6.9s         10% of the time
@@ -92,11 +92,11 @@ fn everything_known_at_80() {
                  page faults  2,345,990    2,345,678 minor · 312 major
 
                         read  3.22 GiB     from storage · 48.3 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
+                     written  700 MiB      to storage · 10.3 MiB/s
                   read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
                  write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-                   processes  23           seen · 9 at once
+                   processes  23           total · 9 at once
                      threads  41           at once
 
                 CPU pressure  6.9s         10% of the time
@@ -144,11 +144,11 @@ fn a_job_of_a_manager_at_80() {
                  page faults  2,345,990    2,345,678 minor · 312 major
 
                         read  3.22 GiB     from storage · 48.3 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
+                     written  700 MiB      to storage · 10.3 MiB/s
                   read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
                  write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-                   processes  23           seen · 9 at once
+                   processes  23           total · 9 at once
                      threads  41           at once
 
                 CPU pressure  6.9s         10% of the time
@@ -204,11 +204,11 @@ fn a_job_of_a_manager_at_60() {
                  page faults  2,345,990    2,345,678 minor · 312 major
 
                         read  3.22 GiB     from storage · 48.3 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
+                     written  700 MiB      to storage · 10.3 MiB/s
                   read calls  9.20 GiB     138 MiB/s · 1,204,117 calls
                  write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-                   processes  23           seen · 9 at once
+                   processes  23           total · 9 at once
                      threads  41           at once
 
                 CPU pressure  6.9s         10% of the time
@@ -285,11 +285,11 @@ fn what_is_not_certain_is_marked_and_explained() {
                  page faults  2,345,990    2,345,678 minor · 312 major
 
                         read  3.22 GiB     from storage · 48.3 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
+                     written  700 MiB      to storage · 10.3 MiB/s
                   read calls  9.20 GiB     138 MiB/s
                  write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-                   processes  23           seen · 9 at once
+                   processes  23           total · 9 at once
                      threads  41           at once
 
             - still running: redis-server (3120), tail\x1b[31m (3121)
@@ -306,10 +306,10 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
     };
     expect![[r#"
                   energy *2.50 Wh      *132 W average · RAPL, by CPU time
-              of it idle *500 mWh      for what the job holds
+               idle part *500 mWh      for CPUs and GPUs that the job holds
               CPU energy *2.00 Wh
            memory energy *300 mWh
-            other energy *200 mWh      board, fans, disks, losses
+            other energy *200 mWh      board, fans, disks, power supply
                emissions *85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost *0.000525     EUR at 0.21 per kWh
 
@@ -318,14 +318,14 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
     .assert_eq(&energy(QualityKind::Attributed));
     expect![[r#"
                   energy ~2.50 Wh      ~132 W average · RAPL, by CPU time
-              of it idle ~500 mWh      for what the job holds
+               idle part ~500 mWh      for CPUs and GPUs that the job holds
               CPU energy ~2.00 Wh
            memory energy ~300 mWh
-            other energy ~200 mWh      board, fans, disks, losses
+            other energy ~200 mWh      board, fans, disks, power supply
                emissions ~85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost ~0.000525     EUR at 0.21 per kWh
 
-        - no meter of energy was read; `met doctor` says what would make one readable
+        - no energy meter could be read; see `met doctor`
         ~ estimated
     "#]]
     .assert_eq(&energy(QualityKind::Estimated));
@@ -378,11 +378,11 @@ fn a_long_command_and_a_hostile_name_stay_in_their_place() {
                  page faults  2,345,990    2,345,678 minor · 312 major
 
                         read  3.22 GiB     from storage · 48.5 MiB/s
-                     written  700 MiB      towards storage · 10.3 MiB/s
+                     written  700 MiB      to storage · 10.3 MiB/s
                   read calls  9.20 GiB     139 MiB/s · 1,204,117 calls
                  write calls  775 MiB      11.4 MiB/s · 98,123 calls
 
-                   processes  23           seen · 9 at once
+                   processes  23           total · 9 at once
                      threads  41           at once
 
                 CPU pressure  6.9s         10% of the time

@@ -371,10 +371,10 @@ impl Job<'_> {
         match gpus.len() {
             0 => None,
             1..=EACH_MAX => Some(gpus.iter().map(card).collect::<Vec<_>>().join(", ")),
-            count if idle.is_empty() => Some(format!("{count} cards")),
-            count if idle.len() == count => Some(format!("{count} cards, all idle")),
-            count if idle.len() <= EACH_MAX => Some(format!("{count} cards, idle: {}", idle.join(" "))),
-            count => Some(format!("{count} cards, {} idle", idle.len())),
+            count if idle.is_empty() => Some(format!("{count} GPUs")),
+            count if idle.len() == count => Some(format!("{count} GPUs, all idle")),
+            count if idle.len() <= EACH_MAX => Some(format!("{count} GPUs, idle: {}", idle.join(" "))),
+            count => Some(format!("{count} GPUs, {} idle", idle.len())),
         }
     }
 

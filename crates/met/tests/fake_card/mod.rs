@@ -66,7 +66,7 @@ impl Machine {
         self.met(&["run", "--print-id", "--", "sh", "-c", command]).trim().to_owned()
     }
 
-    /// What the daemon of this machine had to say.
+    /// What the system daemon had to say.
     #[allow(dead_code, reason = "not every test reads it")]
     pub fn log(&self) -> String {
         // The state of each machine has a folder of its own.

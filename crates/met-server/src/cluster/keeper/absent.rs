@@ -130,13 +130,14 @@ impl Work {
         }
         let key = series_key(&node, &record.key);
         let sampled_ns = self.latest.get(&key).map(|sample| sample.time_ms.saturating_mul(1_000_000));
+        // The last sample counts as long as the job runs.
+        self.latest.leave(&key, &mut record);
         record.state = State::Lost;
         if self.boots.is_over(&node, &record) {
             record.scheduling.reason.get_or_insert_with(|| OTHER_BOOT.to_owned());
         }
         // When it ended nobody knows; it was last heard of then.
         record.end_ns = [sampled_ns, heard_ns, record.start_ns].into_iter().flatten().max();
-        self.latest.leave(&key, &mut record);
         (node, record)
     }
 }

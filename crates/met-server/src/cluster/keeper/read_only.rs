@@ -32,7 +32,10 @@ pub(super) fn run(plan: &Plan, latest: &Latest, mut why: StoreError, orders: &Re
         match Work::open(plan.clone(), latest.clone()) {
             Ok(mut work) => {
                 tracing::info!("the store can be written again");
-                waiting.into_iter().for_each(|waited| waited(&mut work.writer));
+                for waited in waiting {
+                    let written = waited(&mut work.writer);
+                    work.publish_told(written);
+                }
                 return work.run(orders);
             }
             Err(error) => why = error,

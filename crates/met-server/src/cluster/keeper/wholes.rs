@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use met_core::bounds;
 use met_core::job::{JobKey, Record, Summaries};
-use met_core::whole::{distance_ns, spans_nodes, together, whole};
+use met_core::managers::spans_nodes;
+use met_core::whole::{distance_ns, together, whole};
 use met_store::StoreError;
 use met_store::cluster::{Log, Told, ToldKey};
 use met_wire::batch::Subject;
@@ -34,16 +35,28 @@ impl Work {
             write.extend(records);
             instead_of.extend(removed);
         }
-        self.writer.put_revived(&write, &instead_of, &revived)
+        let before = self.before(&write);
+        self.writer.put_revived(&write, &instead_of, &revived)?;
+        self.publish_written(before, &write);
+        Ok(())
     }
 
     /// Everything that nodes ever told, for a catalogue that was begun anew. What was written before is written again.
     pub(super) fn tell_again(&mut self) -> Result<(), StoreError> {
+        // No sink is told again what it knows.
+        let bus = std::mem::take(&mut self.bus);
+        let told = self.tell_all();
+        self.bus = bus;
+        told?;
+        self.log.set_told_again(false)
+    }
+
+    fn tell_all(&mut self) -> Result<(), StoreError> {
         for (manager, id) in self.log.told_jobs()? {
             let keys: HashSet<JobKey> = self.log.told(&manager, &id)?.iter().map(whole_key).collect();
             self.put_wholes(keys)?;
         }
-        self.log.set_told_again(false)
+        Ok(())
     }
 
     /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.

@@ -30,7 +30,7 @@ pub(super) fn cost(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     sampler.look();
     for look in 1..=LOOKS {
         if terminal {
-            let _ = write!(io::stderr(), "\rlooking {look} of {LOOKS}\x1b[K");
+            let _ = write!(io::stderr(), "\rmeasuring, {look} of {LOOKS}\x1b[K");
         }
         std::thread::sleep(Duration::from_secs(1));
         sampler.look();

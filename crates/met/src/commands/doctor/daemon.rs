@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use met_jobs::scheduler;
-use met_sinks::forward;
+use met_core::managers::Scheduler;
+use met_sinks::{bus, forward};
 
 use super::{Finding, Health};
 use met_agent::daemon;
@@ -17,18 +17,18 @@ use met_query::setting::Setting;
 pub(super) fn running_daemon(setting: &Setting) -> Finding {
     let finding = |health, detail, remedy| Finding { what: "daemon", health, detail, remedy };
     if setting.system_daemon().is_some() {
-        return finding(Health::Good, "a system daemon runs and is used".to_owned(), None);
+        return finding(Health::Good, "a system daemon is running and is used".to_owned(), None);
     }
     match setting.daemon(false) {
         Ok(_) => {
             // Perhaps in another runtime directory than this caller's.
             let socket = Client::connect_to(&setting.user)
                 .map_or_else(|_| setting.user.socket(), |(_, socket)| socket);
-            finding(Health::Good, format!("runs, at {}", socket.display()), None)
+            finding(Health::Good, format!("running, at {}", socket.display()), None)
         }
         Err(missed) => match missed.remedy() {
             Some(remedy) => finding(Health::Broken, missed.to_string(), Some(remedy)),
-            None => finding(Health::Good, "none runs; the first `met run` starts one".to_owned(), None),
+            None => finding(Health::Good, "not running; the first `met run` starts one".to_owned(), None),
         },
     }
 }
@@ -45,18 +45,18 @@ pub(super) fn found_jobs(setting: &Setting) -> Finding {
         return Finding {
             what,
             health: Health::Less,
-            detail: "no daemon looks for jobs of resource managers and containers".to_owned(),
+            detail: "no daemon discovers jobs of resource managers and containers".to_owned(),
             remedy: Some("sudo met daemon    (with jobs.discover: auto or true)".to_owned()),
         };
     };
     let counts: Vec<String> =
         status.jobs.iter().map(|(manager, count)| format!("{count} of {manager}")).collect();
-    let jobs = if counts.is_empty() { "none at present".to_owned() } else { counts.join(", ") };
+    let jobs = if counts.is_empty() { "none now".to_owned() } else { counts.join(", ") };
     let (mut health, mut trouble, remedy) = match (&status.refused, status.left_out) {
         (None, 0) => (Health::Good, String::new(), None),
         (Some(why), _) => (
             Health::Less,
-            format!("; not every cgroup is watched ({why}): those are looked at every second"),
+            format!("; not every cgroup is watched ({why}): those are polled every second"),
             Some(
                 "sudo sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512".to_owned(),
             ),
@@ -67,13 +67,13 @@ pub(super) fn found_jobs(setting: &Setting) -> Finding {
     if status.unseen_directories > 0 || status.unseen_cpu_ns > 0 {
         health = Health::Less;
         trouble += &format!(
-            "; {} directories of jobs came and went unseen, with {} of CPU time that is nobody's",
+            "; {} job cgroups were created and removed unseen; {} of CPU time are assigned to no job",
             status.unseen_directories,
             units::duration(status.unseen_cpu_ns as f64 / 1e9),
         );
     }
     if status.shadows > 0 {
-        trouble += &format!("; events of {} are counted in v2 cgroups of our own", status.shadows);
+        trouble += &format!("; events of {} are counted in additional v2 cgroups", status.shadows);
     }
     if let Some(why) = &status.shadows_refused {
         health = Health::Less;
@@ -94,7 +94,7 @@ fn left_out(status: &DiscoveryStatus) -> String {
         places.push(format!("{} more", status.crowded.len() - NAMED_MAX));
     }
     let places = if places.is_empty() { String::new() } else { format!(" in {}", places.join(", ")) };
-    format!("; {} cgroups too many are left out{places}", status.left_out)
+    format!("; {} cgroups above the limit are not watched{places}", status.left_out)
 }
 
 /// The page for Prometheus: whether it is asked for, whether its file is in order, whether somebody answers.
@@ -109,7 +109,7 @@ pub(super) fn listener(setting: &Setting) -> Finding {
     };
     let Some(address) = http.listen.first() else {
         let remedy = "http: {listen: 127.0.0.1:9317}    (in met.yaml)";
-        return finding(Health::Good, "no listener: nothing is asked for".to_owned(), Some(remedy));
+        return finding(Health::Good, "not listening (http.listen is unset)".to_owned(), Some(remedy));
     };
     let web = http.web_config.as_deref().map(met_web::listener::WebConfig::load).transpose();
     let web = match web {
@@ -125,21 +125,21 @@ pub(super) fn listener(setting: &Setting) -> Finding {
     let found = address.resolve().unwrap_or_default();
     let answers = found.iter().any(|found| std::net::TcpStream::connect_timeout(found, WAIT).is_ok());
     if !answers {
-        let detail = format!("nobody listens on {address}");
+        let detail = format!("no process listens on {address}");
         return finding(
             Health::Broken,
             detail,
-            Some("met daemon    (one that runs takes up a new address when it is started anew)"),
+            Some("met daemon    (restart a running one to apply a new address)"),
         );
     }
     let Some(web) = web else {
-        let detail = format!("/metrics on {address}; its web_config is for the daemon's eyes alone");
+        let detail = format!("/metrics on {address}; its web_config is readable by the daemon only");
         return finding(Health::Good, detail, None);
     };
     let how = if web.has_tls() { "TLS" } else { "no encryption" };
     let who = match web.knows_clients() {
-        true => "users and names of jobs are told to those who log in",
-        false => "users and names of jobs are not told, because nobody logs in",
+        true => "user and job names require authentication",
+        false => "user and job names are omitted, because there is no authentication",
     };
     finding(Health::Good, format!("/metrics on {address}, {how}; {who}"), None)
 }
@@ -167,18 +167,27 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
     if there.is_empty() {
         let off = daemon::schedulers::switched_off(&setting.config.schedulers);
         let detail = match off.as_slice() {
-            [] => "none of sacct, oarstat, qstat and bjobs is here: jobs are known by what is measured"
-                .to_owned(),
-            off => format!("switched off: {}; jobs are known by what is measured", off.join(", ")),
+            [] => {
+                let programs: Vec<&str> = Scheduler::ALL.iter().map(|one| one.row().1.program).collect();
+                let (last, others) = programs.split_last().unwrap_or((&"", &[]));
+                let programs = format!("{} and {last}", others.join(", "));
+                format!("none of {programs} is installed: jobs have measured figures only")
+            }
+            off => format!("switched off: {}; jobs have measured figures only", off.join(", ")),
         };
         return vec![finding(Health::Good, detail, None)];
     }
-    let found = |(kind, installed): &(&'static scheduler::Kind, bool)| match installed {
-        false => finding(Health::Broken, format!("{}: {} is not here", kind.manager, kind.program), None),
-        true if runs => finding(Health::Less, format!("{} is not asked", kind.manager), None),
-        true => {
-            let detail = format!("{} found; only a system daemon queries it", kind.manager);
-            finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
+    let found = |(scheduler, installed): &(Scheduler, bool)| {
+        let (manager, query) = scheduler.row();
+        match installed {
+            false => {
+                finding(Health::Broken, format!("{}: {} is not installed", manager.name, query.program), None)
+            }
+            true if runs => finding(Health::Less, format!("{} is not queried", manager.name), None),
+            true => {
+                let detail = format!("{} found; only a system daemon queries it", manager.name);
+                finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
+            }
         }
     };
     there.iter().map(found).collect()
@@ -198,11 +207,11 @@ pub fn heard_of(status: &SchedulerStatus) -> String {
     let mut text = match ago {
         Some(ago) => format!("{} answered {ago} s ago", status.manager),
         None if status.last_error.is_some() => format!("{} did not answer", status.manager),
-        None => format!("{} is being asked for the first time", status.manager),
+        None => format!("{}: first query in progress", status.manager),
     };
     text.push_str(&format!(", {} records", status.told));
     if let Some(took_ms) = status.took_ms {
-        text.push_str(&format!(", the last question took {took_ms} ms"));
+        text.push_str(&format!(", the last query took {took_ms} ms"));
     }
     if let Some(error) = &status.last_error {
         text.push_str(&format!("; {error}"));
@@ -210,16 +219,48 @@ pub fn heard_of(status: &SchedulerStatus) -> String {
     text
 }
 
-pub(super) fn forwarding(setting: &Setting) -> Option<Finding> {
+/// The server that a daemon sends to, and its other sinks.
+pub(super) fn sinks(setting: &Setting) -> Vec<Finding> {
     let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
-    let Ok(Reply::Status(status)) = client?.call(&Request::Status) else { return None };
-    let forward = status.forward?;
-    Some(Finding {
+    let status = client.map(|mut client| client.call(&Request::Status));
+    let Some(Ok(Reply::Status(status))) = status else { return Vec::new() };
+    let server = status.forward.map(|forward| Finding {
         what: "server",
         health: health_of_sending(&forward),
         detail: sent_to(&forward),
         remedy: None,
-    })
+    });
+    let others = status.sinks.iter().filter(|sink| sink.name != forward::SPEC.name);
+    server.into_iter().chain(others.map(|sink| of_sink("sink", sink))).collect()
+}
+
+pub(super) fn of_sink(what: &'static str, sink: &bus::Status) -> Finding {
+    let health = match sink.state {
+        bus::State::Failed => Health::Broken,
+        bus::State::Running if sink.dropped == 0 => Health::Good,
+        bus::State::Running | bus::State::Retrying => Health::Less,
+    };
+    Finding { what, health, detail: sink_words(sink), remedy: None }
+}
+
+/// What a sink has taken, and what not.
+pub fn sink_words(sink: &bus::Status) -> String {
+    let state = match sink.state {
+        bus::State::Running => "",
+        bus::State::Retrying => "retrying, ",
+        bus::State::Failed => "failed, ",
+    };
+    let mut text =
+        format!("{}: {state}{} events delivered, {} queued", sink.name, sink.delivered, sink.queued);
+    text.push_str(&format!(", {} dropped", sink.dropped));
+    if sink.dropped_ends > 0 {
+        let jobs = sink.dropped_jobs.join(", ");
+        text.push_str(&format!(", among them {} ends of jobs, the last of {jobs}", sink.dropped_ends));
+    }
+    if let Some(error) = &sink.last_error {
+        text.push_str(&format!("; last error: {error}"));
+    }
+    text
 }
 
 /// How batches get to the server.
@@ -231,16 +272,16 @@ pub fn sent_to(forward: &forward::Status) -> String {
     };
     if forward.batches_waiting > 0 {
         let bytes = units::bytes(forward.bytes_waiting as f64);
-        text.push_str(&format!("; {} batches wait, {bytes}", forward.batches_waiting));
+        text.push_str(&format!("; batches queued: {}, {bytes}", forward.batches_waiting));
     }
     if forward.dropped_samples > 0 {
-        text.push_str(&format!("; {} samples were given up", forward.dropped_samples));
+        text.push_str(&format!("; samples dropped: {}", forward.dropped_samples));
     }
     if forward.quarantined_batches > 0 {
         let plural = if forward.quarantined_batches == 1 { "batch is" } else { "batches are" };
         text.push_str(&format!("; {} {plural} quarantined", forward.quarantined_batches));
         if let Some(spool) = &forward.spool {
-            text.push_str(&format!(" ({}/*.refused; the daemon's log says why)", spool.display()));
+            text.push_str(&format!(" ({}/*.refused; the daemon's log has the reason)", spool.display()));
         }
     }
     for error in forward.last_error.iter().chain(&forward.spool_error) {
@@ -267,12 +308,30 @@ mod tests {
         let mut status = DiscoveryStatus::default();
         assert_eq!(left_out(&status), "");
         (status.left_out, status.crowded) = (7, vec!["/cg/a".into()]);
-        assert_eq!(left_out(&status), "; 7 cgroups too many are left out in /cg/a");
+        assert_eq!(left_out(&status), "; 7 cgroups above the limit are not watched in /cg/a");
         status.crowded = (0..5).map(|place| place.to_string().into()).collect();
-        assert_eq!(left_out(&status), "; 7 cgroups too many are left out in 0, 1, 2, 2 more");
+        assert_eq!(left_out(&status), "; 7 cgroups above the limit are not watched in 0, 1, 2, 2 more");
         // A daemon of an earlier version does not tell where.
         status.crowded.clear();
-        assert_eq!(left_out(&status), "; 7 cgroups too many are left out");
+        assert_eq!(left_out(&status), "; 7 cgroups above the limit are not watched");
+    }
+
+    #[test]
+    fn a_sink_that_drops_is_less_than_good_and_names_what_it_dropped() {
+        let mut sink = bus::Status { name: "stdout".into(), delivered: 7, ..bus::Status::default() };
+        let told = |sink: &bus::Status| {
+            let finding = of_sink("sink", sink);
+            (finding.health.name(), finding.health.cause(), finding.detail)
+        };
+        assert_eq!(told(&sink), ("ok", None, "stdout: 7 events delivered, 0 queued, 0 dropped".into()));
+        (sink.dropped, sink.dropped_ends, sink.dropped_jobs) = (3, 1, vec!["local:9".into()]);
+        let dropped =
+            "stdout: 7 events delivered, 0 queued, 3 dropped, among them 1 ends of jobs, the last of local:9";
+        assert_eq!(told(&sink), ("less", None, dropped.into()));
+        (sink.state, sink.last_error) = (bus::State::Failed, Some("closed".into()));
+        let (health, cause, detail) = told(&sink);
+        assert_eq!((health, cause), ("no", Some("broken")));
+        assert!(detail.starts_with("stdout: failed, 7 events") && detail.ends_with("; last error: closed"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(super) fn cgroups(setting: &Setting) -> Finding {
     let (health, detail) = match kind {
         Kind::V2 => (Health::Good, "cgroup v2"),
         Kind::Hybrid => (Health::Good, "cgroup v1 with a v2 hierarchy beside it"),
-        Kind::V1 => (Health::Less, "cgroup v1 alone: no pressure figures"),
+        Kind::V1 => (Health::Less, "cgroup v1 only: no pressure figures"),
         Kind::None => {
             (Health::Denied, "no cgroup file system is mounted: jobs are followed by their process tree")
         }
@@ -41,12 +41,14 @@ pub(super) fn job_cgroup(setting: &Setting) -> Finding {
             (Health::Less, "a job gets a cgroup without the memory controller: memory is estimated")
         }
         _ if system => (Health::Good, "the system daemon creates a cgroup for each job of met run"),
-        _ => {
-            (Health::Less, "no cgroup may be made here: CPU stays exact by other means, memory is estimated")
-        }
+        _ => (
+            Health::Less,
+            "no cgroup can be created here: CPU stays exact by other means, memory is \
+                estimated",
+        ),
     };
     let remedy =
-        (health == Health::Less && !counts_cpu).then(|| "sudo met daemon    (serves everybody)".to_owned());
+        (health == Health::Less && !counts_cpu).then(|| "sudo met daemon    (serves all users)".to_owned());
     Finding { what: "job cgroup", health, detail: detail.to_owned(), remedy }
 }
 

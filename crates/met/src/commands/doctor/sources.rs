@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use met_core::Batch;
 use met_core::energy::idle::{How, LearnedIdle};
 use met_core::gpu::card;
+use met_core::{Batch, Unparsed};
 use met_host::Targets;
 use met_sources::{Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Unavailable};
 
@@ -36,6 +36,9 @@ pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
             return Finding { what: spec.name, health: Health::Less, detail, remedy };
         }
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
+        if let Some(unparsed) = told.unparsed(spec).or_else(|| unparsed_by(&runner, spec)) {
+            return unparsed_finding(spec, &unparsed);
+        }
         let error = errors.iter().find(|error| error.source == spec.name);
         match (reason, error) {
             (Some((_, reason)), _) => unavailable(spec, reason, &told),
@@ -44,6 +47,16 @@ pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
         }
     };
     SOURCES.iter().map(finding).collect()
+}
+
+fn unparsed_by(runner: &Runner, spec: &SourceSpec) -> Option<Unparsed> {
+    runner.unparsed().find(|(name, _)| *name == spec.name).map(|(_, unparsed)| unparsed.clone())
+}
+
+/// The kernel prints something else than this program expects.
+fn unparsed_finding(spec: &SourceSpec, unparsed: &Unparsed) -> Finding {
+    let detail = format!("{}, but {unparsed}", spec.help);
+    Finding { what: spec.name, health: Health::Less, detail, remedy: None }
 }
 
 /// Whether anything was read of a source, whatever else went wrong.
@@ -66,10 +79,9 @@ fn is_read(runner: &Runner, spec: &SourceSpec) -> bool {
 /// A source of which a reading went wrong: one card of several is less than all, and not nothing.
 fn failed(spec: &SourceSpec, message: &str, is_read: bool) -> Finding {
     let health = if is_read { Health::Less } else { Health::Broken };
-    let is_of_a_card = spec.name == "nvidia" && message.contains("card ");
+    let is_of_a_card = spec.name == "nvidia" && message.contains("NVML, GPU ");
     let remedy = is_of_a_card.then(|| {
-        "sudo nvidia-smi --gpu-reset -i NUMBER    (while nobody uses the card; else restart the machine)"
-            .to_owned()
+        "sudo nvidia-smi --gpu-reset -i NUMBER    (while the GPU is not in use; otherwise reboot)".to_owned()
     });
     Finding { what: spec.name, health, detail: format!("{}, but: {message}", spec.help), remedy }
 }
@@ -82,7 +94,7 @@ fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &Told) -> Finding 
         }
         Unavailable::Absent(why) => (Health::Absent, why.clone(), None),
         Unavailable::Denied { path, need } => {
-            (Health::Denied, format!("{path} may not be read"), Some((*need).to_owned()))
+            (Health::Denied, format!("no permission to read {path}"), Some((*need).to_owned()))
         }
         Unavailable::Hangs => {
             (Health::Broken, format!("{}, but: {reason}", spec.help), told.try_again.clone())
@@ -96,6 +108,7 @@ fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &Told) -> Finding 
 struct Told {
     /// What went wrong last in each of them.
     errors: Vec<(String, String)>,
+    unparsed: Vec<(String, Unparsed)>,
     /// Those that it does not read any more, because that kept it.
     left_out: Vec<&'static str>,
     /// The command that makes it try these again.
@@ -111,11 +124,15 @@ impl Told {
         }
     }
 
+    fn unparsed(&self, spec: &SourceSpec) -> Option<Unparsed> {
+        self.unparsed.iter().find(|(name, _)| name == spec.name).map(|(_, unparsed)| unparsed.clone())
+    }
+
     /// Of a source that we could read ourselves.
     fn finding(&self, spec: &SourceSpec) -> Finding {
         let error = self.errors.iter().find(|(name, _)| name == spec.name);
         let (health, detail) = match error {
-            Some((_, error)) => (Health::Less, format!("{}; the daemon met: {error}", spec.help)),
+            Some((_, error)) => (Health::Less, format!("{}; the daemon reports: {error}", spec.help)),
             None => (Health::Good, spec.help.to_owned()),
         };
         Finding { what: spec.name, health, detail, remedy: None }
@@ -128,6 +145,10 @@ impl Told {
         Told {
             left_out: SOURCES.iter().map(|spec| spec.name).filter(|name| is_left_out(name)).collect(),
             try_again: Some(format!("{sudo}kill -HUP {}    (once it answers again)", status.pid)),
+            unparsed: (status.sources.iter())
+                .filter(|source| source.unparsed > 0)
+                .map(|source| (source.name.clone(), source.unparsed()))
+                .collect(),
             errors: (status.sources.iter())
                 .filter_map(|source| Some((source.name.clone(), source.last_error.clone()?)))
                 .collect(),
@@ -144,7 +165,7 @@ pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
     sampler.look();
     let meters = sampler.energy().meters();
     if !meters.is_empty() {
-        let detail = format!("jobs are charged what is measured by {}", meters.join(", "));
+        let detail = format!("job energy is derived from {}", meters.join(", "));
         let measured = Finding { what: "energy", health: Health::Good, detail, remedy: None };
         return vec![measured, idle_power(setting)];
     }
@@ -160,7 +181,7 @@ pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
         }
         None => "sudo modprobe intel_rapl_msr; sudo modprobe -a ipmi_si ipmi_devintf".to_owned(),
     };
-    let detail = format!("no meter: estimated by load, {} and memory", sampler.energy().estimated_by());
+    let detail = format!("no meter: estimated from load, {} and memory", sampler.energy().estimated_by());
     vec![Finding { what: "energy", health: Health::Less, detail, remedy: Some(remedy) }]
 }
 
@@ -181,7 +202,7 @@ fn idle_finding(configured_watts: Option<f64>, learned: &[LearnedIdle], now_ns: 
         return finding(Health::Good, format!("{}, configured", units::watts(watts)), None);
     }
     if learned.is_empty() {
-        let detail = "not known yet, so it is estimated: a daemon learns it while no job runs".to_owned();
+        let detail = "unknown, so it is estimated; a daemon learns it while no job runs".to_owned();
         let remedy = "energy: {idle_power: WATTS}    (in met.yaml)".to_owned();
         return finding(Health::Less, detail, Some(remedy));
     }
@@ -222,26 +243,42 @@ mod tests {
             ledger: None,
             idle: Vec::new(),
             forward: None,
+            sinks: Vec::new(),
         };
         let told = Told::of(&status(true));
         assert_eq!(told.left_out, ["rapl"]);
         let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
         let rapl = unavailable(of("rapl"), &Unavailable::Hangs, &told);
         assert_eq!((rapl.health.name(), rapl.health.cause()), ("no", Some("broken")));
-        assert!(
-            rapl.detail.ends_with("a reading of it did not come to an end; it is left out"),
-            "{}",
-            rapl.detail
-        );
+        assert!(rapl.detail.ends_with("reading it did not return; source disabled"), "{}", rapl.detail);
         assert!(rapl.remedy.unwrap().starts_with("sudo kill -HUP 7 "));
         assert!(Told::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
-        assert!(told.finding(of("drm")).detail.ends_with("the daemon met: no card"));
+        assert!(told.finding(of("drm")).detail.ends_with("the daemon reports: no card"));
+    }
+
+    #[test]
+    fn readings_that_cannot_be_parsed_are_counted_and_the_first_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let zone = root.path().join("sys/class/powercap/intel-rapl:0");
+        std::fs::create_dir_all(root.path().join("proc")).unwrap();
+        std::fs::create_dir_all(&zone).unwrap();
+        std::fs::write(zone.join("name"), "package-0\n").unwrap();
+        std::fs::write(zone.join("energy_uj"), "12 J\n").unwrap();
+        let options = Options { node: true, only: Some(&["rapl"]), ..Options::default() };
+        let mut runner = Runner::open(&met_host::Host::at(root.path()).unwrap(), &options);
+        runner.read(&Targets::default(), &TickInfo::default());
+        let rapl = *SOURCES.iter().find(|spec| spec.name == "rapl").unwrap();
+        let finding = unparsed_finding(rapl, &unparsed_by(&runner, rapl).unwrap());
+        let first = "/sys/class/powercap/intel-rapl:0/energy_uj";
+        let end = format!(", but 1 reading could not be parsed (first: {first})");
+        assert_eq!(finding.health.name(), "less");
+        assert!(finding.detail.ends_with(&end), "{}", finding.detail);
     }
 
     #[test]
     fn a_source_that_is_read_in_part_is_less_and_not_nothing() {
         let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
-        let message = "NVML, card 1: device fell off the bus";
+        let message = "NVML, GPU 1: device fell off the bus";
         let part = failed(of("nvidia"), message, true);
         assert_eq!(part.health.name(), "less");
         assert!(part.detail.ends_with(&format!(", but: {message}")), "{}", part.detail);
@@ -267,6 +304,6 @@ mod tests {
         assert_eq!(said(None, std::slice::from_ref(&learned)), ("ok", known, false));
         assert_eq!(said(Some(90.0), &[learned]), ("ok", "90.0 W, configured".to_owned(), false));
         let (health, detail, has_remedy) = said(None, &[]);
-        assert!(health == "less" && detail.contains("not known yet") && has_remedy);
+        assert!(health == "less" && detail.contains("unknown, so it is estimated") && has_remedy);
     }
 }

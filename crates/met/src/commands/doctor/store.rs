@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use met_server::cluster::SinksFile;
 use met_store::Reader;
 
 use super::{Finding, Health};
@@ -46,20 +47,20 @@ fn damaged(state: &Path) -> Option<Finding> {
             health: Health::Broken,
             detail: format!("{} is damaged: {shown}{more}", state.join("store.db").display()),
             remedy: Some(
-                "restart the daemon, or run `met list` if none is running: readable jobs are copied to a new store, \
-                 and the damaged file is kept"
+                "restart the daemon, or run `met daemon --user` if none is running: readable jobs are copied to a \
+                 new store, and the damaged file is kept"
                     .to_owned(),
             ),
         });
     }
-    let salvage = Reader::open(state).ok()?.last_salvage()?;
+    let salvage = Reader::open_checked(state).ok()?.last_salvage()?;
     let remedy = format!("rm {}*    (when it is no longer needed)", salvage.aside.display());
     Some(Finding { what: "store", health: Health::Less, detail: salvage.sentence(), remedy: Some(remedy) })
 }
 
 /// `system`: where the daemon of the machine keeps jobs, the caller's included. In his own folder they only wait for it.
 fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
-    let own = "export XDG_STATE_HOME=DIR    (a folder of yours)";
+    let own = "export XDG_STATE_HOME=DIR    (a folder you own)";
     let machines = "system: {state: DIR}    (in met.yaml)";
     // Whether the machine's can be written only its owner can try.
     let tried = [(Some(user), own), (system.filter(|_| root), machines)];
@@ -68,14 +69,14 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
             return Finding {
                 what: "store",
                 health: Health::Broken,
-                detail: format!("{} cannot be written ({why}): no job is kept", folder.display()),
+                detail: format!("{} cannot be written ({why}): jobs are not recorded", folder.display()),
                 remedy: Some(remedy.to_owned()),
             };
         }
     }
     let (state, remedy) = system.map_or((user, own), |system| (system, machines));
     let of = match system {
-        Some(_) => format!("{}, of the daemon of this machine", state.display()),
+        Some(_) => format!("{}, of the system daemon", state.display()),
         None => state.display().to_string(),
     };
     match met_store::is_network(state) {
@@ -83,7 +84,7 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
             what: "store",
             health: Health::Less,
             detail: format!("{of}, is on a network file system: one process at a time reads it"),
-            remedy: Some(remedy.replace("a folder of yours", "a folder of yours on a local disk")),
+            remedy: Some(remedy.replace("a folder you own", "a folder you own on a local disk")),
         },
         false => Finding { what: "store", health: Health::Good, detail: of, remedy: None },
     }
@@ -93,8 +94,25 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
 pub(super) fn served(setting: &Setting) -> Option<Finding> {
     let state = crate::server::state(setting);
     let bytes = met_store::cluster::bytes_in(&state)?;
-    let detail = format!("{} of what nodes sent and told in {}", units::bytes(bytes as f64), state.display());
+    let detail = format!("{} of data from nodes in {}", units::bytes(bytes as f64), state.display());
     Some(Finding { what: "cluster", health: Health::Good, detail, remedy: None })
+}
+
+/// The sinks of a server on this machine, as it last described them.
+pub(super) fn sinks_of_server(setting: &Setting) -> Vec<Finding> {
+    /// It writes them three times a minute.
+    const OLD_NS: i64 = 90_000_000_000;
+    let Some(file) = SinksFile::read(&crate::server::state(setting)) else { return Vec::new() };
+    let age_ns = met_query::jobs::now_ns() - file.time_ns;
+    let finding = |sink| {
+        let mut finding = super::daemon::of_sink("server sink", sink);
+        if age_ns > OLD_NS {
+            finding.health = Health::Less;
+            finding.detail += &format!(" (stale: from {} s ago)", age_ns / 1_000_000_000);
+        }
+        finding
+    };
+    file.sinks.iter().map(finding).collect()
 }
 
 /// The servers that `store` in the configuration names, asked for real.
@@ -137,7 +155,7 @@ mod tests {
         let finding = looked_at(&user, None, true);
         assert_eq!(finding.detail, user.display().to_string());
         let finding = looked_at(&user, Some(&system), false);
-        assert_eq!(finding.detail, format!("{}, of the daemon of this machine", system.display()));
+        assert_eq!(finding.detail, format!("{}, of the system daemon", system.display()));
         std::fs::write(&system, "").unwrap();
         let below = system.join("state");
         assert!(looked_at(&user, Some(&below), true).remedy.unwrap().contains("system: {state:"));
@@ -159,7 +177,7 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let finding = damaged(folder.path()).unwrap();
         assert!(finding.health == Health::Broken && finding.detail.contains("record checksum mismatch"));
-        assert!(finding.remedy.unwrap().contains("met list"));
+        assert!(finding.remedy.unwrap().contains("met daemon --user"));
         drop(met_store::Writer::open(folder.path()).unwrap());
         let finding = damaged(folder.path()).unwrap();
         assert!(finding.health == Health::Less && finding.detail.contains("2 jobs recovered, 1 job lost: "));

@@ -12,7 +12,7 @@ use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use met_web::listener::in_background;
+use crate::listener::in_background;
 
 /// Answers to one client that are being made or sent.
 const ANSWERS_PER_CLIENT: usize = 4;
@@ -63,14 +63,6 @@ impl Default for Answers {
     }
 }
 
-#[cfg(test)]
-impl Answers {
-    /// One that sends clients away at once.
-    pub fn impatient() -> Answers {
-        Answers { turn_within: Duration::from_millis(50), ..Answers::default() }
-    }
-}
-
 /// One of the answers that a client may have under way.
 pub struct Turn {
     turn: OwnedSemaphorePermit,
@@ -81,6 +73,11 @@ pub struct Turn {
 type Held = [OwnedSemaphorePermit; 3];
 
 impl Answers {
+    /// With another limit to how long a client waits for its turn.
+    pub fn within(turn_within: Duration) -> Answers {
+        Answers { turn_within, ..Answers::default() }
+    }
+
     /// Waits until this client may have another answer; `None` if it does not take those it has.
     pub async fn turn(&self, client: &str) -> Option<Turn> {
         let Client { turns, unsent } = {
@@ -194,7 +191,7 @@ mod tests {
     #[test]
     fn who_does_not_take_answers_gets_no_more_and_others_do() {
         block_on(async {
-            let answers = Answers::impatient();
+            let answers = Answers::within(Duration::from_millis(50));
             let mut unread = Vec::new();
             for _ in 0..ANSWERS_PER_CLIENT {
                 unread.push(answer(&answers, "eve", 1 << 20).await.unwrap());

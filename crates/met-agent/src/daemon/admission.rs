@@ -1,0 +1,121 @@
+//! What is given to users before their jobs start, and what they may announce.
+
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, Result, bail};
+use met_core::job::{CgroupPaths, Record};
+use met_host::Host;
+use met_jobs::enclosure::{self, Enable, Enclosure};
+use met_store::Writer;
+use met_store::inbox::{self, JobDir};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::claims::{self, Made};
+use super::permissions::Access;
+use super::quotas::Announced;
+use super::registry::{Registry, is_found};
+use super::reservations::Reservations;
+use super::service::Ended;
+use super::socket::Peer;
+use super::spare::Spare;
+use met_config::Place;
+
+pub(super) struct Admission {
+    pub(super) made: Made,
+    pub(super) reservations: Reservations,
+    pub(super) announced: Announced,
+    /// For reading ends when no descriptors are left.
+    pub(super) spare: Spare,
+}
+
+impl Admission {
+    pub(super) fn begin() -> Admission {
+        Admission {
+            made: Made::default(),
+            reservations: Reservations::begin(met_host::clock::realtime_ns()),
+            announced: Announced::default(),
+            spare: Spare::hold(),
+        }
+    }
+
+    /// Makes a cgroup inside the caller's own slice and moves his waiting child into it.
+    pub(super) fn enclose(&mut self, host: &Host, name: &str, pid: u32, peer: Peer) -> Result<CgroupPaths> {
+        if !enclosure::is_valid_name(name) {
+            bail!("{name:?} is not a name for a job's cgroup");
+        }
+        if peer.pid == 0 {
+            bail!("the caller is in another pid namespace");
+        }
+        if self.made.has_one(peer) {
+            bail!("this supervisor has a cgroup for its job already");
+        }
+        let child = Pid::from_raw(pid as i32).context("no such process")?;
+        // While the pidfd shows it alive, the pid cannot have become somebody else's.
+        let pidfd = pidfd_open(child, PidfdFlags::empty()).context("no such process")?;
+        let (parent, uid) = claims::parent_and_user(host, pid)?;
+        if parent != peer.pid || uid != peer.uid {
+            bail!("process {pid} is not a child of the caller");
+        }
+        let made = Enclosure::create(host, pid, name, Enable::Yes);
+        if made.move_in(pid).is_err() || made.paths.is_empty() || !alive(&pidfd) {
+            bail!("no cgroup could be made");
+        }
+        let paths = made.keep();
+        self.made.insert(name, peer, &paths);
+        Ok(paths)
+    }
+
+    /// Whether a system daemon gave the id to this user, or it is out of the range that only he gives out.
+    pub(super) fn gave_away(
+        &self,
+        record: &Record,
+        peer: Peer,
+        access: Access,
+        writer: &Writer,
+        place: &Place,
+    ) -> bool {
+        let id = record.key.id.parse().ok().filter(|id: &u64| id.to_string() == record.key.id);
+        let Some(id) = id else { return false };
+        inbox::own_ids(peer.uid).contains(&id)
+            || self.reservations.owner(id).is_some_and(|uid| access.covers(peer, Some(uid)))
+            || self.reservations.may_be_of_earlier(id, record, writer, &place.state)
+    }
+
+    /// The store knows from now on whose it is.
+    pub(super) fn job_started(&mut self, record: &Record) {
+        if let Ok(id) = record.key.id.parse() {
+            self.reservations.used(id);
+        }
+    }
+
+    /// Forgets what was given to a job of ours.
+    pub(super) fn job_ended(&mut self, Ended { record, .. }: &Ended, place: &Place) {
+        let Some(local) = record.local.as_ref().filter(|_| !is_found(record)) else { return };
+        self.made.forget(&local.cgroup);
+        if place.system
+            && let Ok(id) = record.key.id.parse()
+        {
+            self.reservations.used(id);
+            let _ = JobDir::open(&place.state, id).remove();
+        }
+    }
+
+    /// Removes what supervisors left that died before they announced their job; those that are not empty are returned.
+    pub(super) fn sweep(&mut self, host: &Host, registry: &Registry) -> Vec<CgroupPaths> {
+        let is_of = |record: &Record, paths: &CgroupPaths| {
+            record.local.as_ref().is_some_and(|local| local.cgroup == *paths)
+        };
+        let in_use = |paths: &CgroupPaths| registry.jobs.values().any(|kept| is_of(&kept.record, paths));
+        let mut abandoned = self.made.abandoned(|pid| host.process(pid).is_err(), in_use);
+        abandoned.iter().for_each(|paths| self.made.forget(paths));
+        abandoned.retain(|paths| !enclosure::remove(paths));
+        abandoned
+    }
+}
+
+fn alive(pidfd: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&now)), Ok(0))
+}

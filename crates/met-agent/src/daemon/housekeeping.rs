@@ -1,0 +1,198 @@
+//! What a daemon does with its files and cgroups in its own rhythm: no request causes it, and no answer waits for it.
+
+use std::time::{Duration, Instant};
+
+use met_core::job::{CgroupPaths, Record};
+use met_core::listing::Cursor;
+use met_host::Host;
+use met_jobs::enclosure;
+use met_query::jobs::{self, Imported};
+use met_store::{Filter, Writer, inbox};
+
+use super::registry::is_found;
+use super::service::Ended;
+use met_config::Place;
+
+/// Between two looks at the inbox.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// When so many jobs wait they are imported: each makes a list a little slower.
+const PENDING_MAX: usize = 16;
+/// Fewer wait for so long.
+const IMPORT_EVERY: Duration = Duration::from_secs(60);
+/// From the first try to remove a cgroup in which there are processes, to the longest time between two.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Cgroups that are remembered; of more, the last ones.
+const CGROUPS_MAX: usize = 1024;
+/// Jobs of earlier daemons whose cgroups are looked at in one go: requests wait meanwhile, and records may be large.
+const EARLIER_JOBS: usize = 8;
+
+pub(super) struct Housekeeping {
+    looked: Instant,
+    imported: Instant,
+    /// Of jobs that are over, with processes that are not.
+    cgroups: Vec<CgroupPaths>,
+    pause: Duration,
+    next_removal: Instant,
+    earlier: Earlier,
+}
+
+/// How far the jobs of earlier daemons are looked through, newest first.
+enum Earlier {
+    /// All before this one are left, or all if there is none.
+    Before(Option<Cursor>),
+    Done,
+}
+
+impl Housekeeping {
+    pub(super) fn begin() -> Housekeeping {
+        let now = Instant::now();
+        Housekeeping {
+            looked: now,
+            imported: now,
+            cgroups: Vec::new(),
+            pause: FIRST_PAUSE,
+            next_removal: now,
+            earlier: Earlier::Before(None),
+        }
+    }
+
+    /// These are tried again until they are empty.
+    pub(super) fn leave(&mut self, cgroups: impl IntoIterator<Item = CgroupPaths>) {
+        let before = self.cgroups.len();
+        self.cgroups.extend(cgroups);
+        if self.cgroups.len() > before {
+            self.pause = FIRST_PAUSE;
+            self.next_removal = Instant::now() + FIRST_PAUSE;
+        }
+        let excess = self.cgroups.len().saturating_sub(CGROUPS_MAX);
+        self.cgroups.drain(..excess);
+    }
+
+    /// When the inbox is looked at though nothing else is to do.
+    pub(super) fn next_import(&self) -> Instant {
+        self.looked.max(self.imported) + IMPORT_EVERY
+    }
+
+    /// When more jobs of earlier daemons are looked at.
+    pub(super) fn next_earlier(&self) -> Option<Instant> {
+        matches!(self.earlier, Earlier::Before(_)).then(|| self.looked + LOOK_EVERY)
+    }
+
+    /// When cgroups are tried again.
+    pub(super) fn next_removal(&self) -> Option<Instant> {
+        (!self.cgroups.is_empty()).then_some(self.next_removal)
+    }
+
+    pub(super) fn remove_cgroups_now(&mut self) {
+        self.cgroups.retain(|cgroup| !enclosure::remove(cgroup));
+    }
+
+    pub(super) fn remove_cgroups(&mut self, now: Instant) {
+        if self.next_removal().is_none_or(|next| now < next) {
+            return;
+        }
+        self.remove_cgroups_now();
+        self.next_removal = now + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+
+    /// Looks at what others left, if that is due; whether the inbox is to be imported.
+    pub(super) fn look(&mut self, now: Instant, host: &Host, place: &Place, writer: &Writer) -> bool {
+        if now < self.looked + LOOK_EVERY {
+            return false;
+        }
+        self.looked = now;
+        self.remove_earlier_cgroups(host, writer);
+        // Jobs of a system daemon are announced to it, and it reads no files of users.
+        if place.system {
+            return false;
+        }
+        jobs::remove_left_cgroups(&place.state);
+        let pending = inbox::pending_ends(&place.state);
+        pending >= PENDING_MAX || pending > 0 && now >= self.imported + IMPORT_EVERY
+    }
+
+    /// The ends that were imported. What cannot be imported, on a full disk, is read where it is.
+    pub(super) fn import(&mut self, host: &Host, place: &Place, writer: &mut Writer) -> Vec<Record> {
+        self.imported = Instant::now();
+        match jobs::import(writer, &place.state, host) {
+            Ok(Imported { ended, left }) => {
+                self.leave(left);
+                ended
+            }
+            Err(error) => {
+                tracing::warn!("{error:#}");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Of jobs that ended while there was no daemon, or before it could remove them: some of them at a time.
+    pub(super) fn remove_earlier_cgroups(&mut self, host: &Host, writer: &Writer) {
+        let Earlier::Before(after) = &self.earlier else { return };
+        let some = Filter { limit: Some(EARLIER_JOBS), after: after.clone(), ..Filter::default() };
+        let Ok(page) = writer.page(&some) else { return };
+        let boot_id = &host.facts().boot_id;
+        let is_of_another_boot =
+            |job: &Record| job.local.as_ref().is_some_and(|local| local.boot_id != *boot_id);
+        // Cgroups do not outlive the machine.
+        let is_last = page.next.is_none() || page.jobs.iter().any(is_of_another_boot);
+        self.earlier = if is_last { Earlier::Done } else { Earlier::Before(page.next) };
+        self.leave(jobs::remove_empty_cgroups(host, &page.jobs));
+    }
+
+    /// Of a job that is over.
+    pub(super) fn remove_cgroup(&mut self, host: &Host, record: &Record) {
+        self.leave(jobs::remove_empty_cgroups(host, std::slice::from_ref(record)));
+    }
+
+    /// What is a manager's is his to remove.
+    pub(super) fn job_ended(&mut self, Ended { record, .. }: &Ended, host: &Host) {
+        if record.local.is_some() && !is_found(record) {
+            self.remove_cgroup(host, record);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroups_that_are_in_use_are_tried_again_ever_more_rarely() {
+        let root = tempfile::tempdir().unwrap();
+        let cgroup = |name: &str| CgroupPaths { unified: Some(root.path().join(name)), ..Default::default() };
+        // A directory with something in it cannot be removed, as a cgroup with processes.
+        std::fs::create_dir_all(root.path().join("busy/process")).unwrap();
+        std::fs::create_dir(root.path().join("empty")).unwrap();
+        let mut housekeeping = Housekeeping::begin();
+        assert_eq!(housekeeping.next_removal(), None, "nothing wakes the daemon");
+        housekeeping.leave([cgroup("busy"), cgroup("empty"), cgroup("gone")]);
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            let due = housekeeping.next_removal().unwrap();
+            housekeeping.remove_cgroups(due - Duration::from_millis(1));
+            assert_eq!(housekeeping.next_removal(), Some(due), "not before it is due");
+            housekeeping.remove_cgroups(due);
+            pauses.push(housekeeping.next_removal().unwrap() - due);
+        }
+        assert!(!root.path().join("empty").exists());
+        assert_eq!((pauses[0], pauses[1], pauses[11]), (FIRST_PAUSE, FIRST_PAUSE * 2, LONGEST_PAUSE));
+        std::fs::remove_dir(root.path().join("busy/process")).unwrap();
+        let due = housekeeping.next_removal().unwrap();
+        housekeeping.remove_cgroups(due);
+        assert!(!root.path().join("busy").exists());
+        assert_eq!(housekeeping.next_removal(), None);
+    }
+
+    #[test]
+    fn cgroups_that_nobody_leaves_are_bounded() {
+        let mut housekeeping = Housekeeping::begin();
+        let cgroup =
+            |number| CgroupPaths { unified: Some(format!("/{number}").into()), ..Default::default() };
+        housekeeping.leave((0..CGROUPS_MAX + 5).map(cgroup));
+        assert_eq!(housekeeping.cgroups.len(), CGROUPS_MAX);
+        assert_eq!(housekeeping.cgroups[0], cgroup(5));
+    }
+}

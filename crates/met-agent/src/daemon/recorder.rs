@@ -1,0 +1,260 @@
+//! What a daemon writes from time to time: samples, what could not be written before, and what is too old.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use met_core::belief::CHARGED;
+use met_core::course::Course;
+use met_core::job::{JobKey, QualityKind, Record};
+use met_jobs::scheduler::join;
+use met_sinks::event::Kind;
+use met_store::{Device, StoreError, Writer};
+use met_wire::batch::Subject;
+
+use super::charging::Emitting;
+use super::registry::Registry;
+use super::repairs::Repairs;
+use super::sampling::Sampling;
+use super::schedulers::Schedulers;
+use super::sinks::{self, Outputs};
+use super::told;
+use super::unwritten::Unwritten;
+use crate::idle_power::IdleFile;
+use crate::sampler::Sampled;
+use met_config::{Config, Storage};
+use met_query::jobs;
+use met_query::live::Live;
+
+/// All that a daemon writes to its state folder.
+pub(super) struct Recorder {
+    pub(super) writer: Writer,
+    pub(super) repairs: Repairs,
+    pub(super) unwritten: Unwritten,
+    pub(super) emitting: Emitting,
+    pub(super) idle_power: IdleFile,
+}
+
+impl Recorder {
+    pub(super) fn new(writer: Writer, idle_power: IdleFile) -> Recorder {
+        let (repairs, unwritten, emitting) = Default::default();
+        Recorder { writer, repairs, unwritten, emitting, idle_power }
+    }
+
+    /// Writes a record, and says so if it cannot.
+    pub(super) fn keep(&mut self, record: &Record) {
+        if let Err(error) = self.writer.put(record) {
+            tracing::warn!("job {}: {error}", record.key.id);
+        }
+    }
+
+    /// What is known of a job, also if that is not on disk.
+    pub(super) fn known(&mut self, key: &JobKey, registry: &Registry) -> Result<Option<Record>> {
+        if let Some(end) = self.unwritten.end_of(key) {
+            return Ok(Some(end.clone()));
+        }
+        match registry.jobs.get(key) {
+            Some(kept) => Ok(Some(kept.record.clone())),
+            None => Ok(self.writer.get(key)?),
+        }
+    }
+
+    /// What an earlier daemon or sampling thread saw of a job.
+    pub(super) fn course_before(&self, key: &JobKey) -> Option<Course> {
+        self.writer.course(key).ok().filter(|course| !course.is_empty())
+    }
+
+    /// Keeps a new job in the place of what its scheduler had told before it was found. It is followed as it was
+    /// measured; the store joins the two again when it ends.
+    pub(super) fn adopt(&mut self, record: &Record, outputs: &mut Outputs) {
+        let known = self.writer.find(Some(&record.key.manager), &record.key.id).unwrap_or_default();
+        let joined = join::adopt(record, &known);
+        if let Err(error) = self.writer.put_instead(&joined.write, &joined.remove) {
+            tracing::warn!("job {}: {error}", record.key.id);
+        } else {
+            outputs.publish_start(record);
+        }
+    }
+
+    /// Moves what was sampled of a job to its new name.
+    pub(super) fn rename(&mut self, old: &JobKey, new: &JobKey) {
+        let moved = self.writer.course(old).and_then(|course| self.writer.append_course(new, &course));
+        if let Err(error) = moved.and_then(|()| self.writer.remove(old)) {
+            tracing::warn!("job {}: what was known of it as {} stays there: {error}", new.id, old.id);
+        }
+    }
+
+    /// Completes the record of a job that ended while nobody looked.
+    pub(super) fn fill_as_last_known(&self, record: &mut Record) {
+        let course = self.writer.course(&record.key).unwrap_or_else(|_| Course::new(&met_core::JOB));
+        let last_ns = course.times_ms.last().map(|&last_ms| last_ms * 1_000_000);
+        record.end_ns = last_ns.max(record.start_ns);
+        Sampled::of_course(&course, record).fill(record);
+    }
+
+    /// Completes the record of a job that is over by what was sampled of it.
+    pub(super) fn complete(
+        &mut self,
+        record: &mut Record,
+        mut sampled: Sampled,
+        interval: Duration,
+        outputs: &mut Outputs,
+    ) {
+        sampled.close_course(record);
+        self.keep_course(&record.key, &sampled.course, outputs);
+        let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
+        sampled.complete(record, &course, interval);
+    }
+
+    /// It is on disk when this succeeds; else it is tried again.
+    pub(super) fn commit_end(&mut self, record: &Record) -> Result<(), StoreError> {
+        self.writer.put(record).inspect_err(|_| self.unwritten.keep_end(record.clone()))
+    }
+
+    /// Keeps a piece of what schedulers told, and returns what was written of it.
+    pub(super) fn hear(&mut self, schedulers: &mut Schedulers, outputs: &mut Outputs) -> Vec<Record> {
+        let again = self.unwritten.told.take();
+        let is_first = again.is_none();
+        let Some(told) = again.or_else(|| schedulers.take()) else { return Vec::new() };
+        match told::keep(&mut self.writer, &told) {
+            Ok(written) => {
+                for record in &written {
+                    outputs.on_board(|board| board.knows(record));
+                    outputs.publish_end(record);
+                }
+                return written;
+            }
+            Err(error) if told::is_hopeless(&error) => {
+                tracing::warn!("what {} told is lost: {error:#}", told.manager);
+            }
+            Err(error) => {
+                if is_first {
+                    tracing::warn!("what {} told is not written yet: {error:#}", told.manager);
+                }
+                self.unwritten.told = Some(told);
+            }
+        }
+        Vec::new()
+    }
+
+    /// Tries again to write the ends of jobs.
+    pub(super) fn write_ends(&mut self, outputs: &mut Outputs) {
+        let writer = &mut self.writer;
+        self.unwritten.write_ends(|record| {
+            writer.put(record)?;
+            outputs.publish_stored_end(writer, record);
+            Ok(())
+        });
+    }
+
+    /// Writes what was sampled since the last time.
+    pub(super) fn write_samples(&mut self, sampling: &Sampling, registry: &Registry, outputs: &mut Outputs) {
+        let drained = sampling.drain();
+        for (key, course) in drained.jobs {
+            self.keep_course(&key, &course, outputs);
+        }
+        let bus = &mut outputs.bus;
+        for (uuid, course) in drained.cards {
+            if let Err(error) = self.writer.append_device(&uuid, &course) {
+                tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
+            }
+            sinks::publish_samples(bus, Subject::Device(uuid), course);
+        }
+        for (table, part, course) in drained.node {
+            if let Err(error) = self.writer.append_node(&part, &course) {
+                tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
+            }
+            sinks::publish_samples(bus, Subject::Node(part), course);
+        }
+        let has_interim = bus.wants(Kind::Interim);
+        let wanted = !drained.devices.is_empty() || has_interim;
+        let live = if wanted { sampling.live() } else { HashMap::new() };
+        if has_interim {
+            live.iter().for_each(|(key, live)| sinks::publish_interim(bus, key, live));
+        }
+        if !drained.devices.is_empty() {
+            self.keep_cards(&drained.devices, live, registry);
+        }
+        if let Err(error) = self.idle_power.keep(drained.idle) {
+            tracing::warn!("what was learned of idle power is not kept: {error}");
+        }
+    }
+
+    fn keep_course(&mut self, key: &JobKey, course: &Course, outputs: &mut Outputs) {
+        if course.is_empty() {
+            return;
+        }
+        if let Err(error) = self.writer.append_course(key, course) {
+            tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
+        }
+        if outputs.bus.wants(Kind::Samples) {
+            sinks::publish_samples(&mut outputs.bus, Subject::Job(key.clone()), course.clone());
+        }
+    }
+
+    /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
+    fn keep_cards(&mut self, devices: &[Device], live: HashMap<JobKey, Live>, registry: &Registry) {
+        let records: Vec<Record> = live
+            .into_iter()
+            .filter(|(_, live)| !live.gpus.is_empty())
+            .filter_map(|(key, live)| {
+                let mut record = Record { gpus: live.gpus, ..registry.jobs.get(&key)?.record.clone() };
+                record.emission = live.emission.or(record.emission);
+                for column in CHARGED {
+                    // Should nobody see the end of it, this is what is known. Cards are a part of the whole.
+                    if let Some(figure) = live.totals.figure(column) {
+                        record.totals.set(
+                            column,
+                            figure.value,
+                            QualityKind::LowerBound,
+                            figure.source.clone(),
+                        );
+                    }
+                }
+                Some(record)
+            })
+            .collect();
+        let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
+        if let Err(error) = result {
+            tracing::warn!("what jobs did with cards is not written: {error}");
+        }
+    }
+
+    /// Removes what is too old or too much.
+    pub(super) fn retain(&mut self, storage: &Storage) {
+        match self.writer.retain(&jobs::retention(storage), jobs::now_ns()) {
+            Ok(retained) => jobs::log_removed(&retained),
+            Err(error) => tracing::warn!("old jobs could not be removed: {error}"),
+        }
+    }
+
+    /// Looks through the store where there is a reason to, and saves what can be read of a damaged one.
+    pub(super) fn look_after_store(&mut self, registry: &Registry) {
+        let failure = self.writer.look_after().err().map(|error| error.to_string());
+        if let Some(failure) = self.repairs.ended(failure) {
+            tracing::error!("the store cannot be repaired: {failure}");
+        }
+        if let Some(salvage) = self.writer.salvaged.take() {
+            self.writer.moved_aside = None;
+            tracing::error!("{}", registry.without_kept(salvage).sentence());
+        }
+    }
+
+    /// `storage.size`: at most so many finished jobs.
+    pub(super) fn limit_count(&mut self, storage: &Storage) -> Result<()> {
+        let Some(most) = storage.jobs_max else { return Ok(()) };
+        jobs::log_removed(&self.writer.retain_count(most)?);
+        Ok(())
+    }
+
+    /// What every sampling thread is told before its first job.
+    pub(super) fn brief(&mut self, sampling: &Sampling, config: &Config, keeps_node: bool) {
+        match self.writer.devices() {
+            Ok(devices) => sampling.recall_devices(devices),
+            Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
+        }
+        sampling.recall_idle(self.idle_power.learned());
+        sampling.keep_node(keeps_node);
+        self.emitting.tell(config, sampling);
+    }
+}

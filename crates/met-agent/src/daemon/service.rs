@@ -1,0 +1,674 @@
+//! What a daemon does when a job starts, ends or is lost, and when something else concerns several of its parts.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use met_core::belief::is_known_end;
+use met_core::bounds;
+use met_core::job::{JobKey, Origin, Record, State};
+use met_host::Host;
+use met_jobs::discover::{Event, Found};
+use met_store::inbox;
+
+use super::admission::Admission;
+use super::board::Board;
+use super::claims;
+use super::finding::Finding;
+use super::found::{self, Discovery};
+use super::housekeeping::Housekeeping;
+use super::identifying::Asked;
+use super::permissions::Access;
+use super::plain::{self, News};
+use super::quotas;
+use super::recorder::Recorder;
+use super::registry::{Registry, is_found};
+use super::sampling::{Sampling, Stuck};
+use super::schedulers::Schedulers;
+use super::sinks::Outputs;
+use super::socket::Peer;
+use super::standing::Standing;
+use super::supervisors::LOOK_FOR;
+use super::told;
+use crate::idle_power::IdleFile;
+use crate::sampler::Known;
+use met_config::{Config, Failure, Place, Scope};
+use met_host::users;
+use met_query::jobs;
+use met_query::protocol::{Change, InForce, Reply};
+use met_query::setting::Setting;
+
+/// The parts of a daemon. Each owns what it knows; what concerns several of them is done here, in its order.
+pub struct Service {
+    pub(super) host: Host,
+    pub(super) place: Place,
+    pub(super) standing: Standing,
+    pub(super) registry: Registry,
+    pub(super) recorder: Recorder,
+    pub(super) sampling: Sampling,
+    pub(super) discovery: Discovery,
+    pub(super) admission: Admission,
+    pub(super) housekeeping: Housekeeping,
+    pub(super) schedulers: Schedulers,
+    pub(super) outputs: Outputs,
+}
+
+/// A job is over: what parts of a daemon react to.
+pub(super) struct Ended {
+    /// Complete, as it was written.
+    pub(super) record: Record,
+}
+
+impl Service {
+    pub fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Result<Service> {
+        let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
+        let before = |manager: &str| told::before(&writer, manager);
+        let asked = &setting.config.schedulers;
+        let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
+        let outputs = Outputs::open(setting, place, board);
+        let (board, ticker) = (outputs.board.clone(), outputs.bus.ticker());
+        let mut service = Service {
+            host: setting.host.clone(),
+            place: place.clone(),
+            standing: Standing::of(setting),
+            registry: Registry::default(),
+            recorder: Recorder::new(writer, IdleFile::open(&place.state, &setting.host)),
+            sampling: Sampling::start(setting.host.clone(), &setting.config, board, ticker)?,
+            discovery: Discovery::of(setting, place),
+            admission: Admission::begin(),
+            housekeeping: Housekeeping::begin(),
+            schedulers,
+            outputs,
+        };
+        if let Some(group) =
+            setting.config.daemon.operators.as_deref().filter(|group| !users::is_group(group))
+        {
+            tracing::warn!("daemon.operators: there is no group {group:?}; nobody is an operator");
+        }
+        service.discovery.shadows.remove_old(&mut service.recorder.writer);
+        service.recorder.emitting.told = service.recorder.writer.factors().unwrap_or_default();
+        service.recorder.emitting.ask(&setting.config)?;
+        service.import();
+        service.housekeeping.remove_earlier_cgroups(&service.host, &service.recorder.writer);
+        service.brief_sampling();
+        service.take_up_running()?;
+        if found::discovers(&setting.config, place) {
+            service.discovery.finding = Some(Finding::start(&setting.host, &setting.config.jobs)?);
+        } else {
+            service.close_vanished();
+        }
+        Ok(service)
+    }
+
+    /// Jobs that began before this daemon did: sampled on if they still run, lost if nobody waits for them.
+    fn take_up_running(&mut self) -> Result<()> {
+        let live = jobs::JobsFilter { states: vec![State::Running, State::Suspended], ..Default::default() };
+        let live = self.recorder.writer.jobs(&live.to_store())?;
+        // What only a scheduler tells of runs elsewhere.
+        for mut record in live.into_iter().filter(|record| record.local.is_some()) {
+            if plain::is_plain(&record) {
+                match &mut self.discovery.groups {
+                    Some(groups) => groups.resume(record),
+                    // Without a look at processes they are over.
+                    None => self.close_as_last_known(record),
+                }
+                continue;
+            }
+            if is_found(&record) {
+                self.registry.resumable.push(record);
+                continue;
+            }
+            jobs::settle(&self.host, &mut record);
+            let in_terminal = record.local.as_ref().is_some_and(|local| local.origin == Origin::Time);
+            // Of a job in a terminal its user's own commands tell the end. Who is lost is found out as later on.
+            if !in_terminal {
+                self.watch(record);
+            } else if record.state == State::Lost && self.recorder.writer.has_no_pending_end(&record.key) {
+                self.close_lost(record);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn job_count(&self) -> usize {
+        self.registry.jobs.len()
+    }
+
+    pub(super) fn started(&mut self, mut record: Record, peer: Peer, access: Access) -> Result<Reply> {
+        let known = self.admit(&mut record, peer, access)?;
+        // An announcement that was overtaken by the end is old news.
+        if known.as_ref().is_some_and(is_known_end) {
+            return Ok(Reply::Done);
+        }
+        claims::vouch_start(&self.host, &self.admission.made, &mut record, known.as_ref(), peer)?;
+        if self.place.system {
+            quotas::check(&self.host, &self.registry, &record, peer)?;
+        }
+        record.state = State::Running;
+        self.take_announced(&mut record, known.as_ref(), peer);
+        self.recorder.writer.put(&record)?;
+        self.admission.job_started(&record);
+        self.registry.nesting.note(&record, &mut self.registry.jobs, &mut self.recorder);
+        self.outputs.publish_start(&record);
+        self.watch(record);
+        Ok(Reply::Done)
+    }
+
+    /// What is known of a job that is announced; an error where it is none of this caller's.
+    fn admit(&mut self, record: &mut Record, peer: Peer, access: Access) -> Result<Option<Record>> {
+        claims::check_kind(record)?;
+        bounds::bound(record);
+        let known = self.recorder.known(&record.key, &self.registry)?;
+        // A job may end before its start was told. A system daemon then knows it by the id it gave away;
+        // other jobs are kept by their owners.
+        let is_his = match &known {
+            Some(known) => access.covers(peer, known.uid),
+            None if self.place.system => {
+                self.admission.gave_away(record, peer, access, &self.recorder.writer, &self.place)
+            }
+            None => true,
+        };
+        if !is_his {
+            bail!("no such job");
+        }
+        Ok(known)
+    }
+
+    fn take_announced(&mut self, record: &mut Record, known: Option<&Record>, peer: Peer) {
+        self.registry.nesting.place(&self.host, &self.discovery, record, known, peer);
+        if self.place.system {
+            self.admission.announced.count(record);
+        }
+    }
+
+    /// Samples a running job and waits for its supervisor, or for the discovery to see its end.
+    pub(super) fn watch(&mut self, record: Record) {
+        if self.registry.jobs.contains_key(&record.key) {
+            return;
+        }
+        if let Some(groups) = &mut self.discovery.groups {
+            groups.note_other_job(&record);
+        }
+        self.sampling.add(&record, self.recorder.course_before(&record.key));
+        self.outputs.on_board(|board| board.runs(&record));
+        let (key, is_found) = (record.key.clone(), is_found(&record));
+        self.registry.insert(record);
+        if !is_found {
+            self.look_at_supervisor(&key);
+        }
+    }
+
+    /// Keeps the end of a job; it is on disk when this returns.
+    pub(super) fn ended(&mut self, mut record: Record, peer: Peer, access: Access) -> Result<Reply> {
+        if record.state.is_live() {
+            bail!("the job has not ended");
+        }
+        let known = self.admit(&mut record, peer, access)?;
+        // Told twice, by who waited for it and by who found it in his files: what was kept knows more by now. (A
+        // user's own daemon finds the very end that it is told of in the inbox.)
+        let stored = || self.recorder.writer.get(&record.key);
+        if self.place.system && stored()?.is_some_and(|kept| is_known_end(&kept)) {
+            return Ok(Reply::Done);
+        }
+        claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer);
+        self.take_announced(&mut record, known.as_ref(), peer);
+        self.close_job(record)?;
+        Ok(Reply::Done)
+    }
+
+    /// Ends a job for good. What cannot be written is kept and tried again, and that it is not on disk is said.
+    ///
+    /// The order matters: the sampler is asked before the record is completed, sinks learn of the end after the
+    /// commit, and the other parts react to a record that is as good as it gets.
+    pub(super) fn close_job(&mut self, mut record: Record) -> Result<()> {
+        let known = Known::of(&record);
+        let sampled = self.ask_sampling(|sampling| sampling.remove(&record.key, known)).ok().flatten();
+        if sampled.is_some() {
+            self.registry.owed.insert(record.key.clone());
+        }
+        let interval = self.standing.config.sampling.interval;
+        self.recorder.complete(&mut record, sampled.unwrap_or_default(), interval, &mut self.outputs);
+        self.outputs.on_board(|board| board.ended(&record));
+        let written = self.recorder.commit_end(&record);
+        if written.is_ok() {
+            self.outputs.publish_stored_end(&self.recorder.writer, &record);
+        }
+        self.react_to_end(&Ended { record });
+        written?;
+        self.recorder.limit_count(&self.standing.config.storage)
+    }
+
+    fn react_to_end(&mut self, ended: &Ended) {
+        self.registry.job_ended(ended, &mut self.recorder);
+        self.revert_with(&ended.record.key);
+        self.follow_shadows();
+        self.housekeeping.job_ended(ended, &self.host);
+        self.admission.job_ended(ended, &self.place);
+        if self.registry.jobs.is_empty() {
+            // Nobody wakes up again to write the last samples of the cards.
+            self.flush();
+        }
+        self.schedulers.nudge(&ended.record.key.manager);
+    }
+
+    fn close_lost(&mut self, mut record: Record) {
+        record.state = State::Lost;
+        if let Err(error) = self.close_job(record) {
+            tracing::error!("cannot keep a lost job: {error:#}");
+        }
+    }
+
+    /// Looks at the supervisors that hold no connection, where that is due.
+    pub fn look_at_supervisors(&mut self) {
+        let now = Instant::now();
+        for key in self.registry.due_supervisors(now) {
+            // Each end is a write: who waits for an answer does not wait for hundreds. The others are still due.
+            if now.elapsed() > LOOK_FOR {
+                break;
+            }
+            self.look_at_supervisor(&key);
+        }
+    }
+
+    /// Ends the job if its supervisor is proven to be gone.
+    pub(super) fn look_at_supervisor(&mut self, key: &JobKey) {
+        // While the sampler is not ready it is still due.
+        if !self.registry.is_orphan(key, &self.host) || !self.sampling.is_ready() {
+            return;
+        }
+        let Some(left) = self.registry.left_by(key, &self.place, &mut self.admission.spare) else { return };
+        match self.close_job(left.record) {
+            Ok(()) => drop(left.folder.map(|folder| folder.remove())),
+            // It stays in the inbox, where every reader finds it.
+            Err(error) if left.is_end => {
+                tracing::error!("cannot keep the end of job {}: {error:#}", key.id);
+                self.registry.jobs.remove(key);
+                self.outputs.on_board(|board| board.forget(key));
+                self.revert_with(key);
+            }
+            Err(error) => tracing::error!("cannot keep a lost job: {error:#}"),
+        }
+    }
+
+    /// Takes note of what the discovery has seen since the last call.
+    pub fn discovered(&mut self) {
+        // A job that ended takes its samples with it.
+        if self.discovery.finding.is_none() || !self.sampling.is_ready() {
+            return;
+        }
+        for event in self.discovery.take() {
+            match event {
+                Event::Found(found) => self.found(*found),
+                Event::Inhabited(job) => self.identify(job),
+                Event::Named(job, id) => self.rename(job, &id),
+                Event::Parts(job, parts) => self.discovery.put_parts(job, parts, &mut self.registry),
+                Event::Ended(ended) => {
+                    let record = self.discovery.leave(*ended, &mut self.registry, &self.sampling);
+                    record.into_iter().for_each(|record| self.close_found(record));
+                }
+                Event::Looked => self.close_vanished(),
+            }
+        }
+    }
+
+    pub(super) fn found(&mut self, found: Found) {
+        if let Some(record) = self.discovery.follow_another_node(&found, &mut self.registry) {
+            self.recorder.keep(record);
+            self.sampling.add_cgroup(&record.key, found.cgroup);
+            return;
+        }
+        let resumable = &mut self.registry.resumable;
+        let continued = resumable.iter().position(|record| found::is_same(&self.host, record, &found));
+        let record = match continued.map(|index| resumable.swap_remove(index)) {
+            Some(record) => {
+                self.recorder.keep(&record);
+                record
+            }
+            None => {
+                let record = found::new_record(&self.host, &self.registry, &self.recorder.writer, &found);
+                self.recorder.adopt(&record, &mut self.outputs);
+                record
+            }
+        };
+        self.discovery.follow(&found, &record);
+        let key = record.key.clone();
+        self.watch(record);
+        self.follow_allocation(&key);
+        // An earlier daemon may have known it by another name.
+        if found.captures.sluid.as_ref() != Some(&found.id) {
+            self.rename(found.job, &found.id);
+        }
+        // Whoever is in it already is not told of again.
+        if !found.pids.is_empty() {
+            self.identify(found.job);
+        }
+    }
+
+    /// What its scheduler had told of a job before it was found, and what its own record does not say.
+    fn follow_allocation(&self, key: &JobKey) {
+        if let Ok(Some(known)) = self.recorder.writer.get(key) {
+            self.sampling.allocate(&known);
+        }
+    }
+
+    /// Moves a job that was found under another name to what its manager calls it.
+    fn rename(&mut self, job: u64, id: &str) {
+        let Some(old) = self.discovery.other_name(job, id) else { return };
+        // What was sampled under its old name goes with it.
+        self.flush();
+        let Some(mut kept) = self.registry.jobs.remove(&old) else { return };
+        let new = JobKey { id: id.to_owned(), ..old.clone() };
+        let new = self.registry.free_key(&self.recorder.writer, new);
+        self.sampling.rename(&old, &new);
+        self.recorder.rename(&old, &new);
+        kept.record.name = if kept.record.name == old.id { id.to_owned() } else { kept.record.name };
+        kept.record.key = new.clone();
+        self.recorder.adopt(&kept.record, &mut self.outputs);
+        self.registry.jobs.insert(new.clone(), kept);
+        self.follow_allocation(&new);
+        self.registry.nesting.rename(&old, &new, &mut self.registry.jobs, &mut self.recorder);
+        self.discovery.rename(&old, &new);
+        self.identify(job);
+    }
+
+    /// Jobs that an earlier daemon followed and that are gone since: as last known.
+    fn close_vanished(&mut self) {
+        for record in std::mem::take(&mut self.registry.resumable) {
+            self.close_as_last_known(record);
+        }
+    }
+
+    fn close_as_last_known(&mut self, mut record: Record) {
+        self.recorder.fill_as_last_known(&mut record);
+        self.close_found(record);
+    }
+
+    pub(super) fn close_found(&mut self, mut record: Record) {
+        found::end(&mut record);
+        if let Err(error) = self.close_job(record) {
+            tracing::error!("cannot keep the end of a job: {error:#}");
+        }
+    }
+
+    /// Somebody is in the job now who can be asked who it is.
+    pub(super) fn identify(&mut self, job: u64) {
+        self.discovery.identify(job);
+        self.ask_who_is_due();
+        self.follow_shadows();
+    }
+
+    pub fn ask_who_is_due(&mut self) {
+        let Service { host, registry, recorder, sampling, outputs, .. } = self;
+        self.discovery.ask_who_is_due(&mut Asked { host, registry, recorder, sampling, outputs });
+    }
+
+    pub fn look_at_groups_if_due(&mut self) {
+        let Some(groups) = &self.discovery.groups else { return };
+        if groups.next_look() > Instant::now() || !self.sampling.is_ready() {
+            return;
+        }
+        if let Some(admits) = groups.admits(self.discovery.has_resource_manager()) {
+            self.look_at_groups(admits);
+        }
+        let gone = self.discovery.groups.as_mut().map(|groups| groups.looked());
+        gone.into_iter().flatten().for_each(|record| self.close_as_last_known(record));
+    }
+
+    /// `admits`: whether groups that are no jobs yet may become some.
+    pub(super) fn look_at_groups(&mut self, admits: bool) {
+        let Some(groups) = &mut self.discovery.groups else { return };
+        for news in groups.follow(&self.host, &self.registry, &self.recorder.writer, admits) {
+            match news {
+                News::Began { record, is_new, roots } => {
+                    if let Err(error) = self.recorder.writer.put(&record) {
+                        tracing::warn!("job {}: {error}", record.key.id);
+                    } else if is_new {
+                        self.outputs.publish_start(&record);
+                    }
+                    let key = record.key.clone();
+                    self.watch(*record);
+                    roots.into_iter().for_each(|root| self.sampling.add_root(&key, root));
+                }
+                News::Joined(key, process) => self.sampling.add_root(&key, process),
+            }
+        }
+        let ended = self.discovery.groups.as_mut().map(|groups| groups.take_ended(&mut self.registry));
+        ended.into_iter().flatten().for_each(|record| self.close_found(record));
+    }
+
+    /// Brings the directories in line with the jobs that are there and the events that are asked for.
+    fn follow_shadows(&mut self) {
+        let writer = &mut self.recorder.writer;
+        self.discovery.shadows.follow(&self.host, &self.standing, &self.registry, &self.sampling, writer);
+    }
+
+    /// Readable when a scheduler has told something, unless what was told before waits to be written.
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.schedulers.bell().filter(|_| self.recorder.unwritten.told.is_none())
+    }
+
+    /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
+    pub fn hear(&mut self) {
+        for record in self.recorder.hear(&mut self.schedulers, &mut self.outputs) {
+            if self.registry.jobs.contains_key(&record.key) {
+                self.sampling.allocate(&record);
+            }
+        }
+    }
+
+    /// Tries again what could not be written.
+    fn write_again(&mut self) {
+        self.recorder.write_ends(&mut self.outputs);
+        if self.recorder.unwritten.told.is_some() {
+            self.hear();
+        }
+    }
+
+    pub fn has_to_flush(&self) -> bool {
+        !self.registry.jobs.is_empty() || !self.recorder.unwritten.is_empty()
+    }
+
+    pub fn flush_every(&self) -> Duration {
+        self.standing.flush_every(self.outputs.bus.within())
+    }
+
+    pub fn flush(&mut self) {
+        self.write_again();
+        self.follow_shadows();
+        self.recorder.write_samples(&self.sampling, &self.registry, &mut self.outputs);
+    }
+
+    /// Adds to jobs that are over what their last window of energy came to.
+    pub fn settle_energy(&mut self) {
+        if self.is_owed() && self.sampling.is_ready() {
+            let settled = self.sampling.settled();
+            for (key, _) in &settled {
+                self.registry.owed.remove(key);
+            }
+            self.recorder.put_energy(settled, &mut self.outputs);
+        }
+    }
+
+    pub fn is_owed(&self) -> bool {
+        !self.registry.owed.is_empty()
+    }
+
+    /// Takes up what a provider of emission factors said.
+    pub fn hear_provider(&mut self) {
+        let Recorder { emitting, writer, .. } = &mut self.recorder;
+        emitting.hear_provider(writer, &self.standing.config, &self.sampling);
+    }
+
+    /// Tells the sampler which factor holds now, if that is another one.
+    pub fn follow_factor(&mut self) {
+        self.recorder.emitting.follow(&self.standing.config, &self.sampling);
+    }
+
+    /// What is due by now.
+    pub fn tidy(&mut self, now: Instant) {
+        self.housekeeping.remove_cgroups(now);
+        if self.recorder.repairs.begin(now) {
+            self.recorder.look_after_store(&self.registry);
+        }
+        if self.housekeeping.look(now, &self.host, &self.place, &self.recorder.writer) {
+            self.import();
+        }
+    }
+
+    pub(super) fn import(&mut self) {
+        for record in self.housekeeping.import(&self.host, &self.place, &mut self.recorder.writer) {
+            // The end of a job that is followed is published when its supervisor or its absence tells of it.
+            if !self.registry.jobs.contains_key(&record.key) {
+                self.outputs.publish_stored_end(&self.recorder.writer, &record);
+            }
+        }
+    }
+
+    /// Removes what supervisors left that died before they announced their job.
+    pub fn sweep(&mut self) {
+        self.housekeeping.leave(self.admission.sweep(&self.host, &self.registry));
+    }
+
+    /// Whether so much was announced since the last retention that the next one cannot wait.
+    pub fn is_retention_due(&self) -> bool {
+        self.admission.announced.is_retention_due(self.standing.config.storage.max_bytes)
+    }
+
+    pub fn retain(&mut self) {
+        self.admission.announced = Default::default();
+        if let Err(error) = inbox::clean(&self.place.state) {
+            tracing::warn!("{}: {error}", self.place.state.display());
+        }
+        self.sweep();
+        self.recorder.look_after_store(&self.registry);
+        self.recorder.retain(&self.standing.config.storage);
+    }
+
+    /// When to look after the sampling thread, while it ticks.
+    pub fn next_care(&self) -> Option<Instant> {
+        self.sampling.next_care(!self.registry.jobs.is_empty() || self.outputs.board.is_some())
+    }
+
+    /// Goes on with another sampling thread if this one is kept.
+    pub fn look_after_sampling(&mut self) {
+        if self.sampling.is_kept() {
+            self.replace_sampling();
+        }
+        self.sampling.take_up_answered(&self.standing.config);
+    }
+
+    /// Asks the sampling thread, and if something keeps it the next one.
+    pub(super) fn ask_sampling<T>(
+        &mut self,
+        ask: impl Fn(&Sampling) -> Result<T, Stuck>,
+    ) -> Result<T, Stuck> {
+        let answer = ask(&self.sampling);
+        if answer.is_err() && self.sampling.is_kept() && self.replace_sampling() {
+            return ask(&self.sampling);
+        }
+        answer
+    }
+
+    /// Whether another thread goes on.
+    pub(super) fn replace_sampling(&mut self) -> bool {
+        if !self.sampling.replace(&self.host, &self.standing.config, &self.outputs) {
+            return false;
+        }
+        self.brief_sampling();
+        self.standing.tell_events(&self.sampling);
+        // Who was owed a last share of energy has what he was charged until his end.
+        self.registry.owed.clear();
+        self.registry.jobs.values().for_each(|kept| self.sampling.tell_job(&kept.record, &self.recorder));
+        let Service { host, registry, recorder, sampling, outputs, .. } = self;
+        self.discovery.ask_those_who_are_left(&mut Asked { host, registry, recorder, sampling, outputs });
+        if let Some(groups) = &self.discovery.groups {
+            groups.tell(&self.sampling);
+        }
+        self.discovery.shadows.tell(&self.sampling);
+        true
+    }
+
+    fn brief_sampling(&mut self) {
+        let keeps_node = self.standing.keeps_node(self.place.system);
+        self.recorder.brief(&self.sampling, &self.standing.config, keeps_node);
+    }
+
+    /// Changes what it is asked to, or nothing.
+    pub(super) fn configure(&mut self, change: &Change) -> Result<Reply> {
+        let interval = change.period.as_deref().map(met_config::interval).transpose().context("--period")?;
+        let events = change.perf.as_deref().map(met_config::events_in).transpose().context("--perf")?;
+        let job = change.job.as_ref().map(|job| self.running_job(job)).transpose()?;
+        if change.reset {
+            self.standing.revert(job.as_ref());
+        }
+        self.standing.hold(job.as_ref(), interval, events);
+        let note = self.settle_standing().filter(|_| change.perf.is_some());
+        let held = self.standing.in_force(true);
+        tracing::info!("configured live: sampled every {:?}", self.standing.config.sampling.interval);
+        Ok(Reply::InForce(Box::new(InForce { note, ..held })))
+    }
+
+    fn running_job(&mut self, job: &jobs::JobRef) -> Result<JobKey> {
+        self.discovered();
+        let found = jobs::find(&self.recorder.writer, job)?;
+        let mut keys = found.into_iter().map(|record| record.key);
+        keys.find(|key| self.registry.jobs.contains_key(key)).context("--job: no such job runs here")
+    }
+
+    /// A change for this job ends with it.
+    fn revert_with(&mut self, key: &JobKey) {
+        if self.standing.revert(Some(key)) {
+            self.settle_standing();
+            tracing::info!("job {} is over, and what was configured for it", key.id);
+        }
+    }
+
+    /// Brings the sampler in line; says what cannot be counted.
+    fn settle_standing(&mut self) -> Option<String> {
+        self.standing.settle(&self.sampling);
+        self.follow_shadows();
+        self.standing.set_events(&self.sampling)
+    }
+
+    /// Reads the file again. A bad one changes nothing.
+    pub fn reread(&mut self) {
+        let Some((name, before)) = self.standing.reread(&self.sampling) else { return };
+        self.sampling.forgive_sources(&self.standing.config);
+        self.sampling.keep_node(self.standing.keeps_node(self.place.system));
+        self.settle_standing();
+        if let Err(error) = self.take_up(&before) {
+            tracing::error!("{name}: {error:#}");
+        }
+        tracing::info!("configuration read again: {name}");
+    }
+
+    /// What threads of their own do.
+    fn take_up(&mut self, before: &Config) -> Result<()> {
+        let config = &self.standing.config;
+        if before.emissions != config.emissions {
+            self.recorder.emitting.ask(config)?;
+            self.recorder.emitting.follow(config, &self.sampling);
+        }
+        if before.schedulers != config.schedulers {
+            let known = |manager: &str| told::before(&self.recorder.writer, manager);
+            let (asked, system) = (&config.schedulers, self.place.system);
+            self.schedulers = Schedulers::start(&self.host, asked, system, Scope::Node, known)?;
+        }
+        Ok(())
+    }
+
+    pub fn close(mut self) {
+        // Those that are left are tried by the next daemon.
+        self.housekeeping.remove_cgroups_now();
+        // Whatever the meters show now is all that will be known.
+        let settled = self.sampling.settle_now();
+        self.recorder.put_energy(settled, &mut self.outputs);
+        self.write_again();
+        if let Some(finding) = self.discovery.finding.take() {
+            finding.stop();
+        }
+        self.sampling.stop();
+        self.outputs.bus.close();
+    }
+}

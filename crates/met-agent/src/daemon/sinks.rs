@@ -1,0 +1,205 @@
+//! The sinks of a daemon, and what it publishes to them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use met_core::course::Course;
+use met_core::job::{JobKey, Record, Summaries};
+use met_core::{JOB, Kind};
+use met_sinks::bus::{self, Bus};
+use met_sinks::event::{self, Event, Samples};
+use met_sinks::forward;
+use met_wire::batch::{Standing, Subject};
+
+use super::board::Board;
+use super::forwarding;
+use met_config::Place;
+use met_query::live::Live;
+use met_query::setting::Setting;
+use met_store::Queries;
+
+/// Opens all that are configured. One that cannot be opened keeps nothing from being measured; its status says why.
+fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
+    // As with `http`, the machine's file is meant for the machine's daemon.
+    let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
+    let configured: &[_] = if place.system || !is_machines { &setting.config.sinks } else { &[] };
+    let mut bus = Bus::open(configured);
+    let name = forward::SPEC.name;
+    match forwarding::start(&setting.host, &setting.config, place, board.is_some()) {
+        Ok(None) => {}
+        Ok(Some(forward)) => {
+            if let Some(board) = board {
+                board.watch_spool(forward.watch());
+            }
+            bus.add_direct(name, Box::new(forward));
+        }
+        Err(why) => {
+            let mut status = bus::Status::new(name);
+            status.add_forward(*why);
+            status.state = bus::State::Failed;
+            bus.add_failed(status);
+        }
+    }
+    bus
+}
+
+/// Where jobs and samples go beside the store: to sinks, and to the page that others read.
+pub(super) struct Outputs {
+    pub(super) bus: Bus,
+    /// If somebody listens.
+    pub(super) board: Option<Arc<Board>>,
+}
+
+impl Outputs {
+    pub(super) fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Outputs {
+        Outputs { bus: open(setting, place, board.as_deref()), board }
+    }
+
+    /// After the store has it.
+    pub(super) fn publish_start(&mut self, record: &Record) {
+        if self.bus.wants(event::Kind::Started) {
+            self.bus.publish(&Event::Started(Arc::new(record.clone())));
+        }
+    }
+
+    pub(super) fn publish_end(&mut self, record: &Record) {
+        publish_end(&mut self.bus, record);
+    }
+
+    /// As the store has it: there an end is joined with what is known from elsewhere.
+    pub(super) fn publish_stored_end(&mut self, store: &Queries, record: &Record) {
+        if self.bus.wants(event::Kind::Ended) {
+            let stored = store.get(&record.key).ok().flatten();
+            publish_end(&mut self.bus, stored.as_ref().unwrap_or(record));
+        }
+    }
+
+    pub(super) fn on_board(&self, tell: impl FnOnce(&Board)) {
+        if let Some(board) = &self.board {
+            tell(board);
+        }
+    }
+}
+
+/// After the commit, and again when the record of a finished job has changed.
+pub(super) fn publish_end(bus: &mut Bus, record: &Record) {
+    if !record.state.is_live() && bus.wants(event::Kind::Ended) {
+        bus.publish(&Event::Ended(Arc::new(record.clone())));
+    }
+}
+
+pub(super) fn publish_samples(bus: &mut Bus, subject: Subject, course: Course) {
+    if !course.is_empty() && bus.wants(event::Kind::Samples) {
+        bus.publish(&Event::Samples(Arc::new(Samples { node: None, subject, course })));
+    }
+}
+
+/// The figures of a running job; means of counters follow from their totals.
+pub(super) fn publish_interim(bus: &mut Bus, key: &JobKey, live: &Live) {
+    let mut summaries = Summaries::default();
+    let levels = live.summaries.iter().filter(|&(column, _)| JOB.columns[column].kind == Kind::Gauge);
+    levels.for_each(|(column, summary)| summaries.set(column, *summary));
+    let (totals, emission) = (live.totals.clone(), live.emission.clone());
+    bus.publish(&Event::Interim(Arc::new(Standing { key: key.clone(), totals, summaries, emission })));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, Receiver};
+    use std::time::Duration;
+
+    use met_core::job::{Origin, State};
+    use met_core::sample;
+    use met_sinks::sink::{Interest, Sink, SinkError};
+
+    use super::super::service::Service;
+    use super::super::unwritten::tests::keeping;
+    use super::*;
+
+    /// Reports events by name and job.
+    struct Reports(mpsc::Sender<String>);
+
+    impl Sink for Reports {
+        fn interest(&self) -> Interest {
+            let kinds = vec![event::Kind::Started, event::Kind::Ended];
+            Interest { kinds, ..Interest::default() }
+        }
+
+        fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+            let (Event::Started(record) | Event::Ended(record)) = event else { return Ok(()) };
+            let told = format!("{:?} {}", event.kind(), record.key.id);
+            self.0.send(told).map_err(|error| SinkError::Failed(error.to_string()))
+        }
+    }
+
+    fn listen(keeping: &mut Service) -> Receiver<String> {
+        let (sender, received) = mpsc::channel();
+        keeping.outputs.bus.add("reports", move || Ok(Box::new(Reports(sender.clone()))));
+        received
+    }
+
+    fn next(received: &Receiver<String>) -> String {
+        received.recv_timeout(Duration::from_secs(60)).expect("an event")
+    }
+
+    fn running(id: u32) -> Record {
+        let mut record = sample::full(id, "x");
+        (record.state, record.end_ns, record.inside) = (State::Running, None, None);
+        if let Some(local) = &mut record.local {
+            (local.origin, local.supervisor) = (Origin::Found, None);
+        }
+        record
+    }
+
+    #[test]
+    fn an_end_is_published_when_the_store_has_it_and_not_before() {
+        let root = tempfile::tempdir().unwrap();
+        let mut keeping = keeping(root.path());
+        let received = listen(&mut keeping);
+        let record = running(7);
+        keeping.recorder.writer.put(&record).unwrap();
+        keeping.watch(record.clone());
+        let other = rusqlite::Connection::open(root.path().join("state/store.db")).unwrap();
+        let full = |when: &str| {
+            format!("CREATE TRIGGER full_{when} BEFORE {when} ON job BEGIN SELECT RAISE(FAIL, 'full'); END;")
+        };
+        other.execute_batch(&(full("INSERT") + &full("UPDATE"))).unwrap();
+        let mut ended = record.clone();
+        (ended.state, ended.end_ns) = (State::Finished, record.start_ns);
+        assert!(keeping.close_job(ended.clone()).is_err());
+        keeping.flush();
+        assert!(keeping.recorder.unwritten.end_of(&record.key).is_some());
+        other.execute_batch("DROP TRIGGER full_INSERT; DROP TRIGGER full_UPDATE").unwrap();
+        // Whatever comes is published after this.
+        keeping.outputs.publish_start(&running(8));
+        keeping.flush();
+        assert_eq!([next(&received), next(&received)], ["Started 8", "Ended 7"]);
+        keeping.close();
+        assert!(received.try_recv().is_err());
+    }
+
+    #[test]
+    fn an_end_that_lay_in_the_inbox_is_published() {
+        let root = tempfile::tempdir().unwrap();
+        let mut keeping = keeping(root.path());
+        let received = listen(&mut keeping);
+        let mut record = sample::full(3, "x");
+        (record.state, record.inside) = (State::Finished, None);
+        let (id, dir) = met_store::inbox::JobDir::reserve(&root.path().join("state"), 1).unwrap();
+        record.key.id = id.to_string();
+        dir.write_end(&record).unwrap();
+        keeping.import();
+        assert_eq!(next(&received), format!("Ended {}", record.key.id));
+        keeping.import();
+        keeping.close();
+        assert!(received.try_recv().is_err(), "once");
+    }
+
+    #[test]
+    fn without_sinks_there_is_no_bus_to_speak_of() {
+        let root = tempfile::tempdir().unwrap();
+        let keeping = keeping(root.path());
+        assert!(keeping.outputs.bus.is_empty() && keeping.outputs.bus.ticker().is_none());
+        keeping.close();
+    }
+}

@@ -1,0 +1,119 @@
+//! Samples that the sampler holds and nobody has written yet: replies add them to what is stored, and write nothing.
+
+use std::collections::HashMap;
+
+use met_core::course::Course;
+use met_core::job::JobKey;
+use met_store::NodePart;
+
+use super::sampling::Drained;
+use crate::sampler::Sampler;
+
+/// Whose samples are requested.
+pub(super) enum Wanted {
+    Job(JobKey),
+    /// A GPU, by uuid.
+    Card(String),
+    Part(NodePart),
+}
+
+/// Copies of the samples, oldest first. `undelivered` was drained for a caller that had given up; `slots` are those of jobs.
+pub(super) fn peek(
+    wanted: &Wanted,
+    sampler: &Sampler,
+    slots: &HashMap<JobKey, u32>,
+    undelivered: &Drained,
+) -> Vec<Course> {
+    let courses: Vec<&Course> = match wanted {
+        Wanted::Job(key) => {
+            let earlier = undelivered.jobs.iter().filter(|(of, _)| of == key).map(|(_, course)| course);
+            earlier.chain(slots.get(key).and_then(|&slot| sampler.undrained(slot))).collect()
+        }
+        Wanted::Card(uuid) => {
+            let earlier = undelivered.cards.iter().filter(|(of, _)| of == uuid).map(|(_, course)| course);
+            earlier.chain(sampler.undrained_card(uuid)).collect()
+        }
+        Wanted::Part(part) => {
+            let is_it =
+                |(label, course): &(&str, &Course)| *label == part.part && course.table.name == part.table;
+            node(sampler, undelivered).filter(is_it).map(|(_, course)| course).collect()
+        }
+    };
+    courses.into_iter().cloned().collect()
+}
+
+/// The parts of the machine with samples from `since_ms` on.
+pub(super) fn parts(since_ms: i64, sampler: &Sampler, undelivered: &Drained) -> Vec<NodePart> {
+    let is_since = |course: &Course| course.times_ms.last().is_some_and(|&last| last >= since_ms);
+    node(sampler, undelivered)
+        .filter(|(_, course)| is_since(course))
+        .map(|(label, course)| NodePart { table: course.table.name.to_owned(), part: label.to_owned() })
+        .collect()
+}
+
+fn node<'a>(sampler: &'a Sampler, undelivered: &'a Drained) -> impl Iterator<Item = (&'a str, &'a Course)> {
+    let earlier = undelivered.node.iter().map(|(_, label, course)| (label.as_str(), course));
+    earlier.chain(sampler.undrained_node())
+}
+
+/// Adds to `stored` the samples in `window` (both ends included) that are later than its last one.
+pub(super) fn append(stored: &mut Course, unflushed: &[Course], window: (i64, i64)) {
+    for course in unflushed {
+        let begin = course.times_ms.partition_point(|&time_ms| time_ms < window.0);
+        let end = course.times_ms.partition_point(|&time_ms| time_ms <= window.1);
+        let mut within = Course::new(course.table);
+        if begin < end {
+            within.times_ms.extend_from_slice(&course.times_ms[begin..end]);
+            for (column, cells) in within.columns.iter_mut().zip(&course.columns) {
+                column.extend_from_slice(&cells[begin..end]);
+            }
+        }
+        stored.append(&within);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::{JOB, MISSING};
+
+    use super::*;
+
+    fn course(times_ms: std::ops::Range<i64>) -> Course {
+        let mut course = Course::new(&JOB);
+        times_ms.for_each(|time_ms| course.push(time_ms, &vec![MISSING; JOB.columns.len()]));
+        course
+    }
+
+    #[test]
+    fn what_was_stored_meanwhile_is_not_there_twice_and_a_window_holds() {
+        let mut stored = course(0..5);
+        append(&mut stored, &[course(3..7), course(7..9)], (i64::MIN, i64::MAX));
+        assert_eq!(stored.times_ms, (0..9).collect::<Vec<_>>());
+        // A later page, and a GPU that the job no longer holds.
+        let mut stored = course(0..0);
+        append(&mut stored, &[course(3..7), course(7..9)], (5, 7));
+        assert_eq!(stored.times_ms, [5, 6, 7]);
+        assert!(stored.columns.iter().all(|column| column.len() == 3));
+    }
+
+    #[test]
+    fn samples_that_a_caller_gave_up_waiting_for_are_shown_and_stay() {
+        let sampler = Sampler::of_node(
+            met_host::Host::real().unwrap(),
+            std::time::Duration::from_secs(1),
+            &met_config::Config::default(),
+        );
+        let key = met_core::sample::full(1, "train").key;
+        let table = met_sources::catalogue()[0];
+        let undelivered = Drained {
+            jobs: vec![(key.clone(), course(0..3)), (key.clone(), course(3..5))],
+            node: vec![(table, "sda".to_owned(), Course::new(table))],
+            ..Drained::default()
+        };
+        for _ in 0..2 {
+            let seen = peek(&Wanted::Job(key.clone()), &sampler, &HashMap::new(), &undelivered);
+            assert_eq!(seen.iter().map(Course::len).collect::<Vec<_>>(), [3, 2]);
+        }
+        assert!(parts(0, &sampler, &undelivered).is_empty(), "it has no samples");
+    }
+}

@@ -1,0 +1,155 @@
+//! Rows of any table, as they were just read, for sinks that want them.
+
+use met_core::gpu::{self, card};
+use met_core::job::JobKey;
+use met_core::{Batch, JOB, Row, Subject, Table};
+use met_host::clock;
+use met_sinks::bus::Ticker;
+use met_sinks::event::{Tick, TickRow};
+use met_sources::{SOURCES, self_cost};
+
+use super::Sampler;
+
+impl Sampler {
+    /// Publishes what the last tick has read. Sources that are read less often have rows only when they were.
+    pub fn publish_tick(&self, ticker: &Ticker) {
+        let time_ns = clock::boottime_ns() + clock::unix_offset_ns();
+        if ticker.wants(&JOB) {
+            ticker.publish(self.job_rows(time_ns));
+        }
+        if ticker.wants(&self_cost::TABLE) {
+            let mut tick = Tick::new(time_ns, &self_cost::TABLE);
+            for (row, cells) in self.runner.costs().rows() {
+                let source = SOURCES.get(row.part as usize).map_or("?", |spec| spec.name);
+                tick.push(TickRow { job: None, labels: vec![source.to_owned()] }, cells);
+            }
+            ticker.publish(tick);
+        }
+        for (batches, labels) in self.runner.labelled() {
+            for batch in batches.iter().filter(|batch| !batch.is_empty() && ticker.wants(batch.table)) {
+                ticker.publish(self.rows_of(time_ns, batch, labels));
+            }
+        }
+    }
+
+    fn job_rows(&self, time_ns: i64) -> Tick {
+        let mut tick = Tick::new(time_ns, &JOB);
+        for (row, cells) in self.out.rows() {
+            if let Some(job) = self.job_of(row.owner) {
+                let labels =
+                    vec![job.cluster.clone().unwrap_or_default(), job.manager.clone(), job.id.clone()];
+                tick.push(TickRow { job: Some(job.clone()), labels }, cells);
+            }
+        }
+        tick
+    }
+
+    fn rows_of(&self, time_ns: i64, batch: &Batch, known: &[Vec<String>]) -> Tick {
+        let mut tick = Tick::new(time_ns, batch.table);
+        for (row, cells) in batch.rows() {
+            let labels = labels_of(batch.table, row, known);
+            tick.push(TickRow { job: self.job_of(row.owner).cloned(), labels }, cells);
+        }
+        tick
+    }
+
+    /// The innermost job that a row belongs to.
+    fn job_of(&self, owner: Subject) -> Option<&JobKey> {
+        let slot = match owner {
+            Subject::Job(slot) => slot,
+            Subject::Node => return None,
+            Subject::Cgroup(_) | Subject::Task { .. } => self.map.owner(owner)?,
+        };
+        self.jobs.get(&slot).map(|job| &job.key)
+    }
+}
+
+/// Processes and cgroups are labelled by their numbers; other parts have the labels of their source.
+fn labels_of(table: &'static Table, row: Row, known: &[Vec<String>]) -> Vec<String> {
+    let part = known.get(row.part as usize);
+    let of_part = |index: usize| part.and_then(|part| part.get(index)).cloned().unwrap_or_default();
+    let is_gpu_process = std::ptr::eq(table, &gpu::process::TABLE);
+    let label = |(index, &name): (usize, &&str)| match (name, row.owner) {
+        ("pid", Subject::Task { pid, .. }) => pid.to_string(),
+        ("cgroup", Subject::Cgroup(id)) => id.to_string(),
+        // Its source has the labels of cards.
+        ("uuid", _) if is_gpu_process => of_part(card::label::UUID),
+        _ => of_part(index),
+    };
+    table.labels.iter().enumerate().map(label).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use met_core::MISSING;
+    use met_host::Host;
+    use met_sinks::Bus;
+    use met_sinks::event::Event;
+    use met_sinks::sink::{Interest, Sink, SinkError};
+
+    use super::*;
+    use met_config::Config;
+
+    struct Collects(Vec<String>, mpsc::Sender<Event>);
+
+    impl Sink for Collects {
+        fn interest(&self) -> Interest {
+            Interest { tables: self.0.clone(), ..Interest::default() }
+        }
+
+        fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+            self.1.send(event.clone()).map_err(|error| SinkError::Failed(error.to_string()))
+        }
+    }
+
+    /// The tables of a tick of this machine, with its own process as a job, and their rows.
+    fn ticked(tables: &[&str]) -> Vec<(&'static str, Vec<TickRow>)> {
+        let host = Host::real().unwrap();
+        let mut record = met_core::sample::bare(1, "x");
+        let local = record.local.as_mut().unwrap();
+        local.boot_id.clone_from(&host.facts().boot_id);
+        local.cgroup = Default::default();
+        let own = host.process(std::process::id()).unwrap();
+        local.main = Some(own);
+        local.supervisor = None;
+        let mut sampler = Sampler::of_node(host, Duration::from_secs(1), &Config::default());
+        let slot = sampler.add(&record).unwrap();
+        sampler.add_root(slot, own);
+        sampler.look();
+        let (sender, received) = mpsc::channel();
+        let mut bus = Bus::default();
+        let tables: Vec<String> = tables.iter().map(|&name| name.to_owned()).collect();
+        bus.add("collects", move || Ok(Box::new(Collects(tables.clone(), sender.clone()))));
+        sampler.publish_tick(&bus.ticker().unwrap());
+        bus.close();
+        let tick = |event: Event| match event {
+            Event::Tick(tick) => {
+                let has_cells = |cells: &[i64]| cells.iter().any(|&cell| cell != MISSING);
+                assert!(tick.rows().all(|(_, cells)| has_cells(cells)), "{}", tick.table.name);
+                (tick.table.name, tick.rows().map(|(row, _)| row.clone()).collect())
+            }
+            other => panic!("{other:?}"),
+        };
+        received.try_iter().map(tick).collect()
+    }
+
+    #[test]
+    fn rows_of_every_table_that_was_read_have_a_way_out() {
+        let ticked = ticked(&["job", "process", "node", "source"]);
+        let rows = |name: &str| &ticked.iter().find(|(table, _)| *table == name).unwrap().1;
+        assert_eq!(rows("job")[0].labels, ["", "local", "1"]);
+        let pid = std::process::id().to_string();
+        let own = rows("process").iter().find(|row| row.labels[0] == pid).unwrap();
+        assert_eq!(own.job.as_ref().unwrap().id, "1");
+        assert!(rows("node")[0].job.is_none());
+    }
+
+    #[test]
+    fn tables_that_no_sink_wants_are_not_published() {
+        let ticked = ticked(&["node"]);
+        assert_eq!(ticked.iter().map(|(table, _)| *table).collect::<Vec<_>>(), ["node"]);
+    }
+}

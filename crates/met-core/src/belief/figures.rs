@@ -1,0 +1,124 @@
+//! Which of two figures of one job is believed.
+
+use crate::energy;
+use crate::job::QualityKind::{Estimated, LowerBound, Measured};
+use crate::job::{Figure, GpuUse, QualityKind, Totals};
+use crate::job_table::*;
+
+/// What a ledger charges a job. It is written while the job runs, too, for the case that nobody sees its end.
+pub const CHARGED: [usize; 9] = {
+    let [a, b, c, d, e, f, g] = energy::COLUMNS;
+    [GPU_ENERGY, GPU_ENERGY_IDLE, a, b, c, d, e, f, g]
+};
+
+/// Whether the last sample of a job that has ended takes the place of what is known: counters at the end are exact,
+/// but what was charged so far is only what an earlier daemon wrote.
+pub fn completes(column: usize, known: Option<&Figure>, sampled: &Figure) -> bool {
+    let is_so_far = |known: &Figure| {
+        CHARGED.contains(&column) && known.kind == LowerBound && known.value <= sampled.value
+    };
+    known.is_none_or(is_so_far)
+}
+
+/// User and system time are never more than both together. A clock that counts the sum, and the ticks of which the
+/// parts are made, do not begin and end at the same instant, and ticks are 10 ms long.
+pub fn fit_cpu_parts(totals: &mut Totals) {
+    let (Some(whole), Some(user), Some(system)) =
+        (totals.figure(CPU).cloned(), totals.get(CPU_USER), totals.get(CPU_SYSTEM))
+    else {
+        return;
+    };
+    let parts_ns = user.saturating_add(system);
+    if parts_ns <= whole.value {
+        return;
+    }
+    if whole.kind != Measured {
+        // What is known of the parts is known of the whole.
+        return totals.set(CPU, parts_ns, whole.kind, whole.source);
+    }
+    let user_ns = (i128::from(whole.value) * i128::from(user) / i128::from(parts_ns)) as i64;
+    let source = format!("{}, split by /proc", whole.source);
+    totals.set(CPU_USER, user_ns, Estimated, source.clone());
+    totals.set(CPU_SYSTEM, whole.value - user_ns, Estimated, source);
+}
+
+/// The ledger of the GPUs is believed on what a job is charged, not samples.
+pub fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
+    totals.remove(GPU_ENERGY);
+    totals.remove(GPU_ENERGY_IDLE);
+    let Some(worst) = gpus.iter().filter_map(|gpu| gpu.energy_kind).max_by_key(|kind| rank(*kind)) else {
+        // No card any more, for whatever reason: what it was charged before, it was charged.
+        if before_uj.0 > 0 {
+            totals.set(GPU_ENERGY, before_uj.0, LowerBound, "samples");
+            totals.set(GPU_ENERGY_IDLE, before_uj.1, LowerBound, "samples");
+        }
+        return;
+    };
+    // Few texts: which part of it each card's counter stands for is said with the card.
+    let says =
+        |words: &str| gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).any(|s| s.contains(words));
+    let source = match (says("counter"), says("integral")) {
+        (true, true) => "energy counter, integral of power",
+        (true, false) => "energy counter",
+        (false, _) => "integral of power",
+    };
+    let energy_uj: i64 = gpus.iter().map(GpuUse::energy_uj).sum();
+    let idle_uj: i64 = gpus.iter().map(|gpu| gpu.energy_idle_uj).sum();
+    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source);
+    totals.set(GPU_ENERGY_IDLE, before_uj.1 + idle_uj, worst, source);
+}
+
+fn rank(kind: QualityKind) -> Option<usize> {
+    QualityKind::ALL.iter().position(|&known| known == kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn totals_of(cpu: (i64, QualityKind), user: i64, system: i64) -> Totals {
+        let mut totals = Totals::default();
+        totals.set(CPU, cpu.0, cpu.1, "perf task-clock");
+        totals.set(CPU_USER, user, LowerBound, "/proc");
+        totals.set(CPU_SYSTEM, system, LowerBound, "/proc");
+        fit_cpu_parts(&mut totals);
+        totals
+    }
+
+    #[test]
+    fn parts_that_fit_stay_as_they_are() {
+        let totals = totals_of((100, Measured), 70, 30);
+        assert_eq!((totals.get(CPU_USER), totals.get(CPU_SYSTEM)), (Some(70), Some(30)));
+        assert_eq!(totals.figure(CPU_USER).unwrap().kind, LowerBound);
+    }
+
+    #[test]
+    fn ticks_above_a_clock_that_was_measured_only_divide_it() {
+        let totals = totals_of((100, Measured), 90, 30);
+        assert_eq!((totals.get(CPU_USER), totals.get(CPU_SYSTEM)), (Some(75), Some(25)));
+        let user = totals.figure(CPU_USER).unwrap();
+        assert_eq!((user.kind, &*user.source), (Estimated, "perf task-clock, split by /proc"));
+        assert_eq!(totals.figure(CPU).unwrap().kind, Measured);
+    }
+
+    #[test]
+    fn what_is_known_of_the_parts_raises_a_whole_that_is_a_lower_bound() {
+        let totals = totals_of((100, LowerBound), 90, 30);
+        assert_eq!((totals.get(CPU), totals.get(CPU_USER)), (Some(120), Some(90)));
+        assert_eq!(totals.figure(CPU).unwrap().kind, LowerBound);
+    }
+
+    proptest! {
+        #[test]
+        fn user_and_system_never_exceed_the_whole(
+            cpu in 0..i64::MAX / 2, user in 0..i64::MAX / 4, system in 0..i64::MAX / 4, measured: bool,
+        ) {
+            let totals = totals_of((cpu, if measured { Measured } else { LowerBound }), user, system);
+            let part = |column| totals.get(column).unwrap();
+            prop_assert!(part(CPU_USER) >= 0 && part(CPU_SYSTEM) >= 0);
+            prop_assert!(part(CPU_USER) + part(CPU_SYSTEM) <= part(CPU));
+        }
+    }
+}

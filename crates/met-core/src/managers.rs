@@ -1,0 +1,309 @@
+//! Who starts jobs: one row for each resource manager, from which everything that differs between them derives.
+//!
+//! A scheduler whose records are queried is also a variant of [`Scheduler`] and a file in
+//! `met-jobs/src/scheduler`; without them it does not compile.
+
+use crate::job::Record;
+
+/// What is known of a manager without asking it.
+pub struct Manager {
+    pub name: &'static str,
+    /// Another name that it goes by.
+    pub alias: Option<&'static str>,
+    /// How its records are queried.
+    pub query: Option<Query>,
+    /// Its jobs run on several nodes under one id. The ids of all others mean something on one node only.
+    pub spans_nodes: bool,
+    pub is_container: bool,
+    /// The programs by which it watches a job from inside the job's cgroup.
+    pub watchers: &'static [&'static str],
+    /// The user as whom it works inside of jobs.
+    pub user: Option<&'static str>,
+    /// The command that ends a job.
+    pub cancel: Option<fn(&Record) -> String>,
+    /// Where the output of a job is found.
+    pub output: Option<fn(&Record) -> String>,
+    /// How its cgroups are recognised.
+    pub layouts: &'static [Pattern],
+}
+
+pub struct Query {
+    pub scheduler: Scheduler,
+    /// The command whose presence shows that the scheduler is installed.
+    pub program: &'static str,
+    /// About its key in the configuration.
+    pub help: &'static str,
+}
+
+pub struct Pattern {
+    pub class: Class,
+    /// The directories from the top of a hierarchy down to that of a job; those in parentheses may be
+    /// missing. `{name}` stands for any characters, `{name:pattern}` for those that fit, `*` for any.
+    pub path: &'static str,
+    /// The directories of the parts of a job, below its own.
+    pub parts: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A resource manager, which cleans up after its jobs: no cgroup of ours may be made inside.
+    Managed,
+    /// Jobs, beside which others may make cgroups.
+    Plain,
+    /// Recognised and not a job by itself.
+    Known,
+}
+
+macro_rules! schedulers {
+    ($($name:ident),*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Scheduler { $($name),* }
+
+        impl Scheduler {
+            pub const ALL: &[Scheduler] = &[$(Scheduler::$name),*];
+        }
+    };
+}
+
+schedulers! { Slurm, Oar, Pbs, Lsf }
+
+impl Scheduler {
+    pub const COUNT: usize = Scheduler::ALL.len();
+
+    /// Its row, and how it is queried.
+    pub const fn row(self) -> (&'static Manager, &'static Query) {
+        let mut index = 0;
+        while index < MANAGERS.len() {
+            if let Some(query) = &MANAGERS[index].query
+                && query.scheduler as usize == self as usize
+            {
+                return (&MANAGERS[index], query);
+            }
+            index += 1;
+        }
+        panic!("a scheduler has no row in MANAGERS")
+    }
+}
+
+// A variant without a row does not compile.
+const _: () = {
+    let mut index = 0;
+    while index < Scheduler::COUNT {
+        let _ = Scheduler::ALL[index].row();
+        index += 1;
+    }
+};
+
+/// The row of a manager by one of its names.
+pub fn find(name: &str) -> Option<&'static Manager> {
+    MANAGERS.iter().find(|manager| manager.name == name || manager.alias == Some(name))
+}
+
+pub fn spans_nodes(manager: &str) -> bool {
+    find(manager).is_some_and(|manager| manager.spans_nodes)
+}
+
+/// A manager of which nothing is known but its name.
+const fn named(name: &'static str) -> Manager {
+    Manager {
+        name,
+        alias: None,
+        query: None,
+        spans_nodes: false,
+        is_container: false,
+        watchers: &[],
+        user: None,
+        cancel: None,
+        output: None,
+        layouts: &[],
+    }
+}
+
+macro_rules! query {
+    ($scheduler:ident, $title:literal, $program:literal) => {
+        Some(Query {
+            scheduler: Scheduler::$scheduler,
+            program: $program,
+            help: concat!(
+                $title,
+                "; `auto`: by a system daemon, where the command is installed: `",
+                $program,
+                "`"
+            ),
+        })
+    };
+}
+
+const fn managed(path: &'static str, parts: &'static str) -> Pattern {
+    Pattern { class: Class::Managed, path, parts }
+}
+
+const fn plain(path: &'static str, parts: &'static str) -> Pattern {
+    Pattern { class: Class::Plain, path, parts }
+}
+
+const fn known(path: &'static str) -> Pattern {
+    Pattern { class: Class::Known, path, parts: "" }
+}
+
+/// Its first process is the runtime's until it begins its own program.
+const RUNTIMES: &[&str] =
+    &["conmon", "catatonit", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]", "runc", "crun"];
+
+/// The order is that of precedence: of the layouts that fit one directory the first is taken. A directory
+/// inside a job is never another job, so the outermost manager wins: a container inside a Slurm job is
+/// still the Slurm job, and a pod is one job whatever runs its containers.
+#[rustfmt::skip]
+pub const MANAGERS: &[Manager] = &[
+    Manager {
+        query: query!(Slurm, "SLURM", "sacct"),
+        spans_nodes: true,
+        watchers: &["slurmstepd"],
+        user: Some("slurm"),
+        cancel: Some(|job| format!("scancel {}", job.shown_id())),
+        output: Some(|job| format!("`scontrol show job {0}` names StdOut and StdErr, mostly slurm-{0}.out", job.shown_id())),
+        layouts: &[
+            managed("slurm/uid_{uid:#}/job_{id:#}", "step_{step}/task_{task}"),
+            managed("slurm_{node}/uid_{uid:#}/job_{id:#}", "step_{step}/task_{task}"),
+            managed("(system.slice/)slurmstepd.scope/job_{id:#}", "step_{step}/user/task_{task}"),
+            managed("(system.slice/){node}_slurmstepd.scope/job_{id:#}", "step_{step}/user/task_{task}"),
+            // From Slurm 26.05 on a job is named by its SLUID; the id is in the environment of its processes.
+            managed("(system.slice/)slurmstepd.scope/{sluid:s%}", "step_{step}/user/task_{task}"),
+            managed("(system.slice/){node}_slurmstepd.scope/{sluid:s%}", "step_{step}/user/task_{task}"),
+        ],
+        ..named("slurm")
+    },
+    Manager {
+        query: query!(Oar, "OAR", "oarstat"),
+        spans_nodes: true,
+        watchers: &["oarexec", "oarsh_shell", "bipbip"],
+        user: Some("oar"),
+        cancel: Some(|job| format!("oardel {}", job.shown_id())),
+        output: Some(|job| format!("`oarstat -f -j {0}` names the files, mostly OAR.{0}.stdout and .stderr", job.shown_id())),
+        // The last underscore divides: names of users may hold one.
+        layouts: &[managed("oar/{user}_{id:#}", "")],
+        ..named("oar")
+    },
+    Manager {
+        query: query!(Pbs, "PBS", "qstat"),
+        spans_nodes: true,
+        watchers: &["pbs_mom"],
+        cancel: Some(|job| format!("qdel {}", job.shown_id())),
+        output: Some(|job| format!("`qstat -f {}` names Output_Path and Error_Path", job.shown_id())),
+        layouts: &[
+            managed("(system.slice/)pbs*.service/jobid/{id}", ""),
+            managed("(system.slice/)pbs*.service/jobs/{id}", ""),
+            managed("pbs*.slice/pbs*-{id}.slice", ""),
+        ],
+        ..named("pbs")
+    },
+    Manager {
+        query: query!(Lsf, "LSF", "bjobs"),
+        spans_nodes: true,
+        watchers: &["res", "sbatchd"],
+        user: Some("lsfadmin"),
+        cancel: Some(|job| match job.shown_id() {
+            // A shell would take the brackets for a pattern.
+            id if id.contains('[') => format!("bkill \"{id}\""),
+            id => format!("bkill {id}"),
+        }),
+        output: Some(|job| format!("`bpeek {}` shows it while the job runs", job.shown_id())),
+        layouts: &[
+            managed("lsf/{cluster}/job.{id:#}.{index:#}.#.#", ""),
+            managed("lsf/{cluster}/job.{id:#}.#.#", ""),
+        ],
+        ..named("lsf")
+    },
+    Manager {
+        alias: Some("condor"),
+        watchers: &["condor_starter", "condor_procd"],
+        user: Some("condor"),
+        cancel: Some(|job| format!("condor_rm {}", job.shown_id())),
+        output: Some(|job| format!("`condor_tail {}` shows it while the job runs", job.shown_id())),
+        layouts: &[
+            managed("htcondor*/condor*{id:slot*}", ""),
+            managed("(system.slice/)condor.service/*{id:slot*}", ""),
+        ],
+        ..named("htcondor")
+    },
+    Manager {
+        is_container: true,
+        watchers: &["pause"],
+        cancel: Some(|job| format!("kubectl delete pod {}", job.name)),
+        output: Some(|job| format!("`kubectl logs {}` shows it", job.name)),
+        layouts: &[
+            plain("kubepods/pod{id}", "{step}"),
+            plain("kubepods/{qos}/pod{id}", "{step}"),
+            plain("kubepods.slice/kubepods-pod{id}.slice", "*{step:^}*"),
+            plain("kubepods.slice/kubepods-{qos}.slice/kubepods-*-pod{id}.slice", "*{step:^}*"),
+        ],
+        ..named("kubernetes")
+    },
+    Manager {
+        is_container: true,
+        watchers: RUNTIMES,
+        cancel: Some(|job| format!("docker stop {}", job.shown_id())),
+        output: Some(|job| format!("`docker logs {}` shows it", job.shown_id())),
+        layouts: &[plain("docker/{id:^}", ""), plain("(system.slice/)docker-{id:^}.scope", "")],
+        ..named("docker")
+    },
+    Manager {
+        is_container: true,
+        watchers: RUNTIMES,
+        cancel: Some(|job| format!("podman stop {}", job.shown_id())),
+        output: Some(|job| format!("`podman logs {}` shows it", job.shown_id())),
+        layouts: &[
+            plain("(machine.slice/)libpod-{id:^}.scope", ""),
+            plain("(machine.slice/machine-libpod_pod_*.slice/)libpod-{id:^}.scope", ""),
+            plain("(user.slice/user-{uid:#}.slice/user@#.service/user.slice/)libpod-{id:^}.scope", ""),
+            plain("libpod_parent/libpod-{id:^}", ""),
+        ],
+        ..named("podman")
+    },
+    Manager {
+        cancel: Some(|job| format!("systemctl stop {}", job.shown_id())),
+        output: Some(|job| format!("`journalctl -u {}` shows it", job.shown_id())),
+        layouts: &[
+            known("user.slice/user-{uid:#}.slice/session-{id}.scope"),
+            known("user@{uid:#}.service/app.slice/{id}"),
+            known("system.slice/{id}.service"),
+        ],
+        ..named("systemd")
+    },
+    named("session"),
+    named("group"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_managers_share_a_name() {
+        let mut names: Vec<&str> =
+            MANAGERS.iter().flat_map(|manager| std::iter::once(manager.name).chain(manager.alias)).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        assert!(!names.contains(&crate::job::LOCAL));
+    }
+
+    #[test]
+    fn every_scheduler_has_a_row_in_the_order_of_the_rows() {
+        let rows: Vec<&str> = Scheduler::ALL.iter().map(|scheduler| scheduler.row().0.name).collect();
+        let queried: Vec<&str> =
+            MANAGERS.iter().filter(|manager| manager.query.is_some()).map(|manager| manager.name).collect();
+        assert_eq!(rows, queried);
+        assert!(rows.iter().all(|name| spans_nodes(name)));
+        assert!(!spans_nodes("docker") && !spans_nodes("local") && !spans_nodes("mine"));
+    }
+
+    #[test]
+    fn a_manager_is_found_by_each_of_its_names() {
+        for name in ["condor", "htcondor"] {
+            assert_eq!(find(name).map(|manager| manager.name), Some("htcondor"));
+        }
+        assert!(find("Slurm").is_none() && find("").is_none());
+    }
+}

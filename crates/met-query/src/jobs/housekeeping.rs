@@ -1,0 +1,161 @@
+//! What is done with the files of a user now and then, by commands that write anyway: jobs that ended are imported, old
+//! ones removed, and empty cgroups taken away. No command that only reads does any of it.
+
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use met_config::Storage;
+use met_core::job::{CgroupPaths, Origin, Record, State};
+use met_host::Host;
+use met_store::{Retained, Retention, StoreError, Writer, inbox};
+
+use super::leftovers::{note_cgroup, remove_left_cgroups};
+use super::now_ns;
+use super::settling::{remove_empty_cgroups, settle};
+use crate::protocol::Request;
+use crate::setting::Setting;
+
+const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
+/// How long one waits for another writer of the store.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
+/// So many jobs wait for their import: each makes a list a little slower, and an import takes longer than a short job.
+const PENDING_MAX: usize = 16;
+
+/// After a command that left a job in the inbox, where no daemon imports it. Best effort.
+pub fn tidy(setting: &Setting) {
+    let state = &setting.user.state;
+    if setting.user.check_own().is_err() {
+        return;
+    }
+    remove_left_cgroups(state);
+    if inbox::pending_ends(state) < PENDING_MAX {
+        return;
+    }
+    // One that writes is a daemon, or does the same: nobody waits for it.
+    let Ok(mut writer) = Writer::open(state) else { return };
+    match import(&mut writer, state, &setting.host) {
+        Ok(imported) => imported.left.iter().for_each(|cgroup| note_cgroup(state, cgroup)),
+        Err(error) => tracing::warn!("{error:#}"),
+    }
+    retain_daily(&mut writer, setting);
+}
+
+/// How long a system daemon that refuses an end is asked to take it.
+const UNREPORTED_NS_MAX: i64 = 30 * 86_400 * 1_000_000_000;
+
+/// Sends the system daemon the ends that it does not have: of its own jobs, which ended while it was down, and of jobs
+/// that were started while it could not be asked for an id.
+pub fn hand_over_ends(setting: &Setting) {
+    let pending = inbox::pending(&setting.user.state).unwrap_or_default();
+    if pending.is_empty() || setting.user.check_own().is_err() {
+        return;
+    }
+    let Some(mut system) = setting.system_daemon() else { return };
+    for folder in pending {
+        // What a terminal sampled is its user's own, course and all.
+        let Some(end) = folder.read_unreported() else { continue };
+        if end.local.as_ref().is_none_or(|local| local.origin == Origin::Time) {
+            continue;
+        }
+        let is_old = end.end_ns.is_some_and(|end_ns| now_ns() - end_ns > UNREPORTED_NS_MAX);
+        match system.call(&Request::Ended(Box::new(end))) {
+            Ok(_) => drop(folder.reported()),
+            // It keeps refusing.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_old => {
+                let _ = folder.forget_unreported();
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            // It is gone, or hangs.
+            Err(_) => return,
+        }
+    }
+}
+
+/// Opens the store for writing; a command may hold it for a moment.
+pub fn open_writer(state: &Path) -> Result<Writer, StoreError> {
+    let begin = Instant::now();
+    loop {
+        match Writer::open(state) {
+            Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Old jobs and samples, once a day.
+fn retain_daily(writer: &mut Writer, setting: &Setting) {
+    let mark = setting.user.state.join("retained");
+    let age =
+        std::fs::metadata(&mark).and_then(|mark| mark.modified()).ok().and_then(|time| time.elapsed().ok());
+    if age.is_some_and(|age| age < RETAIN_EVERY) {
+        return;
+    }
+    let result = writer.retain(&retention(&setting.config.storage), now_ns()).map_err(anyhow::Error::from);
+    let result = result.map(|retained| log_removed(&retained));
+    if let Err(error) = result.and_then(|()| Ok(std::fs::write(&mark, "")?)) {
+        tracing::warn!("old jobs could not be removed: {error:#}");
+    }
+}
+
+pub fn retention(storage: &Storage) -> Retention {
+    Retention { max_age_ns: i64::try_from(storage.keep.as_nanos()).ok(), max_bytes: Some(storage.max_bytes) }
+}
+
+/// Logs what was removed, and whose it was.
+pub fn log_removed(retained: &Retained) {
+    retained.lines().iter().for_each(|line| tracing::info!("{line}"));
+}
+
+/// What an import found.
+pub struct Imported {
+    pub ended: Vec<Record>,
+    /// Cgroups of these in which processes are left.
+    pub left: Vec<CgroupPaths>,
+}
+
+/// Takes what is in the inbox into the store. Jobs whose supervisor is gone are lost.
+pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Imported> {
+    match (writer.moved_aside.take(), writer.salvaged.take()) {
+        // Every list says so as long as the damaged file is there.
+        (_, Some(salvage)) => tracing::error!("{}", salvage.sentence()),
+        (Some(aside), None) => {
+            tracing::warn!("samples of a day were damaged; the file was moved to {}", aside.display());
+        }
+        (None, None) => {}
+    }
+    let imported = writer.import()?;
+    for problem in &imported.problems {
+        tracing::warn!("{problem}");
+    }
+    let (mut ended, mut ended_meanwhile) = (imported.ended, false);
+    for mut record in imported.live {
+        settle(host, &mut record);
+        let Some(folder) = record.key.id.parse().ok().map(|id| inbox::JobDir::open(state, id)) else {
+            continue;
+        };
+        if record.state != State::Lost {
+            continue;
+        }
+        // Between the listing and the look at its supervisor it may have written its end and gone. A
+        // supervisor that is dead now writes no more.
+        match folder.read() {
+            entry if entry.end.is_some() => ended_meanwhile = true,
+            entry if entry.end_is_absent => {
+                writer.put(&record)?;
+                folder.remove()?;
+                ended.push(record);
+            }
+            // It stays where it is until it can be read.
+            entry => entry.problems.iter().for_each(|problem| tracing::warn!("{problem}")),
+        }
+    }
+    if ended_meanwhile {
+        ended.extend(writer.import()?.ended);
+    }
+    let left = remove_empty_cgroups(host, &ended);
+    Ok(Imported { ended, left })
+}

@@ -1,0 +1,229 @@
+//! Jobs by asking: a daemon on its socket, or a server over HTTP.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Result, bail};
+use met_core::course::Course;
+use met_core::job::{JobKey, Record};
+use met_core::listing::sort_ns;
+use met_core::{JOB, MISSING, Table, gpu};
+use met_store::{NodePart, Page};
+
+use super::{JobRef, JobsFilter, Source, merge, table_named};
+use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
+use crate::query::{NodeSpan, Query};
+use crate::viewer::Viewer;
+use met_core::listing::Cursor;
+
+/// A daemon before pages tells so many jobs in one reply.
+const OLDER_PAGE_JOBS: usize = 1000;
+
+/// Somebody who answers requests: a daemon on its socket, or a server.
+pub trait Answers: Send {
+    /// Asks and waits for the answer; why there is none is told in full.
+    fn call(&mut self, request: &Request) -> Result<Reply>;
+    /// What it is called in complaints.
+    fn what(&self) -> &'static str;
+}
+
+/// Whoever answers knows by the connection who asks and applies the rule of that viewer; the viewer given here narrows
+/// the answer further.
+pub struct Remote {
+    answers: Mutex<Box<dyn Answers>>,
+}
+
+impl Remote {
+    pub fn new(answers: impl Answers + 'static) -> Remote {
+        Remote { answers: Mutex::new(Box::new(answers)) }
+    }
+
+    fn ask(&self, request: &Request) -> Result<Reply> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner).call(request)
+    }
+
+    fn unexpected<T>(&self, reply: &Reply) -> Result<T> {
+        let what = self.answers.lock().unwrap_or_else(PoisonError::into_inner).what();
+        bail!("unexpected reply from {what}: {reply:?}")
+    }
+
+    /// The rest of a list of which a daemon of an earlier version told the first jobs: it goes on by their times.
+    fn older_jobs(&self, filter: &JobsFilter, first: Vec<Record>) -> Result<Vec<Record>> {
+        let wanted = filter.limit.unwrap_or(usize::MAX);
+        let (mut page, mut more, mut jobs) = (filter.clone(), first, Vec::new());
+        loop {
+            let (before, is_last) = (jobs.len(), more.len() < OLDER_PAGE_JOBS);
+            // Pages overlap in the jobs of one instant: `merge` keeps each of them once.
+            match more.last().map(sort_ns) {
+                // Those that wait come first and have no time to go on from.
+                Some(i64::MAX) => page.skip += more.len(),
+                begun_ns => (page.until_ns, page.skip) = (begun_ns.map(|begun_ns| begun_ns + 1), 0),
+            }
+            jobs.extend(more);
+            jobs = merge(jobs);
+            if is_last || jobs.len() == before || jobs.len() >= wanted {
+                return Ok(jobs);
+            }
+            page.limit = Some(OLDER_PAGE_JOBS.min(wanted - jobs.len()));
+            more = match self.ask(&Request::Jobs(page.clone()))? {
+                Reply::Jobs(jobs) => jobs,
+                reply => return self.unexpected(&reply),
+            };
+        }
+    }
+
+    fn page_of_course(&self, table: &'static Table, request: &Request) -> Result<Course> {
+        match self.ask(request)? {
+            Reply::Course(course) => Ok(course.into_course(table)),
+            reply => self.unexpected(&reply),
+        }
+    }
+
+    /// Whether the viewer sees the job. Whoever answers shows some viewers more than this one may see.
+    fn sees(&self, viewer: &Viewer, key: &JobKey) -> Result<bool> {
+        if viewer.sees_all() {
+            return Ok(true);
+        }
+        let job = JobRef::Id { manager: Some(key.manager.clone()), id: key.id.clone(), node: None };
+        Ok(self.find(viewer, &job, None)?.jobs.iter().any(|record| record.key == *key))
+    }
+
+    /// The machine on which the daemon runs.
+    fn own_courses(&self, after_ms: i64) -> Result<NodeSpan> {
+        let since_ms = after_ms.saturating_add(1);
+        let parts = match self.ask(&Request::NodeParts { since_ms })? {
+            Reply::NodeParts(parts) => parts,
+            reply => return self.unexpected(&reply),
+        };
+        let mut courses = Vec::new();
+        for (table, part) in parts {
+            // What a newer or older program measured has no name here.
+            let Some(known) = table_named(&table) else { continue };
+            let mut whole = Course::new(known);
+            loop {
+                let after_ms = whole.times_ms.last().copied().unwrap_or(after_ms);
+                let request = Request::NodeCourse { table: table.clone(), part: part.clone(), after_ms };
+                let course = self.page_of_course(known, &request)?;
+                if course.is_empty() {
+                    break;
+                }
+                whole.append(&course);
+            }
+            courses.push((NodePart { table, part }, whole));
+        }
+        Ok(NodeSpan { courses, until_ms: None })
+    }
+}
+
+impl Query for Remote {
+    fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
+        let filter = viewer.restrict(filter);
+        let paged = JobsFilter { paged: true, ..filter.clone() };
+        let (mut page, warnings) = match self.ask(&Request::Jobs(paged))? {
+            Reply::JobsPage { jobs, next, warnings } => (Page { jobs, next }, warnings),
+            // One that knows no pages has overlooked that they were asked for.
+            Reply::Jobs(first) => (Page { jobs: self.older_jobs(&filter, first)?, next: None }, Vec::new()),
+            reply => return self.unexpected(&reply),
+        };
+        page.jobs.retain(|record| viewer.sees(record));
+        Ok((page, warnings))
+    }
+
+    fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
+        let request = match after {
+            None => Request::Find(job.clone()),
+            Some(after) => Request::FindAfter { job: job.clone(), after: after.clone() },
+        };
+        let mut page = match self.ask(&request)? {
+            Reply::Jobs(jobs) => Page { jobs, next: None },
+            Reply::JobsPage { jobs, next, .. } => Page { jobs, next },
+            reply => return self.unexpected(&reply),
+        };
+        page.jobs.retain(|record| viewer.sees(record));
+        if page.jobs.is_empty() && page.next.is_none() && !viewer.sees_all() {
+            // The newest of all is somebody else's.
+            let name = match job {
+                JobRef::Id { .. } => return Ok(page),
+                JobRef::Name(name) => Some(name.clone()),
+                JobRef::Last => None,
+            };
+            let own = JobsFilter { name, limit: Some(1), ..JobsFilter::default() };
+            page.jobs = self.jobs(viewer, &own)?.0.jobs;
+        }
+        Ok(page)
+    }
+
+    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
+        match self.sees(viewer, key)? {
+            true => self.page_of_course(&JOB, &Request::Course { key: key.clone(), after_ms }),
+            false => Ok(Course::new(&JOB)),
+        }
+    }
+
+    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
+        let request = Request::CardCourse { key: key.clone(), uuid: uuid.to_owned(), after_ms };
+        match self.sees(viewer, key)? {
+            true => self.page_of_course(&gpu::card::TABLE, &request),
+            false => Ok(Course::new(&gpu::card::TABLE)),
+        }
+    }
+
+    fn nodes(&self) -> Result<Vec<NodeStatus>> {
+        match self.ask(&Request::Nodes)? {
+            Reply::Nodes(nodes) => Ok(nodes),
+            reply => self.unexpected(&reply),
+        }
+    }
+
+    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>> {
+        let Some(node) = node else { return self.own_courses(after_ms).map(Some) };
+        let NodeCourses { parts, until_ms } =
+            match self.ask(&Request::NodeCourses { node: node.to_owned(), after_ms })? {
+                Reply::NodeCourses(courses) => courses,
+                reply => return self.unexpected(&reply),
+            };
+        let mut courses = BTreeMap::new();
+        for (table, part, course) in parts {
+            // What a newer or older program measured has no name here.
+            let Some(known) = table_named(&table) else { continue };
+            courses.insert(NodePart { table, part }, course.into_course(known));
+        }
+        Ok(Some(NodeSpan { courses: courses.into_iter().collect(), until_ms }))
+    }
+}
+
+impl Source for Remote {
+    fn remove(&mut self, key: &JobKey) -> Result<()> {
+        self.ask(&Request::Remove(key.clone())).map(drop)
+    }
+
+    fn close(&mut self, end: &Record) -> Result<()> {
+        self.ask(&Request::Ended(Box::new(end.clone()))).map(drop)
+    }
+}
+
+impl WireCourse {
+    pub fn of(course: &Course) -> WireCourse {
+        let known = |cells: &&Vec<i64>| cells.iter().any(|&cell| cell != MISSING);
+        let optional =
+            |cells: &Vec<i64>| cells.iter().map(|&cell| (cell != MISSING).then_some(cell)).collect();
+        let columns = course.table.columns.iter().zip(&course.columns).filter(|(_, cells)| known(cells));
+        WireCourse {
+            times_ms: course.times_ms.clone(),
+            columns: columns.map(|(column, cells)| (column.name.to_owned(), optional(cells))).collect(),
+        }
+    }
+
+    fn into_course(self, table: &'static Table) -> Course {
+        let mut course = Course::new(table);
+        let count = self.times_ms.len();
+        course.columns.iter_mut().for_each(|column| column.resize(count, MISSING));
+        for (name, cells) in self.columns {
+            if let Some(column) = table.column(&name).filter(|_| cells.len() == count) {
+                course.columns[column] = cells.into_iter().map(|cell| cell.unwrap_or(MISSING)).collect();
+            }
+        }
+        course.times_ms = self.times_ms;
+        course
+    }
+}

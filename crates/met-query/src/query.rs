@@ -1,0 +1,102 @@
+//! The one way to ask: what a daemon, a server and the web answer from.
+
+use anyhow::Result;
+use met_core::course::Course;
+use met_core::job::{JobKey, Record};
+use met_core::listing::Cursor;
+use met_store::{Filter, NodePart, Page, Queries, StoreError};
+
+use crate::jobs::{self, JobRef, JobsFilter};
+use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
+use crate::viewer::Viewer;
+
+/// Samples in one answer: some ten megabytes.
+pub const PAGE_SAMPLES: usize = 50_000;
+
+/// The series of a node, by part.
+#[derive(Debug, Default)]
+pub struct NodeSpan {
+    pub courses: Vec<(NodePart, Course)>,
+    /// Up to here there is nothing else; `None` at the end.
+    pub until_ms: Option<i64>,
+}
+
+/// Jobs and their series, read-only. A viewer gets what he may see; the rest does not exist for him.
+pub trait Query: Send + Sync {
+    /// Jobs, newest first, as many as fit an answer, and in sentences what is missing from the list.
+    fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)>;
+    /// The jobs that a reference may mean, newest first; `after` continues a list that did not fit.
+    fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page>;
+    /// The samples of a job after a time, as many as fit an answer; none when there are no more.
+    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course>;
+    /// The same of a card, while the job had it.
+    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
+    /// The machines, which are nobody's secret.
+    fn nodes(&self) -> Result<Vec<NodeStatus>>;
+    /// The series after a time of a node, or of the machine itself, as far as they fit an answer; `None` if there is no
+    /// such node.
+    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>>;
+}
+
+/// Answers a request that only reads; `None` for any other.
+pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<Option<Reply>> {
+    let course = |course: Course| Reply::Course(WireCourse::of(&course));
+    Ok(Some(match request {
+        Request::Jobs(filter) => {
+            let (page, warnings) = query.jobs(viewer, filter)?;
+            filter.reply(page, warnings)
+        }
+        Request::Find(job) => found(query.find(viewer, job, None)?),
+        Request::FindAfter { job, after } => found(query.find(viewer, job, Some(after))?),
+        Request::Course { key, after_ms } => course(query.course(viewer, key, *after_ms)?),
+        Request::CardCourse { key, uuid, after_ms } => {
+            course(query.card_course(viewer, key, uuid, *after_ms)?)
+        }
+        Request::Nodes => Reply::Nodes(query.nodes()?),
+        Request::NodeCourses { node, after_ms } => match query.node_courses(Some(node), *after_ms)? {
+            Some(span) => Reply::NodeCourses(wire(span)),
+            None => Reply::Error { message: format!("no node named {node:?}; `met nodes` lists all") },
+        },
+        _ => return Ok(None),
+    }))
+}
+
+fn wire(span: NodeSpan) -> NodeCourses {
+    let one = |(part, course): (NodePart, Course)| (part.table, part.part, WireCourse::of(&course));
+    NodeCourses { parts: span.courses.into_iter().map(one).collect(), until_ms: span.until_ms }
+}
+
+/// An answer to `Find`. One that fits is what clients of every version understand.
+pub fn found(page: Page) -> Reply {
+    match page.next {
+        Some(_) => Reply::JobsPage { jobs: page.jobs, next: page.next, warnings: Vec::new() },
+        None => Reply::Jobs(page.jobs),
+    }
+}
+
+/// The jobs in a store that a reference may mean, of those that the viewer sees.
+pub fn find_in(store: &Queries, viewer: &Viewer, job: &JobRef) -> Result<Vec<Record>, StoreError> {
+    let mut found = jobs::find(store, job)?;
+    found.retain(|record| viewer.sees(record));
+    if found.is_empty() && !viewer.sees_all() {
+        // The newest of all is somebody else's.
+        let own = viewer.restrict(&JobsFilter::default());
+        let own = Filter { uid: own.uid, user: own.user, ..Filter::default() };
+        found = jobs::newest_of(store, job, &own)?;
+    }
+    Ok(found)
+}
+
+/// Warnings about jobs that could not be read. Only those who may see all jobs get their ids.
+pub fn warn_unreadable(viewer: &Viewer, names: &[String]) -> Vec<String> {
+    let warning = match viewer.sees_all() {
+        true => jobs::unreadable(names),
+        false => (!names.is_empty()).then(|| "the store is damaged; jobs may be missing".to_owned()),
+    };
+    warning.into_iter().collect()
+}
+
+/// Whether the viewer sees a job of a store.
+pub fn sees(store: &Queries, viewer: &Viewer, key: &JobKey) -> Result<bool, StoreError> {
+    Ok(viewer.sees_all() || store.get(key)?.is_some_and(|record| viewer.sees(&record)))
+}

@@ -1,0 +1,190 @@
+//! What a server publishes to its sinks, after it is durable: jobs, their figures and samples.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use met_core::job::Record;
+use met_sinks::bus::{self, Bus};
+use met_sinks::event::{Event, Kind, Samples};
+use met_wire::batch::Standing;
+use serde::{Deserialize, Serialize};
+
+use super::moving::readable;
+use super::wholes::series_key;
+use super::{Received, Work, now_ns};
+
+/// The state of a server's sinks, for who looks at its files.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SinksFile {
+    pub time_ns: i64,
+    pub sinks: Vec<bus::Status>,
+}
+
+impl SinksFile {
+    fn path(state: &Path) -> PathBuf {
+        state.join("sinks.json")
+    }
+
+    /// `None`: no server has sinks.
+    pub fn read(state: &Path) -> Option<SinksFile> {
+        serde_json::from_slice(&std::fs::read(SinksFile::path(state)).ok()?).ok()
+    }
+
+    fn write(&self, state: &Path) -> std::io::Result<()> {
+        let (path, beside) = (SinksFile::path(state), state.join("sinks.json.new"));
+        std::fs::write(&beside, serde_json::to_vec(self)?)?;
+        std::fs::rename(beside, path)
+    }
+}
+
+impl Work {
+    fn wants_jobs(&self) -> bool {
+        self.bus.wants(Kind::Started) || self.bus.wants(Kind::Ended)
+    }
+
+    /// What the store has of jobs that are about to be written; nothing if no sink wants to know.
+    pub(super) fn before(&self, write: &[Record]) -> Vec<Option<Record>> {
+        match self.wants_jobs() {
+            true => write.iter().map(|record| self.writer.get(&record.key).ok().flatten()).collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Jobs that are new, or have ended, or whose end has changed. A job that was written again as it was is no event.
+    pub(super) fn publish_written(&mut self, before: Vec<Option<Record>>, written: &[Record]) {
+        for (before, record) in before.into_iter().zip(written) {
+            // As it is stored: with what its scheduler said of it, for instance.
+            let Ok(Some(now)) = self.writer.get(&record.key) else { continue };
+            if before.as_ref() == Some(&now) {
+                continue;
+            }
+            if !now.state.is_live() {
+                self.bus.publish(&Event::Ended(Arc::new(now)));
+            } else if before.is_none_or(|before| !before.state.is_live()) {
+                self.bus.publish(&Event::Started(Arc::new(now)));
+            }
+        }
+    }
+
+    /// Finished jobs among what a scheduler said.
+    pub(super) fn publish_told(&mut self, written: Vec<Record>) {
+        if self.bus.wants(Kind::Ended) {
+            let ended = written.into_iter().filter(|record| !record.state.is_live());
+            ended.for_each(|record| self.bus.publish(&Event::Ended(Arc::new(record))));
+        }
+    }
+
+    /// Figures and samples of new batches.
+    pub(super) fn publish_batches(&mut self, group: &[Received]) {
+        for Received { node, batch, .. } in group {
+            let standings = if self.bus.wants(Kind::Interim) { &batch.standings[..] } else { &[] };
+            for standing in standings {
+                let key = series_key(node, &standing.key);
+                self.bus.publish(&Event::Interim(Arc::new(Standing { key, ..standing.clone() })));
+            }
+            let pieces = if self.bus.wants(Kind::Samples) { &batch.pieces[..] } else { &[] };
+            for piece in pieces {
+                let table = (self.plan.table)(&piece.table);
+                if let Some(course) = table.and_then(|table| readable(piece, table)) {
+                    let (node, subject) = (Some(node.clone()), piece.subject.clone());
+                    self.bus.publish(&Event::Samples(Arc::new(Samples { node, subject, course })));
+                }
+            }
+        }
+    }
+
+    pub(super) fn keep_sink_status(&self) {
+        if self.bus.is_empty() {
+            return;
+        }
+        let file = SinksFile { time_ns: now_ns(), sinks: self.bus.status() };
+        if let Err(error) = file.write(&self.plan.state) {
+            tracing::warn!("cannot write the state of sinks: {error}");
+        }
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if !self.bus.is_empty() {
+            Bus::close(std::mem::take(&mut self.bus));
+            let _ = std::fs::remove_file(SinksFile::path(&self.plan.state));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use met_core::job::{LOCAL, State};
+    use met_sinks::sink::{Configured, Interest, Options, Sink, SinkError, SinkSpec};
+    use met_store::cluster::{Bearer, Log};
+
+    use super::super::Keeper;
+    use super::super::tests::{START_S, piece, plan, record, send};
+    use super::*;
+
+    static TO_FILE: SinkSpec = SinkSpec {
+        name: "file",
+        help: "",
+        options: &[],
+        open: Some(|options| Ok(Box::new(ToFile(options.word("path").unwrap_or_default().into())))),
+    };
+
+    /// A line for each event: what, which job, where.
+    struct ToFile(PathBuf);
+
+    impl Sink for ToFile {
+        fn interest(&self) -> Interest {
+            Interest { kinds: vec![Kind::Started, Kind::Ended, Kind::Samples], ..Interest::default() }
+        }
+
+        fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+            let line = match event {
+                Event::Started(record) => format!("started {}", record.key.id),
+                Event::Ended(record) => format!("ended {} {}", record.key.id, record.state.name()),
+                Event::Samples(samples) => {
+                    format!("{} samples of {}", samples.course.len(), samples.node.as_deref().unwrap_or("?"))
+                }
+                other => format!("{other:?}"),
+            };
+            let file = std::fs::OpenOptions::new().create(true).append(true).open(&self.0);
+            let written = file.and_then(|mut file| writeln!(file, "{line}"));
+            written.map_err(|error| SinkError::Failed(error.to_string()))
+        }
+    }
+
+    #[test]
+    fn starts_ends_and_samples_are_published_once_and_after_a_restart_only_what_is_new() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = Log::open(state.path()).unwrap();
+        log.enroll(&Bearer::Node("n1".to_owned()), b"n1", 1, false).unwrap();
+        drop(log);
+        let path = state.path().join("events");
+        let mut options = Options::default();
+        options.set("path", vec![path.display().to_string()]);
+        let sinks = vec![Configured { spec: &TO_FILE, options }];
+        let begin =
+            || Keeper::start(super::super::Plan { sinks: sinks.clone(), ..plan(state.path()) }).unwrap();
+
+        let keeper = begin();
+        let running = record(LOCAL, "1", START_S, State::Running, 0);
+        for _ in 0..2 {
+            let pieces = vec![piece(&running.key, START_S, 10)];
+            send(&keeper, "n1", 1, vec![running.clone()], pieces).unwrap();
+        }
+        // A record that comes again as it was is no event, nor is one that still runs.
+        send(&keeper, "n1", 2, vec![running.clone()], Vec::new()).unwrap();
+        assert_eq!(SinksFile::read(state.path()).unwrap().sinks[0].name, "file");
+        keeper.stop();
+        assert!(SinksFile::read(state.path()).is_none(), "of a server that has ended");
+        let keeper = begin();
+        let ended = record(LOCAL, "1", START_S, State::Finished, 20);
+        send(&keeper, "n1", 3, vec![ended.clone()], Vec::new()).unwrap();
+        send(&keeper, "n1", 4, vec![ended], Vec::new()).unwrap();
+        keeper.stop();
+        let published = std::fs::read_to_string(path).unwrap();
+        assert_eq!(published, "10 samples of n1\nstarted 1\nended 1 finished\n");
+    }
+}

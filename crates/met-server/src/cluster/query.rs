@@ -1,0 +1,91 @@
+//! Questions to a server, answered from the store, from what waits, and from how running jobs stand.
+
+use anyhow::Result;
+use met_core::course::Course;
+use met_core::job::{JobKey, Record, State};
+use met_core::listing::Cursor;
+use met_core::{JOB, gpu};
+use met_query::jobs::{self, JobRef, JobsFilter};
+use met_query::protocol::NodeStatus;
+use met_query::query::{NodeSpan, PAGE_SAMPLES, Query, find_in, warn_unreadable};
+use met_query::viewer::Viewer;
+use met_store::cluster::Node;
+use met_store::{Page, StoreError};
+
+use super::keeper::now_ns;
+use super::view::ClusterView;
+
+/// A node that was not heard of for so long is late.
+const LATE_NS: i64 = 180_000_000_000;
+/// Of all parts of a node together, which have fewer columns than a job.
+const NODE_PAGE_SAMPLES: usize = 100_000;
+/// By how much the clock of a node may be ahead of this one.
+const AHEAD_MS: i64 = 6 * 3_600_000;
+
+impl ClusterView {
+    fn visible(&self, viewer: &Viewer, key: &JobKey) -> Result<Option<Record>, StoreError> {
+        Ok(self.ask(|store| store.get(key))?.filter(|record| viewer.sees(record)))
+    }
+}
+
+impl Query for ClusterView {
+    fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
+        let (page, unreadable) = self.page(&viewer.restrict(filter).to_store_for_reply())?;
+        Ok((page, warn_unreadable(viewer, &unreadable)))
+    }
+
+    fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
+        let found = self.ask(|store| find_in(store, viewer, job))?;
+        let (found, next) = jobs::page_of(found, after);
+        Ok(Page { jobs: self.with_figures(found)?, next })
+    }
+
+    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
+        let Some(_) = self.visible(viewer, key)? else { return Ok(Course::new(&JOB)) };
+        let mut course = self.course_after(key, after_ms)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(course)
+    }
+
+    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
+        let nothing = Course::new(&gpu::card::TABLE);
+        let Some(record) = self.visible(viewer, key)? else { return Ok(nothing) };
+        let allocations = self.ask(|store| store.allocations(key))?;
+        let Some(had) = allocations.iter().find(|had| had.uuid == uuid) else { return Ok(nothing) };
+        let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
+        let end_ms = had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000);
+        let mut course = self.course_of_card(&record.nodes, uuid, begin_ms, end_ms)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(course)
+    }
+
+    fn nodes(&self) -> Result<Vec<NodeStatus>> {
+        let running = JobsFilter { states: vec![State::Running], ..JobsFilter::default() };
+        let running = self.ask(|store| store.jobs(&running.to_store()))?;
+        let now_ns = now_ns();
+        let status = |node: Node| NodeStatus {
+            jobs: running.iter().filter(|record| record.nodes.contains(&node.name)).count(),
+            late: node.seen_ns.is_none_or(|seen_ns| now_ns - seen_ns > LATE_NS),
+            problem: self.misunderstood.of(&node.name),
+            name: node.name,
+            seen_ns: node.seen_ns,
+            version: node.version,
+            cpus: node.cpus,
+            memory_bytes: node.memory_bytes,
+            clock_offset_ns: node.clock_offset_ns,
+            dropped_samples: node.dropped_samples,
+        };
+        Ok(self.known_nodes()?.into_iter().map(status).collect())
+    }
+
+    /// A server is no node of its cluster.
+    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>> {
+        let Some(node) = node else { return Ok(None) };
+        if !self.has_heard_of(node)? {
+            return Ok(None);
+        }
+        let span_ms = (after_ms.saturating_add(1).max(0), (now_ns() / 1_000_000).saturating_add(AHEAD_MS));
+        let page = self.node_page(node, &met_sources::catalogue(), span_ms, NODE_PAGE_SAMPLES)?;
+        Ok(Some(NodeSpan { courses: page.courses, until_ms: page.until_ms }))
+    }
+}

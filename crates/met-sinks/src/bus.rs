@@ -1,0 +1,413 @@
+//! Distributes events to sinks. Publishing never waits: each sink has a bounded queue and a thread, and what does not
+//! fit is dropped and counted. A sink that fails, panics or hangs affects only itself.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use met_core::Table;
+use serde::{Deserialize, Serialize};
+
+use crate::event::{Event, Kind, Tick};
+use crate::forward;
+use crate::sink::{Configured, Interest, Opened, Sink, SinkError};
+
+/// Events and bytes that wait for one sink.
+const QUEUE: usize = 1024;
+const QUEUE_BYTES_MAX: usize = 32 << 20;
+/// The part of it that only starts and ends of jobs may use: samples do not displace them.
+const RESERVED: usize = 4;
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Then an event that a sink cannot take gives way to the next one.
+const ATTEMPTS_MAX: u32 = 8;
+/// Jobs whose dropped ends are named.
+const NAMED_MAX: usize = 8;
+/// A sink that hangs is not waited for any longer at the end.
+const CLOSE_WITHIN: Duration = Duration::from_secs(2);
+const STACK_BYTES: usize = 512 << 10;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    #[default]
+    Running,
+    /// It failed and is opened again.
+    Retrying,
+    /// It takes nothing until the process is restarted.
+    Failed,
+}
+
+/// The state of one sink.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub name: String,
+    pub state: State,
+    /// Events; `forward` counts samples that it dropped, too.
+    pub delivered: u64,
+    pub queued: u64,
+    pub dropped: u64,
+    /// Ends of jobs among the dropped events, and the last of these jobs.
+    #[serde(default)]
+    pub dropped_ends: u64,
+    #[serde(default)]
+    pub dropped_jobs: Vec<String>,
+    #[serde(default)]
+    pub last_error: Option<String>,
+    /// Of `forward`, which has a place of its own in replies.
+    #[serde(skip)]
+    pub forward: Option<Box<forward::Status>>,
+}
+
+impl Status {
+    pub fn new(name: &str) -> Status {
+        Status { name: name.to_owned(), ..Status::default() }
+    }
+
+    /// Nothing is logged here: the log may be the pipe that is full.
+    fn lose(&mut self, event: &Event) {
+        self.dropped += 1;
+        if let Event::Ended(record) = event {
+            self.dropped_ends += 1;
+            if self.dropped_jobs.len() == NAMED_MAX {
+                self.dropped_jobs.remove(0);
+            }
+            self.dropped_jobs.push(format!("{}:{}", record.key.manager, record.key.id));
+        }
+    }
+}
+
+/// What publishers and the thread of a sink share. It is held only to push, pop and count.
+struct Shared {
+    inner: Mutex<Inner>,
+    /// There is an event, or nothing more to wait for.
+    ready: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    status: Status,
+    events: VecDeque<Event>,
+    bytes: usize,
+    closing: bool,
+}
+
+impl Inner {
+    fn pop(&mut self) -> Option<Event> {
+        let event = self.events.pop_front()?;
+        self.bytes -= event.bytes();
+        Some(event)
+    }
+
+    fn push(&mut self, event: Event) {
+        let is_rare = matches!(event.kind(), Kind::Started | Kind::Ended);
+        let room = |all: usize| if is_rare { all } else { all - all / RESERVED };
+        let bytes = self.bytes + event.bytes();
+        let fits = self.events.len() < room(QUEUE) && bytes <= room(QUEUE_BYTES_MAX);
+        if fits && self.status.state != State::Failed {
+            self.bytes = bytes;
+            self.events.push_back(event);
+        } else {
+            self.status.lose(&event);
+        }
+    }
+}
+
+impl Shared {
+    fn new(status: Status) -> Arc<Shared> {
+        let inner = Inner { status, ..Inner::default() };
+        Arc::new(Shared { inner: Mutex::new(inner), ready: Condvar::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn offer(&self, event: Event) {
+        self.lock().push(event);
+        self.ready.notify_one();
+    }
+
+    /// One line in the log for each change.
+    fn set_state(&self, state: State, error: Option<&SinkError>) {
+        let (before, name) = {
+            let status = &mut self.lock().status;
+            status.last_error = error.map(SinkError::to_string).or(status.last_error.take());
+            (std::mem::replace(&mut status.state, state), status.name.clone())
+        };
+        let error = error.map(SinkError::to_string).unwrap_or_default();
+        match state {
+            _ if before == state => {}
+            State::Running => tracing::info!("sink {name}: works again"),
+            State::Retrying => tracing::warn!("sink {name}: {error}; retrying"),
+            State::Failed => tracing::error!("sink {name}: {error}; disabled until restart"),
+        }
+    }
+
+    fn status(&self) -> Status {
+        let inner = self.lock();
+        Status { queued: inner.events.len() as u64, ..inner.status.clone() }
+    }
+}
+
+enum Outlet {
+    /// It has a queue and threads of its own, and never waits.
+    Direct(Box<dyn Sink>),
+    Queued(JoinHandle<()>),
+    /// It could not be opened.
+    None,
+}
+
+struct Lane {
+    interest: Interest,
+    shared: Arc<Shared>,
+    outlet: Outlet,
+}
+
+/// All sinks of a process. Without any it does nothing and holds nothing.
+#[derive(Default)]
+pub struct Bus {
+    lanes: Vec<Lane>,
+}
+
+/// Publishes rows at the sampler's pace.
+#[derive(Clone)]
+pub struct Ticker {
+    queues: Vec<(Interest, Arc<Shared>)>,
+}
+
+impl Ticker {
+    pub fn wants(&self, table: &Table) -> bool {
+        self.queues.iter().any(|(interest, _)| interest.wants_table(table.name))
+    }
+
+    pub fn publish(&self, tick: Tick) {
+        if tick.is_empty() {
+            return;
+        }
+        let event = Event::Tick(Arc::new(tick));
+        let queues = self.queues.iter().filter(|(interest, _)| interest.wants(&event));
+        queues.for_each(|(_, queue)| queue.offer(event.clone()));
+    }
+}
+
+impl Bus {
+    /// Opens what the configuration names. One that cannot be opened is disabled, and its status says why.
+    pub fn open(configured: &[Configured]) -> Bus {
+        let mut bus = Bus::default();
+        for Configured { spec, options } in configured {
+            let Some(open) = spec.open else { continue };
+            let options = options.clone();
+            bus.add(spec.name, move || open(&options));
+        }
+        bus
+    }
+
+    /// Adds a sink with a queue and a thread; it is opened again by the same function.
+    pub fn add(&mut self, name: &str, open: impl Fn() -> Opened + Send + 'static) {
+        let shared = Shared::new(Status::new(name));
+        let started = open().and_then(|sink| {
+            let interest = sink.interest();
+            let (shared, open) = (Arc::clone(&shared), Box::new(open));
+            let worker = Worker { shared, open, sink: Some(sink), pause: PAUSE_MIN, logged: 0 };
+            let builder = std::thread::Builder::new().name(format!("sink-{name}")).stack_size(STACK_BYTES);
+            let thread = builder.spawn(move || worker.run());
+            thread.map(|thread| (interest, thread)).map_err(|error| SinkError::Failed(error.to_string()))
+        });
+        let (interest, outlet) = match started {
+            Ok((interest, thread)) => (interest, Outlet::Queued(thread)),
+            Err(error) => {
+                shared.set_state(State::Failed, Some(&error));
+                (Interest::default(), Outlet::None)
+            }
+        };
+        self.lanes.push(Lane { interest, shared, outlet });
+    }
+
+    /// Adds a sink that has a queue of its own: events are handed to it directly.
+    pub fn add_direct(&mut self, name: &str, sink: Box<dyn Sink>) {
+        let (interest, shared) = (sink.interest(), Shared::new(Status::new(name)));
+        self.lanes.push(Lane { interest, shared, outlet: Outlet::Direct(sink) });
+    }
+
+    /// Adds a sink that could not be opened, so that its status says why.
+    pub fn add_failed(&mut self, status: Status) {
+        let shared = Shared::new(status);
+        self.lanes.push(Lane { interest: Interest::default(), shared, outlet: Outlet::None });
+    }
+
+    /// Whether an event of this kind is worth being made.
+    pub fn wants(&self, kind: Kind) -> bool {
+        self.lanes.iter().any(|lane| lane.interest.kinds.contains(&kind))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    /// How soon sinks want samples.
+    pub fn within(&self) -> Option<Duration> {
+        self.lanes.iter().filter_map(|lane| lane.interest.within).min()
+    }
+
+    /// For the sampling thread; `None` if no sink wants rows of ticks.
+    pub fn ticker(&self) -> Option<Ticker> {
+        let wanting = self.lanes.iter().filter(|lane| !lane.interest.tables.is_empty());
+        let queues: Vec<_> = wanting.map(|lane| (lane.interest.clone(), Arc::clone(&lane.shared))).collect();
+        (!queues.is_empty()).then_some(Ticker { queues })
+    }
+
+    pub fn publish(&mut self, event: &Event) {
+        for Lane { shared, outlet, .. } in self.lanes.iter_mut().filter(|lane| lane.interest.wants(event)) {
+            match outlet {
+                Outlet::Queued(_) => shared.offer(event.clone()),
+                Outlet::Direct(sink) => {
+                    let taken = catch(|| sink.take(event));
+                    let status = &mut shared.lock().status;
+                    match taken {
+                        Ok(()) => status.delivered += 1,
+                        Err(error) => {
+                            status.lose(event);
+                            status.last_error = Some(error.to_string());
+                        }
+                    }
+                }
+                Outlet::None => {}
+            }
+        }
+    }
+
+    /// The state of each sink, in the order of the configuration.
+    pub fn status(&self) -> Vec<Status> {
+        let status = |lane: &Lane| {
+            let mut status = lane.shared.status();
+            if let Outlet::Direct(sink) = &lane.outlet {
+                sink.status(&mut status);
+            }
+            status
+        };
+        self.lanes.iter().map(status).collect()
+    }
+
+    /// Delivers what is queued, as far as sinks take it in time.
+    pub fn close(self) {
+        for lane in &self.lanes {
+            lane.shared.lock().closing = true;
+            lane.shared.ready.notify_all();
+        }
+        let deadline = Instant::now() + CLOSE_WITHIN;
+        for lane in self.lanes {
+            match lane.outlet {
+                Outlet::Direct(sink) => sink.close(),
+                Outlet::Queued(thread) => {
+                    while !thread.is_finished() && Instant::now() < deadline {
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                }
+                Outlet::None => {}
+            }
+        }
+    }
+}
+
+/// A panic is an error of the sink that panicked.
+fn catch<T>(call: impl FnOnce() -> Result<T, SinkError>) -> Result<T, SinkError> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Err(SinkError::Lost(format!("panicked: {text}")))
+    })
+}
+
+/// The thread of one sink.
+struct Worker {
+    shared: Arc<Shared>,
+    open: Box<dyn Fn() -> Opened + Send>,
+    /// `None` while it has to be opened again.
+    sink: Option<Box<dyn Sink>>,
+    pause: Duration,
+    /// How many drops are in the log.
+    logged: u64,
+}
+
+impl Worker {
+    fn run(mut self) {
+        while let Some(event) = self.next() {
+            let delivered = self.deliver(&event);
+            let failed = delivered.as_ref().err().filter(|error| matches!(error, SinkError::Failed(_)));
+            match &delivered {
+                Ok(()) => self.shared.lock().status.delivered += 1,
+                Err(_) => self.shared.lock().status.lose(&event),
+            }
+            if let Some(error) = failed {
+                self.shared.set_state(State::Failed, Some(error));
+                let mut inner = self.shared.lock();
+                while let Some(event) = inner.pop() {
+                    inner.status.lose(&event);
+                }
+                return;
+            }
+        }
+        if let Some(sink) = self.sink.take() {
+            sink.close();
+        }
+    }
+
+    /// Waits for an event; `None` at the end, when all are delivered.
+    fn next(&mut self) -> Option<Event> {
+        if let Some(event) = self.shared.lock().pop() {
+            return Some(event);
+        }
+        let idle = |sink: &mut Box<dyn Sink>| catch(|| sink.idle());
+        if let Some(Err(error)) = self.sink.as_mut().map(idle) {
+            self.reopen_later(&error);
+        }
+        let mut inner = self.shared.lock();
+        let (dropped, name) = (inner.status.dropped, inner.status.name.clone());
+        if dropped > self.logged {
+            drop(inner);
+            tracing::warn!("sink {name}: {} events dropped", dropped - self.logged);
+            self.logged = dropped;
+            inner = self.shared.lock();
+        }
+        let waits = |inner: &mut Inner| inner.events.is_empty() && !inner.closing;
+        self.shared.ready.wait_while(inner, waits).unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    /// An error means that the event is lost.
+    fn deliver(&mut self, event: &Event) -> Result<(), SinkError> {
+        for attempt in 1.. {
+            let taken = catch(|| {
+                let sink = self.sink.take().map_or_else(|| (self.open)(), Ok)?;
+                self.sink.insert(sink).take(event)
+            });
+            let Err(error) = taken else { break };
+            if matches!(error, SinkError::Failed(_)) {
+                return Err(error);
+            }
+            self.reopen_later(&error);
+            let again = matches!(error, SinkError::Retry(_)) && attempt < ATTEMPTS_MAX;
+            if !again || self.shared.lock().closing {
+                return Err(error);
+            }
+        }
+        self.shared.set_state(State::Running, None);
+        self.pause = PAUSE_MIN;
+        Ok(())
+    }
+
+    /// Closes the sink and waits, each time longer. The pause ends when the process does.
+    fn reopen_later(&mut self, error: &SinkError) {
+        self.sink = None;
+        self.shared.set_state(State::Retrying, Some(error));
+        let pause = self.pause;
+        self.pause = (pause * 2).min(PAUSE_MAX);
+        drop(self.shared.ready.wait_timeout_while(self.shared.lock(), pause, |inner| !inner.closing));
+    }
+}
+
+#[cfg(test)]
+#[path = "bus_tests.rs"]
+mod tests;

@@ -1,0 +1,235 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use met_core::job::Record;
+use met_core::{Column, MISSING, Unit, sample};
+
+use super::*;
+use crate::event::TickRow;
+
+static COLUMNS: &[Column] = &[Column::gauge("level", Unit::Count, 1.0, "")];
+static TABLE: Table = Table { name: "meter", subject: "", labels: &[], columns: COLUMNS };
+
+fn ended(id: u32) -> Event {
+    Event::Ended(Arc::new(sample::bare(id, "x")))
+}
+
+fn started(id: u32) -> Event {
+    Event::Started(Arc::new(sample::bare(id, "x")))
+}
+
+fn interim(id: u32) -> Event {
+    let Record { key, totals, .. } = sample::bare(id, "x");
+    let standing = met_wire::batch::Standing { key, totals, summaries: Default::default(), emission: None };
+    Event::Interim(Arc::new(standing))
+}
+
+/// Waits without a limit that a slow machine could miss.
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+type Behaviour = Arc<dyn Fn(&Event) -> Result<(), SinkError> + Send + Sync>;
+
+/// Does as it is told, and reports what it took.
+struct Puppet {
+    taken: Sender<String>,
+    behaviour: Behaviour,
+    tables: Vec<String>,
+}
+
+impl Sink for Puppet {
+    fn interest(&self) -> Interest {
+        Interest {
+            kinds: vec![Kind::Started, Kind::Ended, Kind::Interim],
+            tables: self.tables.clone(),
+            within: None,
+        }
+    }
+
+    fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+        (self.behaviour)(event)?;
+        let _ = self.taken.send(match event {
+            Event::Started(record) | Event::Ended(record) => record.key.id.clone(),
+            Event::Tick(tick) => tick.table.name.to_owned(),
+            other => format!("{:?}", other.kind()),
+        });
+        Ok(())
+    }
+}
+
+fn add(bus: &mut Bus, name: &str, tables: &[&str], behaviour: Behaviour) -> Receiver<String> {
+    let (taken, received) = channel();
+    let tables: Vec<String> = tables.iter().map(|&name| name.to_owned()).collect();
+    bus.add(name, move || {
+        let (taken, behaviour, tables) = (taken.clone(), Arc::clone(&behaviour), tables.clone());
+        Ok(Box::new(Puppet { taken, behaviour, tables }))
+    });
+    received
+}
+
+fn well() -> Behaviour {
+    Arc::new(|_| Ok(()))
+}
+
+fn next(received: &Receiver<String>) -> String {
+    received.recv_timeout(Duration::from_secs(60)).expect("an event")
+}
+
+fn of(bus: &Bus, name: &str) -> Status {
+    bus.status().into_iter().find(|status| status.name == name).unwrap()
+}
+
+#[test]
+fn a_bus_without_sinks_wants_nothing_and_holds_nothing() {
+    let mut bus = Bus::default();
+    assert!(bus.is_empty() && bus.ticker().is_none() && !bus.wants(Kind::Ended) && bus.within().is_none());
+    assert!(bus.status().is_empty() && bus.lanes.capacity() == 0);
+    bus.publish(&ended(1));
+    bus.close();
+}
+
+#[test]
+fn a_sink_gets_the_kinds_and_tables_it_asks_for() {
+    let mut bus = Bus::default();
+    let all = add(&mut bus, "all", &["meter"], well());
+    let none = add(&mut bus, "none", &["other"], well());
+    assert!(bus.wants(Kind::Ended) && !bus.wants(Kind::Samples));
+    let ticker = bus.ticker().unwrap();
+    assert!(ticker.wants(&TABLE));
+    let mut tick = Tick::new(1, &TABLE);
+    tick.push(TickRow { job: None, labels: Vec::new() }, &[MISSING]);
+    ticker.publish(tick);
+    ticker.publish(Tick::new(2, &TABLE));
+    bus.publish(&started(7));
+    assert_eq!([next(&all), next(&all)], ["meter", "7"]);
+    assert_eq!(next(&none), "7", "neither the other table nor an empty tick");
+    bus.close();
+    assert!(all.try_recv().is_err() && none.try_recv().is_err());
+}
+
+#[test]
+fn what_is_queued_is_delivered_before_the_end() {
+    let mut bus = Bus::default();
+    let received = add(&mut bus, "one", &[], well());
+    let ticker = bus.ticker();
+    (0..100).for_each(|id| bus.publish(&ended(id)));
+    bus.close();
+    assert!(ticker.is_none());
+    assert_eq!(received.iter().count(), 100);
+}
+
+#[test]
+fn a_sink_that_panics_loses_that_event_alone_and_disturbs_no_other() {
+    let mut bus = Bus::default();
+    let panics: Behaviour = Arc::new(|event| match event {
+        Event::Ended(record) if record.key.id == "2" => panic!("on purpose"),
+        _ => Ok(()),
+    });
+    let (bad, good) = (add(&mut bus, "bad", &[], panics), add(&mut bus, "good", &[], well()));
+    (1..=3).for_each(|id| bus.publish(&ended(id)));
+    assert_eq!([next(&good), next(&good), next(&good)], ["1", "2", "3"]);
+    assert_eq!([next(&bad), next(&bad)], ["1", "3"]);
+    until("both are counted", || of(&bus, "bad").delivered == 2);
+    let status = of(&bus, "bad");
+    assert_eq!((status.state, status.dropped, status.dropped_ends), (State::Running, 1, 1));
+    assert_eq!(status.dropped_jobs, ["local:2"]);
+    assert_eq!(status.last_error.as_deref(), Some("panicked: on purpose"));
+    assert_eq!(of(&bus, "good").dropped, 0);
+    bus.close();
+}
+
+#[test]
+fn a_sink_that_fails_for_a_while_gets_the_same_event_again() {
+    let mut bus = Bus::default();
+    let left = AtomicUsize::new(2);
+    let fails: Behaviour = Arc::new(move |_| {
+        match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
+            Ok(_) => Err(SinkError::Retry("no answer".to_owned())),
+            Err(_) => Ok(()),
+        }
+    });
+    let received = add(&mut bus, "far", &[], fails);
+    (1..=2).for_each(|id| bus.publish(&ended(id)));
+    assert_eq!([next(&received), next(&received)], ["1", "2"]);
+    until("both are counted", || of(&bus, "far").delivered == 2);
+    let status = of(&bus, "far");
+    assert_eq!((status.state, status.dropped), (State::Running, 0));
+    assert_eq!(status.last_error.as_deref(), Some("no answer"));
+    bus.close();
+}
+
+#[test]
+fn a_sink_that_has_failed_stays_so_and_what_it_misses_is_counted() {
+    let mut bus = Bus::default();
+    let closed: Behaviour = Arc::new(|_| Err(SinkError::Failed("closed".to_owned())));
+    let (_gone, good) = (add(&mut bus, "gone", &[], closed), add(&mut bus, "good", &[], well()));
+    bus.publish(&ended(1));
+    until("it has failed", || of(&bus, "gone").state == State::Failed);
+    bus.publish(&ended(2));
+    assert_eq!([next(&good), next(&good)], ["1", "2"]);
+    until("both are counted", || of(&bus, "gone").dropped_ends == 2);
+    let status = of(&bus, "gone");
+    assert_eq!((status.delivered, status.queued, status.last_error.as_deref()), (0, 0, Some("closed")));
+    bus.close();
+
+    let mut bus = Bus::default();
+    bus.add("broken", || Err(SinkError::Failed("no such file".to_owned())));
+    bus.publish(&ended(1));
+    assert_eq!(of(&bus, "broken").state, State::Failed);
+    bus.close();
+}
+
+#[test]
+fn a_sink_that_hangs_delays_nobody_and_ends_of_jobs_have_room_after_samples() {
+    let mut bus = Bus::default();
+    let (release, held) = channel::<()>();
+    let held = Mutex::new(held);
+    let hangs: Behaviour = Arc::new(move |_| {
+        let _ = held.lock().unwrap().recv();
+        Ok(())
+    });
+    let (stuck, good) = (add(&mut bus, "stuck", &[], hangs), add(&mut bus, "good", &[], well()));
+    bus.publish(&started(0));
+    until("the first is being taken", || of(&bus, "stuck").queued == 0 && of(&bus, "good").delivered == 1);
+    // The good sink is given time to keep up; nobody waits for the other one.
+    for id in 0..QUEUE as u32 {
+        bus.publish(&interim(id));
+        until("the good sink takes it", || of(&bus, "good").delivered == u64::from(id) + 2);
+    }
+    let (all, most) = (QUEUE as u64, (QUEUE - QUEUE / RESERVED) as u64);
+    let status = of(&bus, "stuck");
+    assert_eq!((status.queued, status.dropped, status.dropped_ends), (most, all - most, 0));
+    bus.publish(&ended(5000));
+    assert_eq!((of(&bus, "stuck").queued, of(&bus, "stuck").dropped_ends), (most + 1, 0));
+    // Even that room is bounded.
+    (0..QUEUE as u32).for_each(|id| bus.publish(&ended(id)));
+    let status = of(&bus, "stuck");
+    assert_eq!((status.queued, status.dropped_ends), (all, most + 1));
+    assert_eq!(status.dropped_jobs.len(), NAMED_MAX);
+    assert_eq!(status.dropped_jobs.last().unwrap(), &format!("local:{}", QUEUE - 1));
+    // A process that ends does not wait for it for ever.
+    bus.close();
+    drop(release);
+    assert_eq!(next(&stuck), "0");
+    drop(good);
+}
+
+#[test]
+fn bytes_are_bounded_too() {
+    let mut inner = Inner::default();
+    let mut record = sample::bare(1, "x");
+    record.command = vec!["a".repeat(QUEUE_BYTES_MAX / 3)];
+    let event = Event::Ended(Arc::new(record));
+    (0..3).for_each(|_| inner.push(event.clone()));
+    assert_eq!((inner.events.len(), inner.status.dropped), (2, 1));
+    inner.pop();
+    inner.push(event);
+    assert_eq!((inner.events.len(), inner.status.dropped), (2, 1));
+    while inner.pop().is_some() {}
+    assert_eq!(inner.bytes, 0);
+}

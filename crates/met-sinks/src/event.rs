@@ -1,0 +1,103 @@
+//! What sinks receive.
+
+use std::sync::Arc;
+
+use met_core::Table;
+use met_core::bounds;
+use met_core::course::Course;
+use met_core::job::{JobKey, Record};
+use met_wire::batch::{Standing, Subject};
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A new job, after the store has it.
+    Started(Arc<Record>),
+    /// A job that ended, after the commit. Published again when its record changes afterwards: the last one counts.
+    Ended(Arc<Record>),
+    /// The figures of a running job.
+    Interim(Arc<Standing>),
+    /// Samples that were flushed together.
+    Samples(Arc<Samples>),
+    /// Rows of one table, as the sampler has just read them.
+    Tick(Arc<Tick>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Started,
+    Ended,
+    Interim,
+    Samples,
+    Tick,
+}
+
+/// Samples of one table about one subject.
+#[derive(Clone, Debug)]
+pub struct Samples {
+    /// On a server: the node that sent them.
+    pub node: Option<String>,
+    pub subject: Subject,
+    pub course: Course,
+}
+
+/// Rows of one table at one tick.
+#[derive(Clone, Debug)]
+pub struct Tick {
+    /// Unix nanoseconds.
+    pub time_ns: i64,
+    pub table: &'static Table,
+    rows: Vec<TickRow>,
+    cells: Vec<i64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct TickRow {
+    /// The job that the row belongs to, if any.
+    pub job: Option<JobKey>,
+    /// One for each label of the table; empty if unknown.
+    pub labels: Vec<String>,
+}
+
+impl Tick {
+    pub fn new(time_ns: i64, table: &'static Table) -> Tick {
+        Tick { time_ns, table, rows: Vec::new(), cells: Vec::new() }
+    }
+
+    pub fn push(&mut self, row: TickRow, cells: &[i64]) {
+        debug_assert_eq!(cells.len(), self.table.columns.len());
+        self.rows.push(row);
+        self.cells.extend_from_slice(cells);
+    }
+
+    pub fn rows(&self) -> impl Iterator<Item = (&TickRow, &[i64])> {
+        self.rows.iter().zip(self.cells.chunks_exact(self.table.columns.len()))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+impl Event {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Event::Started(_) => Kind::Started,
+            Event::Ended(_) => Kind::Ended,
+            Event::Interim(_) => Kind::Interim,
+            Event::Samples(_) => Kind::Samples,
+            Event::Tick(_) => Kind::Tick,
+        }
+    }
+
+    /// About how much memory it holds.
+    pub(crate) fn bytes(&self) -> usize {
+        const SMALL: usize = 1024;
+        let of_cells = |cells: usize| SMALL + cells * size_of::<i64>();
+        match self {
+            Event::Started(record) | Event::Ended(record) => size_of::<Record>() + bounds::bytes(record),
+            Event::Interim(_) => 8 * SMALL,
+            Event::Samples(samples) => of_cells(samples.course.len() * (samples.course.columns.len() + 1)),
+            Event::Tick(tick) => of_cells(tick.cells.len() + tick.rows.len() * size_of::<[i64; 16]>()),
+        }
+    }
+}

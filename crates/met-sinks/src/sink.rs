@@ -1,0 +1,128 @@
+//! What a sink is, and how it is configured.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use met_core::Table;
+
+use crate::bus::Status;
+use crate::event::{Event, Kind};
+
+/// Takes events, each sink in a thread of its own.
+pub trait Sink: Send {
+    fn interest(&self) -> Interest;
+
+    /// May block: only this sink waits.
+    fn take(&mut self, event: &Event) -> Result<(), SinkError>;
+
+    /// No event is queued: whatever is buffered can be written.
+    fn idle(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// Fills in what a sink with a queue of its own knows about itself.
+    fn status(&self, _status: &mut Status) {}
+
+    fn close(self: Box<Self>) {}
+}
+
+/// Which events a sink wants.
+#[derive(Clone, Debug, Default)]
+pub struct Interest {
+    pub kinds: Vec<Kind>,
+    /// Tables whose rows it wants at every tick.
+    pub tables: Vec<String>,
+    /// How long it waits for samples at most; the store decides if not given.
+    pub within: Option<Duration>,
+}
+
+impl Interest {
+    pub fn wants(&self, event: &Event) -> bool {
+        match event {
+            Event::Tick(tick) => self.wants_table(tick.table.name),
+            event => self.kinds.contains(&event.kind()),
+        }
+    }
+
+    pub(crate) fn wants_table(&self, name: &str) -> bool {
+        self.tables.iter().any(|table| table == name)
+    }
+}
+
+/// What goes on after an error.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SinkError {
+    /// This event is lost. The sink is opened again after a pause, and gets the next one.
+    #[error("{0}")]
+    Lost(String),
+    /// The same, but it gets this event again, some times.
+    #[error("{0}")]
+    Retry(String),
+    /// It takes nothing until the process is restarted.
+    #[error("{0}")]
+    Failed(String),
+}
+
+pub type Opened = Result<Box<dyn Sink>, SinkError>;
+
+/// What can be said of a sink before it is opened.
+#[derive(Debug)]
+pub struct SinkSpec {
+    pub name: &'static str,
+    pub help: &'static str,
+    pub options: &'static [SinkOption],
+    /// Must not block. `None`: the sink has a section of its own name in the configuration, and who reads that opens it.
+    pub open: Option<fn(&Options) -> Opened>,
+}
+
+#[derive(Debug)]
+pub struct SinkOption {
+    pub name: &'static str,
+    /// What may be written, for the reference.
+    pub values: &'static str,
+    pub default: &'static str,
+    /// Whether a list may be given.
+    pub many: bool,
+    pub help: &'static str,
+    /// Says what is wrong with a value; the tables are all there are.
+    pub check: fn(&str, &[&'static Table]) -> Result<(), String>,
+}
+
+/// The options of one sink, checked, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options(BTreeMap<&'static str, Vec<String>>);
+
+impl Options {
+    pub fn set(&mut self, name: &'static str, values: Vec<String>) {
+        self.0.insert(name, values);
+    }
+
+    pub fn list(&self, name: &str) -> Option<&[String]> {
+        self.0.get(name).map(Vec::as_slice)
+    }
+
+    pub fn word(&self, name: &str) -> Option<&str> {
+        self.list(name)?.first().map(String::as_str)
+    }
+}
+
+/// A sink that the configuration names.
+#[derive(Clone, Debug)]
+pub struct Configured {
+    pub spec: &'static SinkSpec,
+    pub options: Options,
+}
+
+impl PartialEq for Configured {
+    fn eq(&self, other: &Configured) -> bool {
+        (self.spec.name, &self.options) == (other.spec.name, &other.options)
+    }
+}
+
+/// A check for one of some words.
+pub fn one_of(value: &str, words: &[&str]) -> Result<(), String> {
+    match words.contains(&value) {
+        true => Ok(()),
+        false => Err(format!("{value:?} is not one of {}", words.join(", "))),
+    }
+}

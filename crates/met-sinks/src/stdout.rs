@@ -1,0 +1,132 @@
+//! Events as lines on standard output: JSON objects, or CSV with one value in each line.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use crate::event::{Event, Kind};
+use crate::event_json;
+use crate::sink::{Interest, Options, Sink, SinkError, SinkOption, SinkSpec, one_of};
+
+const EVENTS: [(&str, Kind); 4] = [
+    ("started", Kind::Started),
+    ("ended", Kind::Ended),
+    ("interim", Kind::Interim),
+    ("samples", Kind::Samples),
+];
+const CSV_HEAD: &str = "time,event,table,node,manager,job,part,name,value\n";
+
+pub static SPEC: SinkSpec = SinkSpec {
+    name: "stdout",
+    help: "lines on standard output, which is the journal for a service; a daemon that `met run` starts has none",
+    options: &[
+        SinkOption {
+            name: "format",
+            values: "`json` or `csv`",
+            default: "json",
+            many: false,
+            help: "`json`: an object in each line; a job as in `met show --json`. `csv`: a value in each line",
+            check: |value, _| one_of(value, &["json", "csv"]),
+        },
+        SinkOption {
+            name: "events",
+            values: "`started`, `ended`, `interim`, `samples`",
+            default: "started, ended, samples",
+            many: true,
+            help: "which events to write; `interim` has the figures of running jobs, `samples` come when they are stored",
+            check: |value, _| one_of(value, &EVENTS.map(|(name, _)| name)),
+        },
+        SinkOption {
+            name: "tables",
+            values: "names of tables (`met metrics`)",
+            default: "",
+            many: true,
+            help: "tables whose rows to write at every tick, also without jobs; a server has none",
+            check: |value, tables| one_of(value, &tables.iter().map(|table| table.name).collect::<Vec<_>>()),
+        },
+    ],
+    open: Some(|options| {
+        // Without the buffer and the lock of the library: a line is written at once, or blocks nobody else.
+        let file = io::stdout().as_fd().try_clone_to_owned();
+        let file =
+            file.map_err(|error| SinkError::Failed(format!("cannot open standard output: {error}")))?;
+        Ok(Box::new(Stdout::new(File::from(file), options)))
+    }),
+};
+
+pub(crate) struct Stdout<W> {
+    to: W,
+    csv: bool,
+    interest: Interest,
+    lines: Vec<u8>,
+}
+
+impl<W: Write + Send> Stdout<W> {
+    pub(crate) fn new(to: W, options: &Options) -> Stdout<W> {
+        let csv = options.word("format") == Some("csv");
+        let chosen = options.list("events");
+        let is_wanted = |name: &str| match chosen {
+            Some(chosen) => chosen.iter().any(|word| word == name),
+            None => name != "interim",
+        };
+        let kinds = EVENTS.iter().filter(|(name, _)| is_wanted(name)).map(|(_, kind)| *kind).collect();
+        let tables = options.list("tables").unwrap_or_default().to_vec();
+        let lines = if csv { CSV_HEAD.as_bytes().to_vec() } else { Vec::new() };
+        Stdout { to, csv, interest: Interest { kinds, tables, within: None }, lines }
+    }
+}
+
+impl<W: Write + Send> Sink for Stdout<W> {
+    fn interest(&self) -> Interest {
+        self.interest.clone()
+    }
+
+    fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+        let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
+        let (csv, lines) = (self.csv, &mut self.lines);
+        event_json::objects(event, now_ns, |object| match csv {
+            true => write_csv(&object, lines),
+            false => lines.extend(format!("{object}\n").bytes()),
+        });
+        let written = self.to.write_all(lines).and_then(|()| self.to.flush());
+        lines.clear();
+        written.map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => SinkError::Failed("standard output is closed".to_owned()),
+            _ => SinkError::Lost(format!("cannot write to standard output: {error}")),
+        })
+    }
+}
+
+/// A line for each value.
+fn write_csv(object: &Value, lines: &mut Vec<u8>) {
+    let job = &object["job"];
+    let labels = object["labels"].as_object().into_iter().flat_map(|labels| labels.values());
+    let part = object["part"].as_str().into_iter().chain(labels.filter_map(Value::as_str));
+    let part = Value::from(part.collect::<Vec<_>>().join(" "));
+    let head = ["time", "event", "table", "node"].map(|key| &object[key]);
+    let head = head.into_iter().chain([&job["manager"], &job["raw_id"], &part]).map(field);
+    let head = head.collect::<Vec<_>>().join(",");
+    let state = [("state", &job["state"])].into_iter().filter(|(_, value)| !value.is_null());
+    let figures = [&object["values"], &object["totals"]].into_iter().filter_map(Value::as_object).flatten();
+    for (name, value) in state.chain(figures.map(|(name, value)| (name.as_str(), value))) {
+        lines.extend(format!("{head},{name},{}\n", field(value)).bytes());
+    }
+}
+
+fn field(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) if text.contains([',', '"', '\n', '\r']) => {
+            format!("\"{}\"", text.replace('"', "\"\""))
+        }
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[path = "stdout_tests.rs"]
+mod tests;

@@ -1,0 +1,154 @@
+"""The API of daemon and server: the same answers as the commands give, and nothing for those who may not see them."""
+
+import base64
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from cluster import all_the_same, cluster
+from harness import check, equal, eventually, need_root, test
+from prometheus import HASH, free_port
+
+OPERATOR = ("ann", "secret")
+EVERY_PATH = ("/api/v1/jobs", "/api/v1/jobs/1", "/api/v1/jobs/1/series", "/api/v1/jobs/1/series?card=x", "/api/v1/nodes")
+
+
+class Asked:
+    """One answer: its status, and what it says."""
+
+    def __init__(self, url, login=None, token=None):
+        request = urllib.request.Request(url)
+        if login:
+            request.add_header("Authorization", "Basic " + base64.b64encode(":".join(login).encode()).decode())
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            answer = urllib.request.urlopen(request, timeout=60)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            self.status, self.text = answer.status, answer.read().decode()
+
+    def json(self):
+        equal(self.status, 200, f"status, of {self.text}")
+        return json.loads(self.text)
+
+    def refused(self, status):
+        equal(self.status, status, f"status, of {self.text}")
+        check('"job"' not in self.text and "jobs" not in self.text, "nothing is said of jobs:", self.text)
+        return self.text
+
+
+def all_jobs(ask, limit):
+    """Every job, page by page."""
+    jobs, path = [], f"/api/v1/jobs?limit={limit}"
+    while True:
+        answer = ask(path).json()
+        jobs += answer["jobs"]
+        if answer["next"] is None:
+            return jobs
+        path = f"/api/v1/jobs?limit={limit}&after={urllib.parse.quote(answer['next'])}"
+
+
+def same_jobs(from_api, listed):
+    identity = lambda job: (job["job"]["manager"], job["job"]["id"], job["job"]["start"], job["job"]["user"], job["job"]["state"])
+    equal([identity(job) for job in from_api], [identity(job) for job in listed], "jobs")
+    equal([job["totals"] for job in from_api], [job["totals"] for job in listed], "totals")
+
+
+@test
+def a_system_daemon_answers_operators_and_nobody_else(world):
+    need_root()
+    web, port = os.path.join(world.root, "web.yml"), free_port()
+    with open(web, "w") as file:
+        file.write(f"basic_auth_users: {{ann: {HASH}, scraper: {HASH}}}\n")
+    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann, zoe\n")
+    world.start_system_daemon()
+    ada = world.someone()
+    for _ in range(3):
+        ada.run_to_end("true", options=("--name", "train"))
+    world.me.run_to_end("sh", "-c", "sleep 0.5")
+    at = lambda path: f"http://127.0.0.1:{port}{path}"
+    ask = lambda path: Asked(at(path), login=OPERATOR)
+    for path in EVERY_PATH:
+        Asked(at(path)).refused(401)
+        Asked(at(path), login=("ann", "wrong")).refused(401)
+        check("http.operators" in Asked(at(path), login=("scraper", "secret")).refused(403), "what is needed is named")
+        Asked(at(path), token="0" * 64).refused(401)
+    listed = world.me.met("list", "--json").ok().json()
+    equal(len(listed), 4, "jobs, for root")
+    same_jobs(all_jobs(ask, 2), listed)
+    newest = listed[0]
+    one = ask(f"/api/v1/jobs/{newest['job']['id']}").json()
+    same_jobs([one], [newest])
+    series = ask(f"/api/v1/jobs/{newest['job']['id']}/series").json()
+    check(len(series["times"]) >= 2, "samples of half a second:", series["times"])
+    equal({len(cells) for cells in series["columns"].values()}, {len(series["times"])}, "samples in each column")
+    equal((series["table"], series["next"]), ("job", None), "table and next")
+    after = ask(f"/api/v1/jobs/{newest['job']['id']}/series?after={series['times'][0]}").json()
+    equal(after["times"], series["times"][1:], "times after the first")
+    (node,) = ask("/api/v1/nodes").json()["nodes"]
+    equal(node["name"], os.uname().nodename, "the node")
+    ask("/api/v1/jobs/4711").refused(404)
+    ask("/api/v1/jobs?limit=0").refused(400)
+    ask("/api/v1/jobs?order=x").refused(400)
+    equal(ask("/api/v1/").status, 404, "what is not there")
+
+
+@test
+def a_running_job_is_in_the_answers_of_a_daemon(world):
+    web, port = os.path.join(world.root, "web.yml"), free_port()
+    with open(web, "w") as file:
+        file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
+    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
+    job = world.me.run(*world.workload("burn_until_terminated", world.me.path("used"), world.me.path("ready")), options=("--name", "train"))
+    ask = lambda path: Asked(f"http://127.0.0.1:{port}{path}", login=OPERATOR)
+    running = lambda: ask("/api/v1/jobs?state=running").json()["jobs"]
+    world.me.daemon_pid()
+    eventually(lambda: running() and running()[0]["totals"].get("cpu_seconds", 0) > 0.2, "CPU time of a running job")
+    eventually(lambda: len(ask(f"/api/v1/jobs/{job}/series").json()["times"]) >= 3, "its samples")
+    equal(ask("/api/v1/jobs?state=finished").json(), {"jobs": [], "next": None}, "finished jobs")
+    # What is not on disk yet is in the answer.
+    equal(ask("/api/v1/jobs/train").json()["job"]["state"], "running", "state")
+    world.me.met("cancel", str(job)).ok()
+
+
+@test
+def without_passwords_a_daemon_answers_nobody(world):
+    port = free_port()
+    world.configure(f"http:\n  listen: 127.0.0.1:{port}\n")
+    world.me.run_to_end("true", options=("--name", "train"))
+    world.me.daemon_pid()
+    for path in EVERY_PATH:
+        check("web_config" in Asked(f"http://127.0.0.1:{port}{path}").refused(401), "what is needed is named")
+    equal(Asked(f"http://127.0.0.1:{port}/metrics").status, 200, "the page for Prometheus")
+
+
+@test
+def a_server_shows_a_user_his_own_jobs_and_a_node_none(world):
+    with cluster(world, 2) as made:
+        for node in made.nodes:
+            for _ in range(3):
+                node.met("run", "--wait", "--name", "train", "--", "true").ok()
+        all_the_same(made)
+        at = lambda path: f"http://127.0.0.1:{made.forwarded}{path}"
+        root, ada = made.server.enroll("root", "--user"), made.server.enroll("ada", "--user")
+        operator, node = made.server.enroll("op", "--operator"), made.server.enroll("n9")
+        listed = made.ask("list", "--json").ok().json()
+        for token in (root, operator):
+            same_jobs(all_jobs(lambda path: Asked(at(path), token=token), 2), listed)
+        equal(Asked(at("/api/v1/jobs"), token=ada).json(), {"jobs": [], "next": None}, "jobs, for ada")
+        equal(Asked(at("/api/v1/jobs?user=root"), token=ada).json()["jobs"], [], "jobs of root, for ada")
+        for path in ("/api/v1/jobs/1@n1", "/api/v1/jobs/1@n1/series", "/api/v1/jobs/train", "/api/v1/jobs/@last"):
+            Asked(at(path), token=ada).refused(404)
+            equal(Asked(at(path), token=root).status, 200, f"status of {path}")
+        Asked(at("/api/v1/jobs/1"), token=root).refused(400)
+        check("ambiguous" in Asked(at("/api/v1/jobs/1"), token=root).text, "which of two is asked")
+        for path in EVERY_PATH:
+            Asked(at(path), token=node).refused(403)
+            Asked(at(path), token="0" * 64).refused(401)
+            Asked(at(path)).refused(401)
+        nodes = Asked(at("/api/v1/nodes"), token=ada).json()["nodes"]
+        equal({one["name"] for one in nodes}, {one["name"] for one in made.ask("nodes", "--json").ok().json()}, "nodes")
