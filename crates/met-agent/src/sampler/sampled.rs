@@ -162,13 +162,15 @@ impl Sampled {
         }
     }
 
-    /// A sample may be later than the last reading of a job whose end nobody could wait for.
+    /// A sample may be later than the last reading of a job whose end nobody could wait for. What lacked somebody
+    /// still lacks him.
     fn raise_peaks(&self, record: &mut Record) {
         for column in [MEMORY_PEAK, OOM_KILLS] {
-            if let (Some(known), Some(seen)) = (record.totals.get(column), self.totals.figure(column))
-                && seen.value > known
+            if let (Some(known), Some(seen)) = (record.totals.figure(column), self.totals.figure(column))
+                && seen.value > known.value
             {
-                record.totals.set(column, seen.value, seen.kind, seen.source.clone());
+                let kind = if known.kind == LowerBound { LowerBound } else { seen.kind };
+                record.totals.set(column, seen.value, kind, seen.source.clone());
             }
         }
     }
@@ -270,5 +272,23 @@ fn doubt_needed_memory(totals: &mut Totals, course: &Course) {
     };
     if peak > needed.value + cache + peak / 10 + UNEXPLAINED_BYTES {
         totals.set(MEMORY_NEEDED_PEAK, needed.value, LowerBound, needed.source);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peak_that_a_sample_raises_is_still_without_those_it_lacked() {
+        let mut sampled = Sampled::default();
+        sampled.totals.set(MEMORY_PEAK, 200, QualityKind::Sampled, CGROUP);
+        for (known, raised) in [(LowerBound, LowerBound), (Measured, QualityKind::Sampled)] {
+            let mut record = met_core::sample::full(1, "train");
+            record.totals.set(MEMORY_PEAK, 100, known, CGROUP);
+            sampled.raise_peaks(&mut record);
+            let peak = record.totals.figure(MEMORY_PEAK).unwrap();
+            assert_eq!((peak.value, peak.kind), (200, raised));
+        }
     }
 }
