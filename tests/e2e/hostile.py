@@ -233,8 +233,9 @@ def more_jobs_than_descriptors_lose_no_job(world, system):
     eventually(lambda: set(states()) == {"failed"}, lambda: f"all have ended: {seen}", deadline_s=120)
     opener.wait()
     check("lost" not in seen, f"states that were shown: {seen}")
-    jobs = eventually(lambda: (shown := user.met("list", "--json")).code == 0 and shown, "jobs are listed").json()
-    equal(collections.Counter(job["job"]["exit_code"] for job in jobs), {3: MANY_JOBS}, "jobs by exit code")
+    exits = lambda: collections.Counter(job["job"]["exit_code"] for job in user.met("list", "--json").ok().json())
+    # Of a daemon that is too busy to answer, only what the user's own files know is listed, with a warning.
+    eventually(lambda: exits() == {3: MANY_JOBS}, lambda: f"jobs by exit code: {exits()}")
     # A supervisor that found no free connection reports the end a little later.
     eventually(lambda: not cgroups_left(), "the daemon removes their cgroups, though nobody asks it anything")
 
