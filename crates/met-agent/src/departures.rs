@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use met_core::attribute::JobMap;
-use met_core::ended::{Exit, Gone, Ledger, Living, OWN};
+use met_core::ended::{Exit, ExitLedger, Gone, Living, OWN};
 use met_core::{MISSING, Subject};
 use met_host::{Host, Targets, TaskRole, TaskTarget, clock, parse};
 use met_sources::taskstats::exits::{Exits, News};
@@ -28,7 +28,7 @@ const ASKED_MAX: usize = 32;
 pub struct Departures {
     exits: Option<Exits>,
     refused: bool,
-    ledger: Ledger,
+    ledger: ExitLedger,
     /// Whose the processes were before the last look at the machine.
     before: HashMap<u32, Member>,
     news: News,

@@ -19,7 +19,9 @@ use met_core::energy::emission::Factor;
 use met_core::energy::estimate::Estimate;
 use met_core::energy::idle::LearnedIdle;
 use met_core::energy::ledger::IdleTo;
-use met_core::energy::{Balance, COLUMNS, Closed, EnergyWindow, Ledger, Line, Policy, Scope, Weights, Who};
+use met_core::energy::{
+    Balance, COLUMNS, Closed, EnergyLedger, EnergyWindow, Line, Policy, Scope, Weights, Who,
+};
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
@@ -53,7 +55,7 @@ const REST_NS: i64 = 15_000_000_000;
 const RATED_MW: i64 = 10_000_000;
 
 pub struct NodeEnergy {
-    ledger: Ledger,
+    ledger: EnergyLedger,
     jobs: BTreeMap<u32, Job>,
     node: Option<NodeSeen>,
     cpu_count: u64,
@@ -104,7 +106,7 @@ fn ns(duration: Duration) -> i64 {
 impl NodeEnergy {
     pub fn new(host: &Host, config: &Config, interval: Duration) -> NodeEnergy {
         NodeEnergy {
-            ledger: Ledger::new(policy(&config.energy)),
+            ledger: EnergyLedger::new(policy(&config.energy)),
             jobs: BTreeMap::new(),
             node: None,
             cpu_count: u64::from(host.facts().cpu_count),

@@ -28,12 +28,12 @@ pub struct Claim {
     pub active: u64,
     /// How many of the card's slices it holds; of a card in one piece 1.
     pub held: u64,
-    pub told: Told,
+    pub activity: Activity,
 }
 
 /// What the last reading of use by process says of somebody.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Told {
+pub enum Activity {
     /// What is active, as far as it can be known.
     #[default]
     Active,
@@ -341,10 +341,12 @@ impl CardLedger {
         }
         let above_uj = self.above_idle(piece);
         let Window { computed, left, .. } = &mut self.window;
-        let is_idle = |who: Who| look.claims.iter().any(|claim| claim.who == who && claim.told == Told::Idle);
+        let is_idle =
+            |who: Who| look.claims.iter().any(|claim| claim.who == who && claim.activity == Activity::Idle);
         let (seen_idle, seen): (Weights, Weights) = seen.into_iter().partition(|&(who, _)| is_idle(who));
         let now = look.claims.iter().filter(|claim| claim.active > 0 && !has_left(left, claim.who));
-        let (told, guessed): (Vec<&Claim>, Vec<&Claim>) = now.partition(|claim| claim.told == Told::Active);
+        let (told, guessed): (Vec<&Claim>, Vec<&Claim>) =
+            now.partition(|claim| claim.activity == Activity::Active);
         let weights = |claims: Vec<&Claim>| claims.iter().map(|claim| (claim.who, claim.active)).collect();
         let who = [weights(told), seen, weights(guessed), seen_idle].into_iter().find(|who| !who.is_empty());
         let who: Weights = who.unwrap_or_default();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 const SECOND_NS: i64 = 1_000_000_000;
 
 fn claim(slot: u32, active: u64) -> Claim {
-    Claim { who: Some(slot), active, held: 1, told: Told::Active }
+    Claim { who: Some(slot), active, held: 1, activity: Activity::Active }
 }
 
 fn without_idle_power() -> CardLedger {
@@ -90,12 +90,12 @@ fn the_counter_corrects_the_integral_and_a_pass_decides_whose_it_was() {
         ..look(at_s, 300_000, claims)
     };
     static BEFORE: [Claim; 2] = [
-        Claim { who: Some(1), active: 500, held: 1, told: Told::Active },
-        Claim { who: Some(2), active: 500, held: 1, told: Told::Active },
+        Claim { who: Some(1), active: 500, held: 1, activity: Activity::Active },
+        Claim { who: Some(2), active: 500, held: 1, activity: Activity::Active },
     ];
     static AFTER: [Claim; 2] = [
-        Claim { who: Some(1), active: 900, held: 1, told: Told::Active },
-        Claim { who: Some(2), active: 300, held: 1, told: Told::Active },
+        Claim { who: Some(1), active: 900, held: 1, activity: Activity::Active },
+        Claim { who: Some(2), active: 300, held: 1, activity: Activity::Active },
     ];
     ledger.look(&at(1, 1, 0, &BEFORE));
     for at_s in 2..=5 {
@@ -115,12 +115,12 @@ fn the_counter_corrects_the_integral_and_a_pass_decides_whose_it_was() {
 fn a_job_that_leaves_after_its_process_ended_has_paid_for_it() {
     let mut ledger = CardLedger::default();
     let busy = [
-        Claim { who: Some(1), active: 90, held: 1, told: Told::Active },
-        Claim { who: Some(2), active: 0, held: 1, told: Told::Active },
+        Claim { who: Some(1), active: 90, held: 1, activity: Activity::Active },
+        Claim { who: Some(2), active: 0, held: 1, activity: Activity::Active },
     ];
     let over = [
-        Claim { who: Some(1), active: 0, held: 1, told: Told::Active },
-        Claim { who: Some(2), active: 0, held: 1, told: Told::Active },
+        Claim { who: Some(1), active: 0, held: 1, activity: Activity::Active },
+        Claim { who: Some(2), active: 0, held: 1, activity: Activity::Active },
     ];
     // One pass at the first second, and none since.
     let (pass_ns, use_ns) = (Some(SECOND_NS), Some(SECOND_NS));
@@ -148,8 +148,8 @@ fn a_gap_is_not_bridged() {
 fn parts_of_a_card_pay_by_their_slices() {
     let mut ledger = CardLedger::default();
     let claims = [
-        Claim { who: Some(1), active: 3, held: 3, told: Told::Active },
-        Claim { who: Some(2), active: 0, held: 1, told: Told::Active },
+        Claim { who: Some(1), active: 3, held: 3, activity: Activity::Active },
+        Claim { who: Some(2), active: 0, held: 1, activity: Activity::Active },
     ];
     for at_s in 0..=7 {
         ledger.look(&Look { slices: 7, utilization: 0, ..look(at_s, 70_000, &[]) });
@@ -174,7 +174,7 @@ enum Event {
         unseen: bool,
         active: Vec<u64>,
         held: Vec<bool>,
-        told: Vec<Told>,
+        told: Vec<Activity>,
     },
     Leave(u32),
     Pause,
@@ -206,8 +206,8 @@ enum Reading {
     Behind,
 }
 
-fn told() -> impl Strategy<Value = Told> {
-    prop_oneof![4 => Just(Told::Active), 1 => Just(Told::Idle), 1 => Just(Told::IdleButEnded)]
+fn told() -> impl Strategy<Value = Activity> {
+    prop_oneof![4 => Just(Activity::Active), 1 => Just(Activity::Idle), 1 => Just(Activity::IdleButEnded)]
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -395,7 +395,7 @@ proptest! {
                             who: (slot < 3).then_some(slot),
                             active: active[slot as usize],
                             held: u64::from(held[slot as usize]),
-                            told: told[slot as usize],
+                            activity: told[slot as usize],
                         })
                         .collect();
                     if use_read {
@@ -447,7 +447,7 @@ fn what_a_running_job_is_charged_does_not_depend_on_when_it_is_asked() {
         };
         let mut claims = vec![claim(1, active)];
         if busy && !listed {
-            claims.insert(0, Claim { who: None, active: 950, held: 0, told: Told::Active });
+            claims.insert(0, Claim { who: None, active: 950, held: 0, activity: Activity::Active });
         }
         ledger.look(&Look {
             utilization: if busy { 950 } else { 0 },
@@ -476,10 +476,10 @@ fn readings_of_use_count_by_what_the_card_drew_in_their_time() {
         use_ns: Some(use_s * SECOND_NS),
         ..look(at_s, power_mw, claims)
     };
-    static ALONE: [Claim; 1] = [Claim { who: Some(1), active: 10, held: 1, told: Told::Active }];
+    static ALONE: [Claim; 1] = [Claim { who: Some(1), active: 10, held: 1, activity: Activity::Active }];
     static BOTH: [Claim; 2] = [
-        Claim { who: Some(1), active: 500, held: 1, told: Told::Active },
-        Claim { who: Some(2), active: 500, held: 1, told: Told::Active },
+        Claim { who: Some(1), active: 500, held: 1, activity: Activity::Active },
+        Claim { who: Some(2), active: 500, held: 1, activity: Activity::Active },
     ];
     ledger.look(&at(1, 100_000, 1, 1, &ALONE));
     ledger.look(&at(10, 100_000, 10, 1, &ALONE));
@@ -731,7 +731,7 @@ proptest! {
             at_s += 1;
             read_s = at_s;
             counter_uj += shift.grown_uj;
-            let told = if shift.is_idle { Told::Idle } else { Told::Active };
+            let told = if shift.is_idle { Activity::Idle } else { Activity::Active };
             let own = Claim { told, ..claim(0, shift.guess) };
             let claims = [own, claim(1, shift.told[0]), claim(2, shift.told[1])];
             ledger.look(&Look {

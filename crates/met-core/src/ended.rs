@@ -119,7 +119,7 @@ impl<T> Noted<T> {
 
 /// The books: one page per job.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct ExitLedger {
     jobs: HashMap<u32, Gone>,
     /// The job of processes that were born since the last look at the machine.
     born: HashMap<u32, Noted<u32>>,
@@ -131,7 +131,7 @@ pub struct Ledger {
     losses: u64,
 }
 
-impl Ledger {
+impl ExitLedger {
     pub fn open_page(&mut self, job: u32) {
         self.jobs.insert(job, Gone::default());
     }
@@ -141,7 +141,7 @@ impl Ledger {
         let page = self.jobs.remove(&job);
         if self.jobs.is_empty() {
             // Ends are not listened to any more, so that these would stay.
-            *self = Ledger { losses: self.losses, ..Ledger::default() };
+            *self = ExitLedger { losses: self.losses, ..ExitLedger::default() };
         }
         page
     }

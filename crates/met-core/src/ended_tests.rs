@@ -46,13 +46,13 @@ fn exit(pid: u32, parent_pid: u32, amount: i64) -> Exit {
 }
 
 /// Job 1 with the processes of `jobs` seen, all of them gone from the list unless told otherwise.
-fn world(jobs: &[u32]) -> (Ledger, World) {
-    let mut ledger = Ledger::default();
+fn world(jobs: &[u32]) -> (ExitLedger, World) {
+    let mut ledger = ExitLedger::default();
     ledger.open_page(1);
     (ledger, World { jobs: jobs.iter().map(|&pid| (pid, 1)).collect(), ..World::default() })
 }
 
-fn gone(ledger: &Ledger, job: u32) -> (i64, i64, u64) {
+fn gone(ledger: &ExitLedger, job: u32) -> (i64, i64, u64) {
     let page = ledger.page(job).unwrap();
     (page.inherited[0], page.own[0], page.processes)
 }

@@ -5,16 +5,16 @@
 
 pub mod access;
 pub mod api;
+mod incompatible;
 mod keeper;
 mod latest;
-mod misunderstood;
 mod node_page;
 mod query;
 mod room;
 mod view;
 
+pub use incompatible::Incompatible;
 pub use keeper::{Busy, Denied, Keeper, Plan, Refusal, SinksFile};
 pub use latest::Latest;
-pub use misunderstood::Misunderstood;
 pub use node_page::NodePage;
 pub use view::ClusterView;

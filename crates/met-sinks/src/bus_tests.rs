@@ -20,7 +20,7 @@ fn started(id: u32) -> Event {
 
 fn interim(id: u32) -> Event {
     let Record { key, totals, .. } = sample::bare(id, "x");
-    let standing = met_wire::batch::Standing { key, totals, summaries: Default::default(), emission: None };
+    let standing = met_wire::batch::Interim { key, totals, summaries: Default::default(), emission: None };
     Event::Interim(Arc::new(standing))
 }
 

@@ -6,7 +6,7 @@ use met_core::Table;
 use met_core::bounds;
 use met_core::course::Course;
 use met_core::job::{JobKey, Record};
-use met_wire::batch::{Standing, Subject};
+use met_wire::batch::{Interim, Subject};
 
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -15,7 +15,7 @@ pub enum Event {
     /// A job that ended, after the commit. Published again when its record changes afterwards: the last one counts.
     Ended(Arc<Record>),
     /// The figures of a running job.
-    Interim(Arc<Standing>),
+    Interim(Arc<Interim>),
     /// Samples that were flushed together.
     Samples(Arc<Samples>),
     /// Rows of one table, as the sampler has just read them.

@@ -4,10 +4,10 @@
 //! disk before anything else happens to them. Another one sends the oldest until the server says that it has
 //! it. Who offers never waits for either.
 
+mod interims;
 pub mod link;
 mod sender;
 pub mod spool;
-mod standings;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -22,14 +22,14 @@ use met_core::course::Course;
 use met_core::job::Record;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
-use met_wire::batch::{Batch, Header, Piece, SAMPLES_MAX, Standing, Subject};
+use met_wire::batch::{Header, Interim, NodeBatch, Piece, SAMPLES_MAX, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 use met_wire::meaning;
 use serde::{Deserialize, Serialize};
 
+use interims::Interims;
 use link::{Address, BadAddress, Link};
 use spool::{Limits, Spool};
-use standings::Standings;
 
 use crate::bus::{self, State};
 use crate::event::{Event, Kind, Samples};
@@ -133,7 +133,7 @@ pub struct Status {
 
 enum Message {
     Samples(Arc<Samples>),
-    Standing(Arc<Standing>),
+    Interim(Arc<Interim>),
     /// A job ended, or began.
     Hurry,
     Stop,
@@ -240,7 +240,7 @@ impl Forward {
             spooled: None,
             header: plan.header,
             held: HashMap::new(),
-            standings: Standings::default(),
+            interims: Interims::default(),
             of_node: HashMap::new(),
             node_due: Instant::now() + NODE_EVERY,
             cells: 0,
@@ -299,7 +299,7 @@ impl Sink for Forward {
             Event::Started(_) | Event::Ended(_) => self.hurry(),
             Event::Samples(samples) => self.offer(samples),
             // One that finds no room comes again.
-            Event::Interim(standing) => drop(self.queue.try_send(Message::Standing(Arc::clone(standing)))),
+            Event::Interim(standing) => drop(self.queue.try_send(Message::Interim(Arc::clone(standing)))),
             Event::Tick(_) => {}
         }
         Ok(())
@@ -380,7 +380,7 @@ struct Maker {
     header: Header,
     /// What was offered since the last batch.
     held: Held,
-    standings: Standings,
+    interims: Interims,
     /// The same of the machine: many parts with a sample now and then, which are little only when some are sent together.
     of_node: Held,
     node_due: Instant,
@@ -405,8 +405,8 @@ impl Maker {
         loop {
             match offered.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(Message::Samples(samples)) => self.hold(&samples),
-                Ok(Message::Standing(standing)) => {
-                    self.standings.hold(Arc::unwrap_or_clone(standing), Instant::now());
+                Ok(Message::Interim(standing)) => {
+                    self.interims.hold(Arc::unwrap_or_clone(standing), Instant::now());
                 }
                 Ok(Message::Hurry) => due = due.min(Instant::now() + END_WITHIN),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
@@ -443,7 +443,7 @@ impl Maker {
     /// What was held is on disk, or given up.
     fn let_go(&mut self) {
         self.held.clear();
-        self.standings.let_go(Instant::now());
+        self.interims.let_go(Instant::now());
         self.cells = self.of_node.values().map(|course| course.len() * course.columns.len()).sum();
         self.times = self.of_node.values().map(Course::len).sum();
     }
@@ -510,7 +510,7 @@ impl Maker {
         let mut inner = self.shared.lock();
         let (mark, columns) = (inner.spool.spooled_mark(), self.columns(true));
         let header = Header { mark, made_ns: now_ns(), columns, ..self.header.clone() };
-        let spooled = inner.spool.put(&mut Batch { header, records, ..Batch::default() }, 0);
+        let spooled = inner.spool.put(&mut NodeBatch { header, records, ..NodeBatch::default() }, 0);
         let is_spooled = spooled.is_ok();
         inner.status.spool_error = spooled.err().map(|error| error.to_string());
         drop(inner);
@@ -520,10 +520,10 @@ impl Maker {
 
     fn make_last(&mut self, records: Vec<Record>, mark: i64) -> bool {
         let Packed { pieces, samples, surplus } = self.pieces();
-        let standings = self.standings.held();
-        let columns = self.columns(!records.is_empty() || !standings.is_empty());
+        let interims = self.interims.held();
+        let columns = self.columns(!records.is_empty() || !interims.is_empty());
         let header = Header { mark, made_ns: now_ns(), columns, ..self.header.clone() };
-        let mut batch = Batch { header, records, standings, pieces };
+        let mut batch = NodeBatch { header, records, interims, pieces };
         let mut inner = self.shared.lock();
         // With a surplus it is full, and all of it is let go in any case.
         inner.spool.count_dropped(surplus);

@@ -67,12 +67,12 @@ struct Chassis {
 }
 
 /// What one chassis told.
-struct Told {
+struct Report {
     path: String,
     meters: Vec<(String, Vec<i64>)>,
 }
 
-impl Told {
+impl Report {
     fn name(&self) -> &str {
         name_of(&self.path)
     }
@@ -162,7 +162,7 @@ impl Source for Chassis {
         let (mut told, mut first_error) = (Vec::new(), None);
         for path in self.paths.clone() {
             match self.meters_of(&path) {
-                Ok(meters) => told.push(Told { path, meters }),
+                Ok(meters) => told.push(Report { path, meters }),
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
@@ -220,7 +220,7 @@ impl Chassis {
         Ok(Vec::new())
     }
 
-    fn take(&mut self, told: &[Told], batch: &mut Batch) {
+    fn take(&mut self, told: &[Report], batch: &mut Batch) {
         self.choose(told);
         for chassis in told.iter().filter(|chassis| !chassis.meters.is_empty()) {
             if !self.metered.iter().any(|known| known == chassis.name()) {
@@ -236,7 +236,7 @@ impl Chassis {
 
     /// Decides once which chassis is this machine, and gives it the first part. Those that might be it instead
     /// must have answered, but are not waited for without end: one may be closed to this user.
-    fn choose(&mut self, told: &[Told]) {
+    fn choose(&mut self, told: &[Report]) {
         if self.machine.is_some() {
             return;
         }
@@ -244,7 +244,7 @@ impl Chassis {
         let waits = self.looks < LOOKS_WAITED;
         let answered = |path: &String| told.iter().find(|chassis| chassis.path == *path);
         let is_complete = self.paths.iter().all(|path| answered(path).is_some());
-        let metered = |chassis: &Told| Some((chassis.path.clone(), chassis.meters.first()?.0.clone()));
+        let metered = |chassis: &Report| Some((chassis.path.clone(), chassis.meters.first()?.0.clone()));
         self.machine = match &self.choice {
             ChassisChoice::First => {
                 let known = self.paths.iter().map(answered).take_while(|chassis| chassis.is_some() || !waits);
@@ -268,7 +268,7 @@ impl Chassis {
         self.parts.of(format!("{path}\n{meter}").as_bytes(), labels)
     }
 
-    fn fill(&mut self, told: &[Told], batch: &mut Batch) {
+    fn fill(&mut self, told: &[Report], batch: &mut Batch) {
         for chassis in told {
             for (name, cells) in &chassis.meters {
                 if let Some(part) = self.part(&chassis.path, name) {
@@ -279,7 +279,7 @@ impl Chassis {
     }
 
     /// What all chassis draw together, if that was asked for and each that has a meter has told it.
-    fn sum(&self, told: &[Told], batch: &mut Batch) {
+    fn sum(&self, told: &[Report], batch: &mut Batch) {
         if self.choice != ChassisChoice::Sum {
             return;
         }

@@ -122,7 +122,7 @@ impl Bearer {
 
 /// What a node tells of a job, and which job it is a part of.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Told {
+pub struct NodeJob {
     pub node: String,
     pub whole: i64,
     pub record: Record,
@@ -134,7 +134,7 @@ pub struct Told {
 
 /// One of these, by what names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ToldKey {
+pub struct NodeJobKey {
     pub manager: String,
     pub id: String,
     pub node: String,
@@ -407,7 +407,7 @@ impl Log {
 
     /// Keeps what nodes tell of jobs, and up to which batch that is. A job that ended stays ended: that it lives is
     /// then old news, which came late.
-    pub fn note(&mut self, told: &[Told], applied: i64) -> Result<(), StoreError> {
+    pub fn note(&mut self, told: &[NodeJob], applied: i64) -> Result<(), StoreError> {
         self.write(false, |connection| {
             for told in told {
                 let JobKey { manager, id, incarnation, .. } = &told.record.key;
@@ -431,7 +431,7 @@ impl Log {
     }
 
     /// What every node tells of the jobs with this id.
-    pub fn told(&self, manager: &str, id: &str) -> Result<Vec<Told>, StoreError> {
+    pub fn told(&self, manager: &str, id: &str) -> Result<Vec<NodeJob>, StoreError> {
         self.ask(|connection| {
             let sql =
                 "SELECT node, whole, record, heard_ns, standing FROM told WHERE manager = ?1 AND id = ?2
@@ -444,7 +444,7 @@ impl Log {
                 if let Ok(record) = serde_json::from_str(row.get_ref(2)?.as_str()?) {
                     let given_up = row.get::<_, i64>(4)? == GIVEN_UP;
                     let (node, whole, heard_ns) = (row.get(0)?, row.get(1)?, row.get(3)?);
-                    told.push(Told { node, whole, record, heard_ns, given_up });
+                    told.push(NodeJob { node, whole, record, heard_ns, given_up });
                 }
             }
             Ok(told)
@@ -462,7 +462,7 @@ impl Log {
     }
 
     /// What such a node told of these jobs.
-    pub fn unfinished(&self, node: &str, given_up: bool) -> Result<Vec<ToldKey>, StoreError> {
+    pub fn unfinished(&self, node: &str, given_up: bool) -> Result<Vec<NodeJobKey>, StoreError> {
         self.ask(|connection| {
             let sql = "SELECT manager, id, node, incarnation, whole FROM told
                        WHERE node = ?1 AND standing > 0 AND standing = ?2";
@@ -476,7 +476,7 @@ impl Log {
         node: &str,
         boot_id: &str,
         given_up: bool,
-    ) -> Result<Vec<ToldKey>, StoreError> {
+    ) -> Result<Vec<NodeJobKey>, StoreError> {
         self.ask(|connection| {
             let sql = "SELECT manager, id, node, incarnation, whole FROM told
                        WHERE node = ?1 AND standing > 0 AND standing = ?2 AND CASE WHEN json_valid(record)
@@ -495,9 +495,9 @@ impl Log {
     }
 
     /// Gives jobs up, or takes that back. What ended meanwhile stays as it is.
-    pub fn give_up(&mut self, told: &[ToldKey], given_up: bool) -> Result<(), StoreError> {
+    pub fn give_up(&mut self, told: &[NodeJobKey], given_up: bool) -> Result<(), StoreError> {
         self.write(false, |connection| {
-            for ToldKey { manager, id, node, incarnation, .. } in told {
+            for NodeJobKey { manager, id, node, incarnation, .. } in told {
                 let sql = "UPDATE told SET standing = ?5
                            WHERE manager = ?1 AND id = ?2 AND node = ?3 AND incarnation = ?4 AND standing > 0";
                 let values = params![manager, id, node, incarnation, standing(given_up)];
@@ -508,9 +508,9 @@ impl Log {
     }
 
     /// Forgets what was told of jobs that are no longer kept: durable when this returns.
-    pub fn forget_told(&mut self, told: &[ToldKey]) -> Result<(), StoreError> {
+    pub fn forget_told(&mut self, told: &[NodeJobKey]) -> Result<(), StoreError> {
         self.write(true, |connection| {
-            for ToldKey { manager, id, node, incarnation, .. } in told {
+            for NodeJobKey { manager, id, node, incarnation, .. } in told {
                 let sql =
                     "DELETE FROM told WHERE manager = ?1 AND id = ?2 AND node = ?3 AND incarnation = ?4";
                 connection.prepare_cached(sql)?.execute(params![manager, id, node, incarnation])?;
@@ -524,11 +524,11 @@ impl Log {
     pub fn old_told(
         &self,
         before_ns: i64,
-        after: Option<&ToldKey>,
+        after: Option<&NodeJobKey>,
         rows: usize,
-    ) -> Result<(Vec<ToldKey>, Option<ToldKey>), StoreError> {
-        let first = ToldKey { incarnation: i64::MIN, ..ToldKey::default() };
-        let ToldKey { manager, id, node, incarnation, .. } = after.unwrap_or(&first);
+    ) -> Result<(Vec<NodeJobKey>, Option<NodeJobKey>), StoreError> {
+        let first = NodeJobKey { incarnation: i64::MIN, ..NodeJobKey::default() };
+        let NodeJobKey { manager, id, node, incarnation, .. } = after.unwrap_or(&first);
         self.ask(|connection| {
             // The first version did not note when it heard of something.
             let sql = "SELECT manager, id, node, incarnation, whole, standing <> ?6 AND coalesce(heard_ns,
@@ -539,7 +539,7 @@ impl Log {
             let values = params![manager, id, node, incarnation, before_ns, LIVES, rows as i64];
             let looked_at =
                 statement.query_map(values, |row| Ok((told_key(row)?, row.get::<_, bool>(5)?)))?;
-            let looked_at: Vec<(ToldKey, bool)> = looked_at.collect::<Answer<_>>()?;
+            let looked_at: Vec<(NodeJobKey, bool)> = looked_at.collect::<Answer<_>>()?;
             let last = looked_at.last().filter(|_| looked_at.len() == rows).map(|(told, _)| told.clone());
             Ok((looked_at.into_iter().filter_map(|(told, is_old)| is_old.then_some(told)).collect(), last))
         })
@@ -589,9 +589,9 @@ fn standing(given_up: bool) -> i64 {
     if given_up { GIVEN_UP } else { LIVES }
 }
 
-fn told_key(row: &Row<'_>) -> Answer<ToldKey> {
+fn told_key(row: &Row<'_>) -> Answer<NodeJobKey> {
     let (manager, id, node) = (row.get(0)?, row.get(1)?, row.get(2)?);
-    Ok(ToldKey { manager, id, node, incarnation: row.get(3)?, whole: row.get(4)? })
+    Ok(NodeJobKey { manager, id, node, incarnation: row.get(3)?, whole: row.get(4)? })
 }
 
 fn bound(connection: &Connection, node: &str) -> Answer<Option<Bound>> {
@@ -730,17 +730,17 @@ mod tests {
         let told = |node: &str, name: &str| {
             let mut record = finished(1, MIDNIGHT_S);
             name.clone_into(&mut record.name);
-            Told { node: node.to_owned(), whole: 5, record, heard_ns: Some(9), given_up: false }
+            NodeJob { node: node.to_owned(), whole: 5, record, heard_ns: Some(9), given_up: false }
         };
         log.note(&[told("n2", "old"), told("n1", "x"), told("n2", "new")], 3).unwrap();
         assert_eq!(log.applied().unwrap(), 3);
         assert_eq!(log.told("local", "1").unwrap(), [told("n1", "x"), told("n2", "new")]);
         // A batch that comes very late, and says that the job lives.
-        let late = Told { record: running(1, MIDNIGHT_S), ..told("n2", "new") };
+        let late = NodeJob { record: running(1, MIDNIGHT_S), ..told("n2", "new") };
         log.note(&[late], 3).unwrap();
         assert_eq!(log.told("local", "1").unwrap()[1], told("n2", "new"));
         let JobKey { manager, id, incarnation, .. } = told("n1", "x").record.key;
-        log.forget_told(&[ToldKey { manager, id, node: "n1".into(), incarnation, whole: 5 }]).unwrap();
+        log.forget_told(&[NodeJobKey { manager, id, node: "n1".into(), incarnation, whole: 5 }]).unwrap();
         assert_eq!(log.told("local", "1").unwrap(), [told("n2", "new")]);
     }
 
@@ -750,7 +750,7 @@ mod tests {
         let mut log = log(state.path());
         let told = |id: u64| {
             let record = running(id, MIDNIGHT_S);
-            Told { node: "n1".to_owned(), whole: 5, record, heard_ns: Some(9), given_up: false }
+            NodeJob { node: "n1".to_owned(), whole: 5, record, heard_ns: Some(9), given_up: false }
         };
         log.note(&[told(1), told(2)], 1).unwrap();
         assert_eq!(log.nodes_with_jobs(false).unwrap(), ["n1"]);
@@ -759,7 +759,7 @@ mod tests {
         log.give_up(&unfinished, true).unwrap();
         assert!(log.told("local", "1").unwrap()[0].given_up);
         // It ended after all; of the other one only that it lives is told again.
-        let ended = Told { record: finished(1, MIDNIGHT_S), ..told(1) };
+        let ended = NodeJob { record: finished(1, MIDNIGHT_S), ..told(1) };
         log.note(&[ended.clone(), told(2)], 2).unwrap();
         assert_eq!(log.nodes_with_jobs(true).unwrap(), ["n1"]);
         log.give_up(&log.unfinished("n1", true).unwrap(), false).unwrap();

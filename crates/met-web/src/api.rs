@@ -25,7 +25,7 @@ use met_store::Page;
 use serde_json::Value;
 
 use crate::answers::Answers;
-use crate::listener::Asker;
+use crate::listener::Peer;
 use crate::problem::Problem;
 use endpoints::ENDPOINTS;
 
@@ -34,7 +34,7 @@ pub const ROOT: &str = "/api/v1/";
 
 /// Decides who asks.
 pub trait Admission: Send + Sync {
-    fn admit(&self, asker: &Asker, headers: &HeaderMap) -> Result<Admitted, Problem>;
+    fn admit(&self, peer: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem>;
 }
 
 pub struct Admitted {
@@ -152,9 +152,9 @@ pub fn router(api: Arc<Api>) -> Router {
     for &(path, endpoint) in ENDPOINTS {
         let api = Arc::clone(&api);
         let handler = get(
-            move |Extension(asker): Extension<Asker>, headers: HeaderMap, path: RawPathParams, uri: Uri| {
+            move |Extension(peer): Extension<Peer>, headers: HeaderMap, path: RawPathParams, uri: Uri| {
                 let path = path.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-                answer(Arc::clone(&api), endpoint, asker, headers, path, uri)
+                answer(Arc::clone(&api), endpoint, peer, headers, path, uri)
             },
         );
         router = router.route(path, handler);
@@ -165,12 +165,12 @@ pub fn router(api: Arc<Api>) -> Router {
 async fn answer(
     api: Arc<Api>,
     endpoint: Endpoint,
-    asker: Asker,
+    peer: Peer,
     headers: HeaderMap,
     path: Vec<(String, String)>,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let Admitted { viewer, client } = api.admission.admit(&asker, &headers)?;
+    let Admitted { viewer, client } = api.admission.admit(&peer, &headers)?;
     let Search(search) = Search::try_from_uri(&uri).map_err(Problem::asked)?;
     let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let asked = Arc::clone(&api);

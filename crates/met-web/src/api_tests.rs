@@ -77,7 +77,7 @@ impl Query for Jobs {
 struct Named;
 
 impl Admission for Named {
-    fn admit(&self, _: &Asker, headers: &HeaderMap) -> Result<Admitted, Problem> {
+    fn admit(&self, _: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem> {
         let name = headers.get("From").and_then(|name| name.to_str().ok());
         let name = name.ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, "who are you?"))?;
         let viewer = if name == "operator" { Viewer::Everything } else { Viewer::User(name.to_owned()) };
@@ -92,8 +92,8 @@ fn get_from(jobs: &Arc<Jobs>, from: Option<&str>, path: &str) -> (StatusCode, Va
     if let Some(from) = from {
         request = request.header("From", from);
     }
-    let asker = Asker { peer: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
-    let request = request.extension(asker).body(Body::empty()).unwrap();
+    let peer = Peer { address: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
+    let request = request.extension(peer).body(Body::empty()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let response = router(Arc::new(api)).call(request).await.unwrap();

@@ -2,10 +2,10 @@
 //!
 //! Nothing else of this program is asynchronous: whoever starts a `Server` hands it a router and goes on.
 
-mod asker;
-mod door;
+mod acceptor;
+mod idle_timeout;
 mod passwords;
-mod patient;
+mod peer;
 mod seats;
 mod web_config;
 
@@ -21,8 +21,8 @@ use hyper_util::server::graceful::GracefulShutdown;
 use met_host::Address;
 use tokio::sync::oneshot;
 
-pub use asker::{Asker, Certificate};
-use door::Door;
+use acceptor::Acceptor;
+pub use peer::{Certificate, Peer};
 pub use web_config::WebConfig;
 
 /// Connections that are still at work when the listener is to end.
@@ -91,7 +91,7 @@ pub async fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 
 /// A listener that runs until it is stopped or dropped.
 pub struct Server {
     addrs: Vec<SocketAddr>,
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -101,7 +101,7 @@ impl Server {
     pub fn start(options: Options, router: Router) -> Result<Server, Error> {
         let listeners = listen(&options)?;
         let (in_thread, background_threads) = (options.in_thread, options.background_threads);
-        let door = Arc::new(Door::open(options, router)?);
+        let acceptor = Arc::new(Acceptor::open(options, router)?);
         let addrs = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
         // The timer and the sockets need it; a password is checked by a second thread that goes again.
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -112,7 +112,7 @@ impl Server {
             .build()
             .map_err(Error::Thread)?;
         let (stop, stopped) = oneshot::channel();
-        let at_work = Arc::clone(&door);
+        let at_work = Arc::clone(&acceptor);
         let thread = std::thread::Builder::new()
             .name("http".to_owned())
             .spawn(move || {
@@ -123,7 +123,7 @@ impl Server {
                 runtime.shutdown_background();
             })
             .map_err(Error::Thread)?;
-        Ok(Server { addrs, door, stop: Some(stop), thread: Some(thread) })
+        Ok(Server { addrs, acceptor, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Where it listens: port 0 has become a real one.
@@ -133,7 +133,7 @@ impl Server {
 
     /// Reads certificates and passwords again, as it does by itself when their files change. Bad ones change nothing.
     pub fn reread(&self) {
-        self.door.reread();
+        self.acceptor.reread();
     }
 
     /// Takes no more requests, finishes those that it has, and ends.
@@ -173,13 +173,13 @@ fn listen(options: &Options) -> Result<Vec<TcpListener>, Error> {
     Ok(listeners)
 }
 
-async fn serve(door: Arc<Door>, listeners: Vec<TcpListener>, stopped: oneshot::Receiver<()>) {
+async fn serve(acceptor: Arc<Acceptor>, listeners: Vec<TcpListener>, stopped: oneshot::Receiver<()>) {
     let graceful = Arc::new(GracefulShutdown::new());
     let mut accepting = Vec::new();
     for listener in listeners {
         match tokio::net::TcpListener::from_std(listener) {
             Ok(listener) => {
-                accepting.push(tokio::spawn(Arc::clone(&door).accept(listener, Arc::clone(&graceful))));
+                accepting.push(tokio::spawn(Arc::clone(&acceptor).accept(listener, Arc::clone(&graceful))));
             }
             Err(error) => tracing::error!("http: {error}"),
         }

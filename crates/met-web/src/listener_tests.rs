@@ -18,9 +18,9 @@ const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tls"
 const HASH: &str = "$2b$04$OeOFNLNMNAnOpkYzx1z61OITJ8QAZlXVZWaOkgpUcpFc6HW81U...";
 
 fn router() -> Router {
-    async fn who(Extension(asker): Extension<Asker>) -> String {
-        let certificate = asker.certificate.unwrap_or_default();
-        format!("user {:?}, name {:?} {:?}\n", asker.user, certificate.common_name, certificate.dns_names)
+    async fn who(Extension(peer): Extension<Peer>) -> String {
+        let certificate = peer.certificate.unwrap_or_default();
+        format!("user {:?}, name {:?} {:?}\n", peer.user, certificate.common_name, certificate.dns_names)
     }
     let slow = get(|| async {
         tokio::time::sleep(Duration::from_secs(600)).await;

@@ -122,7 +122,7 @@ pub struct Piece {
 
 /// How a job stands that runs, as far as its samples do not say it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct Interim {
     pub key: JobKey,
     /// How well each figure is known, and by what. The values are those of then; newer ones are in the samples.
     #[serde(default)]
@@ -134,10 +134,10 @@ pub struct Standing {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Batch {
+pub struct NodeBatch {
     pub header: Header,
     pub records: Vec<Record>,
-    pub standings: Vec<Standing>,
+    pub interims: Vec<Interim>,
     pub pieces: Vec<Piece>,
 }
 
@@ -168,7 +168,7 @@ pub struct Packed {
     pub records_end: usize,
 }
 
-impl Batch {
+impl NodeBatch {
     pub fn pack(&self) -> io::Result<Packed> {
         let mut plain = begin().to_vec();
         put_json(&mut plain, HEADER, &self.header)?;
@@ -178,9 +178,9 @@ impl Batch {
         let mut bytes = Vec::with_capacity(plain.len() / 4);
         gzip_within_ratio(&mut plain, &mut bytes)?;
         let records_end = bytes.len();
-        if !self.pieces.is_empty() || !self.standings.is_empty() {
+        if !self.pieces.is_empty() || !self.interims.is_empty() {
             plain.clear();
-            for standing in &self.standings {
+            for standing in &self.interims {
                 put_json(&mut plain, STANDING, standing)?;
             }
             for piece in &self.pieces {
@@ -192,17 +192,17 @@ impl Batch {
     }
 
     /// Reads all of a batch. Whatever the bytes are, no more than [`unpacked_max`] is held.
-    pub fn unpack(packed: &[u8]) -> Result<Batch, BadBatch> {
-        Batch::read(&unpacked(packed)?)
+    pub fn unpack(packed: &[u8]) -> Result<NodeBatch, BadBatch> {
+        NodeBatch::read(&unpacked(packed)?)
     }
 
-    fn read(plain: &[u8]) -> Result<Batch, BadBatch> {
-        Batch::read_within(plain, RECORD_BYTES_MAX)
+    fn read(plain: &[u8]) -> Result<NodeBatch, BadBatch> {
+        NodeBatch::read_within(plain, RECORD_BYTES_MAX)
     }
 
-    fn read_within(plain: &[u8], record_bytes_max: usize) -> Result<Batch, BadBatch> {
+    fn read_within(plain: &[u8], record_bytes_max: usize) -> Result<NodeBatch, BadBatch> {
         let mut frames = Frames::of(plain)?;
-        let mut batch = Batch { header: frames.header()?, ..Batch::default() };
+        let mut batch = NodeBatch { header: frames.header()?, ..NodeBatch::default() };
         while let Some((kind, payload, at)) = frames.next()? {
             match kind {
                 RECORD if payload.len() > record_bytes_max => {
@@ -211,7 +211,7 @@ impl Batch {
                 RECORD => batch.records.push(json("a record", payload)?),
                 // A server can do without.
                 STANDING if payload.len() <= STANDING_BYTES_MAX => {
-                    batch.standings.extend(serde_json::from_slice::<Standing>(payload).ok());
+                    batch.interims.extend(serde_json::from_slice::<Interim>(payload).ok());
                 }
                 SERIES => batch.pieces.push(piece(payload, at)?),
                 HEADER => return Err(BadBatch::Content("a second header", at)),
@@ -226,15 +226,15 @@ impl Batch {
 /// For fuzz/: packed and plain, since the packing would hide what is behind it.
 #[cfg(feature = "fuzzing")]
 pub fn fuzz(bytes: &[u8]) {
-    let _ = Batch::unpack(bytes);
+    let _ = NodeBatch::unpack(bytes);
     let _ = header(bytes);
-    let Ok(batch) = Batch::read(&[&begin(), bytes].concat()) else { return };
+    let Ok(batch) = NodeBatch::read(&[&begin(), bytes].concat()) else { return };
     let meant = crate::meaning::Meaning::of(&met_core::JOB);
     for said in batch.header.columns.values().chain(batch.header.tables.values()) {
         let _ = (meant.compare(said), meant.compare_letters(said));
     }
     let packed = batch.pack().expect("what was read can be written");
-    assert_eq!(Batch::unpack(&packed.bytes).expect("and read again"), batch);
+    assert_eq!(NodeBatch::unpack(&packed.bytes).expect("and read again"), batch);
 }
 
 fn begin() -> [u8; BEGIN_BYTES] {

@@ -16,7 +16,7 @@ fn record(id: &str) -> Record {
     serde_json::from_value(text).unwrap()
 }
 
-fn standing() -> Standing {
+fn standing() -> Interim {
     let mut totals = Totals::default();
     totals.set(met_core::job_table::ENERGY, 5, met_core::job::QualityKind::Estimated, "2 cores, by CPU time");
     let emission = Some(Emission {
@@ -25,11 +25,11 @@ fn standing() -> Standing {
         factor_time_ns: None,
         pue_millionths: None,
     });
-    Standing { key: key("3"), totals, summaries: Summaries::default(), emission }
+    Interim { key: key("3"), totals, summaries: Summaries::default(), emission }
 }
 
-fn batch() -> Batch {
-    Batch {
+fn batch() -> NodeBatch {
+    NodeBatch {
         header: Header {
             node: "n1".to_owned(),
             spool: "s".to_owned(),
@@ -38,7 +38,7 @@ fn batch() -> Batch {
             ..Header::default()
         },
         records: vec![record("1"), record("2")],
-        standings: vec![standing()],
+        interims: vec![standing()],
         pieces: vec![
             Piece { subject: Subject::Job(key("1")), table: "job".to_owned(), block: vec![1, 2, 3] },
             Piece {
@@ -59,7 +59,7 @@ fn gzipped(plain: &[u8]) -> Vec<u8> {
 #[test]
 fn what_was_packed_is_unpacked() {
     let packed = batch().pack().unwrap();
-    assert_eq!(Batch::unpack(&packed.bytes).unwrap(), batch());
+    assert_eq!(NodeBatch::unpack(&packed.bytes).unwrap(), batch());
     assert_eq!(header(&packed.bytes).unwrap(), batch().header);
 }
 
@@ -82,10 +82,10 @@ fn the_bytes_of_a_batch_are_frozen() {
 #[test]
 fn without_its_series_a_batch_is_still_one() {
     let packed = batch().pack().unwrap();
-    let cut = Batch::unpack(&packed.bytes[..packed.records_end]).unwrap();
-    assert_eq!(cut, Batch { pieces: Vec::new(), standings: Vec::new(), ..batch() });
+    let cut = NodeBatch::unpack(&packed.bytes[..packed.records_end]).unwrap();
+    assert_eq!(cut, NodeBatch { pieces: Vec::new(), interims: Vec::new(), ..batch() });
     for end in (0..packed.records_end).chain(packed.records_end + 1..packed.bytes.len()) {
-        assert!(Batch::unpack(&packed.bytes[..end]).is_err(), "cut at {end}");
+        assert!(NodeBatch::unpack(&packed.bytes[..end]).is_err(), "cut at {end}");
     }
 }
 
@@ -93,22 +93,24 @@ fn without_its_series_a_batch_is_still_one() {
 fn little_that_unpacks_to_much_is_refused() {
     let bomb = gzipped(&vec![0; UNPACKED_BYTES_MAX + 1]);
     assert!(bomb.len() < 1 << 20);
-    assert!(matches!(Batch::unpack(&bomb), Err(BadBatch::TooLarge)));
+    assert!(matches!(NodeBatch::unpack(&bomb), Err(BadBatch::TooLarge)));
     assert!(
-        matches!(Batch::unpack(&gzipped(&vec![0; 1 << 20])), Err(BadBatch::TooLarge)),
+        matches!(NodeBatch::unpack(&gzipped(&vec![0; 1 << 20])), Err(BadBatch::TooLarge)),
         "no batch shrinks so"
     );
 }
 
 #[test]
 fn what_is_no_batch_is_told_why() {
-    let refusal = |plain: &[u8]| Batch::unpack(&gzipped(plain)).unwrap_err().to_string();
+    let refusal = |plain: &[u8]| NodeBatch::unpack(&gzipped(plain)).unwrap_err().to_string();
     assert_eq!(refusal(b"hello"), "it is not a batch");
     assert_eq!(refusal(b"MET\x01"), "no header at byte 4");
     assert_eq!(refusal(b"MET\x01H\x7f{}"), "a frame is cut off or too long at byte 4");
     assert_eq!(refusal(b"MET\x01H\xff\xff\xff\xff\xff{}"), "a frame is cut off or too long at byte 4");
     assert!(refusal(b"MET\x01H\x02{}").starts_with("the header cannot be read: missing field"));
-    assert!(Batch::unpack(b"plain").unwrap_err().to_string().starts_with("it is not compressed with gzip"));
+    assert!(
+        NodeBatch::unpack(b"plain").unwrap_err().to_string().starts_with("it is not compressed with gzip")
+    );
 }
 
 #[test]
@@ -117,12 +119,12 @@ fn a_batch_of_the_first_version_is_read_and_one_of_a_later_named() {
     let tables = BTreeMap::from([("job".to_owned(), "0123abcd".to_owned())]);
     put_json(&mut plain, HEADER, &Header { tables, ..batch().header }).unwrap();
     put_json(&mut plain, RECORD, &record("1")).unwrap();
-    let first = Batch::unpack(&gzipped(&plain)).unwrap();
+    let first = NodeBatch::unpack(&gzipped(&plain)).unwrap();
     assert_eq!(first.header.tables["job"], "0123abcd");
     assert_eq!((first.records.len(), header(&gzipped(&plain)).unwrap()), (1, first.header));
     for version in [0, 3, 255] {
         plain[3] = version;
-        let refused = Batch::unpack(&gzipped(&plain));
+        let refused = NodeBatch::unpack(&gzipped(&plain));
         assert!(matches!(refused, Err(BadBatch::Version(named)) if named == version), "{version}");
     }
 }
@@ -133,9 +135,9 @@ fn frames_of_later_versions_are_passed_over() {
     put_json(&mut plain, HEADER, &batch().header).unwrap();
     put_frame(&mut plain, b'?', b"news");
     put_json(&mut plain, RECORD, &record("1")).unwrap();
-    assert_eq!(Batch::unpack(&gzipped(&plain)).unwrap().records.len(), 1);
+    assert_eq!(NodeBatch::unpack(&gzipped(&plain)).unwrap().records.len(), 1);
     put_json(&mut plain, HEADER, &batch().header).unwrap();
-    assert!(Batch::unpack(&gzipped(&plain)).unwrap_err().to_string().starts_with("a second header"));
+    assert!(NodeBatch::unpack(&gzipped(&plain)).unwrap_err().to_string().starts_with("a second header"));
 }
 
 #[test]
@@ -147,7 +149,7 @@ fn a_batch_does_without_a_standing_that_is_none() {
     long.key.id = "7".repeat(STANDING_BYTES_MAX);
     put_json(&mut plain, STANDING, &long).unwrap();
     put_json(&mut plain, STANDING, &standing()).unwrap();
-    assert_eq!(Batch::read(&plain).unwrap().standings, [standing()]);
+    assert_eq!(NodeBatch::read(&plain).unwrap().interims, [standing()]);
 }
 
 #[test]
@@ -155,10 +157,10 @@ fn whatever_its_records_are_a_receiver_does_not_take_a_batch_for_a_bomb() {
     for letters in [0, 40 << 10, 1 << 20, 4_000_000] {
         let mut long = record("1");
         long.command = vec!["a".repeat(letters)];
-        let one = Batch { records: vec![long], ..batch() };
+        let one = NodeBatch { records: vec![long], ..batch() };
         let packed = one.pack().unwrap();
-        assert_eq!(Batch::unpack(&packed.bytes).unwrap(), one, "{letters}");
-        assert_eq!(Batch::unpack(&packed.bytes[..packed.records_end]).unwrap().records, one.records);
+        assert_eq!(NodeBatch::unpack(&packed.bytes).unwrap(), one, "{letters}");
+        assert_eq!(NodeBatch::unpack(&packed.bytes[..packed.records_end]).unwrap().records, one.records);
         assert!(packed.bytes.len() < (64 << 10), "{}", packed.bytes.len());
     }
 }
@@ -169,15 +171,15 @@ fn another_header_changes_nothing_else() {
     let renamed =
         with_header(&packed.bytes, packed.records_end, |header| header.node = "n2".to_owned()).unwrap();
     let header = Header { node: "n2".to_owned(), ..batch().header };
-    let expected = Batch { header, ..batch() };
-    assert_eq!(Batch::unpack(&renamed.bytes).unwrap(), expected);
-    let records = Batch { standings: Vec::new(), pieces: Vec::new(), ..expected };
-    assert_eq!(Batch::unpack(&renamed.bytes[..renamed.records_end]).unwrap(), records);
+    let expected = NodeBatch { header, ..batch() };
+    assert_eq!(NodeBatch::unpack(&renamed.bytes).unwrap(), expected);
+    let records = NodeBatch { interims: Vec::new(), pieces: Vec::new(), ..expected };
+    assert_eq!(NodeBatch::unpack(&renamed.bytes[..renamed.records_end]).unwrap(), records);
 }
 
 #[test]
 fn a_batch_is_split_until_it_is_one_record() {
-    let whole = Batch { records: (0..5).map(|id| record(&id.to_string())).collect(), ..batch() };
+    let whole = NodeBatch { records: (0..5).map(|id| record(&id.to_string())).collect(), ..batch() };
     let (mut todo, mut singles, mut series) = (vec![whole.clone()], Vec::new(), 0);
     while let Some(next) = todo.pop() {
         match split(&next.pack().unwrap().bytes).unwrap() {
@@ -196,9 +198,9 @@ fn a_batch_is_split_until_it_is_one_record() {
 proptest! {
     #[test]
     fn no_bytes_are_too_strange(plain in proptest::collection::vec(any::<u8>(), 0..400)) {
-        let _ = Batch::unpack(&plain);
-        let _ = Batch::read(&plain);
-        let _ = Batch::unpack(&gzipped(&[&begin(), &plain[..]].concat()));
+        let _ = NodeBatch::unpack(&plain);
+        let _ = NodeBatch::read(&plain);
+        let _ = NodeBatch::unpack(&gzipped(&[&begin(), &plain[..]].concat()));
     }
 
     #[test]
@@ -207,10 +209,10 @@ proptest! {
         let mut plain = unpacked(&packed.bytes).unwrap();
         let at = at % plain.len();
         plain[at] = value;
-        let _ = Batch::unpack(&gzipped(&plain));
+        let _ = NodeBatch::unpack(&gzipped(&plain));
         let mut bytes = packed.bytes;
         let at = at % bytes.len();
         bytes[at] ^= value | 1;
-        let _ = Batch::unpack(&bytes);
+        let _ = NodeBatch::unpack(&bytes);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use met_core::job::State;
-use met_server::cluster::{ClusterView, Latest, Misunderstood, api};
+use met_server::cluster::{ClusterView, Incompatible, Latest, api};
 use met_store::Backends;
 use met_store::cluster::Log;
 
@@ -134,7 +134,7 @@ fn server_with_jobs() -> ClusterView {
         state,
         backends: Backends::default(),
         latest: Latest::default(),
-        misunderstood: Misunderstood::default(),
+        incompatible: Incompatible::default(),
         gap_ms: 60_000,
     }
 }

@@ -1,7 +1,7 @@
 //! `met server` at work: HTTP in front, one writer behind, schedulers asked beside.
 
-mod hearing;
 pub mod page;
+mod scheduler_feed;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use met_core::Table;
 use met_host::Address;
 use met_jobs::scheduler::join;
 use met_server::cluster::api::{self, Api};
-use met_server::cluster::{ClusterView, Keeper, Misunderstood, Plan};
+use met_server::cluster::{ClusterView, Incompatible, Keeper, Plan};
 use met_store::cluster::Log;
 use met_web::listener::{Options, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 
-use hearing::Hearing;
+use met_agent::daemon::scheduler_answers;
 use met_agent::daemon::schedulers::Schedulers;
-use met_agent::daemon::told;
 use met_agent::supervise::Signals;
 use met_config::Failure;
 use met_config::paths::{Place, create_private};
 use met_config::{Config, Scope};
 use met_query::jobs;
 use met_query::setting::Setting;
+use scheduler_feed::SchedulerFeed;
 
 /// Where a server listens that was told nothing: on this machine alone.
 const LISTEN: &str = "127.0.0.1:9317";
@@ -78,26 +78,27 @@ pub fn serve(setting: &Setting) -> Result<()> {
         sinks: setting.config.sinks.clone(),
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
-    let (latest, misunderstood) = (keeper.latest().clone(), Misunderstood::default());
+    let (latest, incompatible) = (keeper.latest().clone(), Incompatible::default());
     let view = ClusterView {
         state: state.clone(),
         backends,
         latest,
-        misunderstood: misunderstood.clone(),
+        incompatible: incompatible.clone(),
         gap_ms: GAP_MS,
     };
-    let before = |manager: &str| view.ask(|store| Ok(told::before(store, manager))).unwrap_or_default();
+    let before =
+        |manager: &str| view.ask(|store| Ok(scheduler_answers::before(store, manager))).unwrap_or_default();
     let root = rustix::process::getuid().is_root();
     let asked = &setting.config.schedulers;
     let schedulers = Schedulers::start(&setting.host, asked, root, Scope::Cluster, before)?;
     let query = Arc::new(view.clone());
-    let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, misunderstood, query));
+    let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, incompatible, query));
     let pages = page::Pages::new(view, setting.config.http.jobs_max);
     let server = listen(setting, &api, pages)?;
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());
     }
-    let ended = work(&signals, &schedulers, &api, Hearing::new()?);
+    let ended = work(&signals, &schedulers, &api, SchedulerFeed::new()?);
     server.stop();
     if let Some(api) = Arc::into_inner(api) {
         api.keeper.stop();
@@ -152,13 +153,18 @@ fn listen(setting: &Setting, api: &Arc<Api>, pages: page::Pages) -> Result<Serve
 
 /// Hands what schedulers tell to the writer, until a signal comes. A server that can write nothing any more ends, and is
 /// started anew by whoever looks after it.
-fn work(signals: &Signals, schedulers: &Schedulers, api: &Api, mut hearing: Hearing) -> Result<()> {
-    let submit = |work: hearing::Work| api.keeper.with_writer(work);
+fn work(
+    signals: &Signals,
+    schedulers: &Schedulers,
+    api: &Api,
+    mut scheduler_feed: SchedulerFeed,
+) -> Result<()> {
+    let submit = |work: scheduler_feed::Work| api.keeper.with_writer(work);
     loop {
-        let bell = schedulers.bell().filter(|_| hearing.is_idle());
-        let mut fds = vec![PollFd::new(signals, PollFlags::IN), PollFd::new(&hearing, PollFlags::IN)];
+        let bell = schedulers.bell().filter(|_| scheduler_feed.is_idle());
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN), PollFd::new(&scheduler_feed, PollFlags::IN)];
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
-        let timeout = hearing.patience().and_then(|patience| Timespec::try_from(patience).ok());
+        let timeout = scheduler_feed.patience().and_then(|patience| Timespec::try_from(patience).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             continue;
         }
@@ -169,11 +175,11 @@ fn work(signals: &Signals, schedulers: &Schedulers, api: &Api, mut hearing: Hear
             return Ok(());
         }
         if settled {
-            hearing.settle()?;
+            scheduler_feed.settle()?;
         }
-        hearing.retry(Instant::now(), submit);
+        scheduler_feed.retry(Instant::now(), submit);
         if let Some(told) = told.then(|| schedulers.take()).flatten() {
-            hearing.keep(told, submit);
+            scheduler_feed.keep(told, submit);
         }
     }
 }

@@ -18,7 +18,7 @@ const LARGE: [(&str, &str, usize); 19] = [
     ("met-agent", "Tracked", 20),
     ("met-core", "Cards", 17),
     ("met-core", "Exit", 13),
-    ("met-core", "Ledger", 16),
+    ("met-core", "EnergyLedger", 16),
     ("met-core", "Meter", 13),
     ("met-core", "Scheduling", 15),
     ("met-core", "Use", 34),

@@ -58,11 +58,11 @@ impl Machine {
     }
 
     /// A daemon that has found the job.
-    fn keeping(&self) -> Service {
+    fn service(&self) -> Service {
         let yaml = format!("sampling: {{interval: 20ms}}\ngpu: {{nvml: {}}}\n", self.library().display());
-        let mut keeping = keeping_by(self.root.path(), Config::parse(&yaml, Path::new("met.yaml")).unwrap());
+        let mut service = keeping_by(self.root.path(), Config::parse(&yaml, Path::new("met.yaml")).unwrap());
         let unified = Some(PathBuf::from("/").join(CGROUP));
-        keeping.found(Found {
+        service.found(Found {
             job: 1,
             manager: "slurm".to_owned(),
             id: "31".to_owned(),
@@ -71,21 +71,21 @@ impl Machine {
             start_ns: 1_700_000_000_000_000_000,
             pids: Vec::new(),
         });
-        keeping
+        service
     }
 }
 
-fn record(keeping: &Service) -> Record {
-    keeping.registry.jobs.values().next().unwrap().record.clone()
+fn record(service: &Service) -> Record {
+    service.registry.jobs.values().next().unwrap().record.clone()
 }
 
 /// Does what a daemon does all the time until the job holds a card.
-fn held(keeping: &mut Service) -> GpuUse {
-    let key = record(keeping).key;
+fn held(service: &mut Service) -> GpuUse {
+    let key = record(service).key;
     let begin = Instant::now();
     loop {
-        keeping.ask_who_is_due();
-        let gpus = keeping.sampling.live().remove(&key).map(|live| live.gpus).unwrap_or_default();
+        service.ask_who_is_due();
+        let gpus = service.sampling.live().remove(&key).map(|live| live.gpus).unwrap_or_default();
         if let [gpu] = &gpus[..]
             && gpu.held_ns > 0
         {
@@ -99,23 +99,23 @@ fn held(keeping: &mut Service) -> GpuUse {
 #[test]
 fn a_found_job_holds_its_cards_as_soon_as_its_first_process_is_there() {
     let machine = Machine::new();
-    let mut keeping = machine.keeping();
+    let mut service = machine.service();
     machine.enter(41, 0, "sleep 100000000", "step_extern/user/task_special");
-    keeping.identify(1);
-    assert_eq!(record(&keeping).local.unwrap().main, None);
+    service.identify(1);
+    assert_eq!(record(&service).local.unwrap().main, None);
     machine.put("proc/51/environ", "SLURM_JOB_ID=31\0SLURM_JOB_GPUS=1\0CUDA_VISIBLE_DEVICES=0\0");
     machine.enter(51, 1000, "bash slurm_script", "step_batch/user/task_0");
-    let gpu = held(&mut keeping);
+    let gpu = held(&mut service);
     assert_eq!((gpu.index.as_str(), gpu.held_by.as_str()), ("1", "SLURM_JOB_GPUS"));
     assert!(gpu.idle_since_ns.is_some(), "nobody has it open");
-    let record = record(&keeping);
+    let record = record(&service);
     assert_eq!(
         (record.command, record.uid),
         (vec!["bash".to_owned(), "slurm_script".to_owned()], Some(1000))
     );
     assert_eq!(record.allocated.cpus, None, "though its CPUs are not known");
     assert_eq!(record.local.unwrap().main.map(|main| main.pid), Some(51));
-    keeping.close();
+    service.close();
 }
 
 #[test]
@@ -123,11 +123,11 @@ fn a_first_process_that_has_ended_leaves_the_cards_that_it_named() {
     let machine = Machine::new();
     machine.put("proc/51/environ", "SLURM_JOB_ID=31\0SLURM_JOB_GPUS=0\0");
     machine.enter(51, 1000, "prolog", "step_batch/user/task_0");
-    let mut keeping = machine.keeping();
-    keeping.identify(1);
+    let mut service = machine.service();
+    service.identify(1);
     std::fs::remove_dir_all(machine.root.path().join("proc/51")).unwrap();
-    assert_eq!(held(&mut keeping).uuid, "GPU-a");
-    keeping.close();
+    assert_eq!(held(&mut service).uuid, "GPU-a");
+    service.close();
 }
 
 #[test]
@@ -137,13 +137,13 @@ fn another_sampling_thread_is_told_of_the_cards_by_who_is_left() {
         machine.put(&format!("proc/{pid}/environ"), "SLURM_JOB_ID=31\0SLURM_JOB_GPUS=0\0");
         machine.enter(pid, 1000, "bash slurm_script", "step_batch/user/task_0");
     }
-    let mut keeping = machine.keeping();
-    keeping.identify(1);
+    let mut service = machine.service();
+    service.identify(1);
     std::fs::remove_dir_all(machine.root.path().join("proc/51")).unwrap();
-    assert!(keeping.replace_sampling());
-    assert_eq!(held(&mut keeping).held_by, "SLURM_JOB_GPUS");
-    assert_eq!(record(&keeping).local.unwrap().main.map(|main| main.pid), Some(52));
-    keeping.close();
+    assert!(service.replace_sampling());
+    assert_eq!(held(&mut service).held_by, "SLURM_JOB_GPUS");
+    assert_eq!(record(&service).local.unwrap().main.map(|main| main.pid), Some(52));
+    service.close();
 }
 
 #[test]
@@ -151,30 +151,30 @@ fn where_no_environment_can_be_read_the_devices_of_its_cgroup_say_which_cards_it
     let machine = Machine::new();
     machine.put("sys/fs/cgroup/devices/job_31/devices.list", "c 1:3 rwm\nc 195:1 rw\nc 195:255 rw\n");
     machine.enter(51, 1000, "bash slurm_script", "step_batch/user/task_0");
-    let mut keeping = machine.keeping();
-    keeping.identify(1);
-    let gpu = held(&mut keeping);
+    let mut service = machine.service();
+    service.identify(1);
+    let gpu = held(&mut service);
     assert_eq!((gpu.uuid.as_str(), gpu.held_by.as_str()), ("GPU-b", "devices cgroup"));
-    keeping.close();
+    service.close();
 }
 
 #[test]
 fn a_job_in_which_only_its_manager_is_for_long_is_asked_again() {
     let machine = Machine::new();
-    let mut keeping = machine.keeping();
+    let mut service = machine.service();
     machine.enter(41, 0, "sleep 100000000", "step_extern/user/task_special");
-    keeping.identify(1);
+    service.identify(1);
     let waited = Duration::from_secs(40);
     for _ in 0..20 {
-        keeping.discovery.pretend_asked(waited);
-        keeping.ask_who_is_due();
+        service.discovery.pretend_asked(waited);
+        service.ask_who_is_due();
     }
-    assert!(keeping.discovery.next_question().is_some());
+    assert!(service.discovery.next_question().is_some());
     machine.put("proc/51/environ", "SLURM_JOB_ID=31\0SLURM_JOB_NAME=late\0");
     machine.enter(51, 1000, "bash slurm_script", "step_0/user/task_0");
-    keeping.discovery.pretend_asked(waited);
-    keeping.ask_who_is_due();
-    assert_eq!(record(&keeping).name, "late");
-    assert_eq!(keeping.discovery.next_question(), None);
-    keeping.close();
+    service.discovery.pretend_asked(waited);
+    service.ask_who_is_due();
+    assert_eq!(record(&service).name, "late");
+    assert_eq!(service.discovery.next_question(), None);
+    service.close();
 }

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use met_sinks::prometheus::{self, Format};
 use met_web::api::{self, Admission, Admitted, Api};
-use met_web::listener::{Asker, Options, Server};
+use met_web::listener::{Options, Peer, Server};
 use met_web::problem::Problem;
 
 use super::board::{Board, Wanted};
@@ -29,9 +29,9 @@ const WELCOME: &str = "<!doctype html>\n<title>met</title>\n<p>met: what jobs do
 struct Operators(Vec<String>);
 
 impl Admission for Operators {
-    fn admit(&self, asker: &Asker, _: &HeaderMap) -> Result<Admitted, Problem> {
+    fn admit(&self, peer: &Peer, _: &HeaderMap) -> Result<Admitted, Problem> {
         let reason = "a user and a password of http.web_config are needed";
-        let user = asker.user.as_ref().ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, reason))?;
+        let user = peer.user.as_ref().ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, reason))?;
         if !self.0.contains(user) {
             let reason = format!("{user} is not in http.operators of met.yaml");
             return Err(Problem::new(StatusCode::FORBIDDEN, reason));
@@ -90,17 +90,17 @@ pub fn listen(
 
 fn router(board: &Arc<Board>) -> Router {
     let board = Arc::clone(board);
-    let metrics = get(move |Extension(asker): Extension<Asker>, headers: HeaderMap| {
-        let answer = answer(&board, &asker, &headers);
+    let metrics = get(move |Extension(peer): Extension<Peer>, headers: HeaderMap| {
+        let answer = answer(&board, &peer, &headers);
         async { answer }
     });
     let welcome = get(|| async { axum::response::Html(WELCOME) });
     Router::new().route("/metrics", metrics).route("/", welcome)
 }
 
-fn answer(board: &Board, asker: &Asker, headers: &HeaderMap) -> Response {
+fn answer(board: &Board, peer: &Peer, headers: &HeaderMap) -> Response {
     // Every user of this machine can ask without a name, so names are for those alone who have one.
-    let wanted = wanted(headers, asker.is_known());
+    let wanted = wanted(headers, peer.is_known());
     match board.page(wanted) {
         Ok(page) => respond(wanted, axum::body::Bytes::from_owner(page)),
         Err(old) => (StatusCode::SERVICE_UNAVAILABLE, format!("{old}\n")).into_response(),

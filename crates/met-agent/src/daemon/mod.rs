@@ -4,8 +4,6 @@
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
 mod admission;
-mod answering;
-mod attending;
 pub mod board;
 mod charging;
 mod claims;
@@ -17,6 +15,7 @@ mod housekeeping;
 mod identifying;
 mod identity;
 pub mod listening;
+mod live_settings;
 mod memory;
 mod nesting;
 mod permissions;
@@ -26,20 +25,21 @@ mod quotas;
 mod recorder;
 mod registry;
 mod repairs;
+mod requests;
 mod reservations;
 pub(crate) mod rest;
 mod sampling;
+pub mod scheduler_answers;
 pub mod schedulers;
 mod service;
 mod shadows;
 mod sinks;
 mod socket;
 mod spare;
-mod standing;
 mod supervisors;
-pub mod told;
 mod unflushed;
 mod unwritten;
+mod watchdog;
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -313,7 +313,7 @@ impl Daemon {
             if let Some(http) = &self.http {
                 http.reread();
             }
-            self.idle_exit = self.idle_exit.map(|_| self.service.standing.config.daemon.idle_exit);
+            self.idle_exit = self.idle_exit.map(|_| self.service.settings.config.daemon.idle_exit);
             (self.next_flush, self.next_retention) = (Instant::now(), Instant::now());
         }
         stop

@@ -378,46 +378,46 @@ mod tests {
     #[test]
     fn groups_that_are_jobs_are_followed_to_their_end_when_a_resource_manager_comes() {
         let root = tempfile::tempdir().unwrap();
-        let mut keeping = super::super::unwritten::tests::keeping(root.path());
-        let place = Place { system: true, ..keeping.place.clone() };
-        let new = Groups::of(&keeping.host, &met_config::Config::default().jobs, &place, true).unwrap();
+        let mut service = super::super::unwritten::tests::service(root.path());
+        let place = Place { system: true, ..service.place.clone() };
+        let new = Groups::of(&service.host, &met_config::Config::default().jobs, &place, true).unwrap();
         assert!(new.unless_managed);
-        keeping.discovery.groups = Some(new);
-        let has_jobs = |keeping: &Service| keeping.discovery.groups.as_ref().unwrap().has_jobs();
-        let running = |keeping: &Service| {
-            let ids = keeping.registry.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
+        service.discovery.groups = Some(new);
+        let has_jobs = |service: &Service| service.discovery.groups.as_ref().unwrap().has_jobs();
+        let running = |service: &Service| {
+            let ids = service.registry.jobs.keys().map(|key| key.id.split('-').next().unwrap().to_owned());
             ids.collect::<std::collections::BTreeSet<String>>()
         };
         let expected = |pids: &[u32]| pids.iter().map(u32::to_string).collect();
         log_in(root.path(), 70);
-        keeping.look_at_groups(true);
-        assert_eq!(running(&keeping), expected(&[70]));
+        service.look_at_groups(true);
+        assert_eq!(running(&service), expected(&[70]));
         // A resource manager is there.
         log_in(root.path(), 80);
-        keeping.look_at_groups(false);
-        assert_eq!(running(&keeping), expected(&[70]), "nobody else becomes a job");
-        assert!(has_jobs(&keeping));
+        service.look_at_groups(false);
+        assert_eq!(running(&service), expected(&[70]), "nobody else becomes a job");
+        assert!(has_jobs(&service));
         std::fs::remove_dir_all(root.path().join("proc/70")).unwrap();
-        keeping.look_at_groups(false);
-        assert_eq!(running(&keeping), expected(&[]), "its end is noticed");
-        assert!(!has_jobs(&keeping));
-        let ended = keeping.recorder.writer.find(Some("session"), "70").unwrap();
+        service.look_at_groups(false);
+        assert_eq!(running(&service), expected(&[]), "its end is noticed");
+        assert!(!has_jobs(&service));
+        let ended = service.recorder.writer.find(Some("session"), "70").unwrap();
         assert_eq!(ended.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
         // It is gone again.
-        keeping.look_at_groups(true);
-        assert_eq!(running(&keeping), expected(&[80]));
+        service.look_at_groups(true);
+        assert_eq!(running(&service), expected(&[80]));
         // An earlier daemon's job goes on, though there is a resource manager.
-        let record = keeping.registry.jobs.values().next().unwrap().record.clone();
-        let mut later = Groups::of(&keeping.host, &met_config::Config::default().jobs, &place, true).unwrap();
+        let record = service.registry.jobs.values().next().unwrap().record.clone();
+        let mut later = Groups::of(&service.host, &met_config::Config::default().jobs, &place, true).unwrap();
         later.resume(record);
         log_in(root.path(), 90);
         assert!(later.has_jobs());
-        keeping.discovery.groups = Some(later);
-        keeping.look_at_groups(false);
-        let later = keeping.discovery.groups.as_ref().unwrap();
+        service.discovery.groups = Some(later);
+        service.look_at_groups(false);
+        let later = service.discovery.groups.as_ref().unwrap();
         assert!(later.resumable.is_empty() && later.jobs.len() == 1, "it is continued");
         assert_eq!(later.passed_over.len(), 1);
-        keeping.close();
+        service.close();
     }
 
     #[test]

@@ -64,7 +64,7 @@ mod tests {
 
     use super::super::permissions::Access;
     use super::super::service::Service;
-    use super::super::unwritten::tests::{keeping, keeping_by};
+    use super::super::unwritten::tests::{keeping_by, service};
     use super::*;
     use met_config::Config;
     use met_core::sample;
@@ -80,13 +80,13 @@ mod tests {
     }
 
     /// A job with the user's own id that a supervisor with this pid announces.
-    fn job(keeping: &Service, number: u64, pid: u32) -> Record {
+    fn job(service: &Service, number: u64, pid: u32) -> Record {
         let mut record = sample::full(1, "train");
         (record.state, record.end_ns, record.inside) = (State::Running, None, None);
         (record.key.id, record.uid) = ((own_ids(USER).start + number).to_string(), Some(USER));
         let local = record.local.as_mut().unwrap();
         local.origin = Origin::Run;
-        local.boot_id.clone_from(&keeping.host.facts().boot_id);
+        local.boot_id.clone_from(&service.host.facts().boot_id);
         local.supervisor = Some(ProcessId { pid, start_ticks: 5 });
         local.main = Some(ProcessId { pid: 4_000_000, start_ticks: 6 });
         local.cgroup = Default::default();
@@ -96,23 +96,23 @@ mod tests {
     #[test]
     fn a_supervisor_has_one_running_job_and_a_user_so_many() {
         let root = tempfile::tempdir().unwrap();
-        let mut keeping = keeping(root.path());
-        keeping.place.system = true;
+        let mut service = service(root.path());
+        service.place.system = true;
         (7..10).for_each(|pid| process(root.path(), pid));
-        let start = |keeping: &mut Service, number, pid| {
-            let record = job(keeping, number, pid);
-            keeping.started(record, Peer { uid: USER, pid }, ACCESS).map(drop)
+        let start = |service: &mut Service, number, pid| {
+            let record = job(service, number, pid);
+            service.started(record, Peer { uid: USER, pid }, ACCESS).map(drop)
         };
-        start(&mut keeping, 1, 7).unwrap();
-        start(&mut keeping, 1, 7).expect("announced twice");
-        assert!(start(&mut keeping, 2, 7).unwrap_err().to_string().contains("running job already"));
-        start(&mut keeping, 2, 8).expect("another supervisor");
-        assert_eq!(keeping.job_count(), 2);
+        start(&mut service, 1, 7).unwrap();
+        start(&mut service, 1, 7).expect("announced twice");
+        assert!(start(&mut service, 2, 7).unwrap_err().to_string().contains("running job already"));
+        start(&mut service, 2, 8).expect("another supervisor");
+        assert_eq!(service.job_count(), 2);
         // It is gone, and the next one has its pid.
         fs::remove_file(root.path().join("proc/7/stat")).unwrap();
-        start(&mut keeping, 3, 7).unwrap();
+        start(&mut service, 3, 7).unwrap();
 
-        let template = job(&keeping, 10, 1_000_000);
+        let template = job(&service, 10, 1_000_000);
         for number in 0..RUNNING_PER_USER_MAX as u64 {
             let mut record = template.clone();
             record.key.id = (own_ids(USER).start + 10 + number).to_string();
@@ -121,11 +121,11 @@ mod tests {
                 watch: super::super::supervisors::Watch::new(),
                 gone: Vec::new(),
             };
-            keeping.registry.jobs.insert(kept.record.key.clone(), kept);
+            service.registry.jobs.insert(kept.record.key.clone(), kept);
         }
-        assert!(start(&mut keeping, 9, 9).unwrap_err().to_string().contains("jobs of this user"));
-        let others = job(&keeping, 9, 9);
-        check(&keeping.host, &keeping.registry, &others, Peer { uid: USER + 1, pid: 9 })
+        assert!(start(&mut service, 9, 9).unwrap_err().to_string().contains("jobs of this user"));
+        let others = job(&service, 9, 9);
+        check(&service.host, &service.registry, &others, Peer { uid: USER + 1, pid: 9 })
             .expect("another user");
     }
 
@@ -134,19 +134,19 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.storage.max_bytes = 32 << 20;
-        let mut keeping = keeping_by(root.path(), config);
-        keeping.place.system = true;
+        let mut service = keeping_by(root.path(), config);
+        service.place.system = true;
         let mut ended = 0;
-        while !keeping.is_retention_due() {
-            let mut record = job(&keeping, ended, 7);
+        while !service.is_retention_due() {
+            let mut record = job(&service, ended, 7);
             (record.state, record.end_ns) = (State::Finished, record.start_ns);
             record.nodes = (0..600).map(|number| format!("{number:0>190}")).collect();
-            keeping.ended(record, Peer { uid: USER, pid: 7 }, ACCESS).unwrap();
+            service.ended(record, Peer { uid: USER, pid: 7 }, ACCESS).unwrap();
             ended += 1;
             assert!(ended < 100, "2 MiB are about 16 of these");
         }
         assert!(ended > 4, "{ended}");
-        keeping.retain();
-        assert!(!keeping.is_retention_due());
+        service.retain();
+        assert!(!service.is_retention_due());
     }
 }

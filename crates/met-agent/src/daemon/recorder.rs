@@ -16,9 +16,9 @@ use super::charging::Emitting;
 use super::registry::Registry;
 use super::repairs::Repairs;
 use super::sampling::Sampling;
+use super::scheduler_answers;
 use super::schedulers::Schedulers;
 use super::sinks::{self, Outputs};
-use super::told;
 use super::unwritten::Unwritten;
 use crate::idle_power::IdleFile;
 use crate::sampler::Sampled;
@@ -116,7 +116,7 @@ impl Recorder {
         let again = self.unwritten.told.take();
         let is_first = again.is_none();
         let Some(told) = again.or_else(|| schedulers.take()) else { return Vec::new() };
-        match told::keep(&mut self.writer, &told) {
+        match scheduler_answers::keep(&mut self.writer, &told) {
             Ok(written) => {
                 for record in &written {
                     outputs.on_board(|board| board.knows(record));
@@ -124,7 +124,7 @@ impl Recorder {
                 }
                 return written;
             }
-            Err(error) if told::is_hopeless(&error) => {
+            Err(error) if scheduler_answers::is_hopeless(&error) => {
                 tracing::warn!("what {} told is lost: {error:#}", told.manager);
             }
             Err(error) => {

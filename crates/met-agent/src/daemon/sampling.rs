@@ -20,11 +20,11 @@ use met_sinks::bus::Ticker;
 use met_sources::{Options, Pulse};
 use met_store::{Device, NodePart};
 
-use super::attending::{Attendance, SURE_AFTER};
 use super::board::Board;
 use super::memory;
 use super::rest::Rest;
 use super::unflushed::{self, Wanted};
+use super::watchdog::{SURE_AFTER, Watchdog};
 use crate::node_energy::Charged;
 use crate::node_series::NodeCourse;
 use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
@@ -158,7 +158,7 @@ pub struct Sampling {
     delay: Cell<Option<Delay>>,
     /// Its ticks take longer than the main thread waits.
     is_slow: Cell<bool>,
-    pub(super) attendance: Attendance,
+    pub(super) watchdog: Watchdog,
 }
 
 impl Sampling {
@@ -171,9 +171,9 @@ impl Sampling {
         ticker: Option<Ticker>,
     ) -> io::Result<Sampling> {
         let (orders, _) = mpsc::channel();
-        let attendance = Attendance::new(config.sampling.interval);
+        let watchdog = Watchdog::new(config.sampling.interval);
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
-        let mut sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
+        let mut sampling = Sampling { orders, thread: None, stuck, delay, is_slow, watchdog };
         sampling.begin(host, config, board, ticker)?;
         Ok(sampling)
     }
@@ -188,7 +188,7 @@ impl Sampling {
         ticker: Option<Ticker>,
     ) -> io::Result<()> {
         let (orders, receiver) = mpsc::channel();
-        let (config, options) = (config.clone(), self.attendance.options(config));
+        let (config, options) = (config.clone(), self.watchdog.options(config));
         self.orders = orders;
         self.stuck.set(false);
         self.delay.set(None);
@@ -295,7 +295,7 @@ impl Sampling {
 
     /// Samples by another period from now on.
     pub fn set_interval(&self, interval: Duration) {
-        self.attendance.set_interval(interval);
+        self.watchdog.set_interval(interval);
         let _ = self.orders.send(Order::Interval(interval));
     }
 
@@ -347,14 +347,14 @@ impl Sampling {
     /// What each source costs, also of those that are left out.
     pub fn costs(&self) -> Result<Vec<SourceStatus>, Stuck> {
         let mut costs = self.ask(Order::Costs)?;
-        self.attendance.add_kept_by(&mut costs);
+        self.watchdog.add_kept_by(&mut costs);
         Ok(costs)
     }
 
     /// Whether another thread can and must go on in the place of this one.
     pub(super) fn is_kept(&self) -> bool {
         let has_failed = self.thread.as_ref().is_some_and(JoinHandle::is_finished);
-        has_failed && self.attendance.may_replace() || self.attendance.is_kept()
+        has_failed && self.watchdog.may_replace() || self.watchdog.is_kept()
     }
 
     /// Whether the thread takes orders now or in a moment. If not, the main thread postpones what needs it and
@@ -402,7 +402,7 @@ impl Sampling {
     }
 
     fn busy_since_ns(&self) -> Option<i64> {
-        self.attendance.pulse.at().map(|at| at.since_ns)
+        self.watchdog.pulse.at().map(|at| at.since_ns)
     }
 
     /// Whether it was not ready, and is still at the same.
@@ -429,7 +429,7 @@ impl Sampling {
                     self.stuck.set(false);
                     return Ok(answer);
                 }
-                Err(RecvTimeoutError::Timeout) if self.attendance.is_kept() => return Err(Stuck),
+                Err(RecvTimeoutError::Timeout) if self.watchdog.is_kept() => return Err(Stuck),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) => break,
                 Err(RecvTimeoutError::Disconnected) => return Err(Stuck),
@@ -661,9 +661,9 @@ mod tests {
     #[test]
     fn an_allocation_that_is_known_is_told_and_none_is_not() {
         let (orders, received) = mpsc::channel();
-        let attendance = Attendance::new(Duration::from_secs(1));
+        let watchdog = Watchdog::new(Duration::from_secs(1));
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
-        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
+        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, watchdog };
         let mut record = met_core::sample::bare(1, "x");
         sampling.allocate(&record);
         assert!(received.try_recv().is_err());
@@ -677,10 +677,10 @@ mod tests {
     fn a_sampler_whose_ticks_are_long_is_slow_and_one_that_stays_in_a_tick_blocked() {
         let (orders, _never_read) = mpsc::channel();
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
-        let attendance = Attendance::new(Duration::from_secs(1));
-        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
+        let watchdog = Watchdog::new(Duration::from_secs(1));
+        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, watchdog };
         assert!(sampling.is_ready() && !sampling.is_blocked(), "it rests");
-        let pulse = Arc::clone(&sampling.attendance.pulse);
+        let pulse = Arc::clone(&sampling.watchdog.pulse);
         pulse.begin();
         assert!(!sampling.is_ready() && sampling.is_blocked());
         assert!(!sampling.is_ready(), "nobody waits for the same tick twice");
@@ -702,9 +702,9 @@ mod tests {
     fn a_sampler_that_does_not_answer_is_given_up() {
         // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
         let (orders, _never_read) = mpsc::channel();
-        let attendance = Attendance::new(Duration::from_secs(1));
+        let watchdog = Watchdog::new(Duration::from_secs(1));
         let (stuck, delay, is_slow) = (Cell::new(true), Cell::new(None), Cell::new(false));
-        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, attendance };
+        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, watchdog };
         assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));
         assert!(sampling.live().is_empty() && sampling.drain().jobs.is_empty());
         sampling.stop();

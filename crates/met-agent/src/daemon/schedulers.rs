@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use met_core::managers::Scheduler;
 use met_host::{Host, clock};
-use met_jobs::scheduler::{self, Programs, Recorded, Sync, Told};
+use met_jobs::scheduler::{self, Programs, Recorded, Sync, Update};
 use rustix::event::{EventfdFlags, eventfd};
 
 use met_config::{Presence, Schedulers as Configured, Scope};
@@ -38,7 +38,7 @@ const COST_SHARE: u32 = 20;
 /// The other threads' end.
 pub struct Schedulers {
     workers: Vec<Worker>,
-    news: Receiver<Told>,
+    news: Receiver<Update>,
     bell: Option<Arc<OwnedFd>>,
 }
 
@@ -130,7 +130,7 @@ impl Schedulers {
     }
 
     /// One piece of news; the bell rings on while there is more.
-    pub fn take(&self) -> Option<Told> {
+    pub fn take(&self) -> Option<Update> {
         let bell = self.bell.as_ref()?;
         // Silenced before the look: what comes after it rings again.
         let _ = rustix::io::read(bell, &mut [0; 8]);
@@ -166,7 +166,7 @@ struct Asking {
     interval: Duration,
     /// Some schedulers know users by name alone.
     uids: HashMap<String, Option<u32>>,
-    told: SyncSender<Told>,
+    told: SyncSender<Update>,
     bell: Arc<OwnedFd>,
     status: Arc<Mutex<SchedulerStatus>>,
     failures: u32,
@@ -293,7 +293,7 @@ mod tests {
         config
     }
 
-    fn wait_for_news(schedulers: &Schedulers) -> Told {
+    fn wait_for_news(schedulers: &Schedulers) -> Update {
         let mut fds = [PollFd::from_borrowed_fd(schedulers.bell().unwrap(), PollFlags::IN)];
         poll(&mut fds, None).unwrap();
         schedulers.take().unwrap()

@@ -19,18 +19,18 @@ use super::finding::Finding;
 use super::found::{self, Discovery};
 use super::housekeeping::Housekeeping;
 use super::identifying::Asked;
+use super::live_settings::LiveSettings;
 use super::permissions::Access;
 use super::plain::{self, News};
 use super::quotas;
 use super::recorder::Recorder;
 use super::registry::{Registry, is_found};
 use super::sampling::{Sampling, Stuck};
+use super::scheduler_answers;
 use super::schedulers::Schedulers;
 use super::sinks::Outputs;
 use super::socket::Peer;
-use super::standing::Standing;
 use super::supervisors::LOOK_FOR;
-use super::told;
 use crate::idle_power::IdleFile;
 use crate::sampler::Known;
 use met_config::{Config, Failure, Place, Scope};
@@ -43,7 +43,7 @@ use met_query::setting::Setting;
 pub struct Service {
     pub(super) host: Host,
     pub(super) place: Place,
-    pub(super) standing: Standing,
+    pub(super) settings: LiveSettings,
     pub(super) registry: Registry,
     pub(super) recorder: Recorder,
     pub(super) sampling: Sampling,
@@ -63,7 +63,7 @@ pub(super) struct Ended {
 impl Service {
     pub fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Result<Service> {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
-        let before = |manager: &str| told::before(&writer, manager);
+        let before = |manager: &str| scheduler_answers::before(&writer, manager);
         let asked = &setting.config.schedulers;
         let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
         let outputs = Outputs::open(setting, place, board);
@@ -71,7 +71,7 @@ impl Service {
         let mut service = Service {
             host: setting.host.clone(),
             place: place.clone(),
-            standing: Standing::of(setting),
+            settings: LiveSettings::of(setting),
             registry: Registry::default(),
             recorder: Recorder::new(writer, IdleFile::open(&place.state, &setting.host)),
             sampling: Sampling::start(setting.host.clone(), &setting.config, board, ticker)?,
@@ -227,7 +227,7 @@ impl Service {
         if sampled.is_some() {
             self.registry.owed.insert(record.key.clone());
         }
-        let interval = self.standing.config.sampling.interval;
+        let interval = self.settings.config.sampling.interval;
         self.recorder.complete(&mut record, sampled.unwrap_or_default(), interval, &mut self.outputs);
         self.outputs.on_board(|board| board.ended(&record));
         let written = self.recorder.commit_end(&record);
@@ -236,7 +236,7 @@ impl Service {
         }
         self.react_to_end(&Ended { record });
         written?;
-        self.recorder.limit_count(&self.standing.config.storage)
+        self.recorder.limit_count(&self.settings.config.storage)
     }
 
     fn react_to_end(&mut self, ended: &Ended) {
@@ -440,7 +440,7 @@ impl Service {
     /// Brings the directories in line with the jobs that are there and the events that are asked for.
     fn follow_shadows(&mut self) {
         let writer = &mut self.recorder.writer;
-        self.discovery.shadows.follow(&self.host, &self.standing, &self.registry, &self.sampling, writer);
+        self.discovery.shadows.follow(&self.host, &self.settings, &self.registry, &self.sampling, writer);
     }
 
     /// Readable when a scheduler has told something, unless what was told before waits to be written.
@@ -470,7 +470,7 @@ impl Service {
     }
 
     pub fn flush_every(&self) -> Duration {
-        self.standing.flush_every(self.outputs.bus.within())
+        self.settings.flush_every(self.outputs.bus.within())
     }
 
     pub fn flush(&mut self) {
@@ -497,12 +497,12 @@ impl Service {
     /// Takes up what a provider of emission factors said.
     pub fn hear_provider(&mut self) {
         let Recorder { emitting, writer, .. } = &mut self.recorder;
-        emitting.hear_provider(writer, &self.standing.config, &self.sampling);
+        emitting.hear_provider(writer, &self.settings.config, &self.sampling);
     }
 
     /// Tells the sampler which factor holds now, if that is another one.
     pub fn follow_factor(&mut self) {
-        self.recorder.emitting.follow(&self.standing.config, &self.sampling);
+        self.recorder.emitting.follow(&self.settings.config, &self.sampling);
     }
 
     /// What is due by now.
@@ -532,7 +532,7 @@ impl Service {
 
     /// Whether so much was announced since the last retention that the next one cannot wait.
     pub fn is_retention_due(&self) -> bool {
-        self.admission.announced.is_retention_due(self.standing.config.storage.max_bytes)
+        self.admission.announced.is_retention_due(self.settings.config.storage.max_bytes)
     }
 
     pub fn retain(&mut self) {
@@ -542,7 +542,7 @@ impl Service {
         }
         self.sweep();
         self.recorder.look_after_store(&self.registry);
-        self.recorder.retain(&self.standing.config.storage);
+        self.recorder.retain(&self.settings.config.storage);
     }
 
     /// When to look after the sampling thread, while it ticks.
@@ -555,7 +555,7 @@ impl Service {
         if self.sampling.is_kept() {
             self.replace_sampling();
         }
-        self.sampling.take_up_answered(&self.standing.config);
+        self.sampling.take_up_answered(&self.settings.config);
     }
 
     /// Asks the sampling thread, and if something keeps it the next one.
@@ -572,11 +572,11 @@ impl Service {
 
     /// Whether another thread goes on.
     pub(super) fn replace_sampling(&mut self) -> bool {
-        if !self.sampling.replace(&self.host, &self.standing.config, &self.outputs) {
+        if !self.sampling.replace(&self.host, &self.settings.config, &self.outputs) {
             return false;
         }
         self.brief_sampling();
-        self.standing.tell_events(&self.sampling);
+        self.settings.tell_events(&self.sampling);
         // Who was owed a last share of energy has what he was charged until his end.
         self.registry.owed.clear();
         self.registry.jobs.values().for_each(|kept| self.sampling.tell_job(&kept.record, &self.recorder));
@@ -590,8 +590,8 @@ impl Service {
     }
 
     fn brief_sampling(&mut self) {
-        let keeps_node = self.standing.keeps_node(self.place.system);
-        self.recorder.brief(&self.sampling, &self.standing.config, keeps_node);
+        let keeps_node = self.settings.keeps_node(self.place.system);
+        self.recorder.brief(&self.sampling, &self.settings.config, keeps_node);
     }
 
     /// Changes what it is asked to, or nothing.
@@ -600,12 +600,12 @@ impl Service {
         let events = change.perf.as_deref().map(met_config::events_in).transpose().context("--perf")?;
         let job = change.job.as_ref().map(|job| self.running_job(job)).transpose()?;
         if change.reset {
-            self.standing.revert(job.as_ref());
+            self.settings.revert(job.as_ref());
         }
-        self.standing.hold(job.as_ref(), interval, events);
+        self.settings.hold(job.as_ref(), interval, events);
         let note = self.settle_standing().filter(|_| change.perf.is_some());
-        let held = self.standing.in_force(true);
-        tracing::info!("configured live: sampled every {:?}", self.standing.config.sampling.interval);
+        let held = self.settings.in_force(true);
+        tracing::info!("configured live: sampled every {:?}", self.settings.config.sampling.interval);
         Ok(Reply::InForce(Box::new(InForce { note, ..held })))
     }
 
@@ -618,7 +618,7 @@ impl Service {
 
     /// A change for this job ends with it.
     fn revert_with(&mut self, key: &JobKey) {
-        if self.standing.revert(Some(key)) {
+        if self.settings.revert(Some(key)) {
             self.settle_standing();
             tracing::info!("job {} is over, and what was configured for it", key.id);
         }
@@ -626,16 +626,16 @@ impl Service {
 
     /// Brings the sampler in line; says what cannot be counted.
     fn settle_standing(&mut self) -> Option<String> {
-        self.standing.settle(&self.sampling);
+        self.settings.settle(&self.sampling);
         self.follow_shadows();
-        self.standing.set_events(&self.sampling)
+        self.settings.set_events(&self.sampling)
     }
 
     /// Reads the file again. A bad one changes nothing.
     pub fn reread(&mut self) {
-        let Some((name, before)) = self.standing.reread(&self.sampling) else { return };
-        self.sampling.forgive_sources(&self.standing.config);
-        self.sampling.keep_node(self.standing.keeps_node(self.place.system));
+        let Some((name, before)) = self.settings.reread(&self.sampling) else { return };
+        self.sampling.forgive_sources(&self.settings.config);
+        self.sampling.keep_node(self.settings.keeps_node(self.place.system));
         self.settle_standing();
         if let Err(error) = self.take_up(&before) {
             tracing::error!("{name}: {error:#}");
@@ -645,13 +645,13 @@ impl Service {
 
     /// What threads of their own do.
     fn take_up(&mut self, before: &Config) -> Result<()> {
-        let config = &self.standing.config;
+        let config = &self.settings.config;
         if before.emissions != config.emissions {
             self.recorder.emitting.ask(config)?;
             self.recorder.emitting.follow(config, &self.sampling);
         }
         if before.schedulers != config.schedulers {
-            let known = |manager: &str| told::before(&self.recorder.writer, manager);
+            let known = |manager: &str| scheduler_answers::before(&self.recorder.writer, manager);
             let (asked, system) = (&config.schedulers, self.place.system);
             self.schedulers = Schedulers::start(&self.host, asked, system, Scope::Node, known)?;
         }

@@ -9,10 +9,10 @@ use met_host::Host;
 use met_jobs::shadow::Shadow;
 use met_store::Writer;
 
+use super::live_settings::LiveSettings;
 use super::plain;
 use super::registry::{Registry, is_found};
 use super::sampling::Sampling;
-use super::standing::Standing;
 use met_jobs::processes;
 
 /// Where the store remembers the directories: a daemon that is killed cannot remove them.
@@ -57,7 +57,7 @@ impl Shadows {
     pub(super) fn follow(
         &mut self,
         host: &Host,
-        standing: &Standing,
+        standing: &LiveSettings,
         registry: &Registry,
         sampling: &Sampling,
         writer: &mut Writer,

@@ -9,7 +9,7 @@ use met_core::{JOB, Kind};
 use met_sinks::bus::{self, Bus};
 use met_sinks::event::{self, Event, Samples};
 use met_sinks::forward;
-use met_wire::batch::{Standing, Subject};
+use met_wire::batch::{Interim, Subject};
 
 use super::board::Board;
 use super::forwarding;
@@ -100,7 +100,7 @@ pub(super) fn publish_interim(bus: &mut Bus, key: &JobKey, live: &Live) {
     let levels = live.summaries.iter().filter(|&(column, _)| JOB.columns[column].kind == Kind::Gauge);
     levels.for_each(|(column, summary)| summaries.set(column, *summary));
     let (totals, emission) = (live.totals.clone(), live.emission.clone());
-    bus.publish(&Event::Interim(Arc::new(Standing { key: key.clone(), totals, summaries, emission })));
+    bus.publish(&Event::Interim(Arc::new(Interim { key: key.clone(), totals, summaries, emission })));
 }
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
     use met_sinks::sink::{Interest, Sink, SinkError};
 
     use super::super::service::Service;
-    use super::super::unwritten::tests::keeping;
+    use super::super::unwritten::tests::service;
     use super::*;
 
     /// Reports events by name and job.
@@ -132,9 +132,9 @@ mod tests {
         }
     }
 
-    fn listen(keeping: &mut Service) -> Receiver<String> {
+    fn listen(service: &mut Service) -> Receiver<String> {
         let (sender, received) = mpsc::channel();
-        keeping.outputs.bus.add("reports", move || Ok(Box::new(Reports(sender.clone()))));
+        service.outputs.bus.add("reports", move || Ok(Box::new(Reports(sender.clone()))));
         received
     }
 
@@ -154,11 +154,11 @@ mod tests {
     #[test]
     fn an_end_is_published_when_the_store_has_it_and_not_before() {
         let root = tempfile::tempdir().unwrap();
-        let mut keeping = keeping(root.path());
-        let received = listen(&mut keeping);
+        let mut service = service(root.path());
+        let received = listen(&mut service);
         let record = running(7);
-        keeping.recorder.writer.put(&record).unwrap();
-        keeping.watch(record.clone());
+        service.recorder.writer.put(&record).unwrap();
+        service.watch(record.clone());
         let other = rusqlite::Connection::open(root.path().join("state/store.db")).unwrap();
         let full = |when: &str| {
             format!("CREATE TRIGGER full_{when} BEFORE {when} ON job BEGIN SELECT RAISE(FAIL, 'full'); END;")
@@ -166,40 +166,40 @@ mod tests {
         other.execute_batch(&(full("INSERT") + &full("UPDATE"))).unwrap();
         let mut ended = record.clone();
         (ended.state, ended.end_ns) = (State::Finished, record.start_ns);
-        assert!(keeping.close_job(ended.clone()).is_err());
-        keeping.flush();
-        assert!(keeping.recorder.unwritten.end_of(&record.key).is_some());
+        assert!(service.close_job(ended.clone()).is_err());
+        service.flush();
+        assert!(service.recorder.unwritten.end_of(&record.key).is_some());
         other.execute_batch("DROP TRIGGER full_INSERT; DROP TRIGGER full_UPDATE").unwrap();
         // Whatever comes is published after this.
-        keeping.outputs.publish_start(&running(8));
-        keeping.flush();
+        service.outputs.publish_start(&running(8));
+        service.flush();
         assert_eq!([next(&received), next(&received)], ["Started 8", "Ended 7"]);
-        keeping.close();
+        service.close();
         assert!(received.try_recv().is_err());
     }
 
     #[test]
     fn an_end_that_lay_in_the_inbox_is_published() {
         let root = tempfile::tempdir().unwrap();
-        let mut keeping = keeping(root.path());
-        let received = listen(&mut keeping);
+        let mut service = service(root.path());
+        let received = listen(&mut service);
         let mut record = sample::full(3, "x");
         (record.state, record.inside) = (State::Finished, None);
         let (id, dir) = met_store::inbox::JobDir::reserve(&root.path().join("state"), 1).unwrap();
         record.key.id = id.to_string();
         dir.write_end(&record).unwrap();
-        keeping.import();
+        service.import();
         assert_eq!(next(&received), format!("Ended {}", record.key.id));
-        keeping.import();
-        keeping.close();
+        service.import();
+        service.close();
         assert!(received.try_recv().is_err(), "once");
     }
 
     #[test]
     fn without_sinks_there_is_no_bus_to_speak_of() {
         let root = tempfile::tempdir().unwrap();
-        let keeping = keeping(root.path());
-        assert!(keeping.outputs.bus.is_empty() && keeping.outputs.bus.ticker().is_none());
-        keeping.close();
+        let service = service(root.path());
+        assert!(service.outputs.bus.is_empty() && service.outputs.bus.ticker().is_none());
+        service.close();
     }
 }

@@ -136,7 +136,7 @@ mod tests {
 
     use met_core::job::{Origin, ProcessId};
 
-    use super::super::unwritten::tests::keeping;
+    use super::super::unwritten::tests::service;
     use super::*;
     use met_core::sample;
 
@@ -178,67 +178,67 @@ mod tests {
     #[test]
     fn an_end_that_cannot_be_read_is_neither_lost_nor_deleted() {
         let root = tempfile::tempdir().unwrap();
-        let mut keeping = keeping(root.path());
-        let record = orphan(&keeping.host);
+        let mut service = service(root.path());
+        let record = orphan(&service.host);
         let folder = JobDir::claim(&root.path().join("state"), 1).unwrap();
         folder.write_start(&record).unwrap();
         // Like a disk that fails: it is there, and cannot be read.
         let end = folder.path().join("end");
         fs::create_dir(&end).unwrap();
-        keeping.recorder.writer.put(&record).unwrap();
-        keeping.watch(record.clone());
-        keeping.look_at_supervisor(&record.key);
-        assert_eq!(keeping.job_count(), 1);
-        assert_eq!(keeping.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Running);
+        service.recorder.writer.put(&record).unwrap();
+        service.watch(record.clone());
+        service.look_at_supervisor(&record.key);
+        assert_eq!(service.job_count(), 1);
+        assert_eq!(service.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Running);
         assert!(end.exists() && folder.path().join("start").exists());
 
         fs::remove_dir(&end).unwrap();
         let mut finished = record.clone();
         (finished.state, finished.exit_code, finished.end_ns) = (State::Failed, Some(3), record.start_ns);
         folder.write_end(&finished).unwrap();
-        keeping.look_at_supervisor(&record.key);
-        let kept = keeping.recorder.writer.get(&record.key).unwrap().unwrap();
-        assert_eq!((kept.state, kept.exit_code, keeping.job_count()), (State::Failed, Some(3), 0));
+        service.look_at_supervisor(&record.key);
+        let kept = service.recorder.writer.get(&record.key).unwrap().unwrap();
+        assert_eq!((kept.state, kept.exit_code, service.job_count()), (State::Failed, Some(3), 0));
         assert!(!end.exists(), "committed, and then deleted");
-        keeping.close();
+        service.close();
     }
 
     #[test]
     fn a_supervisor_that_cannot_be_looked_at_is_not_dead() {
         let root = tempfile::tempdir().unwrap();
-        let mut keeping = keeping(root.path());
-        let record = orphan(&keeping.host);
+        let mut service = service(root.path());
+        let record = orphan(&service.host);
         fs::create_dir_all(root.path().join("proc/7")).unwrap();
         let stat = root.path().join("proc/7/stat");
         let _socket = std::os::unix::net::UnixListener::bind(&stat).unwrap();
         JobDir::claim(&root.path().join("state"), 1).unwrap().write_start(&record).unwrap();
-        keeping.watch(record.clone());
-        keeping.registry.linked(&record.key);
-        assert!(keeping.registry.next_supervisor_look().is_none(), "who is connected is not looked for");
-        keeping.registry.unlinked(&record.key);
-        assert!(keeping.registry.next_supervisor_look().is_some());
-        keeping.look_at_supervisor(&record.key);
-        assert_eq!(keeping.job_count(), 1);
+        service.watch(record.clone());
+        service.registry.linked(&record.key);
+        assert!(service.registry.next_supervisor_look().is_none(), "who is connected is not looked for");
+        service.registry.unlinked(&record.key);
+        assert!(service.registry.next_supervisor_look().is_some());
+        service.look_at_supervisor(&record.key);
+        assert_eq!(service.job_count(), 1);
         fs::remove_file(&stat).unwrap();
-        keeping.look_at_supervisor(&record.key);
-        assert_eq!(keeping.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Lost);
-        keeping.close();
+        service.look_at_supervisor(&record.key);
+        assert_eq!(service.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Lost);
+        service.close();
     }
 
     #[test]
     fn the_folder_of_another_job_with_the_same_number_stays() {
         let root = tempfile::tempdir().unwrap();
-        let mut keeping = keeping(root.path());
-        let record = orphan(&keeping.host);
+        let mut service = service(root.path());
+        let record = orphan(&service.host);
         let folder = JobDir::claim(&root.path().join("state"), 1).unwrap();
         let mut other = record.clone();
         other.key.incarnation += 1;
         folder.write_start(&other).unwrap();
         (other.state, other.end_ns) = (State::Finished, other.start_ns);
         folder.write_end(&other).unwrap();
-        keeping.watch(record.clone());
-        assert_eq!(keeping.job_count(), 0);
+        service.watch(record.clone());
+        assert_eq!(service.job_count(), 0);
         assert_eq!(folder.read().end.map(|end| end.key), Some(other.key));
-        keeping.close();
+        service.close();
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use met_core::job::{JobKey, Record};
-use met_jobs::scheduler::Told;
+use met_jobs::scheduler::Update;
 use met_store::StoreError;
 
 /// Ends of jobs that are kept in memory; of more than these the oldest are lost.
@@ -13,7 +13,7 @@ const ENDS_MAX: usize = 4096;
 pub(super) struct Unwritten {
     ends: VecDeque<Record>,
     /// As long as there is one no further news is taken: its scheduler waits with the rest.
-    pub(super) told: Option<Told>,
+    pub(super) told: Option<Update>,
 }
 
 impl Unwritten {
@@ -104,7 +104,7 @@ pub(super) mod tests {
     }
 
     /// A daemon's keeping, of a machine without anything.
-    pub(in crate::daemon) fn keeping(root: &Path) -> Service {
+    pub(in crate::daemon) fn service(root: &Path) -> Service {
         keeping_by(root, Config::default())
     }
 
@@ -138,42 +138,42 @@ pub(super) mod tests {
     #[test]
     fn a_store_that_fails_for_a_while_loses_no_end_and_no_news() {
         let root = tempfile::tempdir().unwrap();
-        let mut keeping = keeping(root.path());
+        let mut service = service(root.path());
         let record = of_slurm(7);
-        keeping.recorder.writer.put(&record).unwrap();
-        keeping.watch(record.clone());
+        service.recorder.writer.put(&record).unwrap();
+        service.watch(record.clone());
         let other = rusqlite::Connection::open(root.path().join("state/store.db")).unwrap();
         let full = |when: &str| {
             format!("CREATE TRIGGER full_{when} BEFORE {when} ON job BEGIN SELECT RAISE(FAIL, 'full'); END;")
         };
         other.execute_batch(&(full("INSERT") + &full("UPDATE") + &full("DELETE"))).unwrap();
 
-        keeping.close_found(record.clone());
+        service.close_found(record.clone());
         let peer = Peer { uid: rustix::process::getuid().as_raw(), pid: std::process::id() };
-        let Ok(Reply::Jobs(shown)) = keeping.answer(Request::Jobs(JobsFilter::default()), &Caller::new(peer))
+        let Ok(Reply::Jobs(shown)) = service.answer(Request::Jobs(JobsFilter::default()), &Caller::new(peer))
         else {
             panic!("no jobs");
         };
         assert_eq!(shown.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
-        assert_eq!((keeping.job_count(), keeping.has_to_flush()), (0, true));
+        assert_eq!((service.job_count(), service.has_to_flush()), (0, true));
         let mut told = Recorded::new("slurm", "8".to_owned());
         told.scheduling.submit_ns = Some(1_000_000_000);
-        keeping.recorder.unwritten.told =
-            Some(Told { manager: "slurm", recorded: vec![told], gone: Vec::new(), cursor: Some(5) });
-        keeping.flush();
+        service.recorder.unwritten.told =
+            Some(Update { manager: "slurm", recorded: vec![told], gone: Vec::new(), cursor: Some(5) });
+        service.flush();
         assert!(
-            keeping.recorder.unwritten.told.is_some()
-                && keeping.recorder.unwritten.end_of(&record.key).is_some()
+            service.recorder.unwritten.told.is_some()
+                && service.recorder.unwritten.end_of(&record.key).is_some()
         );
 
         other
             .execute_batch("DROP TRIGGER full_INSERT; DROP TRIGGER full_UPDATE; DROP TRIGGER full_DELETE")
             .unwrap();
-        keeping.flush();
-        assert!(keeping.recorder.unwritten.is_empty());
-        assert_eq!(keeping.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Finished);
-        assert_eq!(keeping.recorder.writer.find(Some("slurm"), "8").unwrap().len(), 1);
-        keeping.close();
+        service.flush();
+        assert!(service.recorder.unwritten.is_empty());
+        assert_eq!(service.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Finished);
+        assert_eq!(service.recorder.writer.find(Some("slurm"), "8").unwrap().len(), 1);
+        service.close();
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::link::Link;
 use super::memory;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
-use super::untold::Untold;
+use super::unreported::Unreported;
 use super::{Assignment, Channel, Inbox, Notice};
 use met_jobs::processes;
 
@@ -30,15 +30,15 @@ const REAPED_WITHIN: Duration = Duration::from_secs(1);
 pub fn supervise_attached(assignment: Assignment, mut channel: Channel) {
     match watch(assignment, &mut channel) {
         Ok(None) => {}
-        Ok(Some(untold)) => {
+        Ok(Some(unreported)) => {
             drop(channel);
-            untold.stay();
+            unreported.stay();
         }
         Err(error) => drop(channel.tell(&Notice::Failed { message: error.to_string() })),
     }
 }
 
-fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option<Untold>> {
+fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option<Unreported>> {
     let signals = Signals::block()?;
     rustix::process::setsid()?;
     let host = Host::real()?;
@@ -68,7 +68,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option
         let _ = writeln!(io::stderr(), "met: cannot store the end of job {}: {error}", record.key.id);
     }
     inbox.folder.give_back_room();
-    Ok(Untold::or_told(Some(link), signals, inbox.folder, record))
+    Ok(Unreported::or_told(Some(link), signals, inbox.folder, record))
 }
 
 fn open_process(host: &Host, process: ProcessId) -> io::Result<OwnedFd> {

@@ -18,7 +18,7 @@ use super::perf::{Begin, Clocks, TaskClock};
 use super::quota::Quota;
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
-use super::untold::Untold;
+use super::unreported::Unreported;
 use super::{Assignment, Channel, Inbox, Notice, attached, totals};
 use met_jobs::processes;
 
@@ -26,9 +26,9 @@ use met_jobs::processes;
 pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {
     match Supervision::begin(host, assignment, command, &mut channel).map(|job| job.finish(&mut channel)) {
         Ok(None) => {}
-        Ok(Some(untold)) => {
+        Ok(Some(unreported)) => {
             drop(channel);
-            untold.stay();
+            unreported.stay();
         }
         Err(error) => drop(channel.tell(&Notice::Failed { message: error.to_string() })),
     }
@@ -136,7 +136,7 @@ impl Supervision {
     }
 
     /// What is left to tell when the job is over.
-    fn finish(mut self, channel: &mut Channel) -> Option<Untold> {
+    fn finish(mut self, channel: &mut Channel) -> Option<Unreported> {
         self.wait(channel);
         // A child that ended at once may have been reaped before its word was read.
         if let Some(outcome) = self.outcome.take() {
@@ -147,9 +147,9 @@ impl Supervision {
             channel.hand_over(&record);
             return if self.is_kept() { None } else { self.keep(record) };
         }
-        let untold = self.keep(record.clone());
+        let unreported = self.keep(record.clone());
         channel.tell(&Notice::Ended(Box::new(record)));
-        untold
+        unreported
     }
 
     /// Returns when the job is over.
@@ -359,13 +359,13 @@ impl Supervision {
     }
 
     /// Makes the end durable, then tells the daemon, then cleans up.
-    fn keep(self, record: Record) -> Option<Untold> {
+    fn keep(self, record: Record) -> Option<Unreported> {
         let inbox = self.inbox?;
         if let Err(error) = inbox.folder.write_end(&record) {
             let _ = writeln!(io::stderr(), "met: cannot store the end of job {}: {error}", record.key.id);
         }
         inbox.folder.give_back_room();
-        Untold::or_told(self.link, self.signals, inbox.folder, record)
+        Unreported::or_told(self.link, self.signals, inbox.folder, record)
     }
 }
 

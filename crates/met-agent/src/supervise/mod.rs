@@ -14,7 +14,7 @@ mod quota;
 mod signals;
 mod spawn;
 mod totals;
-mod untold;
+mod unreported;
 
 use std::io;
 use std::os::unix::net::UnixStream;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Card, Cards, Presence};
 use crate::MISSING;
 use crate::attribute::JobMap;
-use crate::card_ledger::{Claim, Line, Look, Told};
+use crate::card_ledger::{Activity, Claim, Line, Look};
 use crate::gpu::{card, process};
 
 /// A slice in the units in which parts are shared.
@@ -66,10 +66,10 @@ impl Cards {
 
     /// Of somebody who had a process since the reading before that is gone now, what the others did is not all.
     fn doubt_idle(&self, since_ns: i64, at_ns: i64, claims: &mut [Claim]) {
-        for claim in claims.iter_mut().filter(|claim| claim.told == Told::Idle) {
+        for claim in claims.iter_mut().filter(|claim| claim.activity == Activity::Idle) {
             let mut own = self.subjects.values().filter(|known| known.slot == claim.who);
             if own.any(|known| known.seen_ns >= since_ns && known.seen_ns < at_ns) {
-                claim.told = Told::IdleButEnded;
+                claim.activity = Activity::IdleButEnded;
             }
         }
     }
@@ -93,19 +93,21 @@ impl Cards {
         let card = &self.known[index];
         // In the order of who: who is looked for later is found at once.
         let mut by_who: BTreeMap<Option<u32>, Claim> = BTreeMap::new();
-        let put = |by_who: &mut BTreeMap<_, _>, who: Option<u32>, active: u64, held: u64, told: Told| {
-            let claim: &mut Claim = by_who.entry(who).or_insert(Claim { who, active: 0, held: 0, told });
-            claim.active += active;
-            claim.held = claim.held.max(held);
-            if told == Told::Active {
-                claim.told = told;
-            }
-        };
+        let put =
+            |by_who: &mut BTreeMap<_, _>, who: Option<u32>, active: u64, held: u64, activity: Activity| {
+                let claim: &mut Claim =
+                    by_who.entry(who).or_insert(Claim { who, active: 0, held: 0, activity });
+                claim.active += active;
+                claim.held = claim.held.max(held);
+                if activity == Activity::Active {
+                    claim.activity = activity;
+                }
+            };
         for presence in &card.present {
             let open = presence.cells[process::OPEN] != 0;
             let is_idle = open && presence.cells[process::UTILIZATION] == 0;
-            let told = if is_idle { Told::Idle } else { Told::Active };
-            put(&mut by_who, presence.slot, card.activity(presence), u64::from(open), told);
+            let activity = if is_idle { Activity::Idle } else { Activity::Active };
+            put(&mut by_who, presence.slot, card.activity(presence), u64::from(open), activity);
         }
         let given: Vec<u32> =
             map.slots().iter().copied().filter(|&slot| self.given(slot, index).is_some()).collect();
@@ -113,9 +115,9 @@ impl Cards {
             // A job inside another one holds for both.
             let inside = |&inner: &u32| inner != slot && self.is_within(Some(inner), slot);
             if self.outer.is_empty() || !given.iter().any(inside) {
-                // Of who has no process here nothing is told.
-                let told = by_who.get(&Some(slot)).map_or(Told::Active, |claim| claim.told);
-                put(&mut by_who, Some(slot), 0, 1, told);
+                // Nothing is known of a job without a process here.
+                let activity = by_who.get(&Some(slot)).map_or(Activity::Active, |claim| claim.activity);
+                put(&mut by_who, Some(slot), 0, 1, activity);
             }
         }
         claims.extend(by_who.into_values());
@@ -163,7 +165,7 @@ impl Cards {
         present.next().is_some_and(|(first, _)| first == index)
     }
 
-    /// What a job is charged of a card is told once, with the first of what it has of it: the card, a part.
+    /// What a job is charged for a card is reported once, with the first of what it has of it: the card, a part.
     pub(super) fn owns_line(&self, slot: u32, index: usize) -> bool {
         let whole = |index: usize| self.known[index].parent.unwrap_or(index);
         self.of_slot(slot)
@@ -264,7 +266,7 @@ fn put_active(claims: &mut Vec<Claim>, who: Option<u32>, active: u64) {
         Some(claim) => claim.active += active,
         None => {
             let at = claims.partition_point(|claim| claim.who < who);
-            claims.insert(at, Claim { who, active, held: 0, told: Told::Active });
+            claims.insert(at, Claim { who, active, held: 0, activity: Activity::Active });
         }
     }
 }

@@ -193,7 +193,7 @@ impl Closed {
 pub struct MeterId(usize);
 
 #[derive(Debug)]
-pub struct Ledger {
+pub struct EnergyLedger {
     policy: Policy,
     meters: Vec<Meter>,
     open_ns: Option<i64>,
@@ -237,14 +237,14 @@ impl CardLine {
     }
 }
 
-impl Ledger {
+impl EnergyLedger {
     /// Holds from the window on that is closed next.
     pub fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
     }
 
-    pub fn new(policy: Policy) -> Ledger {
-        Ledger {
+    pub fn new(policy: Policy) -> EnergyLedger {
+        EnergyLedger {
             policy,
             meters: Vec::new(),
             open_ns: None,

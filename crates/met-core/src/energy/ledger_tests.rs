@@ -5,17 +5,17 @@ use super::*;
 const SECOND: i64 = 1_000_000_000;
 const PATIENCE: i64 = 30 * SECOND;
 
-fn ledger(idle_to: IdleTo, idle_w: Option<u64>) -> Ledger {
-    Ledger::new(Policy { idle_to, idle_mw: idle_w.map(|watts| watts * 1000) })
+fn ledger(idle_to: IdleTo, idle_w: Option<u64>) -> EnergyLedger {
+    EnergyLedger::new(Policy { idle_to, idle_mw: idle_w.map(|watts| watts * 1000) })
 }
 
-fn node(ledger: &mut Ledger) -> MeterId {
+fn node(ledger: &mut EnergyLedger) -> MeterId {
     let scope = Scope::Node { rank: 0, with_cards: true };
     ledger.meter("bmc", scope, QualityKind::Measured, PATIENCE)
 }
 
 /// One second of a machine with four CPUs of which `busy` CPU seconds (in thousandths) were used.
-fn second(ledger: &mut Ledger, busy: u64) {
+fn second(ledger: &mut EnergyLedger, busy: u64) {
     ledger.weigh_node(Weights { cpu: busy * 1_000_000, memory: 0, held: 4 * SECOND as u64 });
 }
 
@@ -112,7 +112,7 @@ fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
     ledger.read_counter(meter, 0, 0);
     ledger.close(0);
     let mut at_ns = 0;
-    let mut close = |ledger: &mut Ledger| {
+    let mut close = |ledger: &mut EnergyLedger| {
         at_ns += SECOND;
         ledger.read_counter(meter, at_ns, 0);
         ledger.close(at_ns).unwrap()
@@ -363,14 +363,14 @@ fn idle_power_is_learned_from_two_loads_where_the_machine_never_rests() {
 }
 
 /// What was learned in all, by the meters that say so.
-fn idle_mw(ledger: &Ledger) -> Vec<(String, u64)> {
+fn idle_mw(ledger: &EnergyLedger) -> Vec<(String, u64)> {
     ledger.learned_idle().map(|learned| (learned.meters.clone(), learned.total_mw())).collect()
 }
 
 #[test]
 fn a_package_that_is_not_read_makes_the_whole_a_lower_bound() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
-    let meter = |ledger: &mut Ledger, name: &str| {
+    let meter = |ledger: &mut EnergyLedger, name: &str| {
         ledger.meter(name, Scope::Package, QualityKind::Measured, 2 * SECOND)
     };
     let (mut kinds, mut whole_uj) = (Vec::new(), 0);
@@ -438,7 +438,7 @@ fn an_estimate_is_not_added_to_what_was_measured() {
 }
 
 /// Seconds of a machine with a meter of its own, 120 W at rest, of which the processors show 40 W.
-fn rest(ledger: &mut Ledger, seconds: std::ops::Range<i64>, with_bmc: bool) {
+fn rest(ledger: &mut EnergyLedger, seconds: std::ops::Range<i64>, with_bmc: bool) {
     for second in seconds {
         if with_bmc {
             let meter = node(ledger);
@@ -469,7 +469,7 @@ fn what_was_learned_before_holds_from_the_first_window_on() {
     before.learned_idle().for_each(|learned| after.recall_idle(learned));
     assert!(!after.lacks_idle());
     // The first thing that it sees is a busy machine.
-    let busy = |ledger: &mut Ledger| {
+    let busy = |ledger: &mut EnergyLedger| {
         let meter = node(ledger);
         let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
         for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 300_000_000, 200_000_000)] {

@@ -11,7 +11,7 @@ mod ticks;
 mod window;
 
 pub use balance::Balance;
-pub use ledger::{Closed, Ledger, Line, Policy, Weights, Who};
+pub use ledger::{Closed, EnergyLedger, Line, Policy, Weights, Who};
 pub use meter::{Fault, Scope};
 pub use window::EnergyWindow;
 

@@ -187,7 +187,7 @@ fn is_in(spans: &[Range<usize>], second: usize) -> bool {
 struct Machine<'a> {
     plan: &'a Plan,
     truth: Truth,
-    ledger: Ledger,
+    ledger: EnergyLedger,
     trusted: Trusted,
     booked: Booked,
     glitches: Vec<(usize, i64)>,
@@ -205,7 +205,7 @@ impl<'a> Machine<'a> {
         Machine {
             plan,
             truth: Truth::of(plan),
-            ledger: Ledger::new(Policy { idle_to: IdleTo::Nobody, idle_mw }),
+            ledger: EnergyLedger::new(Policy { idle_to: IdleTo::Nobody, idle_mw }),
             trusted: Trusted::default(),
             booked: Booked::default(),
             glitches: plan.glitches.clone(),

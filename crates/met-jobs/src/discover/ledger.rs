@@ -51,7 +51,7 @@ struct Look {
 }
 
 #[derive(Default)]
-pub struct Ledger {
+pub struct CpuLedger {
     accounts: HashMap<u32, Account>,
 }
 
@@ -78,7 +78,7 @@ struct Group {
     certainty: Certainty,
 }
 
-impl Ledger {
+impl CpuLedger {
     /// Follows a cgroup that was made just now: its counter began at zero.
     pub fn begin_new(&mut self, id: u32, parent: Option<u32>, now_ns: i64) {
         self.begin(id, parent, 0, now_ns);
@@ -188,7 +188,7 @@ impl Ledger {
             self.climb(id, read, &mut gone);
         }
         let parent_of =
-            |ledger: &Ledger, id: u32| ledger.accounts.get(&id).and_then(|account| account.parent);
+            |ledger: &CpuLedger, id: u32| ledger.accounts.get(&id).and_then(|account| account.parent);
         let mut groups: BTreeMap<Option<u32>, Vec<u32>> = BTreeMap::new();
         for &id in &gone {
             let parent = parent_of(self, id);
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_job_that_goes_alone_is_closed_exactly_with_the_directory_of_its_user() {
-        let (mut kernel, mut ledger) = (Kernel::default(), Ledger::default());
+        let (mut kernel, mut ledger) = (Kernel::default(), CpuLedger::default());
         kernel.make(1, None);
         kernel.use_cpu(1, 500);
         ledger.begin_existing(1, None, 500, 0);
@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn of_two_that_go_at_once_the_one_that_was_deserted_is_known() {
-        let (mut kernel, mut ledger) = (Kernel::default(), Ledger::default());
+        let (mut kernel, mut ledger) = (Kernel::default(), CpuLedger::default());
         kernel.make(1, None);
         ledger.begin_existing(1, None, 0, 0);
         for id in [2, 3, 4, 5] {
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn without_a_directory_that_remains_the_last_reading_is_a_lower_bound() {
-        let mut ledger = Ledger::default();
+        let mut ledger = CpuLedger::default();
         ledger.begin_existing(1, None, 10, 0);
         ledger.begin_existing(2, Some(1), 4, 0);
         ledger.note(1, 12, false, 1);
@@ -456,7 +456,7 @@ mod tests {
 
     #[test]
     fn one_that_cannot_be_read_is_not_gone() {
-        let (mut kernel, mut ledger) = (Kernel::default(), Ledger::default());
+        let (mut kernel, mut ledger) = (Kernel::default(), CpuLedger::default());
         kernel.make(1, None);
         ledger.begin_existing(1, None, 0, 0);
         for id in [2, 3] {
@@ -503,7 +503,7 @@ mod tests {
     /// Runs the steps; work is done in leaves that stay leaves, and `noise` more of it at every reading.
     fn play(steps: Vec<Step>, noise_ns: u64) -> Result<(), TestCaseError> {
         let mut kernel = Kernel::default();
-        let mut ledger = Ledger::default();
+        let mut ledger = CpuLedger::default();
         kernel.make(0, None);
         ledger.begin_existing(0, None, 0, 0);
         let (mut next, mut finals, mut top_finals) = (1u32, HashMap::new(), 0u64);

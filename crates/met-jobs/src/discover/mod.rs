@@ -30,7 +30,7 @@ use crate::layouts::{Captures, Layouts, Segment};
 use alarm::Ear;
 use files::Files;
 use followed::Job;
-use ledger::Ledger;
+use ledger::CpuLedger;
 use places::Places;
 use remnants::EndedJob;
 use tree::{Node, Route, Watched};
@@ -134,7 +134,7 @@ pub struct Discovery {
     /// The hierarchies in which a directory that outlives its jobs is there; the first is followed.
     homes: HashMap<PathBuf, BTreeSet<usize>>,
     places: Places,
-    ledger: Ledger,
+    ledger: CpuLedger,
     /// By node.
     jobs: HashMap<u32, Job>,
     next_job: u64,
@@ -181,7 +181,7 @@ impl Discovery {
             next_node: 0,
             homes: HashMap::new(),
             places: Places::default(),
-            ledger: Ledger::default(),
+            ledger: CpuLedger::default(),
             jobs: HashMap::new(),
             next_job: 1,
             moving: HashMap::new(),

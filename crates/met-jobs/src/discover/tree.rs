@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use met_host::KeptFile;
 
 use super::followed::Job;
-use super::ledger::{Ledger, Reading};
+use super::ledger::{CpuLedger, Reading};
 use super::watch::{Trail, Watch};
 use super::{AWAITED_MAX, Discovery, RESCAN_EVERY_NS, literals, places};
 use crate::layouts::{Captures, Layouts, Segment};
@@ -599,7 +599,7 @@ impl Discovery {
     /// The ledger, and how it reads the counters of nodes.
     pub(super) fn with_counters<T>(
         &mut self,
-        act: impl FnOnce(&mut Ledger, &mut dyn FnMut(u32) -> Reading) -> T,
+        act: impl FnOnce(&mut CpuLedger, &mut dyn FnMut(u32) -> Reading) -> T,
     ) -> T {
         let Discovery { ledger, nodes, files, buffer, .. } = self;
         let mut read = |id: u32| {

@@ -25,7 +25,7 @@ use crate::identity::variables::Variables;
 use crate::identity::{Identity, Question};
 
 pub use command::{Programs, Trouble};
-pub use sync::{Cursor, Sync, Told};
+pub use sync::{Cursor, Sync, Update};
 
 /// One run of a job, as its scheduler tells it. A job that was requeued has several.
 #[derive(Clone, Debug, PartialEq)]

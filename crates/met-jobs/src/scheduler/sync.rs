@@ -24,7 +24,7 @@ pub type Cursor = i64;
 
 /// News. All runs of one job that the scheduler told of are in one piece.
 #[derive(Debug, PartialEq)]
-pub struct Told {
+pub struct Update {
     pub manager: &'static str,
     pub recorded: Vec<Recorded>,
     /// Ids of jobs that were alive and that the scheduler knows no more.
@@ -60,7 +60,7 @@ impl Sync {
         &mut self,
         programs: &mut Programs,
         now_s: i64,
-        tell: &mut dyn FnMut(Told),
+        tell: &mut dyn FnMut(Update),
     ) -> Result<(), Trouble> {
         let before = std::mem::take(&mut self.told);
         let mut since_s = match self.cursor {
@@ -107,7 +107,7 @@ impl Sync {
         programs: &mut Programs,
         vanished: Vec<String>,
         before: &HashMap<(String, Option<i64>), u64>,
-        tell: &mut dyn FnMut(Told),
+        tell: &mut dyn FnMut(Update),
     ) -> Result<(), Trouble> {
         if vanished.is_empty() {
             return Ok(());
@@ -124,7 +124,7 @@ impl Sync {
         self.pass_on(found, before, Some(self.cursor.unwrap_or_default()), tell);
         if !gone.is_empty() {
             self.live.retain(|id| !gone.contains(id));
-            tell(Told { manager: self.scheduler.manager(), recorded: Vec::new(), gone, cursor: None });
+            tell(Update { manager: self.scheduler.manager(), recorded: Vec::new(), gone, cursor: None });
         }
         Ok(())
     }
@@ -134,7 +134,7 @@ impl Sync {
         &mut self,
         trouble: &mut Trouble,
         before: &HashMap<(String, Option<i64>), u64>,
-        tell: &mut dyn FnMut(Told),
+        tell: &mut dyn FnMut(Update),
     ) {
         if let Trouble::CutShort { read, .. } = trouble {
             self.pass_on(std::mem::take(read), before, None, tell);
@@ -147,7 +147,7 @@ impl Sync {
         answer: Vec<Recorded>,
         before: &HashMap<(String, Option<i64>), u64>,
         cursor: Option<Cursor>,
-        tell: &mut dyn FnMut(Told),
+        tell: &mut dyn FnMut(Update),
     ) {
         let mut jobs: BTreeMap<String, Vec<Recorded>> = BTreeMap::new();
         for recorded in answer {
@@ -173,11 +173,11 @@ impl Sync {
             }
             if batch.len() >= BATCH {
                 let recorded = std::mem::take(&mut batch);
-                tell(Told { manager, recorded, gone: Vec::new(), cursor: None });
+                tell(Update { manager, recorded, gone: Vec::new(), cursor: None });
             }
         }
         self.cursor = cursor.or(self.cursor);
-        tell(Told { manager, recorded: batch, gone: Vec::new(), cursor });
+        tell(Update { manager, recorded: batch, gone: Vec::new(), cursor });
     }
 }
 

@@ -20,16 +20,16 @@ use met_query::protocol::Reply;
 use met_query::query::{self, Query};
 use met_query::viewer::Viewer;
 use met_store::cluster::{Bearer, Log};
-use met_wire::batch::{BadBatch, Batch, PACKED_BYTES_MAX, SAMPLES_MAX};
+use met_wire::batch::{BadBatch, NodeBatch, PACKED_BYTES_MAX, SAMPLES_MAX};
 use serde_json::json;
 
 use super::access;
+use super::incompatible::{Incompatible, Trouble};
 use super::keeper::{Denied, Keeper, Refusal, now_ns};
-use super::misunderstood::{Misunderstood, Trouble};
 use super::room::{NotReceived, Room};
 use met_web::answers::Answers;
 use met_web::api::{Admission, Admitted};
-use met_web::listener::{Asker, in_background};
+use met_web::listener::{Peer, in_background};
 use met_web::problem::Problem;
 
 /// A batch that is unpacked within a millisecond or two.
@@ -42,23 +42,23 @@ pub struct Api {
     query: Arc<dyn Query>,
     room: Room,
     answers: Arc<Answers>,
-    misunderstood: Misunderstood,
+    incompatible: Incompatible,
 }
 
 impl Api {
     /// `log` is to look up tokens; the keeper has one of its own.
-    pub fn new(keeper: Keeper, log: Log, misunderstood: Misunderstood, query: Arc<dyn Query>) -> Api {
+    pub fn new(keeper: Keeper, log: Log, incompatible: Incompatible, query: Arc<dyn Query>) -> Api {
         let (room, answers) = (Room::default(), Arc::default());
-        Api { keeper, log: Mutex::new(log), query, room, answers, misunderstood }
+        Api { keeper, log: Mutex::new(log), query, room, answers, incompatible }
     }
 
     /// Who is asking; nobody if that cannot be shown.
-    pub fn who(&self, asker: &Asker, headers: &HeaderMap) -> Option<Bearer> {
-        self.bearer(asker, headers).ok()
+    pub fn who(&self, peer: &Peer, headers: &HeaderMap) -> Option<Bearer> {
+        self.bearer(peer, headers).ok()
     }
 
     /// Who is asking, by a token, else by a certificate with the name of a node.
-    fn bearer(&self, asker: &Asker, headers: &HeaderMap) -> Result<Bearer, Problem> {
+    fn bearer(&self, peer: &Peer, headers: &HeaderMap) -> Result<Bearer, Problem> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |error: met_store::StoreError| Problem::new(StatusCode::SERVICE_UNAVAILABLE, error);
         log.refresh().map_err(failed)?;
@@ -66,7 +66,7 @@ impl Api {
         if let Some(token) = shown.and_then(|shown| shown.strip_prefix("Bearer ")) {
             return access::bearer(&log, token.trim()).map_err(failed)?.ok_or_else(unknown);
         }
-        if let Some(certificate) = &asker.certificate {
+        if let Some(certificate) = &peer.certificate {
             let names = certificate.common_name.iter().chain(&certificate.dns_names);
             for name in names.filter(|name| certificate.is_for(name)) {
                 if log.is_node(name).map_err(failed)? {
@@ -75,16 +75,16 @@ impl Api {
             }
         }
         // A password of the web configuration is that of an operator.
-        asker.user.clone().map(Bearer::Operator).ok_or_else(unknown)
+        peer.user.clone().map(Bearer::Operator).ok_or_else(unknown)
     }
 
     /// Somebody else sends under this name; the batch waits on its node.
-    fn denied(&self, node: &str, asker: &Asker, why: &Denied) -> Problem {
+    fn denied(&self, node: &str, peer: &Peer, why: &Denied) -> Problem {
         let reason = match why {
             Denied::Wait(reason) => reason.clone(),
             Denied::Conflict(reason) => {
-                let reason = format!("{reason} (refused: {})", asker.peer.ip().to_canonical());
-                if self.misunderstood.conflict(node, reason.clone()) {
+                let reason = format!("{reason} (refused: {})", peer.address.ip().to_canonical());
+                if self.incompatible.conflict(node, reason.clone()) {
                     tracing::warn!("{reason}");
                 }
                 reason
@@ -94,8 +94,8 @@ impl Api {
     }
 
     /// Makes a page for whoever asks, known or not; those of one address count as one client.
-    pub async fn page(&self, asker: &Asker, work: impl FnOnce() -> Response + Send + 'static) -> Response {
-        let Some(turn) = self.answers.turn(&asker.peer.ip().to_string()).await else {
+    pub async fn page(&self, peer: &Peer, work: impl FnOnce() -> Response + Send + 'static) -> Response {
+        let Some(turn) = self.answers.turn(&peer.address.ip().to_string()).await else {
             return Problem::unread().into_response();
         };
         self.answers.make(turn, work).await.unwrap_or_else(|| Problem::busy().into_response())
@@ -103,7 +103,7 @@ impl Api {
 
     /// What would be misread waits on its node, which is here all the same.
     fn misread(&self, node: &str, received_ns: i64, what: String) -> Problem {
-        self.misunderstood.note(node, Some(&Trouble::Misread(what.clone())));
+        self.incompatible.note(node, Some(&Trouble::Misread(what.clone())));
         self.keeper.saw(node, received_ns);
         Problem::later(StatusCode::CONFLICT, what)
     }
@@ -137,12 +137,12 @@ fn not_received(why: NotReceived) -> Problem {
 
 async fn batches(
     State(api): State<Arc<Api>>,
-    Extension(asker): Extension<Asker>,
+    Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
     let received_ns = now_ns();
-    let Bearer::Node(node) = api.bearer(&asker, &headers)? else {
+    let Bearer::Node(node) = api.bearer(&peer, &headers)? else {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
             "only nodes may send batches; this is another kind of token",
@@ -174,16 +174,16 @@ async fn batches(
         return Err(Problem::new(StatusCode::FORBIDDEN, reason));
     }
     check(&batch).map_err(|reason| Problem::never(StatusCode::BAD_REQUEST, reason))?;
-    let trouble = api.misunderstood.trouble(&batch.header, |name| api.keeper.table(name));
+    let trouble = api.incompatible.trouble(&batch.header, |name| api.keeper.table(name));
     if let Some(Trouble::Misread(what)) = trouble {
         return Err(api.misread(&node, received_ns, what));
     }
-    api.misunderstood.note(&node, trouble.as_ref());
+    api.incompatible.note(&node, trouble.as_ref());
     let sequence = batch.header.sequence;
     let offset = headers.get("Met-Clock-Offset-Ns").and_then(|offset| offset.to_str().ok()?.parse().ok());
     let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
     match kept.await {
-        Ok(Err(Refusal::Denied(why))) => Err(api.denied(&node, &asker, &why)),
+        Ok(Err(Refusal::Denied(why))) => Err(api.denied(&node, &peer, &why)),
         Ok(Ok(())) => Ok(Json(json!({ "sequence": sequence, "now_ns": now_ns() })).into_response()),
         Ok(Err(refusal @ Refusal::Stranger(_))) => Err(Problem::new(StatusCode::FORBIDDEN, refusal)),
         Ok(Err(refusal)) => Err(Problem::later(StatusCode::SERVICE_UNAVAILABLE, refusal)),
@@ -195,9 +195,9 @@ async fn batches(
 }
 
 /// Unpacks a small one at once, and a large one where nobody waits for it.
-async fn unpacked(packed: Vec<u8>) -> Result<(Result<Batch, BadBatch>, Vec<u8>), Problem> {
+async fn unpacked(packed: Vec<u8>) -> Result<(Result<NodeBatch, BadBatch>, Vec<u8>), Problem> {
     let is_small = packed.len() <= SMALL_BYTES;
-    let work = move || (Batch::unpack(&packed), packed);
+    let work = move || (NodeBatch::unpack(&packed), packed);
     match is_small {
         true => Ok(work()),
         false => {
@@ -209,7 +209,7 @@ async fn unpacked(packed: Vec<u8>) -> Result<(Result<Batch, BadBatch>, Vec<u8>),
 
 /// What the form alone does not say: it is numbered, and every block is whole. Whose jobs they are is not the
 /// sender's to say: they are kept under his name.
-fn check(batch: &Batch) -> Result<(), String> {
+fn check(batch: &NodeBatch) -> Result<(), String> {
     if batch.header.sequence == 0 || batch.header.sequence > i64::MAX as u64 || batch.header.spool.is_empty()
     {
         return Err("it has no number".to_owned());
@@ -227,11 +227,11 @@ fn check(batch: &Batch) -> Result<(), String> {
 
 async fn ask(
     State(api): State<Arc<Api>>,
-    Extension(asker): Extension<Asker>,
+    Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let Admitted { viewer, client } = api.admit(&asker, &headers)?;
+    let Admitted { viewer, client } = api.admit(&peer, &headers)?;
     let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
@@ -257,8 +257,8 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, question: &[u8]) -> Result<Rep
 }
 
 impl Admission for Api {
-    fn admit(&self, asker: &Asker, headers: &HeaderMap) -> Result<Admitted, Problem> {
-        let (viewer, client) = match self.bearer(asker, headers)? {
+    fn admit(&self, peer: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem> {
+        let (viewer, client) = match self.bearer(peer, headers)? {
             Bearer::User(name) => (Viewer::User(name.clone()), format!("user {name}")),
             Bearer::Operator(name) => (Viewer::Everything, format!("operator {name}")),
             Bearer::Node(_) => {
@@ -274,10 +274,10 @@ impl Admission for Api {
 
 async fn whoami(
     State(api): State<Arc<Api>>,
-    Extension(asker): Extension<Asker>,
+    Extension(peer): Extension<Peer>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let (kind, name) = match api.bearer(&asker, &headers)? {
+    let (kind, name) = match api.bearer(&peer, &headers)? {
         Bearer::Node(name) => ("node", name),
         Bearer::User(name) => ("user", name),
         Bearer::Operator(name) => ("operator", name),
@@ -332,7 +332,7 @@ mod tests {
             state: folder.path().to_owned(),
             backends: Backends::default(),
             latest: Latest::default(),
-            misunderstood: Misunderstood::default(),
+            incompatible: Incompatible::default(),
             gap_ms: 60_000,
         };
         (folder, Arc::new(view))
@@ -351,7 +351,7 @@ mod tests {
             let operator = headers(Bearer::Operator("op".to_owned()));
             let keeper = Keeper::start(plan(state.path())).unwrap();
             let (large, query) = one_large_job();
-            let mut api = Api::new(keeper, log, Misunderstood::default(), query);
+            let mut api = Api::new(keeper, log, Incompatible::default(), query);
             api.answers = Arc::new(Answers::within(Duration::from_millis(50)));
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
             Served { api: Arc::new(api), node, operator, runtime, _folders: [state, large] }
@@ -361,18 +361,18 @@ mod tests {
             let mut headers = self.node.clone();
             headers.insert(header::CONTENT_LENGTH, packed.len().into());
             let api = State(Arc::clone(&self.api));
-            self.runtime.block_on(batches(api, Extension(asker()), headers, Body::from(packed)))
+            self.runtime.block_on(batches(api, Extension(peer()), headers, Body::from(packed)))
         }
 
         fn ask(&self) -> Result<Response, Problem> {
             let api = State(Arc::clone(&self.api));
             let question = serde_json::to_vec(&Request::Jobs(JobsFilter::default())).unwrap();
-            self.runtime.block_on(ask(api, Extension(asker()), self.operator.clone(), Body::from(question)))
+            self.runtime.block_on(ask(api, Extension(peer()), self.operator.clone(), Body::from(question)))
         }
     }
 
-    fn asker() -> Asker {
-        Asker { peer: ([127, 0, 0, 1], 1).into(), user: None, certificate: None }
+    fn peer() -> Peer {
+        Peer { address: ([127, 0, 0, 1], 1).into(), user: None, certificate: None }
     }
 
     fn numbered(sequence: u64, id: &str) -> Header {
@@ -388,7 +388,7 @@ mod tests {
         served.api.keeper.move_all();
         let nodes = served.api.log.lock().unwrap().nodes().unwrap();
         let is_here = nodes[0].seen_ns.is_some_and(|seen_ns| seen_ns >= before_ns);
-        (problem, is_here.then(|| served.api.misunderstood.of("n1")).flatten())
+        (problem, is_here.then(|| served.api.incompatible.of("n1")).flatten())
     }
 
     proptest! {
@@ -412,7 +412,7 @@ mod tests {
                 ..record("local", &id.to_string(), 1_794_700_800, JobState::Finished, 1)
             });
             let records = records.collect();
-            let packed = Batch { header: numbered(1, "one"), records, ..Batch::default() }.pack().unwrap().bytes;
+            let packed = NodeBatch { header: numbered(1, "one"), records, ..NodeBatch::default() }.pack().unwrap().bytes;
             let is_too_long = packed.len() > PACKED_BYTES_MAX;
             match served.send(packed) {
                 Ok(response) => prop_assert!(response.status() == StatusCode::OK && !is_too_long),
@@ -433,7 +433,7 @@ mod tests {
             assert!(unread.len() < 100, "{} answers are held", unread.len());
         };
         assert_eq!((refused.status, refused.come_again), (StatusCode::TOO_MANY_REQUESTS, true));
-        let batch = Batch { header: numbered(1, "one"), ..Batch::default() }.pack().unwrap().bytes;
+        let batch = NodeBatch { header: numbered(1, "one"), ..NodeBatch::default() }.pack().unwrap().bytes;
         assert!(served.send(batch).is_ok());
         drop(unread);
         assert!(served.ask().is_ok());
@@ -442,8 +442,9 @@ mod tests {
     #[test]
     fn two_that_send_as_one_node_are_told_and_shown() {
         let served = Served::new();
-        let packed =
-            |sequence, id| Batch { header: numbered(sequence, id), ..Batch::default() }.pack().unwrap().bytes;
+        let packed = |sequence, id| {
+            NodeBatch { header: numbered(sequence, id), ..NodeBatch::default() }.pack().unwrap().bytes
+        };
         assert!(served.send(packed(1, "one")).is_ok());
         let refused = served.send(packed(2, "two")).unwrap_err();
         assert_eq!(
@@ -452,14 +453,14 @@ mod tests {
         );
         assert!(refused.reason.contains("identity one and identity two"), "{}", refused.reason);
         assert!(served.send(packed(2, "one")).is_ok());
-        assert_eq!(served.api.misunderstood.of("n1"), Some(refused.reason), "though the first goes on");
+        assert_eq!(served.api.incompatible.of("n1"), Some(refused.reason), "though the first goes on");
     }
 
     #[test]
     fn a_node_that_would_be_misread_is_here_all_the_same() {
         let columns = [("meter".to_owned(), describe(&METER))].into_iter().collect();
         let header = Header { columns, ..numbered(1, "") };
-        let (problem, told) = answer_to(Batch { header, ..Batch::default() }.pack().unwrap().bytes);
+        let (problem, told) = answer_to(NodeBatch { header, ..NodeBatch::default() }.pack().unwrap().bytes);
         assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true));
         assert!(told.unwrap().contains("meter.power"));
     }

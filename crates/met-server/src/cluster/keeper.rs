@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use met_core::job::{JobKey, Record};
 use met_core::{JOB, Table};
 use met_sinks::{Bus, Configured};
-use met_store::cluster::{About, Arrival, Arrived, Kept, Log, Told, ToldKey};
+use met_store::cluster::{About, Arrival, Arrived, Kept, Log, NodeJob, NodeJobKey};
 use met_store::{Backends, Retention, StoreError, Writer};
-use met_wire::batch::{Batch, Subject};
+use met_wire::batch::{NodeBatch, Subject};
 use tokio::sync::oneshot;
 
 use boots::Boots;
@@ -88,7 +88,7 @@ pub enum Refusal {
 pub struct Busy;
 
 struct Incoming {
-    batch: Batch,
+    batch: NodeBatch,
     packed: Vec<u8>,
     received_ns: i64,
     clock_offset_ns: Option<i64>,
@@ -148,7 +148,7 @@ impl Keeper {
     /// Hands a batch over; the receiver hears when it is durable.
     pub fn keep(
         &self,
-        batch: Batch,
+        batch: NodeBatch,
         packed: Vec<u8>,
         received_ns: i64,
         clock_offset_ns: Option<i64>,
@@ -193,7 +193,7 @@ impl Keeper {
 struct Received {
     node: String,
     received_ns: i64,
-    batch: Batch,
+    batch: NodeBatch,
 }
 
 struct Work {
@@ -212,7 +212,7 @@ struct Work {
     bus: Bus,
     started_ns: i64,
     /// How far it was looked for what is left of jobs that were removed.
-    looked_for_old: Option<ToldKey>,
+    looked_for_old: Option<NodeJobKey>,
     next_look: Instant,
     next_retain: Instant,
 }
@@ -296,7 +296,7 @@ impl Work {
         *number = batches.last()?.number;
         let mut group = Vec::new();
         for Kept { number: at, node, received_ns, data } in batches {
-            match Batch::unpack(&data) {
+            match NodeBatch::unpack(&data) {
                 Ok(batch) => group.push(Received { node, received_ns, batch }),
                 Err(error) => tracing::error!("batch {at} of {node} is passed over: {error}"),
             }
@@ -408,7 +408,7 @@ impl Work {
                     self.latest.learn(&series_key(node, key), &course);
                 }
             }
-            for standing in &batch.standings {
+            for standing in &batch.interims {
                 self.latest.stand(&series_key(node, &standing.key), standing);
             }
             for record in batch.records.iter().filter(|record| !record.state.is_live()) {
@@ -434,7 +434,7 @@ impl Work {
         for Received { node, received_ns, batch } in group {
             for record in &batch.records {
                 let heard_ns = Some(*received_ns);
-                told.push(Told { heard_ns, ..self.place(node, record.clone(), &told)? });
+                told.push(NodeJob { heard_ns, ..self.place(node, record.clone(), &told)? });
             }
         }
         // Noted as applied when it is: what is told twice changes nothing.

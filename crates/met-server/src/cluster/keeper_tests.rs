@@ -41,7 +41,7 @@ fn start(state: &std::path::Path, nodes: &[&str]) -> (Keeper, ClusterView) {
         state: state.to_path_buf(),
         backends: Backends::default(),
         latest: keeper.latest().clone(),
-        misunderstood: Default::default(),
+        incompatible: Default::default(),
         gap_ms: 60_000,
     };
     (keeper, view)

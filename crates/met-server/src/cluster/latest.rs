@@ -12,7 +12,7 @@ use met_core::job_table::{
     THREADS_PEAK, THREADS_RUNNING,
 };
 use met_core::{Across, JOB, Kind, MISSING};
-use met_wire::batch::Standing;
+use met_wire::batch::Interim;
 
 /// Beyond this nobody's cluster runs jobs at once; those that come later have no figures until they end.
 const JOBS_MAX: usize = 400_000;
@@ -103,7 +103,7 @@ impl Latest {
     }
 
     /// Takes up how well the figures of a job are known of which there are samples.
-    pub fn stand(&self, key: &JobKey, standing: &Standing) {
+    pub fn stand(&self, key: &JobKey, standing: &Interim) {
         let inner = &mut *self.lock();
         if !inner.jobs.contains_key(key) {
             return;
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(record.as_of_ns, None, "nothing is known of it");
     }
 
-    fn standing(key: &JobKey, kind: QualityKind, mean: f64) -> Standing {
+    fn standing(key: &JobKey, kind: QualityKind, mean: f64) -> Interim {
         let (mut totals, mut summaries) = (Totals::default(), Summaries::default());
         totals.set(CPU, 1, kind, "cgroup");
         totals.set(CORES_PEAK, 1500, QualityKind::Sampled, "cgroup");
@@ -294,7 +294,7 @@ mod tests {
             factor_time_ns: None,
             pue_millionths: None,
         });
-        Standing { key: key.clone(), totals, summaries, emission }
+        Interim { key: key.clone(), totals, summaries, emission }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use met_core::Table;
 use met_core::course::Course;
 use met_store::cluster::Log;
 use met_store::{NodePart, Reader, StoreError};
-use met_wire::batch::{Batch, Subject};
+use met_wire::batch::{NodeBatch, Subject};
 
 use super::keeper::gather;
 use super::view::{ClusterView, between};
@@ -73,7 +73,7 @@ fn waiting(
     let named = |name: &str| tables.iter().find(|table| table.name == name).copied();
     let mut found = HashMap::new();
     for (_, data) in log.waiting(node, i64::MAX)? {
-        let Ok(mut batch) = Batch::unpack(&data) else { continue };
+        let Ok(mut batch) = NodeBatch::unpack(&data) else { continue };
         batch.pieces.retain(|piece| matches!(piece.subject, Subject::Node(_)));
         gather(batch.pieces, named, &mut found);
     }

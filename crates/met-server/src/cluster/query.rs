@@ -66,7 +66,7 @@ impl Query for ClusterView {
         let status = |node: Node| NodeStatus {
             jobs: running.iter().filter(|record| record.nodes.contains(&node.name)).count(),
             late: node.seen_ns.is_none_or(|seen_ns| now_ns - seen_ns > LATE_NS),
-            problem: self.misunderstood.of(&node.name),
+            problem: self.incompatible.of(&node.name),
             name: node.name,
             seen_ns: node.seen_ns,
             version: node.version,

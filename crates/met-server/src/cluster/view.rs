@@ -10,9 +10,9 @@ use met_store::cluster::{Log, Node};
 use met_store::{Backends, Filter, Page, Reader, StoreError};
 use met_wire::batch::Subject;
 
+use super::incompatible::Incompatible;
 use super::keeper::{add_waiting, part_keys, series_key};
 use super::latest::Latest;
-use super::misunderstood::Misunderstood;
 
 /// Opens the files for each question: a server that writes is not disturbed.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ pub struct ClusterView {
     pub state: PathBuf,
     pub backends: Backends,
     pub latest: Latest,
-    pub misunderstood: Misunderstood,
+    pub incompatible: Incompatible,
     pub gap_ms: i64,
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use met_wire::batch::{self, Batch, Header, PACKED_BYTES_MAX};
+use met_wire::batch::{self, Header, NodeBatch, PACKED_BYTES_MAX};
 use serde::Deserialize;
 
 use super::link::{Answer, Link};
@@ -187,7 +187,7 @@ fn divide(shared: &Shared, sequence: u64, bytes: &[u8], reason: &str) {
     let Ok(Some(parts)) = batch::split(bytes) else { return lay_aside(shared, sequence, reason) };
     let mut inner = shared.lock();
     let Inner { spool, status, .. } = &mut *inner;
-    let records = parts.iter().map(|part: &Batch| part.records.len()).sum::<usize>();
+    let records = parts.iter().map(|part: &NodeBatch| part.records.len()).sum::<usize>();
     match spool.divide(sequence, parts) {
         Ok(true) => {
             tracing::warn!(

@@ -19,7 +19,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use met_wire::batch::{self, Batch};
+use met_wire::batch::{self, NodeBatch};
 
 const WAITS: &str = "batch";
 const SENT: &str = "sent";
@@ -98,7 +98,7 @@ impl Waiting {
         *self.has_records.get_or_insert_with(|| {
             let mut bytes = Vec::new();
             let read = File::open(path).and_then(|file| file.take(records_end).read_to_end(&mut bytes));
-            let batch = read.ok().and_then(|_| Batch::unpack(&bytes).ok());
+            let batch = read.ok().and_then(|_| NodeBatch::unpack(&bytes).ok());
             batch.is_none_or(|batch| !batch.records.is_empty())
         })
     }
@@ -227,7 +227,7 @@ impl Spool {
 
     /// Numbers a batch and keeps it: durable when this returns. After an error it is as if it never was, but
     /// for its number, which is not given again: should its file be there after all, the server knows it.
-    pub fn put(&mut self, batch: &mut Batch, samples: u64) -> io::Result<()> {
+    pub fn put(&mut self, batch: &mut NodeBatch, samples: u64) -> io::Result<()> {
         self.sequence += 1;
         let sequence = self.sequence;
         batch.header.spool.clone_from(&self.id);
@@ -335,7 +335,7 @@ impl Spool {
 
     /// Puts smaller batches in the place of one that the server will not take. They go to the end, and all of them are
     /// durable before it is removed. False if it does not wait any more.
-    pub fn divide(&mut self, sequence: u64, parts: Vec<Batch>) -> io::Result<bool> {
+    pub fn divide(&mut self, sequence: u64, parts: Vec<NodeBatch>) -> io::Result<bool> {
         let Some(oldest) = self.waiting.front().filter(|oldest| oldest.sequence == sequence).cloned() else {
             return Ok(false);
         };

@@ -17,7 +17,7 @@ fn batch(mark: i64, series: bool) -> Batch {
     Batch {
         header: Header { node: "n1".to_owned(), mark, ..Header::default() },
         records: vec![record()],
-        standings: Vec::new(),
+        interims: Vec::new(),
         pieces: if series { vec![piece] } else { Vec::new() },
     }
 }

@@ -468,7 +468,7 @@ mod tests {
     /// A card that computes for two loads alike, as a driver shows them that keeps one or two noisy samples of
     /// each: what the first one is charged of both. Use is read every 4 s, the counter every 20.
     fn share_of_one(seed: u64, seconds: i64) -> f64 {
-        use met_core::card_ledger::{CardLedger, Claim, Look, Told};
+        use met_core::card_ledger::{Activity, CardLedger, Claim, Look};
         const SECOND_NS: i64 = 1_000_000_000;
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut draw = |most: u64| {
@@ -479,7 +479,8 @@ mod tests {
             random % most
         };
         let mut ledger = CardLedger::default();
-        let mut claims = [1, 2].map(|slot| Claim { who: Some(slot), active: 1, held: 1, told: Told::Active });
+        let mut claims =
+            [1, 2].map(|slot| Claim { who: Some(slot), active: 1, held: 1, activity: Activity::Active });
         for at_s in 1..=seconds + 1 {
             if at_s % 4 == 1 {
                 let now_us = at_s as u64 * 1_000_000;

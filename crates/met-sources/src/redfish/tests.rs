@@ -195,9 +195,9 @@ fn chassis_after(looks: &[[Option<i64>; 2]], choice: ChassisChoice) -> Vec<Vec<(
         let told = |(path, power): (&String, &Option<i64>)| {
             let mut cells = vec![MISSING; COLUMNS.len()];
             cells[POWER] = (*power)?;
-            Some(Told { path: path.clone(), meters: vec![("m".into(), cells)] })
+            Some(Report { path: path.clone(), meters: vec![("m".into(), cells)] })
         };
-        let told: Vec<Told> = chassis.paths.iter().zip(look).filter_map(told).collect();
+        let told: Vec<Report> = chassis.paths.iter().zip(look).filter_map(told).collect();
         let mut batch = Batch::new(&TABLE);
         chassis.take(&told, &mut batch);
         seen.push(batch.rows().map(|(row, cells)| (row.part, cells[POWER])).collect());

@@ -14,7 +14,7 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion, version};
 use serde::Deserialize;
 
-use super::asker::Certificate;
+use super::peer::Certificate;
 use super::{Error, passwords};
 
 /// Larger ones are not what they seem to be.

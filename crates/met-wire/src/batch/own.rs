@@ -1,8 +1,8 @@
 //! What a node does with batches of its own that it has on disk.
 
 use super::{
-    BadBatch, Batch, Frames, HEADER, Header, Packed, UNPACKED_BYTES_MAX, begin, gzip_within_ratio, put_json,
-    unpacked_within,
+    BadBatch, Frames, HEADER, Header, NodeBatch, Packed, UNPACKED_BYTES_MAX, begin, gzip_within_ratio,
+    put_json, unpacked_within,
 };
 
 /// Earlier versions made batches that no server takes. Their node reads them all the same, up to this size.
@@ -31,19 +31,20 @@ pub fn with_header(
 
 /// Smaller batches with the same content: each half of the records, and the series. `None` if it is one record or
 /// nothing but series.
-pub fn split(packed: &[u8]) -> Result<Option<Vec<Batch>>, BadBatch> {
-    let Batch { header, mut records, standings, pieces } =
-        Batch::read_within(&unpacked_within(packed, OWN_BYTES_MAX)?, OWN_BYTES_MAX)?;
-    let has_series = !standings.is_empty() || !pieces.is_empty();
+pub fn split(packed: &[u8]) -> Result<Option<Vec<NodeBatch>>, BadBatch> {
+    let NodeBatch { header, mut records, interims, pieces } =
+        NodeBatch::read_within(&unpacked_within(packed, OWN_BYTES_MAX)?, OWN_BYTES_MAX)?;
+    let has_series = !interims.is_empty() || !pieces.is_empty();
     if records.is_empty() || records.len() == 1 && !has_series {
         return Ok(None);
     }
     let later = records.split_off(records.len().div_ceil(2));
     let of_records = [records, later].into_iter().filter(|records| !records.is_empty());
-    let mut parts: Vec<Batch> =
-        of_records.map(|records| Batch { header: header.clone(), records, ..Batch::default() }).collect();
+    let mut parts: Vec<NodeBatch> = of_records
+        .map(|records| NodeBatch { header: header.clone(), records, ..NodeBatch::default() })
+        .collect();
     if has_series {
-        parts.push(Batch { header, records: Vec::new(), standings, pieces });
+        parts.push(NodeBatch { header, records: Vec::new(), interims, pieces });
     }
     Ok(Some(parts))
 }

@@ -18,7 +18,7 @@ use met_server::cluster::api::Api;
 use met_sinks::prometheus::{self, Disclosure};
 use met_sinks::service_discovery::{self, Target};
 use met_sinks::snapshot::{Job, Rows, Snapshot};
-use met_web::listener::Asker;
+use met_web::listener::Peer;
 
 use met_agent::daemon::board::{Wanted, about, nothing};
 use met_agent::daemon::listening::{respond, wanted};
@@ -109,18 +109,18 @@ pub fn router(pages: Pages, api: &Arc<Api>) -> Router {
     let view = pages.view.clone();
     let pages = Arc::new(pages);
     let (of_metrics, of_targets) = (Arc::clone(api), Arc::clone(api));
-    let metrics = get(move |Extension(asker): Extension<Asker>, headers: HeaderMap| {
+    let metrics = get(move |Extension(peer): Extension<Peer>, headers: HeaderMap| {
         let (pages, api) = (Arc::clone(&pages), Arc::clone(&of_metrics));
         async move {
-            let who = asker.clone();
-            api.page(&asker, move || respond_to(metrics(&pages, &who, &headers))).await
+            let who = peer.clone();
+            api.page(&peer, move || respond_to(metrics(&pages, &who, &headers))).await
         }
     });
-    let targets = get(move |Extension(asker): Extension<Asker>, headers: HeaderMap| {
+    let targets = get(move |Extension(peer): Extension<Peer>, headers: HeaderMap| {
         let (view, api) = (view.clone(), Arc::clone(&of_targets));
         async move {
-            match api.who(&asker, &headers).is_some() {
-                true => api.page(&asker, move || respond_to(targets(&view))).await,
+            match api.who(&peer, &headers).is_some() {
+                true => api.page(&peer, move || respond_to(targets(&view))).await,
                 false => (StatusCode::UNAUTHORIZED, "authentication required\n").into_response(),
             }
         }
@@ -132,9 +132,9 @@ fn respond_to(made: Result<Response>) -> Response {
     made.unwrap_or_else(|error| (StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n")).into_response())
 }
 
-fn metrics(pages: &Pages, asker: &Asker, headers: &HeaderMap) -> Result<Response> {
+fn metrics(pages: &Pages, peer: &Peer, headers: &HeaderMap) -> Result<Response> {
     // A node that shows its certificate is known, and no person.
-    let wanted = wanted(headers, asker.user.is_some());
+    let wanted = wanted(headers, peer.user.is_some());
     Ok(respond(wanted, pages.page(wanted)?))
 }
 

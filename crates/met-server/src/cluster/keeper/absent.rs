@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use met_core::job::{JobKey, Record, State};
 use met_store::StoreError;
-use met_store::cluster::{Log, Told, ToldKey};
+use met_store::cluster::{Log, NodeJob, NodeJobKey};
 
 use super::Work;
 use super::boots::Boots;
@@ -87,7 +87,7 @@ impl Work {
     }
 
     /// Writes the jobs of a node anew, and then how it stands with them: what fails is done at the next look.
-    fn settle(&mut self, node: &str, told: Vec<ToldKey>, give_up: bool) -> Result<(), StoreError> {
+    fn settle(&mut self, node: &str, told: Vec<NodeJobKey>, give_up: bool) -> Result<(), StoreError> {
         if give_up {
             self.recall_parts(node, &told)?;
         }
@@ -98,7 +98,7 @@ impl Work {
 
     /// How these parts of jobs stood when they were last seen. Where that cannot be read now it is not decided that they
     /// are lost either: nobody looks again.
-    fn recall_parts(&self, node: &str, parts: &[ToldKey]) -> Result<(), StoreError> {
+    fn recall_parts(&self, node: &str, parts: &[NodeJobKey]) -> Result<(), StoreError> {
         for part in parts {
             for told in self.log.told(&part.manager, &part.id)? {
                 if told.node == node && told.record.key.incarnation == part.incarnation {
@@ -120,8 +120,8 @@ impl Work {
     }
 
     /// What a node told of a job, and what is known of that if the node is gone.
-    pub(super) fn as_known(&self, told: Told) -> (String, Record) {
-        let Told { node, mut record, heard_ns, .. } = told;
+    pub(super) fn as_known(&self, told: NodeJob) -> (String, Record) {
+        let NodeJob { node, mut record, heard_ns, .. } = told;
         if !record.state.is_live() || !self.is_over(&node, &record) {
             return (node, record);
         }

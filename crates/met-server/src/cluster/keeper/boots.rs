@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use met_core::job::Record;
 use met_store::StoreError;
-use met_store::cluster::{Log, ToldKey};
+use met_store::cluster::{Log, NodeJobKey};
 
 use super::senders::is_other_boot;
 
@@ -49,7 +49,7 @@ impl Boots {
     }
 
     /// The parts of a node of which this is so, of those that live or of those that were given up.
-    pub fn over(&self, log: &Log, node: &str, given_up: bool) -> Result<Vec<ToldKey>, StoreError> {
+    pub fn over(&self, log: &Log, node: &str, given_up: bool) -> Result<Vec<NodeJobKey>, StoreError> {
         match self.now.get(node).filter(|now| is_other_boot(now, "another")) {
             Some(now) => log.unfinished_of_other_boots(node, now, given_up),
             None => Ok(Vec::new()),
@@ -61,8 +61,8 @@ impl Boots {
         &self,
         log: &Log,
         node: &str,
-        mut told: Vec<ToldKey>,
-    ) -> Result<Vec<ToldKey>, StoreError> {
+        mut told: Vec<NodeJobKey>,
+    ) -> Result<Vec<NodeJobKey>, StoreError> {
         let over = self.over(log, node, true)?;
         told.retain(|told| !over.contains(told));
         Ok(told)

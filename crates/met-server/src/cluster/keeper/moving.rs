@@ -7,7 +7,7 @@ use met_core::Table;
 use met_core::course::Course;
 use met_core::job::JobKey;
 use met_store::{StoreError, device_on, node_on};
-use met_wire::batch::{Batch, Piece, Subject};
+use met_wire::batch::{NodeBatch, Piece, Subject};
 use met_wire::block;
 
 use super::wholes::{series_key, series_of};
@@ -78,7 +78,7 @@ impl Work {
             let waiting = self.log.oldest_waiting(node, after, self.applied, REPLAY_GROUP)?;
             let Some(&(newest, _)) = waiting.last() else { break };
             for (number, data) in &waiting {
-                match Batch::unpack(data) {
+                match NodeBatch::unpack(data) {
                     Ok(batch) => samples += gather(batch.pieces, self.plan.table, &mut moved),
                     Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
                 }
@@ -131,7 +131,7 @@ pub(super) fn subject_key(node: &str, subject: Subject) -> JobKey {
 
 /// Adds what a batch has of a job to its course.
 pub(in crate::cluster) fn add_waiting(data: &[u8], subject: &Subject, course: &mut Course) {
-    let Ok(batch) = Batch::unpack(data) else { return };
+    let Ok(batch) = NodeBatch::unpack(data) else { return };
     for piece in
         batch.pieces.iter().filter(|piece| piece.subject == *subject && piece.table == course.table.name)
     {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use met_core::job::Record;
 use met_sinks::bus::{self, Bus};
 use met_sinks::event::{Event, Kind, Samples};
-use met_wire::batch::Standing;
+use met_wire::batch::Interim;
 use serde::{Deserialize, Serialize};
 
 use super::moving::readable;
@@ -77,10 +77,10 @@ impl Work {
     /// Figures and samples of new batches.
     pub(super) fn publish_batches(&mut self, group: &[Received]) {
         for Received { node, batch, .. } in group {
-            let standings = if self.bus.wants(Kind::Interim) { &batch.standings[..] } else { &[] };
-            for standing in standings {
+            let interims = if self.bus.wants(Kind::Interim) { &batch.interims[..] } else { &[] };
+            for standing in interims {
                 let key = series_key(node, &standing.key);
-                self.bus.publish(&Event::Interim(Arc::new(Standing { key, ..standing.clone() })));
+                self.bus.publish(&Event::Interim(Arc::new(Interim { key, ..standing.clone() })));
             }
             let pieces = if self.bus.wants(Kind::Samples) { &batch.pieces[..] } else { &[] };
             for piece in pieces {

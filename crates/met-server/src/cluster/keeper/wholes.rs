@@ -7,7 +7,7 @@ use met_core::job::{JobKey, Record, Summaries};
 use met_core::managers::spans_nodes;
 use met_core::whole::{distance_ns, together, whole};
 use met_store::StoreError;
-use met_store::cluster::{Log, Told, ToldKey};
+use met_store::cluster::{Log, NodeJob, NodeJobKey};
 use met_wire::batch::Subject;
 
 use super::Work;
@@ -60,18 +60,24 @@ impl Work {
     }
 
     /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
-    pub(super) fn place(&self, node: &str, mut record: Record, group: &[Told]) -> Result<Told, StoreError> {
+    pub(super) fn place(
+        &self,
+        node: &str,
+        mut record: Record,
+        group: &[NodeJob],
+    ) -> Result<NodeJob, StoreError> {
         bounds::bound(&mut record);
         let whole = record.key.incarnation;
-        let mut placed = Told { node: node.to_owned(), whole, record, heard_ns: None, given_up: false };
+        let mut placed = NodeJob { node: node.to_owned(), whole, record, heard_ns: None, given_up: false };
         let key = &placed.record.key;
         if !spans_nodes(&key.manager) {
             return Ok(placed);
         }
         let mut known = self.log.told(&key.manager, &key.id)?;
-        let in_group = |told: &&Told| told.record.key.manager == key.manager && told.record.key.id == key.id;
+        let in_group =
+            |told: &&NodeJob| told.record.key.manager == key.manager && told.record.key.id == key.id;
         known.extend(group.iter().filter(in_group).cloned());
-        let is_mine = |told: &&Told| told.node == node && told.record.key.incarnation == key.incarnation;
+        let is_mine = |told: &&NodeJob| told.node == node && told.record.key.incarnation == key.incarnation;
         if let Some(before) = known.iter().find(is_mine) {
             placed.whole = before.whole;
             return Ok(placed);
@@ -91,8 +97,8 @@ impl Work {
     pub(super) fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
         let mut told = self.log.told(&key.manager, &key.id)?;
         told.retain(|told| whole_key(told) == key);
-        let is_gone = |told: &Told| self.is_over(&told.node, &told.record);
-        let is_done = |told: &Told| !told.record.state.is_live();
+        let is_gone = |told: &NodeJob| self.is_over(&told.node, &told.record);
+        let is_done = |told: &NodeJob| !told.record.state.is_live();
         let may_have_ended = told.iter().any(|told| told.given_up && !is_gone(told) || is_done(told));
         // Its own node would have computed them at the end.
         let is_lost = told.iter().any(|told| told.record.state.is_live() && is_gone(told));
@@ -133,17 +139,17 @@ pub(in crate::cluster) fn series_key(node: &str, key: &JobKey) -> JobKey {
 }
 
 /// The job that a part belongs to; a job of one node is kept under that node's name.
-pub(super) fn whole_key(told: &Told) -> JobKey {
+pub(super) fn whole_key(told: &NodeJob) -> JobKey {
     key_of_whole(&told_key(told))
 }
 
 /// What names a part.
-pub(super) fn told_key(told: &Told) -> ToldKey {
+pub(super) fn told_key(told: &NodeJob) -> NodeJobKey {
     let JobKey { manager, id, incarnation, .. } = told.record.key.clone();
-    ToldKey { manager, id, node: told.node.clone(), incarnation, whole: told.whole }
+    NodeJobKey { manager, id, node: told.node.clone(), incarnation, whole: told.whole }
 }
 
-pub(super) fn key_of_whole(told: &ToldKey) -> JobKey {
+pub(super) fn key_of_whole(told: &NodeJobKey) -> JobKey {
     let (cluster, incarnation) = match spans_nodes(&told.manager) {
         true => (None, told.whole),
         false => (Some(told.node.clone()), told.incarnation),
@@ -152,8 +158,8 @@ pub(super) fn key_of_whole(told: &ToldKey) -> JobKey {
 }
 
 /// Under which key the series of a part are kept, by what names the part.
-pub(super) fn series_of(told: &ToldKey) -> JobKey {
-    let ToldKey { manager, id, node, incarnation, .. } = told.clone();
+pub(super) fn series_of(told: &NodeJobKey) -> JobKey {
+    let NodeJobKey { manager, id, node, incarnation, .. } = told.clone();
     JobKey { cluster: Some(node), manager, id, incarnation }
 }
 

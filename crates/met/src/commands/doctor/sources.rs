@@ -21,7 +21,7 @@ use met_query::setting::Setting;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
-    let told = Told::by_daemon(setting);
+    let told = DaemonReport::by_daemon(setting);
     // What keeps the daemon would keep us.
     let left_out = told.left_out.clone();
     let options = Options { node: true, left_out, ..sampler::options(&setting.config, PATIENCE) };
@@ -87,7 +87,7 @@ fn failed(spec: &SourceSpec, message: &str, is_read: bool) -> Finding {
 }
 
 /// A source that this machine does not have, or does not show.
-fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &Told) -> Finding {
+fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &DaemonReport) -> Finding {
     let (health, detail, remedy) = match reason {
         Unavailable::Absent(why) if why.contains(met_sources::NO_ANSWER) => {
             (Health::Broken, why.clone(), None)
@@ -105,7 +105,7 @@ fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &Told) -> Finding 
 
 /// What the daemon that runs says of its sources.
 #[derive(Default)]
-struct Told {
+struct DaemonReport {
     /// What went wrong last in each of them.
     errors: Vec<(String, String)>,
     unparsed: Vec<(String, Unparsed)>,
@@ -115,12 +115,12 @@ struct Told {
     try_again: Option<String>,
 }
 
-impl Told {
-    fn by_daemon(setting: &Setting) -> Told {
+impl DaemonReport {
+    fn by_daemon(setting: &Setting) -> DaemonReport {
         let daemon = setting.system_daemon().or_else(|| setting.user_daemon().ok());
         match daemon.and_then(|mut client| client.call(&Request::Status).ok()) {
-            Some(Reply::Status(status)) => Told::of(&status),
-            _ => Told::default(),
+            Some(Reply::Status(status)) => DaemonReport::of(&status),
+            _ => DaemonReport::default(),
         }
     }
 
@@ -138,11 +138,11 @@ impl Told {
         Finding { what: spec.name, health, detail, remedy: None }
     }
 
-    fn of(status: &Status) -> Told {
+    fn of(status: &Status) -> DaemonReport {
         let is_left_out =
             |name: &str| status.sources.iter().any(|source| source.left_out && source.name == name);
         let sudo = if status.system { "sudo " } else { "" };
-        Told {
+        DaemonReport {
             left_out: SOURCES.iter().map(|spec| spec.name).filter(|name| is_left_out(name)).collect(),
             try_again: Some(format!("{sudo}kill -HUP {}    (once it answers again)", status.pid)),
             unparsed: (status.sources.iter())
@@ -158,7 +158,7 @@ impl Told {
 
 /// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
 pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
-    let left_out = Told::by_daemon(setting).left_out;
+    let left_out = DaemonReport::by_daemon(setting).left_out;
     let only = Some(METERS);
     let options = Options { node: true, only, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
@@ -245,14 +245,14 @@ mod tests {
             forward: None,
             sinks: Vec::new(),
         };
-        let told = Told::of(&status(true));
+        let told = DaemonReport::of(&status(true));
         assert_eq!(told.left_out, ["rapl"]);
         let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
         let rapl = unavailable(of("rapl"), &Unavailable::Hangs, &told);
         assert_eq!((rapl.health.name(), rapl.health.cause()), ("no", Some("broken")));
         assert!(rapl.detail.ends_with("reading it did not return; source disabled"), "{}", rapl.detail);
         assert!(rapl.remedy.unwrap().starts_with("sudo kill -HUP 7 "));
-        assert!(Told::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
+        assert!(DaemonReport::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
         assert!(told.finding(of("drm")).detail.ends_with("the daemon reports: no card"));
     }
 

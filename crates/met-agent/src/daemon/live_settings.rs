@@ -13,7 +13,7 @@ use met_config::{Config, Presence};
 use met_query::protocol::{Held, InForce, Whence};
 use met_query::setting::Setting;
 
-pub struct Standing {
+pub struct LiveSettings {
     /// As it holds: the file's, and live changes.
     pub(super) config: Config,
     file: Config,
@@ -31,10 +31,10 @@ struct LiveEvents {
     since_ns: i64,
 }
 
-impl Standing {
-    pub fn of(setting: &Setting) -> Standing {
+impl LiveSettings {
+    pub fn of(setting: &Setting) -> LiveSettings {
         let (file, path) = (setting.config.clone(), setting.config_path.clone());
-        Standing { config: file.clone(), file, path, intervals: Vec::new(), events: Vec::new() }
+        LiveSettings { config: file.clone(), file, path, intervals: Vec::new(), events: Vec::new() }
     }
 
     /// A later change of the same reach replaces an earlier one.
@@ -230,10 +230,16 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn standing(yaml: &str) -> Standing {
+    fn standing(yaml: &str) -> LiveSettings {
         let path = PathBuf::from("met.yaml");
         let file = Config::parse(yaml, &path).unwrap();
-        Standing { config: file.clone(), file, path: Some(path), intervals: Vec::new(), events: Vec::new() }
+        LiveSettings {
+            config: file.clone(),
+            file,
+            path: Some(path),
+            intervals: Vec::new(),
+            events: Vec::new(),
+        }
     }
 
     fn key(id: &str) -> JobKey {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use met_core::job::{Emission, JobKey, QualityKind};
-use met_wire::batch::Standing;
+use met_wire::batch::Interim;
 
 use super::json_bytes;
 
@@ -35,15 +35,15 @@ impl Sent {
 }
 
 #[derive(Default)]
-pub struct Standings {
+pub struct Interims {
     sent: HashMap<JobKey, Sent>,
-    held: HashMap<JobKey, Standing>,
+    held: HashMap<JobKey, Interim>,
     held_bytes: usize,
 }
 
-impl Standings {
+impl Interims {
     /// Holds it for the next batch, if there is news in it.
-    pub fn hold(&mut self, standing: Standing, now: Instant) {
+    pub fn hold(&mut self, standing: Interim, now: Instant) {
         let sent = self.sent.get(&standing.key);
         if sent.is_none_or(|sent| sent.is_due(now) || sent.said != said_by(&standing)) {
             let bytes = json_bytes(&standing);
@@ -55,7 +55,7 @@ impl Standings {
     }
 
     /// What goes with the next batch.
-    pub fn held(&self) -> Vec<Standing> {
+    pub fn held(&self) -> Vec<Interim> {
         self.held.values().cloned().collect()
     }
 
@@ -70,7 +70,7 @@ impl Standings {
     }
 }
 
-fn said_by(standing: &Standing) -> Said {
+fn said_by(standing: &Interim) -> Said {
     let kinds = standing.totals.iter().map(|(column, figure)| (column, figure.kind));
     (kinds.collect(), standing.emission.clone())
 }
@@ -82,22 +82,22 @@ mod tests {
 
     use super::*;
 
-    fn standing(energy_uj: i64, kind: QualityKind) -> Standing {
+    fn standing(energy_uj: i64, kind: QualityKind) -> Interim {
         let key = JobKey { cluster: None, manager: LOCAL.to_owned(), id: "1".to_owned(), incarnation: 1 };
         let mut totals = Totals::default();
         totals.set(ENERGY, energy_uj, kind, "RAPL, by CPU time");
-        Standing { key, totals, summaries: Default::default(), emission: None }
+        Interim { key, totals, summaries: Default::default(), emission: None }
     }
 
     #[test]
     fn news_are_told_at_once_and_the_rest_ever_more_rarely() {
-        let mut standings = Standings::default();
+        let mut interims = Interims::default();
         let begin = Instant::now();
         let mut told = |energy_uj, kind, seconds| {
             let now = begin + Duration::from_secs(seconds);
-            standings.hold(standing(energy_uj, kind), now);
-            let held = standings.held().len();
-            standings.let_go(now);
+            interims.hold(standing(energy_uj, kind), now);
+            let held = interims.held().len();
+            interims.let_go(now);
             held
         };
         assert_eq!(told(1, QualityKind::Estimated, 0), 1);

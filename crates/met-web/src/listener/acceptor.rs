@@ -22,9 +22,9 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
-use super::asker::{Asker, Certificate};
+use super::idle_timeout::IdleTimeout;
 use super::passwords::{self, Passwords, Verdict};
-use super::patient::Patient;
+use super::peer::{Certificate, Peer};
 use super::seats::Seats;
 use super::web_config::{Files, WebConfig};
 use super::{Error, Options};
@@ -42,7 +42,7 @@ const BREATHER: Duration = Duration::from_millis(100);
 /// How soon a changed file is noticed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-pub(super) struct Door {
+pub(super) struct Acceptor {
     options: Options,
     router: Router,
     room: Arc<Semaphore>,
@@ -78,11 +78,11 @@ impl Web {
     }
 }
 
-impl Door {
-    pub(super) fn open(options: Options, router: Router) -> Result<Door, Error> {
+impl Acceptor {
+    pub(super) fn open(options: Options, router: Router) -> Result<Acceptor, Error> {
         let mut files = Files::default();
         let web = Web::load(options.web_config.as_deref(), &mut files)?;
-        let door = Door {
+        let acceptor = Acceptor {
             // Each listener takes a place before it has somebody for it.
             room: Arc::new(Semaphore::new(options.connections_max + options.listen.len().saturating_sub(1))),
             seats: Seats::of(options.connections_max),
@@ -90,8 +90,8 @@ impl Door {
             options,
             router,
         };
-        door.refuse_plain(&door.rules().web)?;
-        Ok(door)
+        acceptor.refuse_plain(&acceptor.rules().web)?;
+        Ok(acceptor)
     }
 
     fn rules(&self) -> std::sync::MutexGuard<'_, Rules> {
@@ -144,11 +144,11 @@ impl Door {
         loop {
             let Ok(place) = Arc::clone(&self.room).acquire_owned().await else { return };
             match listener.accept().await {
-                Ok((stream, peer)) => {
-                    let Some(seat) = self.seats.take(peer.ip()) else { continue };
-                    let (door, watcher) = (Arc::clone(&self), graceful.watcher());
+                Ok((stream, address)) => {
+                    let Some(seat) = self.seats.take(address.ip()) else { continue };
+                    let (acceptor, watcher) = (Arc::clone(&self), graceful.watcher());
                     tokio::spawn(async move {
-                        door.admit(stream, peer, watcher).await;
+                        acceptor.admit(stream, address, watcher).await;
                         drop((place, seat));
                     });
                 }
@@ -160,35 +160,35 @@ impl Door {
         }
     }
 
-    async fn admit(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, watcher: Watcher) {
+    async fn admit(self: Arc<Self>, stream: TcpStream, address: SocketAddr, watcher: Watcher) {
         // An answer is one write: nothing is gained by waiting for more.
         let _ = stream.set_nodelay(true);
         let web = self.web();
-        let mut asker = Asker { peer, user: None, certificate: None };
+        let mut peer = Peer { address, user: None, certificate: None };
         let Some(tls) = web.config.tls.clone() else {
-            return self.converse(stream, asker, watcher).await;
+            return self.converse(stream, peer, watcher).await;
         };
         let handshake = TlsAcceptor::from(tls).accept(stream);
         let stream = match tokio::time::timeout(HANDSHAKE_WITHIN, handshake).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return tracing::debug!("http: {peer}: {error}"),
+            Ok(Err(error)) => return tracing::debug!("http: {address}: {error}"),
             Err(_) => return,
         };
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        asker.certificate = shown.and_then(Certificate::read);
-        if web.config.admits(asker.certificate.as_ref()) {
-            self.converse(stream, asker, watcher).await;
+        peer.certificate = shown.and_then(Certificate::read);
+        if web.config.admits(peer.certificate.as_ref()) {
+            self.converse(stream, peer, watcher).await;
         }
     }
 
-    async fn converse<S>(self: Arc<Self>, stream: S, asker: Asker, watcher: Watcher)
+    async fn converse<S>(self: Arc<Self>, stream: S, peer: Peer, watcher: Watcher)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let peer = asker.peer;
+        let address = peer.address;
         let service = service_fn(move |request| {
-            let (door, asker) = (Arc::clone(&self), asker.clone());
-            async move { Ok::<_, Infallible>(door.answer(request, asker).await) }
+            let (acceptor, peer) = (Arc::clone(&self), peer.clone());
+            async move { Ok::<_, Infallible>(acceptor.answer(request, peer).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -196,16 +196,16 @@ impl Door {
             .max_headers(HEADERS_MAX)
             .max_header_size(HEAD_BYTES_MAX)
             .max_buf_size(64 << 10)
-            .serve_connection(TokioIo::new(Patient::new(stream, SILENCE_MAX)), service);
+            .serve_connection(TokioIo::new(IdleTimeout::new(stream, SILENCE_MAX)), service);
         if let Err(error) = watcher.watch(connection).await {
-            tracing::debug!("http: {peer}: {error}");
+            tracing::debug!("http: {address}: {error}");
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, mut asker: Asker) -> Response<Body> {
+    async fn answer(&self, request: Request<Incoming>, mut peer: Peer) -> Response<Body> {
         let web = self.web();
-        let mut response = match self.identify(&web, &request, &mut asker).await {
-            Ok(()) => self.ask_router(request, asker).await,
+        let mut response = match self.identify(&web, &request, &mut peer).await {
+            Ok(()) => self.ask_router(request, peer).await,
             Err(refusal) => refusal,
         };
         for (name, value) in &web.config.headers {
@@ -219,7 +219,7 @@ impl Door {
         &self,
         web: &Web,
         request: &Request<Incoming>,
-        asker: &mut Asker,
+        peer: &mut Peer,
     ) -> Result<(), Response<Body>> {
         if web.passwords.is_empty() {
             return Ok(());
@@ -231,7 +231,7 @@ impl Door {
             return if checks_itself { Ok(()) } else { Err(unauthorized()) };
         };
         match web.passwords.check(&user, &password).await {
-            Verdict::Right => asker.user = Some(user),
+            Verdict::Right => peer.user = Some(user),
             Verdict::Wrong => return Err(unauthorized()),
             Verdict::Busy => {
                 let retry = [(header::RETRY_AFTER, "1")];
@@ -243,14 +243,14 @@ impl Door {
         Ok(())
     }
 
-    async fn ask_router(&self, request: Request<Incoming>, asker: Asker) -> Response<Body> {
+    async fn ask_router(&self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let most = self.options.body_bytes_max;
         let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
         if announced.and_then(|text| text.parse().ok()).is_some_and(|bytes: u64| bytes > most as u64) {
             return (StatusCode::PAYLOAD_TOO_LARGE, "the request is too large\n").into_response();
         }
         let mut request = request.map(|body| Body::new(Limited::new(body, most)));
-        request.extensions_mut().insert(asker);
+        request.extensions_mut().insert(peer);
         let answer = self.router.clone().call(request);
         match tokio::time::timeout(self.options.answer_within, answer).await {
             Ok(Ok(response)) => response,

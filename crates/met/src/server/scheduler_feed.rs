@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use met_core::job::Record;
-use met_jobs::scheduler::Told;
+use met_jobs::scheduler::Update;
 use met_store::Writer;
 use rustix::event::{EventfdFlags, eventfd};
 
-use met_agent::daemon::told;
+use met_agent::daemon::scheduler_answers;
 
 /// A store that does not take anything is tried again after so long.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ pub type Work = Box<dyn FnOnce(&mut Writer) -> Vec<Record> + Send>;
 enum Outcome {
     Settled,
     /// It comes back, with the reason.
-    Unwritten(Told, anyhow::Error),
+    Unwritten(Update, anyhow::Error),
     /// Nobody looked at it to the end: who writes is no more.
     Dropped,
 }
@@ -53,22 +53,28 @@ impl Drop for Reply {
     }
 }
 
-pub struct Hearing {
+pub struct SchedulerFeed {
     outcome: (Sender<Outcome>, Receiver<Outcome>),
     /// Readable when there is one.
     done: Arc<OwnedFd>,
     /// A piece is with the writer.
     is_busy: bool,
     /// A piece that was not written, and when it is tried again.
-    unwritten: Option<(Told, Instant)>,
+    unwritten: Option<(Update, Instant)>,
     /// The last piece could not be written, and that was told.
     is_failing: bool,
 }
 
-impl Hearing {
-    pub fn new() -> std::io::Result<Hearing> {
+impl SchedulerFeed {
+    pub fn new() -> std::io::Result<SchedulerFeed> {
         let done = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Hearing { outcome: mpsc::channel(), done, is_busy: false, unwritten: None, is_failing: false })
+        Ok(SchedulerFeed {
+            outcome: mpsc::channel(),
+            done,
+            is_busy: false,
+            unwritten: None,
+            is_failing: false,
+        })
     }
 
     /// Whether there is nothing on its way.
@@ -82,14 +88,14 @@ impl Hearing {
     }
 
     /// Hands a piece to the writer.
-    pub fn keep(&mut self, told: Told, submit: impl FnOnce(Work)) {
+    pub fn keep(&mut self, told: Update, submit: impl FnOnce(Work)) {
         self.is_busy = true;
         let (outcome, done) = (self.outcome.0.clone(), Arc::clone(&self.done));
         let mut reply = Reply { outcome, done, is_said: false };
         submit(Box::new(move |writer| {
-            let (outcome, written) = match told::keep(writer, &told) {
+            let (outcome, written) = match scheduler_answers::keep(writer, &told) {
                 Ok(written) => (Outcome::Settled, written),
-                Err(error) if told::is_hopeless(&error) => {
+                Err(error) if scheduler_answers::is_hopeless(&error) => {
                     tracing::warn!("{}: reported jobs are lost: {error:#}", told.manager);
                     (Outcome::Settled, Vec::new())
                 }
@@ -136,7 +142,7 @@ impl Hearing {
     }
 }
 
-impl AsFd for Hearing {
+impl AsFd for SchedulerFeed {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.done.as_fd()
     }
@@ -149,10 +155,10 @@ mod tests {
     use super::*;
     use met_query::jobs;
 
-    fn told(id: &str, cursor: i64) -> Told {
+    fn told(id: &str, cursor: i64) -> Update {
         let mut recorded = Recorded::new("slurm", id.to_owned());
         recorded.scheduling.submit_ns = Some(1_000_000_000);
-        Told { manager: "slurm", recorded: vec![recorded], gone: Vec::new(), cursor: Some(cursor) }
+        Update { manager: "slurm", recorded: vec![recorded], gone: Vec::new(), cursor: Some(cursor) }
     }
 
     #[test]
@@ -162,39 +168,39 @@ mod tests {
         let other = rusqlite::Connection::open(root.path().join("store.db")).unwrap();
         let full = "CREATE TRIGGER full BEFORE INSERT ON job BEGIN SELECT RAISE(FAIL, 'full'); END;";
         other.execute_batch(full).unwrap();
-        let mut hearing = Hearing::new().unwrap();
-        assert!(hearing.is_idle() && hearing.patience().is_none());
-        hearing.keep(told("7", 5), |work| drop(work(&mut writer)));
-        assert!(!hearing.is_idle());
-        hearing.settle().unwrap();
-        assert!(!hearing.is_idle() && hearing.patience().is_some(), "the others wait");
-        assert_eq!(told::before(&writer, "slurm").cursor, None, "it will be asked for again");
+        let mut scheduler_feed = SchedulerFeed::new().unwrap();
+        assert!(scheduler_feed.is_idle() && scheduler_feed.patience().is_none());
+        scheduler_feed.keep(told("7", 5), |work| drop(work(&mut writer)));
+        assert!(!scheduler_feed.is_idle());
+        scheduler_feed.settle().unwrap();
+        assert!(!scheduler_feed.is_idle() && scheduler_feed.patience().is_some(), "the others wait");
+        assert_eq!(scheduler_answers::before(&writer, "slurm").cursor, None, "it will be asked for again");
 
         let later = Instant::now() + RETRY_AFTER;
-        hearing.retry(Instant::now(), |_| panic!("too early"));
-        hearing.retry(later, |work| drop(work(&mut writer)));
-        hearing.settle().unwrap();
-        assert!(!hearing.is_idle(), "it failed again");
+        scheduler_feed.retry(Instant::now(), |_| panic!("too early"));
+        scheduler_feed.retry(later, |work| drop(work(&mut writer)));
+        scheduler_feed.settle().unwrap();
+        assert!(!scheduler_feed.is_idle(), "it failed again");
 
         other.execute_batch("DROP TRIGGER full").unwrap();
-        hearing.retry(later + RETRY_AFTER, |work| drop(work(&mut writer)));
-        hearing.settle().unwrap();
-        assert!(hearing.is_idle());
+        scheduler_feed.retry(later + RETRY_AFTER, |work| drop(work(&mut writer)));
+        scheduler_feed.settle().unwrap();
+        assert!(scheduler_feed.is_idle());
         assert_eq!(writer.find(Some("slurm"), "7").unwrap().len(), 1);
-        assert_eq!(told::before(&writer, "slurm").cursor, Some(5));
+        assert_eq!(scheduler_answers::before(&writer, "slurm").cursor, Some(5));
     }
 
     #[test]
     fn a_store_that_is_away_is_told_of_once_until_it_is_back() {
-        let mut hearing = Hearing::new().unwrap();
-        let news = [false, true, true, true, false, false, true].map(|fails| hearing.is_news(fails));
+        let mut scheduler_feed = SchedulerFeed::new().unwrap();
+        let news = [false, true, true, true, false, false, true].map(|fails| scheduler_feed.is_news(fails));
         assert_eq!(news, [false, true, false, false, true, false, true]);
     }
 
     #[test]
     fn a_writer_that_is_gone_is_not_waited_for() {
-        let mut hearing = Hearing::new().unwrap();
-        hearing.keep(told("7", 5), drop);
-        assert!(hearing.settle().is_err());
+        let mut scheduler_feed = SchedulerFeed::new().unwrap();
+        scheduler_feed.keep(told("7", 5), drop);
+        assert!(scheduler_feed.settle().is_err());
     }
 }

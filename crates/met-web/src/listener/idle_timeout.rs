@@ -9,15 +9,15 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-pub(super) struct Patient<S> {
+pub(super) struct IdleTimeout<S> {
     stream: S,
     patience: Duration,
     deadline: Pin<Box<Sleep>>,
 }
 
-impl<S> Patient<S> {
-    pub(super) fn new(stream: S, patience: Duration) -> Patient<S> {
-        Patient { stream, patience, deadline: Box::pin(tokio::time::sleep(patience)) }
+impl<S> IdleTimeout<S> {
+    pub(super) fn new(stream: S, patience: Duration) -> IdleTimeout<S> {
+        IdleTimeout { stream, patience, deadline: Box::pin(tokio::time::sleep(patience)) }
     }
 
     /// Passes on what came of an attempt; one that has to wait does so until the deadline.
@@ -34,7 +34,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for IdleTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -45,7 +45,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for IdleTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -81,7 +81,7 @@ mod tests {
             let (stream, _) = listener.accept().unwrap();
             stream.set_nonblocking(true).unwrap();
             let stream = tokio::net::TcpStream::from_std(stream).unwrap();
-            let mut patient = Patient::new(stream, Duration::from_millis(50));
+            let mut patient = IdleTimeout::new(stream, Duration::from_millis(50));
             let mut read = async || {
                 let mut bytes = [0; 8];
                 let mut buffer = ReadBuf::new(&mut bytes);

@@ -36,7 +36,7 @@ const REPLACED_AGAIN_AFTER: Duration = Duration::from_secs(3600);
 const ASKED_APART: &str = "nvidia";
 
 /// What is known of the thread, by those who do not run in it.
-pub(super) struct Attendance {
+pub(super) struct Watchdog {
     pub(super) pulse: Arc<Pulse>,
     driver_calls: DriverCalls,
     kept_after: Cell<Duration>,
@@ -57,9 +57,9 @@ struct GivenUp {
     is_left_out: bool,
 }
 
-impl Attendance {
-    pub(super) fn new(interval: Duration) -> Attendance {
-        let attendance = Attendance {
+impl Watchdog {
+    pub(super) fn new(interval: Duration) -> Watchdog {
+        let watchdog = Watchdog {
             pulse: Arc::default(),
             driver_calls: DriverCalls::Direct,
             kept_after: Cell::new(KEPT_AFTER_MIN),
@@ -69,8 +69,8 @@ impl Attendance {
             replaced_at: Instant::now(),
             given_up: Vec::new(),
         };
-        attendance.set_interval(interval);
-        attendance
+        watchdog.set_interval(interval);
+        watchdog
     }
 
     pub(super) fn set_interval(&self, interval: Duration) {
@@ -175,24 +175,24 @@ impl Attendance {
 impl Sampling {
     /// When to look after the sampling thread; `ticks`: whether it has something to do.
     pub(super) fn next_care(&self, ticks: bool) -> Option<Instant> {
-        if let Some((_, seen)) = self.attendance.suspicion.get() {
+        if let Some((_, seen)) = self.watchdog.suspicion.get() {
             return Some(seen + SURE_AFTER);
         }
-        ticks.then(|| self.attendance.looked.get() + LOOK_EVERY)
+        ticks.then(|| self.watchdog.looked.get() + LOOK_EVERY)
     }
 
     /// Reads sources again that have answered after all.
     pub(super) fn take_up_answered(&mut self, config: &Config) {
-        for source in self.attendance.take_answered() {
+        for source in self.watchdog.take_answered() {
             tracing::info!("source {source} has answered after all, and is read again");
-            self.reopen(source, self.attendance.options(config));
+            self.reopen(source, self.watchdog.options(config));
         }
     }
 
     /// Tries again what was left out.
     pub(super) fn forgive_sources(&mut self, config: &Config) {
-        for source in self.attendance.take_all() {
-            self.reopen(source, self.attendance.options(config));
+        for source in self.watchdog.take_all() {
+            self.reopen(source, self.watchdog.options(config));
         }
     }
 
@@ -200,10 +200,10 @@ impl Sampling {
     pub(super) fn replace(&mut self, host: &Host, config: &Config, outputs: &Outputs) -> bool {
         let thread = self.thread.take().filter(|thread| !thread.is_finished());
         let happened = if thread.is_some() { "is kept by" } else { "failed in" };
-        let source = self.attendance.give_up(thread);
+        let source = self.watchdog.give_up(thread);
         let what = source.map_or("something that it reads".to_owned(), |source| format!("source {source}"));
         let instead = match source {
-            Some(source) if self.attendance.left_out().any(|left_out| left_out == source) => {
+            Some(source) if self.watchdog.left_out().any(|left_out| left_out == source) => {
                 "; it is left out until it answers, the configuration is read again or a new daemon starts"
             }
             Some(_) => "; it is asked by a thread of its own from now on",
@@ -231,5 +231,5 @@ impl Sampling {
 }
 
 #[cfg(test)]
-#[path = "attending_tests.rs"]
+#[path = "watchdog_tests.rs"]
 mod tests;

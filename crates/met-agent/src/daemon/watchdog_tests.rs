@@ -69,120 +69,119 @@ impl Machine {
         std::fs::write(self.path("pipe"), text).unwrap();
     }
 
-    fn keeping(&self) -> Service {
+    fn service(&self) -> Service {
         let yaml = "sampling: {interval: 20ms}\nsources: {cray: {every: 100ms}}\n";
         keeping_by(self.root.path(), Config::parse(yaml, Path::new("met.yaml")).unwrap())
     }
 
-    fn job(&self, keeping: &mut Service) -> Record {
+    fn job(&self, service: &mut Service) -> Record {
         let mut record = sample::bare(7, "x");
         record.key.manager = "slurm".to_owned();
         let local = record.local.as_mut().unwrap();
         (local.origin, local.main) = (Origin::Found, None);
-        local.boot_id.clone_from(&keeping.host.facts().boot_id);
+        local.boot_id.clone_from(&service.host.facts().boot_id);
         let unified = Some(PathBuf::from("/sys/fs/cgroup/job"));
         local.cgroup = CgroupPaths { unified, ..CgroupPaths::default() };
-        keeping.recorder.writer.put(&record).unwrap();
-        keeping.watch(record.clone());
+        service.recorder.writer.put(&record).unwrap();
+        service.watch(record.clone());
         record
     }
 }
 
 /// Does what a daemon does all the time until there is enough.
-fn until(keeping: &mut Service, what: &str, enough: impl Fn(&mut Service) -> bool) {
+fn until(service: &mut Service, what: &str, enough: impl Fn(&mut Service) -> bool) {
     let begin = Instant::now();
-    while !enough(keeping) {
+    while !enough(service) {
         assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
         std::thread::sleep(Duration::from_millis(10));
-        keeping.look_after_sampling();
+        service.look_after_sampling();
     }
 }
 
-fn total(keeping: &Service, key: &JobKey, column: usize) -> Option<i64> {
-    keeping.sampling.live().get(key).and_then(|live| live.totals.get(column))
+fn total(service: &Service, key: &JobKey, column: usize) -> Option<i64> {
+    service.sampling.live().get(key).and_then(|live| live.totals.get(column))
 }
 
-fn left_out(keeping: &mut Service) -> Vec<String> {
-    let sources = keeping.ask_sampling(Sampling::costs).unwrap();
+fn left_out(service: &mut Service) -> Vec<String> {
+    let sources = service.ask_sampling(Sampling::costs).unwrap();
     sources.into_iter().filter(|source| source.left_out).map(|source| source.name).collect()
 }
 
 /// The job needs much memory for a while, and that is sampled.
-fn reach_peak(machine: &Machine, keeping: &mut Service, key: &JobKey) {
+fn reach_peak(machine: &Machine, service: &mut Service, key: &JobKey) {
     machine.put(MEMORY_FILE, "anon 500000000\nfile 0\nshmem 0\n");
-    until(keeping, "a peak", |keeping| {
-        total(keeping, key, MEMORY_NEEDED_PEAK) == Some(500_000_000) && total(keeping, key, CPU).is_some()
+    until(service, "a peak", |service| {
+        total(service, key, MEMORY_NEEDED_PEAK) == Some(500_000_000) && total(service, key, CPU).is_some()
     });
 }
 
 #[test]
 fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
     let machine = Machine::new();
-    let mut keeping = machine.keeping();
-    let mut record = machine.job(&mut keeping);
+    let mut service = machine.service();
+    let mut record = machine.job(&mut service);
     let key = record.key.clone();
-    reach_peak(&machine, &mut keeping, &key);
+    reach_peak(&machine, &mut service, &key);
     machine.put(MEMORY_FILE, "anon 1000\nfile 0\nshmem 0\n");
-    keeping.flush();
+    service.flush();
 
     machine.hang(METER);
-    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced == 1);
-    assert_eq!(left_out(&mut keeping), ["cray"]);
+    until(&mut service, "another thread", |service| service.sampling.watchdog.replaced == 1);
+    assert_eq!(left_out(&mut service), ["cray"]);
     machine.put(CPU_FILE, "usage_usec 7000000\nuser_usec 7000000\nsystem_usec 0\n");
-    until(&mut keeping, "the job goes on", |keeping| total(keeping, &key, CPU) == Some(7_000_000_000));
+    until(&mut service, "the job goes on", |service| total(service, &key, CPU) == Some(7_000_000_000));
 
     machine.answer(METER, "2\n");
-    until(&mut keeping, "it is read again", |keeping| left_out(keeping).is_empty());
-    let is_read = |keeping: &mut Service| {
-        let sources = keeping.ask_sampling(Sampling::costs).unwrap();
+    until(&mut service, "it is read again", |service| left_out(service).is_empty());
+    let is_read = |service: &mut Service| {
+        let sources = service.ask_sampling(Sampling::costs).unwrap();
         sources.iter().any(|source| source.name == "cray" && source.read_ns > 0)
     };
-    until(&mut keeping, "it has a price", is_read);
+    until(&mut service, "it has a price", is_read);
 
     record.end_ns = Some(met_query::jobs::now_ns());
-    keeping.close_found(record);
-    let end = keeping.recorder.writer.get(&key).unwrap().unwrap();
+    service.close_found(record);
+    let end = service.recorder.writer.get(&key).unwrap().unwrap();
     assert_eq!(end.state, State::Finished);
     assert_eq!(end.totals.get(CPU), Some(7_000_000_000));
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000), "seen by the thread before");
-    let course = keeping.recorder.writer.course(&key).unwrap();
+    let course = service.recorder.writer.course(&key).unwrap();
     let gap_ms = course.times_ms.windows(2).map(|pair| pair[1] - pair[0]).max();
     assert!(gap_ms >= Some(KEPT_AFTER_MIN.as_millis() as i64), "nobody looked: {gap_ms:?}");
     let cpu = &course.columns[JOB.column("cpu").unwrap()];
     assert!(cpu.iter().all(|&cell| cell == MISSING || cell >= 1_000_000_000), "{cpu:?}");
-    keeping.close();
+    service.close();
 }
 
 #[test]
 fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
     let machine = Machine::new();
-    let mut keeping = machine.keeping();
-    let mut record = machine.job(&mut keeping);
+    let mut service = machine.service();
+    let mut record = machine.job(&mut service);
     let key = record.key.clone();
-    reach_peak(&machine, &mut keeping, &key);
-    keeping.flush();
+    reach_peak(&machine, &mut service, &key);
+    service.flush();
     machine.hang(METER);
-    let kept = |keeping: &mut Service| {
-        keeping.sampling.attendance.pulse.at().and_then(|at| at.source) == Some("cray")
-    };
-    until(&mut keeping, "the thread is kept", kept);
+    let kept =
+        |service: &mut Service| service.sampling.watchdog.pulse.at().and_then(|at| at.source) == Some("cray");
+    until(&mut service, "the thread is kept", kept);
     record.end_ns = Some(met_query::jobs::now_ns());
-    keeping.close_found(record);
-    assert_eq!(keeping.sampling.attendance.replaced, 1);
-    let end = keeping.recorder.writer.get(&key).unwrap().unwrap();
+    service.close_found(record);
+    assert_eq!(service.sampling.watchdog.replaced, 1);
+    let end = service.recorder.writer.get(&key).unwrap().unwrap();
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000));
     machine.answer(METER, "2\n");
-    keeping.close();
+    service.close();
 }
 
 /// A daemon around it that is driven by hand, and clients of it.
-fn daemon_of(keeping: Service) -> super::super::Daemon {
+fn daemon_of(service: Service) -> super::super::Daemon {
     use super::super::*;
-    keeping.place.create().unwrap();
-    let claim = Claim::take(&keeping.place).unwrap().unwrap();
+    service.place.create().unwrap();
+    let claim = Claim::take(&service.place).unwrap().unwrap();
     Daemon {
         http: None,
-        post: claim.open_door(&keeping.place).unwrap(),
+        post: claim.open_door(&service.place).unwrap(),
         signals: Signals::block().unwrap(),
         in_terminal: false,
         connections: Connections::new(Limits::of(1024, false)),
@@ -192,7 +191,7 @@ fn daemon_of(keeping: Service) -> super::super::Daemon {
         gave_back: Instant::now(),
         next_flush: Instant::now(),
         next_retention: Instant::now(),
-        service: keeping,
+        service: service,
     }
 }
 
@@ -213,14 +212,13 @@ fn is_answered(client: &UnixStream) -> bool {
 #[test]
 fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     let machine = Machine::new();
-    let mut keeping = machine.keeping();
-    let key = machine.job(&mut keeping).key;
-    until(&mut keeping, "the job is sampled", |keeping| total(keeping, &key, CPU).is_some());
-    let mut daemon = daemon_of(keeping);
+    let mut service = machine.service();
+    let key = machine.job(&mut service).key;
+    until(&mut service, "the job is sampled", |service| total(service, &key, CPU).is_some());
+    let mut daemon = daemon_of(service);
     machine.hang(METER);
-    let kept = |keeping: &mut Service| {
-        keeping.sampling.attendance.pulse.at().and_then(|at| at.source) == Some("cray")
-    };
+    let kept =
+        |service: &mut Service| service.sampling.watchdog.pulse.at().and_then(|at| at.source) == Some("cray");
     until(&mut daemon.service, "the thread is kept", kept);
 
     let status = client_of(&mut daemon, &Request::Status);
@@ -236,7 +234,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     assert!(daemon.service.sampling.is_blocked());
     assert_eq!(daemon.patience(), Some(super::super::RETRY_EVERY));
     assert_eq!(daemon.poll().connections, [false, false, false], "a hang-up is seen to later");
-    assert_eq!(daemon.service.sampling.attendance.replaced, 0, "nobody waited so long");
+    assert_eq!(daemon.service.sampling.watchdog.replaced, 0, "nobody waited so long");
 
     let begin = Instant::now();
     while !is_answered(&status) {
@@ -245,7 +243,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
         daemon.serve_connections(&ready);
         daemon.keep_house();
     }
-    assert_eq!(daemon.service.sampling.attendance.replaced, 1);
+    assert_eq!(daemon.service.sampling.watchdog.replaced, 1);
     machine.answer(METER, "2\n");
     daemon.leave();
 }
@@ -254,7 +252,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
 fn a_supervisor_without_room_hears_why_only_in_a_protocol_that_has_it() {
     let answers = |hello: Option<Hello>| {
         let machine = Machine::new();
-        let mut daemon = daemon_of(machine.keeping());
+        let mut daemon = daemon_of(machine.service());
         daemon.connections = Connections::new(Limits::without_supervisors());
         let start = Request::Started(Box::new(sample::bare(7, "x")));
         let hello = hello.map(Request::Hello);
@@ -292,58 +290,58 @@ fn a_supervisor_without_room_hears_why_only_in_a_protocol_that_has_it() {
 fn what_is_opened_may_hang_too_and_a_changed_file_is_a_reason_to_try_again() {
     let machine = Machine::new();
     machine.hang("sys/cray/pm_counters/power");
-    let mut keeping = machine.keeping();
-    machine.job(&mut keeping);
-    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced == 1);
-    assert_eq!(left_out(&mut keeping), ["cray"]);
-    keeping.sampling.forgive_sources(&keeping.standing.config);
-    assert_eq!(keeping.sampling.attendance.replaced, 0);
-    until(&mut keeping, "it hangs again", |keeping| keeping.sampling.attendance.replaced == 1);
-    assert_eq!(left_out(&mut keeping), ["cray"]);
-    keeping.close();
+    let mut service = machine.service();
+    machine.job(&mut service);
+    until(&mut service, "another thread", |service| service.sampling.watchdog.replaced == 1);
+    assert_eq!(left_out(&mut service), ["cray"]);
+    service.sampling.forgive_sources(&service.settings.config);
+    assert_eq!(service.sampling.watchdog.replaced, 0);
+    until(&mut service, "it hangs again", |service| service.sampling.watchdog.replaced == 1);
+    assert_eq!(left_out(&mut service), ["cray"]);
+    service.close();
 }
 
 #[test]
 fn who_takes_his_time_is_not_given_up_and_after_some_nobody_is() {
-    let mut attendance = Attendance::new(Duration::from_secs(3600));
-    assert_eq!(attendance.kept_after.get(), KEPT_AFTER_MAX, "no longer than somebody waits for an answer");
-    attendance.kept_after.set(Duration::ZERO);
-    assert!(!attendance.is_kept(), "he has nothing to do");
-    attendance.pulse.begin();
-    assert!(!attendance.is_kept(), "seen once");
-    let long_ago = |attendance: &Attendance| {
-        let (at, seen) = attendance.suspicion.get().unwrap();
-        attendance.suspicion.set(Some((at, seen.checked_sub(SURE_AFTER).unwrap())));
+    let mut watchdog = Watchdog::new(Duration::from_secs(3600));
+    assert_eq!(watchdog.kept_after.get(), KEPT_AFTER_MAX, "no longer than somebody waits for an answer");
+    watchdog.kept_after.set(Duration::ZERO);
+    assert!(!watchdog.is_kept(), "he has nothing to do");
+    watchdog.pulse.begin();
+    assert!(!watchdog.is_kept(), "seen once");
+    let long_ago = |watchdog: &Watchdog| {
+        let (at, seen) = watchdog.suspicion.get().unwrap();
+        watchdog.suspicion.set(Some((at, seen.checked_sub(SURE_AFTER).unwrap())));
     };
-    long_ago(&attendance);
-    assert!(attendance.is_kept());
-    attendance.pulse.begin();
-    assert!(!attendance.is_kept(), "he is at something else");
+    long_ago(&watchdog);
+    assert!(watchdog.is_kept());
+    watchdog.pulse.begin();
+    assert!(!watchdog.is_kept(), "he is at something else");
     for replaced in 1..=REPLACED_MAX {
-        attendance.pulse.begin();
-        let before = Arc::clone(&attendance.pulse);
-        assert!(!attendance.is_kept());
-        long_ago(&attendance);
-        assert!(attendance.is_kept());
-        assert_eq!(attendance.give_up(None), None);
-        assert!(before.is_given_up() && !attendance.pulse.is_given_up());
-        assert_eq!(attendance.replaced, replaced);
+        watchdog.pulse.begin();
+        let before = Arc::clone(&watchdog.pulse);
+        assert!(!watchdog.is_kept());
+        long_ago(&watchdog);
+        assert!(watchdog.is_kept());
+        assert_eq!(watchdog.give_up(None), None);
+        assert!(before.is_given_up() && !watchdog.pulse.is_given_up());
+        assert_eq!(watchdog.replaced, replaced);
     }
-    attendance.pulse.begin();
-    assert!(!attendance.is_kept());
-    assert!(attendance.suspicion.get().is_none() && !attendance.may_replace());
+    watchdog.pulse.begin();
+    assert!(!watchdog.is_kept());
+    assert!(watchdog.suspicion.get().is_none() && !watchdog.may_replace());
 }
 
 #[test]
 fn another_thread_goes_on_where_one_has_failed() {
     let machine = Machine::new();
-    let mut keeping = machine.keeping();
-    let key = machine.job(&mut keeping).key;
-    until(&mut keeping, "the job is sampled", |keeping| total(keeping, &key, CPU).is_some());
-    keeping.sampling.thread = Some(std::thread::spawn(|| {}));
-    until(&mut keeping, "another thread", |keeping| keeping.sampling.attendance.replaced == 1);
-    assert!(left_out(&mut keeping).is_empty());
+    let mut service = machine.service();
+    let key = machine.job(&mut service).key;
+    until(&mut service, "the job is sampled", |service| total(service, &key, CPU).is_some());
+    service.sampling.thread = Some(std::thread::spawn(|| {}));
+    until(&mut service, "another thread", |service| service.sampling.watchdog.replaced == 1);
+    assert!(left_out(&mut service).is_empty());
     machine.put(CPU_FILE, "usage_usec 7000000\nuser_usec 7000000\nsystem_usec 0\n");
-    until(&mut keeping, "the job goes on", |keeping| total(keeping, &key, CPU) == Some(7_000_000_000));
-    keeping.close();
+    until(&mut service, "the job goes on", |service| total(service, &key, CPU) == Some(7_000_000_000));
+    service.close();
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use met_core::bounds;
 use met_core::job::{Record, State};
-use met_jobs::scheduler::{Recorded, Told, join};
+use met_jobs::scheduler::{Recorded, Update, join};
 use met_store::{Filter, Queries, Writer};
 
 use super::schedulers::Before;
@@ -16,7 +16,7 @@ pub fn is_hopeless(error: &anyhow::Error) -> bool {
 }
 
 /// Joins what a scheduler told with what is known, keeps it, and returns what was written.
-pub fn keep(writer: &mut Writer, told: &Told) -> Result<Vec<Record>> {
+pub fn keep(writer: &mut Writer, told: &Update) -> Result<Vec<Record>> {
     let asked_ns = jobs::now_ns();
     let (mut write, mut instead_of) = (Vec::new(), Vec::new());
     for runs in told.recorded.chunk_by(|one, next| one.id == next.id) {

@@ -18,16 +18,21 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// Then the end stays in the inbox, and the user's next `met run` or `met time` hands it over.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(3600);
 
-pub struct Untold {
+pub struct Unreported {
     link: Link,
     signals: Signals,
     inbox: JobDir,
     record: Record,
 }
 
-impl Untold {
+impl Unreported {
     /// Tells the daemon of an end that is on disk; what is left to do later, if it was away.
-    pub fn or_told(link: Option<Link>, signals: Signals, inbox: JobDir, record: Record) -> Option<Untold> {
+    pub fn or_told(
+        link: Option<Link>,
+        signals: Signals,
+        inbox: JobDir,
+        record: Record,
+    ) -> Option<Unreported> {
         let link = link?;
         match link.hand_over(&record) {
             HandedOver::Taken => {
@@ -36,7 +41,7 @@ impl Untold {
             }
             HandedOver::Refused => None,
             HandedOver::Away if !link.is_to_system() || is_inside_another(&record) => None,
-            HandedOver::Away => Some(Untold { link, signals, inbox, record }),
+            HandedOver::Away => Some(Unreported { link, signals, inbox, record }),
         }
     }
 

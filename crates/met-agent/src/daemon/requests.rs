@@ -38,7 +38,7 @@ impl Service {
     }
 
     fn role(&self, peer: Peer) -> Role {
-        let operators = self.standing.config.daemon.operators.as_deref();
+        let operators = self.settings.config.daemon.operators.as_deref();
         if self.is_owner(peer) {
             Role::Owner
         } else if peer.uid == 0 {
@@ -81,13 +81,13 @@ impl Service {
             Request::Factors => Ok(Reply::Factors(self.recorder.writer.factors()?)),
             Request::Correct(correction) => {
                 let corrected =
-                    crate::emissions::correct(&correction, &mut self.recorder.writer, &self.standing.config)?;
+                    crate::emissions::correct(&correction, &mut self.recorder.writer, &self.settings.config)?;
                 self.recorder.emitting.told = self.recorder.writer.factors()?;
                 self.follow_factor();
                 Ok(Reply::Corrected(corrected))
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
-            Request::InForce => Ok(Reply::InForce(Box::new(self.standing.in_force(access.others)))),
+            Request::InForce => Ok(Reply::InForce(Box::new(self.settings.in_force(access.others)))),
             Request::Configure(change) => self.configure(&change),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
             Request::Nodes => Ok(Reply::Nodes(vec![self.this_node()])),
@@ -297,7 +297,7 @@ impl Service {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             system: self.place.system,
             jobs: self.registry.jobs.len(),
-            interval_ms: self.standing.config.sampling.interval.as_millis() as i64,
+            interval_ms: self.settings.config.sampling.interval.as_millis() as i64,
             state: self.place.state.clone(),
             sources,
             schedulers: self.schedulers.status(),

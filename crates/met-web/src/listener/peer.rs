@@ -7,15 +7,15 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate, X509Name};
 
 /// An extension of every request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asker {
-    pub peer: SocketAddr,
+pub struct Peer {
+    pub address: SocketAddr,
     /// Named with the right password.
     pub user: Option<String>,
     /// Of the client, checked against the authority that the file names.
     pub certificate: Option<Certificate>,
 }
 
-impl Asker {
+impl Peer {
     /// Whether it is known who this is.
     pub fn is_known(&self) -> bool {
         self.user.is_some() || self.certificate.is_some()

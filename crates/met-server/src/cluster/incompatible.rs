@@ -18,7 +18,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What is told of a node, by its name, since it last sent something.
 #[derive(Clone, Default)]
-pub struct Misunderstood {
+pub struct Incompatible {
     nodes: Arc<Mutex<HashMap<String, String>>>,
     /// Nodes under whose name two machines send, and when the second was last refused.
     conflicts: Arc<Mutex<HashMap<String, (String, Instant)>>>,
@@ -35,7 +35,7 @@ pub enum Trouble {
     PassedOver(String),
 }
 
-impl Misunderstood {
+impl Incompatible {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, String>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_passed_over_and_what_would_be_misread_is_not_taken() {
-        let known = Misunderstood::default();
+        let known = Incompatible::default();
         let named = |name: &str| (name == "meter").then_some(&OURS);
         assert_eq!(known.trouble(&header(&[]), named), None, "an older node says nothing of it");
         assert_eq!(known.trouble(&header(&[("meter", &OURS)]), named), None);
