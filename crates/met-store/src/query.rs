@@ -548,6 +548,12 @@ impl Queries {
         self.ask(CHANGE_VERSION, record::newest_change)
     }
 
+    /// Whether a job is in the catalogue: one that only waits in the inbox is not.
+    pub fn is_stored(&self, key: &JobKey) -> Result<bool, StoreError> {
+        let catalogue = self.trusted()?;
+        Ok(catalogue.map_or(Ok(None), |catalogue| exact(catalogue, key, Parts::NONE))?.is_some())
+    }
+
     /// The job with exactly this key.
     pub fn get(&self, key: &JobKey) -> Result<Option<Record>, StoreError> {
         let pending = self.inbox_of(&key.id).remove(key);

@@ -147,10 +147,14 @@ impl Service {
         }
         record.state = State::Running;
         self.take_announced(&mut record, known.as_ref(), peer);
+        // Its supervisor announces a job again to a daemon that is restarted.
+        let was_published = known.is_some() && self.recorder.writer.is_stored(&record.key)?;
         self.recorder.writer.put(&record)?;
         self.admission.job_started(&record);
         self.registry.nesting.note(&record, &mut self.registry.jobs, &mut self.recorder);
-        self.outputs.publish_start(&record);
+        if !was_published {
+            self.outputs.publish_start(&record);
+        }
         self.watch(record);
         Ok(Reply::Done)
     }
