@@ -6,6 +6,7 @@ use expect_test::{Expect, expect};
 use met_core::job::Figure;
 use met_host::Host;
 
+use super::schedule::{RESCAN_EVERY_NS, UPKEEP_EVERY_NS};
 use super::*;
 use crate::layouts::Layout;
 
@@ -69,7 +70,7 @@ impl Machine {
     /// Until so many notices were taken and not acted on.
     fn wait_for_notices(&self, count: usize) {
         let begin = std::time::Instant::now();
-        while self.discovery.as_ref().unwrap().watcher.waiting() < count {
+        while self.discovery.as_ref().unwrap().tree.watches.watcher.waiting() < count {
             assert!(begin.elapsed().as_secs() < 20, "the notices were not taken");
             std::thread::yield_now();
         }
@@ -288,6 +289,19 @@ fn a_better_hierarchy_takes_over_and_the_job_stays_the_same() {
 }
 
 #[test]
+fn all_jobs_of_a_home_move_to_the_better_hierarchy() {
+    let mut machine = Machine::new();
+    let jobs = ["slurm/uid_7/job_5", "slurm/uid_7/job_6", "slurm/uid_8/job_7"];
+    jobs.iter().for_each(|job| machine.make(&format!("{FREEZER}/{job}"), 0));
+    machine.open_builtin();
+    let found = machine.work().iter().filter(|event| matches!(event, Event::Found(_))).count();
+    assert_eq!(found, 3);
+    jobs.iter().for_each(|job| machine.make(&format!("{CPUACCT}/{job}"), 0));
+    machine.check(expect![""]);
+    assert_eq!(machine.discovery.as_ref().unwrap().health().jobs, [("slurm".to_owned(), 3)]);
+}
+
+#[test]
 fn what_is_left_of_a_job_in_other_hierarchies_is_no_other_job() {
     let mut machine = Machine::new();
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
@@ -334,8 +348,9 @@ fn a_directory_that_goes_unseen_after_the_end_of_its_job_is_no_other_job() {
     "#]]);
     let (home, name) = path.rsplit_once('/').unwrap();
     let discovery = machine.discovery.as_mut().unwrap();
-    let home = discovery.node_at(1, Path::new(home)).unwrap();
-    discovery.noticed_removal(home, name.as_ref(), clock::boottime_ns());
+    let home = discovery.tree.node_at(1, Path::new(home)).unwrap();
+    discovery.tree.noticed_removal(home, name.as_ref(), clock::boottime_ns());
+    discovery.apply_changes(clock::boottime_ns());
     machine.check(expect![""]);
 }
 
@@ -348,7 +363,7 @@ fn directories_that_were_left_at_the_end_of_a_job_are_known_until_they_are_gone(
         1 ended, cpu 0 measured cgroup ancestor
     "#]]);
     // An hour passes until the manager removes its own directory.
-    machine.discovery.as_mut().unwrap().ended[0].end_ns -= 3_600_000_000_000;
+    machine.discovery.as_mut().unwrap().jobs.remnants.ended[0].end_ns -= 3_600_000_000_000;
     machine.remove(&format!("{CPUACCT}/system.slice"));
     machine.check(expect![""]);
     machine.remove(&format!("{FREEZER}/system.slice"));
@@ -427,16 +442,16 @@ fn what_was_not_noticed_is_found_by_looking() {
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_7"), 0);
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5/step_1"), 0);
     let discovery = machine.discovery.as_mut().unwrap();
-    discovery.watcher.drain();
+    discovery.tree.watches.watcher.drain();
     let now_ns = clock::boottime_ns();
     discovery.rescan(true, now_ns);
     discovery.close_removed(now_ns);
     discovery.announce_due(now_ns);
-    let events = std::mem::take(&mut discovery.events);
+    let events = std::mem::take(&mut discovery.jobs.events);
     let ended = events.iter().filter(|event| matches!(event, Event::Ended(_))).count();
     let found = events.iter().filter(|event| matches!(event, Event::Found(_))).count();
     assert_eq!((ended, found), (1, 1));
-    assert_eq!(discovery.jobs.values().map(|job| usize::from(job.has_parts())).sum::<usize>(), 1);
+    assert!(discovery.jobs.has_parts());
     assert_eq!(discovery.health().jobs, [("slurm".to_owned(), 2)]);
 }
 
@@ -449,9 +464,9 @@ fn looks_that_find_nothing_become_rare() {
     machine.work();
     let minutes_until_next = |machine: &mut Machine| {
         let discovery = machine.discovery.as_mut().unwrap();
-        discovery.watcher.drain();
+        discovery.tree.watches.watcher.drain();
         discovery.rescan(false, 0);
-        discovery.next_rescan_ns / RESCAN_EVERY_NS
+        discovery.schedule.rescan_ns / RESCAN_EVERY_NS
     };
     assert_eq!([(); 5].map(|()| minutes_until_next(&mut machine)), [2, 4, 8, 8, 8]);
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6"), 0);
@@ -595,7 +610,7 @@ fn every_resource_manager_is_known_by_its_directory_alone() {
 fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
     let mut machine = Machine::new();
     let job = format!("{CPUACCT}/slurm/uid_7/job_5");
-    let steps = followed::LINES_MAX as u64 + 60;
+    let steps = job::LINES_MAX as u64 + 60;
     machine.make(&job, 0);
     machine.open_builtin();
     machine.work();
@@ -610,7 +625,7 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
         }
     }
     let discovery = machine.discovery.as_mut().unwrap();
-    discovery.read_parts(clock::boottime_ns());
+    discovery.jobs.read_parts(&mut discovery.tree, clock::boottime_ns());
     let events = machine.work();
     let [.., Event::Parts(1, so_far)] = &events[..] else { panic!("{events:?}") };
     let sum_of = |parts: &[Part], of_tasks: bool| {
@@ -621,12 +636,12 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
     for of_tasks in [false, true] {
         assert_eq!(sum_of(so_far, of_tasks), (steps, 10 * steps as i64));
     }
-    assert!(so_far.len() <= followed::LINES_MAX + 4);
+    assert!(so_far.len() <= job::LINES_MAX + 4);
     let others = |has_ended: bool| {
         let others = so_far.iter().filter(|part| part.task.is_none() && part.end_ns.is_some() == has_ended);
         others.filter_map(|part| part.folded).collect::<Vec<_>>()
     };
-    let half = steps - followed::LINES_MAX as u64 / 2;
+    let half = steps - job::LINES_MAX as u64 / 2;
     assert_eq!(
         (others(true), others(false)),
         (vec![half / 2], vec![half / 2]),
@@ -638,7 +653,7 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
     let events = machine.work();
     let [.., Event::Ended(ended)] = &events[..] else { panic!("{events:?}") };
     assert_eq!(ended.cpu.as_ref().map(|cpu| cpu.value), Some(10 * steps as i64));
-    assert_eq!(ended.parts.len(), followed::LINES_MAX + 2);
+    assert_eq!(ended.parts.len(), job::LINES_MAX + 2);
     for of_tasks in [false, true] {
         assert_eq!(sum_of(&ended.parts, of_tasks), (steps, 10 * steps as i64));
     }
@@ -671,15 +686,19 @@ fn a_user_who_makes_and_removes_directories_without_end_is_not_listened_to_for_a
     machine.work();
     assert_eq!(watches(&machine), before - 1);
     churn(256);
-    assert_eq!(machine.discovery.as_mut().unwrap().watcher.drain(), [], "nothing is heard of it");
+    assert_eq!(
+        machine.discovery.as_mut().unwrap().tree.watches.watcher.drain(),
+        [],
+        "nothing is heard of it"
+    );
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
     machine.make(&format!("{flooded}/libpod-{:064x}.scope", 1), 0);
     machine.work();
     let discovery = machine.discovery.as_mut().unwrap();
     assert_eq!(discovery.health().jobs, [("slurm".to_owned(), 1)]);
-    assert!(discovery.patience() <= Duration::from_nanos(MEND_EVERY_NS as u64));
+    assert!(discovery.patience() <= Duration::from_nanos(UPKEEP_EVERY_NS as u64));
     // A minute later what is there is found, and listened to again.
-    discovery.next_mending_ns = 0;
+    discovery.schedule.upkeep_ns = 0;
     machine.work();
     let discovery = machine.discovery.as_mut().unwrap();
     assert_eq!(discovery.rescans, 0);
