@@ -75,6 +75,7 @@ impl Job {
 }
 
 /// How far a job is known, which says when to look at it again.
+#[derive(Default)]
 pub(super) struct Progress {
     pub(super) found_ns: i64,
     pub(super) existed: bool,
@@ -91,16 +92,7 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn new(found_ns: i64, existed: bool, is_remnant: bool) -> Progress {
-        Progress {
-            found_ns,
-            existed,
-            is_remnant,
-            announced: false,
-            nameless: false,
-            inhabited: false,
-            early_taken: 0,
-            looks: 0,
-        }
+        Progress { found_ns, existed, is_remnant, ..Progress::default() }
     }
 
     fn is_young(&self, now_ns: i64) -> bool {
