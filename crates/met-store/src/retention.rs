@@ -8,6 +8,7 @@ use met_core::job::JobKey;
 use crate::check::sum_older;
 use crate::day;
 use crate::error::StoreError;
+use crate::factors;
 use crate::query::live_states;
 use crate::reading::label;
 use crate::series::Usage;
@@ -160,7 +161,7 @@ impl Writer {
                 }
                 retained.note(&gone);
             }
-            self.forget_factors(oldest_ns)?;
+            self.in_catalogue(|sql| factors::forget(sql, oldest_ns))?;
             let oldest_day = day::of_ns(oldest_ns);
             for (day, bytes) in self.queries.series.days()? {
                 if day < oldest_day {

@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::pages::{Cell, Kind, Pages};
 use crate::reading::{Names, Parts, Stored, Tally, label, put_summary, put_total};
 use crate::record::{self, Terms};
-use crate::schema::{Access, CATALOGUE, beside, move_to, name_aside, open_for_writing, open_frozen};
+use crate::schema::{CATALOGUE, beside, move_to, name_aside, open_for_writing, open_frozen};
 use crate::sql::{Row, Sql, Value, in_transaction};
 use crate::sqlite::Sqlite;
 use crate::sums;
@@ -302,8 +302,7 @@ pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
         incomplete: cut(found.incomplete),
     };
     // The only connection to it: it leaves no log when it is closed.
-    let access = Access { exclusive: true, check: false };
-    let sql = Sqlite::new(open_for_writing(&fresh, &CATALOGUE, access)?, &fresh);
+    let sql = Sqlite::new(open_for_writing(&fresh, &CATALOGUE, true)?, &fresh);
     in_transaction(&sql, true, || {
         // Whoever remembers a number of the old file gets everything that the new one has.
         sql.execute("UPDATE change SET last = ?1", &[found.last_change.into()])?;
