@@ -1,6 +1,6 @@
 //! Which process belongs to which job: by its cgroup, else by its ancestors, and once a member, always.
 
-mod cgroups;
+pub(crate) mod cgroups;
 
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -265,11 +265,6 @@ impl Queries {
         })
     }
 
-    /// Whether there is a database that can be read; without one nothing is known but the inbox.
-    pub fn has_database(&self) -> bool {
-        matches!(self.catalogue(), Ok(Some(_)))
-    }
-
     /// Whether the state is on a file system where only one process can open the database.
     pub fn is_network(&self) -> bool {
         self.is_network

@@ -201,7 +201,8 @@ impl Raw {
             self.damaged.extend(key_in(cells).map(|key| (rowid, key)));
             return;
         };
-        let stored = Stored::new(rowid, record, changed, [integer(SUM + 1), integer(SUM + 2)]);
+        let (totals_sum, summaries_sum) = (integer(SUM + 1), integer(SUM + 2));
+        let stored = Stored { key: rowid, record, changed, totals_sum, summaries_sum };
         // Of two images of one job the later is the job.
         let before = self.jobs.get(&stored.record.key).map(|before| before.changed);
         if before.is_none_or(|before| before < changed) {

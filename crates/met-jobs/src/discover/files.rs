@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use super::ledger::Reading;
 use crate::environ;
+use crate::members::cgroups;
 
 /// So many of a job's processes are enough to learn from.
 const PIDS_MAX: usize = 64;
@@ -219,7 +220,9 @@ impl Files {
     pub(crate) fn pids(&self, hierarchy: usize, path: &Path) -> Vec<u32> {
         let mut pids = Vec::new();
         if let Ok(dir) = self.hierarchies[hierarchy].dir.open_dir(here(path)) {
-            collect_pids(&dir, 0, &mut self.buffer.borrow_mut(), &mut pids);
+            let buffer = &mut self.buffer.borrow_mut();
+            cgroups::list_in(&dir, buffer, &mut pids);
+            cgroups::list_below(&dir, DEPTH_MAX, PIDS_MAX, buffer, &mut pids);
         }
         pids
     }
@@ -279,27 +282,6 @@ fn is_gone(error: &io::Error) -> bool {
 
 fn here(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
-}
-
-fn collect_pids(dir: &Dir, depth: usize, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
-    if dir.read("cgroup.procs", buffer).is_ok() {
-        // 0 stands for a process outside this pid namespace.
-        pids.extend(parse::lines(buffer).filter_map(parse::u32).filter(|&pid| pid != 0));
-    }
-    if depth == DEPTH_MAX || pids.len() >= PIDS_MAX || !dir.may_have_dirs().unwrap_or(false) {
-        return;
-    }
-    let mut names = Vec::new();
-    let listed = dir.list(buffer, |name, _, kind| {
-        if kind == FileType::Directory {
-            names.push(OsStr::from_bytes(name).to_owned());
-        }
-    });
-    for name in names.iter().filter(|_| listed.is_ok()) {
-        if let Ok(below) = dir.open_dir(name) {
-            collect_pids(&below, depth + 1, buffer, pids);
-        }
-    }
 }
 
 #[cfg(test)]
