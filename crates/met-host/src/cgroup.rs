@@ -101,9 +101,7 @@ impl Hierarchies {
             cpuacct: dir(&self.cpuacct_v1, &names.cpuacct),
         })
     }
-}
 
-impl Hierarchies {
     /// The directory of a process where its CPU quota is, the top of that hierarchy, and whether that is v1.
     pub fn cpu_of_process(&self, host: &Host, pid: u32) -> Option<(PathBuf, PathBuf, bool)> {
         let (mount, controller, is_v1) = match (&self.cpu_v1, &self.unified) {
@@ -170,22 +168,19 @@ fn parse_mountinfo(text: &[u8]) -> Hierarchies {
         if kind == b"cgroup2" {
             hierarchies.unified.get_or_insert(mount);
         } else if kind == b"cgroup" {
-            if has("memory") {
-                hierarchies.memory_v1.get_or_insert_with(|| mount.clone());
-            }
             for name in OTHERS.into_iter().filter(|name| has(name)) {
                 if hierarchies.other(name).is_none() {
                     hierarchies.others.push((name, mount.clone()));
                 }
             }
-            if has("hugetlb") {
-                hierarchies.hugetlb_v1.get_or_insert_with(|| mount.clone());
-            }
-            if has("cpu") {
-                hierarchies.cpu_v1.get_or_insert_with(|| mount.clone());
-            }
-            if has("cpuacct") {
-                hierarchies.cpuacct_v1.get_or_insert(mount);
+            let counting = [
+                ("memory", &mut hierarchies.memory_v1),
+                ("hugetlb", &mut hierarchies.hugetlb_v1),
+                ("cpu", &mut hierarchies.cpu_v1),
+                ("cpuacct", &mut hierarchies.cpuacct_v1),
+            ];
+            for (_, known) in counting.into_iter().filter(|(name, _)| has(name)) {
+                known.get_or_insert_with(|| mount.clone());
             }
         }
     }

@@ -99,10 +99,7 @@ impl Dir {
     pub fn open_kept(&self, name: &[u8], budget: &Arc<Budget>, share: Share) -> io::Result<KeptFile> {
         let fd = self.open_file(name)?;
         // Opened in any case: whether the file exists and may be read is learned here and not at a reading.
-        Ok(match budget.take(share) {
-            true => KeptFile { fd: Some(fd), budget: Arc::clone(budget) },
-            false => KeptFile { fd: None, budget: Arc::clone(budget) },
-        })
+        Ok(KeptFile { fd: budget.take(share).then_some(fd), budget: Arc::clone(budget) })
     }
 
     /// Reads the whole file into `buffer`, which is emptied first.

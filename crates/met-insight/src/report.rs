@@ -179,22 +179,23 @@ pub struct Machine {
 
 pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
     let source = Reader { record, machine, now_ns };
-    let sections = [source.cpu(), source.memory()].into_iter().chain(record.gpus.iter().map(gpu)).chain([
-        source.input_output(),
-        source.processes(),
-        source.pressure(),
+    let first = [figures::cpu(&source), figures::memory(&source)];
+    let sections = first.into_iter().chain(record.gpus.iter().map(gpu)).chain([
+        figures::input_output(&source),
+        figures::processes(&source),
+        figures::pressure(&source),
         events::section(record, now_ns),
-        source.energy(),
+        energy::energy(&source),
     ]);
     Report {
         id: record.label(),
         name: record.name.clone(),
         state: record.state,
         outcome: outcome(record),
-        facts: source.facts(),
-        meters: source.meters(),
-        shares: source.shares(),
-        parts: source.parts(),
+        facts: facts::facts(&source),
+        meters: facts::meters(&source),
+        shares: facts::shares(&source),
+        parts: parts::parts(&source),
         sections: sections.filter(|section| !section.lines.is_empty()).collect(),
         notes: source.notes(),
     }

@@ -6,8 +6,6 @@
 mod limits;
 pub(crate) mod variables;
 
-use std::path::Path;
-
 use met_core::holding::{self, CardRef, Holding};
 use met_core::job::{CgroupPaths, ProcessId, Record, Resources, Scheduling};
 use met_core::managers;
@@ -86,8 +84,9 @@ pub fn identify(host: &Host, question: &Question<'_>) -> Identity {
         let told = Variables::of(&environ);
         let Some(id) = variables::job_id(told, question) else { continue };
         variables::read(told, question, &mut identity);
-        if let Some(path) = variables::node_file(told, question) {
-            identity.add_nodes(host, &path);
+        let mut text = Vec::new();
+        if variables::node_file(told, question).is_some_and(|path| host.read_small(path, &mut text).is_ok()) {
+            identity.add_nodes(&text);
         }
         identity.id = Some(id).filter(|_| is_sluid(question.id));
         identity.holdings = holding::of_environ(&environ);
@@ -115,12 +114,8 @@ impl Question<'_> {
 
 impl Identity {
     /// One line for each CPU, with the name of its node.
-    fn add_nodes(&mut self, host: &Host, path: &Path) {
-        let mut text = Vec::new();
-        if host.read_small(path, &mut text).is_err() {
-            return;
-        }
-        let mut nodes: Vec<String> = parse::lines(&text).map(printable).collect();
+    fn add_nodes(&mut self, node_file: &[u8]) {
+        let mut nodes: Vec<String> = parse::lines(node_file).map(printable).collect();
         let cpus = nodes.len();
         nodes.dedup();
         nodes.sort_unstable();
@@ -168,9 +163,9 @@ impl Identity {
         if record.nodes.len() <= 1 && !self.nodes.is_empty() {
             record.nodes.clone_from(&self.nodes);
         }
-        fill_resources(&mut record.requested, &self.requested);
-        fill_resources(&mut record.allocated, &self.allocated);
-        fill_scheduling(&mut record.scheduling, &self.scheduling);
+        record.requested.fill_from(&self.requested);
+        record.allocated.fill_from(&self.allocated);
+        record.scheduling.fill_from(&self.scheduling);
         // Its users know it by its number, whatever its directory is called.
         fill(&mut record.scheduling.alias, &self.id);
         if let Some(local) = &mut record.local {
@@ -184,25 +179,6 @@ fn fill<T: Clone>(known: &mut Option<T>, learned: &Option<T>) {
     if known.is_none() {
         known.clone_from(learned);
     }
-}
-
-fn fill_resources(known: &mut Resources, learned: &Resources) {
-    fill(&mut known.nodes, &learned.nodes);
-    fill(&mut known.cpus, &learned.cpus);
-    fill(&mut known.memory_bytes, &learned.memory_bytes);
-    fill(&mut known.gpus, &learned.gpus);
-    fill(&mut known.time_limit_ns, &learned.time_limit_ns);
-}
-
-fn fill_scheduling(known: &mut Scheduling, learned: &Scheduling) {
-    fill(&mut known.alias, &learned.alias);
-    fill(&mut known.array_id, &learned.array_id);
-    fill(&mut known.array_index, &learned.array_index);
-    fill(&mut known.het_id, &learned.het_id);
-    fill(&mut known.het_offset, &learned.het_offset);
-    fill(&mut known.restarts, &learned.restarts);
-    fill(&mut known.partition, &learned.partition);
-    fill(&mut known.qos, &learned.qos);
 }
 
 /// Foreign bytes as text of a bounded length in which nothing moves a cursor or begins a line.

@@ -124,7 +124,7 @@ impl Layout {
             return Err(format!("{manager:?} is not a valid manager name; write a short word in lower case"));
         }
         let layout = Layout::of(Cow::Owned(manager.to_owned()), Class::Managed, path, parts)?;
-        let names_job = |segment: &Segment| segment.captures(Field::Id);
+        let names_job = |segment: &Segment| segment.tokens.contains(&Token::Begin(Field::Id));
         if !layout.segments.last().is_some_and(names_job) {
             return Err(format!("{path:?} does not end in a name with {{id}}"));
         }
@@ -328,19 +328,11 @@ impl Segment {
     /// Whether the name fits; what it tells is added to `captures` then.
     pub(crate) fn capture(&self, name: &[u8], captures: &mut Captures) -> bool {
         let mut found = Vec::new();
-        let fits = self.find(name, &mut |field, range| found.push((field, range)));
+        let fits = fit(&self.tokens, name, 0, 0, &mut |field, range| found.push((field, range)));
         for (field, range) in found {
             captures.set(field, &name[range]);
         }
         fits
-    }
-
-    fn captures(&self, wanted: Field) -> bool {
-        self.tokens.contains(&Token::Begin(wanted))
-    }
-
-    fn find(&self, name: &[u8], tell: &mut dyn FnMut(Field, Range<usize>)) -> bool {
-        fit(&self.tokens, name, 0, 0, tell)
     }
 }
 

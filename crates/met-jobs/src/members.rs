@@ -1,6 +1,6 @@
 //! Which process belongs to which job: by its cgroup, else by its ancestors, and once a member, always.
 
-mod cgroups;
+pub(crate) mod cgroups;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -72,6 +72,7 @@ impl Reading {
     }
 }
 
+#[derive(Default)]
 struct Job {
     spec: JobSpec,
     outer: Option<u32>,
@@ -87,6 +88,7 @@ struct Job {
     has_named: bool,
 }
 
+#[derive(Default)]
 struct Known {
     start_ticks: u64,
     parent_pid: u32,
@@ -364,8 +366,14 @@ impl Members {
                 known.inode = if inode == 0 { known.inode } else { inode };
             }
             _ => {
-                let mut known = Known::new(&stat, inode, self.generation);
-                known.is_wanted = self.wanted.is_some_and(|wanted| wanted(stat.name));
+                let known = Known {
+                    start_ticks: stat.start_ticks,
+                    parent_pid: stat.parent_pid,
+                    inode,
+                    seen: self.generation,
+                    is_wanted: self.wanted.is_some_and(|wanted| wanted(stat.name)),
+                    ..Known::default()
+                };
                 self.known.insert(pid, known);
             }
         }
@@ -538,38 +546,10 @@ impl Members {
     }
 }
 
-impl Known {
-    fn new(stat: &parse::Stat<'_>, inode: u64, seen: u64) -> Known {
-        Known {
-            start_ticks: stat.start_ticks,
-            parent_pid: stat.parent_pid,
-            inode,
-            seen,
-            tree: None,
-            decided: false,
-            group: None,
-            grouped: 0,
-            counted: None,
-            is_wanted: false,
-            is_seen_again: false,
-        }
-    }
-}
-
 impl Job {
     fn new(spec: JobSpec, added: u64) -> Job {
         let depth = main_path(&spec.cgroup).map_or(0, |path| path.components().count());
-        Job {
-            spec,
-            outer: None,
-            cgroups: Vec::new(),
-            counted_in: None,
-            depth,
-            added,
-            young: true,
-            processes_seen: 0,
-            has_named: false,
-        }
+        Job { spec, depth, added, young: true, ..Job::default() }
     }
 
     fn paths(&self) -> impl Iterator<Item = &CgroupPaths> {

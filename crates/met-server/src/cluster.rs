@@ -16,5 +16,4 @@ mod view;
 pub use incompatible::Incompatible;
 pub use keeper::{Busy, Denied, Keeper, Plan, Refusal, SinksFile};
 pub use latest::Latest;
-pub use node_page::NodePage;
 pub use view::ClusterView;

@@ -4,12 +4,12 @@
 //! disk before anything else happens to them. Another one sends the oldest until the server says that it has
 //! it. Who offers never waits for either.
 
+mod held;
 mod interims;
 pub mod link;
 mod sender;
 pub mod spool;
 
-use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -21,12 +21,11 @@ use std::time::{Duration, Instant, SystemTime};
 use met_core::course::Course;
 use met_core::job::Record;
 use met_core::table::{NANO, ONE};
-use met_core::{Column, JOB, MISSING, Table, Unit, columns};
-use met_wire::batch::{Header, Interim, NodeBatch, Piece, SAMPLES_MAX, Subject};
-use met_wire::block::{self, BLOCK_SAMPLES_MAX};
-use met_wire::meaning;
+use met_core::{Column, MISSING, Table, Unit, columns};
+use met_wire::batch::{Header, Interim, NodeBatch, SAMPLES_MAX};
 use serde::{Deserialize, Serialize};
 
+use held::{Held, Packed};
 use interims::Interims;
 use link::{Address, BadAddress, Link};
 use spool::{Limits, Spool};
@@ -239,12 +238,8 @@ impl Forward {
             quiet: plan.quiet,
             spooled: None,
             header: plan.header,
-            held: HashMap::new(),
+            held: Held::new(Instant::now()),
             interims: Interims::default(),
-            of_node: HashMap::new(),
-            node_due: Instant::now() + NODE_EVERY,
-            cells: 0,
-            times: 0,
         };
         let maker = spawn("forward-make", Box::new(move || maker.work(&offered)))?;
         Ok(Forward { queue, shared, maker: Some(maker), every })
@@ -378,39 +373,22 @@ struct Maker {
     /// When something last was. The first batch says that we are here.
     spooled: Option<Instant>,
     header: Header,
-    /// What was offered since the last batch.
     held: Held,
     interims: Interims,
-    /// The same of the machine: many parts with a sample now and then, which are little only when some are sent together.
-    of_node: Held,
-    node_due: Instant,
-    cells: usize,
-    times: usize,
 }
-
-/// The series of a batch.
-#[derive(Default)]
-struct Packed {
-    pieces: Vec<Piece>,
-    samples: u64,
-    /// Samples for which there is no room in it.
-    surplus: u64,
-}
-
-type Held = HashMap<(Subject, &'static str), Course>;
 
 impl Maker {
     fn work(&mut self, offered: &Receiver<Message>) {
         let mut due = Instant::now();
         loop {
             match offered.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                Ok(Message::Samples(samples)) => self.hold(&samples),
+                Ok(Message::Samples(samples)) => self.held.add(&samples),
                 Ok(Message::Interim(standing)) => {
                     self.interims.hold(Arc::unwrap_or_clone(standing), Instant::now());
                 }
                 Ok(Message::Hurry) => due = due.min(Instant::now() + END_WITHIN),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
-                    self.node_due = Instant::now();
+                    self.held.hurry_node(Instant::now());
                     self.make_all();
                     return;
                 }
@@ -419,50 +397,24 @@ impl Maker {
                     due = Instant::now() + self.every;
                 }
             }
-            if self.is_full() {
-                self.node_due = Instant::now();
+            if self.held.is_full() {
+                self.held.hurry_node(Instant::now());
                 self.make_all();
                 due = Instant::now() + self.every;
             }
         }
     }
 
-    fn is_full(&self) -> bool {
-        self.cells > CELLS_MAX || self.times > TIMES_MAX
-    }
-
-    fn hold(&mut self, Samples { subject, course, .. }: &Samples) {
-        self.cells += course.len() * course.columns.len();
-        self.times += course.len();
-        let held = if matches!(subject, Subject::Node(_)) { &mut self.of_node } else { &mut self.held };
-        let held =
-            held.entry((subject.clone(), course.table.name)).or_insert_with(|| Course::new(course.table));
-        held.append(course);
-    }
-
     /// What was held is on disk, or given up.
     fn let_go(&mut self) {
-        self.held.clear();
+        self.held.let_go();
         self.interims.let_go(Instant::now());
-        self.cells = self.of_node.values().map(|course| course.len() * course.columns.len()).sum();
-        self.times = self.of_node.values().map(Course::len).sum();
-    }
-
-    /// The machine's own series go with the next batch if it is time.
-    fn add_node(&mut self, now: Instant) {
-        if now >= self.node_due {
-            self.node_due = now + NODE_EVERY;
-            for (whose, course) in self.of_node.drain() {
-                // Some may have found no room on disk before.
-                self.held.entry(whose).or_insert_with(|| Course::new(course.table)).append(&course);
-            }
-        }
     }
 
     /// Batches until no record is left that was not sent.
     fn make_all(&mut self) {
         self.count_lost();
-        self.add_node(Instant::now());
+        self.held.add_node(Instant::now());
         loop {
             let mark = self.shared.lock().spool.mark();
             let changed = match self.outbox.changed_after(mark, RECORDS_PER_BATCH) {
@@ -508,7 +460,7 @@ impl Maker {
     /// sent again: the mark stays.
     fn make_records(&mut self, records: Vec<Record>) -> bool {
         let mut inner = self.shared.lock();
-        let (mark, columns) = (inner.spool.spooled_mark(), self.columns(true));
+        let (mark, columns) = (inner.spool.spooled_mark(), self.held.columns(true));
         let header = Header { mark, made_ns: now_ns(), columns, ..self.header.clone() };
         let spooled = inner.spool.put(&mut NodeBatch { header, records, ..NodeBatch::default() }, 0);
         let is_spooled = spooled.is_ok();
@@ -519,9 +471,9 @@ impl Maker {
     }
 
     fn make_last(&mut self, records: Vec<Record>, mark: i64) -> bool {
-        let Packed { pieces, samples, surplus } = self.pieces();
+        let Packed { pieces, samples, surplus } = self.held.pieces();
         let interims = self.interims.held();
-        let columns = self.columns(!records.is_empty() || !interims.is_empty());
+        let columns = self.held.columns(!records.is_empty() || !interims.is_empty());
         let header = Header { mark, made_ns: now_ns(), columns, ..self.header.clone() };
         let mut batch = NodeBatch { header, records, interims, pieces };
         let mut inner = self.shared.lock();
@@ -544,7 +496,7 @@ impl Maker {
                 }
                 inner.status.spool_error = Some(error.to_string());
                 // Records are still in the catalogue. Samples have no other place.
-                if self.is_full() {
+                if self.held.is_full() {
                     inner.spool.count_dropped(samples);
                     drop(inner);
                     self.let_go();
@@ -552,52 +504,6 @@ impl Maker {
                 false
             }
         }
-    }
-
-    /// What is meant by the columns in a batch; totals, too, are named as the columns of jobs are.
-    fn columns(&self, with_totals: bool) -> BTreeMap<String, String> {
-        let mut occurring: BTreeMap<&str, (&Table, Vec<bool>)> = BTreeMap::new();
-        if with_totals {
-            occurring.insert(JOB.name, (&JOB, vec![true; JOB.columns.len()]));
-        }
-        for course in self.held.values() {
-            let none = || (course.table, vec![false; course.table.columns.len()]);
-            let (_, occurs) = occurring.entry(course.table.name).or_insert_with(none);
-            for (occurs, cells) in occurs.iter_mut().zip(&course.columns) {
-                *occurs = *occurs || cells.iter().any(|&cell| cell != MISSING);
-            }
-        }
-        let describe = |(name, (table, occurs)): (&str, (&Table, Vec<bool>))| {
-            (name.to_owned(), meaning::describe_some(table, |column| occurs[column]))
-        };
-        occurring.into_iter().map(describe).collect()
-    }
-
-    /// A server would refuse a batch with more than it takes, and the records in it.
-    fn pieces(&self) -> Packed {
-        let mut packed = Packed::default();
-        let (mut times, mut bytes) = (0, 0);
-        for ((subject, table), course) in &self.held {
-            for begin in (0..course.len()).step_by(BLOCK_SAMPLES_MAX) {
-                let range = begin..course.len().min(begin + BLOCK_SAMPLES_MAX);
-                let samples = samples_in(course, range.clone());
-                if times + range.len() > SAMPLES_MAX {
-                    packed.surplus += samples;
-                    continue;
-                }
-                let mut block = Vec::new();
-                block::encode(course, range.clone(), &mut block);
-                if bytes + block.len() > SERIES_BYTES_PER_BATCH {
-                    packed.surplus += samples;
-                    continue;
-                }
-                times += range.len();
-                bytes += block.len();
-                packed.samples += samples;
-                packed.pieces.push(Piece { subject: subject.clone(), table: (*table).to_owned(), block });
-            }
-        }
-        packed
     }
 }
 

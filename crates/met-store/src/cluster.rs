@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use met_core::job::{JobKey, Record};
 use met_wire::batch::Page;
-use rusqlite::{Connection, OptionalExtension, Result as Answer, Row, params};
+use rusqlite::{Connection, OptionalExtension, Params, Result as Answer, Row, params};
 
 use crate::days::in_transaction;
 use crate::error::StoreError;
-use crate::schema::{Access, CLUSTER, open_for_reading, open_for_writing, open_frozen};
+use crate::schema::{CLUSTER, open_for_reading, open_for_writing, open_frozen};
 
 const FILE: &str = "cluster.db";
 
@@ -168,7 +168,7 @@ impl Log {
     pub fn open(state: &Path) -> Result<Log, StoreError> {
         crate::inbox::private_dir(state).map_err(StoreError::io(state))?;
         let path = state.join(FILE);
-        let connection = open_for_writing(&path, &CLUSTER, Access { exclusive: false, check: false })?;
+        let connection = open_for_writing(&path, &CLUSTER, false)?;
         Ok(Log { path, connection, is_frozen: false })
     }
 
@@ -208,6 +208,24 @@ impl Log {
 
     fn ask<T>(&self, work: impl FnOnce(&Connection) -> Answer<T>) -> Result<T, StoreError> {
         work(&self.connection).map_err(StoreError::database(&self.path))
+    }
+
+    fn rows<T>(
+        &self,
+        sql: &str,
+        values: impl Params,
+        row: impl FnMut(&Row<'_>) -> Answer<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        self.ask(|connection| connection.prepare_cached(sql)?.query_map(values, row)?.collect())
+    }
+
+    fn exists(&self, sql: &str, values: impl Params) -> Result<bool, StoreError> {
+        self.ask(|connection| connection.prepare_cached(sql)?.exists(values))
+    }
+
+    /// Returns how many rows changed.
+    fn execute(&mut self, durable: bool, sql: &str, values: impl Params) -> Result<usize, StoreError> {
+        self.write(durable, |connection| connection.prepare_cached(sql)?.execute(values))
     }
 
     /// Lets somebody in who shows what has this hash. A node is known from then on. `replace`: all earlier tokens are
@@ -253,47 +271,39 @@ impl Log {
     }
 
     pub fn bearer(&self, hash: &[u8]) -> Result<Option<Bearer>, StoreError> {
-        let found: Option<(String, String)> = self.ask(|connection| {
-            connection
-                .prepare_cached("SELECT kind, name FROM access WHERE hash = ?1")?
-                .query_row([hash], |row| Ok((row.get(0)?, row.get(1)?)))
-                .optional()
-        })?;
+        let sql = "SELECT kind, name FROM access WHERE hash = ?1";
+        let found: Option<(String, String)> = self.rows(sql, [hash], |row| row.try_into())?.pop();
         Ok(found.and_then(|(kind, name)| Bearer::of(&kind, name)))
     }
 
     pub fn is_node(&self, name: &str) -> Result<bool, StoreError> {
-        self.ask(|connection| connection.prepare_cached("SELECT 1 FROM node WHERE name = ?1")?.exists([name]))
+        self.exists("SELECT 1 FROM node WHERE name = ?1", [name])
     }
 
     /// Whether this node ever sent anything, or may: what it sent stays when it may no more.
     pub fn has_heard_of(&self, node: &str) -> Result<bool, StoreError> {
         let sql = "SELECT 1 FROM node WHERE name = ?1 UNION ALL SELECT 1 FROM spool WHERE node = ?1";
-        self.ask(|connection| connection.prepare_cached(sql)?.exists([node]))
+        self.exists(sql, [node])
     }
 
     pub fn nodes(&self) -> Result<Vec<Node>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT name, enrolled_ns, seen_ns, version, cpus, memory_bytes, clock_offset_ns,
-                       dropped_samples, page_port, page_tls FROM node ORDER BY name";
-            let mut statement = connection.prepare_cached(sql)?;
-            let rows = statement.query_map([], |row| {
-                Ok(Node {
-                    name: row.get(0)?,
-                    enrolled_ns: row.get(1)?,
-                    seen_ns: row.get(2)?,
-                    version: row.get(3)?,
-                    cpus: row.get(4)?,
-                    memory_bytes: row.get(5)?,
-                    clock_offset_ns: row.get(6)?,
-                    dropped_samples: row.get(7)?,
-                    page: match row.get(8)? {
-                        Some(port) => Some(Page { port, tls: row.get(9)? }),
-                        None => None,
-                    },
-                })
-            })?;
-            rows.collect()
+        let sql = "SELECT name, enrolled_ns, seen_ns, version, cpus, memory_bytes, clock_offset_ns,
+                   dropped_samples, page_port, page_tls FROM node ORDER BY name";
+        self.rows(sql, [], |row| {
+            Ok(Node {
+                name: row.get(0)?,
+                enrolled_ns: row.get(1)?,
+                seen_ns: row.get(2)?,
+                version: row.get(3)?,
+                cpus: row.get(4)?,
+                memory_bytes: row.get(5)?,
+                clock_offset_ns: row.get(6)?,
+                dropped_samples: row.get(7)?,
+                page: match row.get(8)? {
+                    Some(port) => Some(Page { port, tls: row.get(9)? }),
+                    None => None,
+                },
+            })
         })
     }
 
@@ -318,22 +328,17 @@ impl Log {
 
     /// A node spoke, and nothing of it was kept.
     pub fn saw(&mut self, node: &str, seen_ns: i64) -> Result<(), StoreError> {
-        self.write(false, |connection| {
-            let sql = "UPDATE node SET seen_ns = max(coalesce(seen_ns, ?2), ?2) WHERE name = ?1";
-            connection.prepare_cached(sql)?.execute(params![node, seen_ns]).map(drop)
-        })
+        let sql = "UPDATE node SET seen_ns = max(coalesce(seen_ns, ?2), ?2) WHERE name = ?1";
+        self.execute(false, sql, params![node, seen_ns]).map(drop)
     }
 
     /// Batches that came after this one, oldest first.
     pub fn after(&self, number: i64, limit: usize) -> Result<Vec<Kept>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT number, node, received_ns, data FROM batch WHERE number > ?1 ORDER BY number LIMIT ?2";
-            let mut statement = connection.prepare_cached(sql)?;
-            let rows = statement.query_map(params![number, limit as i64], |row| {
-                let (number, node) = (row.get(0)?, row.get(1)?);
-                Ok(Kept { number, node, received_ns: row.get(2)?, data: row.get(3)? })
-            })?;
-            rows.collect()
+        let sql =
+            "SELECT number, node, received_ns, data FROM batch WHERE number > ?1 ORDER BY number LIMIT ?2";
+        self.rows(sql, params![number, limit as i64], |row| {
+            let (number, node) = (row.get(0)?, row.get(1)?);
+            Ok(Kept { number, node, received_ns: row.get(2)?, data: row.get(3)? })
         })
     }
 
@@ -345,42 +350,27 @@ impl Log {
         up_to: i64,
         limit: usize,
     ) -> Result<Vec<(i64, Vec<u8>)>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT number, data FROM batch WHERE node = ?1 AND number > ?2 AND number <= ?3
-                       ORDER BY number LIMIT ?4";
-            let mut statement = connection.prepare_cached(sql)?;
-            let rows = statement
-                .query_map(params![node, after, up_to, limit as i64], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            rows.collect()
-        })
+        let sql = "SELECT number, data FROM batch WHERE node = ?1 AND number > ?2 AND number <= ?3
+                   ORDER BY number LIMIT ?4";
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.rows(sql, params![node, after, up_to, limit], |row| row.try_into())
     }
 
     /// All of them.
-    pub fn waiting(&self, node: &str, up_to: i64) -> Result<Vec<(i64, Vec<u8>)>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT number, data FROM batch WHERE node = ?1 AND number <= ?2 ORDER BY number";
-            let mut statement = connection.prepare_cached(sql)?;
-            let rows = statement.query_map(params![node, up_to], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            rows.collect()
-        })
+    pub fn waiting(&self, node: &str) -> Result<Vec<(i64, Vec<u8>)>, StoreError> {
+        self.oldest_waiting(node, i64::MIN, i64::MAX, usize::MAX)
     }
 
     /// For each node that has any: its name, since when the oldest batch waits, and how many bytes do.
     pub fn backlog(&self) -> Result<Vec<(String, i64, i64)>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT node, min(received_ns), sum(length(data)) FROM batch GROUP BY node";
-            let mut statement = connection.prepare_cached(sql)?;
-            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-            rows.collect()
-        })
+        let sql = "SELECT node, min(received_ns), sum(length(data)) FROM batch GROUP BY node";
+        self.rows(sql, [], |row| row.try_into())
     }
 
     /// Their series are in the store.
     pub fn forget(&mut self, node: &str, up_to: i64) -> Result<(), StoreError> {
-        self.write(false, |connection| {
-            let sql = "DELETE FROM batch WHERE node = ?1 AND number <= ?2";
-            connection.prepare_cached(sql)?.execute(params![node, up_to]).map(drop)
-        })
+        let sql = "DELETE FROM batch WHERE node = ?1 AND number <= ?2";
+        self.execute(false, sql, params![node, up_to]).map(drop)
     }
 
     /// A server of an older version that ran on while the file was upgraded did not say of what it wrote how it stands.
@@ -453,21 +443,15 @@ impl Log {
 
     /// The nodes that have jobs which are not over: those that are believed to live, or those that were given up.
     pub fn nodes_with_jobs(&self, given_up: bool) -> Result<Vec<String>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT DISTINCT node FROM told WHERE standing > 0 AND standing = ?1";
-            let mut statement = connection.prepare_cached(sql)?;
-            let rows = statement.query_map([standing(given_up)], |row| row.get(0))?;
-            rows.collect()
-        })
+        let sql = "SELECT DISTINCT node FROM told WHERE standing > 0 AND standing = ?1";
+        self.rows(sql, [standing(given_up)], |row| row.get(0))
     }
 
     /// What such a node told of these jobs.
     pub fn unfinished(&self, node: &str, given_up: bool) -> Result<Vec<NodeJobKey>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT manager, id, node, incarnation, whole FROM told
-                       WHERE node = ?1 AND standing > 0 AND standing = ?2";
-            connection.prepare_cached(sql)?.query_map(params![node, standing(given_up)], told_key)?.collect()
-        })
+        let sql = "SELECT manager, id, node, incarnation, whole FROM told
+                   WHERE node = ?1 AND standing > 0 AND standing = ?2";
+        self.rows(sql, params![node, standing(given_up)], told_key)
     }
 
     /// Those of them that ran in another boot of their machine than this one, as far as their records say.
@@ -477,21 +461,15 @@ impl Log {
         boot_id: &str,
         given_up: bool,
     ) -> Result<Vec<NodeJobKey>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT manager, id, node, incarnation, whole FROM told
-                       WHERE node = ?1 AND standing > 0 AND standing = ?2 AND CASE WHEN json_valid(record)
-                       THEN json_extract(record, '$.local.boot_id') NOT IN (?3, '', 'unknown') ELSE 0 END";
-            let values = params![node, standing(given_up), boot_id];
-            connection.prepare_cached(sql)?.query_map(values, told_key)?.collect()
-        })
+        let sql = "SELECT manager, id, node, incarnation, whole FROM told
+                   WHERE node = ?1 AND standing > 0 AND standing = ?2 AND CASE WHEN json_valid(record)
+                   THEN json_extract(record, '$.local.boot_id') NOT IN (?3, '', 'unknown') ELSE 0 END";
+        self.rows(sql, params![node, standing(given_up), boot_id], told_key)
     }
 
     /// The boot of each node that sends one, by its last batch.
     pub fn boots(&self) -> Result<Vec<(String, String)>, StoreError> {
-        self.ask(|connection| {
-            let sql = "SELECT name, boot_id FROM node WHERE boot_id IS NOT NULL";
-            connection.prepare_cached(sql)?.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
-        })
+        self.rows("SELECT name, boot_id FROM node WHERE boot_id IS NOT NULL", [], |row| row.try_into())
     }
 
     /// Gives jobs up, or takes that back. What ended meanwhile stays as it is.
@@ -529,41 +507,33 @@ impl Log {
     ) -> Result<(Vec<NodeJobKey>, Option<NodeJobKey>), StoreError> {
         let first = NodeJobKey { incarnation: i64::MIN, ..NodeJobKey::default() };
         let NodeJobKey { manager, id, node, incarnation, .. } = after.unwrap_or(&first);
-        self.ask(|connection| {
-            // The first version did not note when it heard of something.
-            let sql = "SELECT manager, id, node, incarnation, whole, standing <> ?6 AND coalesce(heard_ns,
-                           CASE WHEN json_valid(record) THEN json_extract(record, '$.end_ns') END, 0) < ?5
-                       FROM told WHERE (manager, id, node, incarnation) > (?1, ?2, ?3, ?4)
-                       ORDER BY manager, id, node, incarnation LIMIT ?7";
-            let mut statement = connection.prepare_cached(sql)?;
-            let values = params![manager, id, node, incarnation, before_ns, LIVES, rows as i64];
-            let looked_at =
-                statement.query_map(values, |row| Ok((told_key(row)?, row.get::<_, bool>(5)?)))?;
-            let looked_at: Vec<(NodeJobKey, bool)> = looked_at.collect::<Answer<_>>()?;
-            let last = looked_at.last().filter(|_| looked_at.len() == rows).map(|(told, _)| told.clone());
-            Ok((looked_at.into_iter().filter_map(|(told, is_old)| is_old.then_some(told)).collect(), last))
-        })
+        // The first version did not note when it heard of something.
+        let sql = "SELECT manager, id, node, incarnation, whole, standing <> ?6 AND coalesce(heard_ns,
+                       CASE WHEN json_valid(record) THEN json_extract(record, '$.end_ns') END, 0) < ?5
+                   FROM told WHERE (manager, id, node, incarnation) > (?1, ?2, ?3, ?4)
+                   ORDER BY manager, id, node, incarnation LIMIT ?7";
+        let values = params![manager, id, node, incarnation, before_ns, LIVES, rows as i64];
+        let looked_at = self.rows(sql, values, |row| Ok((told_key(row)?, row.get::<_, bool>(5)?)))?;
+        let last = looked_at.last().filter(|_| looked_at.len() == rows).map(|(told, _)| told.clone());
+        Ok((looked_at.into_iter().filter_map(|(told, is_old)| is_old.then_some(told)).collect(), last))
     }
 
     /// Forgets how far spools got that sent nothing since: each start of a daemon has one of its own. The newest of
     /// every node stays, and of the others so many that a batch which is met again on its way is recognised. Of one
     /// that is sent after all this the content is recognised.
     pub fn forget_spools(&mut self, before_ns: i64) -> Result<usize, StoreError> {
-        self.write(false, |connection| {
-            let sql = "DELETE FROM spool WHERE (node, id) IN (
-                           SELECT node, id FROM (
-                               SELECT node, id, seen_ns, row_number() OVER (
-                                   PARTITION BY node ORDER BY seen_ns DESC, sequence DESC) AS place
-                               FROM spool)
-                           WHERE place > 1 AND seen_ns < ?1 OR place > ?2)";
-            connection.prepare_cached(sql)?.execute([before_ns, SPOOLS_MAX])
-        })
+        let sql = "DELETE FROM spool WHERE (node, id) IN (
+                       SELECT node, id FROM (
+                           SELECT node, id, seen_ns, row_number() OVER (
+                               PARTITION BY node ORDER BY seen_ns DESC, sequence DESC) AS place
+                           FROM spool)
+                       WHERE place > 1 AND seen_ns < ?1 OR place > ?2)";
+        self.execute(false, sql, [before_ns, SPOOLS_MAX])
     }
 
     /// Whether the catalogue is being made again of what was told here.
     pub fn is_told_again(&self) -> Result<bool, StoreError> {
-        let sql = "SELECT 1 FROM meta WHERE name = 'told_again'";
-        self.ask(|connection| connection.prepare_cached(sql)?.exists([]))
+        self.exists("SELECT 1 FROM meta WHERE name = 'told_again'", [])
     }
 
     /// Notes that it is, or that all of it has been: what is interrupted goes on at the next start.
@@ -572,16 +542,12 @@ impl Log {
             true => "INSERT OR REPLACE INTO meta (name, value) VALUES ('told_again', 1)",
             false => "DELETE FROM meta WHERE name = 'told_again'",
         };
-        self.write(true, |connection| connection.execute(sql, []).map(drop))
+        self.execute(true, sql, []).map(drop)
     }
 
     /// Manager and id of every job that a node told of.
     pub fn told_jobs(&self) -> Result<Vec<(String, String)>, StoreError> {
-        self.ask(|connection| {
-            let mut statement = connection.prepare_cached("SELECT DISTINCT manager, id FROM told")?;
-            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            rows.collect()
-        })
+        self.rows("SELECT DISTINCT manager, id FROM told", [], |row| row.try_into())
     }
 }
 
@@ -669,7 +635,7 @@ mod tests {
         let numbers: Vec<i64> = log.after(1, 10).unwrap().iter().map(|kept| kept.number).collect();
         assert_eq!(numbers, [2, 3, 4]);
         log.forget("n1", 2).unwrap();
-        assert_eq!(log.waiting("n1", i64::MAX).unwrap(), [(4, b"bytes".to_vec())]);
+        assert_eq!(log.waiting("n1").unwrap(), [(4, b"bytes".to_vec())]);
         assert_eq!(log.backlog().unwrap(), [("n1".into(), 7, 5), ("n2".into(), 7, 5)]);
         assert_eq!(
             log.take(&[arrived("n1", "a", 2)], all).unwrap(),

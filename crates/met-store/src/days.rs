@@ -11,7 +11,7 @@ use rusqlite::Connection;
 
 use crate::day;
 use crate::error::StoreError;
-use crate::schema::{Access, SERIES, Sharing, move_aside, open_for_writing, open_shared_or_alone};
+use crate::schema::{SERIES, Sharing, move_aside, open_for_writing, open_shared_or_alone};
 use crate::series::{self, Series, Usage};
 use met_wire::block;
 
@@ -43,8 +43,7 @@ impl DayFiles {
         let at = match open_days.iter().position(|(open, _)| *open == day) {
             Some(at) => at,
             None => {
-                let access = Access { exclusive: self.is_network, check: false };
-                let connection = open_for_writing(&path, &SERIES, access)?;
+                let connection = open_for_writing(&path, &SERIES, self.is_network)?;
                 if open_days.len() == OPEN_DAYS_MAX {
                     open_days.remove(0);
                 }
@@ -66,8 +65,7 @@ impl DayFiles {
         let connection = match self.open_days.get_mut().iter_mut().find(|(open, _)| *open == day) {
             Some((_, connection)) => connection,
             None => {
-                let access = Access { exclusive: self.is_network, check: false };
-                match open_for_writing(&path, &SERIES, access) {
+                match open_for_writing(&path, &SERIES, self.is_network) {
                     Ok(connection) => opened.insert(connection),
                     // Nothing can be read from a damaged day, so nothing is left to remove.
                     Err(StoreError::Damaged { .. }) => return Ok(()),
@@ -86,17 +84,6 @@ impl DayFiles {
                 .map_err(database),
             false => Ok(()),
         }
-    }
-
-    fn blocks_of(
-        &self,
-        day: i64,
-        key: &JobKey,
-        table: &'static Table,
-        span_ms: (i64, i64),
-        out: &mut Vec<series::Packed>,
-    ) -> Result<(), StoreError> {
-        self.ask_day(day, |connection| series::blocks(connection, key, table, span_ms, out))
     }
 
     /// Asks the file of a day; one that is damaged or not there has nothing to say.
@@ -119,6 +106,12 @@ impl DayFiles {
             Err(StoreError::Damaged { .. }) => Ok(()),
             result => result,
         }
+    }
+
+    fn days_between(&self, (first, last): (i64, i64)) -> Result<Vec<i64>, StoreError> {
+        let mut days = self.file_days()?;
+        days.retain(|day| (first..=last).contains(day));
+        Ok(days)
     }
 
     fn file_days(&self) -> Result<Vec<i64>, StoreError> {
@@ -153,11 +146,11 @@ impl Series for DayFiles {
         key: &JobKey,
         table: &'static Table,
         span_ms: (i64, i64),
-        (first_day, last_day): (i64, i64),
+        days: (i64, i64),
     ) -> Result<Course, StoreError> {
         let mut blocks = Vec::new();
-        for day in self.file_days()?.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
-            self.blocks_of(day, key, table, span_ms, &mut blocks)?;
+        for day in self.days_between(days)? {
+            self.ask_day(day, |connection| series::blocks(connection, key, table, span_ms, &mut blocks))?;
         }
         let mut course = Course::new(table);
         let samples = blocks.iter().map(|block| block.samples).sum();
@@ -175,10 +168,10 @@ impl Series for DayFiles {
         &self,
         node: &str,
         _: &[&'static Table],
-        (first_day, last_day): (i64, i64),
+        days: (i64, i64),
     ) -> Result<BTreeSet<(String, String)>, StoreError> {
         let mut found = BTreeSet::new();
-        for day in self.file_days()?.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
+        for day in self.days_between(days)? {
             self.ask_day(day, |connection| series::node_parts(connection, node, &mut found))?;
         }
         Ok(found)
@@ -188,9 +181,9 @@ impl Series for DayFiles {
         &self,
         node: &str,
         tables: &[&'static Table],
-        (first_day, last_day): (i64, i64),
+        days: (i64, i64),
     ) -> Result<Option<i64>, StoreError> {
-        for day in self.file_days()?.into_iter().filter(|day| (first_day..=last_day).contains(day)) {
+        for day in self.days_between(days)? {
             if !self.node_parts(node, tables, (day, day))?.is_empty() {
                 return Ok(Some(day));
             }
@@ -222,10 +215,6 @@ impl Series for DayFiles {
 
     fn remove_of_day(&mut self, day: i64, keys: &[JobKey]) -> Result<(), StoreError> {
         self.remove_from_day(keys, day, true)
-    }
-
-    fn refused(&self) -> u64 {
-        0
     }
 }
 

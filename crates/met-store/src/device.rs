@@ -1,14 +1,10 @@
 //! Devices that jobs share: what is known of each, which job had which from when to when, and their series.
 
-use met_core::course::Course;
-use met_core::gpu;
 use met_core::job::{GpuUse, JobKey, Record};
 
 use crate::error::StoreError;
-use crate::query::{DEVICE_VERSION, Queries};
 use crate::record::{EXACT, key_values, returned};
 use crate::sql::{self, Sql, Value};
-use crate::store::Writer;
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -36,68 +32,35 @@ pub struct Allocation {
     pub held_by: String,
 }
 
-impl Writer {
-    /// Keeps what is known of devices. What is not known leaves what was.
-    pub fn put_devices(&mut self, devices: &[Device]) -> Result<()> {
-        self.in_catalogue(|sql| devices.iter().try_for_each(|device| put(sql, device).map(drop)))
-    }
-
-    /// Adds samples of a device that are later than those stored.
-    pub fn append_device(&mut self, uuid: &str, course: &Course) -> Result<()> {
-        self.append_course(&series_key(uuid), course)
-    }
+/// What is known of all devices.
+pub(crate) fn all(sql: &dyn Sql) -> Result<Vec<Device>> {
+    let statement = "SELECT uuid, name, vendor, idle_mw, lowest_mw FROM device ORDER BY key";
+    sql::all(sql, statement, &[], |row| {
+        Ok(Device {
+            uuid: row.get(0).text()?.to_owned(),
+            name: row.get(1).text()?.to_owned(),
+            vendor: row.get(2).text()?.to_owned(),
+            idle_mw: row.get(3).known().map(Value::integer).transpose()?,
+            lowest_mw: row.get(4).known().map(Value::integer).transpose()?,
+        })
+    })
 }
 
-impl Queries {
-    pub fn devices(&self) -> Result<Vec<Device>> {
-        self.ask(DEVICE_VERSION, |sql| {
-            let statement = "SELECT uuid, name, vendor, idle_mw, lowest_mw FROM device ORDER BY key";
-            sql::all(sql, statement, &[], |row| {
-                Ok(Device {
-                    uuid: row.get(0).text()?.to_owned(),
-                    name: row.get(1).text()?.to_owned(),
-                    vendor: row.get(2).text()?.to_owned(),
-                    idle_mw: row.get(3).known().map(Value::integer).transpose()?,
-                    lowest_mw: row.get(4).known().map(Value::integer).transpose()?,
-                })
-            })
+/// The devices that a job had.
+pub(crate) fn allocations(sql: &dyn Sql, key: &JobKey) -> Result<Vec<Allocation>> {
+    let statement = format!(
+        "SELECT uuid, begin_ns, allocation.end_ns, held_by FROM job
+         JOIN allocation ON allocation.job = job.key JOIN device ON device.key = allocation.device
+         WHERE {EXACT} ORDER BY allocation.device"
+    );
+    sql::all(sql, &statement, &key_values(key), |row| {
+        Ok(Allocation {
+            uuid: row.get(0).text()?.to_owned(),
+            begin_ns: row.get(1).integer()?,
+            end_ns: row.get(2).known().map(Value::integer).transpose()?,
+            held_by: row.get(3).text()?.to_owned(),
         })
-    }
-
-    /// The devices that a job had.
-    pub fn allocations(&self, key: &JobKey) -> Result<Vec<Allocation>> {
-        self.ask(DEVICE_VERSION, |sql| {
-            let statement = format!(
-                "SELECT uuid, begin_ns, allocation.end_ns, held_by FROM job
-                 JOIN allocation ON allocation.job = job.key JOIN device ON device.key = allocation.device
-                 WHERE {EXACT} ORDER BY allocation.device"
-            );
-            sql::all(sql, &statement, &key_values(key), |row| {
-                Ok(Allocation {
-                    uuid: row.get(0).text()?.to_owned(),
-                    begin_ns: row.get(1).integer()?,
-                    end_ns: row.get(2).known().map(Value::integer).transpose()?,
-                    held_by: row.get(3).text()?.to_owned(),
-                })
-            })
-        })
-    }
-
-    /// The samples of a card from `begin_ms` to `end_ms`, both included.
-    pub fn device_course(&self, uuid: &str, begin_ms: i64, end_ms: i64) -> Result<Course> {
-        self.series_between(&series_key(uuid), &gpu::card::TABLE, begin_ms, end_ms)
-    }
-
-    /// The same on a server, of a card of this node.
-    pub fn device_course_on(
-        &self,
-        node: &str,
-        uuid: &str,
-        begin_ms: i64,
-        end_ms: i64,
-    ) -> std::result::Result<Course, StoreError> {
-        self.series_between(&device_on(node, uuid), &gpu::card::TABLE, begin_ms, end_ms)
-    }
+    })
 }
 
 /// Under which key the series of a node's card are kept on a server: no node writes to the cards of others.
@@ -105,11 +68,12 @@ pub fn device_on(node: &str, uuid: &str) -> JobKey {
     JobKey { cluster: Some(node.to_owned()), ..series_key(uuid) }
 }
 
-fn series_key(uuid: &str) -> JobKey {
+pub(crate) fn series_key(uuid: &str) -> JobKey {
     JobKey { cluster: None, manager: DEVICE.to_owned(), id: uuid.to_owned(), incarnation: 0 }
 }
 
-fn put(sql: &dyn Sql, device: &Device) -> Result<i64> {
+/// Writes what is known of a device, and returns its key. What is not known leaves what was.
+pub(crate) fn put(sql: &dyn Sql, device: &Device) -> Result<i64> {
     let Device { uuid, name, vendor, idle_mw, lowest_mw } = device;
     returned(
         sql,

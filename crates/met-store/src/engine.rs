@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use met_core::course::Course;
 use met_core::job::JobKey;
 use met_core::{MISSING, Table};
@@ -20,12 +22,11 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 use crate::backends::{Credentials, Engine, certificates};
-
 use crate::device::DEVICE;
 use crate::error::StoreError;
 use crate::node::NODE;
 use crate::promql::{PART, read_course, read_parts, selector};
-use crate::series::{Series, Usage};
+use crate::series::Series;
 
 /// Samples in one request: half a megabyte before it is compressed.
 const SAMPLES_MAX: usize = 20_000;
@@ -83,7 +84,7 @@ impl Remote {
         let mut headers = Vec::new();
         headers.extend(engine.credentials.as_ref().map(|credentials| {
             let value = match credentials {
-                Credentials::Basic(both) => format!("Basic {}", base64(both.reveal().as_bytes())),
+                Credentials::Basic(both) => format!("Basic {}", STANDARD.encode(both.reveal())),
                 Credentials::Bearer(token) => format!("Bearer {}", token.reveal()),
             };
             ("Authorization", value)
@@ -332,23 +333,6 @@ impl Series for Remote {
         Ok(())
     }
 
-    /// How long samples are kept is for whoever runs the engine.
-    fn days(&self) -> Result<Vec<(i64, u64)>, StoreError> {
-        Ok(Vec::new())
-    }
-
-    fn remove_day(&mut self, _day: i64) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn usage(&self, _day: i64) -> Result<Vec<Usage>, StoreError> {
-        Ok(Vec::new())
-    }
-
-    fn remove_of_day(&mut self, _day: i64, _keys: &[JobKey]) -> Result<(), StoreError> {
-        Ok(())
-    }
-
     fn refused(&self) -> u64 {
         self.refused
     }
@@ -452,20 +436,6 @@ fn jittered(pause: Duration) -> Duration {
 
 fn now_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for group in bytes.chunks(3) {
-        let bits =
-            group.iter().fold(0u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - group.len()));
-        for place in 0..4 {
-            let letter = LETTERS[(bits >> (18 - 6 * place) & 63) as usize] as char;
-            text.push(if place <= group.len() { letter } else { '=' });
-        }
-    }
-    text
 }
 
 #[cfg(test)]

@@ -1,14 +1,8 @@
 //! Series of the machine itself: one course for each part of each table, such as a disk or a meter.
 
-use met_core::Table;
-use met_core::course::Course;
 use met_core::job::JobKey;
 
-use crate::day;
 use crate::device::DEVICE;
-use crate::error::StoreError;
-use crate::query::Queries;
-use crate::store::Writer;
 
 /// Stands before the label of a part; no card has such a uuid.
 pub(crate) const NODE: &str = "node:";
@@ -22,89 +16,23 @@ pub struct NodePart {
     pub part: String,
 }
 
-impl Writer {
-    /// Adds samples of a part of the machine that are later than those stored.
-    pub fn append_node(&mut self, part: &str, course: &Course) -> Result<(), StoreError> {
-        self.append_course(&series_key(part), course)
-    }
-}
-
-impl Queries {
-    /// Everything of the machine that has samples, on whichever day.
-    pub fn node_parts(&self) -> Result<Vec<NodePart>, StoreError> {
-        self.node_parts_between(i64::MIN, i64::MAX)
-    }
-
-    /// The same with samples between two times, to the day.
-    pub fn node_parts_between(&self, begin_ms: i64, end_ms: i64) -> Result<Vec<NodePart>, StoreError> {
-        self.node_parts_on("", &[], begin_ms, end_ms)
-    }
-
-    /// The same on a server, of one of its nodes. An engine is asked for these tables alone.
-    pub fn node_parts_on(
-        &self,
-        node: &str,
-        tables: &[&'static Table],
-        begin_ms: i64,
-        end_ms: i64,
-    ) -> Result<Vec<NodePart>, StoreError> {
-        let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
-        let found = self.series.node_parts(node, tables, days)?;
-        Ok(found.into_iter().map(|(table, part)| NodePart { table, part }).collect())
-    }
-
-    /// From when on a node of a server may have samples, if it has any from `begin_ms` to `end_ms`; to the day.
-    pub fn node_begin_on(
-        &self,
-        node: &str,
-        tables: &[&'static Table],
-        begin_ms: i64,
-        end_ms: i64,
-    ) -> Result<Option<i64>, StoreError> {
-        let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
-        let first = self.series.first_node_day(node, tables, days)?;
-        Ok(first.map(|day| day::begin_ms(day).max(begin_ms)))
-    }
-
-    /// The samples of a part from `begin_ms` to `end_ms`, both included.
-    pub fn node_course(
-        &self,
-        table: &'static Table,
-        part: &str,
-        begin_ms: i64,
-        end_ms: i64,
-    ) -> Result<Course, StoreError> {
-        self.series_between(&series_key(part), table, begin_ms, end_ms)
-    }
-
-    /// The same on a server, of one of its nodes.
-    pub fn node_course_on(
-        &self,
-        node: &str,
-        table: &'static Table,
-        part: &str,
-        begin_ms: i64,
-        end_ms: i64,
-    ) -> Result<Course, StoreError> {
-        self.series_between(&node_on(node, part), table, begin_ms, end_ms)
-    }
-}
-
 /// Under which key the series of a node's part are kept on a server.
 pub fn node_on(node: &str, part: &str) -> JobKey {
     JobKey { cluster: Some(node.to_owned()), ..series_key(part) }
 }
 
-fn series_key(part: &str) -> JobKey {
+pub(crate) fn series_key(part: &str) -> JobKey {
     JobKey { cluster: None, manager: DEVICE.to_owned(), id: format!("{NODE}{part}"), incarnation: 0 }
 }
 
 #[cfg(test)]
 mod tests {
+    use met_core::course::Course;
     use met_core::table::{MILLI, ONE};
-    use met_core::{Column, Unit};
+    use met_core::{Column, Table, Unit};
 
     use super::*;
+    use crate::Writer;
     use crate::samples::MIDNIGHT_S;
 
     static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
@@ -122,7 +50,7 @@ mod tests {
     fn each_part_of_the_machine_has_a_course_of_its_own() {
         let state = tempfile::tempdir().unwrap();
         let mut writer = Writer::open(state.path()).unwrap();
-        assert_eq!(writer.node_parts().unwrap(), []);
+        assert_eq!(writer.node_parts_between(i64::MIN, i64::MAX).unwrap(), []);
         // Over midnight: two files.
         writer.append_node("psu 1", &course(&METER, -3..3)).unwrap();
         writer.append_node("psu 2", &course(&METER, 1..3)).unwrap();
@@ -131,7 +59,7 @@ mod tests {
         writer.append_device("GPU-a", &course(&METER, 0..2)).unwrap();
         let part = |table: &str, part: &str| NodePart { table: table.into(), part: part.into() };
         let all = [part("meter", "psu 1"), part("meter", "psu 2"), part("node", "")];
-        assert_eq!(writer.node_parts().unwrap(), all);
+        assert_eq!(writer.node_parts_between(i64::MIN, i64::MAX).unwrap(), all);
         let before = writer.node_parts_between(0, (MIDNIGHT_S - 1) * 1000).unwrap();
         assert_eq!(before, [part("meter", "psu 1")]);
         let from = (MIDNIGHT_S - 2) * 1000;

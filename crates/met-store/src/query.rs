@@ -9,16 +9,20 @@ use std::path::{Path, PathBuf};
 
 use met_core::belief::believe;
 use met_core::course::Course;
+use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::listing::{self, Cursor, id_number, sort_ns};
-use met_core::{JOB, Table};
+use met_core::{JOB, Table, gpu};
 use rustix::fs::{FlockOperation, OFlags};
 
 use crate::backends::Backends;
 use crate::check;
 use crate::day;
+use crate::device::{self, Allocation, Device};
 use crate::error::StoreError;
+use crate::factors;
 use crate::inbox::{self, JobDir};
+use crate::node::{self, NodePart};
 use crate::postgresql::Postgres;
 use crate::reading::{self, Parts, exact, select};
 use crate::record;
@@ -38,7 +42,7 @@ pub fn has_catalogue(state: &Path) -> bool {
 /// From which version on the catalogue knows aliases, and remembers what belongs to no job.
 const ALIAS_VERSION: i64 = 2;
 /// From which version on it knows devices, and what a kilowatt hour emitted.
-pub(crate) const DEVICE_VERSION: i64 = 2;
+const DEVICE_VERSION: i64 = 2;
 /// From which version on jobs have a number that says when they were written.
 const CHANGE_VERSION: i64 = 3;
 
@@ -219,24 +223,11 @@ impl Reader {
     /// As [`Reader::open_with`] for one question, also where there is no space for what SQLite needs to read.
     pub fn open_without_space(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
         let queries = Queries::new(state, backends)?;
-        let file = queries.file();
-        match queries.catalogue() {
-            Err(error) if error.is_no_space() => {
-                let path = state.join(CATALOGUE_FILE);
-                let catalogue = Sqlite::new(open_frozen(&path)?, &path);
-                Ok(Reader {
-                    queries: Queries {
-                        catalogue: OnceCell::from(Box::new(catalogue) as Box<dyn Sql>),
-                        ..queries
-                    },
-                    file,
-                    _guard: None,
-                })
-            }
-            // What can be read of it is.
-            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file, _guard: None }),
-            Err(error) => Err(error),
+        if queries.catalogue().is_err_and(|error| error.is_no_space()) {
+            let path = state.join(CATALOGUE_FILE);
+            let _ = queries.catalogue.set(Box::new(Sqlite::new(open_frozen(&path)?, &path)));
         }
+        Reader::of(queries)
     }
 
     /// Whether another file has taken the place of the one that this reads, as after a repair: open a new reader.
@@ -272,11 +263,6 @@ impl Queries {
             noted: RefCell::default(),
             distrusted: None,
         })
-    }
-
-    /// Whether there is a database that can be read; without one nothing is known but the inbox.
-    pub fn has_database(&self) -> bool {
-        matches!(self.catalogue(), Ok(Some(_)))
     }
 
     /// Whether the state is on a file system where only one process can open the database.
@@ -642,8 +628,9 @@ impl Queries {
         Ok(course)
     }
 
-    /// The samples of anything that has a series.
-    pub(crate) fn series_between(
+    /// The samples of anything that has a series, such as a card ([`crate::device_on`]) or a node's part
+    /// ([`crate::node_on`]) on a server.
+    pub fn series_between(
         &self,
         key: &JobKey,
         table: &'static Table,
@@ -654,6 +641,68 @@ impl Queries {
         let mut course = self.series.between(key, table, (begin_ms, end_ms), days)?;
         trim(&mut course, begin_ms, end_ms);
         Ok(course)
+    }
+
+    /// The samples of a card from `begin_ms` to `end_ms`, both included.
+    pub fn device_course(&self, uuid: &str, begin_ms: i64, end_ms: i64) -> Result<Course, StoreError> {
+        self.series_between(&device::series_key(uuid), &gpu::card::TABLE, begin_ms, end_ms)
+    }
+
+    /// The same of a part of the machine.
+    pub fn node_course(
+        &self,
+        table: &'static Table,
+        part: &str,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Course, StoreError> {
+        self.series_between(&node::series_key(part), table, begin_ms, end_ms)
+    }
+
+    /// Everything of the machine that has samples between two times, to the day.
+    pub fn node_parts_between(&self, begin_ms: i64, end_ms: i64) -> Result<Vec<NodePart>, StoreError> {
+        self.node_parts_on("", &[], begin_ms, end_ms)
+    }
+
+    /// The same on a server, of one of its nodes. An engine is queried for these tables alone.
+    pub fn node_parts_on(
+        &self,
+        node: &str,
+        tables: &[&'static Table],
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Vec<NodePart>, StoreError> {
+        let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
+        let found = self.series.node_parts(node, tables, days)?;
+        Ok(found.into_iter().map(|(table, part)| NodePart { table, part }).collect())
+    }
+
+    /// From when on a node of a server may have samples, if it has any from `begin_ms` to `end_ms`; to the day.
+    pub fn node_begin_on(
+        &self,
+        node: &str,
+        tables: &[&'static Table],
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Option<i64>, StoreError> {
+        let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
+        let first = self.series.first_node_day(node, tables, days)?;
+        Ok(first.map(|day| day::begin_ms(day).max(begin_ms)))
+    }
+
+    /// What is known of all devices.
+    pub fn devices(&self) -> Result<Vec<Device>, StoreError> {
+        self.ask(DEVICE_VERSION, device::all)
+    }
+
+    /// The devices that a job had.
+    pub fn allocations(&self, key: &JobKey) -> Result<Vec<Allocation>, StoreError> {
+        self.ask(DEVICE_VERSION, |sql| device::allocations(sql, key))
+    }
+
+    /// All emission factors, in the order of time.
+    pub fn factors(&self) -> Result<Vec<Factor>, StoreError> {
+        self.ask(DEVICE_VERSION, factors::all)
     }
 
     /// The days a job can have samples in, with one more at each end for clocks that were set.

@@ -25,7 +25,6 @@ const SUMMED_AT: std::ops::RangeInclusive<usize> = 1..=15;
 const CLUSTER: usize = 1;
 const MANAGER: usize = 2;
 const ID: usize = 3;
-const INCARNATION: usize = 4;
 const SORT_NS: usize = 13;
 const DETAIL: usize = 15;
 const SUM: usize = 16;
@@ -42,8 +41,8 @@ pub(crate) struct Stored {
     pub record: Record,
     /// The number of its last change; 0 in files without numbers.
     pub changed: i64,
-    totals_sum: Option<i64>,
-    summaries_sum: Option<i64>,
+    pub totals_sum: Option<i64>,
+    pub summaries_sum: Option<i64>,
 }
 
 /// What to read of a job besides its row.
@@ -168,14 +167,14 @@ pub(crate) fn figure_sums(row: &dyn Row) -> [Option<i64>; 2] {
 }
 
 fn position(row: &dyn Row) -> std::result::Result<Cursor, Mismatch> {
-    let text = |at: usize| row.get(at).text().map(str::to_owned);
-    let key = JobKey {
-        cluster: Some(text(CLUSTER)?).filter(|cluster| !cluster.is_empty()),
-        manager: text(MANAGER)?,
-        id: text(ID)?,
-        incarnation: row.get(INCARNATION).integer()?,
-    };
-    Ok(Cursor { start_ns: row.get(SORT_NS).integer()?, key })
+    Ok(Cursor { start_ns: row.get(SORT_NS).integer()?, key: key_at(row, CLUSTER)? })
+}
+
+/// The key of a job in four columns from this one on: cluster, manager, id and incarnation.
+pub(crate) fn key_at(row: &dyn Row, first: usize) -> std::result::Result<JobKey, Mismatch> {
+    let text = |at: usize| row.get(first + at).text().map(str::to_owned);
+    let cluster = Some(text(0)?).filter(|cluster| !cluster.is_empty());
+    Ok(JobKey { cluster, manager: text(1)?, id: text(2)?, incarnation: row.get(first + 3).integer()? })
 }
 
 /// How a row that cannot be read is called.
@@ -286,15 +285,6 @@ fn fill(sql: &dyn Sql, found: &mut [Stored], parts: Parts) -> Result<()> {
 }
 
 impl Stored {
-    pub(crate) fn new(
-        key: i64,
-        record: Record,
-        changed: i64,
-        [totals_sum, summaries_sum]: [Option<i64>; 2],
-    ) -> Stored {
-        Stored { key, record, changed, totals_sum, summaries_sum }
-    }
-
     /// Takes figures away that are not those that were written, and says of which job.
     pub(crate) fn settle(&mut self, tally: &Tally, parts: Parts) -> Option<String> {
         let name = || label(&self.record.key.manager, self.record.shown_id());

@@ -8,8 +8,9 @@ use met_core::job::JobKey;
 use crate::check::sum_older;
 use crate::day;
 use crate::error::StoreError;
+use crate::factors;
 use crate::query::live_states;
-use crate::reading::label;
+use crate::reading::{self, label};
 use crate::series::Usage;
 use crate::sql::{self, Mismatch, Row, Sql, Value};
 use crate::store::Writer;
@@ -160,7 +161,7 @@ impl Writer {
                 }
                 retained.note(&gone);
             }
-            self.forget_factors(oldest_ns)?;
+            self.in_catalogue(|sql| factors::forget(sql, oldest_ns))?;
             let oldest_day = day::of_ns(oldest_ns);
             for (day, bytes) in self.queries.series.days()? {
                 if day < oldest_day {
@@ -440,10 +441,8 @@ fn series_removed(retained: &Retained) -> u64 {
 }
 
 fn gone(row: &dyn Row) -> Result<Gone, Mismatch> {
-    let text = |at: usize| row.get(at).text().map(str::to_owned);
-    let cluster = Some(text(0)?).filter(|cluster| !cluster.is_empty());
-    let key = JobKey { cluster, manager: text(1)?, id: text(2)?, incarnation: row.get(3).integer()? };
-    Ok(Gone { key, owner: text(4)?, bytes: row.get(5).integer()?.max(0) as u64 })
+    let (owner, bytes) = (row.get(4).text()?.to_owned(), row.get(5).integer()?.max(0) as u64);
+    Ok(Gone { key: reading::key_at(row, 0)?, owner, bytes })
 }
 
 /// The owner of a series. On a server the series of a node's part have the node's name in their key.

@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::pages::{Cell, Kind, Pages};
 use crate::reading::{Names, Parts, Stored, Tally, label, put_summary, put_total};
 use crate::record::{self, Terms};
-use crate::schema::{Access, CATALOGUE, beside, move_to, name_aside, open_for_writing, open_frozen};
+use crate::schema::{CATALOGUE, beside, move_to, name_aside, open_for_writing, open_frozen};
 use crate::sql::{Row, Sql, Value, in_transaction};
 use crate::sqlite::Sqlite;
 use crate::sums;
@@ -201,7 +201,8 @@ impl Raw {
             self.damaged.extend(key_in(cells).map(|key| (rowid, key)));
             return;
         };
-        let stored = Stored::new(rowid, record, changed, [integer(SUM + 1), integer(SUM + 2)]);
+        let (totals_sum, summaries_sum) = (integer(SUM + 1), integer(SUM + 2));
+        let stored = Stored { key: rowid, record, changed, totals_sum, summaries_sum };
         // Of two images of one job the later is the job.
         let before = self.jobs.get(&stored.record.key).map(|before| before.changed);
         if before.is_none_or(|before| before < changed) {
@@ -302,8 +303,7 @@ pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
         incomplete: cut(found.incomplete),
     };
     // The only connection to it: it leaves no log when it is closed.
-    let access = Access { exclusive: true, check: false };
-    let sql = Sqlite::new(open_for_writing(&fresh, &CATALOGUE, access)?, &fresh);
+    let sql = Sqlite::new(open_for_writing(&fresh, &CATALOGUE, true)?, &fresh);
     in_transaction(&sql, true, || {
         // Whoever remembers a number of the old file gets everything that the new one has.
         sql.execute("UPDATE change SET last = ?1", &[found.last_change.into()])?;

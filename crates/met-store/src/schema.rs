@@ -58,20 +58,12 @@ impl Schema {
     }
 }
 
-/// How a file is opened for writing.
-#[derive(Clone, Copy)]
-pub(crate) struct Access {
-    /// On a network file system shared memory cannot be relied on: one process has the file for itself.
-    pub exclusive: bool,
-    /// Look through the whole file first.
-    pub check: bool,
-}
-
-/// Opens, creates or upgrades a file.
+/// Opens, creates or upgrades a file. `exclusive`: on a network file system shared memory cannot be relied on, and one
+/// process has the file for itself.
 pub(crate) fn open_for_writing(
     path: &Path,
     schema: &Schema,
-    access: Access,
+    exclusive: bool,
 ) -> Result<Connection, StoreError> {
     if let Ok(found) = fs::metadata(path) {
         check_regular(path, found.file_type())?;
@@ -88,7 +80,7 @@ pub(crate) fn open_for_writing(
     if found > schema.version() {
         return Err(StoreError::Newer { path: path.to_path_buf(), found, supported: schema.version() });
     }
-    if access.exclusive {
+    if exclusive {
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(database)?;
     }
     let settings = format!(
@@ -99,7 +91,7 @@ pub(crate) fn open_for_writing(
     );
     connection.execute_batch(&settings).map_err(|error| forbidden(path, error))?;
     // An upgrade writes: what is damaged stays as it is.
-    if access.check || schema.tells_version && found > 0 && found < schema.version() {
+    if schema.tells_version && found > 0 && found < schema.version() {
         let verdict: String =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(database)?;
         if verdict != "ok" {

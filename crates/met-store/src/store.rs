@@ -9,20 +9,24 @@ use std::time::{Duration, SystemTime};
 
 use met_core::belief::is_known_end;
 use met_core::course::Course;
+use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::backends::Backends;
 use crate::check;
+use crate::device::{self, Device};
 use crate::error::StoreError;
+use crate::factors;
 use crate::inbox::{self, JobDir};
+use crate::node;
 use crate::postgresql::Postgres;
 use crate::query::{CATALOGUE_FILE, Queries};
 use crate::reading::{self, Parts};
 use crate::record::{self, Terms};
 use crate::salvage::{self, Salvage};
-use crate::schema::{Access, CATALOGUE, beside, open_for_writing};
+use crate::schema::{CATALOGUE, beside, open_for_writing};
 use crate::series;
 use crate::sql::{Sql, in_transaction};
 use crate::sqlite::{SUSPECT, Sqlite};
@@ -265,6 +269,30 @@ impl Writer {
         in_transaction(sql, true, || record::delete(sql, key).map(drop))
     }
 
+    /// Keeps what is known of devices. What is not known leaves what was.
+    pub fn put_devices(&mut self, devices: &[Device]) -> Result<(), StoreError> {
+        self.in_catalogue(|sql| devices.iter().try_for_each(|device| device::put(sql, device).map(drop)))
+    }
+
+    /// Adds samples of a device that are later than those stored.
+    pub fn append_device(&mut self, uuid: &str, course: &Course) -> Result<(), StoreError> {
+        self.append_course(&device::series_key(uuid), course)
+    }
+
+    /// Adds samples of a part of the machine that are later than those stored.
+    pub fn append_node(&mut self, part: &str, course: &Course) -> Result<(), StoreError> {
+        self.append_course(&node::series_key(part), course)
+    }
+
+    /// Puts emission factors in the place of those between two times.
+    pub fn put_factors(&mut self, from_ns: i64, to_ns: i64, new: &[Factor]) -> Result<(), StoreError> {
+        self.in_catalogue(|sql| factors::put(sql, from_ns, to_ns, new))
+    }
+
+    pub fn put_factor(&mut self, factor: &Factor) -> Result<(), StoreError> {
+        self.put_factors(factor.since_ns, factor.since_ns, std::slice::from_ref(factor))
+    }
+
     /// Remembers something that belongs to no job.
     pub fn set_meta(&mut self, name: &str, value: &str) -> Result<(), StoreError> {
         let statement = "INSERT INTO meta (name, value) VALUES (?1, ?2)
@@ -343,7 +371,7 @@ fn open_or_salvage(path: &Path, exclusive: bool) -> Result<(Sqlite, Option<Salva
 }
 
 fn open_checked(path: &Path, exclusive: bool, check: bool) -> Result<Sqlite, StoreError> {
-    let connection = open_for_writing(path, &CATALOGUE, Access { exclusive, check: false })?;
+    let connection = open_for_writing(path, &CATALOGUE, exclusive)?;
     let sql = Sqlite::new(connection, path);
     if check {
         look(&sql, path)?;

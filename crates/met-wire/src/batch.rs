@@ -193,11 +193,7 @@ impl NodeBatch {
 
     /// Reads all of a batch. Whatever the bytes are, no more than [`unpacked_max`] is held.
     pub fn unpack(packed: &[u8]) -> Result<NodeBatch, BadBatch> {
-        NodeBatch::read(&unpacked(packed)?)
-    }
-
-    fn read(plain: &[u8]) -> Result<NodeBatch, BadBatch> {
-        NodeBatch::read_within(plain, RECORD_BYTES_MAX)
+        NodeBatch::read_within(&unpacked_within(packed, unpacked_max(packed.len()))?, RECORD_BYTES_MAX)
     }
 
     fn read_within(plain: &[u8], record_bytes_max: usize) -> Result<NodeBatch, BadBatch> {
@@ -228,7 +224,8 @@ impl NodeBatch {
 pub fn fuzz(bytes: &[u8]) {
     let _ = NodeBatch::unpack(bytes);
     let _ = header(bytes);
-    let Ok(batch) = NodeBatch::read(&[&begin(), bytes].concat()) else { return };
+    let plain = [&begin(), bytes].concat();
+    let Ok(batch) = NodeBatch::read_within(&plain, RECORD_BYTES_MAX) else { return };
     let meant = crate::meaning::Meaning::of(&met_core::JOB);
     for said in batch.header.columns.values().chain(batch.header.tables.values()) {
         let _ = (meant.compare(said), meant.compare_letters(said));
@@ -278,10 +275,6 @@ fn gzip(plain: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
     let mut encoder = GzEncoder::new(out, Compression::new(5));
     encoder.write_all(plain)?;
     encoder.finish().map(drop)
-}
-
-fn unpacked(packed: &[u8]) -> Result<Vec<u8>, BadBatch> {
-    unpacked_within(packed, unpacked_max(packed.len()))
 }
 
 fn unpacked_within(packed: &[u8], most: usize) -> Result<Vec<u8>, BadBatch> {

@@ -149,7 +149,7 @@ fn a_batch_does_without_a_standing_that_is_none() {
     long.key.id = "7".repeat(STANDING_BYTES_MAX);
     put_json(&mut plain, STANDING, &long).unwrap();
     put_json(&mut plain, STANDING, &standing()).unwrap();
-    assert_eq!(NodeBatch::read(&plain).unwrap().interims, [standing()]);
+    assert_eq!(NodeBatch::read_within(&plain, RECORD_BYTES_MAX).unwrap().interims, [standing()]);
 }
 
 #[test]
@@ -199,14 +199,14 @@ proptest! {
     #[test]
     fn no_bytes_are_too_strange(plain in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = NodeBatch::unpack(&plain);
-        let _ = NodeBatch::read(&plain);
+        let _ = NodeBatch::read_within(&plain, RECORD_BYTES_MAX);
         let _ = NodeBatch::unpack(&gzipped(&[&begin(), &plain[..]].concat()));
     }
 
     #[test]
     fn a_changed_byte_is_refused_or_read(at in 0_usize..10_000, value in any::<u8>()) {
         let packed = batch().pack().unwrap();
-        let mut plain = unpacked(&packed.bytes).unwrap();
+        let mut plain = unpacked_within(&packed.bytes, UNPACKED_BYTES_MAX).unwrap();
         let at = at % plain.len();
         plain[at] = value;
         let _ = NodeBatch::unpack(&gzipped(&plain));

@@ -6,115 +6,113 @@ use met_core::job_table as column;
 use super::reader::{Reader, sum};
 use super::{Amount, Detail, Measure, Section};
 
-impl Reader<'_> {
-    pub(super) fn cpu(&self) -> Section {
-        let mut section = Section::new("CPU");
-        let used = self.total(column::CPU);
-        // Where it was not measured to its end, the manager's own account says more, or as much.
-        let is_doubtful = used.is_some_and(|used| used.quality != QualityKind::Measured);
-        let account = self.record.scheduling.cpu_ns.map(|cpu_ns| Amount {
-            value: cpu_ns as f64 / 1e9,
-            measure: Measure::Seconds,
-            quality: QualityKind::Sampled,
-        });
-        let parts = [
-            Detail::before("user", self.total(column::CPU_USER)),
-            Detail::before("system", self.total(column::CPU_SYSTEM)),
-            Detail::before("by its scheduler", account.filter(|_| is_doubtful)),
-        ];
-        section.put("CPU time", used, parts);
-        if used.is_none() {
-            section.put("CPU time", account, [Detail::words("by its scheduler")]);
-        }
-        let cores = self.rate(column::CPU, Measure::Cores);
-        let peak = Detail::before("peak", self.total(column::CORES_PEAK));
-        section.put("cores", cores, [Detail::words("average"), peak]);
-        let throttled = self.total(column::THROTTLED).filter(|throttled| throttled.value > 0.0);
-        section.put("throttled", throttled, [Detail::words("by its CPU quota")]);
-        let waited = self.total(column::RUN_QUEUE_WAIT);
-        let why = match throttled {
-            Some(_) => "runnable, waiting for a CPU or the quota",
-            None => "runnable, waiting for a CPU",
-        };
-        section.put("waited", waited, [Detail::words(why)]);
-        let (gave_up, preempted) =
-            (self.total(column::SWITCHES_VOLUNTARY), self.total(column::SWITCHES_INVOLUNTARY));
-        let kinds = [Detail::after(gave_up, "voluntary"), Detail::after(preempted, "preempted")];
-        section.put("switches", sum(gave_up, preempted), kinds);
-        section
+pub(super) fn cpu(job: &Reader<'_>) -> Section {
+    let mut section = Section::new("CPU");
+    let used = job.total(column::CPU);
+    // Where it was not measured to its end, the manager's own account says more, or as much.
+    let is_doubtful = used.is_some_and(|used| used.quality != QualityKind::Measured);
+    let account = job.record.scheduling.cpu_ns.map(|cpu_ns| Amount {
+        value: cpu_ns as f64 / 1e9,
+        measure: Measure::Seconds,
+        quality: QualityKind::Sampled,
+    });
+    let parts = [
+        Detail::before("user", job.total(column::CPU_USER)),
+        Detail::before("system", job.total(column::CPU_SYSTEM)),
+        Detail::before("by its scheduler", account.filter(|_| is_doubtful)),
+    ];
+    section.put("CPU time", used, parts);
+    if used.is_none() {
+        section.put("CPU time", account, [Detail::words("by its scheduler")]);
     }
+    let cores = job.rate(column::CPU, Measure::Cores);
+    let peak = Detail::before("peak", job.total(column::CORES_PEAK));
+    section.put("cores", cores, [Detail::words("average"), peak]);
+    let throttled = job.total(column::THROTTLED).filter(|throttled| throttled.value > 0.0);
+    section.put("throttled", throttled, [Detail::words("by its CPU quota")]);
+    let waited = job.total(column::RUN_QUEUE_WAIT);
+    let why = match throttled {
+        Some(_) => "runnable, waiting for a CPU or the quota",
+        None => "runnable, waiting for a CPU",
+    };
+    section.put("waited", waited, [Detail::words(why)]);
+    let (gave_up, preempted) =
+        (job.total(column::SWITCHES_VOLUNTARY), job.total(column::SWITCHES_INVOLUNTARY));
+    let kinds = [Detail::after(gave_up, "voluntary"), Detail::after(preempted, "preempted")];
+    section.put("switches", sum(gave_up, preempted), kinds);
+    section
+}
 
-    pub(super) fn memory(&self) -> Section {
-        let mut section = Section::new("Memory");
-        let mean = self.level(column::MEMORY_NEEDED, Measure::Bytes);
-        match self.total(column::MEMORY_NEEDED_PEAK) {
-            Some(peak) => {
-                let details = [Detail::words("peak"), Detail::before("average", mean)];
-                section.put("memory needed", Some(peak), details);
-            }
-            None => section.put("memory needed", mean, [Detail::words("average")]),
+pub(super) fn memory(job: &Reader<'_>) -> Section {
+    let mut section = Section::new("Memory");
+    let mean = job.level(column::MEMORY_NEEDED, Measure::Bytes);
+    match job.total(column::MEMORY_NEEDED_PEAK) {
+        Some(peak) => {
+            let details = [Detail::words("peak"), Detail::before("average", mean)];
+            section.put("memory needed", Some(peak), details);
         }
-        let cache = self.level(column::MEMORY_CACHE, Measure::Bytes);
-        section.put("cache", cache, [Detail::words("average"), Detail::words("reclaimable")]);
-        section.put("peak with cache", self.total(column::MEMORY_PEAK), []);
-        let (minor, major) = (self.total(column::PAGE_FAULTS_MINOR), self.total(column::PAGE_FAULTS_MAJOR));
-        let kinds = [Detail::after(minor, "minor"), Detail::after(major, "major")];
-        section.put("page faults", sum(minor, major), kinds);
-        let kills = self.total(column::OOM_KILLS).filter(|kills| kills.value > 0.0);
-        section.put("OOM kills", kills, [Detail::words("by the kernel, out of memory")]);
-        section
+        None => section.put("memory needed", mean, [Detail::words("average")]),
     }
+    let cache = job.level(column::MEMORY_CACHE, Measure::Bytes);
+    section.put("cache", cache, [Detail::words("average"), Detail::words("reclaimable")]);
+    section.put("peak with cache", job.total(column::MEMORY_PEAK), []);
+    let (minor, major) = (job.total(column::PAGE_FAULTS_MINOR), job.total(column::PAGE_FAULTS_MAJOR));
+    let kinds = [Detail::after(minor, "minor"), Detail::after(major, "major")];
+    section.put("page faults", sum(minor, major), kinds);
+    let kills = job.total(column::OOM_KILLS).filter(|kills| kills.value > 0.0);
+    section.put("OOM kills", kills, [Detail::words("by the kernel, out of memory")]);
+    section
+}
 
-    pub(super) fn input_output(&self) -> Section {
-        let mut section = Section::new("I/O");
-        let kinds = [("read", column::READ, "from storage"), ("written", column::WRITTEN, "to storage")];
-        for (label, index, storage) in kinds {
-            let rate = Detail::after(self.rate(index, Measure::BytesPerSecond), "");
-            section.put(label, self.total(index), [Detail::words(storage), rate]);
-        }
-        let calls = [
-            ("read calls", column::READ_CALL, column::READ_CALLS),
-            ("write calls", column::WRITE_CALL, column::WRITE_CALLS),
-        ];
-        for (label, bytes, count) in calls {
-            let rate = Detail::after(self.rate(bytes, Measure::BytesPerSecond), "");
-            let count = self.total(count);
-            let word = if count.is_some_and(|count| count.value == 1.0) { "call" } else { "calls" };
-            let count = Detail::after(count, word);
-            section.put(label, self.total(bytes), [rate, count]);
-        }
-        for (label, index) in [("received", column::NETWORK_RECEIVED), ("sent", column::NETWORK_SENT)] {
-            let rate = Detail::after(self.rate(index, Measure::BytesPerSecond), "");
-            section.put(label, self.total(index), [Detail::words("in the job's network namespace"), rate]);
-        }
-        section
+pub(super) fn input_output(job: &Reader<'_>) -> Section {
+    let mut section = Section::new("I/O");
+    let kinds = [("read", column::READ, "from storage"), ("written", column::WRITTEN, "to storage")];
+    for (label, index, storage) in kinds {
+        let rate = Detail::after(job.rate(index, Measure::BytesPerSecond), "");
+        section.put(label, job.total(index), [Detail::words(storage), rate]);
     }
+    let calls = [
+        ("read calls", column::READ_CALL, column::READ_CALLS),
+        ("write calls", column::WRITE_CALL, column::WRITE_CALLS),
+    ];
+    for (label, bytes, count) in calls {
+        let rate = Detail::after(job.rate(bytes, Measure::BytesPerSecond), "");
+        let count = job.total(count);
+        let word = if count.is_some_and(|count| count.value == 1.0) { "call" } else { "calls" };
+        let count = Detail::after(count, word);
+        section.put(label, job.total(bytes), [rate, count]);
+    }
+    for (label, index) in [("received", column::NETWORK_RECEIVED), ("sent", column::NETWORK_SENT)] {
+        let rate = Detail::after(job.rate(index, Measure::BytesPerSecond), "");
+        section.put(label, job.total(index), [Detail::words("in the job's network namespace"), rate]);
+    }
+    section
+}
 
-    pub(super) fn processes(&self) -> Section {
-        let mut section = Section::new("Processes");
-        let peak = Detail::after(self.total(column::PROCESSES_PEAK), "at once");
-        section.put("processes", self.total(column::PROCESSES), [Detail::words("total"), peak]);
-        section.put("threads", self.total(column::THREADS_PEAK), [Detail::words("at once")]);
-        section
-    }
+pub(super) fn processes(job: &Reader<'_>) -> Section {
+    let mut section = Section::new("Processes");
+    let peak = Detail::after(job.total(column::PROCESSES_PEAK), "at once");
+    section.put("processes", job.total(column::PROCESSES), [Detail::words("total"), peak]);
+    section.put("threads", job.total(column::THREADS_PEAK), [Detail::words("at once")]);
+    section
+}
 
-    pub(super) fn pressure(&self) -> Section {
-        let mut section = Section::new("Pressure");
-        let kinds = [
-            ("CPU pressure", column::PRESSURE_CPU, None),
-            ("memory pressure", column::PRESSURE_MEMORY, Some(column::PRESSURE_MEMORY_FULL)),
-            ("I/O pressure", column::PRESSURE_IO, Some(column::PRESSURE_IO_FULL)),
-        ];
-        for (label, some, full) in kinds {
-            let share = Detail::after(self.rate(some, Measure::Share), "of the time");
-            // That every task waited says something only where some did.
-            let full = full.and_then(|index| self.rate(index, Measure::Share));
-            let full = full.filter(|full| full.value > 0.0);
-            section.put(label, self.total(some), [share, Detail::before("all tasks", full)]);
-        }
-        for (label, index) in [("storage wait", column::DELAY_IO), ("memory wait", column::DELAY_MEMORY)] {
-            section.put(label, self.total(index), [Detail::words("of all threads together")]);
-        }
-        section
+pub(super) fn pressure(job: &Reader<'_>) -> Section {
+    let mut section = Section::new("Pressure");
+    let kinds = [
+        ("CPU pressure", column::PRESSURE_CPU, None),
+        ("memory pressure", column::PRESSURE_MEMORY, Some(column::PRESSURE_MEMORY_FULL)),
+        ("I/O pressure", column::PRESSURE_IO, Some(column::PRESSURE_IO_FULL)),
+    ];
+    for (label, some, full) in kinds {
+        let share = Detail::after(job.rate(some, Measure::Share), "of the time");
+        // That every task waited says something only where some did.
+        let full = full.and_then(|index| job.rate(index, Measure::Share));
+        let full = full.filter(|full| full.value > 0.0);
+        section.put(label, job.total(some), [share, Detail::before("all tasks", full)]);
     }
+    for (label, index) in [("storage wait", column::DELAY_IO), ("memory wait", column::DELAY_MEMORY)] {
+        section.put(label, job.total(index), [Detail::words("of all threads together")]);
+    }
+    section
 }

@@ -1,5 +1,6 @@
 //! The files of cgroups that are looked at beside the sampling: counters, members, peaks.
 
+use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -15,6 +16,7 @@ use rustix::io::Errno;
 
 use super::ledger::Reading;
 use crate::environ;
+use crate::members::cgroups;
 
 /// So many of a job's processes are enough to learn from.
 const PIDS_MAX: usize = 64;
@@ -55,6 +57,8 @@ impl Memory {
 pub(crate) struct Files {
     host: Host,
     pub(crate) hierarchies: Vec<Hierarchy>,
+    /// What was read last.
+    buffer: RefCell<Vec<u8>>,
 }
 
 impl Files {
@@ -75,7 +79,7 @@ impl Files {
                 hierarchies.push(Hierarchy { point: point.clone(), dir, kind });
             }
         }
-        Ok(Files { host: host.clone(), hierarchies })
+        Ok(Files { host: host.clone(), hierarchies, buffer: RefCell::default() })
     }
 
     /// The path as this program can open it.
@@ -89,15 +93,10 @@ impl Files {
         self.hierarchies[hierarchy].dir.look_at(here(path))
     }
 
-    pub(crate) fn list(
-        &self,
-        hierarchy: usize,
-        path: &Path,
-        buffer: &mut Vec<u8>,
-    ) -> io::Result<Vec<(OsString, u64)>> {
+    pub(crate) fn list(&self, hierarchy: usize, path: &Path) -> io::Result<Vec<(OsString, u64)>> {
         let mut names = Vec::new();
         let dir = self.hierarchies[hierarchy].dir.open_dir(here(path))?;
-        dir.list(buffer, |name, inode, kind| {
+        dir.list(&mut self.buffer.borrow_mut(), |name, inode, kind| {
             if kind == FileType::Directory {
                 names.push((OsStr::from_bytes(name).to_owned(), inode));
             }
@@ -113,13 +112,8 @@ impl Files {
     }
 
     /// Gone is what the kernel says is gone: then an open descriptor cannot be read either.
-    pub(crate) fn read_counter(
-        &self,
-        hierarchy: usize,
-        path: &Path,
-        counter: &KeptFile,
-        buffer: &mut Vec<u8>,
-    ) -> Reading {
+    pub(crate) fn read_counter(&self, hierarchy: usize, path: &Path, counter: &KeptFile) -> Reading {
+        let buffer = &mut *self.buffer.borrow_mut();
         let dir = &self.hierarchies[hierarchy].dir;
         let name = match counter.is_open() {
             true => PathBuf::new(),
@@ -186,7 +180,8 @@ impl Files {
     }
 
     /// The highest that the memory files of a cgroup tell.
-    pub(crate) fn memory_of(&self, path: &Path, buffer: &mut Vec<u8>) -> Memory {
+    pub(crate) fn memory_of(&self, path: &Path) -> Memory {
+        let buffer = &mut *self.buffer.borrow_mut();
         let mut memory = Memory::UNKNOWN;
         let files = [(Kind::Unified, "memory.peak", "memory.events"), (Kind::Memory, V1_PEAK, V1_OOM)];
         for (kind, peak, events) in files {
@@ -222,29 +217,31 @@ impl Files {
     }
 
     /// Some of the processes in a cgroup and below it.
-    pub(crate) fn pids(&self, hierarchy: usize, path: &Path, buffer: &mut Vec<u8>) -> Vec<u32> {
+    pub(crate) fn pids(&self, hierarchy: usize, path: &Path) -> Vec<u32> {
         let mut pids = Vec::new();
         if let Ok(dir) = self.hierarchies[hierarchy].dir.open_dir(here(path)) {
-            collect_pids(&dir, 0, buffer, &mut pids);
+            let buffer = &mut self.buffer.borrow_mut();
+            cgroups::list_in(&dir, buffer, &mut pids);
+            cgroups::list_below(&dir, DEPTH_MAX, PIDS_MAX, buffer, &mut pids);
         }
         pids
     }
 
     /// Whether processes are in the cgroup itself, those below it not counted.
-    pub(crate) fn has_own_processes(&self, hierarchy: usize, path: &Path, buffer: &mut Vec<u8>) -> bool {
-        let dir = &self.hierarchies[hierarchy].dir;
+    pub(crate) fn has_own_processes(&self, hierarchy: usize, path: &Path) -> bool {
+        let (dir, buffer) = (&self.hierarchies[hierarchy].dir, &mut *self.buffer.borrow_mut());
         dir.read(path.join("cgroup.procs"), buffer).is_ok() && !buffer.is_empty()
     }
 
     /// Whether anybody is left in a cgroup or below it; `None` if it is gone.
-    pub(crate) fn is_populated(&self, hierarchy: usize, path: &Path, buffer: &mut Vec<u8>) -> Option<bool> {
+    pub(crate) fn is_populated(&self, hierarchy: usize, path: &Path) -> Option<bool> {
         if self.is_unified(hierarchy) {
-            let dir = &self.hierarchies[hierarchy].dir;
+            let (dir, buffer) = (&self.hierarchies[hierarchy].dir, &mut *self.buffer.borrow_mut());
             dir.read(path.join("cgroup.events"), buffer).ok()?;
             return Some(parse::value_of(buffer, "populated") == 1);
         }
         self.look_at(hierarchy, path).ok()?;
-        Some(!self.pids(hierarchy, path, buffer).is_empty())
+        Some(!self.pids(hierarchy, path).is_empty())
     }
 
     /// When the first of these processes began, in nanoseconds since the boot.
@@ -257,12 +254,8 @@ impl Files {
 
     /// A variable that one of these processes was started with, if it is a number: ids are. Only those of the
     /// user who was there first are asked, and those of root.
-    pub(crate) fn number_in_environ(
-        &self,
-        pids: &[u32],
-        variable: &str,
-        buffer: &mut Vec<u8>,
-    ) -> Option<String> {
+    pub(crate) fn number_in_environ(&self, pids: &[u32], variable: &str) -> Option<String> {
+        let buffer = &mut *self.buffer.borrow_mut();
         let users: Vec<Option<u32>> = pids.iter().map(|&pid| self.user_of(pid, buffer)).collect();
         let first = (pids.iter().zip(&users))
             .filter(|(_, user)| user.is_some_and(|uid| uid != 0))
@@ -289,27 +282,6 @@ fn is_gone(error: &io::Error) -> bool {
 
 fn here(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
-}
-
-fn collect_pids(dir: &Dir, depth: usize, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
-    if dir.read("cgroup.procs", buffer).is_ok() {
-        // 0 stands for a process outside this pid namespace.
-        pids.extend(parse::lines(buffer).filter_map(parse::u32).filter(|&pid| pid != 0));
-    }
-    if depth == DEPTH_MAX || pids.len() >= PIDS_MAX || !dir.may_have_dirs().unwrap_or(false) {
-        return;
-    }
-    let mut names = Vec::new();
-    let listed = dir.list(buffer, |name, _, kind| {
-        if kind == FileType::Directory {
-            names.push(OsStr::from_bytes(name).to_owned());
-        }
-    });
-    for name in names.iter().filter(|_| listed.is_ok()) {
-        if let Ok(below) = dir.open_dir(name) {
-            collect_pids(&below, depth + 1, buffer, pids);
-        }
-    }
 }
 
 #[cfg(test)]

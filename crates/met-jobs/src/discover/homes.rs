@@ -3,20 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::Discovery;
-use super::tree::{Node, Role, Way};
+use super::tree::{Change, Node, Role, Tree, Way};
 
-impl Discovery {
-    /// The directories in which jobs were looked for or found, without the tops of the hierarchies.
-    pub(super) fn home_paths(&self) -> Vec<PathBuf> {
-        let homes: BTreeSet<PathBuf> = (self.jobs.keys())
-            .filter_map(|id| self.nodes.get(id))
-            .filter_map(|node| Some((node, self.nodes.get(&node.parent?)?)))
-            .map(|(node, parent)| self.files.hierarchies[node.hierarchy].point.join(&parent.path))
-            .collect();
-        homes.into_iter().collect()
-    }
-
+impl Tree {
     /// Whether this is the directory that outlives the jobs of a route.
     pub(super) fn ends_at_home(&self, way: &Way) -> bool {
         way.at == self.routes[way.route].home
@@ -56,24 +45,25 @@ impl Discovery {
     }
 
     /// Lets go of what was followed below a home in a hierarchy; its jobs are taken up in another one.
-    pub(super) fn leave_home(&mut self, hierarchy: usize, path: &Path) {
+    fn leave_home(&mut self, hierarchy: usize, path: &Path) {
         let Some(id) = self.node_at(hierarchy, path) else { return };
         let children: Vec<u32> =
             self.nodes.get(&id).map_or_else(Vec::new, |node| node.children.values().copied().collect());
         self.ledger.forget(id);
         for child in children {
             for id in self.subtree(child) {
-                if let (Some(job), Some(node)) = (self.jobs.remove(&id), self.nodes.get(&id)) {
-                    self.moving.insert(node.path.clone(), job);
+                if let Some(node) = self.drop_node(id)
+                    && matches!(node.role, Role::Job { .. })
+                {
+                    self.changes.push(Change::Left { id, path: node.path });
                 }
-                self.drop_node(id);
                 self.ledger.forget(id);
             }
         }
         if let Some(node) = self.nodes.get_mut(&id) {
             node.children.clear();
         }
-        self.stop_listening_to(id);
+        self.watches.stop(id);
     }
 
     pub(super) fn node_at(&self, hierarchy: usize, path: &Path) -> Option<u32> {

@@ -7,17 +7,18 @@
 
 mod alarm;
 mod files;
-mod followed;
 mod homes;
+mod job;
+mod jobs;
 mod ledger;
 mod places;
 mod remnants;
+mod schedule;
 mod tree;
 mod watch;
+mod watches;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
-use std::ffi::OsString;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -26,34 +27,18 @@ use std::time::Duration;
 use met_core::job::{CgroupPaths, Figure, Part};
 use met_host::{Host, clock};
 
-use crate::layouts::{Captures, Layouts, Segment};
+use crate::layouts::{Captures, Layouts};
 use alarm::Ear;
 use files::Files;
-use followed::Job;
-use ledger::CpuLedger;
-use places::Places;
-use remnants::EndedJob;
-use tree::{Node, Route, Watched};
-use watch::{Notice, Watch, Watcher};
+use jobs::Jobs;
+use ledger::Closed;
+use schedule::Schedule;
+use tree::{Change, Tree};
+use watch::{Notice, Watcher};
+use watches::Watched;
 
-/// When a job is read that was found a moment ago: one that ends soon is known by these readings.
-const EARLY_MS: [i64; 5] = [50, 100, 200, 400, 800];
-/// Parts are read this often.
-const PARTS_EVERY_NS: i64 = 10_000_000_000;
-/// The counters of all jobs: what was used since is divided by guess when several go at once.
-const JOBS_EVERY_NS: i64 = 30_000_000_000;
-/// What may go wrong between two looks: places that were too busy to listen to, processes beside the jobs.
-const MEND_EVERY_NS: i64 = 60_000_000_000;
-/// The safety net: from so soon after a look that found what no notice had told, to so late after several that
-/// found nothing.
-const RESCAN_EVERY_NS: i64 = 60_000_000_000;
-const RESCAN_EVERY_MAX_NS: i64 = 8 * RESCAN_EVERY_NS;
-/// Where the kernel watches no more for us, looking is all there is.
-const UNWATCHED_RESCAN_EVERY_NS: i64 = 1_000_000_000;
 /// Other things have to be done, too.
 const NOTICE_ROUNDS_MAX: usize = 64;
-/// Notices of removals that are waited for: more were lost.
-const AWAITED_MAX: usize = 1 << 14;
 
 /// Something that happened to a job. Jobs go by numbers that are used once.
 #[derive(Clone, Debug, PartialEq)]
@@ -122,46 +107,17 @@ pub struct Unseen {
     pub cpu_ns: u64,
 }
 
+/// Follows the tree of cgroups, and the jobs that are found in it.
 pub struct Discovery {
-    files: Files,
-    node_name: String,
-    routes: Vec<Route>,
-    watcher: Watcher,
-    ear: Ear,
-    watched: HashMap<Watch, Watched>,
-    nodes: HashMap<u32, Node>,
-    next_node: u32,
-    /// The hierarchies in which a directory that outlives its jobs is there; the first is followed.
-    homes: HashMap<PathBuf, BTreeSet<usize>>,
-    places: Places,
-    ledger: CpuLedger,
-    /// By node.
-    jobs: HashMap<u32, Job>,
-    next_job: u64,
-    /// Jobs that change the hierarchy in which they are followed.
-    moving: HashMap<PathBuf, Job>,
-    /// Jobs that ended, oldest first: their managers may still be removing their other directories.
-    ended: VecDeque<EndedJob>,
-    /// Gone since the last closing.
-    removed: Vec<u32>,
+    tree: Tree,
+    jobs: Jobs,
+    schedule: Schedule,
     /// Jobs to be read at once.
     stirred: HashSet<u32>,
-    due: BinaryHeap<Reverse<(i64, u32)>>,
-    next_parts_ns: i64,
-    next_jobs_ns: i64,
-    next_mending_ns: i64,
-    next_rescan_ns: i64,
-    rescan_every_ns: i64,
-    rescans: u64,
-    /// Whether the look at everything has found what no notice had told.
-    found_by_look: bool,
+    /// Gone since the last closing.
+    removed: Vec<u32>,
     unseen: Unseen,
-    /// Whether there is something new to say about the discovery itself.
-    has_news: bool,
-    /// Directories that were found to be gone, by their parents: the notice of it is to come.
-    awaited: HashSet<(u32, OsString)>,
-    buffer: Vec<u8>,
-    events: Vec<Event>,
+    rescans: u64,
 }
 
 impl Discovery {
@@ -170,89 +126,64 @@ impl Discovery {
         let files = Files::open(host)?;
         let watcher = Watcher::new();
         let now_ns = clock::boottime_ns();
+        let ear = Ear::new(watcher.fd())?;
         let mut discovery = Discovery {
-            files,
-            node_name: host.facts().hostname.clone(),
-            routes: tree::routes(layouts, below),
-            ear: Ear::new(watcher.fd())?,
-            watcher,
-            watched: HashMap::new(),
-            nodes: HashMap::new(),
-            next_node: 0,
-            homes: HashMap::new(),
-            places: Places::default(),
-            ledger: CpuLedger::default(),
-            jobs: HashMap::new(),
-            next_job: 1,
-            moving: HashMap::new(),
-            ended: VecDeque::new(),
-            removed: Vec::new(),
+            tree: Tree::new(files, watcher, layouts, below),
+            jobs: Jobs::new(host.facts().hostname.clone(), ear),
+            schedule: Schedule::new(now_ns),
             stirred: HashSet::new(),
-            due: BinaryHeap::new(),
-            next_parts_ns: now_ns + PARTS_EVERY_NS,
-            next_jobs_ns: now_ns + JOBS_EVERY_NS,
-            next_mending_ns: now_ns + MEND_EVERY_NS,
-            next_rescan_ns: now_ns + RESCAN_EVERY_NS,
-            rescan_every_ns: RESCAN_EVERY_NS,
-            rescans: 0,
-            found_by_look: false,
-            has_news: true,
+            removed: Vec::new(),
             unseen: Unseen::default(),
-            awaited: HashSet::new(),
-            buffer: Vec::new(),
-            events: Vec::new(),
+            rescans: 0,
         };
-        for hierarchy in 0..discovery.files.hierarchies.len() {
-            discovery.add_root(hierarchy, now_ns);
+        for hierarchy in 0..discovery.tree.files.hierarchies.len() {
+            discovery.tree.add_root(hierarchy, now_ns);
+            discovery.apply_changes(now_ns);
         }
-        discovery.rebase_all(now_ns);
+        discovery.tree.rebase_all(now_ns);
         discovery.announce_due(now_ns);
-        discovery.events.push(Event::Looked);
+        discovery.jobs.events.push(Event::Looked);
         Ok(discovery)
     }
 
     /// Readable when something was noticed.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.ear.fd()
+        self.jobs.ear.fd()
     }
 
     /// How long there is nothing to do unless something is noticed.
     pub fn patience(&self) -> Duration {
-        let mut next_ns = self.next_rescan_ns;
-        if !self.jobs.is_empty() {
-            next_ns = next_ns.min(self.next_jobs_ns);
-        }
-        if self.places.is_any_flooded() {
-            next_ns = next_ns.min(self.next_mending_ns);
-        }
-        if self.jobs.values().any(|job| job.has_parts()) {
-            next_ns = next_ns.min(self.next_parts_ns);
-        }
-        if let Some(Reverse((due_ns, _))) = self.due.peek() {
-            next_ns = next_ns.min(*due_ns);
-        }
+        let Schedule { rescan_ns, jobs_ns, upkeep_ns, parts_ns, .. } = self.schedule;
+        let next = [
+            Some(rescan_ns),
+            Some(jobs_ns).filter(|_| !self.jobs.is_empty()),
+            Some(upkeep_ns).filter(|_| self.tree.places.is_any_flooded()),
+            Some(parts_ns).filter(|_| self.jobs.has_parts()),
+            self.jobs.next_due_ns(),
+        ];
+        let next_ns = next.into_iter().flatten().min().unwrap_or(rescan_ns);
         Duration::from_nanos((next_ns - clock::boottime_ns()).max(0) as u64)
     }
 
-    /// Does what there is to do, and tells what happened.
+    /// Does what there is to do, and returns what happened.
     pub fn work(&mut self) -> Vec<Event> {
         let now_ns = clock::boottime_ns();
-        self.hear_alarms();
+        self.jobs.hear_alarms(&self.tree.files);
         self.act_on_notices(now_ns);
         self.read_stirred(now_ns);
         self.close_removed(now_ns);
         self.announce_due(now_ns);
         self.do_periodically(now_ns);
-        std::mem::take(&mut self.events)
+        std::mem::take(&mut self.jobs.events)
     }
 
-    /// To be done before anything that may take long: whoever makes or removes a cgroup holds locks of the
-    /// kernel while he waits for others, and a look into the same directory waits with him.
+    /// To be done before anything that may take long: a process that makes or removes a cgroup holds locks of the
+    /// kernel while it waits for others, and a look into the same directory waits with it.
     fn act_on_notices(&mut self, now_ns: i64) {
         let mut overflow = false;
-        // What was done about the first ones took its time, in which there may have come more.
+        // Acting on the first ones took its time, in which there may have come more.
         for _ in 0..NOTICE_ROUNDS_MAX {
-            let notices = self.watcher.drain();
+            let notices = self.tree.watches.watcher.drain();
             if notices.is_empty() {
                 break;
             }
@@ -267,113 +198,152 @@ impl Discovery {
     }
 
     fn act_on(&mut self, notice: Notice, now_ns: i64) {
+        let tree = &mut self.tree;
         match notice {
-            Notice::Made { watch, name, ahead } => match self.watched.get(&watch) {
-                Some(&Watched::Directory(parent)) => self.appeared(parent, &name, ahead, now_ns),
-                _ => ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead)),
+            Notice::Made { watch, name, ahead } => match tree.watches.get(watch) {
+                Some(Watched::Directory(parent)) => tree.appeared(parent, &name, ahead, now_ns),
+                _ => tree.watches.discard(ahead),
             },
             Notice::Removed { watch, name } => {
-                if let Some(&Watched::Directory(parent)) = self.watched.get(&watch) {
-                    self.noticed_removal(parent, &name, now_ns);
+                if let Some(Watched::Directory(parent)) = tree.watches.get(watch) {
+                    tree.noticed_removal(parent, &name, now_ns);
                 }
             }
             Notice::Changed { watch } => {
-                if let Some(&Watched::Events(node)) = self.watched.get(&watch) {
+                if let Some(Watched::Events(node)) = tree.watches.get(watch) {
                     self.stirred.insert(node);
                 }
             }
-            Notice::Ended { watch } => {
-                self.watched.remove(&watch);
-            }
+            Notice::Ended { watch } => tree.watches.ended(watch),
             Notice::Overflow => {}
+        }
+        self.apply_changes(now_ns);
+    }
+
+    /// Does for jobs what follows from changes of the tree.
+    fn apply_changes(&mut self, now_ns: i64) {
+        for change in std::mem::take(&mut self.tree.changes) {
+            match change {
+                Change::Job { id, route, captures, existed } => {
+                    self.jobs.add(&self.tree, id, route, captures, existed, now_ns);
+                }
+                Change::Part { id, job } => self.jobs.add_part(id, job, now_ns),
+                Change::Left { id, path } => self.jobs.leave(id, path),
+                Change::Stirred(id) => drop(self.stirred.insert(id)),
+                Change::Removed(id) => self.removed.push(id),
+            }
+        }
+        self.jobs.end_unmoved(now_ns);
+    }
+
+    fn read_stirred(&mut self, now_ns: i64) {
+        for id in std::mem::take(&mut self.stirred) {
+            self.act_on_notices(now_ns);
+            if !self.removed.contains(&id) {
+                self.jobs.read_stirred(&mut self.tree, id, now_ns);
+            }
+        }
+    }
+
+    /// Closes all that is gone since the last time.
+    fn close_removed(&mut self, now_ns: i64) {
+        if self.removed.is_empty() {
+            return;
+        }
+        // One that came meanwhile and is not known yet would be charged to those that went.
+        self.act_on_notices(now_ns);
+        let removed = std::mem::take(&mut self.removed);
+        let closed = self.tree.close_accounts(&removed, now_ns);
+        let finals: HashMap<u32, Closed> = closed.iter().map(|closed| (closed.id, *closed)).collect();
+        // Some were found to be gone by reading them, before any notice.
+        for id in removed.into_iter().chain(closed.iter().map(|closed| closed.id)) {
+            for id in self.tree.subtree(id) {
+                let closed = finals.get(&id);
+                self.jobs.close(&self.tree, id, closed, now_ns);
+                if self.tree.forget(id, now_ns) {
+                    self.unseen.directories += 1;
+                    self.unseen.cpu_ns += closed.map_or(0, |closed| closed.cpu_ns);
+                }
+                self.apply_changes(now_ns);
+            }
+        }
+        self.tree.rebase_inhabited(now_ns);
+    }
+
+    /// Looks at the jobs whose time has come.
+    fn announce_due(&mut self, now_ns: i64) {
+        while let Some(id) = self.jobs.take_due(now_ns) {
+            self.act_on_notices(now_ns);
+            self.jobs.look_at(&mut self.tree, id, now_ns);
         }
     }
 
     fn do_periodically(&mut self, now_ns: i64) {
-        if now_ns >= self.next_parts_ns {
-            self.read_parts(now_ns);
-            self.next_parts_ns = now_ns + PARTS_EVERY_NS;
+        if self.schedule.take_parts(now_ns) {
+            self.jobs.read_parts(&mut self.tree, now_ns);
         }
-        if now_ns >= self.next_jobs_ns {
-            self.read_all(now_ns);
-            self.next_jobs_ns = now_ns + JOBS_EVERY_NS;
+        if self.schedule.take_jobs(now_ns) {
+            self.jobs.read_counters(&mut self.tree, now_ns);
+            self.tree.rebase_inhabited(now_ns);
         }
-        if now_ns >= self.next_mending_ns {
-            self.mark_own_processes();
-            self.listen_again(now_ns);
-            self.next_mending_ns = now_ns + MEND_EVERY_NS;
+        if self.schedule.take_upkeep(now_ns) {
+            self.tree.mark_own_processes();
+            self.tree.listen_again(now_ns);
+            self.apply_changes(now_ns);
         }
-        if self.watcher.refused().is_some() {
-            self.next_rescan_ns = self.next_rescan_ns.min(now_ns + UNWATCHED_RESCAN_EVERY_NS);
-        }
-        if now_ns >= self.next_rescan_ns {
+        let (is_unwatched, is_crowded) = (self.is_unwatched(), self.tree.places.is_any_crowded());
+        if self.schedule.is_rescan_due(is_unwatched, is_crowded, now_ns) {
             self.rescan(false, now_ns);
             self.close_removed(now_ns);
             self.announce_due(now_ns);
         }
     }
 
-    /// Looks at everything. In full after notices were lost; else whoever has as many directories as are known
+    fn is_unwatched(&self) -> bool {
+        self.tree.watches.watcher.refused().is_some()
+    }
+
+    /// Looks at everything. In full after notices were lost; else a directory that has as many others as are known
     /// is believed to have those.
     pub fn rescan(&mut self, full: bool, now_ns: i64) {
         self.rescans += 1;
-        self.found_by_look = full;
-        self.places.begin_look();
-        for root in self.roots() {
-            self.reconcile(root, full, now_ns);
+        let mut has_found = full;
+        self.tree.places.begin_look();
+        for root in self.tree.roots() {
+            has_found |= self.tree.reconcile(root, full, now_ns);
+            self.apply_changes(now_ns);
         }
-        self.listen_again(now_ns);
+        has_found |= self.tree.listen_again(now_ns);
+        self.apply_changes(now_ns);
         // Where there was no room there may be some soon.
-        self.found_by_look |= self.places.left_out().next().is_some();
+        has_found |= self.tree.places.is_any_crowded();
         if full {
-            // Notices that were lost do not come any more.
-            self.awaited.clear();
-            // Who came and went unseen is nobody's: not to be charged to the next one that ends.
+            self.tree.watches.await_nothing();
+            // What jobs used that came and went unseen is not to be charged to the next one that ends.
             self.close_removed(now_ns);
-            self.unseen.cpu_ns += self.rebase_all(now_ns);
+            self.unseen.cpu_ns += self.tree.rebase_all(now_ns);
         }
-        self.mark_own_processes();
-        self.rescan_every_ns = match self.watcher.refused() {
-            Some(_) => UNWATCHED_RESCAN_EVERY_NS,
-            None if self.found_by_look => RESCAN_EVERY_NS,
-            None => (2 * self.rescan_every_ns).clamp(RESCAN_EVERY_NS, RESCAN_EVERY_MAX_NS),
-        };
-        self.next_rescan_ns = now_ns + self.rescan_every_ns;
+        self.tree.mark_own_processes();
+        self.schedule.rescanned(self.is_unwatched(), has_found, now_ns);
     }
 
     /// Whether managers came or went, or places became too full, since the last call.
     pub fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.has_news)
+        std::mem::take(&mut self.tree.has_news)
     }
 
     pub fn health(&self) -> Health {
-        let mut jobs: HashMap<&str, usize> = HashMap::new();
-        for job in self.jobs.values() {
-            *jobs.entry(self.routes[job.route].manager.as_str()).or_default() += 1;
-        }
-        let mut jobs: Vec<(String, usize)> =
-            jobs.into_iter().map(|(manager, count)| (manager.to_owned(), count)).collect();
-        jobs.sort();
         Health {
-            jobs,
-            homes: self.home_paths(),
-            managers: self.managers_here(),
-            watches: self.watched.len(),
-            refused: self.watcher.refused().map(|error| error.to_string()),
-            left_out: self.crowded_places(),
+            jobs: self.tree.job_counts(),
+            homes: self.tree.home_paths(),
+            managers: self.tree.managers_here(),
+            watches: self.tree.watches.count(),
+            refused: self.tree.watches.watcher.refused().map(|error| error.to_string()),
+            left_out: self.tree.crowded_places(),
             unseen: self.unseen,
             rescans: self.rescans,
         }
     }
-}
-
-/// The directories named before any layout's, each by its own name.
-fn literals(below: &Path) -> Vec<Segment> {
-    let names = below.components().filter_map(|part| match part {
-        std::path::Component::Normal(name) => Some(Segment::literal(name.as_encoded_bytes())),
-        _ => None,
-    });
-    names.collect()
 }
 
 #[cfg(test)]

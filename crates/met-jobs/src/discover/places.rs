@@ -120,6 +120,10 @@ impl Places {
         self.places.iter().filter(|(_, place)| place.left_out > 0).map(|(id, place)| (*id, place.left_out))
     }
 
+    pub(super) fn is_any_crowded(&self) -> bool {
+        self.left_out().next().is_some()
+    }
+
     /// A place, the one around it, and so on.
     fn around(&self, id: u32) -> impl Iterator<Item = u32> {
         std::iter::successors(Some(id), |id| self.places.get(id)?.outer)

@@ -6,6 +6,7 @@ use expect_test::{Expect, expect};
 use met_core::job::Figure;
 use met_host::Host;
 
+use super::schedule::{RESCAN_EVERY_NS, UPKEEP_EVERY_NS};
 use super::*;
 use crate::layouts::Layout;
 
@@ -63,20 +64,39 @@ impl Machine {
     }
 
     fn work(&mut self) -> Vec<Event> {
-        self.discovery.as_mut().unwrap().work()
+        self.discovery().work()
     }
 
     /// Until so many notices were taken and not acted on.
     fn wait_for_notices(&self, count: usize) {
         let begin = std::time::Instant::now();
-        while self.discovery.as_ref().unwrap().watcher.waiting() < count {
+        while self.discovery.as_ref().unwrap().tree.watches.watcher.waiting() < count {
             assert!(begin.elapsed().as_secs() < 20, "the notices were not taken");
             std::thread::yield_now();
         }
     }
 
+    /// Opens it, and takes what was there before.
+    fn begin(&mut self) {
+        self.open_builtin();
+        self.work();
+    }
+
+    fn discovery(&mut self) -> &mut Discovery {
+        self.discovery.as_mut().unwrap()
+    }
+
+    fn health(&self) -> Health {
+        self.discovery.as_ref().unwrap().health()
+    }
+
+    /// How many jobs are new.
+    fn found(&mut self) -> usize {
+        self.work().iter().filter(|event| matches!(event, Event::Found(_))).count()
+    }
+
     fn unseen(&self) -> Unseen {
-        self.discovery.as_ref().unwrap().health().unseen
+        self.health().unseen
     }
 
     fn check(&mut self, expected: Expect) {
@@ -121,8 +141,7 @@ fn a_job_that_came_and_went_with_the_directory_of_its_user_is_told() {
     let mut machine = Machine::new();
     let home = format!("{CPUACCT}/slurm_n1");
     machine.make(&home, 1000);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     machine.make(&format!("{home}/uid_7"), 0);
     machine.wait_for_notices(1);
     machine.make(&format!("{home}/uid_7/job_5"), 0);
@@ -141,15 +160,14 @@ fn what_was_used_by_jobs_that_nobody_saw_is_told() {
     let mut machine = Machine::new();
     let home = format!("{CPUACCT}/slurm_n1");
     machine.make(&home, 1000);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     machine.make(&format!("{home}/uid_7"), 0);
     machine.write(&format!("{home}/cpuacct.usage"), "1050");
     machine.remove(&format!("{home}/uid_7"));
     machine.check(expect![""]);
     assert_eq!(machine.unseen(), Unseen { directories: 1, cpu_ns: 50 });
     machine.write(&format!("{home}/cpuacct.usage"), "1080");
-    machine.discovery.as_mut().unwrap().rescan(true, 0);
+    machine.discovery().rescan(true, 0);
     assert_eq!(machine.unseen(), Unseen { directories: 1, cpu_ns: 80 }, "as after notices were lost");
 }
 
@@ -158,11 +176,9 @@ fn a_job_that_was_found_to_be_gone_is_not_found_again_by_the_notice() {
     let mut machine = Machine::new();
     let job = format!("{CPUACCT}/slurm_n1/uid_7/job_5");
     machine.make(&job, 0);
-    machine.open_builtin();
-    machine.work();
-    let discovery = machine.discovery.as_mut().unwrap();
-    fs::remove_dir_all(machine.root.path().join(&job)).unwrap();
-    discovery.rescan(false, 0);
+    machine.begin();
+    machine.remove(&job);
+    machine.discovery().rescan(false, 0);
     machine.check(expect![[r#"
         1 ended, cpu 0 measured cgroup ancestor
     "#]]);
@@ -199,8 +215,7 @@ fn a_job_and_its_parts_are_closed_from_what_remains() {
     machine.make(&format!("{job}/step_0"), 100);
     machine.make(&format!("{job}/step_0/task_0"), 60);
     machine.make(&format!("{job}/step_0/task_1"), 40);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     // Both tasks go; the counters above keep what they used. The job of another user goes on.
     machine.make(&format!("{CPUACCT}/slurm/uid_8/job_6"), 0);
     machine.work();
@@ -227,8 +242,7 @@ fn a_directory_of_the_same_name_is_another_job() {
     let job = format!("{CPUACCT}/slurm/uid_7/job_5");
     machine.make(&format!("{CPUACCT}/slurm/uid_7"), 0);
     machine.make(&job, 0);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     machine.remove(&job);
     machine.make(&job, 0);
     machine.check(expect![[r#"
@@ -270,8 +284,7 @@ fn only_what_lies_below_a_cgroup_is_looked_at() {
 #[test]
 fn a_better_hierarchy_takes_over_and_the_job_stays_the_same() {
     let mut machine = Machine::new();
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     machine.make(&format!("{FREEZER}/slurm/uid_7/job_5"), 0);
     // Nothing counts it yet: its manager may still be at it.
     machine.check(expect![""]);
@@ -288,13 +301,25 @@ fn a_better_hierarchy_takes_over_and_the_job_stays_the_same() {
 }
 
 #[test]
+fn all_jobs_of_a_home_move_to_the_better_hierarchy() {
+    let mut machine = Machine::new();
+    let jobs = ["slurm/uid_7/job_5", "slurm/uid_7/job_6", "slurm/uid_8/job_7"];
+    jobs.iter().for_each(|job| machine.make(&format!("{FREEZER}/{job}"), 0));
+    machine.open_builtin();
+    let found = machine.found();
+    assert_eq!(found, 3);
+    jobs.iter().for_each(|job| machine.make(&format!("{CPUACCT}/{job}"), 0));
+    machine.check(expect![""]);
+    assert_eq!(machine.health().jobs, [("slurm".to_owned(), 3)]);
+}
+
+#[test]
 fn what_is_left_of_a_job_in_other_hierarchies_is_no_other_job() {
     let mut machine = Machine::new();
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
     machine.make(&format!("{FREEZER}/slurm/uid_7/job_5"), 0);
     machine.make(&format!("{FREEZER}/slurm/uid_7/job_6"), 0);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     machine.remove(&format!("{CPUACCT}/slurm"));
     // The other one is in this hierarchy alone.
     machine.check(expect![[r#"
@@ -317,8 +342,7 @@ fn ended_sluid(machine: &mut Machine) -> &'static str {
     machine.write("proc/77/stat", format!("77 (x) S 1 {}5 0", "0 ".repeat(17)));
     machine.write("proc/77/environ", b"SLURM_JOB_ID=1234\0");
     machine.write(&format!("{CPUACCT}/{PATH}/cgroup.procs"), "77\n");
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     PATH
 }
 
@@ -333,9 +357,10 @@ fn a_directory_that_goes_unseen_after_the_end_of_its_job_is_no_other_job() {
         1 ended, cpu 0 lower_bound cgroup
     "#]]);
     let (home, name) = path.rsplit_once('/').unwrap();
-    let discovery = machine.discovery.as_mut().unwrap();
-    let home = discovery.node_at(1, Path::new(home)).unwrap();
-    discovery.noticed_removal(home, name.as_ref(), clock::boottime_ns());
+    let discovery = machine.discovery();
+    let home = discovery.tree.node_at(1, Path::new(home)).unwrap();
+    discovery.tree.noticed_removal(home, name.as_ref(), clock::boottime_ns());
+    discovery.apply_changes(clock::boottime_ns());
     machine.check(expect![""]);
 }
 
@@ -348,7 +373,7 @@ fn directories_that_were_left_at_the_end_of_a_job_are_known_until_they_are_gone(
         1 ended, cpu 0 measured cgroup ancestor
     "#]]);
     // An hour passes until the manager removes its own directory.
-    machine.discovery.as_mut().unwrap().ended[0].end_ns -= 3_600_000_000_000;
+    machine.discovery().jobs.remnants.ended[0].end_ns -= 3_600_000_000_000;
     machine.remove(&format!("{CPUACCT}/system.slice"));
     machine.check(expect![""]);
     machine.remove(&format!("{FREEZER}/system.slice"));
@@ -360,8 +385,7 @@ fn a_home_that_nobody_follows_may_go() {
     let mut machine = Machine::new();
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
     machine.make(&format!("{FREEZER}/slurm/uid_7/job_5"), 0);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     machine.remove(&format!("{FREEZER}/slurm"));
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6"), 0);
     machine.check(expect![[r#"
@@ -421,22 +445,21 @@ fn what_was_not_noticed_is_found_by_looking() {
     let mut machine = Machine::new();
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5/step_0"), 0);
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6"), 0);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     machine.remove(&format!("{CPUACCT}/slurm/uid_7/job_6"));
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_7"), 0);
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5/step_1"), 0);
-    let discovery = machine.discovery.as_mut().unwrap();
-    discovery.watcher.drain();
+    let discovery = machine.discovery();
+    discovery.tree.watches.watcher.drain();
     let now_ns = clock::boottime_ns();
     discovery.rescan(true, now_ns);
     discovery.close_removed(now_ns);
     discovery.announce_due(now_ns);
-    let events = std::mem::take(&mut discovery.events);
+    let events = std::mem::take(&mut discovery.jobs.events);
     let ended = events.iter().filter(|event| matches!(event, Event::Ended(_))).count();
     let found = events.iter().filter(|event| matches!(event, Event::Found(_))).count();
     assert_eq!((ended, found), (1, 1));
-    assert_eq!(discovery.jobs.values().map(|job| usize::from(job.has_parts())).sum::<usize>(), 1);
+    assert!(discovery.jobs.has_parts());
     assert_eq!(discovery.health().jobs, [("slurm".to_owned(), 2)]);
 }
 
@@ -445,13 +468,12 @@ fn looks_that_find_nothing_become_rare() {
     let mut machine = Machine::new();
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5/step_0"), 0);
     machine.make(&format!("{CPUACCT}/user.slice"), 0);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     let minutes_until_next = |machine: &mut Machine| {
-        let discovery = machine.discovery.as_mut().unwrap();
-        discovery.watcher.drain();
+        let discovery = machine.discovery();
+        discovery.tree.watches.watcher.drain();
         discovery.rescan(false, 0);
-        discovery.next_rescan_ns / RESCAN_EVERY_NS
+        discovery.schedule.rescan_ns / RESCAN_EVERY_NS
     };
     assert_eq!([(); 5].map(|()| minutes_until_next(&mut machine)), [2, 4, 8, 8, 8]);
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6"), 0);
@@ -464,8 +486,7 @@ fn hostile_names_are_jobs_like_others_or_none() {
     use std::os::unix::ffi::OsStrExt;
     let mut machine = Machine::new();
     let jobs = machine.root.path().join(format!("{CPUACCT}/pbs_jobs.service/jobs"));
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     for name in [&b"1.a\nb"[..], b"\xff\xfe", b"...", &[b'x'; 255], b"slurm", b"%0a"] {
         fs::create_dir_all(jobs.join(OsStr::from_bytes(name))).unwrap();
     }
@@ -483,7 +504,7 @@ fn hostile_names_are_jobs_like_others_or_none() {
     machine.remove(&format!("{CPUACCT}/pbs_jobs.service"));
     let ended = machine.work().iter().filter(|event| matches!(event, Event::Ended(_))).count();
     assert_eq!(ended, 6);
-    assert_eq!(machine.discovery.as_ref().unwrap().health().jobs, [("slurm".to_owned(), 1)]);
+    assert_eq!(machine.health().jobs, [("slurm".to_owned(), 1)]);
 }
 
 /// The home of a user's containers, which is his own.
@@ -497,16 +518,15 @@ fn a_user_who_makes_directories_without_end_hides_no_job_of_others() {
     let flooded = slice_of(1000);
     machine.make(&flooded, 0);
     machine.make(&slice_of(1001), 0);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     let made = places::IN_HOME_OF_USER + 20;
     for number in 0..made {
         fs::create_dir(machine.root.path().join(format!("{flooded}/libpod-{number:064x}.scope"))).unwrap();
     }
-    let found = machine.work().iter().filter(|event| matches!(event, Event::Found(_))).count();
+    let found = machine.found();
     assert_eq!(found, places::IN_HOME_OF_USER);
-    assert!(machine.discovery.as_mut().unwrap().take_news());
-    let left_out = machine.discovery.as_ref().unwrap().health().left_out;
+    assert!(machine.discovery().take_news());
+    let left_out = machine.health().left_out;
     assert_eq!(left_out, [(PathBuf::from("/").join(&flooded), 20)]);
     machine.make(&format!("{}/libpod-{:064x}.scope", slice_of(1001), 1), 0);
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
@@ -522,7 +542,7 @@ fn a_user_who_makes_directories_without_end_hides_no_job_of_others() {
         fs::remove_dir(machine.root.path().join(format!("{flooded}/libpod-{number:064x}.scope"))).unwrap();
     }
     machine.work();
-    let discovery = machine.discovery.as_mut().unwrap();
+    let discovery = machine.discovery();
     discovery.rescan(false, clock::boottime_ns());
     let health = discovery.health();
     assert_eq!(health.left_out, []);
@@ -534,18 +554,17 @@ fn a_job_that_makes_directories_without_end_hides_no_other() {
     let mut machine = Machine::new();
     let job = format!("{CPUACCT}/slurm/uid_7/job_5");
     machine.make(&job, 0);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     for number in 0..places::IN_JOB + 5 {
         fs::create_dir(machine.root.path().join(format!("{job}/step_{number}"))).unwrap();
     }
     machine.work();
-    let left_out = machine.discovery.as_ref().unwrap().health().left_out;
+    let left_out = machine.health().left_out;
     assert_eq!(left_out, [(PathBuf::from("/").join(&job), 5)]);
     machine.remove(&job);
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_6/step_0"), 0);
     machine.work();
-    let health = machine.discovery.as_ref().unwrap().health();
+    let health = machine.health();
     assert_eq!((health.jobs, health.left_out), (vec![("slurm".to_owned(), 1)], Vec::new()));
 }
 
@@ -573,20 +592,16 @@ fn every_resource_manager_is_known_by_its_directory_alone() {
             machine.make(&format!("{CPUACCT}/system.slice/docker-{:064x}.scope", 1), 0);
             machine.open(&Layouts::with(vec![own]), None);
             machine.work();
-            assert!(machine.discovery.as_mut().unwrap().take_news());
-            assert!(machine.discovery.as_ref().unwrap().health().managers.is_empty());
+            assert!(machine.discovery().take_news());
+            assert!(machine.health().managers.is_empty());
             machine.make(&format!("{hierarchy}/{home}"), 0);
             machine.work();
-            assert!(machine.discovery.as_mut().unwrap().take_news(), "{home}: it came later");
-            assert_eq!(
-                machine.discovery.as_ref().unwrap().health().managers,
-                [manager],
-                "{hierarchy}/{home}"
-            );
+            assert!(machine.discovery().take_news(), "{home}: it came later");
+            assert_eq!(machine.health().managers, [manager], "{hierarchy}/{home}");
             machine.remove(&format!("{hierarchy}/{home}"));
             machine.work();
-            assert!(machine.discovery.as_mut().unwrap().take_news(), "{home}: it is gone");
-            assert!(machine.discovery.as_ref().unwrap().health().managers.is_empty());
+            assert!(machine.discovery().take_news(), "{home}: it is gone");
+            assert!(machine.health().managers.is_empty());
         }
     }
 }
@@ -595,10 +610,9 @@ fn every_resource_manager_is_known_by_its_directory_alone() {
 fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
     let mut machine = Machine::new();
     let job = format!("{CPUACCT}/slurm/uid_7/job_5");
-    let steps = followed::LINES_MAX as u64 + 60;
+    let steps = job::LINES_MAX as u64 + 60;
     machine.make(&job, 0);
-    machine.open_builtin();
-    machine.work();
+    machine.begin();
     for number in 0..steps {
         machine.make(&format!("{job}/step_{number}/task_0"), 10);
         machine.make(&format!("{job}/step_{number}"), 10);
@@ -609,8 +623,8 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
             machine.work();
         }
     }
-    let discovery = machine.discovery.as_mut().unwrap();
-    discovery.read_parts(clock::boottime_ns());
+    let discovery = machine.discovery();
+    discovery.jobs.read_parts(&mut discovery.tree, clock::boottime_ns());
     let events = machine.work();
     let [.., Event::Parts(1, so_far)] = &events[..] else { panic!("{events:?}") };
     let sum_of = |parts: &[Part], of_tasks: bool| {
@@ -621,12 +635,12 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
     for of_tasks in [false, true] {
         assert_eq!(sum_of(so_far, of_tasks), (steps, 10 * steps as i64));
     }
-    assert!(so_far.len() <= followed::LINES_MAX + 4);
+    assert!(so_far.len() <= job::LINES_MAX + 4);
     let others = |has_ended: bool| {
         let others = so_far.iter().filter(|part| part.task.is_none() && part.end_ns.is_some() == has_ended);
         others.filter_map(|part| part.folded).collect::<Vec<_>>()
     };
-    let half = steps - followed::LINES_MAX as u64 / 2;
+    let half = steps - job::LINES_MAX as u64 / 2;
     assert_eq!(
         (others(true), others(false)),
         (vec![half / 2], vec![half / 2]),
@@ -638,7 +652,7 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
     let events = machine.work();
     let [.., Event::Ended(ended)] = &events[..] else { panic!("{events:?}") };
     assert_eq!(ended.cpu.as_ref().map(|cpu| cpu.value), Some(10 * steps as i64));
-    assert_eq!(ended.parts.len(), followed::LINES_MAX + 2);
+    assert_eq!(ended.parts.len(), job::LINES_MAX + 2);
     for of_tasks in [false, true] {
         assert_eq!(sum_of(&ended.parts, of_tasks), (steps, 10 * steps as i64));
     }
@@ -651,9 +665,8 @@ fn a_user_who_makes_and_removes_directories_without_end_is_not_listened_to_for_a
     let mut machine = Machine::new();
     let flooded = slice_of(1000);
     machine.make(&flooded, 0);
-    machine.open_builtin();
-    machine.work();
-    let watches = |machine: &Machine| machine.discovery.as_ref().unwrap().health().watches;
+    machine.begin();
+    let watches = |machine: &Machine| machine.health().watches;
     let before = watches(&machine);
     let path = machine.root.path().join(format!("{flooded}/noise"));
     let churn = |times: usize| {
@@ -671,21 +684,21 @@ fn a_user_who_makes_and_removes_directories_without_end_is_not_listened_to_for_a
     machine.work();
     assert_eq!(watches(&machine), before - 1);
     churn(256);
-    assert_eq!(machine.discovery.as_mut().unwrap().watcher.drain(), [], "nothing is heard of it");
+    assert_eq!(machine.discovery().tree.watches.watcher.drain(), [], "nothing is heard of it");
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
     machine.make(&format!("{flooded}/libpod-{:064x}.scope", 1), 0);
     machine.work();
-    let discovery = machine.discovery.as_mut().unwrap();
+    let discovery = machine.discovery();
     assert_eq!(discovery.health().jobs, [("slurm".to_owned(), 1)]);
-    assert!(discovery.patience() <= Duration::from_nanos(MEND_EVERY_NS as u64));
+    assert!(discovery.patience() <= Duration::from_nanos(UPKEEP_EVERY_NS as u64));
     // A minute later what is there is found, and listened to again.
-    discovery.next_mending_ns = 0;
+    discovery.schedule.upkeep_ns = 0;
     machine.work();
-    let discovery = machine.discovery.as_mut().unwrap();
+    let discovery = machine.discovery();
     assert_eq!(discovery.rescans, 0);
     assert_eq!(discovery.health().jobs, [("podman".to_owned(), 1), ("slurm".to_owned(), 1)]);
     machine.make(&format!("{flooded}/libpod-{:064x}.scope", 2), 0);
     machine.work();
-    let health = machine.discovery.as_ref().unwrap().health();
+    let health = machine.health();
     assert_eq!(health.jobs, [("podman".to_owned(), 2), ("slurm".to_owned(), 1)]);
 }

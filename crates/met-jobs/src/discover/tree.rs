@@ -1,15 +1,16 @@
-//! The directories that are followed: the ways to jobs, the jobs, their parts, and what lies beside them.
+//! The directories that are followed: the ways to jobs, the jobs, their parts, and what is beside them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use met_host::KeptFile;
 
-use super::followed::Job;
-use super::ledger::{CpuLedger, Reading};
-use super::watch::{Trail, Watch};
-use super::{AWAITED_MAX, Discovery, RESCAN_EVERY_NS, literals, places};
+use super::files::Files;
+use super::ledger::{Closed, CpuLedger, Reading};
+use super::places::{self, Places};
+use super::watch::{Trail, Watch, Watcher};
+use super::watches::Watches;
 use crate::layouts::{Captures, Layouts, Segment};
 
 /// One layout from the top of a hierarchy.
@@ -26,7 +27,7 @@ pub(super) struct Route {
 }
 
 /// In order of precedence.
-pub(super) fn routes(layouts: &Layouts, below: Option<&Path>) -> Vec<Route> {
+fn routes(layouts: &Layouts, below: Option<&Path>) -> Vec<Route> {
     let above = below.map(literals).unwrap_or_default();
     let mut routes = Vec::new();
     for layout in layouts.of_jobs() {
@@ -44,12 +45,13 @@ pub(super) fn routes(layouts: &Layouts, below: Option<&Path>) -> Vec<Route> {
     routes
 }
 
-/// What a watch is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Watched {
-    Directory(u32),
-    /// The events file of a job.
-    Events(u32),
+/// The directories named before any layout's, each by its own name.
+fn literals(below: &Path) -> Vec<Segment> {
+    let names = below.components().filter_map(|part| match part {
+        std::path::Component::Normal(name) => Some(Segment::literal(name.as_encoded_bytes())),
+        _ => None,
+    });
+    names.collect()
 }
 
 pub(super) struct Node {
@@ -66,7 +68,6 @@ pub(super) struct Node {
     is_crowded: bool,
     /// Whether it was made while it was looked at, and nothing was ever seen in it.
     pub(super) unexplored: bool,
-    watches: Vec<Watch>,
     /// What counts its CPU time, of those that are accounted for.
     counter: Option<KeptFile>,
 }
@@ -83,9 +84,9 @@ pub(super) enum Role {
     /// On the way to jobs: how far along which routes.
     Way(Vec<Way>),
     /// What is known of it is in the list of jobs.
-    Job,
+    Job { route: usize },
     /// A part of a job, or on the way to one.
-    Part { job: u32, depth: usize, captures: Captures, is_part: bool },
+    Part { job: u32, route: usize, depth: usize, captures: Captures, is_part: bool },
     /// Something else that shares a counter with jobs.
     Beside,
 }
@@ -97,7 +98,60 @@ pub(super) struct Way {
     captures: Captures,
 }
 
-impl Discovery {
+/// What happened to jobs in the tree.
+pub(super) enum Change {
+    /// The directory of a job is followed from now on.
+    Job {
+        id: u32,
+        route: usize,
+        captures: Captures,
+        existed: bool,
+    },
+    Part {
+        id: u32,
+        job: u32,
+    },
+    /// It is no longer followed in this hierarchy, since there is a better one.
+    Left {
+        id: u32,
+        path: PathBuf,
+    },
+    /// Something happened in a job: it is to be read at once.
+    Stirred(u32),
+    Removed(u32),
+}
+
+pub(super) struct Tree {
+    pub(super) files: Files,
+    pub(super) routes: Vec<Route>,
+    pub(super) watches: Watches,
+    pub(super) nodes: HashMap<u32, Node>,
+    next_node: u32,
+    /// The hierarchies in which a directory that outlives its jobs is there; the first is followed.
+    pub(super) homes: HashMap<PathBuf, BTreeSet<usize>>,
+    pub(super) places: Places,
+    pub(super) ledger: CpuLedger,
+    pub(super) changes: Vec<Change>,
+    /// Whether there is something new to report about the tree itself.
+    pub(super) has_news: bool,
+}
+
+impl Tree {
+    pub(super) fn new(files: Files, watcher: Watcher, layouts: &Layouts, below: Option<&Path>) -> Tree {
+        Tree {
+            files,
+            routes: routes(layouts, below),
+            watches: Watches::new(watcher),
+            nodes: HashMap::new(),
+            next_node: 0,
+            homes: HashMap::new(),
+            places: Places::default(),
+            ledger: CpuLedger::default(),
+            changes: Vec::new(),
+            has_news: true,
+        }
+    }
+
     pub(super) fn add_root(&mut self, hierarchy: usize, now_ns: i64) {
         let way = |route| Way { route, at: 0, captures: Captures::default() };
         let role = Role::Way((0..self.routes.len()).map(way).collect());
@@ -114,9 +168,34 @@ impl Discovery {
         roots
     }
 
+    /// The directories of jobs, and by which route each was found.
+    fn jobs(&self) -> impl Iterator<Item = (&Node, usize)> {
+        self.nodes.values().filter_map(|node| match node.role {
+            Role::Job { route } => Some((node, route)),
+            _ => None,
+        })
+    }
+
+    /// How many jobs of each manager are followed.
+    pub(super) fn job_counts(&self) -> Vec<(String, usize)> {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        self.jobs().for_each(|(_, route)| *counts.entry(&self.routes[route].manager).or_default() += 1);
+        counts.into_iter().map(|(manager, count)| (manager.to_owned(), count)).collect()
+    }
+
+    /// The directories in which jobs were looked for or found, without the tops of the hierarchies.
+    pub(super) fn home_paths(&self) -> Vec<PathBuf> {
+        let parents =
+            self.jobs().filter_map(|(node, _)| Some((node.hierarchy, self.nodes.get(&node.parent?)?)));
+        let homes: BTreeSet<PathBuf> = parents
+            .map(|(hierarchy, parent)| self.files.hierarchies[hierarchy].point.join(&parent.path))
+            .collect();
+        homes.into_iter().collect()
+    }
+
     /// Resource managers whose own directories are there, in whichever hierarchy, or jobs of them.
     pub(super) fn managers_here(&self) -> Vec<String> {
-        let of_jobs = self.jobs.values().map(|job| job.route);
+        let of_jobs = self.jobs().map(|(_, route)| route);
         let ways = self.places.ids().filter_map(|id| match &self.nodes.get(&id)?.role {
             Role::Way(ways) => Some(ways),
             _ => None,
@@ -152,7 +231,7 @@ impl Discovery {
     fn open_place(&mut self, id: u32) {
         let Some(node) = self.nodes.get(&id) else { return };
         let (room, made_max) = match &node.role {
-            Role::Job => (places::IN_JOB, usize::MAX),
+            Role::Job { .. } => (places::IN_JOB, usize::MAX),
             Role::Way(ways) => {
                 let mut homes = ways.iter().filter(|way| self.ends_at_home(way)).peekable();
                 if homes.peek().is_none() {
@@ -183,7 +262,6 @@ impl Discovery {
             children: HashMap::new(),
             is_crowded: false,
             unexplored: false,
-            watches: Vec::new(),
             counter: None,
         };
         self.nodes.insert(id, node);
@@ -205,24 +283,16 @@ impl Discovery {
                 self.add_child(parent, name, false, ahead, now_ns);
                 self.stir_job_of(parent);
             }
-            // Found by a listing before the notice came; if it is gone since then, that is told, too.
-            _ => ahead.into_iter().for_each(|ahead| self.take_watch(known, ahead)),
-        }
-    }
-
-    /// A directory is watched by somebody who was there before.
-    fn take_watch(&mut self, id: u32, watch: Watch) {
-        self.watched.insert(watch, Watched::Directory(id));
-        if let Some(node) = self.nodes.get_mut(&id).filter(|node| !node.watches.contains(&watch)) {
-            node.watches.push(watch);
+            // Found by a listing before the notice came; if it is gone since then, that is noticed, too.
+            _ => ahead.into_iter().for_each(|ahead| self.watches.adopt(known, ahead)),
         }
     }
 
     /// The kernel tells that a directory is gone. A job that was never seen is taken note of now.
     pub(super) fn noticed_removal(&mut self, parent: u32, name: &OsStr, now_ns: i64) {
         let is_known = self.nodes.get(&parent).is_some_and(|node| node.children.contains_key(name));
-        let was_awaited = !self.awaited.is_empty() && self.awaited.remove(&(parent, name.to_owned()));
-        if !is_known && !was_awaited && matches!(self.role_of(parent, name), Some((Role::Job, _))) {
+        let was_awaited = self.watches.was_awaited(parent, name);
+        if !is_known && !was_awaited && matches!(self.role_of(parent, name), Some((Role::Job { .. }, _))) {
             self.add_child(parent, name, false, None, now_ns);
         }
         self.vanished(parent, name);
@@ -238,23 +308,15 @@ impl Discovery {
         });
         if !is_there && let Some(id) = self.nodes.get_mut(&parent).and_then(|node| node.children.remove(name))
         {
-            self.removed.push(id);
+            self.changes.push(Change::Removed(id));
         }
         self.stir_job_of(parent);
     }
 
-    /// A directory was found to be gone, and the notice of that is still to come.
-    pub(super) fn await_notice(&mut self, parent: u32, name: &OsStr) {
-        let is_watched = self.nodes.get(&parent).is_some_and(|parent| !parent.watches.is_empty());
-        if is_watched && self.awaited.len() < AWAITED_MAX {
-            self.awaited.insert((parent, name.to_owned()));
-        }
-    }
-
     fn stir_job_of(&mut self, id: u32) {
         match self.nodes.get(&id).map(|node| &node.role) {
-            Some(Role::Job) => drop(self.stirred.insert(id)),
-            Some(Role::Part { job, .. }) => drop(self.stirred.insert(*job)),
+            Some(Role::Job { .. }) => self.changes.push(Change::Stirred(id)),
+            Some(Role::Part { job, .. }) => self.changes.push(Change::Stirred(*job)),
             _ => {}
         }
     }
@@ -268,9 +330,9 @@ impl Discovery {
         ahead: Option<Watch>,
         now_ns: i64,
     ) -> bool {
-        let role = self.role_of(parent, name).filter(|_| self.make_room(parent, now_ns));
+        let role = self.role_of(parent, name).filter(|_| self.make_room(parent));
         let Some((role, found)) = role else {
-            ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead));
+            self.watches.discard(ahead);
             return false;
         };
         let Some(node) = self.nodes.get(&parent) else { return false };
@@ -287,28 +349,27 @@ impl Discovery {
             self.open_account(id, existing, now_ns);
         }
         if let Some((route, captures)) = found {
-            self.add_job(id, route, captures, existing, now_ns);
-        } else if let Some(Role::Part { job, is_part: true, .. }) = self.nodes.get(&id).map(|node| &node.role)
+            self.changes.push(Change::Job { id, route, captures, existed: existing });
+        } else if let Some(&Role::Part { job, is_part: true, .. }) =
+            self.nodes.get(&id).map(|node| &node.role)
         {
-            self.add_part(id, *job, now_ns);
+            self.changes.push(Change::Part { id, job });
         }
         self.open_place(id);
         self.register_home(id);
         self.descend(id, existing, ahead, now_ns);
-        self.end_unmoved(now_ns);
         true
     }
 
     /// Room for one more directory. What one without room uses is not told from what its neighbours do.
-    fn make_room(&mut self, parent: u32, now_ns: i64) -> bool {
+    fn make_room(&mut self, parent: u32) -> bool {
         let Some(place) = self.place_in(parent) else { return false };
         let has_room = self.places.take(place);
         if !has_room {
             self.has_news = true;
             if self.places.is_flooded(place) {
-                self.stop_listening_to(place);
+                self.watches.stop(place);
             }
-            self.next_rescan_ns = self.next_rescan_ns.min(now_ns + RESCAN_EVERY_NS);
             self.ledger.set_inhabited(parent, true);
             if let Some(node) = self.nodes.get_mut(&parent) {
                 node.is_crowded = true;
@@ -317,37 +378,30 @@ impl Discovery {
         has_room
     }
 
-    /// Until somebody listens again nothing is noticed of what happens in a directory.
-    pub(super) fn stop_listening_to(&mut self, id: u32) {
-        let Some(node) = self.nodes.get_mut(&id) else { return };
-        for watch in std::mem::take(&mut node.watches) {
-            self.watched.remove(&watch);
-            self.watcher.remove(watch);
-        }
-    }
-
-    /// Looks at the places that were too busy to listen to, and listens to them again.
-    pub(super) fn listen_again(&mut self, now_ns: i64) {
+    /// Looks at the places that had too many notices, and watches them again; whether something was found there.
+    pub(super) fn listen_again(&mut self, now_ns: i64) -> bool {
+        let mut has_found = false;
         for id in self.places.begin_count() {
-            self.reconcile(id, true, now_ns);
+            has_found |= self.reconcile(id, true, now_ns);
             self.descend(id, false, None, now_ns);
         }
+        has_found
     }
 
     /// What a directory is to its parent; `None` if it is of no interest.
     fn role_of(&self, parent: u32, name: &OsStr) -> Option<(Role, Option<(usize, Captures)>)> {
         let node = self.nodes.get(&parent)?;
         let name = name.as_encoded_bytes();
-        let (job, depth, captures) = match &node.role {
+        let (job, route, depth, captures) = match &node.role {
             Role::Way(ways) => return self.role_on_way(parent, node, ways, name),
-            Role::Job => (parent, 0, &Captures::default()),
-            Role::Part { job, depth, captures, .. } => (*job, *depth, captures),
+            Role::Job { route } => (parent, *route, 0, &Captures::default()),
+            Role::Part { job, route, depth, captures, .. } => (*job, *route, *depth, captures),
             Role::Beside => return None,
         };
-        let segment = self.routes[self.jobs.get(&job)?.route].parts.get(depth)?;
-        let mut told = captures.clone();
-        let role = match segment.capture(name, &mut told) {
-            true => Role::Part { job, depth: depth + 1, is_part: told != *captures, captures: told },
+        let segment = self.routes[route].parts.get(depth)?;
+        let mut all = captures.clone();
+        let role = match segment.capture(name, &mut all) {
+            true => Role::Part { job, route, depth: depth + 1, is_part: all != *captures, captures: all },
             false => Role::Beside,
         };
         Some((role, None))
@@ -368,7 +422,7 @@ impl Discovery {
                 continue;
             }
             if way.at + 1 == route.segments.len() {
-                return Some((Role::Job, Some((way.route, captures))));
+                return Some((Role::Job { route: way.route }, Some((way.route, captures))));
             }
             further.push(Way { route: way.route, at: way.at + 1, captures });
         }
@@ -393,7 +447,7 @@ impl Discovery {
             }
             return;
         };
-        let read = self.files.read_counter(node.hierarchy, &node.path, counter, &mut self.buffer);
+        let read = self.files.read_counter(node.hierarchy, &node.path, counter);
         match read {
             Reading::At(counter_ns) if existing => {
                 self.ledger.begin_existing(id, parent, counter_ns, now_ns);
@@ -408,7 +462,7 @@ impl Discovery {
             _ => self.ledger.begin_new(id, parent, now_ns),
         }
         if matches!(node.role, Role::Way(_)) {
-            let own = self.files.has_own_processes(node.hierarchy, &node.path, &mut self.buffer);
+            let own = self.files.has_own_processes(node.hierarchy, &node.path);
             self.ledger.set_hollow(id);
             self.ledger.set_inhabited(id, own);
         }
@@ -419,51 +473,36 @@ impl Discovery {
         let Some(node) = self.nodes.get(&id) else { return };
         let wanted = match &node.role {
             Role::Way(ways) => ways.iter().any(|way| self.leads_on(node, way)),
-            Role::Job => true,
-            Role::Part { job, depth, .. } => {
-                self.jobs.get(job).is_some_and(|job| *depth < self.routes[job.route].parts.len())
-            }
+            Role::Job { .. } => true,
+            Role::Part { route, depth, .. } => *depth < self.routes[*route].parts.len(),
             Role::Beside => false,
         };
         if !wanted {
-            return ahead.into_iter().for_each(|ahead| self.watcher.remove(ahead));
+            return self.watches.discard(ahead);
         }
-        if !node.watches.is_empty() {
+        if self.watches.is_watched(id) {
             return;
         }
         let trails = self.trails_from(node);
-        let (hierarchy, path, is_job) = (node.hierarchy, node.path.clone(), matches!(node.role, Role::Job));
+        let (hierarchy, path, is_job) =
+            (node.hierarchy, node.path.clone(), matches!(node.role, Role::Job { .. }));
         if !self.ledger.follows(id) && self.is_active_home(node) {
             self.open_account(id, existing, now_ns);
         }
         let real = self.files.real_path(hierarchy, &path);
-        let mut watches = Vec::new();
-        if let Some(watch) = ahead.or_else(|| self.watcher.add_dir(&real, trails)) {
-            watches.push(watch);
-            self.watched.insert(watch, Watched::Directory(id));
+        match ahead {
+            Some(ahead) => self.watches.adopt(id, ahead),
+            None => self.watches.watch_directory(id, &real, trails),
         }
-        if is_job
-            && self.files.is_unified(hierarchy)
-            && let Some(watch) = self.watcher.add_file(&real.join("cgroup.events"))
-        {
-            watches.push(watch);
-            self.watched.insert(watch, Watched::Events(id));
+        if is_job && self.files.is_unified(hierarchy) {
+            self.watches.watch_events(id, &real.join("cgroup.events"));
         }
-        if let Some(node) = self.nodes.get_mut(&id) {
-            node.watches = watches;
-        }
-        for (name, _) in self.files.list(hierarchy, &path, &mut self.buffer).unwrap_or_default() {
+        for (name, _) in self.files.list(hierarchy, &path).unwrap_or_default() {
             let known = self.nodes.get(&id).is_none_or(|node| node.children.contains_key(&name));
             if !known {
                 self.add_child(id, &name, existing, None, now_ns);
             }
         }
-    }
-
-    /// Whether the kernel says when the first process enters a job.
-    pub(super) fn is_told_of_processes(&self, id: u32) -> bool {
-        let watches = self.nodes.get(&id).map(|node| node.watches.as_slice()).unwrap_or_default();
-        watches.iter().any(|watch| self.watched.get(watch) == Some(&Watched::Events(id)))
     }
 
     /// What is to be watched below a directory as soon as it is made: the directories that lead to jobs.
@@ -495,17 +534,7 @@ impl Discovery {
         let node = self.nodes.remove(&id)?;
         self.has_news |= self.places.close(id);
         self.places.leave(node.place);
-        if !self.awaited.is_empty() {
-            self.awaited.retain(|(parent, _)| *parent != id);
-        }
-        for &watch in &node.watches {
-            // A directory that is followed anew has the same watch.
-            let ours = [Watched::Directory(id), Watched::Events(id)];
-            if self.watched.get(&watch).is_some_and(|watched| ours.contains(watched)) {
-                self.watched.remove(&watch);
-                self.watcher.remove(watch);
-            }
-        }
+        self.watches.forget(id);
         if let (Some(parent), Some(name)) = (node.parent, node.path.file_name())
             && let Some(parent) = self.nodes.get_mut(&parent)
             && parent.children.get(name) == Some(&id)
@@ -515,11 +544,30 @@ impl Discovery {
         Some(node)
     }
 
-    /// Compares what is known of a directory with what is there.
-    pub(super) fn reconcile(&mut self, id: u32, full: bool, now_ns: i64) {
-        let Some(node) = self.nodes.get(&id) else { return };
+    /// Forgets a directory that is gone. Returns whether it was one on the way to jobs in which none was ever seen.
+    pub(super) fn forget(&mut self, id: u32, now_ns: i64) -> bool {
+        let Some(node) = self.nodes.get(&id) else { return false };
+        let parent = node.parent.zip(node.path.file_name().map(OsStr::to_owned));
+        let still_known = parent
+            .filter(|(parent, name)| self.nodes.get(parent).is_some_and(|parent| parent.holds(name, id)));
+        let Some(node) = self.drop_node(id) else { return false };
+        if let Some((parent, name)) = still_known {
+            self.watches.await_removal(parent, &name);
+        }
+        let is_way = matches!(node.role, Role::Way(_));
+        let is_below_home = node.parent.is_some_and(|parent| self.ledger.follows(parent));
+        if is_way {
+            self.lose_home(node.hierarchy, &node.path, now_ns);
+        }
+        self.ledger.forget(id);
+        is_way && node.unexplored && is_below_home
+    }
+
+    /// Compares what is known of a directory with what is there; whether that is not the same.
+    pub(super) fn reconcile(&mut self, id: u32, full: bool, now_ns: i64) -> bool {
+        let Some(node) = self.nodes.get(&id) else { return false };
         if matches!(node.role, Role::Beside) {
-            return;
+            return false;
         }
         let (hierarchy, path) = (node.hierarchy, node.path.clone());
         let inside_job = !matches!(node.role, Role::Way(_));
@@ -530,12 +578,12 @@ impl Discovery {
                 return self.reconcile_below(id, full, now_ns);
             }
         }
-        let Ok(listed) = self.files.list(hierarchy, &path, &mut self.buffer) else { return };
+        let Ok(listed) = self.files.list(hierarchy, &path) else { return false };
         let listed: HashMap<OsString, u64> = listed.into_iter().collect();
         if let Some(node) = self.nodes.get_mut(&id) {
             node.is_crowded = false;
         }
-        let Some(node) = self.nodes.get(&id) else { return };
+        let Some(node) = self.nodes.get(&id) else { return false };
         let is_there = |name: &OsString, child: &u32| {
             let inode = self.nodes.get(child).map(|child| child.inode);
             listed.get(name).is_some_and(|found| Some(*found) == inode)
@@ -544,33 +592,30 @@ impl Discovery {
             .filter(|(name, child)| !is_there(name, child))
             .map(|(name, _)| name.clone())
             .collect();
+        let mut has_found = !gone.is_empty();
         for name in gone {
-            self.found_by_look = true;
             self.vanished(id, &name);
-            self.await_notice(id, &name);
+            self.watches.await_removal(id, &name);
         }
         for name in listed.keys() {
             if self.nodes.get(&id).is_some_and(|node| !node.children.contains_key(name)) {
-                self.found_by_look |= self.add_child(id, name, false, None, now_ns);
+                has_found |= self.add_child(id, name, false, None, now_ns);
             }
         }
-        self.reconcile_below(id, full, now_ns);
+        self.reconcile_below(id, full, now_ns) | has_found
     }
 
-    fn reconcile_below(&mut self, id: u32, full: bool, now_ns: i64) {
-        let Some(node) = self.nodes.get(&id) else { return };
+    fn reconcile_below(&mut self, id: u32, full: bool, now_ns: i64) -> bool {
+        let Some(node) = self.nodes.get(&id) else { return false };
         let children: Vec<u32> = node.children.values().copied().collect();
-        for child in children {
-            self.reconcile(child, full, now_ns);
-        }
+        children.into_iter().fold(false, |found, child| self.reconcile(child, full, now_ns) | found)
     }
 
     /// A directory on the way to jobs may have processes of its own, which let its counter grow.
     pub(super) fn mark_own_processes(&mut self) {
         for (id, node) in &self.nodes {
             if self.ledger.follows(*id) && matches!(node.role, Role::Way(_)) {
-                let own = node.is_crowded
-                    || self.files.has_own_processes(node.hierarchy, &node.path, &mut self.buffer);
+                let own = node.is_crowded || self.files.has_own_processes(node.hierarchy, &node.path);
                 self.ledger.set_inhabited(*id, own);
             }
         }
@@ -597,15 +642,15 @@ impl Discovery {
     }
 
     /// The ledger, and how it reads the counters of nodes.
-    pub(super) fn with_counters<T>(
+    fn with_counters<T>(
         &mut self,
         act: impl FnOnce(&mut CpuLedger, &mut dyn FnMut(u32) -> Reading) -> T,
     ) -> T {
-        let Discovery { ledger, nodes, files, buffer, .. } = self;
+        let Tree { ledger, nodes, files, .. } = self;
         let mut read = |id: u32| {
             let Some(node) = nodes.get(&id) else { return Reading::Gone };
             let Some(counter) = &node.counter else { return Reading::Gone };
-            files.read_counter(node.hierarchy, &node.path, counter, buffer)
+            files.read_counter(node.hierarchy, &node.path, counter)
         };
         act(ledger, &mut read)
     }
@@ -618,11 +663,15 @@ impl Discovery {
         }
     }
 
-    /// Jobs that were in the hierarchy that was left and are not in the better one.
-    fn end_unmoved(&mut self, now_ns: i64) {
-        let unmoved: Vec<Job> = self.moving.drain().map(|(_, job)| job).collect();
-        for job in unmoved {
-            self.end_job(job, None, now_ns);
-        }
+    /// Closes the accounts of directories that are gone, and of others that turn out to be gone.
+    pub(super) fn close_accounts(&mut self, removed: &[u32], now_ns: i64) -> Vec<Closed> {
+        self.with_counters(|ledger, read| ledger.close(removed, read, now_ns))
+    }
+
+    /// Reads the counter of a node and notes it; `deserted`: nothing is left in it that could make it grow.
+    pub(super) fn note_counter(&mut self, id: u32, deserted: bool, now_ns: i64) -> Option<u64> {
+        let counter_ns = self.counter_ns(id)?;
+        self.ledger.note(id, counter_ns, deserted, now_ns);
+        Some(counter_ns)
     }
 }

@@ -11,6 +11,8 @@ use met_host::cgroup::CgroupDirs;
 use met_host::{Dir, FileType, Host, KeptFile, Share, parse};
 
 const PROCS: &[u8] = b"cgroup.procs";
+/// Deeper cgroups are a fault of ours.
+const DEPTH_MAX: usize = 64;
 
 pub(super) struct Cgroup {
     pub(super) dirs: Arc<CgroupDirs>,
@@ -20,27 +22,42 @@ pub(super) struct Cgroup {
 impl Cgroup {
     pub(super) fn open(host: &Host, paths: &CgroupPaths) -> io::Result<Cgroup> {
         let dirs = Arc::new(CgroupDirs::open(host, paths)?);
-        let dir = dirs.unified.as_ref().or(dirs.memory.as_ref()).or(dirs.cpuacct.as_ref());
-        let procs = dir.ok_or(io::ErrorKind::NotFound)?.open_kept(PROCS, host.budget(), Share::First)?;
+        let procs =
+            main_dir(&dirs).ok_or(io::ErrorKind::NotFound)?.open_kept(PROCS, host.budget(), Share::First)?;
         Ok(Cgroup { dirs, procs })
     }
 
     /// The processes in it and below.
     pub(super) fn list(&self, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
-        let dirs = &self.dirs;
-        let dir = dirs.unified.as_ref().or(dirs.memory.as_ref()).or(dirs.cpuacct.as_ref());
-        let Some(dir) = dir else { return };
+        let Some(dir) = main_dir(&self.dirs) else { return };
         if self.procs.read_list(dir, PROCS, buffer).is_ok() {
             push_pids(buffer, pids);
         }
-        list_below(dir, 0, buffer, pids);
+        list_below(dir, DEPTH_MAX, usize::MAX, buffer, pids);
     }
 }
 
-/// The processes of the cgroups below `dir`. One that is removed meanwhile has none.
-fn list_below(dir: &Dir, depth: usize, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
-    const CGROUP_DEPTH_LIMIT: usize = 64;
-    if depth == CGROUP_DEPTH_LIMIT || !dir.may_have_dirs().unwrap_or(false) {
+fn main_dir(dirs: &CgroupDirs) -> Option<&Dir> {
+    dirs.unified.as_ref().or(dirs.memory.as_ref()).or(dirs.cpuacct.as_ref())
+}
+
+/// The processes in the cgroup of a directory, without those below.
+pub(crate) fn list_in(dir: &Dir, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
+    if dir.read(OsStr::from_bytes(PROCS), buffer).is_ok() {
+        push_pids(buffer, pids);
+    }
+}
+
+/// The processes of the cgroups below `dir`, so many levels of them, until there are `pids_max`. A cgroup that is removed
+/// meanwhile has none.
+pub(crate) fn list_below(
+    dir: &Dir,
+    levels: usize,
+    pids_max: usize,
+    buffer: &mut Vec<u8>,
+    pids: &mut Vec<u32>,
+) {
+    if levels == 0 || pids.len() >= pids_max || !dir.may_have_dirs().unwrap_or(false) {
         return;
     }
     let mut names = Vec::new();
@@ -49,15 +66,10 @@ fn list_below(dir: &Dir, depth: usize, buffer: &mut Vec<u8>, pids: &mut Vec<u32>
             names.push(OsString::from(OsStr::from_bytes(name)));
         }
     });
-    if listing.is_err() {
-        return;
-    }
-    for name in names {
-        let Ok(below) = dir.open_dir(&name) else { continue };
-        if below.read(OsStr::from_bytes(PROCS), buffer).is_ok() {
-            push_pids(buffer, pids);
-        }
-        list_below(&below, depth + 1, buffer, pids);
+    for name in names.iter().filter(|_| listing.is_ok()) {
+        let Ok(below) = dir.open_dir(name) else { continue };
+        list_in(&below, buffer, pids);
+        list_below(&below, levels - 1, pids_max, buffer, pids);
     }
 }
 

@@ -9,7 +9,7 @@ mod read_only;
 mod senders;
 mod wholes;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread::JoinHandle;
@@ -17,19 +17,20 @@ use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record};
 use met_core::{JOB, Table};
-use met_sinks::{Bus, Configured};
-use met_store::cluster::{About, Arrival, Arrived, Kept, Log, NodeJob, NodeJobKey};
+pub(super) use met_query::jobs::now_ns;
+use met_sinks::Configured;
+use met_store::cluster::{About, Arrival, Arrived, Kept};
 use met_store::{Backends, Retention, StoreError, Writer};
 use met_wire::batch::{NodeBatch, Subject};
 use tokio::sync::oneshot;
 
-use boots::Boots;
+use clearing::Clearing;
 use moving::readable;
 pub(super) use moving::{add_waiting, gather};
 pub use publishing::SinksFile;
 pub use senders::Denied;
 use senders::Senders;
-use wholes::whole_key;
+use wholes::Wholes;
 pub(super) use wholes::{part_keys, series_key};
 
 use super::latest::Latest;
@@ -53,8 +54,7 @@ pub struct Plan {
     /// Where catalogue and series are, if not in files of the state.
     pub backends: Backends,
     pub retention: Retention,
-    /// The table that a node means by its name.
-    pub table: fn(&str) -> Option<&'static Table>,
+    pub table: TableByName,
     /// A sample that is older says nothing of a level.
     pub gap_ms: i64,
     /// Series of a node are moved to the store when the oldest has waited for so long.
@@ -66,6 +66,9 @@ pub struct Plan {
     /// Where jobs and samples go, beside the store.
     pub sinks: Vec<Configured>,
 }
+
+/// The table that a node means by its name.
+pub type TableByName = fn(&str) -> Option<&'static Table>;
 
 /// Of a measured job and what is known under its id: what to write, and instead of what.
 pub type Adopt = fn(&Record, &[Record]) -> (Vec<Record>, Vec<JobKey>);
@@ -113,7 +116,7 @@ pub struct Keeper {
     orders: SyncSender<Order>,
     thread: Option<JoinHandle<()>>,
     latest: Latest,
-    table: fn(&str) -> Option<&'static Table>,
+    table: TableByName,
 }
 
 impl Keeper {
@@ -196,62 +199,35 @@ struct Received {
     batch: NodeBatch,
 }
 
+/// The thread's own state.
 struct Work {
-    writer: Writer,
-    log: Log,
     plan: Plan,
-    latest: Latest,
+    wholes: Wholes,
+    senders: Senders,
+    clearing: Clearing,
     /// Records up to this batch are in the store.
     applied: i64,
     /// Some could not be written, and are to be before later ones.
     behind: bool,
-    /// Nodes that are not here, of those that jobs were seen on.
-    gone: HashSet<String>,
-    boots: Boots,
-    senders: Senders,
-    bus: Bus,
-    started_ns: i64,
-    /// How far it was looked for what is left of jobs that were removed.
-    looked_for_old: Option<NodeJobKey>,
     next_look: Instant,
     next_retain: Instant,
 }
 
 impl Work {
     fn open(plan: Plan, latest: Latest) -> Result<Work, StoreError> {
-        let mut writer = Writer::open_with(&plan.state, &plan.backends)?;
-        // Nodes are told that it is kept, and remove their copy.
-        writer.always_durable = true;
-        let mut log = Log::open(&plan.state)?;
-        log.settle_standings()?;
-        let started_ns = now_ns();
-        let boots = Boots::open(&log)?;
-        let bus = Bus::open(&plan.sinks);
+        let wholes = Wholes::open(&plan, latest)?;
         let mut work = Work {
-            senders: Senders::new(started_ns),
-            bus,
-            applied: log.applied()?,
-            gone: absent::given_up(&log, &boots)?,
-            boots,
-            behind: false,
-            writer,
-            log,
             plan,
-            latest,
-            started_ns,
-            looked_for_old: None,
+            senders: Senders::new(wholes.presence.started_ns),
+            clearing: Clearing::default(),
+            applied: wholes.log.applied()?,
+            behind: false,
+            wholes,
             next_look: Instant::now(),
             next_retain: Instant::now() + RETAIN_EVERY,
         };
         work.learn_waiting();
-        if let Some(aside) = work.writer.moved_aside.take() {
-            let told = work.writer.salvaged.take().map(|salvage| salvage.sentence());
-            tracing::error!("{}", told.unwrap_or_else(|| format!("damaged, kept as {}", aside.display())));
-            work.log.set_told_again(true)?;
-        }
-        if work.log.is_told_again()? {
-            work.tell_again()?;
-        }
+        work.wholes.restore()?;
         work.recall();
         Ok(work)
     }
@@ -267,7 +243,7 @@ impl Work {
     /// Applies what an earlier server had no time for, and learns how the jobs stood that run.
     fn recall(&mut self) {
         self.catch_up();
-        if let Err(error) = self.recall_moved(RECALL_WITHIN) {
+        if let Err(error) = moving::recall(&self.wholes, RECALL_WITHIN) {
             tracing::warn!("how jobs stood cannot be read, and comes with the next batches: {error}");
         }
     }
@@ -286,7 +262,7 @@ impl Work {
 
     /// Some batches after this one, which moves on to the last of them; `None` when there are no more.
     fn received_after(&mut self, number: &mut i64) -> Option<Vec<Received>> {
-        let batches = match self.log.after(*number, REPLAY_GROUP) {
+        let batches = match self.wholes.log.after(*number, REPLAY_GROUP) {
             Ok(batches) => batches,
             Err(error) => {
                 tracing::error!("what was received cannot be read: {error}");
@@ -317,14 +293,13 @@ impl Work {
                 match order {
                     Order::Batch(incoming) => group.push(*incoming),
                     Order::Saw(node, seen_ns) => {
-                        if let Err(error) = self.log.saw(&node, seen_ns) {
+                        if let Err(error) = self.wholes.log.saw(&node, seen_ns) {
                             tracing::warn!("that node {node} was here is not noted: {error}");
                         }
                     }
                     Order::Work(work) => {
                         self.take(std::mem::take(&mut group));
-                        let written = work(&mut self.writer);
-                        self.publish_told(written);
+                        self.with_writer(work);
                     }
                     Order::MoveAll(done) => {
                         self.take(std::mem::take(&mut group));
@@ -345,13 +320,22 @@ impl Work {
         }
     }
 
+    fn with_writer(&mut self, work: WithWriter) {
+        let written = work(&mut self.wholes.writer);
+        self.wholes.publisher.scheduler_records(written);
+    }
+
+    fn move_due(&mut self, before_ns: i64) {
+        moving::move_due(&mut self.wholes, self.plan.table, self.applied, before_ns);
+    }
+
     fn take(&mut self, group: Vec<Incoming>) {
         if group.is_empty() {
             return;
         }
         let arrived: Vec<Arrived<'_>> = group.iter().map(arrived).collect();
         let mut denied = HashMap::new();
-        let kinds = self.log.take(&arrived, |index, bound| {
+        let kinds = self.wholes.log.take(&arrived, |index, bound| {
             let Incoming { batch, received_ns, .. } = &group[index];
             let verdict = self.senders.admit(&batch.header, bound, *received_ns);
             verdict.map_err(|why| denied.insert(index, why)).is_ok()
@@ -379,9 +363,7 @@ impl Work {
                 Arrival::Known => Ok(()),
                 Arrival::New(number) => {
                     last = last.max(number);
-                    // Its word counts again; jobs that it does not tell of follow at the next look.
-                    self.gone.remove(&node);
-                    if self.boots.hear(&node, &incoming.batch.header.boot_id) {
+                    if self.wholes.presence.hear(&node, &incoming.batch.header.boot_id) {
                         self.next_look = Instant::now();
                     }
                     fresh.push(Received { node, received_ns: incoming.received_ns, batch: incoming.batch });
@@ -392,7 +374,7 @@ impl Work {
             let _ = incoming.reply.send(answer);
         }
         self.learn(&fresh);
-        self.publish_batches(&fresh);
+        self.wholes.publisher.batches(&fresh);
         if !self.behind {
             self.apply(&fresh, last);
         }
@@ -405,21 +387,22 @@ impl Work {
                 if let Subject::Job(key) = &piece.subject
                     && let Some(course) = readable(piece, &JOB)
                 {
-                    self.latest.learn(&series_key(node, key), &course);
+                    self.wholes.latest.learn(&series_key(node, key), &course);
                 }
             }
             for standing in &batch.interims {
-                self.latest.stand(&series_key(node, &standing.key), standing);
+                self.wholes.latest.stand(&series_key(node, &standing.key), standing);
             }
             for record in batch.records.iter().filter(|record| !record.state.is_live()) {
-                self.latest.forget(&series_key(node, &record.key));
+                self.wholes.latest.forget(&series_key(node, &record.key));
             }
         }
     }
 
     /// Puts the records of batches up to `last` into the store.
     fn apply(&mut self, group: &[Received], last: i64) {
-        match self.apply_records(group, last) {
+        let put = self.wholes.put_records(group, self.applied);
+        match put.and_then(|()| self.wholes.log.note(&[], last)) {
             Ok(()) => self.applied = self.applied.max(last),
             Err(error) => {
                 // They are durable as batches, and wait there.
@@ -429,40 +412,25 @@ impl Work {
         }
     }
 
-    fn apply_records(&mut self, group: &[Received], last: i64) -> Result<(), StoreError> {
-        let mut told = Vec::new();
-        for Received { node, received_ns, batch } in group {
-            for record in &batch.records {
-                let heard_ns = Some(*received_ns);
-                told.push(NodeJob { heard_ns, ..self.place(node, record.clone(), &told)? });
-            }
-        }
-        // Noted as applied when it is: what is told twice changes nothing.
-        self.log.note(&told, self.applied)?;
-        let keys: HashSet<JobKey> = told.iter().map(whole_key).collect();
-        self.put_wholes(keys)?;
-        self.log.note(&[], last)
-    }
-
     fn keep_house(&mut self) {
         let now = Instant::now();
         if now < self.next_look {
             return;
         }
         self.next_look = now + LOOK_EVERY.min(self.plan.move_after);
-        self.keep_sink_status();
+        self.wholes.publisher.write_status();
         if self.behind {
             self.catch_up();
         }
         let move_after_ns = i64::try_from(self.plan.move_after.as_nanos()).unwrap_or(i64::MAX);
         self.move_due(now_ns().saturating_sub(move_after_ns));
         let now_ns = now_ns();
-        if let Err(error) = self.look_for_nodes(now_ns) {
+        if let Err(error) = self.wholes.look_for_nodes(now_ns) {
             tracing::warn!("jobs of nodes that are gone stay as they are for now: {error}");
         }
         if now >= self.next_retain {
             self.next_retain = now + RETAIN_EVERY;
-            if let Err(error) = self.retain(now_ns) {
+            if let Err(error) = self.clearing.retain(&mut self.wholes, &self.plan.retention, now_ns) {
                 tracing::warn!("old jobs could not be removed: {error}");
             }
         }
@@ -488,11 +456,6 @@ fn arrived(incoming: &Incoming) -> Arrived<'_> {
             page: header.page,
         },
     }
-}
-
-pub(super) fn now_ns() -> i64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

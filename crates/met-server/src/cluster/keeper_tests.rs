@@ -3,13 +3,14 @@ use met_core::job::{LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
 use met_core::table::MILLI;
 use met_core::{Column, MISSING, Unit};
-use met_store::cluster::Bearer;
+use met_store::cluster::{Bearer, Log};
 use met_store::{Filter, NodePart};
 use met_wire::batch::{Header, Piece};
 use met_wire::block;
 
 use super::*;
 use crate::cluster::ClusterView;
+use crate::cluster::node_page::node_page;
 
 const SECOND_NS: i64 = 1_000_000_000;
 pub(in crate::cluster) const START_S: i64 = 1_794_700_800;
@@ -75,6 +76,16 @@ pub(in crate::cluster) fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piec
     Piece { subject: Subject::Job(key.clone()), table: JOB.name.to_owned(), block: packed }
 }
 
+fn batch(header: Header, records: Vec<Record>, pieces: Vec<Piece>) -> (NodeBatch, Vec<u8>) {
+    let batch = NodeBatch { header, records, pieces, ..NodeBatch::default() };
+    let packed = batch.pack().unwrap().bytes;
+    (batch, packed)
+}
+
+fn header(node: &str, sequence: u64) -> Header {
+    Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() }
+}
+
 pub(in crate::cluster) fn send(
     keeper: &Keeper,
     node: &str,
@@ -82,9 +93,7 @@ pub(in crate::cluster) fn send(
     records: Vec<Record>,
     pieces: Vec<Piece>,
 ) -> Result<(), Refusal> {
-    let header = Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() };
-    let batch = Batch { header, records, pieces, ..Batch::default() };
-    let packed = batch.pack().unwrap().bytes;
+    let (batch, packed) = batch(header(node, sequence), records, pieces);
     let kept = keeper.keep(batch, packed, now_ns(), None).unwrap().blocking_recv().unwrap();
     // It is acknowledged when it is durable, and shown a moment later.
     let (done, wait) = mpsc::sync_channel(1);
@@ -185,14 +194,8 @@ fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
     let (keeper, _) = start(state.path(), &["n1"]);
     keeper.stop();
     let finished = record(LOCAL, "1", START_S, State::Finished, 5);
-    let header = Header { node: "n1".to_owned(), spool: "s".to_owned(), sequence: 1, ..Header::default() };
-    let batch = Batch {
-        header,
-        records: vec![finished.clone()],
-        pieces: vec![piece(&finished.key, START_S, 3)],
-        ..Batch::default()
-    };
-    let packed = batch.pack().unwrap().bytes;
+    let pieces = vec![piece(&finished.key, START_S, 3)];
+    let (_, packed) = batch(header("n1", 1), vec![finished], pieces);
     // As if it had been killed between the two.
     let arrived = Arrived {
         node: "n1",
@@ -294,16 +297,21 @@ fn give_at(
     records: Vec<Record>,
     pieces: Vec<Piece>,
 ) {
-    let header = Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() };
-    let batch = Batch { header, records, pieces, ..Batch::default() };
-    let packed = batch.pack().unwrap().bytes;
+    take(work, received_ns, batch(header(node, sequence), records, pieces));
+}
+
+fn take(work: &mut Work, received_ns: i64, (batch, packed): (NodeBatch, Vec<u8>)) {
     let (reply, mut kept) = oneshot::channel();
     work.take(vec![Incoming { batch, packed, received_ns, clock_offset_ns: None, reply }]);
     kept.try_recv().unwrap().unwrap();
 }
 
+fn retain(work: &mut Work, now_ns: i64) -> Result<(), StoreError> {
+    work.clearing.retain(&mut work.wholes, &work.plan.retention, now_ns)
+}
+
 fn only(work: &Work) -> Record {
-    let mut jobs = work.writer.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap();
+    let mut jobs = work.wholes.writer.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap();
     assert_eq!(jobs.len(), 1);
     jobs.remove(0)
 }
@@ -317,9 +325,9 @@ fn jobs_of_a_silent_node_are_lost_until_it_speaks_again() {
     let running = record(LOCAL, "1", START_S, State::Running, 0);
     give(&mut work, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 30)]);
     let now = now_ns();
-    work.look_for_nodes(now + 6 * DAY_NS).unwrap();
+    work.wholes.look_for_nodes(now + 6 * DAY_NS).unwrap();
     assert_eq!(only(&work).state, State::Running);
-    work.look_for_nodes(now + 8 * DAY_NS).unwrap();
+    work.wholes.look_for_nodes(now + 8 * DAY_NS).unwrap();
     let lost = only(&work);
     assert_eq!((lost.state, lost.exit_code), (State::Lost, None));
     assert!(
@@ -333,19 +341,19 @@ fn jobs_of_a_silent_node_are_lost_until_it_speaks_again() {
     // Also by the next server, as long as it is silent.
     drop(work);
     let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
-    work.look_for_nodes(now + 8 * DAY_NS).unwrap();
+    work.wholes.look_for_nodes(now + 8 * DAY_NS).unwrap();
     assert_eq!(only(&work).state, State::Lost);
     // It says only that it is here.
     give(&mut work, "n1", 2, Vec::new(), Vec::new());
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!((only(&work).state, only(&work).end_ns), (State::Running, None));
-    work.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
+    work.wholes.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
     assert_eq!(only(&work).state, State::Lost);
     give(&mut work, "n1", 3, vec![record(LOCAL, "1", START_S, State::Finished, 40)], Vec::new());
     let ended = only(&work);
     assert_eq!((ended.state, ended.end_ns), (State::Finished, Some((START_S + 60) * SECOND_NS)));
     assert_eq!(ended.totals.figure(CPU).unwrap().kind, QualityKind::Measured);
-    work.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
+    work.wholes.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
     assert_eq!(only(&work).state, State::Finished);
 }
 
@@ -360,7 +368,7 @@ fn how_a_lost_job_stood_is_known_by_a_server_that_was_started_long_after() {
     work.move_due(i64::MAX);
     drop(work);
     let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
-    work.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
+    work.wholes.look_for_nodes(now_ns() + 8 * DAY_NS).unwrap();
     let lost = only(&work);
     assert_eq!((lost.state, lost.end_ns), (State::Lost, Some((start_s + 629) * SECOND_NS)));
     assert_eq!(lost.totals.get(CPU), Some((start_s + 629 - START_S) * SECOND_NS));
@@ -376,7 +384,7 @@ fn the_part_of_a_lost_node_counts_also_after_another_start() {
     give(&mut work, "n2", 1, vec![running], Vec::new());
     work.move_due(i64::MAX);
     Log::open(state.path()).unwrap().expel(&Bearer::Node("n1".into())).unwrap();
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     drop(work);
     let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
     give(&mut work, "n2", 2, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
@@ -389,10 +397,10 @@ fn a_server_that_was_away_does_not_call_its_nodes_silent() {
     let mut work = enrolled(state.path(), &["n1"]);
     give(&mut work, "n1", 1, vec![record(LOCAL, "1", START_S, State::Running, 0)], Vec::new());
     let much_later_ns = now_ns() + 30 * DAY_NS;
-    work.started_ns = much_later_ns;
-    work.look_for_nodes(much_later_ns + 60 * SECOND_NS).unwrap();
+    work.wholes.presence.started_ns = much_later_ns;
+    work.wholes.look_for_nodes(much_later_ns + 60 * SECOND_NS).unwrap();
     assert_eq!(only(&work).state, State::Running);
-    work.look_for_nodes(much_later_ns + 3600 * SECOND_NS).unwrap();
+    work.wholes.look_for_nodes(much_later_ns + 3600 * SECOND_NS).unwrap();
     assert_eq!(only(&work).state, State::Lost);
 }
 
@@ -405,7 +413,7 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
     }
     let mut log = Log::open(state.path()).unwrap();
     log.expel(&Bearer::Node("n1".into())).unwrap();
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(only(&work).state, State::Running, "the other part runs on");
     give(&mut work, "n2", 2, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
     let ended = only(&work);
@@ -414,9 +422,9 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
     let mut known = ended;
     (known.state, known.exit_code, known.end_ns) = (State::Failed, Some(3), Some((START_S + 70) * SECOND_NS));
     (known.scheduling.asked_ns, known.manager_state) = (Some(now_ns()), Some("FAILED".to_owned()));
-    work.writer.put(&known).unwrap();
+    work.wholes.writer.put(&known).unwrap();
     log.enroll(&Bearer::Node("n1".into()), b"again", now_ns(), false).unwrap();
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!((only(&work).state, only(&work).exit_code), (State::Failed, Some(3)));
     give(&mut work, "n1", 2, vec![record("slurm", "77", START_S, State::Finished, 5)], Vec::new());
     let ended = only(&work);
@@ -425,19 +433,9 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
 
 /// A batch of a node with this identity, in this boot.
 fn give_from(work: &mut Work, (id, boot_id): (&str, &str), sequence: u64, records: Vec<Record>) {
-    let header = Header {
-        node: "n1".to_owned(),
-        id: id.to_owned(),
-        boot_id: boot_id.to_owned(),
-        spool: id.to_owned(),
-        sequence,
-        ..Header::default()
-    };
-    let batch = Batch { header, records, ..Batch::default() };
-    let packed = batch.pack().unwrap().bytes;
-    let (reply, mut kept) = oneshot::channel();
-    work.take(vec![Incoming { batch, packed, received_ns: now_ns(), clock_offset_ns: None, reply }]);
-    kept.try_recv().unwrap().unwrap();
+    let (id, boot_id) = (id.to_owned(), boot_id.to_owned());
+    let header = Header { spool: id.clone(), id, boot_id, ..header("n1", sequence) };
+    take(work, now_ns(), batch(header, records, Vec::new()));
 }
 
 /// A job that runs in this boot.
@@ -458,7 +456,7 @@ fn replace(state: &std::path::Path) {
 }
 
 fn states(work: &Work) -> Vec<(String, State)> {
-    let jobs = work.writer.jobs(&Filter::default()).unwrap();
+    let jobs = work.wholes.writer.jobs(&Filter::default()).unwrap();
     let mut states: Vec<_> = jobs.into_iter().map(|job| (job.key.id, job.state)).collect();
     states.sort_by(|left, right| left.0.cmp(&right.0));
     states
@@ -470,29 +468,29 @@ fn jobs_of_a_node_that_was_replaced_are_lost_when_the_new_one_reports() {
     let mut work = enrolled(state.path(), &["n1"]);
     give_from(&mut work, ("old", "boot-1"), 1, vec![running_in("boot-1", "1")]);
     replace(state.path());
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(only(&work).state, State::Running, "nobody reports yet");
     work.next_look = Instant::now() + Duration::from_secs(3600);
     give_from(&mut work, ("new", "boot-2"), 1, Vec::new());
     assert!(work.next_look <= Instant::now(), "looked for at once");
     let lost = [("1".to_owned(), State::Lost), ("2".to_owned(), State::Running)];
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     let job = only(&work);
     assert_eq!((job.state, job.end_ns.is_some()), (State::Lost, true));
     assert_eq!(job.scheduling.reason.as_deref(), Some("the node was replaced or rebooted"));
     // It stays so, whoever looks, beside jobs of the new node.
     give_from(&mut work, ("new", "boot-2"), 2, vec![running_in("boot-2", "2")]);
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(states(&work), lost);
     drop(work);
     let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
-    assert!(work.gone.is_empty(), "the node itself is here");
-    work.look_for_nodes(now_ns()).unwrap();
+    assert!(work.wholes.presence.gone.is_empty(), "the node itself is here");
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(states(&work), lost);
     // The first one was put back, with its processes.
     replace(state.path());
     give_from(&mut work, ("old", "boot-1"), 2, Vec::new());
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(states(&work), [("1".to_owned(), State::Running), ("2".to_owned(), State::Lost)]);
 }
 
@@ -505,7 +503,7 @@ fn jobs_of_a_replaced_node_that_were_not_closed_before_a_restart_are_closed_afte
     give_from(&mut work, ("new", "boot-2"), 1, Vec::new());
     drop(work);
     let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(only(&work).state, State::Lost);
 }
 
@@ -516,12 +514,12 @@ fn jobs_stay_where_only_the_state_folder_of_their_node_was_lost() {
     give_from(&mut work, ("old", "boot-1"), 1, vec![running_in("boot-1", "1"), running_in("unknown", "2")]);
     replace(state.path());
     give_from(&mut work, ("new", "boot-1"), 1, Vec::new());
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     let running = [("1".to_owned(), State::Running), ("2".to_owned(), State::Running)];
     assert_eq!(states(&work), running, "the boot that runs them goes on");
     replace(state.path());
     give_from(&mut work, ("newer", "unknown"), 1, Vec::new());
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(states(&work), running, "an unknown boot proves nothing");
 }
 
@@ -532,13 +530,13 @@ fn a_part_that_is_told_late_revives_a_job_that_its_scheduler_only_said_to_run() 
         let mut work = enrolled(state.path(), &["n1", "n2"]);
         let mut told = record("slurm", "77", START_S, State::Running, 0);
         (told.scheduling.asked_ns, told.manager_state) = (Some(now_ns()), Some("RUNNING".to_owned()));
-        work.writer.put(&told).unwrap();
+        work.wholes.writer.put(&told).unwrap();
         give(&mut work, "n1", 1, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
         if asked_after_the_end {
             // He still says that it runs, which does not undo an end.
             let mut again = only(&work);
             again.scheduling.asked_ns = Some(now_ns() + DAY_NS);
-            work.writer.put(&again).unwrap();
+            work.wholes.writer.put(&again).unwrap();
         }
         let known = only(&work);
         assert_eq!((known.state, known.scheduling.asked_ns.is_some()), (State::Finished, true));
@@ -559,21 +557,21 @@ fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
     give(&mut work, "n2", 2, vec![record(LOCAL, "1", START_S, State::Finished, 1)], Vec::new());
     work.plan.retention.max_age_ns = Some(DAY_NS);
     let later_ns = (START_S + 10 * 86_400) * SECOND_NS;
-    work.retain(later_ns).unwrap();
-    assert_eq!(work.log.told("slurm", "77").unwrap().len(), 2);
-    assert_eq!(work.log.told(LOCAL, "1").unwrap(), []);
+    retain(&mut work, later_ns).unwrap();
+    assert_eq!(work.wholes.log.told("slurm", "77").unwrap().len(), 2);
+    assert_eq!(work.wholes.log.told(LOCAL, "1").unwrap(), []);
     give(&mut work, "n2", 3, vec![record("slurm", "77", START_S, State::Finished, 5)], Vec::new());
     assert_eq!(only(&work).totals.get(CPU), Some(12 * SECOND_NS));
-    work.retain(later_ns).unwrap();
-    assert_eq!(work.log.told("slurm", "77").unwrap(), []);
+    retain(&mut work, later_ns).unwrap();
+    assert_eq!(work.wholes.log.told("slurm", "77").unwrap(), []);
     // The same where it is the room that is short, and where the end was never told.
     give(&mut work, "n1", 2, vec![record(LOCAL, "9", START_S, State::Running, 0)], Vec::new());
     Log::open(state.path()).unwrap().expel(&Bearer::Node("n1".into())).unwrap();
-    work.look_for_nodes(now_ns()).unwrap();
+    work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(only(&work).state, State::Lost);
     work.plan.retention = Retention { max_age_ns: None, max_bytes: Some(0) };
-    work.retain(now_ns()).unwrap();
-    assert_eq!(work.log.told(LOCAL, "9").unwrap(), []);
+    retain(&mut work, now_ns()).unwrap();
+    assert_eq!(work.wholes.log.told(LOCAL, "9").unwrap(), []);
 }
 
 #[test]
@@ -585,30 +583,30 @@ fn what_is_left_of_jobs_that_were_removed_goes_when_it_is_old() {
     give(&mut work, "n1", 2, vec![record(LOCAL, "4", START_S, State::Running, 0)], Vec::new());
     give(&mut work, "n2", 1, vec![record(LOCAL, "1", START_S, State::Finished, 1)], Vec::new());
     // As an earlier version did it: the job is gone, and what was told of it is not.
-    for job in work.writer.jobs(&Filter::default()).unwrap().iter().filter(|job| job.key.id != "3") {
-        work.writer.remove(&job.key).unwrap();
+    for job in work.wholes.writer.jobs(&Filter::default()).unwrap().iter().filter(|job| job.key.id != "3") {
+        work.wholes.writer.remove(&job.key).unwrap();
     }
     let left = |work: &Work| -> Vec<(String, String)> {
         let ids = ["1", "2", "3", "4"].into_iter();
-        let told = ids.flat_map(|id| work.log.told(LOCAL, id).unwrap());
+        let told = ids.flat_map(|id| work.wholes.log.told(LOCAL, id).unwrap());
         told.map(|told| (told.record.key.id, told.node)).collect()
     };
     let all = [("1", "n1"), ("1", "n2"), ("2", "n1"), ("3", "n1"), ("4", "n1")];
     let named = |names: &[(&str, &str)]| -> Vec<(String, String)> {
         names.iter().map(|(id, node)| ((*id).to_owned(), (*node).to_owned())).collect()
     };
-    work.forget_left_behind(now_ns() - DAY_NS, 100).unwrap();
+    work.clearing.forget_left_behind(&mut work.wholes, now_ns() - DAY_NS, 100).unwrap();
     assert_eq!(left(&work), named(&all), "it was heard of lately");
     // Two at a time, and from the beginning when all were looked at.
     let later_ns = now_ns() + DAY_NS;
-    work.forget_left_behind(later_ns, 2).unwrap();
+    work.clearing.forget_left_behind(&mut work.wholes, later_ns, 2).unwrap();
     assert_eq!(left(&work), named(&all[2..]));
     for _ in 0..3 {
-        work.forget_left_behind(later_ns, 2).unwrap();
+        work.clearing.forget_left_behind(&mut work.wholes, later_ns, 2).unwrap();
     }
     assert_eq!(left(&work), named(&all[3..]), "what has its job, and what lives, stays");
     work.plan.retention.max_age_ns = Some(DAY_NS);
-    work.retain(now_ns() + 2 * DAY_NS).unwrap();
+    retain(&mut work, now_ns() + 2 * DAY_NS).unwrap();
     assert_eq!(left(&work), named(&all[4..]));
 }
 
@@ -626,15 +624,15 @@ fn what_was_told_of_a_job_stays_where_only_the_catalogue_is_lost() {
     lose_catalogue();
     let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
     work.keep_house();
-    work.retain(now_ns()).unwrap();
-    assert_eq!(work.log.told(LOCAL, "1").unwrap().len(), 1);
+    retain(&mut work, now_ns()).unwrap();
+    assert_eq!(work.wholes.log.told(LOCAL, "1").unwrap().len(), 1);
     // A server that was to make it again did not come to the end.
-    work.log.set_told_again(true).unwrap();
+    work.wholes.log.set_told_again(true).unwrap();
     drop(work);
     lose_catalogue();
     let work = Work::open(plan(state.path()), Latest::default()).unwrap();
     assert_eq!(only(&work).totals.get(CPU), Some(5 * SECOND_NS));
-    assert!(!work.log.is_told_again().unwrap());
+    assert!(!work.wholes.log.is_told_again().unwrap());
 }
 
 #[test]
@@ -677,7 +675,7 @@ fn the_parts_of_a_node_have_a_course_from_what_waits_and_what_was_moved() {
     keeper.move_all();
     send(&keeper, "n1", 2, Vec::new(), vec![power("psu 1", START_S + 5, 5)]).unwrap();
     let times = |begin_s: i64, end_s: i64| -> Vec<(String, Vec<i64>)> {
-        let page = view.node_page("n1", &[&METER], (begin_s * 1000, end_s * 1000), 1000).unwrap();
+        let page = node_page(&view, "n1", &[&METER], (begin_s * 1000, end_s * 1000), 1000).unwrap();
         assert_eq!(page.until_ms, None);
         let seconds = |course: Course| course.times_ms.iter().map(|ms| ms / 1000 - START_S).collect();
         page.courses.into_iter().map(|(part, course)| (part.part, seconds(course))).collect()
@@ -712,7 +710,7 @@ fn ten_years_of_a_node_cost_as_many_pages_as_there_are_samples() {
         let mut pages = Vec::new();
         let (mut from_ms, end_ms) = (begin_s * 1000, START_S * 1000);
         loop {
-            let page = view.node_page("n1", &[&METER], (from_ms, end_ms), samples_max).unwrap();
+            let page = node_page(&view, "n1", &[&METER], (from_ms, end_ms), samples_max).unwrap();
             let until_ms = page.until_ms;
             pages.push(page.courses);
             let Some(until_ms) = until_ms else { return pages };

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use met_core::Table;
 use met_core::course::Course;
+use met_query::query::NodeSpan;
 use met_store::cluster::Log;
-use met_store::{NodePart, Reader, StoreError};
+use met_store::{NodePart, Reader, StoreError, node_on};
 use met_wire::batch::{NodeBatch, Subject};
 
 use super::keeper::gather;
@@ -16,13 +17,6 @@ use super::view::{ClusterView, between};
 const SPAN_MS: i64 = 900_000;
 const SPAN_MS_MAX: i64 = 86_400_000;
 
-#[derive(Debug)]
-pub struct NodePage {
-    pub courses: Vec<(NodePart, Course)>,
-    /// Up to here there is nothing else; `None` at the end.
-    pub until_ms: Option<i64>,
-}
-
 /// What a node has, moved and not yet moved.
 struct Kept<'v> {
     node: &'v str,
@@ -31,38 +25,36 @@ struct Kept<'v> {
     waiting: BTreeMap<NodePart, Course>,
 }
 
-impl ClusterView {
-    /// The courses of all parts of a node, from and to these times: the first `samples_max` of them, and more only if
-    /// they are of one moment.
-    pub fn node_page(
-        &self,
-        node: &str,
-        tables: &[&'static Table],
-        (begin_ms, end_ms): (i64, i64),
-        samples_max: usize,
-    ) -> Result<NodePage, StoreError> {
-        // What waits first: what is moved between the two is then in both and not in neither.
-        let waiting = waiting(&Log::open_for_reading(&self.state)?, node, tables)?;
-        let store = Reader::open_without_space(&self.state, &self.backends)?;
-        let kept = Kept { node, tables, store, waiting };
-        let mut courses: BTreeMap<NodePart, Course> = BTreeMap::new();
-        let (mut from_ms, mut span_ms) = (begin_ms, SPAN_MS);
-        let mut before = 0;
-        while from_ms <= end_ms {
-            let to_ms = end_ms.min(from_ms.saturating_add(span_ms - 1));
-            kept.add(from_ms, to_ms, &mut courses)?;
-            let samples = courses.values().map(Course::len).sum();
-            if samples >= samples_max {
-                return Ok(cut(courses, samples_max, to_ms));
-            }
-            let next_ms = to_ms.saturating_add(1);
-            // Where there was nothing there may be nothing for years.
-            let first_ms = if samples == before { kept.first_ms(next_ms, end_ms)? } else { Some(next_ms) };
-            let Some(first_ms) = first_ms.filter(|_| to_ms < end_ms) else { break };
-            (from_ms, span_ms, before) = (first_ms, SPAN_MS_MAX.min(span_ms * 2), samples);
+/// The courses of all parts of a node, from and to these times: the first `samples_max` of them, and more only if
+/// they are of one moment.
+pub(super) fn node_page(
+    view: &ClusterView,
+    node: &str,
+    tables: &[&'static Table],
+    (begin_ms, end_ms): (i64, i64),
+    samples_max: usize,
+) -> Result<NodeSpan, StoreError> {
+    // What waits first: what is moved between the two is then in both and not in neither.
+    let waiting = waiting(&Log::open_for_reading(&view.state)?, node, tables)?;
+    let store = Reader::open_without_space(&view.state, &view.backends)?;
+    let kept = Kept { node, tables, store, waiting };
+    let mut courses: BTreeMap<NodePart, Course> = BTreeMap::new();
+    let (mut from_ms, mut span_ms) = (begin_ms, SPAN_MS);
+    let mut before = 0;
+    while from_ms <= end_ms {
+        let to_ms = end_ms.min(from_ms.saturating_add(span_ms - 1));
+        kept.add(from_ms, to_ms, &mut courses)?;
+        let samples = courses.values().map(Course::len).sum();
+        if samples >= samples_max {
+            return Ok(cut(courses, samples_max, to_ms));
         }
-        Ok(NodePage { courses: courses.into_iter().collect(), until_ms: None })
+        let next_ms = to_ms.saturating_add(1);
+        // Where there was nothing there may be nothing for years.
+        let first_ms = if samples == before { kept.first_ms(next_ms, end_ms)? } else { Some(next_ms) };
+        let Some(first_ms) = first_ms.filter(|_| to_ms < end_ms) else { break };
+        (from_ms, span_ms, before) = (first_ms, SPAN_MS_MAX.min(span_ms * 2), samples);
     }
+    Ok(NodeSpan { courses: courses.into_iter().collect(), until_ms: None })
 }
 
 fn waiting(
@@ -72,7 +64,7 @@ fn waiting(
 ) -> Result<BTreeMap<NodePart, Course>, StoreError> {
     let named = |name: &str| tables.iter().find(|table| table.name == name).copied();
     let mut found = HashMap::new();
-    for (_, data) in log.waiting(node, i64::MAX)? {
+    for (_, data) in log.waiting(node)? {
         let Ok(mut batch) = NodeBatch::unpack(&data) else { continue };
         batch.pieces.retain(|piece| matches!(piece.subject, Subject::Node(_)));
         gather(batch.pieces, named, &mut found);
@@ -109,7 +101,8 @@ impl Kept<'_> {
         };
         for part in self.store.node_parts_on(self.node, self.tables, begin_ms, end_ms)? {
             let Some(table) = self.tables.iter().find(|table| table.name == part.table) else { continue };
-            let course = self.store.node_course_on(self.node, table, &part.part, begin_ms, end_ms)?;
+            let course =
+                self.store.series_between(&node_on(self.node, &part.part), table, begin_ms, end_ms)?;
             add(part, course);
         }
         for (part, course) in &self.waiting {
@@ -120,7 +113,7 @@ impl Kept<'_> {
 }
 
 /// The first samples, all of a moment or none; these courses are whole up to `whole_ms`.
-fn cut(courses: BTreeMap<NodePart, Course>, samples_max: usize, whole_ms: i64) -> NodePage {
+fn cut(courses: BTreeMap<NodePart, Course>, samples_max: usize, whole_ms: i64) -> NodeSpan {
     let mut times_ms: Vec<i64> = courses.values().flat_map(|course| &course.times_ms).copied().collect();
     times_ms.sort_unstable();
     let until_ms = match (times_ms.first(), times_ms.get(samples_max)) {
@@ -129,5 +122,5 @@ fn cut(courses: BTreeMap<NodePart, Course>, samples_max: usize, whole_ms: i64) -
     };
     let first = |(part, course): (NodePart, Course)| (part, between(&course, i64::MIN, until_ms));
     let courses = courses.into_iter().map(first).filter(|(_, course)| !course.is_empty()).collect();
-    NodePage { courses, until_ms: Some(until_ms) }
+    NodeSpan { courses, until_ms: Some(until_ms) }
 }

@@ -13,6 +13,7 @@ use met_store::cluster::Node;
 use met_store::{Page, StoreError};
 
 use super::keeper::now_ns;
+use super::node_page::node_page;
 use super::view::ClusterView;
 
 /// A node that was not heard of for so long is late.
@@ -85,7 +86,6 @@ impl Query for ClusterView {
             return Ok(None);
         }
         let span_ms = (after_ms.saturating_add(1).max(0), (now_ns() / 1_000_000).saturating_add(AHEAD_MS));
-        let page = self.node_page(node, &met_sources::catalogue(), span_ms, NODE_PAGE_SAMPLES)?;
-        Ok(Some(NodeSpan { courses: page.courses, until_ms: page.until_ms }))
+        Ok(Some(node_page(self, node, &met_sources::catalogue(), span_ms, NODE_PAGE_SAMPLES)?))
     }
 }

@@ -7,7 +7,7 @@ use met_core::gpu;
 use met_core::job::{JobKey, Record};
 use met_core::whole::together;
 use met_store::cluster::{Log, Node};
-use met_store::{Backends, Filter, Page, Reader, StoreError};
+use met_store::{Backends, Filter, Page, Reader, StoreError, device_on};
 use met_wire::batch::Subject;
 
 use super::incompatible::Incompatible;
@@ -71,7 +71,7 @@ impl ClusterView {
         let mut courses = Vec::new();
         for (node, key) in part_keys(&log, key)? {
             // What waits first: what is moved between the two is then in both and not in neither.
-            let waiting = log.waiting(&node, i64::MAX)?;
+            let waiting = log.waiting(&node)?;
             let mut course = store.course(&series_key(&node, &key))?;
             for (_, data) in waiting {
                 add_waiting(&data, &Subject::Job(key.clone()), &mut course);
@@ -93,11 +93,16 @@ impl ClusterView {
             (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
         let mut waiting = Vec::new();
         for node in nodes {
-            waiting.extend(log.waiting(node, i64::MAX)?);
+            waiting.extend(log.waiting(node)?);
         }
         let mut course = Course::new(&gpu::card::TABLE);
         for node in nodes {
-            course.append(&store.device_course_on(node, uuid, begin_ms, end_ms)?);
+            course.append(&store.series_between(
+                &device_on(node, uuid),
+                &gpu::card::TABLE,
+                begin_ms,
+                end_ms,
+            )?);
         }
         for (_, data) in waiting {
             add_waiting(&data, &Subject::Device(uuid.to_owned()), &mut course);

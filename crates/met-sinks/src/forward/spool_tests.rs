@@ -5,7 +5,7 @@ use super::*;
 
 const PLENTY: Limits = Limits { bytes_max: u64::MAX, age_max: Duration::MAX };
 
-fn batch(mark: i64, series: bool) -> Batch {
+fn batch(mark: i64, series: bool) -> NodeBatch {
     // Bytes that do not shrink, so that sizes mean something.
     let next = |before: &u64| {
         let mut bits = before ^ (before << 13);
@@ -14,7 +14,7 @@ fn batch(mark: i64, series: bool) -> Batch {
     };
     let block = std::iter::successors(Some(1), next).take(6000).map(|bits| (bits >> 32) as u8).collect();
     let piece = Piece { subject: Subject::Device("GPU-a".to_owned()), table: "gpu".to_owned(), block };
-    Batch {
+    NodeBatch {
         header: Header { node: "n1".to_owned(), mark, ..Header::default() },
         records: vec![record()],
         interims: Vec::new(),
@@ -35,8 +35,8 @@ fn put(spool: &mut Spool, mark: i64) {
     spool.put(&mut batch(mark, true), 10).unwrap();
 }
 
-fn oldest(spool: &mut Spool) -> Option<(u64, Batch)> {
-    spool.oldest().unwrap().map(|oldest| (oldest.sequence, Batch::unpack(&oldest.bytes).unwrap()))
+fn oldest(spool: &mut Spool) -> Option<(u64, NodeBatch)> {
+    spool.oldest().unwrap().map(|oldest| (oldest.sequence, NodeBatch::unpack(&oldest.bytes).unwrap()))
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn what_is_made_after_a_snapshot_was_restored_is_new_to_the_server() {
     let path = &spool.waiting[0].path;
     fs::copy(path, restored.path().join(path.file_name().unwrap())).unwrap();
     put(&mut spool, 2);
-    let seen = |batch: &Batch| (batch.header.spool.clone(), batch.header.sequence);
+    let seen = |batch: &NodeBatch| (batch.header.spool.clone(), batch.header.sequence);
     let first = seen(&oldest(&mut spool).unwrap().1);
     spool.acknowledge(1).unwrap();
     let second = seen(&oldest(&mut spool).unwrap().1);

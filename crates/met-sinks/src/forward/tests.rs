@@ -1,8 +1,11 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 
+use met_core::JOB;
 use met_core::job::{JobKey, LOCAL};
-use met_wire::batch::PACKED_BYTES_MAX;
+use met_wire::batch::{PACKED_BYTES_MAX, Piece, Subject};
+use met_wire::block::{self, BLOCK_SAMPLES_MAX};
+use met_wire::meaning;
 use proptest::prelude::*;
 
 use super::spool::Oldest;
@@ -51,7 +54,7 @@ fn course(from_ms: i64, samples: i64) -> Course {
 }
 
 /// Answers each request with what `answer` says of its batch.
-fn serve(listener: TcpListener, answer: impl Fn(Batch) -> (u16, String) + Send + 'static) {
+fn serve(listener: TcpListener, answer: impl Fn(NodeBatch) -> (u16, String) + Send + 'static) {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut reader = BufReader::new(stream.unwrap());
@@ -69,7 +72,7 @@ fn serve(listener: TcpListener, answer: impl Fn(Batch) -> (u16, String) + Send +
             if reader.read_exact(&mut body).is_err() || body.is_empty() {
                 continue;
             }
-            let (status, text) = answer(Batch::unpack(&body).unwrap());
+            let (status, text) = answer(NodeBatch::unpack(&body).unwrap());
             let reply = format!(
                 "HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\nRetry-After: 0\r\n\r\n{text}",
                 text.len()
@@ -102,7 +105,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn acknowledge(batch: &Batch) -> (u16, String) {
+fn acknowledge(batch: &NodeBatch) -> (u16, String) {
     (200, format!(r#"{{"sequence": {}, "now_ns": {}}}"#, batch.header.sequence, now_ns()))
 }
 
@@ -111,7 +114,7 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = plan(folder.path(), &listener);
-    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
     let kept = Arc::clone(&arrived);
     let failing = std::sync::atomic::AtomicI32::new(2);
     serve(listener, move |batch| {
@@ -146,8 +149,8 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
     let names: Vec<&str> =
         arrived.iter().flat_map(|batch| &batch.records).map(|record| record.name.as_str()).collect();
     assert_eq!(names.len(), 1201);
-    let described = |batch: &&Batch| batch.header.columns.get(JOB.name) == Some(&meaning::describe(&JOB));
-    let with_content = |batch: &&Batch| !batch.records.is_empty() || !batch.pieces.is_empty();
+    let described = |batch: &&NodeBatch| batch.header.columns.get(JOB.name) == Some(&meaning::describe(&JOB));
+    let with_content = |batch: &&NodeBatch| !batch.records.is_empty() || !batch.pieces.is_empty();
     assert!(arrived.iter().filter(with_content).all(|batch| described(&batch)), "it is said what is meant");
     let mut times = Vec::new();
     for piece in arrived.iter().flat_map(|batch| &batch.pieces) {
@@ -171,7 +174,7 @@ fn what_could_not_be_sent_waits_for_the_next_daemon() {
 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let second = plan(folder.path(), &listener);
-    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
     let kept = Arc::clone(&arrived);
     serve(listener, move |batch| {
         let answer = acknowledge(&batch);
@@ -262,7 +265,7 @@ fn a_node_where_nothing_happens_says_that_it_is_here() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = Plan { quiet: Duration::from_millis(100), ..plan(folder.path(), &listener) };
-    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
     let kept = Arc::clone(&arrived);
     serve(listener, move |batch| {
         let answer = acknowledge(&batch);
@@ -324,7 +327,7 @@ fn on_a_full_disk_records_wait_in_the_catalogue() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let spool = folder.path().join("spool");
     let plan = plan(&spool, &listener);
-    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
     let kept = Arc::clone(&arrived);
     serve(listener, move |batch| {
         let answer = acknowledge(&batch);
@@ -374,7 +377,7 @@ fn a_batch_never_has_more_times_than_a_server_takes() {
         let mut spool = Spool::open(folder.path()).unwrap();
         let (mut all, mut names) = (0, Vec::new());
         while let Some(Oldest { sequence, bytes, .. }) = spool.oldest().unwrap() {
-            let batch = Batch::unpack(&bytes).unwrap();
+            let batch = NodeBatch::unpack(&bytes).unwrap();
             let times = batch.pieces.iter().map(|piece| block::check(&piece.block).unwrap()).sum::<usize>();
             assert!(times <= SAMPLES_MAX, "{times}");
             all += times as u64;
@@ -391,7 +394,7 @@ fn who_has_nothing_to_tell_says_that_he_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = plan(folder.path(), &listener);
-    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
     let kept = Arc::clone(&arrived);
     serve(listener, move |batch| {
         let answer = acknowledge(&batch);
@@ -423,12 +426,12 @@ fn long_record(id: usize, letters: usize, is_noise: bool) -> Record {
 }
 
 /// What a node has spooled, and what servers take of it.
-fn spooled(folder: &std::path::Path) -> Vec<Batch> {
+fn spooled(folder: &std::path::Path) -> Vec<NodeBatch> {
     let mut spool = Spool::open(folder).unwrap();
     let mut batches = Vec::new();
     while let Some(Oldest { sequence, bytes, .. }) = spool.oldest().unwrap() {
         assert!(bytes.len() <= PACKED_BYTES_MAX, "{}", bytes.len());
-        batches.push(Batch::unpack(&bytes).unwrap());
+        batches.push(NodeBatch::unpack(&bytes).unwrap());
         spool.acknowledge(sequence).unwrap();
     }
     batches
@@ -471,7 +474,7 @@ fn what_a_server_never_takes_is_quarantined_alone() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = plan(folder.path(), &listener);
-    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
     let kept = Arc::clone(&arrived);
     serve(listener, move |batch| match batch.records.iter().any(|record| record.name == "bad") {
         true => (400, r#"{"error": "a record is bad", "refused": true}"#.to_owned()),
@@ -507,7 +510,7 @@ fn a_node_that_had_a_wrong_name_sends_what_it_has_under_the_right_one() {
     let wrong =
         Plan { header: Header { node: "nn1".to_owned(), ..own.clone() }, ..plan(folder.path(), &listener) };
     let right = Plan { header: own, ..plan(folder.path(), &listener) };
-    let arrived: Arc<Mutex<Vec<Batch>>> = Arc::default();
+    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
     let kept = Arc::clone(&arrived);
     serve(listener, move |batch| match batch.header.node.as_str() {
         "n1" => {

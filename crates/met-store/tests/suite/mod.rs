@@ -739,7 +739,8 @@ pub fn a_server_has_the_parts_of_each_node(place: &Place) {
     place.eventually("its parts are listed", || parts(&one) == expected);
     place.eventually("those of the other, too", || parts(&other) == expected[1..]);
     let reader = place.reader();
-    let read = |table, part: &str| reader.node_course_on(&one, table, part, span.0, span.1).unwrap();
+    let read =
+        |table, part: &str| reader.series_between(&node_on(&one, part), table, span.0, span.1).unwrap();
     place.eventually("samples come back", || same(&read(&METER, "psu 1"), &of_meter.1));
     place.eventually("of the machine as a whole", || same(&read(&MACHINE, ""), &of_node.1));
     // Found across years without any, and not beyond the last.

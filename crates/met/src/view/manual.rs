@@ -8,7 +8,7 @@ const COLUMNS_MAX: usize = 100;
 /// A page of headings, paragraphs, numbered lists, code and tables of four cells: name, kind, default, meaning.
 pub fn page(markdown: &str, style: &Style) -> String {
     let width = style.width.unwrap_or(COLUMNS_MAX).min(COLUMNS_MAX);
-    let mut page = Page { style, width, drawn: String::new(), paragraph: Vec::new() };
+    let mut page = Manual { style, width, drawn: String::new(), paragraph: Vec::new() };
     let (mut in_code, mut in_table) = (false, false);
     for line in markdown.lines() {
         let is_row = line.starts_with('|') && !in_code;
@@ -34,7 +34,7 @@ pub fn page(markdown: &str, style: &Style) -> String {
     if style.ascii { text::to_ascii(&page.drawn) } else { page.drawn }
 }
 
-struct Page<'a> {
+struct Manual<'a> {
     style: &'a Style,
     width: usize,
     drawn: String,
@@ -42,7 +42,7 @@ struct Page<'a> {
     paragraph: Vec<String>,
 }
 
-impl Page<'_> {
+impl Manual<'_> {
     fn put(&mut self, line: &str) {
         self.end_paragraph();
         self.drawn += &format!("{line}\n");

@@ -23,13 +23,13 @@ pub fn render(report: &Report, style: &Style) -> String {
     let width = style.width.unwrap_or(COLUMNS_MAX).clamp(COLUMNS_MIN, COLUMNS_MAX);
     let page = Page { style, width };
     let mut blocks = vec![page.head(report)];
-    blocks.push(report.meters.iter().map(|meter| page.meter(meter)).collect());
-    blocks.push(page.shares(&report.shares));
+    blocks.push(report.meters.iter().map(|meter| tables::meter(&page, meter)).collect());
+    blocks.push(tables::shares(&page, &report.shares));
     for section in &report.sections {
         let heading = section.heading.iter().map(|heading| page.heading(heading));
         blocks.push(heading.chain(section.lines.iter().map(|line| page.line(line))).collect());
     }
-    blocks.push(page.parts(&report.parts));
+    blocks.push(tables::parts(&page, &report.parts));
     blocks.push(page.notes(report));
     blocks.retain(|block: &Vec<String>| !block.is_empty());
     let blocks: Vec<String> = blocks.iter().map(|lines| lines.join("\n")).collect();

@@ -10,9 +10,8 @@ use met_core::job::{JobKey, Record, State};
 use met_store::StoreError;
 use met_store::cluster::{Log, NodeJob, NodeJobKey};
 
-use super::Work;
 use super::boots::Boots;
-use super::wholes::{key_of_whole, series_key};
+use super::wholes::{Wholes, key_of_whole, series_key};
 
 /// A server that was away hears of its nodes within this time, and calls none of them silent before.
 const HEARD_WITHIN: Duration = Duration::from_secs(15 * 60);
@@ -20,53 +19,34 @@ const HEARD_WITHIN: Duration = Duration::from_secs(15 * 60);
 /// Shown where a part is lost though its node is here.
 const OTHER_BOOT: &str = "the node was replaced or rebooted";
 
-/// The nodes whose jobs were given up by an earlier server because the node was gone.
-pub(super) fn given_up(log: &Log, boots: &Boots) -> Result<HashSet<String>, StoreError> {
-    let mut nodes = HashSet::new();
-    for node in log.nodes_with_jobs(true)? {
-        if !boots.without_over(log, &node, log.unfinished(&node, true)?)?.is_empty() {
-            nodes.insert(node);
-        }
-    }
-    Ok(nodes)
+/// Which nodes are here, and in which boot.
+pub(super) struct Presence {
+    /// Nodes that are not here, of those that jobs were seen on.
+    pub(super) gone: HashSet<String>,
+    boots: Boots,
+    pub(super) started_ns: i64,
+    /// Jobs of a node that was silent for so long are lost.
+    lost_after: Duration,
 }
 
-impl Work {
-    /// Gives up the jobs of nodes that were expelled or not heard of for long, and takes back those of nodes that
-    /// are here again.
-    pub(super) fn look_for_nodes(&mut self, now_ns: i64) -> Result<(), StoreError> {
-        let (living, given_up) = (self.log.nodes_with_jobs(false)?, self.log.nodes_with_jobs(true)?);
-        let here = self.nodes_here(now_ns)?;
-        self.gone = living.iter().chain(&given_up).filter(|node| !here.contains(*node)).cloned().collect();
-        for node in living.iter().filter(|node| !here.contains(*node)) {
-            let told = self.log.unfinished(node, false)?;
-            self.settle(node, told, true)?;
-            tracing::warn!("node {node} is gone, and its jobs are called lost until it speaks again");
+impl Presence {
+    pub(super) fn open(log: &Log, started_ns: i64, lost_after: Duration) -> Result<Presence, StoreError> {
+        let boots = Boots::open(log)?;
+        // The nodes whose jobs were given up by an earlier server because the node was gone.
+        let mut gone = HashSet::new();
+        for node in log.nodes_with_jobs(true)? {
+            if !boots.without_over(log, &node, log.unfinished(&node, true)?)?.is_empty() {
+                gone.insert(node);
+            }
         }
-        for node in given_up.iter().filter(|node| here.contains(*node)) {
-            let told = self.boots.without_over(&self.log, node, self.log.unfinished(node, true)?)?;
-            self.settle(node, told, false)?;
-        }
-        self.close_other_boots(&here)
+        Ok(Presence { gone, boots, started_ns, lost_after })
     }
 
-    /// Gives up the jobs of nodes that are here in another boot than the one that ran them: with it their processes ended.
-    /// A node that was rebooted reports them itself; one that was replaced knows nothing of them.
-    fn close_other_boots(&mut self, here: &HashSet<String>) -> Result<(), StoreError> {
-        for node in self.boots.changed() {
-            if here.contains(&node) {
-                let told = self.boots.over(&self.log, &node, false)?;
-                if !told.is_empty() {
-                    tracing::warn!(
-                        "node {node}: {OTHER_BOOT}; running jobs recorded as lost: {}",
-                        told.len()
-                    );
-                }
-                self.settle(&node, told, true)?;
-            }
-            self.boots.settled(&node);
-        }
-        Ok(())
+    /// A node sent something; whether it is in another boot than before. Jobs that it does not report follow at the
+    /// next look.
+    pub(super) fn hear(&mut self, node: &str, boot_id: &str) -> bool {
+        self.gone.remove(node);
+        self.boots.hear(node, boot_id)
     }
 
     /// Whether nothing more is expected of a part: its node is gone, or the boot that ran it is.
@@ -75,15 +55,57 @@ impl Work {
     }
 
     /// The nodes that were enrolled and are not silent for too long.
-    fn nodes_here(&self, now_ns: i64) -> Result<HashSet<String>, StoreError> {
+    fn nodes_here(&self, log: &Log, now_ns: i64) -> Result<HashSet<String>, StoreError> {
         let ns = |span: Duration| i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
-        let patience_ns = ns(self.plan.lost_after.min(HEARD_WITHIN));
-        let may_tell = now_ns.saturating_sub(self.started_ns) >= patience_ns;
-        let oldest_ns = now_ns.saturating_sub(ns(self.plan.lost_after));
-        let mut nodes = self.log.nodes()?;
-        // One that was just enrolled anew has the time to say something.
-        nodes.retain(|node| !may_tell || node.seen_ns.unwrap_or(i64::MIN).max(node.enrolled_ns) >= oldest_ns);
+        let patience_ns = ns(self.lost_after.min(HEARD_WITHIN));
+        let may_decide = now_ns.saturating_sub(self.started_ns) >= patience_ns;
+        let oldest_ns = now_ns.saturating_sub(ns(self.lost_after));
+        let mut nodes = log.nodes()?;
+        // One that was just enrolled again has the time to send something.
+        let is_here =
+            |seen_ns: Option<i64>, enrolled_ns: i64| seen_ns.max(Some(enrolled_ns)) >= Some(oldest_ns);
+        nodes.retain(|node| !may_decide || is_here(node.seen_ns, node.enrolled_ns));
         Ok(nodes.into_iter().map(|node| node.name).collect())
+    }
+}
+
+impl Wholes {
+    /// Gives up the jobs of nodes that were expelled or not heard of for long, and takes back those of nodes that
+    /// are here again.
+    pub(super) fn look_for_nodes(&mut self, now_ns: i64) -> Result<(), StoreError> {
+        let (living, given_up) = (self.log.nodes_with_jobs(false)?, self.log.nodes_with_jobs(true)?);
+        let here = self.presence.nodes_here(&self.log, now_ns)?;
+        self.presence.gone =
+            living.iter().chain(&given_up).filter(|node| !here.contains(*node)).cloned().collect();
+        for node in living.iter().filter(|node| !here.contains(*node)) {
+            let told = self.log.unfinished(node, false)?;
+            self.settle(node, told, true)?;
+            tracing::warn!("node {node} is gone, and its jobs are called lost until it speaks again");
+        }
+        for node in given_up.iter().filter(|node| here.contains(*node)) {
+            let told = self.presence.boots.without_over(&self.log, node, self.log.unfinished(node, true)?)?;
+            self.settle(node, told, false)?;
+        }
+        self.close_other_boots(&here)
+    }
+
+    /// Gives up the jobs of nodes that are here in another boot than the one that ran them: with it their processes ended.
+    /// A node that was rebooted reports them itself; one that was replaced knows nothing of them.
+    fn close_other_boots(&mut self, here: &HashSet<String>) -> Result<(), StoreError> {
+        for node in self.presence.boots.changed() {
+            if here.contains(&node) {
+                let told = self.presence.boots.over(&self.log, &node, false)?;
+                if !told.is_empty() {
+                    tracing::warn!(
+                        "node {node}: {OTHER_BOOT}; running jobs recorded as lost: {}",
+                        told.len()
+                    );
+                }
+                self.settle(&node, told, true)?;
+            }
+            self.presence.boots.settled(&node);
+        }
+        Ok(())
     }
 
     /// Writes the jobs of a node anew, and then how it stands with them: what fails is done at the next look.
@@ -92,7 +114,7 @@ impl Work {
             self.recall_parts(node, &told)?;
         }
         let keys: HashSet<JobKey> = told.iter().map(key_of_whole).collect();
-        self.put_wholes(keys)?;
+        self.put(keys)?;
         self.log.give_up(&told, give_up)
     }
 
@@ -122,7 +144,7 @@ impl Work {
     /// What a node told of a job, and what is known of that if the node is gone.
     pub(super) fn as_known(&self, told: NodeJob) -> (String, Record) {
         let NodeJob { node, mut record, heard_ns, .. } = told;
-        if !record.state.is_live() || !self.is_over(&node, &record) {
+        if !record.state.is_live() || !self.presence.is_over(&node, &record) {
             return (node, record);
         }
         if let Err(error) = self.recall_part(&node, &record) {
@@ -133,7 +155,7 @@ impl Work {
         // The last sample counts as long as the job runs.
         self.latest.leave(&key, &mut record);
         record.state = State::Lost;
-        if self.boots.is_over(&node, &record) {
+        if self.presence.boots.is_over(&node, &record) {
             record.scheduling.reason.get_or_insert_with(|| OTHER_BOOT.to_owned());
         }
         // When it ended nobody knows; it was last heard of then.

@@ -3,53 +3,59 @@
 use std::time::Duration;
 
 use met_core::job::JobKey;
-use met_store::StoreError;
-use met_store::cluster::Log;
+use met_store::cluster::{Log, NodeJobKey};
+use met_store::{Retention, StoreError};
 
 use super::wholes::{key_of_whole, series_of, told_key, whole_key};
-use super::{Latest, Work, series_key};
+use super::{Latest, Wholes, series_key};
 
 /// Longer than anything is on its way; what is sent again later is recognised by its content.
 const SPOOLS_FOR: Duration = Duration::from_secs(60 * 86_400);
 /// What is looked at each time: others wait meanwhile.
 const LEFT_BEHIND_ROWS: usize = 20_000;
 
-impl Work {
-    pub(super) fn retain(&mut self, now_ns: i64) -> Result<(), StoreError> {
-        self.look_after_catalogue()?;
-        let (log, latest) = (&mut self.log, &self.latest);
+/// Removes what is old from the store, and from what nodes reported.
+#[derive(Default)]
+pub(super) struct Clearing {
+    /// How far it was looked for what is left of jobs that were removed.
+    looked_for_old: Option<NodeJobKey>,
+}
+
+impl Clearing {
+    pub(super) fn retain(
+        &mut self,
+        wholes: &mut Wholes,
+        retention: &Retention,
+        now_ns: i64,
+    ) -> Result<(), StoreError> {
+        wholes.writer.look_after()?;
+        wholes.restore()?;
+        let (log, latest) = (&mut wholes.log, &wholes.latest);
         let goes = &mut |removed: &[JobKey]| forget_removed(log, latest, removed);
-        let retained = self.writer.retain_telling(&self.plan.retention, now_ns, goes)?;
+        let retained = wholes.writer.retain_telling(retention, now_ns, goes)?;
         retained.lines().iter().for_each(|line| tracing::info!("{line}"));
-        if let Some(max_age_ns) = self.plan.retention.max_age_ns {
-            self.forget_left_behind(now_ns.saturating_sub(max_age_ns), LEFT_BEHIND_ROWS)?;
+        if let Some(max_age_ns) = retention.max_age_ns {
+            self.forget_left_behind(wholes, now_ns.saturating_sub(max_age_ns), LEFT_BEHIND_ROWS)?;
         }
-        self.log.forget_spools(now_ns.saturating_sub(SPOOLS_FOR.as_nanos() as i64)).map(drop)
+        wholes.log.forget_spools(now_ns.saturating_sub(SPOOLS_FOR.as_nanos() as i64)).map(drop)
     }
 
-    /// What a damaged catalogue lost is computed again from what nodes told.
-    fn look_after_catalogue(&mut self) -> Result<(), StoreError> {
-        self.writer.look_after()?;
-        if let Some(salvage) = self.writer.salvaged.take() {
-            self.writer.moved_aside = None;
-            tracing::error!("{}", salvage.sentence());
-            self.log.set_told_again(true)?;
-            self.tell_again()?;
-        }
-        Ok(())
-    }
-
-    /// What was told of jobs that went without it, as they did in earlier versions, goes when it is old itself.
-    pub(super) fn forget_left_behind(&mut self, before_ns: i64, rows: usize) -> Result<(), StoreError> {
-        let (old, last) = self.log.old_told(before_ns, self.looked_for_old.as_ref(), rows)?;
+    /// What was reported of jobs that went without it, as they did in earlier versions, goes when it is old itself.
+    pub(super) fn forget_left_behind(
+        &mut self,
+        wholes: &mut Wholes,
+        before_ns: i64,
+        rows: usize,
+    ) -> Result<(), StoreError> {
+        let (old, last) = wholes.log.old_told(before_ns, self.looked_for_old.as_ref(), rows)?;
         let mut left = Vec::new();
         for told in old {
-            if self.writer.get(&key_of_whole(&told))?.is_none() {
-                self.latest.forget(&series_of(&told));
+            if wholes.writer.get(&key_of_whole(&told))?.is_none() {
+                wholes.latest.forget(&series_of(&told));
                 left.push(told);
             }
         }
-        self.log.forget_told(&left)?;
+        wholes.log.forget_told(&left)?;
         self.looked_for_old = last;
         Ok(())
     }

@@ -10,8 +10,8 @@ use met_store::{StoreError, device_on, node_on};
 use met_wire::batch::{NodeBatch, Piece, Subject};
 use met_wire::block;
 
-use super::wholes::{series_key, series_of};
-use super::{REPLAY_GROUP, Work, now_ns};
+use super::wholes::{Wholes, series_key, series_of};
+use super::{REPLAY_GROUP, TableByName, now_ns};
 
 /// Samples that are held when series are moved.
 const MOVE_SAMPLES: usize = 200_000;
@@ -22,77 +22,68 @@ const MOVE_BYTES: i64 = 4 << 20;
 /// A job that runs was seen in this time, or its node is away.
 const RECENT_MS: i64 = 3_600_000;
 
-impl Work {
-    /// How jobs stood whose samples are in the store already, which is what pages and lists show of them. For a while:
-    /// what is missing then comes with the next batches.
-    pub(super) fn recall_moved(&self, patience: Duration) -> Result<(), StoreError> {
-        let begin = Instant::now();
-        let since_ms = now_ns() / 1_000_000 - RECENT_MS;
-        for node in self.log.nodes_with_jobs(false)? {
-            for told in self.log.unfinished(&node, false)? {
-                let key = series_of(&told);
-                if self.latest.get(&key).is_some() {
-                    continue;
-                }
-                if begin.elapsed() >= patience {
-                    tracing::info!(
-                        "the newest figures of some jobs come with the next batches of their nodes"
-                    );
-                    return Ok(());
-                }
-                self.latest.learn(&key, &self.writer.course_between(&key, since_ms, i64::MAX)?);
+/// How jobs stood whose samples are in the store already, which is what pages and lists show of them. For a while:
+/// what is missing then comes with the next batches.
+pub(super) fn recall(wholes: &Wholes, patience: Duration) -> Result<(), StoreError> {
+    let begin = Instant::now();
+    let since_ms = now_ns() / 1_000_000 - RECENT_MS;
+    for node in wholes.log.nodes_with_jobs(false)? {
+        for told in wholes.log.unfinished(&node, false)? {
+            let key = series_of(&told);
+            if wholes.latest.get(&key).is_some() {
+                continue;
             }
-        }
-        Ok(())
-    }
-
-    /// Moves the series of nodes whose oldest batch came before `before_ns`, or of which much waits.
-    pub(super) fn move_due(&mut self, before_ns: i64) {
-        let backlog = match self.log.backlog() {
-            Ok(backlog) => backlog,
-            Err(error) => return tracing::error!("what was received cannot be read: {error}"),
-        };
-        for (node, _, _) in
-            backlog.into_iter().filter(|&(_, oldest_ns, bytes)| oldest_ns < before_ns || bytes > MOVE_BYTES)
-        {
-            if let Err(error) = self.move_series(&node) {
-                // What holds for one node holds for all: there is no room, or an engine is away.
-                return tracing::error!(
-                    "series stay where they are for now, node {node} is the first: {error}"
-                );
+            if begin.elapsed() >= patience {
+                tracing::info!("the newest figures of some jobs come with the next batches of their nodes");
+                return Ok(());
             }
+            wholes.latest.learn(&key, &wholes.writer.course_between(&key, since_ms, i64::MAX)?);
         }
     }
+    Ok(())
+}
 
-    pub(super) fn move_series(&mut self, node: &str) -> Result<(), StoreError> {
-        while self.move_some(node)? {}
-        Ok(())
-    }
-
-    /// Moves as much as fits in memory; false when nothing is left.
-    pub(super) fn move_some(&mut self, node: &str) -> Result<bool, StoreError> {
-        let mut moved: HashMap<(Subject, &'static str), Course> = HashMap::new();
-        let (mut last, mut samples) = (None, 0);
-        while samples < MOVE_SAMPLES {
-            let after = last.unwrap_or(0);
-            let waiting = self.log.oldest_waiting(node, after, self.applied, REPLAY_GROUP)?;
-            let Some(&(newest, _)) = waiting.last() else { break };
-            for (number, data) in &waiting {
-                match NodeBatch::unpack(data) {
-                    Ok(batch) => samples += gather(batch.pieces, self.plan.table, &mut moved),
-                    Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
-                }
-            }
-            last = Some(newest);
+/// Moves the series of nodes whose oldest batch came before `before_ns`, or of which much waits.
+pub(super) fn move_due(wholes: &mut Wholes, table: TableByName, applied: i64, before_ns: i64) {
+    let backlog = match wholes.log.backlog() {
+        Ok(backlog) => backlog,
+        Err(error) => return tracing::error!("what was received cannot be read: {error}"),
+    };
+    for (node, _, _) in
+        backlog.into_iter().filter(|&(_, oldest_ns, bytes)| oldest_ns < before_ns || bytes > MOVE_BYTES)
+    {
+        let moved = std::iter::repeat_with(|| move_some(wholes, table, applied, &node))
+            .find(|moved| !matches!(moved, Ok(true)));
+        if let Some(Err(error)) = moved {
+            // What holds for one node holds for all: there is no room, or an engine is away.
+            return tracing::error!("series stay where they are for now, node {node} is the first: {error}");
         }
-        let Some(last) = last else { return Ok(false) };
-        let moved: Vec<(JobKey, Course)> =
-            moved.into_iter().map(|((subject, _), course)| (subject_key(node, subject), course)).collect();
-        let courses: Vec<(&JobKey, &Course)> = moved.iter().map(|(key, course)| (key, course)).collect();
-        self.writer.append_courses(&courses)?;
-        self.log.forget(node, last)?;
-        Ok(true)
     }
+}
+
+/// Moves as much as fits in memory; false when nothing is left.
+fn move_some(wholes: &mut Wholes, table: TableByName, applied: i64, node: &str) -> Result<bool, StoreError> {
+    let mut moved: HashMap<(Subject, &'static str), Course> = HashMap::new();
+    let (mut last, mut samples) = (None, 0);
+    while samples < MOVE_SAMPLES {
+        let after = last.unwrap_or(0);
+        let waiting = wholes.log.oldest_waiting(node, after, applied, REPLAY_GROUP)?;
+        let Some(&(newest, _)) = waiting.last() else { break };
+        for (number, data) in &waiting {
+            match NodeBatch::unpack(data) {
+                Ok(batch) => samples += gather(batch.pieces, table, &mut moved),
+                Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
+            }
+        }
+        last = Some(newest);
+    }
+    let Some(last) = last else { return Ok(false) };
+    let moved: Vec<(JobKey, Course)> =
+        moved.into_iter().map(|((subject, _), course)| (subject_key(node, subject), course)).collect();
+    let courses: Vec<(&JobKey, &Course)> = moved.iter().map(|(key, course)| (key, course)).collect();
+    wholes.writer.append_courses(&courses)?;
+    wholes.log.forget(node, last)?;
+    Ok(true)
 }
 
 /// Adds pieces to the courses that they continue, and says how many samples they have. What cannot be read is a gap.

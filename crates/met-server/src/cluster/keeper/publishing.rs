@@ -6,12 +6,13 @@ use std::sync::Arc;
 use met_core::job::Record;
 use met_sinks::bus::{self, Bus};
 use met_sinks::event::{Event, Kind, Samples};
+use met_store::Writer;
 use met_wire::batch::Interim;
 use serde::{Deserialize, Serialize};
 
 use super::moving::readable;
 use super::wholes::series_key;
-use super::{Received, Work, now_ns};
+use super::{Plan, Received, TableByName, now_ns};
 
 /// The state of a server's sinks, for who looks at its files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,24 +38,31 @@ impl SinksFile {
     }
 }
 
-impl Work {
-    fn wants_jobs(&self) -> bool {
-        self.bus.wants(Kind::Started) || self.bus.wants(Kind::Ended)
+/// Publishes to the sinks of a server.
+pub(super) struct Publisher {
+    pub(super) bus: Bus,
+    state: PathBuf,
+    table: TableByName,
+}
+
+impl Publisher {
+    pub(super) fn open(plan: &Plan) -> Publisher {
+        Publisher { bus: Bus::open(&plan.sinks), state: plan.state.clone(), table: plan.table }
     }
 
     /// What the store has of jobs that are about to be written; nothing if no sink wants to know.
-    pub(super) fn before(&self, write: &[Record]) -> Vec<Option<Record>> {
-        match self.wants_jobs() {
-            true => write.iter().map(|record| self.writer.get(&record.key).ok().flatten()).collect(),
+    pub(super) fn before(&self, writer: &Writer, write: &[Record]) -> Vec<Option<Record>> {
+        match self.bus.wants(Kind::Started) || self.bus.wants(Kind::Ended) {
+            true => write.iter().map(|record| writer.get(&record.key).ok().flatten()).collect(),
             false => Vec::new(),
         }
     }
 
     /// Jobs that are new, or have ended, or whose end has changed. A job that was written again as it was is no event.
-    pub(super) fn publish_written(&mut self, before: Vec<Option<Record>>, written: &[Record]) {
+    pub(super) fn written(&mut self, writer: &Writer, before: Vec<Option<Record>>, written: &[Record]) {
         for (before, record) in before.into_iter().zip(written) {
             // As it is stored: with what its scheduler said of it, for instance.
-            let Ok(Some(now)) = self.writer.get(&record.key) else { continue };
+            let Ok(Some(now)) = writer.get(&record.key) else { continue };
             if before.as_ref() == Some(&now) {
                 continue;
             }
@@ -67,7 +75,7 @@ impl Work {
     }
 
     /// Finished jobs among what a scheduler said.
-    pub(super) fn publish_told(&mut self, written: Vec<Record>) {
+    pub(super) fn scheduler_records(&mut self, written: Vec<Record>) {
         if self.bus.wants(Kind::Ended) {
             let ended = written.into_iter().filter(|record| !record.state.is_live());
             ended.for_each(|record| self.bus.publish(&Event::Ended(Arc::new(record))));
@@ -75,7 +83,7 @@ impl Work {
     }
 
     /// Figures and samples of new batches.
-    pub(super) fn publish_batches(&mut self, group: &[Received]) {
+    pub(super) fn batches(&mut self, group: &[Received]) {
         for Received { node, batch, .. } in group {
             let interims = if self.bus.wants(Kind::Interim) { &batch.interims[..] } else { &[] };
             for standing in interims {
@@ -84,7 +92,7 @@ impl Work {
             }
             let pieces = if self.bus.wants(Kind::Samples) { &batch.pieces[..] } else { &[] };
             for piece in pieces {
-                let table = (self.plan.table)(&piece.table);
+                let table = (self.table)(&piece.table);
                 if let Some(course) = table.and_then(|table| readable(piece, table)) {
                     let (node, subject) = (Some(node.clone()), piece.subject.clone());
                     self.bus.publish(&Event::Samples(Arc::new(Samples { node, subject, course })));
@@ -93,22 +101,22 @@ impl Work {
         }
     }
 
-    pub(super) fn keep_sink_status(&self) {
+    pub(super) fn write_status(&self) {
         if self.bus.is_empty() {
             return;
         }
         let file = SinksFile { time_ns: now_ns(), sinks: self.bus.status() };
-        if let Err(error) = file.write(&self.plan.state) {
+        if let Err(error) = file.write(&self.state) {
             tracing::warn!("cannot write the state of sinks: {error}");
         }
     }
 }
 
-impl Drop for Work {
+impl Drop for Publisher {
     fn drop(&mut self) {
         if !self.bus.is_empty() {
             Bus::close(std::mem::take(&mut self.bus));
-            let _ = std::fs::remove_file(SinksFile::path(&self.plan.state));
+            let _ = std::fs::remove_file(SinksFile::path(&self.state));
         }
     }
 }

@@ -33,8 +33,7 @@ pub(super) fn run(plan: &Plan, latest: &Latest, mut why: StoreError, orders: &Re
             Ok(mut work) => {
                 tracing::info!("the store can be written again");
                 for waited in waiting {
-                    let written = waited(&mut work.writer);
-                    work.publish_told(written);
+                    work.with_writer(waited);
                 }
                 return work.run(orders);
             }

@@ -6,19 +6,79 @@ use met_core::bounds;
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::managers::spans_nodes;
 use met_core::whole::{distance_ns, together, whole};
-use met_store::StoreError;
 use met_store::cluster::{Log, NodeJob, NodeJobKey};
+use met_store::{StoreError, Writer};
 use met_wire::batch::Subject;
 
-use super::Work;
+use super::absent::Presence;
 use super::moving::add_waiting;
+use super::publishing::Publisher;
+use super::{Adopt, Latest, Plan, Received, now_ns};
 
 /// The means of a job on more nodes are not computed when it ends: others would wait for it.
 const SUMMED_PARTS_MAX: usize = 16;
 
-impl Work {
+/// Jobs as they are by all that nodes reported of them: what they reported, what is stored, and who is here.
+pub(super) struct Wholes {
+    pub(super) writer: Writer,
+    pub(super) log: Log,
+    pub(super) latest: Latest,
+    pub(super) presence: Presence,
+    pub(super) publisher: Publisher,
+    adopt: Adopt,
+    /// A sample that is older says nothing of a level.
+    gap_ms: i64,
+}
+
+impl Wholes {
+    pub(super) fn open(plan: &Plan, latest: Latest) -> Result<Wholes, StoreError> {
+        let mut writer = Writer::open_with(&plan.state, &plan.backends)?;
+        // Nodes are told that it is kept, and remove their copy.
+        writer.always_durable = true;
+        let mut log = Log::open(&plan.state)?;
+        log.settle_standings()?;
+        let presence = Presence::open(&log, now_ns(), plan.lost_after)?;
+        Ok(Wholes {
+            writer,
+            log,
+            latest,
+            presence,
+            publisher: Publisher::open(plan),
+            adopt: plan.adopt,
+            gap_ms: plan.gap_ms,
+        })
+    }
+
+    /// Computes again what a damaged catalogue lost.
+    pub(super) fn restore(&mut self) -> Result<(), StoreError> {
+        if let Some(salvage) = self.writer.salvaged.take() {
+            self.writer.moved_aside = None;
+            tracing::error!("{}", salvage.sentence());
+            self.log.set_told_again(true)?;
+        }
+        if self.log.is_told_again()? {
+            self.tell_again()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the records of some batches, of which those up to `applied` were written before.
+    pub(super) fn put_records(&mut self, group: &[Received], applied: i64) -> Result<(), StoreError> {
+        let mut told = Vec::new();
+        for Received { node, received_ns, batch } in group {
+            for record in &batch.records {
+                let heard_ns = Some(*received_ns);
+                told.push(NodeJob { heard_ns, ..self.place(node, record.clone(), &told)? });
+            }
+        }
+        // Noted as applied when it is: what is reported twice changes nothing.
+        self.log.note(&told, applied)?;
+        let keys: HashSet<JobKey> = told.iter().map(whole_key).collect();
+        self.put(keys)
+    }
+
     /// Writes jobs as they are by all that was told of them.
-    pub(super) fn put_wholes(&mut self, keys: impl IntoIterator<Item = JobKey>) -> Result<(), StoreError> {
+    pub(super) fn put(&mut self, keys: impl IntoIterator<Item = JobKey>) -> Result<(), StoreError> {
         let (mut write, mut instead_of, mut revived) = (Vec::new(), Vec::new(), Vec::new());
         for key in keys {
             let Some((job, may_have_ended)) = self.whole(key)? else { continue };
@@ -31,22 +91,22 @@ impl Work {
             }
             let mut known = self.writer.find(Some(&job.key.manager), &job.key.id)?;
             known.retain(|record| record.key != job.key);
-            let (records, removed) = (self.plan.adopt)(&job, &known);
+            let (records, removed) = (self.adopt)(&job, &known);
             write.extend(records);
             instead_of.extend(removed);
         }
-        let before = self.before(&write);
+        let before = self.publisher.before(&self.writer, &write);
         self.writer.put_revived(&write, &instead_of, &revived)?;
-        self.publish_written(before, &write);
+        self.publisher.written(&self.writer, before, &write);
         Ok(())
     }
 
     /// Everything that nodes ever told, for a catalogue that was begun anew. What was written before is written again.
-    pub(super) fn tell_again(&mut self) -> Result<(), StoreError> {
+    fn tell_again(&mut self) -> Result<(), StoreError> {
         // No sink is told again what it knows.
-        let bus = std::mem::take(&mut self.bus);
+        let bus = std::mem::take(&mut self.publisher.bus);
         let told = self.tell_all();
-        self.bus = bus;
+        self.publisher.bus = bus;
         told?;
         self.log.set_told_again(false)
     }
@@ -54,18 +114,13 @@ impl Work {
     fn tell_all(&mut self) -> Result<(), StoreError> {
         for (manager, id) in self.log.told_jobs()? {
             let keys: HashSet<JobKey> = self.log.told(&manager, &id)?.iter().map(whole_key).collect();
-            self.put_wholes(keys)?;
+            self.put(keys)?;
         }
         Ok(())
     }
 
     /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
-    pub(super) fn place(
-        &self,
-        node: &str,
-        mut record: Record,
-        group: &[NodeJob],
-    ) -> Result<NodeJob, StoreError> {
+    fn place(&self, node: &str, mut record: Record, group: &[NodeJob]) -> Result<NodeJob, StoreError> {
         bounds::bound(&mut record);
         let whole = record.key.incarnation;
         let mut placed = NodeJob { node: node.to_owned(), whole, record, heard_ns: None, given_up: false };
@@ -94,10 +149,10 @@ impl Work {
 
     /// A job by all that was told of it, and whether it may have been called over though it is not: because of a
     /// node that was gone, or one that was done before another one had said that it takes part.
-    pub(super) fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
+    fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
         let mut told = self.log.told(&key.manager, &key.id)?;
         told.retain(|told| whole_key(told) == key);
-        let is_gone = |told: &NodeJob| self.is_over(&told.node, &told.record);
+        let is_gone = |told: &NodeJob| self.presence.is_over(&told.node, &told.record);
         let is_done = |told: &NodeJob| !told.record.state.is_live();
         let may_have_ended = told.iter().any(|told| told.given_up && !is_gone(told) || is_done(told));
         // Its own node would have computed them at the end.
@@ -113,7 +168,7 @@ impl Work {
     }
 
     /// The means and peaks of a job on several nodes.
-    pub(super) fn course_of(&self, parts: &[(String, Record)]) -> Result<Summaries, StoreError> {
+    fn course_of(&self, parts: &[(String, Record)]) -> Result<Summaries, StoreError> {
         let mut courses = Vec::new();
         for (node, record) in parts {
             let ms = |ns: Option<i64>, none: i64| ns.map_or(none, |ns| ns / 1_000_000);
@@ -124,12 +179,12 @@ impl Work {
                 begin_ms.saturating_sub(60_000),
                 end_ms.saturating_add(60_000),
             )?;
-            for (_, data) in self.log.waiting(node, i64::MAX)? {
+            for (_, data) in self.log.waiting(node)? {
                 add_waiting(&data, &Subject::Job(record.key.clone()), &mut course);
             }
             courses.push(course);
         }
-        Ok(together(&courses, self.plan.gap_ms).summaries(self.plan.gap_ms))
+        Ok(together(&courses, self.gap_ms).summaries(self.gap_ms))
     }
 }
 

@@ -1,0 +1,127 @@
+//! Series that wait for the next batch.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use met_core::course::Course;
+use met_core::{JOB, MISSING, Table};
+use met_wire::batch::{Piece, SAMPLES_MAX, Subject};
+use met_wire::block::{self, BLOCK_SAMPLES_MAX};
+use met_wire::meaning;
+
+use super::{CELLS_MAX, NODE_EVERY, SERIES_BYTES_PER_BATCH, TIMES_MAX, samples_in};
+use crate::event::Samples;
+
+/// The series of a batch.
+#[derive(Default)]
+pub(super) struct Packed {
+    pub(super) pieces: Vec<Piece>,
+    pub(super) samples: u64,
+    /// Samples for which there is no room in it.
+    pub(super) surplus: u64,
+}
+
+type Courses = HashMap<(Subject, &'static str), Course>;
+
+/// What was offered since the last batch.
+pub(super) struct Held {
+    series: Courses,
+    /// Of the machine: many parts with a sample now and then, which are small only when some are sent together.
+    of_node: Courses,
+    node_due: Instant,
+    cells: usize,
+    times: usize,
+}
+
+impl Held {
+    pub(super) fn new(now: Instant) -> Held {
+        let (series, of_node) = (HashMap::new(), HashMap::new());
+        Held { series, of_node, node_due: now + NODE_EVERY, cells: 0, times: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.series.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.cells > CELLS_MAX || self.times > TIMES_MAX
+    }
+
+    pub(super) fn add(&mut self, Samples { subject, course, .. }: &Samples) {
+        self.cells += course.len() * course.columns.len();
+        self.times += course.len();
+        let held = if matches!(subject, Subject::Node(_)) { &mut self.of_node } else { &mut self.series };
+        let held =
+            held.entry((subject.clone(), course.table.name)).or_insert_with(|| Course::new(course.table));
+        held.append(course);
+    }
+
+    /// What was held is on disk, or given up.
+    pub(super) fn let_go(&mut self) {
+        self.series.clear();
+        self.cells = self.of_node.values().map(|course| course.len() * course.columns.len()).sum();
+        self.times = self.of_node.values().map(Course::len).sum();
+    }
+
+    /// The machine's own series go with the very next batch.
+    pub(super) fn hurry_node(&mut self, now: Instant) {
+        self.node_due = now;
+    }
+
+    /// The machine's own series go with the next batch if it is time.
+    pub(super) fn add_node(&mut self, now: Instant) {
+        if now >= self.node_due {
+            self.node_due = now + NODE_EVERY;
+            for (whose, course) in self.of_node.drain() {
+                // Some may have found no room on disk before.
+                self.series.entry(whose).or_insert_with(|| Course::new(course.table)).append(&course);
+            }
+        }
+    }
+
+    /// What is meant by the columns in a batch; totals, too, are named as the columns of jobs are.
+    pub(super) fn columns(&self, with_totals: bool) -> BTreeMap<String, String> {
+        let mut occurring: BTreeMap<&str, (&Table, Vec<bool>)> = BTreeMap::new();
+        if with_totals {
+            occurring.insert(JOB.name, (&JOB, vec![true; JOB.columns.len()]));
+        }
+        for course in self.series.values() {
+            let none = || (course.table, vec![false; course.table.columns.len()]);
+            let (_, occurs) = occurring.entry(course.table.name).or_insert_with(none);
+            for (occurs, cells) in occurs.iter_mut().zip(&course.columns) {
+                *occurs = *occurs || cells.iter().any(|&cell| cell != MISSING);
+            }
+        }
+        let describe = |(name, (table, occurs)): (&str, (&Table, Vec<bool>))| {
+            (name.to_owned(), meaning::describe_some(table, |column| occurs[column]))
+        };
+        occurring.into_iter().map(describe).collect()
+    }
+
+    /// A server would refuse a batch with more than it takes, and the records in it.
+    pub(super) fn pieces(&self) -> Packed {
+        let mut packed = Packed::default();
+        let (mut times, mut bytes) = (0, 0);
+        for ((subject, table), course) in &self.series {
+            for begin in (0..course.len()).step_by(BLOCK_SAMPLES_MAX) {
+                let range = begin..course.len().min(begin + BLOCK_SAMPLES_MAX);
+                let samples = samples_in(course, range.clone());
+                if times + range.len() > SAMPLES_MAX {
+                    packed.surplus += samples;
+                    continue;
+                }
+                let mut block = Vec::new();
+                block::encode(course, range.clone(), &mut block);
+                if bytes + block.len() > SERIES_BYTES_PER_BATCH {
+                    packed.surplus += samples;
+                    continue;
+                }
+                times += range.len();
+                bytes += block.len();
+                packed.samples += samples;
+                packed.pieces.push(Piece { subject: subject.clone(), table: (*table).to_owned(), block });
+            }
+        }
+        packed
+    }
+}
