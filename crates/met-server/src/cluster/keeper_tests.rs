@@ -1,8 +1,8 @@
+use met_core::MISSING;
 use met_core::course::Course;
 use met_core::job::{LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
-use met_core::table::MILLI;
-use met_core::{Column, MISSING, Unit};
+use met_sources::rapl::TABLE as METER;
 use met_store::cluster::Bearer;
 use met_store::{Filter, NodePart};
 use met_wire::batch::{Header, Piece};
@@ -14,19 +14,14 @@ use crate::cluster::ClusterView;
 const SECOND_NS: i64 = 1_000_000_000;
 pub(in crate::cluster) const START_S: i64 = 1_794_700_800;
 
-static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
-static METER: Table = Table { name: "meter", subject: "", labels: &["name"], columns: POWER };
-
 pub fn plan(state: &std::path::Path) -> Plan {
     Plan {
         state: state.to_path_buf(),
         backends: Backends::default(),
         retention: Retention::default(),
-        table: |name| [&JOB, &METER].into_iter().find(|table| table.name == name),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
-        adopt: |job, _| (vec![job.clone()], Vec::new()),
         sinks: Vec::new(),
     }
 }
@@ -83,7 +78,7 @@ pub(in crate::cluster) fn send(
     pieces: Vec<Piece>,
 ) -> Result<(), Refusal> {
     let header = Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() };
-    let batch = Batch { header, records, pieces, ..Batch::default() };
+    let batch = NodeBatch { header, records, pieces, ..NodeBatch::default() };
     let packed = batch.pack().unwrap().bytes;
     let kept = keeper.keep(batch, packed, now_ns(), None).unwrap().blocking_recv().unwrap();
     // It is acknowledged when it is durable, and shown a moment later.
@@ -186,11 +181,11 @@ fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
     keeper.stop();
     let finished = record(LOCAL, "1", START_S, State::Finished, 5);
     let header = Header { node: "n1".to_owned(), spool: "s".to_owned(), sequence: 1, ..Header::default() };
-    let batch = Batch {
+    let batch = NodeBatch {
         header,
         records: vec![finished.clone()],
         pieces: vec![piece(&finished.key, START_S, 3)],
-        ..Batch::default()
+        ..NodeBatch::default()
     };
     let packed = batch.pack().unwrap().bytes;
     // As if it had been killed between the two.
@@ -295,7 +290,7 @@ fn give_at(
     pieces: Vec<Piece>,
 ) {
     let header = Header { node: node.to_owned(), spool: "s".to_owned(), sequence, ..Header::default() };
-    let batch = Batch { header, records, pieces, ..Batch::default() };
+    let batch = NodeBatch { header, records, pieces, ..NodeBatch::default() };
     let packed = batch.pack().unwrap().bytes;
     let (reply, mut kept) = oneshot::channel();
     work.take(vec![Incoming { batch, packed, received_ns, clock_offset_ns: None, reply }]);
@@ -433,7 +428,7 @@ fn give_from(work: &mut Work, (id, boot_id): (&str, &str), sequence: u64, record
         sequence,
         ..Header::default()
     };
-    let batch = Batch { header, records, ..Batch::default() };
+    let batch = NodeBatch { header, records, ..NodeBatch::default() };
     let packed = batch.pack().unwrap().bytes;
     let (reply, mut kept) = oneshot::channel();
     work.take(vec![Incoming { batch, packed, received_ns: now_ns(), clock_offset_ns: None, reply }]);

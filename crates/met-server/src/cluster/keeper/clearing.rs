@@ -1,4 +1,4 @@
-//! What is old goes: jobs and samples by the retention, and with a job what its nodes told of it.
+//! Retention: old jobs and samples, and with a job the records of its nodes.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Work {
         self.log.forget_spools(now_ns.saturating_sub(SPOOLS_FOR.as_nanos() as i64)).map(drop)
     }
 
-    /// What a damaged catalogue lost is computed again from what nodes told.
+    /// What a damaged catalogue lost is computed again from the records of nodes.
     fn look_after_catalogue(&mut self) -> Result<(), StoreError> {
         self.writer.look_after()?;
         if let Some(salvage) = self.writer.salvaged.take() {
@@ -39,7 +39,7 @@ impl Work {
         Ok(())
     }
 
-    /// What was told of jobs that went without it, as they did in earlier versions, goes when it is old itself.
+    /// Node records whose jobs were removed without them, as in earlier versions, are removed when they are old.
     pub(super) fn forget_left_behind(&mut self, before_ns: i64, rows: usize) -> Result<(), StoreError> {
         let (old, last) = self.log.old_told(before_ns, self.looked_for_old.as_ref(), rows)?;
         let mut left = Vec::new();
@@ -55,7 +55,7 @@ impl Work {
     }
 }
 
-/// Forgets what was told of jobs that the retention removes, and of no others: that a job is not in the catalogue may
+/// Removes the node records of jobs that the retention removes, and of no others: that a job is not in the catalogue may
 /// also mean that the catalogue was lost, and then this is all there is. A part that lives stays, and its job with it
 /// comes back.
 fn forget_removed(log: &mut Log, latest: &Latest, removed: &[JobKey]) -> Result<(), StoreError> {

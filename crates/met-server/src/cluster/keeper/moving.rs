@@ -23,7 +23,7 @@ const MOVE_BYTES: i64 = 4 << 20;
 const RECENT_MS: i64 = 3_600_000;
 
 impl Work {
-    /// How jobs stood whose samples are in the store already, which is what pages and lists show of them. For a while:
+    /// The live state of jobs whose samples are in the store already, which pages and lists show. For a while:
     /// what is missing then comes with the next batches.
     pub(super) fn recall_moved(&self, patience: Duration) -> Result<(), StoreError> {
         let begin = Instant::now();
@@ -79,8 +79,8 @@ impl Work {
             let Some(&(newest, _)) = waiting.last() else { break };
             for (number, data) in &waiting {
                 match NodeBatch::unpack(data) {
-                    Ok(batch) => samples += gather(batch.pieces, self.plan.table, &mut moved),
-                    Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
+                    Ok(batch) => samples += gather(batch.pieces, met_sources::table, &mut moved),
+                    Err(error) => tracing::error!("batch {number} of {node} is skipped: {error}"),
                 }
             }
             last = Some(newest);

@@ -84,7 +84,7 @@ impl Work {
             }
             let pieces = if self.bus.wants(Kind::Samples) { &batch.pieces[..] } else { &[] };
             for piece in pieces {
-                let table = (self.plan.table)(&piece.table);
+                let table = met_sources::table(&piece.table);
                 if let Some(course) = table.and_then(|table| readable(piece, table)) {
                     let (node, subject) = (Some(node.clone()), piece.subject.clone());
                     self.bus.publish(&Event::Samples(Arc::new(Samples { node, subject, course })));

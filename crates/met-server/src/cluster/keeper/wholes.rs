@@ -1,4 +1,4 @@
-//! One job of what its nodes told: which job a part belongs to, and what all parts of a job amount to.
+//! One job from the records of its nodes: which job a part belongs to, and the sum of all parts.
 
 use std::collections::HashSet;
 
@@ -6,6 +6,7 @@ use met_core::bounds;
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::managers::spans_nodes;
 use met_core::whole::{distance_ns, together, whole};
+use met_jobs::scheduler::join;
 use met_store::StoreError;
 use met_store::cluster::{Log, NodeJob, NodeJobKey};
 use met_wire::batch::Subject;
@@ -17,7 +18,7 @@ use super::moving::add_waiting;
 const SUMMED_PARTS_MAX: usize = 16;
 
 impl Work {
-    /// Writes jobs as they are by all that was told of them.
+    /// Writes jobs as computed from all records of their nodes.
     pub(super) fn put_wholes(&mut self, keys: impl IntoIterator<Item = JobKey>) -> Result<(), StoreError> {
         let (mut write, mut instead_of, mut revived) = (Vec::new(), Vec::new(), Vec::new());
         for key in keys {
@@ -31,9 +32,9 @@ impl Work {
             }
             let mut known = self.writer.find(Some(&job.key.manager), &job.key.id)?;
             known.retain(|record| record.key != job.key);
-            let (records, removed) = (self.plan.adopt)(&job, &known);
-            write.extend(records);
-            instead_of.extend(removed);
+            let joined = join::adopt(&job, &known);
+            write.extend(joined.write);
+            instead_of.extend(joined.remove);
         }
         let before = self.before(&write);
         self.writer.put_revived(&write, &instead_of, &revived)?;
@@ -41,9 +42,9 @@ impl Work {
         Ok(())
     }
 
-    /// Everything that nodes ever told, for a catalogue that was begun anew. What was written before is written again.
+    /// Writes all jobs again, for a new catalogue.
     pub(super) fn tell_again(&mut self) -> Result<(), StoreError> {
-        // No sink is told again what it knows.
+        // Sinks have received these jobs before.
         let bus = std::mem::take(&mut self.bus);
         let told = self.tell_all();
         self.bus = bus;
@@ -59,7 +60,7 @@ impl Work {
         Ok(())
     }
 
-    /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
+    /// Which job a node's part belongs to: the one it was assigned to before, else the nearest candidate.
     pub(super) fn place(
         &self,
         node: &str,
@@ -92,7 +93,7 @@ impl Work {
         Ok(placed)
     }
 
-    /// A job by all that was told of it, and whether it may have been called over though it is not: because of a
+    /// A job from all records of its nodes, and whether it may have been recorded as ended although it has not: because of a
     /// node that was gone, or one that was done before another one had said that it takes part.
     pub(super) fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
         let mut told = self.log.told(&key.manager, &key.id)?;
