@@ -8,7 +8,7 @@ use super::{Detail, Measure, Section};
 impl Reader<'_> {
     pub(super) fn energy(&self) -> Section {
         let mut section = Section::new("Energy");
-        // Cards alone have told of theirs already.
+        // Energy of GPUs alone is shown with them.
         if self.figure(column::ENERGY).is_none() {
             return section;
         }
