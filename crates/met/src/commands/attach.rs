@@ -100,7 +100,7 @@ pub fn detach(setting: &Setting, args: &DetachArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// All of them are children of kthreadd, which is a child of nobody and has pid 2.
+/// All of them are children of kthreadd, which has pid 2 and no parent.
 fn is_kernel_thread(host: &Host, pid: u32) -> bool {
     let mut text = Vec::new();
     let read = host.read_small(format!("/proc/{pid}/stat"), &mut text);

@@ -89,7 +89,7 @@ fn token_of_stdin() -> Result<String> {
 
 fn token_in_line(line: &str) -> Result<String> {
     let how = "on the server: met server enroll NODE | ssh NODE met daemon --join URL";
-    // It may be a token with a letter too much, which nobody else is to read.
+    // It may be a token with a typing error, which must not be shown.
     link::token_in(line.as_bytes()).ok_or_else(|| match line.trim().is_empty() {
         true => Failure::usage(format!("no token on standard input; {how}")),
         false => Failure::usage(format!(

@@ -20,7 +20,7 @@ use met_query::setting::Setting;
 
 /// A screen of them; the store has all.
 const SHOWN: usize = 24;
-/// How far back a provider is asked where nobody says since when.
+/// How far back a provider is queried by default.
 const HISTORY_NS: i64 = 30 * 86_400 * 1_000_000_000;
 /// A question to a daemon is bounded.
 const FACTORS_AT_ONCE: usize = 1000;
@@ -101,7 +101,7 @@ fn learn_history(setting: &Setting, since_ns: Option<i64>) -> Result<()> {
     Ok(())
 }
 
-/// Who writes the store: root's is the system daemon's, if there is one and he does not mean his own.
+/// The writer of the store: for root the system daemon, if one runs and --user is not given.
 fn daemon(setting: &Setting, own: bool) -> Result<Option<Client>> {
     let is_root = rustix::process::geteuid().is_root();
     match setting.daemon(!is_root || own) {

@@ -42,7 +42,7 @@ fn exit_code(record: &Record) -> i32 {
 /// A job that is there and whose id did not reach anybody is named once more, on stderr; the exit code. `what` is said
 /// of it, and `end` is the command that ends it.
 fn untold(record: &Record, error: &io::Error, print_id: bool, what: &str, end: &str) -> i32 {
-    // Whoever stops reading sentences has had enough of them; an id was asked for.
+    // A reader may close the output before the messages; the id was requested and must be written.
     if error.kind() == io::ErrorKind::BrokenPipe && !print_id {
         return 0;
     }

@@ -1,4 +1,4 @@
-//! What schedulers tell, on its way to the store. One piece at a time: as long as it is not written the
+//! Scheduler records on their way to the store. One piece at a time: as long as it is not written the
 //! others wait where they are, and their schedulers with them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use met_agent::daemon::scheduler_answers;
 /// A store that does not take anything is tried again after so long.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Something to do with the store, by whoever holds it; returns what it wrote.
+/// Work for the thread that owns the store; returns the records that it wrote.
 pub type Work = Box<dyn FnOnce(&mut Writer) -> Vec<Record> + Send>;
 
 /// What became of a piece.
@@ -25,11 +25,11 @@ enum Outcome {
     Settled,
     /// It comes back, with the reason.
     Unwritten(Update, anyhow::Error),
-    /// Nobody looked at it to the end: who writes is no more.
+    /// It was dropped: the writer has ended.
     Dropped,
 }
 
-/// Says what became of a piece, also where nobody does.
+/// Reports the outcome of a piece, also if the piece is dropped.
 struct Reply {
     outcome: Sender<Outcome>,
     done: Arc<OwnedFd>,
@@ -39,7 +39,7 @@ struct Reply {
 impl Reply {
     fn say(&mut self, outcome: Outcome) {
         self.is_said = true;
-        // Nobody is there to hear it when the server ends.
+        // When the server ends, there is no receiver.
         let _ = self.outcome.send(outcome);
         let _ = rustix::io::write(&self.done, &1u64.to_ne_bytes());
     }
@@ -61,7 +61,7 @@ pub struct SchedulerFeed {
     is_busy: bool,
     /// A piece that was not written, and when it is tried again.
     unwritten: Option<(Update, Instant)>,
-    /// The last piece could not be written, and that was told.
+    /// The last piece could not be written, and that was logged.
     is_failing: bool,
 }
 
@@ -106,7 +106,7 @@ impl SchedulerFeed {
         }));
     }
 
-    /// Hears what became of the piece that is on its way. An error says that nothing will be written any more.
+    /// Receives the outcome of the piece being written. An error means that nothing can be written from now on.
     pub fn settle(&mut self) -> Result<()> {
         let _ = rustix::io::read(&self.done, &mut [0; 8]);
         while let Ok(outcome) = self.outcome.1.try_recv() {

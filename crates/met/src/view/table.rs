@@ -18,13 +18,13 @@ pub enum View {
     /// What matters most
     #[default]
     Jobs,
-    /// CPU and memory in per cent
+    /// CPU and memory in percent
     Cpu,
     /// Bytes read and written
     Io,
     /// Memory
     Mem,
-    /// Graphics cards
+    /// GPUs
     Gpu,
     /// Energy, CO2 and cost
     Energy,
@@ -75,7 +75,7 @@ enum Side {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Show {
     Always,
-    /// Only where it tells jobs apart.
+    /// Only where it differs between jobs.
     IfSeveral,
     /// Only where something is known of one of them.
     IfKnown,
@@ -98,7 +98,7 @@ struct Amount {
     /// How well it is known.
     kind: QualityKind,
     format: Format,
-    /// What stands behind it, such as a currency.
+    /// Printed after it, such as a currency.
     unit: String,
 }
 
@@ -158,7 +158,7 @@ const USER: ListColumn = ListColumn {
     show: Show::IfSeveral,
     ..text_column("USER", "user", |job| Value::Text(job.user())).rank(6)
 };
-/// A job inside another one is counted there, too: whoever adds up leaves it out.
+/// A job inside another one is counted there, too: leave it out of sums.
 const INSIDE: ListColumn =
     known_column(text_column("INSIDE", "inside", |job| Value::Text(job.record.inside.clone())).rank(5));
 const STATE: ListColumn =
@@ -349,7 +349,7 @@ static EVERYTHING: &[ListColumn] = &[
 
 impl Job<'_> {
     fn user(&self) -> Option<String> {
-        // A user who has left the password file is still somebody.
+        // A user who is no longer in the password file is shown as a number.
         self.record.user.clone().or_else(|| self.record.uid.map(|uid| uid.to_string()))
     }
 
@@ -414,7 +414,7 @@ impl Job<'_> {
             value: JOB.columns[column::COST].scaled(figure.value),
             kind: figure.kind,
             format: Format::Alone(units::money),
-            unit: figure.source.split(' ').next().unwrap_or("").to_owned(),
+            unit: figure.source.text().split(' ').next().unwrap_or("").to_owned(),
         }))
     }
 
@@ -628,7 +628,7 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// What stands around and between the columns.
+/// Borders around and between the columns.
 #[derive(Clone, Copy)]
 struct Frame {
     boxed: bool,
