@@ -44,6 +44,15 @@ macro_rules! named {
     };
 }
 
+/// Takes over these fields from another value where they are `None` here.
+macro_rules! fill {
+    ($own:ident, $other:ident: $($field:ident),*) => {
+        $(if $own.$field.is_none() {
+            $own.$field.clone_from(&$other.$field);
+        })*
+    };
+}
+
 named! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub enum State {
@@ -233,11 +242,7 @@ impl Resources {
 
     /// Takes over what `other` knows and this does not.
     pub fn fill_from(&mut self, other: &Resources) {
-        self.nodes = self.nodes.or(other.nodes);
-        self.cpus = self.cpus.or(other.cpus);
-        self.memory_bytes = self.memory_bytes.or(other.memory_bytes);
-        self.gpus = self.gpus.or(other.gpus);
-        self.time_limit_ns = self.time_limit_ns.or(other.time_limit_ns);
+        fill!(self, other: nodes, cpus, memory_bytes, gpus, time_limit_ns);
         for (name, value) in &other.other {
             self.other.entry(name.clone()).or_insert_with(|| value.clone());
         }
@@ -280,33 +285,8 @@ impl Scheduling {
 
     /// Takes over what `other` knows and this does not.
     pub fn fill_from(&mut self, other: &Scheduling) {
-        let texts = [
-            (&mut self.alias, &other.alias),
-            (&mut self.cluster, &other.cluster),
-            (&mut self.array_id, &other.array_id),
-            (&mut self.het_id, &other.het_id),
-            (&mut self.partition, &other.partition),
-            (&mut self.qos, &other.qos),
-            (&mut self.reason, &other.reason),
-        ];
-        for (own, others) in texts {
-            if own.is_none() {
-                own.clone_from(others);
-            }
-        }
-        let numbers = [
-            (&mut self.array_index, other.array_index),
-            (&mut self.het_offset, other.het_offset),
-            (&mut self.restarts, other.restarts),
-            (&mut self.submit_ns, other.submit_ns),
-            (&mut self.eligible_ns, other.eligible_ns),
-            (&mut self.cpu_ns, other.cpu_ns),
-            (&mut self.memory_peak_bytes, other.memory_peak_bytes),
-            (&mut self.asked_ns, other.asked_ns),
-        ];
-        for (own, others) in numbers {
-            *own = own.or(others);
-        }
+        fill!(self, other: alias, cluster, array_id, array_index, het_id, het_offset, restarts, partition, qos);
+        fill!(self, other: reason, submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns);
     }
 }
 

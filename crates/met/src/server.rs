@@ -82,8 +82,8 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let before =
         |manager: &str| view.ask(|store| Ok(scheduler_answers::before(store, manager))).unwrap_or_default();
     let root = rustix::process::getuid().is_root();
-    let asked = &setting.config.schedulers;
-    let schedulers = Schedulers::start(&setting.host, asked, root, Scope::Cluster, before)?;
+    let queried = &setting.config.schedulers;
+    let schedulers = Schedulers::start(&setting.host, queried, root, Scope::Cluster, before)?;
     let query = Arc::new(view.clone());
     let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, incompatible, query));
     let pages = page::Pages::new(view, setting.config.http.jobs_max);
@@ -161,7 +161,7 @@ fn work(
         if poll(&mut fds, timeout.as_ref()).is_err() {
             continue;
         }
-        let [signalled, settled, told] =
+        let [signalled, settled, rung] =
             [0, 1, 2].map(|index| fds.get(index).is_some_and(|fd| !fd.revents().is_empty()));
         drop(fds);
         if signalled && ends(signals) {
@@ -171,8 +171,8 @@ fn work(
             scheduler_feed.settle()?;
         }
         scheduler_feed.retry(Instant::now(), submit);
-        if let Some(told) = told.then(|| schedulers.take()).flatten() {
-            scheduler_feed.keep(told, submit);
+        if let Some(update) = rung.then(|| schedulers.take()).flatten() {
+            scheduler_feed.keep(update, submit);
         }
     }
 }

@@ -136,7 +136,7 @@ fn supervisor(setting: &Setting, record: &Record) -> Option<ProcessId> {
 /// The signal, then, when the grace is over, SIGKILL, until nothing is left. New processes get it too.
 fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
     let begin = Instant::now();
-    let mut told = std::collections::HashSet::new();
+    let mut reported = std::collections::HashSet::new();
     let mut progress = Progress::default();
     loop {
         let living = members(setting, record);
@@ -152,7 +152,7 @@ fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> 
         for process in &living {
             if late {
                 send(setting, process.id, libc::SIGKILL)?;
-            } else if told.insert(process.id) {
+            } else if reported.insert(process.id) {
                 send(setting, process.id, signal)?;
                 // A stopped process sees no signal before it goes on.
                 if process.state == 'T' {

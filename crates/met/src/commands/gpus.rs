@@ -112,7 +112,7 @@ fn line(
     }
     users.extend(held_elsewhere(card, keys, known));
     users.extend(strangers(host, card));
-    users.extend(untold(host, card, openers));
+    users.extend(unreported(host, card, openers));
     CardLine {
         index: card.labels[label::INDEX].clone(),
         uuid: card.labels[label::UUID].clone(),
@@ -185,10 +185,10 @@ fn openers(host: &Host) -> Openers {
 }
 
 /// Those that belong to no job and that no driver reports: their use of the GPU is unknown.
-fn untold(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLine> {
-    let is_told = |pid: u32| {
-        let mut told = card.processes.iter().map(|process| process.0);
-        told.any(|told| matches!(told, Subject::Task { pid: told, .. } if told == pid))
+fn unreported(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLine> {
+    let is_reported = |pid: u32| {
+        let mut reported = card.processes.iter().map(|process| process.0);
+        reported.any(|task| matches!(task, Subject::Task { pid: other, .. } if other == pid))
     };
     let pids = openers.get(&card.labels[label::DEVICE]).into_iter().flatten();
     let line = |&pid: &u32| {
@@ -196,7 +196,7 @@ fn untold(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLine> {
         // One that has ended meanwhile is not there.
         Some(UserLine { name: name?, user, pids: vec![pid], ..UserLine::default() })
     };
-    pids.filter(|&&pid| !is_told(pid)).filter_map(line).collect()
+    pids.filter(|&&pid| !is_reported(pid)).filter_map(line).collect()
 }
 
 /// The use of a GPU by the processes of one job, or of no job.

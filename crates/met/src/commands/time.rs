@@ -114,7 +114,7 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
     let mut sampling = Sampling::Not;
     loop {
         let timeout = sampling.patience().and_then(|patience| Timespec::try_from(patience).ok());
-        let (spoken, signalled) = {
+        let (readable, signalled) = {
             let channel = PollFd::from_borrowed_fd(supervisor.channel.as_fd(), PollFlags::IN);
             let mut fds = [channel, PollFd::new(&supervisor.signals, PollFlags::IN)];
             let _ = poll(&mut fds, timeout.as_ref());
@@ -123,7 +123,7 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
         if signalled {
             pass_on_signals(supervisor);
         }
-        if !spoken {
+        if !readable {
             sampling.go_on(setting, interval);
             continue;
         }

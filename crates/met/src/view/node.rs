@@ -224,15 +224,11 @@ fn numa(rows: Rows<'_>) -> Vec<String> {
 
 fn disks(rows: Rows<'_>) -> Vec<String> {
     let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let requests = row.rate(block::READS).zip(row.rate(block::WRITES));
         let parts = [
             ("read ", row.rate(block::READ).map(units::bytes_per_second)),
             ("written ", row.rate(block::WRITTEN).map(units::bytes_per_second)),
-            (
-                "requests/s ",
-                row.rate(block::READS)
-                    .zip(row.rate(block::WRITES))
-                    .map(|(reads, writes)| units::count(reads + writes)),
-            ),
+            ("requests/s ", requests.map(|(reads, writes)| units::count(reads + writes))),
             ("busy ", row.rate(block::BUSY).map(|share| units::percent(share.min(1.0)))),
         ];
         line(label(row, block::label::DEVICE), &parts, freshness)
@@ -260,25 +256,16 @@ fn network(rows: Rows<'_>) -> Vec<String> {
 
 fn fabric(rows: Rows<'_>) -> Vec<String> {
     let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let errors = row.rate(infiniband::SYMBOL_ERRORS).filter(|rate| *rate > 0.0);
         let parts = [
             ("received ", row.rate(infiniband::RECEIVED).map(units::bytes_per_second)),
             ("sent ", row.rate(infiniband::SENT).map(units::bytes_per_second)),
             ("of ", row.level(infiniband::LINK_RATE).map(units::bytes_per_second)),
-            (
-                "symbol errors/s ",
-                row.rate(infiniband::SYMBOL_ERRORS).filter(|rate| *rate > 0.0).map(units::count),
-            ),
+            ("symbol errors/s ", errors.map(units::count)),
         ];
-        line(
-            &format!(
-                "{}/{} {}",
-                label(row, infiniband::label::DEVICE),
-                label(row, infiniband::label::PORT),
-                label(row, infiniband::label::LINK)
-            ),
-            &parts,
-            freshness,
-        )
+        let labels = [infiniband::label::DEVICE, infiniband::label::PORT, infiniband::label::LINK];
+        let [device, port, link] = labels.map(|index| label(row, index));
+        line(&format!("{device}/{port} {link}"), &parts, freshness)
     };
     of_table(rows, &infiniband::TABLE).filter_map(one).collect()
 }

@@ -252,8 +252,8 @@ fn time_axis(first_ms: i64, last_ms: i64, columns: usize, style: &Style) -> Stri
     let room = columns - SCALE_COLUMNS - 2;
     let between = room.saturating_sub(text::width(&first) + text::width(&last));
     let middle = label(first_ms + (last_ms - first_ms) / 2);
-    let tells = !is_short && middle != first && middle != last;
-    let middle = if tells && between > text::width(&middle) + 8 { middle } else { String::new() };
+    let is_useful = !is_short && middle != first && middle != last;
+    let middle = if is_useful && between > text::width(&middle) + 8 { middle } else { String::new() };
     let left = (room / 2).saturating_sub(text::width(&first) + text::width(&middle) / 2);
     let right = between.saturating_sub(left + text::width(&middle));
     let axis = format!("{first}{}{middle}{}{last}", " ".repeat(left), " ".repeat(right));

@@ -137,7 +137,7 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
     let queried: Vec<SchedulerStatus> =
         daemons.into_iter().flatten().flat_map(|status| status.schedulers).collect();
     if !queried.is_empty() {
-        return queried.iter().map(|status| finding(health_of(status), heard_of(status))).collect();
+        return queried.iter().map(|status| finding(health_of(status), scheduler_words(status))).collect();
     }
     let there = daemon::schedulers::wanted(&setting.config.schedulers, true);
     if there.is_empty() {
@@ -176,7 +176,7 @@ fn health_of(status: &SchedulerStatus) -> Health {
 }
 
 /// When it last answered, and what went wrong since.
-pub fn heard_of(status: &SchedulerStatus) -> String {
+pub fn scheduler_words(status: &SchedulerStatus) -> String {
     let ago = status.answered_ns.map(|answered_ns| (jobs::now_ns() - answered_ns).max(0) / 1_000_000_000);
     let mut text = match ago {
         Some(ago) => format!("{} answered {ago} s ago", status.manager),

@@ -21,9 +21,9 @@ use met_query::setting::Setting;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn sources(setting: &Setting, status: Option<&Status>) -> Vec<Finding> {
-    let told = status.map(DaemonReport::of).unwrap_or_default();
+    let report = status.map(DaemonReport::of).unwrap_or_default();
     // A source that blocks the daemon would block us, too.
-    let left_out = told.left_out.clone();
+    let left_out = report.left_out.clone();
     let options = Options { node: true, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut runner = Runner::open(&setting.host, &options);
     runner.read(&Targets::default(), &TickInfo { slow: true, cgroups_only: false });
@@ -36,14 +36,14 @@ pub(super) fn sources(setting: &Setting, status: Option<&Status>) -> Vec<Finding
             return Finding { remedy, ..Finding::new(spec.name, Health::Less, detail) };
         }
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
-        if let Some(unparsed) = told.unparsed(spec).or_else(|| unparsed_by(&runner, spec)) {
+        if let Some(unparsed) = report.unparsed(spec).or_else(|| unparsed_by(&runner, spec)) {
             return unparsed_finding(spec, &unparsed);
         }
         let error = errors.iter().find(|error| error.source == spec.name);
         match (reason, error) {
-            (Some((_, reason)), _) => unavailable(spec, reason, &told),
+            (Some((_, reason)), _) => unavailable(spec, reason, &report),
             (None, Some(error)) => failed(spec, &error.message, is_read(&runner, spec)),
-            (None, None) => told.finding(spec),
+            (None, None) => report.finding(spec),
         }
     };
     SOURCES.iter().map(finding).collect()
@@ -86,7 +86,7 @@ fn failed(spec: &SourceSpec, message: &str, is_read: bool) -> Finding {
 }
 
 /// A source that this machine does not have, or does not show.
-fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &DaemonReport) -> Finding {
+fn unavailable(spec: &SourceSpec, reason: &Unavailable, report: &DaemonReport) -> Finding {
     let finding = |health, detail: &str| Finding::new(spec.name, health, detail);
     match reason {
         Unavailable::Absent(why) if why.contains(met_sources::NO_ANSWER) => finding(Health::Broken, why),
@@ -95,7 +95,7 @@ fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &DaemonReport) -> 
             finding(Health::Denied, &format!("no permission to read {path}")).remedied_by(*need)
         }
         Unavailable::Hangs => Finding {
-            remedy: told.try_again.clone(),
+            remedy: report.try_again.clone(),
             ..finding(Health::Broken, &format!("{}, but: {reason}", spec.help))
         },
     }
@@ -229,15 +229,15 @@ mod tests {
             forward: None,
             sinks: Vec::new(),
         };
-        let told = DaemonReport::of(&status(true));
-        assert_eq!(told.left_out, ["rapl"]);
+        let report = DaemonReport::of(&status(true));
+        assert_eq!(report.left_out, ["rapl"]);
         let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
-        let rapl = unavailable(of("rapl"), &Unavailable::Hangs, &told);
+        let rapl = unavailable(of("rapl"), &Unavailable::Hangs, &report);
         assert_eq!((rapl.health.name(), rapl.health.cause()), ("no", Some("broken")));
         assert!(rapl.detail.ends_with("reading it did not return; source disabled"), "{}", rapl.detail);
         assert!(rapl.remedy.unwrap().starts_with("sudo kill -HUP 7 "));
         assert!(DaemonReport::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
-        assert!(told.finding(of("drm")).detail.ends_with("the daemon reports: no card"));
+        assert!(report.finding(of("drm")).detail.ends_with("the daemon reports: no card"));
     }
 
     #[test]

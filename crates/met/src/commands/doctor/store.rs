@@ -105,9 +105,9 @@ pub(super) fn sinks_of_server(setting: &Setting) -> Vec<Finding> {
 
 /// The servers that `store` in the configuration names, asked for real.
 pub(super) fn servers_of_store(setting: &Setting) -> Vec<Finding> {
-    let finding = |(what, told): (&'static str, Result<String, met_store::StoreError>)| {
-        let health = if told.is_ok() { Health::Good } else { Health::Broken };
-        Finding::new(what, health, told.unwrap_or_else(|error| error.to_string()))
+    let finding = |(what, probed): (&'static str, Result<String, met_store::StoreError>)| {
+        let health = if probed.is_ok() { Health::Good } else { Health::Broken };
+        Finding::new(what, health, probed.unwrap_or_else(|error| error.to_string()))
     };
     match setting.config.store.backends() {
         Ok(backends) => backends.probe().into_iter().map(finding).collect(),
