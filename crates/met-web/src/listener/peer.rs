@@ -65,8 +65,8 @@ impl Certificate {
 /// The last common name is the most specific one. If it is not printable text, there is none: an earlier one
 /// was not meant to identify the client.
 fn common_name(subject: &Name) -> Option<String> {
-    let attributes = subject.0.iter().flat_map(|part| part.0.iter());
-    let last = attributes.filter(|attribute| attribute.oid == COMMON_NAME).last()?;
+    let mut attributes = subject.0.iter().flat_map(|part| part.0.iter());
+    let last = attributes.rfind(|attribute| attribute.oid == COMMON_NAME)?;
     let name = text(&last.value).filter(|_| TEXTS.contains(&last.value.tag()))?;
     (!name.is_empty() && !name.chars().any(char::is_control)).then(|| name.to_owned())
 }
